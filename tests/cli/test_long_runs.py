@@ -211,8 +211,8 @@ def test_a_hanging_candidate_is_cut_off_at_the_limit(folder: Path) -> None:
     assert cut.reason.endswith("none of which failed; the next one had not been answered")
     assert cut.planned is not None
     assert cut.examples < cut.planned
-    told = {(result.status, result.reason) for result in others}
-    assert told == {("untestable", "not run: the limit of 2 s was reached")}
+    outcomes = {(result.status, result.reason) for result in others}
+    assert outcomes == {("untestable", "not run: the limit of 2 s was reached")}
 
 
 def test_time_counts_from_when_the_command_began(tmp_path: Path) -> None:
@@ -220,9 +220,9 @@ def test_time_counts_from_when_the_command_began(tmp_path: Path) -> None:
     write(tmp_path, {"attn.py": KERNEL})
     began = time.monotonic() - 3600.0
     options = RunOptions(targets=(str(tmp_path / "attn.py"),), profile="quick")
-    found = check(options, max_time=3500.0, began=began)
-    assert found["limit"]["reached"] is True
-    assert found["limit"]["loaded"] is False
+    report = check(options, max_time=3500.0, began=began)
+    assert report["limit"]["reached"] is True
+    assert report["limit"]["loaded"] is False
 
 
 def test_a_clause_is_cut_off_between_examples(

@@ -20,8 +20,8 @@ Named = dict[str, str]
 
 def unchecked(candidate: Candidate, *accepted: str) -> Named:
     """The options by the names of their parameters; accepted ones in brackets."""
-    found = unchecked_options(candidate, check_layer(candidate), accepted)
-    return {one.name: f"({one.option})" if one.accepted else one.option for one in found}
+    names = unchecked_options(candidate, check_layer(candidate), accepted)
+    return {one.name: f"({one.option})" if one.accepted else one.option for one in names}
 
 
 class Many(Cloned):
@@ -56,8 +56,8 @@ OTHERS: Named = {
 
 def test_options_of_a_module_that_nobody_declared() -> None:
     """Each parameter that speaks of an option is named with it; inputs and numbers are none."""
-    found = unchecked(conformance.module(Many()))
-    assert found == {"mask": "mask", "key_lengths": "mask", **OTHERS}
+    names = unchecked(conformance.module(Many()))
+    assert names == {"mask": "mask", "key_lengths": "mask", **OTHERS}
 
 
 def test_what_is_declared_under_another_name_is_checked() -> None:
@@ -109,7 +109,7 @@ def by_another(module: Any, q: Tensor, k: Tensor, v: Tensor, *, keep: Tensor | N
 
 
 @pytest.mark.parametrize(
-    ("call", "promises", "given"),
+    ("call", "promises", "declared"),
     [
         (by_place, {}, {"mask", "scale"}),
         (by_options, {"causal": "top-left"}, {"key_lengths", "is_causal"}),
@@ -117,11 +117,11 @@ def by_another(module: Any, q: Tensor, k: Tensor, v: Tensor, *, keep: Tensor | N
     ],
 )
 def test_what_a_function_of_the_user_gives(
-    call: Any, promises: dict[str, Any], given: set[str]
+    call: Any, promises: dict[str, Any], declared: set[str]
 ) -> None:
     """Its source tells which masks and options; else no mask is said to be missing."""
-    found = unchecked(conformance.module(Many(), masks=["keep"], call=call, **promises))
-    assert set(found) == {"mask", "key_lengths", *OTHERS} - given
+    names = unchecked(conformance.module(Many(), masks=["keep"], call=call, **promises))
+    assert set(names) == {"mask", "key_lengths", *OTHERS} - declared
 
 
 def test_multihead_attention() -> None:

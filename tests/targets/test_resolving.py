@@ -16,9 +16,9 @@ from conformance.targets.resolving import resolve
 UNSCALED_ALONE = f"import conformance\n{UNSCALED}"
 
 
-def names(*given: str) -> list[str]:
+def names(*wanted: str) -> list[str]:
     """The names of what the targets resolve to."""
-    return [candidate.name for candidate in resolve(given)]
+    return [candidate.name for candidate in resolve(wanted)]
 
 
 @pytest.mark.parametrize(

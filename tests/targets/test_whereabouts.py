@@ -104,8 +104,8 @@ def test_files_elsewhere_are_told_in_full(workspace: Path, monkeypatch: Any) -> 
     write(workspace, {"there/attn.py": FILE, "here/x": ""})
     monkeypatch.chdir(workspace / "here")
     (candidate,) = resolve_one(f"{workspace}/there/attn.py:decorated")
-    found = whereabouts(candidate)
-    assert found == {
+    location = whereabouts(candidate)
+    assert location == {
         "file": (workspace / "there" / "attn.py").as_posix(),
         "line": line_of("@core()"),
     }
@@ -134,8 +134,8 @@ def test_what_is_nowhere(function: Callable[..., Any], target: str) -> None:
     """A candidate without a file has no whereabouts, and nothing it does upsets the search."""
     declared = core().declaration
     candidate = Candidate(name="x", declaration=declared, function=function, target=target)
-    found = whereabouts(candidate)
-    assert found is None or Path(__file__).name in found["file"]
+    location = whereabouts(candidate)
+    assert location is None or Path(__file__).name in location["file"]
 
 
 def test_a_graph_is_its_file(workspace: Path) -> None:

@@ -17,8 +17,8 @@ OF_GRADIENTS = list(dict.fromkeys(mistake.name for mistake in BACKWARD))
 
 def test_document_is_up_to_date() -> None:
     """What the module prints is what is committed."""
-    told = "run: python -m conformance.tools.mistakes_document > docs/mistakes.md"
-    assert render() == DOCUMENT, told
+    hint = "run: python -m conformance.tools.mistakes_document > docs/mistakes.md"
+    assert render() == DOCUMENT, hint
 
 
 def test_document_lists_every_name_once() -> None:

@@ -20,8 +20,8 @@ FOLDER = CHECKOUT / "docs" / "pictures"
 @pytest.mark.parametrize("slug", sorted(PICTURED))
 def test_picture_is_not_stale(slug: str) -> None:
     """The committed picture is what the clause's problems give today, to the letter."""
-    told = "run: python -m conformance.tools.specification --pictures docs/pictures"
-    assert (FOLDER / f"{slug}.svg").read_text(encoding="utf-8") == picture(slug), told
+    hint = "run: python -m conformance.tools.specification --pictures docs/pictures"
+    assert (FOLDER / f"{slug}.svg").read_text(encoding="utf-8") == picture(slug), hint
 
 
 def test_every_picture_of_a_clause_is_one_of_the_list() -> None:
@@ -34,22 +34,22 @@ def test_every_picture_of_a_clause_is_one_of_the_list() -> None:
 @pytest.mark.parametrize("slug", sorted(PICTURED))
 def test_picture_shows_a_binding_example(slug: str) -> None:
     """Something moves, only where it is judged, and the picture says how much in words."""
-    found = evidence(slug)
-    assert found.moved.any()
-    assert not (found.moved & ~found.judged).any()
+    example = evidence(slug)
+    assert example.moved.any()
+    assert not (example.moved & ~example.judged).any()
     root = ET.fromstring(picture(slug))  # noqa: S314 (our own)
-    told = "".join(root.itertext())
-    assert slug in told
-    assert f"{int(found.moved.sum())} of {int(found.judged.sum())}" in told
+    text = "".join(root.itertext())
+    assert slug in text
+    assert f"{int(example.moved.sum())} of {int(example.judged.sum())}" in text
 
 
 def test_causality_is_what_the_picture_of_causality_shows() -> None:
     """As required later keys are unseen, in the counterfactual every key is seen."""
-    found = evidence("mask.causal")
-    length = found.required.shape[-1]
-    assert torch.equal(found.required[0, 0], torch.ones(length, length).tril().bool())
-    assert found.counterfactual is not None
-    assert found.counterfactual.all()
+    example = evidence("mask.causal")
+    length = example.required.shape[-1]
+    assert torch.equal(example.required[0, 0], torch.ones(length, length).tril().bool())
+    assert example.counterfactual is not None
+    assert example.counterfactual.all()
 
 
 def test_watching_is_off_outside() -> None:
@@ -70,10 +70,10 @@ def test_text_in_pictures_is_escaped() -> None:
     assert {"<i>", '"&"', "<b>&", "<u>"} <= set(root.itertext())
 
 
-@pytest.mark.parametrize("given", [["--picture", "x"], ["--pictures"], ["x", "y"]])
+@pytest.mark.parametrize("arguments", [["--picture", "x"], ["--pictures"], ["x", "y"]])
 def test_wrong_options_are_one_sentence(
-    given: list[str], capsys: pytest.CaptureFixture[str]
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Anything but the one option with its folder is bad input, told in a sentence."""
-    assert main(given) == 2
+    assert main(arguments) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -39,10 +39,10 @@ def failed(folder: Path, report_of_unscaled: str) -> Path:
 
 def clause(slug: str, status: str = "failed", **more: Any) -> dict[str, Any]:
     """An entry of a report."""
-    found = {"id": slug, "status": status, "dtype": "float32", "device": "cpu", **more}
+    entry = {"id": slug, "status": status, "dtype": "float32", "device": "cpu", **more}
     if status == "failed":
-        found.setdefault("counterexample", {"problem": {}})
-    return found
+        entry.setdefault("counterexample", {"problem": {}})
+    return entry
 
 
 def report(folder: Path, *candidates: dict[str, Any], **more: Any) -> str:
@@ -58,7 +58,7 @@ def entry(name: str, *clauses: dict[str, Any]) -> dict[str, Any]:
     return {**entry, "clauses": list(clauses)}
 
 
-def told(reference: str, candidate: str | None = None) -> str:
+def refusal(reference: str, candidate: str | None = None) -> str:
     """The sentence with which a reference is refused."""
     with pytest.raises(UsageError) as caught:
         cases(reference, candidate)
@@ -173,21 +173,21 @@ def test_crash_is_asked_again(folder: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_missing_report_says_how_to_write_one(folder: Path) -> None:
     """A path that does not exist names the command that writes it."""
-    assert told(str(folder / "no.json")).startswith("there is no report ")
+    assert refusal(str(folder / "no.json")).startswith("there is no report ")
 
 
 def test_unknown_names_are_suggested(folder: Path) -> None:
     """A misspelt clause or candidate gets a suggestion."""
     path = report(folder, entry("mine", clause("mask.no-leak"), clause("shape.output", "passed")))
-    assert "did you mean 'mask.no-leak'?" in told(f"{path}#mask.no-lek")
-    assert "did you mean 'mine'?" in told(f"{path}#mime/mask.no-leak")
-    assert "did you mean 'mine'?" in told(path, "minee")
+    assert "did you mean 'mask.no-leak'?" in refusal(f"{path}#mask.no-lek")
+    assert "did you mean 'mine'?" in refusal(f"{path}#mime/mask.no-leak")
+    assert "did you mean 'mine'?" in refusal(path, "minee")
 
 
 def test_clause_that_has_not_failed_is_refused(folder: Path) -> None:
     """What passed cannot be replayed; the sentence names what failed."""
     path = report(folder, entry("mine", clause("mask.no-leak"), clause("shape.output", "passed")))
-    sentence = told(f"{path}#shape.output")
+    sentence = refusal(f"{path}#shape.output")
     assert sentence.startswith("shape.output has not failed, it is passed")
     assert sentence.endswith("failed: mask.no-leak")
 
@@ -195,13 +195,13 @@ def test_clause_that_has_not_failed_is_refused(folder: Path) -> None:
 def test_nothing_to_replay_is_said(folder: Path) -> None:
     """A report without failures is bad input for a replay."""
     path = report(folder, entry("mine", clause("shape.output", "passed")))
-    assert told(path).endswith("holds no failure: there is nothing to replay")
+    assert refusal(path).endswith("holds no failure: there is nothing to replay")
 
 
 def test_failure_without_counterexample_is_refused(folder: Path) -> None:
-    """A crash before the first example left nothing that could be asked again."""
+    """A crash before the first example left nothing to replay."""
     path = report(folder, entry("mine", clause("mask.no-leak", counterexample=None)))
-    assert told(path) == "mask.no-leak of mine has no counterexample in the report"
+    assert refusal(path) == "mask.no-leak of mine has no counterexample in the report"
 
 
 def test_candidates_and_clauses_select(folder: Path) -> None:
@@ -214,8 +214,8 @@ def test_candidates_and_clauses_select(folder: Path) -> None:
     )
 
     def names(reference: str, candidate: str | None = None) -> list[tuple[str, str]]:
-        found = cases(reference, candidate)
-        return [(case.candidate["name"], case.clause["id"]) for case in found]
+        failures = cases(reference, candidate)
+        return [(case.candidate["name"], case.clause["id"]) for case in failures]
 
     assert names(path) == [("one", "mask.no-leak"), ("one", "mask.causal"), ("two", "mask.no-leak")]
     assert names(f"{path}#mask.no-leak") == [("one", "mask.no-leak"), ("two", "mask.no-leak")]
@@ -223,7 +223,7 @@ def test_candidates_and_clauses_select(folder: Path) -> None:
 
 
 def test_one_dtype_of_a_clause_is_chosen(folder: Path) -> None:
-    """Of a clause that failed in several dtypes one may be asked; a script takes the first."""
+    """Of a clause that failed in several dtypes one may be chosen; a script takes the first."""
     dtypes = ("float32", "bfloat16")
     path = report(folder, entry("one", *(clause("mask.no-leak", dtype=name) for name in dtypes)))
     (half,) = cases(path, dtype="bfloat16")
@@ -238,7 +238,7 @@ def test_hash_in_a_file_name_is_no_fragment(folder: Path) -> None:
     path = report(folder, entry("one", clause("mask.no-leak")))
     Path(path).rename(folder / "a#b.json")
     assert len(cases(str(folder / "a#b.json"))) == 1
-    assert told(f"{folder / 'a#b.json'}#").endswith("write REPORT.json#CLAUSE")
+    assert refusal(f"{folder / 'a#b.json'}#").endswith("write REPORT.json#CLAUSE")
 
 
 def test_problem_of_another_version_is_one_sentence(
@@ -246,9 +246,9 @@ def test_problem_of_another_version_is_one_sentence(
 ) -> None:
     """A counterexample with unknown fields cannot be rebuilt, which is said."""
     data = json.loads((failed / "out.json").read_text())
-    for found in data["candidates"][0]["clauses"]:
-        if found["status"] == "failed":
-            found["counterexample"]["problem"]["colour"] = "blue"
+    for entry in data["candidates"][0]["clauses"]:
+        if entry["status"] == "failed":
+            entry["counterexample"]["problem"]["colour"] = "blue"
     (failed / "out.json").write_text(json.dumps(data))
     capsys.readouterr()
     assert run(["replay", "out.json"]) == 2

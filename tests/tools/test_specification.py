@@ -21,15 +21,15 @@ CLAUSES = all_clauses()
 def section(clause: Clause) -> str:
     """What the document says of one clause, from its heading to the next."""
     start = rf"^### `{re.escape(clause.id)}`: "
-    found = re.search(rf"{start}.*?(?=^##|\Z)", DOCUMENT, re.MULTILINE | re.DOTALL)
-    assert found, f"{clause.id} has no section"
-    return found[0]
+    match = re.search(rf"{start}.*?(?=^##|\Z)", DOCUMENT, re.MULTILINE | re.DOTALL)
+    assert match, f"{clause.id} has no section"
+    return match[0]
 
 
 def test_document_is_not_stale() -> None:
     """The committed document is what the clauses generate today, to the letter."""
-    told = "run: python -m conformance.tools.specification > docs/specification.md"
-    assert render() == DOCUMENT, told
+    hint = "run: python -m conformance.tools.specification > docs/specification.md"
+    assert render() == DOCUMENT, hint
 
 
 def test_command_prints_the_document() -> None:

@@ -17,14 +17,14 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
     """The Chromium of this machine; a gate without one is red, elsewhere its tests are skipped."""
-    found = next(filter(None, map(shutil.which, _NAMES)), None)
-    if found is None:
+    executable = next(filter(None, map(shutil.which, _NAMES)), None)
+    if executable is None:
         if os.environ.get("CI", "").lower() in ("1", "true"):
             pytest.fail("the pages cannot be tested: no Chromium is installed")
         pytest.skip("no Chromium is installed")
     # Containers give no namespaces for its sandbox; all it opens is what these tests write.
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
         yield browser
         browser.close()
 

@@ -66,10 +66,10 @@ BADGES: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("found", "message", "colour"), BADGES.values(), ids=BADGES.keys())
-def test_badges(found: dict[str, Any], message: str, colour: str) -> None:
+@pytest.mark.parametrize(("report", "message", "colour"), BADGES.values(), ids=BADGES.keys())
+def test_badges(report: dict[str, Any], message: str, colour: str) -> None:
     """The worst verdict gives the colour, and nothing but green can be painted over by a URL."""
-    badge = json.loads(render_badge(found))
+    badge = json.loads(render_badge(report))
     assert badge.pop("schemaVersion") == 1
     assert badge.pop("label") == "attention"
     assert badge.pop("isError", False) == (not colour.endswith("green"))

@@ -37,13 +37,13 @@ def two(**changes: Any) -> dict[str, Any]:
 
 def test_conventions_that_differ_come_first() -> None:
     """What candidates declare, keyword by keyword; what one does not declare is said."""
-    found = complete(
+    report = complete(
         record(
             declared("a", masks=["keep"], causal=None, gqa=True),
             declared("b", masks=["keep", "bias"], causal=None),
         )
     )
-    rows = conventions(found)
+    rows = conventions(report)
     assert [row.differs for row in rows] == sorted((row.differs for row in rows), reverse=True)
     by_name = {row.name: row.values for row in rows}
     assert by_name["masks"] == ["keep", "keep, bias"]
@@ -53,15 +53,15 @@ def test_conventions_that_differ_come_first() -> None:
 
 def test_semantics_not_named_are_the_standards() -> None:
     """A record lists the choices that deviate; the other candidate's is the standard."""
-    found = complete(record(declared("a", semantics={"scale": "none"}), declared("b")))
-    by_name = {row.name: row.values for row in conventions(found)}
+    report = complete(record(declared("a", semantics={"scale": "none"}), declared("b")))
+    by_name = {row.name: row.values for row in conventions(report)}
     assert by_name["semantics: scale"] == ["none", "standard"]
 
 
 def test_texts_of_a_declaration_are_no_convention() -> None:
     """Assumptions and the words of a precision are told elsewhere."""
-    found = complete(record(declared("a", assumptions=["x"], precision={"float32": ["y"]})))
-    assert {row.name for row in conventions(found)} == {"kind"}
+    report = complete(record(declared("a", assumptions=["x"], precision={"float32": ["y"]})))
+    assert {row.name for row in conventions(report)} == {"kind"}
 
 
 @pytest.mark.parametrize(
@@ -76,13 +76,13 @@ def test_declared_values_in_words(value: Any, words: str) -> None:
 
 def test_clauses_differ_where_somebody_fares_otherwise() -> None:
     """Not applicable and not run are no difference; a failure beside a pass is."""
-    found = complete(
+    report = complete(
         record(
             candidate([result(slug="a.a"), result(slug="a.b"), result(slug="a.c")], "x"),
             candidate([result("failed", "a.a"), result("not-applicable", "a.b")], "y"),
         )
     )
-    assert {one.slug: one.differs for one in compared(found)} == {
+    assert {one.slug: one.differs for one in compared(report)} == {
         "a.a": True,
         "a.b": False,
         "a.c": False,
@@ -101,14 +101,14 @@ def test_clauses_that_somebody_was_not_asked_are_counted(
     others: tuple[str, ...], sentence: str
 ) -> None:
     """No difference among them is no likeness: each view says of how many clauses that holds."""
-    asked = [result(slug=slug) for slug in ("a.a", "a.b", "a.c")]
+    every = [result(slug=slug) for slug in ("a.a", "a.b", "a.c")]
     fewer = [result(slug=slug) for slug in ("a.a", *others)]
-    whole, part = of(*asked), of(*fewer)
-    found = joined([ComparedRecord(name="a", record=whole), ComparedRecord(name="b", record=part)])
-    assert not any(one.differs for one in compared(complete(found)))
+    whole, part = of(*every), of(*fewer)
+    report = joined([ComparedRecord(name="a", record=whole), ComparedRecord(name="b", record=part)])
+    assert not any(one.differs for one in compared(complete(report)))
     on_the_terminal = StringIO()
-    show(found, on_the_terminal)
-    for told in (on_the_terminal.getvalue(), *(view.render(found) for view in COMPARED)):
+    show(report, on_the_terminal)
+    for told in (on_the_terminal.getvalue(), *(view.render(report) for view in COMPARED)):
         text = " ".join(told.split())
         assert sentence in text
         assert ("not run for every candidate" in text) is bool(sentence)
@@ -166,7 +166,7 @@ def test_many_candidates_are_told_by_signs() -> None:
 @pytest.mark.parametrize("view", COMPARED, ids=lambda view: view.name)
 def test_every_record_can_be_compared(view: Any, name: str) -> None:
     """Old, empty and hostile records render, alone and beside another, alike twice."""
-    for found in (
+    for report in (
         RECORDS[name],
         joined(
             [
@@ -175,8 +175,8 @@ def test_every_record_can_be_compared(view: Any, name: str) -> None:
             ]
         ),
     ):
-        text = view.render(found)
-        assert text == view.render(found)
+        text = view.render(report)
+        assert text == view.render(report)
         tags = (Reading(text) if view.name == "html" else rendered(text)).tags
         assert tags.count("script") == (view.name == "html")
         assert "\x1b" not in text

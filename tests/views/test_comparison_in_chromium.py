@@ -24,11 +24,11 @@ def test_it_is_quiet_and_fits(opener: Opener) -> None:
 
 def test_differences_are_marked_without_colour(opener: Opener) -> None:
     """What another candidate declares otherwise has a sign, and a word for screen readers."""
-    found = record(
+    report = record(
         candidate([], "a", declaration={"causal": "top-left"}),
         candidate([], "b", declaration={"causal": "bottom-right"}),
     )
-    page = opener(render_html(found)).page
+    page = opener(render_html(report)).page
     first, other = page.locator("table.side").first.locator("tbody tr").first.locator("td").all()
     assert first.text_content() == "top-left"
     assert (other.text_content() or "").strip() == "≠ differs: bottom-right"

@@ -11,9 +11,9 @@ from conformance.views.views import TERMINAL, VIEWS, View
 
 def test_an_old_record_is_completed() -> None:
     """A record with the least that the schema has gets what views look at."""
-    found = complete(bare({"id": "mask.golden", "status": "passed"}))
-    assert found["stale_expectations"] == []
-    (entry,) = found["candidates"]
+    report = complete(bare({"id": "mask.golden", "status": "passed"}))
+    assert report["stale_expectations"] == []
+    (entry,) = report["candidates"]
     assert entry["counts"] == {"passed": 1}
     assert entry["clauses"][0]["family"] == "mask"
     assert entry["clauses"][0]["level"] == "MUST"
@@ -30,10 +30,10 @@ def test_texts_become_printable() -> None:
 @pytest.mark.parametrize("view", [*VIEWS, TERMINAL], ids=lambda view: view.name)
 def test_views_are_pure(view: View, name: str) -> None:
     """Every view renders every record, alike twice, and leaves the record as it was."""
-    found = copy.deepcopy(RECORDS[name])
-    text = view.render(found)
+    report = copy.deepcopy(RECORDS[name])
+    text = view.render(report)
     assert text
-    assert view.render(found) == text
-    assert found == RECORDS[name]
+    assert view.render(report) == text
+    assert report == RECORDS[name]
     assert "\x1b" not in text
     assert "\x00" not in text

@@ -76,8 +76,8 @@ def test_same_storage_is_told() -> None:
     """Tensors that were overwritten between two calls are said to be."""
     later = table([[5.0, 0.0]], 1, 2, same_as=[0, "query"])
     second = call(arguments={"query": later, "key": KEY})
-    told = dict(lines(one_call(calls=[call(), second])))["call 2"]
-    assert "written into the tensors of call 1" in told
+    line = dict(lines(one_call(calls=[call(), second])))["call 2"]
+    assert "written into the tensors of call 1" in line
 
 
 def test_layer_shows_its_weights_once() -> None:

@@ -11,9 +11,9 @@ from conformance.views.ctrf import render_ctrf
 SCHEMA = validator("ctrf-schema-0.0.json")
 
 
-def read(found: dict[str, Any]) -> dict[str, Any]:
+def read(report: dict[str, Any]) -> dict[str, Any]:
     """The document, which the schema of CTRF accepts."""
-    document: dict[str, Any] = json.loads(render_ctrf(found), parse_constant=pytest.fail)
+    document: dict[str, Any] = json.loads(render_ctrf(report), parse_constant=pytest.fail)
     SCHEMA.validate(document)
     return document
 
@@ -47,9 +47,9 @@ def test_statuses_are_mapped_honestly() -> None:
 
 def test_a_failure_tells_everything() -> None:
     """Message, trace, level and the candidate's line."""
-    found = of(FAILED)
-    found["candidates"][0]["location"] = {"file": "src/attn.py", "line": 7}
-    (test,) = read(found)["results"]["tests"]
+    report = of(FAILED)
+    report["candidates"][0]["location"] = {"file": "src/attn.py", "line": 7}
+    (test,) = read(report)["results"]["tests"]
     assert test["message"] == "off by 1 at [0, 0]"
     assert "fix: divide by it" in test["trace"]
     assert (test["filePath"], test["line"]) == ("src/attn.py", 7)

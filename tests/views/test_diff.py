@@ -10,9 +10,9 @@ from conformance.views.diff import render_diff_markdown, show_diff
 def clause(slug: str, status: str, **more: Any) -> dict[str, Any]:
     """One clause of a record."""
     fails = status in ("failed", "expected-failure")
-    known = {"level": "MUST", "dtype": "float32", "device": "cpu", "examples": 40}
+    common = {"level": "MUST", "dtype": "float32", "device": "cpu", "examples": 40}
     violation = {"kind": "value", "message": "off | by <1>\x1b[2J"} if fails else None
-    return {"id": slug, "status": status, "violation": violation, **known, **more}
+    return {"id": slug, "status": status, "violation": violation, **common, **more}
 
 
 def record(verdict: str, *clauses: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -38,10 +38,10 @@ NEW = record(
 )
 
 
-def shown(found: dict[str, Any]) -> str:
+def shown(changes: dict[str, Any]) -> str:
     """What is printed into a pipe."""
     file = io.StringIO()
-    show_diff(found, file)
+    show_diff(changes, file)
     return file.getvalue()
 
 

@@ -9,8 +9,8 @@ from conformance.views.tool_texts import show_exports
 
 
 def row(opset: int, verdict: str, **more: Any) -> dict[str, Any]:
-    known = {"exporter": "legacy", "opset": opset, "path": f"legacy-{opset}.onnx"}
-    return {**known, "verdict": verdict, "reason": "because", "failed": [], "blame": None, **more}
+    common = {"exporter": "legacy", "opset": opset, "path": f"legacy-{opset}.onnx"}
+    return {**common, "verdict": verdict, "reason": "because", "failed": [], "blame": None, **more}
 
 
 def shown(*rows: dict[str, Any]) -> str:

@@ -9,9 +9,9 @@ from view_records import EVERY, FAILED, LOCATED, RECORDS, SHOULD_FAILED, candida
 from conformance.views.github import render_annotations
 
 
-def commands(found: dict[str, Any]) -> list[str]:
+def commands(report: dict[str, Any]) -> list[str]:
     """The lines that GitHub reads."""
-    return render_annotations(found).splitlines()
+    return render_annotations(report).splitlines()
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -54,8 +54,8 @@ def test_one_annotation_a_clause() -> None:
 def test_what_is_not_shown_is_counted() -> None:
     """GitHub shows ten of a kind: the tenth counts the rest, and no candidate is passed over."""
     many = [result("failed", f"mask.number-{number}") for number in range(12)]
-    found = record(candidate(many), candidate(many, "yours"))
-    lines = commands(found)
+    report = record(candidate(many), candidate(many, "yours"))
+    lines = commands(report)
     assert len(lines) == 10
     assert "title=mine%3A mask.number-0::" in lines[0]
     assert "title=yours%3A mask.number-0::" in lines[1]

@@ -44,9 +44,9 @@ class Parsed(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
 
-def page(found: dict[str, Any]) -> Parsed:
+def page(report: dict[str, Any]) -> Parsed:
     """The page of a record."""
-    return Parsed(render_html(found))
+    return Parsed(render_html(report))
 
 
 def test_the_verdict_comes_first() -> None:
@@ -88,8 +88,8 @@ def test_a_replay_names_the_dtype_where_a_clause_ran_in_several() -> None:
 
 def test_every_status_has_its_reason() -> None:
     """Expected failures, stale expectations, untestable and n/a clauses come with their reasons."""
-    found = record(candidate(EVERY), stale=[STALE])
-    text = page(found).text
+    report = record(candidate(EVERY), stale=[STALE])
+    text = page(report).text
     for said in ("it takes no bias", "no example bound", "known", "it passed, but was expected to",
                  "no candidate is called 'gone'", "the golden is ill"):  # fmt: skip
         assert said in text
@@ -98,10 +98,10 @@ def test_every_status_has_its_reason() -> None:
 @pytest.mark.parametrize("name", RECORDS)
 def test_every_record_has_a_page(name: str) -> None:
     """Old, empty, interrupted and hostile records render, alike twice, and stay as they were."""
-    found = copy.deepcopy(RECORDS[name])
-    text = render_html(found)
-    assert text == render_html(found)
-    assert found == RECORDS[name]
+    report = copy.deepcopy(RECORDS[name])
+    text = render_html(report)
+    assert text == render_html(report)
+    assert report == RECORDS[name]
     assert text.startswith("<!DOCTYPE html>")
     assert text.rstrip().endswith("</html>")
 
@@ -120,8 +120,8 @@ def test_a_single_candidate_has_its_own_reason() -> None:
 
 def test_a_run_that_ran_out_of_time_says_so() -> None:
     """What was left over stands beside the verdict, not only in the table."""
-    for found in (cut(result("untestable")), cut(result()), cut(FAILED)):
-        text = page(found).text
+    for report in (cut(result("untestable")), cut(result()), cut(FAILED)):
+        text = page(report).text
         top = text[: text.index("profile quick")]
         assert top.count("7 clauses were not run, 1 not to the end") == 1
         assert "conforms" not in top.replace("attention-conformance", "")
@@ -129,30 +129,30 @@ def test_a_run_that_ran_out_of_time_says_so() -> None:
 
 def test_no_candidates_are_no_success() -> None:
     """Where nothing was checked the page says so, and has no table."""
-    found = page(RECORDS["no candidates"])
-    assert "nothing was checked" in found.text
-    assert found.named("table") == []
+    parsed = page(RECORDS["no candidates"])
+    assert "nothing was checked" in parsed.text
+    assert parsed.named("table") == []
 
 
 def test_nothing_comes_from_elsewhere() -> None:
     """No element loads anything: one style, one script, a data URL for the icon."""
-    found = page(failing())
+    parsed = page(failing())
     loading = [
         value
-        for _, attributes in found.elements
+        for _, attributes in parsed.elements
         for name, value in attributes.items()
         if name in ("src", "href", "action", "data", "srcset", "poster") and value
     ]
     assert {value for value in loading if not value.startswith("#")} == {"data:,"}
-    assert len(found.named("script")) == len(found.named("style")) == 1
+    assert len(parsed.named("script")) == len(parsed.named("style")) == 1
 
 
 def test_texts_of_candidates_stay_texts() -> None:
     """Markup in names, messages, reasons, warnings and diagnoses is shown and never obeyed."""
-    found = page(RECORDS["nasty"])
-    assert "<script>alert(1)</script>" in found.text
-    assert len(found.named("script")) == 1
-    handlers = [name for _, given in found.elements for name in given if name.startswith("on")]
+    parsed = page(RECORDS["nasty"])
+    assert "<script>alert(1)</script>" in parsed.text
+    assert len(parsed.named("script")) == 1
+    handlers = [name for _, given in parsed.elements for name in given if name.startswith("on")]
     assert handlers == []
 
 
@@ -160,9 +160,9 @@ def test_no_text_closes_the_page_or_is_read_as_a_template() -> None:
     """Ends of elements, comments and template signs of a candidate mean nothing."""
     said = "</style></script></html><!-- {{ 7 * 7 }} {% raw %} '\" onload=x"
     failed = result("failed", violation=Violation(kind="value", message=said))
-    found = page(of(failed))
-    assert said in found.text
-    assert len(found.named("html")) == 1
+    parsed = page(of(failed))
+    assert said in parsed.text
+    assert len(parsed.named("html")) == 1
 
 
 def test_control_characters_are_written_out() -> None:
@@ -217,8 +217,8 @@ def test_what_is_left_out_is_counted() -> None:
 
 def test_a_link_leads_somewhere() -> None:
     """Every link of a page has its target on the page, whatever was left out."""
-    for found in (failing(), *RECORDS.values()):
-        parsed = page(found)
+    for report in (failing(), *RECORDS.values()):
+        parsed = page(report)
         targets = {given.get("id") for _, given in parsed.elements}
         links = {str(given.get("href")) for given in parsed.named("a")}
         assert {link for link in links if link[1:] not in targets} == set()

@@ -13,9 +13,9 @@ from conformance.views.html_words import complete
 LONG = "x" * 40_000
 
 
-def budgeted(found: dict[str, Any], room: int) -> FailurePieces:
+def budgeted(report: dict[str, Any], room: int) -> FailurePieces:
     """The failures of a record in so many bytes."""
-    whole = complete(found)
+    whole = complete(report)
     return pieces(whole, anchors(whole), room)
 
 
@@ -30,28 +30,28 @@ def many(names: str, number: int) -> dict[str, Any]:
 
 def test_a_failure_is_told_in_full_where_there_is_room() -> None:
     """With its tensors, under the anchor that links to it, and nothing is said to be left out."""
-    found = budgeted(failing(), 2_000_000)
-    (piece,) = found.pieces[0]
+    shown = budgeted(failing(), 2_000_000)
+    (piece,) = shown.pieces[0]
     assert "Smallest input" in piece
-    assert found.left_out == []
-    assert found.anchors == frozenset(anchors(complete(failing())).values())
+    assert shown.left_out == []
+    assert shown.anchors == frozenset(anchors(complete(failing())).values())
 
 
 def test_what_is_left_out_is_counted() -> None:
     """Every failure is told in full, in brief or in the table alone; the page says how many."""
-    found = budgeted(many("ab", 100), 400_000)
-    pieces = [piece for own in found.pieces.values() for piece in own]
+    shown = budgeted(many("ab", 100), 400_000)
+    pieces = [piece for own in shown.pieces.values() for piece in own]
     assert sum(map(size, pieces)) <= 400_000
-    assert len(pieces) == len(found.anchors) < 200
-    assert found.left_out[-1] == (
+    assert len(pieces) == len(shown.anchors) < 200
+    assert shown.left_out[-1] == (
         f"{200 - len(pieces)} failures shown in the table of clauses alone"
     )
 
 
 def test_candidates_take_turns() -> None:
     """No candidate's failures crowd out those of another."""
-    found = budgeted(many("abc", 80), 400_000)
-    numbers = [len(found.pieces[number]) for number in range(3)]
+    shown = budgeted(many("abc", 80), 400_000)
+    numbers = [len(shown.pieces[number]) for number in range(3)]
     assert max(numbers) - min(numbers) <= 1
 
 

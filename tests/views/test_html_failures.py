@@ -15,11 +15,11 @@ from conformance.views.html_words import complete
 def of(*results: ClauseResult, name: str = "mine", others: int = 0) -> list[Failure]:
     """The failures of a candidate among others."""
     entries = [candidate(results, name), *(candidate([], f"other{n}") for n in range(others))]
-    found = complete(record(*entries))
-    return [failure(found, place, anchor) for place, anchor in anchors(found).items()]
+    report = complete(record(*entries))
+    return [failure(report, place, anchor) for place, anchor in anchors(report).items()]
 
 
-def told(**more: Any) -> dict[str, str]:
+def sentences(**more: Any) -> dict[str, str]:
     """What a failure is told as, by label."""
     (one,) = of(result("failed", **more))
     return dict(one.pairs)
@@ -27,17 +27,17 @@ def told(**more: Any) -> dict[str, str]:
 
 def test_what_failed_has_details() -> None:
     """Failures, errors, expected failures and unexpected passes, each under its own anchor."""
-    found = complete(record(candidate(EVERY)))
-    statuses = [found["candidates"][0]["clauses"][place]["status"] for _, place in anchors(found)]
+    report = complete(record(candidate(EVERY)))
+    statuses = [report["candidates"][0]["clauses"][place]["status"] for _, place in anchors(report)]
     assert set(statuses) == {"failed", "error", "expected-failure", "unexpected-pass"}
-    assert len(set(anchors(found).values())) == len(statuses)
+    assert len(set(anchors(report).values())) == len(statuses)
 
 
 def test_the_most_urgent_comes_first() -> None:
     """Errors, failed MUSTs, unexpected passes, failed SHOULDs, expected failures."""
-    found = complete(record(candidate(EVERY)))
-    places = sorted(anchors(found), key=lambda place: urgency(found, place))
-    clauses = [found["candidates"][0]["clauses"][place] for _, place in places]
+    report = complete(record(candidate(EVERY)))
+    places = sorted(anchors(report), key=lambda place: urgency(report, place))
+    clauses = [report["candidates"][0]["clauses"][place] for _, place in places]
     assert [(one["status"], one["level"]) for one in clauses] == [
         ("error", "MUST"),
         ("failed", "MUST"),
@@ -50,21 +50,22 @@ def test_the_most_urgent_comes_first() -> None:
 
 def test_reason_and_finding_are_told_once() -> None:
     """A reason that repeats the violation is left out; another one is told beside it."""
-    assert "reason" not in told(reason="off by 1")
-    assert told(reason="not the expected failure")["reason"] == "not the expected failure"
+    assert "reason" not in sentences(reason="off by 1")
+    assert sentences(reason="not the expected failure")["reason"] == "not the expected failure"
 
 
 def test_the_shares_of_the_bound_are_told() -> None:
     """What was measured, and what the bound consists of."""
     measured = {"margin": 2.5, "error": 1.0, "bound": 0.4, "parts": {"scores": 0.75, "sum": 0.25}}
-    found = told(violation=Violation(kind="value", message="off", measured=measured))
-    assert found["measured"] == "2.5 times the bound; the bound consists of scores 75%, sum 25%"
+    shown = sentences(violation=Violation(kind="value", message="off", measured=measured))
+    assert shown["measured"] == "2.5 times the bound; the bound consists of scores 75%, sum 25%"
 
 
 def test_a_failure_that_did_not_show_again_says_so() -> None:
     """Who replays it should know."""
     assert (
-        "did not show again" in told(counterexample={"problem": PROBLEM, "repeated": False})["note"]
+        "did not show again"
+        in sentences(counterexample={"problem": PROBLEM, "repeated": False})["note"]
     )
 
 
@@ -82,16 +83,16 @@ def test_a_name_with_a_hash_is_given_as_an_option() -> None:
 
 
 def test_without_a_problem_there_is_no_replay() -> None:
-    """An older record, or an exception of the harness, has nothing that could be asked again."""
+    """An older record, or an exception of the harness, has nothing to replay."""
     (one,) = of(result("failed"))
     assert one.replay == ""
 
 
 def test_a_real_failure_has_tensors() -> None:
     """Input, comparison and both attention weights are there as tables."""
-    found = complete(failing())
-    ((place, anchor),) = anchors(found).items()
-    one = failure(found, place, anchor)
+    report = complete(failing())
+    ((place, anchor),) = anchors(report).items()
+    one = failure(report, place, anchor)
     assert [heat.title for heat in one.compared] == ["expected", "got", "error / bound"]
     assert [heat.title for heat in one.attention] == ["expected", "got"]
     assert {heat.title for heat in one.calls[0].arguments} == {"query", "key", "value", "keep"}

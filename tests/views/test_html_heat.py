@@ -16,11 +16,14 @@ def table(values: Any, *shape: int) -> dict[str, Any]:
 def test_four_axes_are_a_matrix_for_each_head() -> None:
     """Batch and head are told above each matrix, query and channel beside it."""
     data = table([[[[1.0, 2.0]], [[3.0, 4.0]]]], 1, 2, 1, 2)
-    found = heat("got", data, axes=("batch", "head", "query", "channel"))
-    assert found is not None
-    assert [grid.caption for grid in found.grids] == ["batch 0, head 0", "batch 0, head 1"]
-    assert (found.grids[0].row_axis, found.grids[0].column_axis) == ("query", "channel")
-    assert [[text for text, _ in row] for grid in found.grids for row in grid.rows] == [
+    heat_map = heat("got", data, axes=("batch", "head", "query", "channel"))
+    assert heat_map is not None
+    assert [grid.caption for grid in heat_map.grids] == ["batch 0, head 0", "batch 0, head 1"]
+    assert (heat_map.grids[0].row_axis, heat_map.grids[0].column_axis) == (
+        "query",
+        "channel",
+    )
+    assert [[text for text, _ in row] for grid in heat_map.grids for row in grid.rows] == [
         ["1", "2"],
         ["3", "4"],
     ]
@@ -38,17 +41,17 @@ def test_fewer_axes_are_one_matrix(
     values: Any, shape: tuple[int, ...], rows: list[list[str]]
 ) -> None:
     """A number, a row and a matrix are shown as what they are."""
-    found = heat("x", table(values, *shape))
-    assert found is not None
-    assert [[text for text, _ in row] for row in found.grids[0].rows] == rows
+    heat_map = heat("x", table(values, *shape))
+    assert heat_map is not None
+    assert [[text for text, _ in row] for row in heat_map.grids[0].rows] == rows
 
 
 def test_no_elements_are_said() -> None:
     """An empty batch has a note and no matrix."""
-    found = heat("x", table([], 0, 3))
-    assert found is not None
-    assert found.grids == []
-    assert "no elements" in found.note
+    heat_map = heat("x", table([], 0, 3))
+    assert heat_map is not None
+    assert heat_map.grids == []
+    assert "no elements" in heat_map.note
 
 
 def test_values_that_are_not_there_have_no_heat_map() -> None:
@@ -60,24 +63,31 @@ def test_values_that_are_not_there_have_no_heat_map() -> None:
 def test_many_elements_are_cut_and_counted() -> None:
     """A record of somebody else's may write out more than a page can show."""
     count = MOST_ELEMENTS + 44
-    found = heat("x", table([float(n) for n in range(count)], count))
-    assert found is not None
-    assert f"the first {MOST_ELEMENTS} of {count} elements" in found.note
+    heat_map = heat("x", table([float(n) for n in range(count)], count))
+    assert heat_map is not None
+    assert f"the first {MOST_ELEMENTS} of {count} elements" in heat_map.note
 
 
 def test_colours_of_signed_values() -> None:
     """Above and below zero in four steps each, zero without, what is not finite apart."""
     data = table([0.0, 0.1, 4.0, -4.0, "nan", "inf"], 6)
-    found = heat("x", data, scale="signed", largest=4.0)
-    assert found is not None
-    assert [style for _, style in found.grids[0].rows[0]] == ["", "p1", "p4", "n4", "x", "x"]
+    heat_map = heat("x", data, scale="signed", largest=4.0)
+    assert heat_map is not None
+    assert [style for _, style in heat_map.grids[0].rows[0]] == [
+        "",
+        "p1",
+        "p4",
+        "n4",
+        "x",
+        "x",
+    ]
 
 
 def test_true_is_marked() -> None:
     """What a mask keeps stands out, in words as well."""
-    found = heat("keep", table([True, False], 2))
-    assert found is not None
-    assert found.grids[0].rows[0] == [("True", "t"), ("False", "")]
+    heat_map = heat("keep", table([True, False], 2))
+    assert heat_map is not None
+    assert heat_map.grids[0].rows[0] == [("True", "t"), ("False", "")]
 
 
 @pytest.mark.parametrize(
@@ -96,9 +106,9 @@ def test_quotients() -> None:
     expected = table([1.0, 1.0, "inf", "nan", 1.0, 1.0], 6)
     bound = table([0.25, 1.0, 1.0, 1.0, 0.0, 1.0], 6)
     judged = table([True, True, True, True, True, False], 6)
-    found = ratios(got, expected, bound, judged)
-    assert found is not None
-    assert found["values"] == [2.0, math.inf, 0.0, 0.0, math.inf, None]
+    tensor = ratios(got, expected, bound, judged)
+    assert tensor is not None
+    assert tensor["values"] == [2.0, math.inf, 0.0, 0.0, math.inf, None]
 
 
 def test_quotients_need_tensors_of_one_size() -> None:
@@ -111,10 +121,10 @@ def test_quotients_need_tensors_of_one_size() -> None:
 
 def test_not_judged_is_said() -> None:
     """A blank cell is explained."""
-    found = heat("error / bound", table([None, 2.0], 2), scale="ratio")
-    assert found is not None
-    assert "blank is not judged" in found.note
-    assert found.grids[0].rows[0] == [("", ""), ("2", "r4")]
+    heat_map = heat("error / bound", table([None, 2.0], 2), scale="ratio")
+    assert heat_map is not None
+    assert "blank is not judged" in heat_map.note
+    assert heat_map.grids[0].rows[0] == [("", ""), ("2", "r4")]
 
 
 def test_the_largest_value_is_finite() -> None:

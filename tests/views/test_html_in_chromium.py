@@ -98,9 +98,9 @@ def test_choices_of_one_group_add_up(opener: Opener) -> None:
 
 def test_counts_are_announced(opener: Opener) -> None:
     """The number of results is in a live region that a screen reader speaks politely."""
-    found = opener(render_html(EVERYTHING)).page.locator("#row-count")
-    assert found.get_attribute("aria-live") == "polite"
-    assert found.get_attribute("role") == "status"
+    row_count = opener(render_html(EVERYTHING)).page.locator("#row-count")
+    assert row_count.get_attribute("aria-live") == "polite"
+    assert row_count.get_attribute("role") == "status"
 
 
 def test_failures_open_by_keyboard(opener: Opener) -> None:
@@ -147,8 +147,8 @@ def test_light_and_dark(opener: Opener) -> None:
 @pytest.mark.parametrize("name", ["several", "nasty", "every status", "failing"])
 def test_nothing_stands_out_of_a_phone(opener: Opener, name: str) -> None:
     """390 pixels are enough for everything, opened or not: only matrices scroll, in their frame."""
-    found = failing() if name == "failing" else RECORDS[name]
-    opened = opener(render_html(found), size=PHONE)
+    report = failing() if name == "failing" else RECORDS[name]
+    opened = opener(render_html(report), size=PHONE)
     assert opened.overflow == 0
     opened.open_all()
     assert opened.overflow == 0
@@ -156,8 +156,8 @@ def test_nothing_stands_out_of_a_phone(opener: Opener, name: str) -> None:
 
 def test_it_keeps_the_rules_of_accessibility(opener: Opener) -> None:
     """Axe finds nothing: contrast, names of controls, headers of tables, landmarks."""
-    found = record(entry("inverted"), candidate(EVERY), stale=[STALE])
-    opened = opener(render_html(found), scheme="light")
+    report = record(entry("inverted"), candidate(EVERY), stale=[STALE])
+    opened = opener(render_html(report), scheme="light")
     opened.open_all()
     assert opened.violations() == []
     opened.page.emulate_media(color_scheme="dark")

@@ -46,8 +46,8 @@ def test_an_axis_is_never_endless() -> None:
 
 def test_lines_are_sorted_the_worst_first() -> None:
     """NaN and infinity lead; clauses that compare no numbers have no line."""
-    found = run(0.5, None, math.inf, 2.0, math.nan)
-    (plot,) = plots(found, axis(found), {})
+    report = run(0.5, None, math.inf, 2.0, math.nan)
+    (plot,) = plots(report, axis(report), {})
     assert {lane.slug for lane in plot.lanes[:2]} == {"mask.c2", "mask.c4"}
     assert [lane.slug for lane in plot.lanes[2:]] == ["mask.c3", "mask.c0"]
     assert [lane.beyond for lane in plot.lanes] == [True, True, True, False]
@@ -56,8 +56,8 @@ def test_lines_are_sorted_the_worst_first() -> None:
 def test_dtypes_share_a_line_and_differ_in_shape() -> None:
     """One mark a dtype, each told in words, too."""
     clauses = [result(margin=0.1), result(margin=0.4, dtype="float16")]
-    found = complete(record(candidate(clauses)))
-    (plot,) = plots(found, axis(found), {(0, 1): "f0-1"})
+    report = complete(record(candidate(clauses)))
+    (plot,) = plots(report, axis(report), {(0, 1): "f0-1"})
     (lane,) = plot.lanes
     assert [mark.label for mark in lane.marks] == ["float32 0.1", "float16 0.4"]
     assert len({mark.shape for mark in lane.marks}) == 2
@@ -75,8 +75,8 @@ def test_shapes_repeat_after_the_last() -> None:
 def test_very_many_lines_are_cut_and_counted() -> None:
     """Of many candidates each keeps the clauses nearest to their bound."""
     clauses = [result(slug=f"mask.c{n}", margin=n / 100) for n in range(60)]
-    found = complete(record(*(candidate(clauses, f"c{n}") for n in range(40))))
-    plotted = plots(found, axis(found), {})
+    report = complete(record(*(candidate(clauses, f"c{n}") for n in range(40))))
+    plotted = plots(report, axis(report), {})
     assert len(plotted) == 40
     assert {len(plot.lanes) for plot in plotted} == {30}
     assert plotted[0].lanes[0].slug == "mask.c59"

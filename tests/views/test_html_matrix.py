@@ -12,8 +12,8 @@ Anchors = dict[tuple[int, int], str]
 
 def cells(*entries: list[ClauseResult], anchors: Anchors | None = None) -> dict[str, list[Cell]]:
     """The cells of every line, by slug."""
-    found = complete(record(*(candidate(one, f"c{n}") for n, one in enumerate(entries))))
-    made = matrix(found, anchors or {})
+    report = complete(record(*(candidate(one, f"c{n}") for n, one in enumerate(entries))))
+    made = matrix(report, anchors or {})
     return {line.slug: line.cells for _, lines in made.families for line in lines}
 
 
@@ -28,17 +28,17 @@ def test_a_cell_is_the_worst_of_its_dtypes() -> None:
 
 def test_what_a_candidate_was_not_asked_is_blank() -> None:
     """Another run may have asked for other clauses."""
-    found = cells([result()], [result(slug="shape.output")])
-    assert [cell.kind for cell in found["mask.golden"]] == ["pass", "absent"]
-    assert [cell.kind for cell in found["shape.output"]] == ["absent", "pass"]
+    by_slug = cells([result()], [result(slug="shape.output")])
+    assert [cell.kind for cell in by_slug["mask.golden"]] == ["pass", "absent"]
+    assert [cell.kind for cell in by_slug["shape.output"]] == ["absent", "pass"]
 
 
 def test_a_failed_should_is_told_from_a_failed_must() -> None:
     """Their signs differ, not only their colours."""
     must, should = (KINDS[name][0] for name in ("fail", "should"))
     assert must != should
-    found = cells([result("failed", "a.b", "SHOULD")], [result("failed", "a.b")])
-    assert [KINDS[cell.kind][0] for cell in found["a.b"]] == [should, must]
+    by_slug = cells([result("failed", "a.b", "SHOULD")], [result("failed", "a.b")])
+    assert [KINDS[cell.kind][0] for cell in by_slug["a.b"]] == [should, must]
 
 
 def test_every_kind_has_a_sign_of_its_own() -> None:
@@ -50,8 +50,8 @@ def test_every_kind_has_a_sign_of_its_own() -> None:
 
 def test_a_single_candidate_has_a_column_for_each_dtype() -> None:
     """There is nobody to compare it with but itself."""
-    found = complete(record(candidate([result(), result(dtype="float16")])))
-    made = matrix(found, {})
+    report = complete(record(candidate([result(), result(dtype="float16")])))
+    made = matrix(report, {})
     assert (made.by, made.columns) == ("dtypes", ["float32", "float16"])
 
 

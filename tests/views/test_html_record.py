@@ -12,9 +12,9 @@ def test_nulls_count_as_missing() -> None:
     """A record of another writer may have null where ours has a text, a list or nothing."""
     clause = {"id": "mask.golden", "status": "failed", "reason": None, "diagnosis": None}
     entry = {"name": "mine", "verdict": None, "declaration": None, "clauses": [clause]}
-    found = complete({"schema": 1, "tool": None, "candidates": [entry]})
-    assert found["tool"]["name"] == "attention-conformance"
-    (candidate,) = found["candidates"]
+    report = complete({"schema": 1, "tool": None, "candidates": [entry]})
+    assert report["tool"]["name"] == "attention-conformance"
+    (candidate,) = report["candidates"]
     assert (candidate["verdict"], candidate["declaration"]) == ("inconclusive", {})
     assert (candidate["clauses"][0]["reason"], candidate["clauses"][0]["diagnosis"]) == ("", [])
 
@@ -22,8 +22,8 @@ def test_nulls_count_as_missing() -> None:
 def test_a_violation_is_completed() -> None:
     """What a page shows of a violation is there, empty or not."""
     clause = {"id": "a.b", "status": "failed", "violation": {"message": None}, "margin": "inf"}
-    found = complete({"candidates": [{"name": "mine", "verdict": "fails", "clauses": [clause]}]})
-    (completed,) = found["candidates"][0]["clauses"]
+    report = complete({"candidates": [{"name": "mine", "verdict": "fails", "clauses": [clause]}]})
+    (completed,) = report["candidates"][0]["clauses"]
     assert completed["violation"]["message"] == ""
     assert completed["violation"]["measured"] == {}
     assert completed["margin"] == math.inf
@@ -49,9 +49,9 @@ def test_numbers(value: Any, read: float | None) -> None:
 
 def test_the_worst_margin() -> None:
     """NaN is the worst of all; without margins there is none."""
-    found = worst([0.5, math.nan, 3.0, None])
-    assert found is not None
-    assert math.isnan(found)
+    margin = worst([0.5, math.nan, 3.0, None])
+    assert margin is not None
+    assert math.isnan(margin)
     assert worst([0.5, 3.0, None]) == 3.0
     assert worst([None]) is None
 

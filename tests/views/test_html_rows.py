@@ -30,10 +30,10 @@ def test_very_many_rows_leave_the_good_ones_out() -> None:
     """Failures stay; what passed is counted and left to the matrix."""
     clauses = [result(slug=f"mask.c{n}") for n in range(99)]
     entries = (candidate([*clauses, result("failed")], f"c{n}") for n in range(40))
-    found = rows(complete(record(*entries)), {})
-    assert {row.status for row in found.shown} == {"failed"}
-    assert len(found.shown) == 40
-    assert found.left_out.startswith("3,960 rows left out")
+    listed = rows(complete(record(*entries)), {})
+    assert {row.status for row in listed.shown} == {"failed"}
+    assert len(listed.shown) == 40
+    assert listed.left_out.startswith("3,960 rows left out")
     assert MOST_ROWS < 99 * 40
 
 
@@ -45,9 +45,9 @@ def test_rows_are_grouped_by_candidate() -> None:
 
 def test_filters_offer_what_is_there_with_numbers() -> None:
     """Statuses, levels, families and dtypes, each with its number of rows; single ones are none."""
-    found = complete(record(candidate(EVERY)))
-    shown = rows(found, {}).shown
-    offered = dict(filters(found, shown))
+    report = complete(record(candidate(EVERY)))
+    shown = rows(report, {}).shown
+    offered = dict(filters(report, shown))
     assert set(offered) == {"status", "level", "family", "dtype"}
     assert ("fail", "failed", 1) in offered["status"]
     assert ("SHOULD", "SHOULD", 2) in offered["level"]

@@ -37,10 +37,10 @@ def test_the_policy_allows_the_script_of_the_page_alone(page: str) -> None:
     assert script
     assert policy
     digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
-    told = policy[1].replace("&#39;", "'").split("; ")
-    assert f"script-src 'sha256-{digest}'" in told
-    assert "default-src 'none'" in told
-    assert "img-src data:" in told
+    directives = policy[1].replace("&#39;", "'").split("; ")
+    assert f"script-src 'sha256-{digest}'" in directives
+    assert "default-src 'none'" in directives
+    assert "img-src data:" in directives
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

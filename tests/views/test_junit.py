@@ -16,9 +16,9 @@ from conformance.views.junit import render_junit
 SCHEMA = xmlschema.XMLSchema(SCHEMAS / "junit-10.xsd")
 
 
-def read(found: dict[str, Any]) -> ET.Element:
+def read(report: dict[str, Any]) -> ET.Element:
     """The root of the document, which the schema of Jenkins' xUnit plugin accepts."""
-    text = render_junit(found)
+    text = render_junit(report)
     SCHEMA.validate(text)
     return ET.fromstring(text)  # noqa: S314 (we wrote it)
 
@@ -40,8 +40,8 @@ def test_documents_are_valid(name: str) -> None:
 def test_statuses_are_mapped_honestly() -> None:
     """Untestable is a failure, a harness error an error, a tolerated SHOULD neither."""
     (suite,) = read(of(*EVERY)).iter("testsuite")
-    found = {case.get("name"): [child.tag for child in case] for case in suite.iter("testcase")}
-    assert found == {
+    children = {case.get("name"): [child.tag for child in case] for case in suite.iter("testcase")}
+    assert children == {
         "mask.golden[float32]": ["failure"],
         "shape.output[float32]": [],
         "mask.bias[float32]": ["skipped"],
@@ -94,6 +94,6 @@ def test_a_strict_run_fails_on_a_should() -> None:
 @given(st.text())
 def test_any_message_is_held(text: str) -> None:
     """XML can hold whatever a candidate raises."""
-    found = of(result("failed", violation=Violation(kind="raised", message=text)))
-    (failure,) = read(found).iter("failure")
+    report = of(result("failed", violation=Violation(kind="raised", message=text)))
+    (failure,) = read(report).iter("failure")
     assert failure.get("type") == "raised"

@@ -53,8 +53,8 @@ def test_a_green_run_is_short() -> None:
 
 def test_what_a_limit_cut_is_told_before_anything_else() -> None:
     """The sentence on what was not run stands once, right below the verdict, and before tables."""
-    for found in (cut(result("untestable")), cut(result()), cut(FAILED)):
-        text = render_markdown(found)
+    for report in (cut(result("untestable")), cut(result()), cut(FAILED)):
+        text = render_markdown(report)
         top = text[: text.index("profile")]
         assert top.count("7 clauses were not run, 1 not to the end") == 1
         assert "✅ Attention" not in top

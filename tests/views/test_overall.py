@@ -30,45 +30,45 @@ def run(*verdicts: str, **more: Any) -> dict[str, Any]:
 )
 def test_the_worst_verdict_is_the_runs(verdicts: list[str], word: str) -> None:
     """One candidate that does not conform is enough, whoever else does."""
-    found = overall(run(*verdicts))
-    assert found.word == word
-    assert found.green == (word in GREEN)
+    summary = overall(run(*verdicts))
+    assert summary.word == word
+    assert summary.green == (word in GREEN)
 
 
 def test_a_verdict_nobody_knows_is_not_green() -> None:
     """A word of a later version is no success."""
-    found = overall(run("conforms", "marvellous"))
-    assert not found.green
-    assert found.word == "marvellous"
+    summary = overall(run("conforms", "marvellous"))
+    assert not summary.green
+    assert summary.word == "marvellous"
 
 
 def test_nothing_checked_is_inconclusive() -> None:
     """No candidate is no success."""
-    found = overall(run())
-    assert (found.word, found.green) == ("inconclusive", False)
+    summary = overall(run())
+    assert (summary.word, summary.green) == ("inconclusive", False)
 
 
 def test_an_interrupted_run_is_never_green() -> None:
     """What was done before may all have passed."""
-    found = overall(run("conforms", interrupted=True))
-    assert (found.word, found.green) == ("interrupted", False)
+    summary = overall(run("conforms", interrupted=True))
+    assert (summary.word, summary.green) == ("interrupted", False)
 
 
 def test_a_run_cut_by_its_limit_is_never_green() -> None:
     """What was asked before the limit may all have passed; what failed before it stays failed."""
     limit = {"limit": {"seconds": 60.0, "reached": True, "not_run": 7}}
-    found = overall(run("conforms", **limit))
-    assert (found.word, found.green) == ("inconclusive", False)
-    assert "7 clauses were not run" in found.reason
+    summary = overall(run("conforms", **limit))
+    assert (summary.word, summary.green) == ("inconclusive", False)
+    assert "7 clauses were not run" in summary.reason
     assert overall(run("fails", "conforms", **limit)).word == "fails"
     assert "the limit of 60 s was reached" in overall(run(**limit)).reason
 
 
 def test_stale_expectations_fail_a_green_run() -> None:
     """An expectation that nothing answers to is red although every candidate conforms."""
-    found = overall(run("conforms", stale_expectations=[{"clause": "mask.golden"}]))
-    assert (found.word, found.green) == ("fails", False)
-    assert "1 expected failure" in found.reason
+    summary = overall(run("conforms", stale_expectations=[{"clause": "mask.golden"}]))
+    assert (summary.word, summary.green) == ("fails", False)
+    assert "1 expected failure" in summary.reason
 
 
 def test_the_reason_names_who_and_why() -> None:

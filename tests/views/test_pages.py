@@ -25,8 +25,8 @@ def test_every_fence_of_page_is_a_block(page: Path) -> None:
     """No fence is overlooked, its language is known, and no command is indented text."""
     text = page.read_text(encoding="utf-8")
     fences = [line for line in re.findall(r"^```(.*)$", text, re.MULTILINE) if line]
-    told = [line for line in fences if not line.startswith("{")]
-    assert [block.language for block in BLOCKS[page]] == told
+    languages = [line for line in fences if not line.startswith("{")]
+    assert [block.language for block in BLOCKS[page]] == languages
     assert {block.language for block in BLOCKS[page]} <= LANGUAGES
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     assert not [line for line in prose.splitlines() if COMMAND.match(line)]

@@ -32,11 +32,11 @@ class TestTerminal:
         import pty  # noqa: PLC0415 (not on Windows)
         import termios  # noqa: PLC0415
 
-        ours, theirs = pty.openpty()
-        termios.tcsetwinsize(theirs, (40, columns))
-        with os.fdopen(theirs, "w", encoding="utf-8") as file:
-            read = os.fdopen(os.dup(ours), "rb", buffering=0)
-            text = _drained(file, read, ours)
+        master, terminal = pty.openpty()
+        termios.tcsetwinsize(terminal, (40, columns))
+        with os.fdopen(terminal, "w", encoding="utf-8") as file:
+            read = os.fdopen(os.dup(master), "rb", buffering=0)
+            text = _drained(file, read, master)
         return text.replace("\r\n", "\n")
 
     @pytest.mark.parametrize("columns", [40, 80, 200])
@@ -66,11 +66,11 @@ def _drained(file: io.TextIOBase, read: io.FileIO, descriptor: int) -> str:
     """What is written into a pseudo-terminal, read by a thread so that it never fills up."""
     import threading  # noqa: PLC0415 (only here)
 
-    found = bytearray()
+    output = bytearray()
 
     def drain() -> None:
         while chunk := _chunk(read):
-            found.extend(chunk)
+            output.extend(chunk)
 
     thread = threading.Thread(target=drain)
     thread.start()
@@ -79,7 +79,7 @@ def _drained(file: io.TextIOBase, read: io.FileIO, descriptor: int) -> str:
     thread.join(timeout=30)
     read.close()
     os.close(descriptor)
-    return found.decode()
+    return output.decode()
 
 
 def _chunk(read: io.FileIO) -> bytes:

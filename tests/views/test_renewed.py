@@ -8,10 +8,10 @@ from records import expected
 from conformance.views.tool_texts import show_renewed
 
 
-def shown(told: dict[str, Any] | None) -> str:
+def shown(written: dict[str, Any] | None) -> str:
     """What is printed of a record."""
     file = io.StringIO()
-    show_renewed({} if told is None else {"written_expectations": told}, file)
+    show_renewed({} if written is None else {"written_expectations": written}, file)
     return file.getvalue()
 
 
@@ -24,8 +24,8 @@ def test_what_was_added_and_dropped_is_told() -> None:
     """Every entry that came or went has a line, and a TODO is asked for."""
     added = expected(candidate="mine", kind="value", diagnosis="a\x1b", dtype="float32").as_json()
     dropped = {**expected(kind="raised").as_json(), "dropped": "the clause passes"}
-    told = {"file": "known.toml", "kept": 3, "added": [added], "dropped": [dropped]}
-    assert shown(told).splitlines() == [
+    written = {"file": "known.toml", "kept": 3, "added": [added], "dropped": [dropped]}
+    assert shown(written).splitlines() == [
         "wrote known.toml: 1 added, 3 kept, 1 dropped",
         r"  added mask.golden of mine (value, a\x1b, float32)",
         "  dropped mask.golden of * (raised): the clause passes",

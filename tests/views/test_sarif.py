@@ -23,9 +23,9 @@ from conformance.views.sarif import FINGERPRINT, render_sarif
 SCHEMA = validator("sarif-2.1.0-rtm.5.json")
 
 
-def read(found: dict[str, Any]) -> dict[str, Any]:
+def read(report: dict[str, Any]) -> dict[str, Any]:
     """The one run of the log, which the schema of SARIF 2.1.0 accepts."""
-    log = json.loads(render_sarif(found), parse_constant=pytest.fail)
+    log = json.loads(render_sarif(report), parse_constant=pytest.fail)
     SCHEMA.validate(log)
     (run,) = log["runs"]
     rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
@@ -43,11 +43,11 @@ def test_logs_are_valid(name: str) -> None:
 
 def test_levels_follow_the_clauses() -> None:
     """MUST is an error, SHOULD a warning; what passed or does not apply is no result."""
-    found = {
+    kinds = {
         (one["ruleId"], one["properties"]["status"]): (one["kind"], one["level"])
         for one in read(of(*EVERY))["results"]
     }
-    assert found == {
+    assert kinds == {
         ("mask.golden", "failed"): ("fail", "error"),
         ("mask.strided", "expected-failure"): ("fail", "note"),
         ("mask.causal", "untestable"): ("fail", "error"),
@@ -67,8 +67,8 @@ def test_an_expected_failure_is_suppressed() -> None:
 
 def test_rules_are_the_clauses() -> None:
     """Each clause of the record is a rule with help as text and markdown, and its level."""
-    found = of(FAILED, SHOULD_FAILED, result(slug="shape.output"))
-    found["clauses"] = {
+    report = of(FAILED, SHOULD_FAILED, result(slug="shape.output"))
+    report["clauses"] = {
         "mask.golden": {
             "level": "MUST (core), SHOULD (layer)",
             "sentence": "A masked key is absent.",
@@ -76,7 +76,7 @@ def test_rules_are_the_clauses() -> None:
             "counterfactual": "no mask",
         }
     }
-    rules = {rule["id"]: rule for rule in read(found)["tool"]["driver"]["rules"]}
+    rules = {rule["id"]: rule for rule in read(report)["tool"]["driver"]["rules"]}
     assert set(rules) == {"mask.golden", "mask.no-leak", "shape.output"}
     rule = rules["mask.golden"]
     assert rule["name"] == "MaskGolden"
@@ -91,9 +91,9 @@ def test_rules_are_the_clauses() -> None:
 
 def test_help_is_linked_where_the_documentation_is_published() -> None:
     """A distribution that says where its documentation is gives every rule a link."""
-    found = of(FAILED)
-    found["tool"]["documentation"] = "https://docs.example/"
-    driver = read(found)["tool"]["driver"]
+    report = of(FAILED)
+    report["tool"]["documentation"] = "https://docs.example/"
+    driver = read(report)["tool"]["driver"]
     assert driver["informationUri"] == "https://docs.example/"
     page = "https://docs.example/docs/specification.html"
     assert driver["rules"][0]["helpUri"] == f"{page}#mask-golden-must"
@@ -102,10 +102,10 @@ def test_help_is_linked_where_the_documentation_is_published() -> None:
 def test_the_strictest_level_is_the_rule_s() -> None:
     """A layer's SHOULD does not weaken the rule that is a core's MUST."""
     weak = candidate([result("failed", level="SHOULD")], "weak", kind="layer")
-    found = record(weak, candidate([FAILED], "strong"))
-    (rule,) = read(found)["tool"]["driver"]["rules"]
+    report = record(weak, candidate([FAILED], "strong"))
+    (rule,) = read(report)["tool"]["driver"]["rules"]
     assert rule["defaultConfiguration"]["level"] == "error"
-    assert [one["level"] for one in read(found)["results"]] == ["warning", "error"]
+    assert [one["level"] for one in read(report)["results"]] == ["warning", "error"]
 
 
 def test_results_are_at_the_candidate() -> None:

@@ -194,8 +194,8 @@ def test_blame_is_told_once() -> None:
     failures = [
         result("failed", slug=slug, blame=blame) for slug in ("mask.golden", "mask.no-leak")
     ]
-    told = [line.partition("blame:")[2].strip() for line in shown(failures).splitlines()]
-    assert [text for text in told if text] == ["the export is to blame", "as in mask.golden"]
+    blames = [line.partition("blame:")[2].strip() for line in shown(failures).splitlines()]
+    assert [text for text in blames if text] == ["the export is to blame", "as in mask.golden"]
 
 
 @pytest.mark.parametrize(("kind", "first"), [("graph", True), ("core", False)])

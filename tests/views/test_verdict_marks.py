@@ -49,28 +49,28 @@ def test_marks(outcome: ClauseResult, mild: str, strict: str) -> None:
 @pytest.mark.parametrize("fail_on", ["must", "should"])
 def test_red_is_red_in_test_reports(name: str, fail_on: str) -> None:
     """A report has a failure, an error or a problem exactly where the exit code is not 0."""
-    found = complete({**RECORDS[name], "fail_on": fail_on})
+    report = complete({**RECORDS[name], "fail_on": fail_on})
     marks = {
-        mark(clause, strict=is_strict(found))
-        for entry in found["candidates"]
+        mark(clause, strict=is_strict(report))
+        for entry in report["candidates"]
         for clause in entry["clauses"]
     }
-    red = bool(marks & {"failed", "error"}) or bool(problems(found))
-    assert red == (exit_code(found, strict=fail_on == "should") != 0)
-    assert red != whole(found).green
+    red = bool(marks & {"failed", "error"}) or bool(problems(report))
+    assert red == (exit_code(report, strict=fail_on == "should") != 0)
+    assert red != whole(report).green
 
 
 def test_a_strict_run_fails_on_a_should() -> None:
     """Where the record says that a SHOULD counts, the run fails although the verdict stands."""
-    found = complete({**of(SHOULD_FAILED, result()), "fail_on": "should"})
-    assert found["candidates"][0]["verdict"] == "conforms"
-    assert (whole(found).word, whole(found).green) == ("fails", False)
+    report = complete({**of(SHOULD_FAILED, result()), "fail_on": "should"})
+    assert report["candidates"][0]["verdict"] == "conforms"
+    assert (whole(report).word, whole(report).green) == ("fails", False)
     assert whole(complete(of(SHOULD_FAILED, result()))).word == "conforms"
 
 
-def ids(found: dict[str, Any]) -> list[tuple[str, str]]:
+def ids(report: dict[str, Any]) -> list[tuple[str, str]]:
     """Which problems a record has, and whose."""
-    return [(problem.id, problem.candidate) for problem in problems(complete(found))]
+    return [(problem.id, problem.candidate) for problem in problems(complete(report))]
 
 
 def test_problems_beside_the_clauses() -> None:

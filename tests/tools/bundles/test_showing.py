@@ -30,18 +30,18 @@ class Blocked:
 
 
 sys.meta_path.insert(0, Blocked())
-found, asked = {}, json.loads(sys.argv[1])
-for name, arguments in asked.items():
+outcomes, runs = {}, json.loads(sys.argv[1])
+for name, arguments in runs.items():
     sys.modules.pop("conformance", None)
     sys.argv = arguments
-    told, code = io.StringIO(), 0
-    with contextlib.redirect_stdout(told):
+    output, code = io.StringIO(), 0
+    with contextlib.redirect_stdout(output):
         try:
             runpy.run_path(arguments[0], run_name="__main__")
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
-    found[name] = (code, told.getvalue())
-print(json.dumps(found))
+    outcomes[name] = (code, output.getvalue())
+print(json.dumps(outcomes))
 """
 # Each: the file, the clause it breaks, what mends it (a text and its replacement).
 MISTAKES: dict[str, tuple[str, str, tuple[str, str]]] = {
@@ -191,8 +191,8 @@ def bundled(target: str, slug: str, folder: Path) -> dict[str, Any]:
     more = {"clause": slug, "problem": problem, "folder": str(folder)}
     answer = bundle_job(plan, {**argument, **more}, lambda _step, _name: None)
     assert answer["outcome"] == "fails"
-    found = {name: answer[name] for name in ("violation", "counterexample")}
-    clause: dict[str, Any] = {**failed, **found}
+    today = {name: answer[name] for name in ("violation", "counterexample")}
+    clause: dict[str, Any] = {**failed, **today}
     assert not why_not_again(clause, target)
     (folder / "show.py").write_text(bundle_script(clause, target), encoding="utf-8")
     return clause
@@ -202,26 +202,26 @@ def bundled(target: str, slug: str, folder: Path) -> dict[str, Any]:
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
     """What the scripts of all mistakes give, for the broken, the mended and the missing file."""
     folder = tmp_path_factory.mktemp("bundles")
-    asked: dict[str, list[str]] = {}
+    scripts: dict[str, list[str]] = {}
     for name, (text, slug, (wrong, right)) in MISTAKES.items():
         broken = write_candidate(folder / f"broken_{name}.py", text)
         mended = write_candidate(folder / f"mended_{name}.py", text.replace(wrong, right))
         clause = bundled(broken, slug, folder / name)
         json.dumps(clause, allow_nan=False)
         show = str(folder / name / "show.py")
-        asked |= {f"{name} broken": [show], f"{name} mended": [show, mended]}
-    asked["missing"] = [show, str(folder / "nowhere.py:mine")]
+        scripts |= {f"{name} broken": [show], f"{name} mended": [show, mended]}
+    scripts["missing"] = [show, str(folder / "nowhere.py:mine")]
     (folder / "alone.py").write_text(ALONE)
     done = subprocess.run(
-        [sys.executable, "-I", str(folder / "alone.py"), json.dumps(asked)],
+        [sys.executable, "-I", str(folder / "alone.py"), json.dumps(scripts)],
         cwd=folder,
         capture_output=True,
         text=True,
         check=False,
     )
     assert not done.stderr, done.stderr
-    found: dict[str, tuple[int, str]] = json.loads(done.stdout)
-    return found
+    outcomes: dict[str, tuple[int, str]] = json.loads(done.stdout)
+    return outcomes
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -229,19 +229,19 @@ def test_script_of_a_bundle_shows_the_failure_alone(
     outcomes: dict[str, tuple[int, str]], name: str
 ) -> None:
     """It shows the record, and exits with 1 for the mistake and 0 for the mended candidate."""
-    code, told = outcomes[f"{name} broken"]
-    assert (code, "IT STILL FAILS" in told) == (1, True), told
-    assert "recorded: " in told
-    code, told = outcomes[f"{name} mended"]
-    assert (code, "it does not fail any more" in told) == (0, True), told
-    assert "recorded: " in told
+    code, output = outcomes[f"{name} broken"]
+    assert (code, "IT STILL FAILS" in output) == (1, True), output
+    assert "recorded: " in output
+    code, output = outcomes[f"{name} mended"]
+    assert (code, "it does not fail any more" in output) == (0, True), output
+    assert "recorded: " in output
 
 
 def test_script_shows_the_record_without_the_candidate(
     outcomes: dict[str, tuple[int, str]],
 ) -> None:
     """A target that is not there leaves the record, and an exit status of its own."""
-    code, told = outcomes["missing"]
+    code, output = outcomes["missing"]
     assert code == 2
-    assert "nowhere.py:mine cannot be loaded here" in told
-    assert "THE RECORD SHOWS THE FAILURE" in told
+    assert "nowhere.py:mine cannot be loaded here" in output
+    assert "THE RECORD SHOWS THE FAILURE" in output

@@ -75,12 +75,12 @@ def test_bundle_shows_itself_with_torch_and_numpy_alone(unscaled: Path, tmp_path
     python = fresh_environment(tmp_path / "environment", "torch", "numpy")
     assert not has(python, "conformance")
     assert not has(python, "hypothesis")
-    code, told = shown(python, unscaled / "shown" / "show.py")
-    assert (code, "IT STILL FAILS" in told) == (1, True), told
+    code, output = shown(python, unscaled / "shown" / "show.py")
+    assert (code, "IT STILL FAILS" in output) == (1, True), output
     mended = UNSCALED.replace("key.mT", "key.mT * query.shape[-1] ** -0.5")
     target = write_candidate(tmp_path / "mended.py", mended)
-    code, told = shown(python, unscaled / "shown" / "show.py", target)
-    assert (code, "it does not fail any more" in told) == (0, True), told
+    code, output = shown(python, unscaled / "shown" / "show.py", target)
+    assert (code, "it does not fail any more" in output) == (0, True), output
 
 
 def test_bundle_holds_what_shows_the_failure(unscaled: Path) -> None:
@@ -89,8 +89,8 @@ def test_bundle_holds_what_shows_the_failure(unscaled: Path) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     names = {path.name for path in folder.iterdir()}
     assert names == {*manifest["files"], "manifest.json"}
-    for name, told in manifest["files"].items():
-        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == told["sha256"]
+    for name, entry in manifest["files"].items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == entry["sha256"]
     with np.load(folder / "inputs.npz", allow_pickle=False) as inputs:
         assert set(inputs) == {"query", "key", "value"}
     with np.load(folder / "compared.npz", allow_pickle=False) as compared:
@@ -135,15 +135,15 @@ def test_graph_shows_itself_with_onnxruntime_and_numpy_alone(tmp_path: Path) -> 
     assert not has(python, "torch")
     assert not has(python, "conformance")
     (tmp_path / "graph.onnx").unlink()
-    code, told = shown(python, folder / "show.py")
-    assert (code, "IT STILL FAILS" in told) == (1, True), told
+    code, output = shown(python, folder / "show.py")
+    assert (code, "IT STILL FAILS" in output) == (1, True), output
     graph(folder / "graph.onnx", 0.5)
-    code, told = shown(python, folder / "show.py")
-    assert (code, "it does not fail any more" in told) == (0, True), told
+    code, output = shown(python, folder / "show.py")
+    assert (code, "it does not fail any more" in output) == (0, True), output
 
 
 def test_call_that_kills_its_process_is_shown(tmp_path: Path) -> None:
-    """What was asked last is in the bundle, whose script sees a process of its own die."""
+    """The last call is in the bundle, whose script sees a process of its own die."""
     target = write_candidate(tmp_path / "attn.py", UNSCALED)
     entry = failing(target, "numerics.scale")
     (tmp_path / "attn.py").write_text("")
@@ -168,7 +168,7 @@ def recorded(path: str, folder: Path, **more: Any) -> str:
 
 
 def test_report_alone_makes_a_bundle(unscaled: Path, tmp_path: Path) -> None:
-    """With --recorded the candidate is not asked: the files show what the report holds."""
+    """With --recorded the candidate is not called: the files show what the report holds."""
     text = recorded(str(unscaled / "out.json"), tmp_path / "shown")
     assert "this bundle was made of the report alone" in text
     assert "import torch" not in text

@@ -41,25 +41,25 @@ def blame(candidate: Candidate, slug: str) -> dict[str, Any]:
         finding, recording = examine_recorded(CLAUSES[slug], subject, problem)
         if finding.violation is not None:
             blamer = Blamer(subject, candidate.graph)
-            found = blamer.blame(slug, finding.violation, recording)
-            assert found is not None
-            return found
+            blamed = blamer.blame(slug, finding.violation, recording)
+            assert blamed is not None
+            return blamed
     pytest.fail("nothing failed")
 
 
 def test_a_wrong_module_exported_faithfully(tmp_path: Path) -> None:
     """The source is to blame for what it does itself, and the scores for a missing scale."""
-    found = blame(opened(tmp_path, Plan(scale=1.0), source=Layer(scale=1.0)), GOLDEN)
-    assert (found["step"], found["stage"]) == (SOURCE, "scores")
-    assert found["text"].startswith("the source itself is wrong: the export is faithful")
-    assert [step["departs"] for step in found["steps"]] == [True, False, False, False]
+    blamed = blame(opened(tmp_path, Plan(scale=1.0), source=Layer(scale=1.0)), GOLDEN)
+    assert (blamed["step"], blamed["stage"]) == (SOURCE, "scores")
+    assert blamed["text"].startswith("the source itself is wrong: the export is faithful")
+    assert [step["departs"] for step in blamed["steps"]] == [True, False, False, False]
 
 
 def test_a_wrong_module_and_a_wrong_export(tmp_path: Path) -> None:
     """A graph that changes a wrong answer again is not called faithful."""
-    found = blame(opened(tmp_path, Plan(scale=2.0), source=Layer(scale=1.0)), GOLDEN)
-    assert found["step"] == SOURCE
-    assert "the answer changes again in the graph at the lowest level" in found["text"]
+    blamed = blame(opened(tmp_path, Plan(scale=2.0), source=Layer(scale=1.0)), GOLDEN)
+    assert blamed["step"] == SOURCE
+    assert "the answer changes again in the graph at the lowest level" in blamed["text"]
 
 
 @pytest.mark.parametrize(
@@ -84,10 +84,10 @@ def test_an_edited_graph(
     """The graph at the lowest level is to blame, and inside it the stage that was edited."""
     if not source and slug == MATCHES:
         return
-    found = blame(opened(tmp_path, plan, source=Layer() if source else None), slug)
-    assert (found["step"], found["stage"]) == (AT_LOWEST, stage)
-    assert ("--source" in found["text"]) != source
-    assert ("the export is to blame" in found["text"]) == source
+    blamed = blame(opened(tmp_path, plan, source=Layer() if source else None), slug)
+    assert (blamed["step"], blamed["stage"]) == (AT_LOWEST, stage)
+    assert ("--source" in blamed["text"]) != source
+    assert ("the export is to blame" in blamed["text"]) == source
 
 
 def test_stages_that_nobody_found(tmp_path: Path) -> None:
@@ -100,8 +100,8 @@ def test_stages_that_nobody_found(tmp_path: Path) -> None:
 def test_stages_that_were_found_in_part(tmp_path: Path, names: dict[str, str], stage: str) -> None:
     """The first of the stages that are known is named."""
     stages = dataclasses.replace(STAGES, **names)
-    found = blame(opened(tmp_path, edited("k"), source=Layer(), stages=stages), GOLDEN)
-    assert found["stage"] == ("key" if "key" not in names else stage)
+    blamed = blame(opened(tmp_path, edited("k"), source=Layer(), stages=stages), GOLDEN)
+    assert blamed["stage"] == ("key" if "key" not in names else stage)
 
 
 @pytest.mark.parametrize(("level", "from_there"), [("basic", 1), ("extended", 2), ("all", 3)])
@@ -115,8 +115,8 @@ def test_a_level_of_optimisation(tmp_path: Path, level: str, from_there: int) ->
 
     candidate = opened(tmp_path, Plan(), source=Layer(), process=lambda path: Altered(path, alter))
     for slug in (GOLDEN, MATCHES, "export.optimisation-levels"):
-        found = blame(candidate, slug)
-        assert (found["step"], found["level"]) == (AT_HIGHEST, level)
+        blamed = blame(candidate, slug)
+        assert (blamed["step"], blamed["level"]) == (AT_HIGHEST, level)
 
 
 def test_a_refusal_of_the_highest_level(tmp_path: Path) -> None:
@@ -129,9 +129,9 @@ def test_a_refusal_of_the_highest_level(tmp_path: Path) -> None:
         return run(feeds)
 
     candidate = opened(tmp_path, Plan(), source=Layer(), process=lambda path: Altered(path, alter))
-    found = blame(candidate, "shape.output")
-    assert (found["step"], found["level"]) == (AT_HIGHEST, "all")
-    assert "no kernel" in found["text"]
+    blamed = blame(candidate, "shape.output")
+    assert (blamed["step"], blamed["level"]) == (AT_HIGHEST, "all")
+    assert "no kernel" in blamed["text"]
 
 
 def test_a_provider(tmp_path: Path) -> None:
@@ -143,44 +143,44 @@ def test_a_provider(tmp_path: Path) -> None:
 
     providers = ["CPUExecutionProvider", "XnnpackExecutionProvider"]
     candidate = opened(tmp_path, Plan(), process=lambda path: Altered(path, alter, providers))
-    found = blame(candidate, "export.providers")
-    assert found["step"] == "graph on XnnpackExecutionProvider"
+    blamed = blame(candidate, "export.providers")
+    assert blamed["step"] == "graph on XnnpackExecutionProvider"
 
 
 def test_a_baked_size(tmp_path: Path) -> None:
     """The module runs at another batch, the graph does not: the export is to blame."""
-    found = blame(opened(tmp_path, Plan(batch=3), source=Layer()), "export.dynamic-batch")
-    assert (found["step"], found["stage"]) == (AT_LOWEST, "")
-    assert "the graph gives no answer at the lowest level" in found["text"]
+    blamed = blame(opened(tmp_path, Plan(batch=3), source=Layer()), "export.dynamic-batch")
+    assert (blamed["step"], blamed["stage"]) == (AT_LOWEST, "")
+    assert "the graph gives no answer at the lowest level" in blamed["text"]
 
 
 def test_an_input_that_lost_its_influence(tmp_path: Path) -> None:
     """The step is named that no longer reads the mask."""
     slug = "export.inputs-matter"
-    found = blame(opened(tmp_path, Plan(masked=False), source=Layer()), slug)
-    assert found["step"] == AT_LOWEST
-    assert "the graph at the lowest level does not" in found["text"]
+    blamed = blame(opened(tmp_path, Plan(masked=False), source=Layer()), slug)
+    assert blamed["step"] == AT_LOWEST
+    assert "the graph at the lowest level does not" in blamed["text"]
 
     class Deaf(Layer):
         def forward(self, query: Any, key: Any, value: Any, mask: Any) -> torch.Tensor:
             return super().forward(query, key, value, torch.ones_like(mask))
 
-    found = blame(opened(tmp_path, Plan(masked=False), source=Deaf()), slug)
-    assert found["step"] == SOURCE
+    blamed = blame(opened(tmp_path, Plan(masked=False), source=Deaf()), slug)
+    assert blamed["step"] == SOURCE
 
 
 def test_a_refusal_that_is_lost(tmp_path: Path) -> None:
     """Where the module refuses a mask of another length and the graph does not, the export is."""
     candidate = opened(tmp_path, Plan(masked=False), source=Layer())
-    found = blame(candidate, "shape.rejects-mismatch")
-    assert found["step"] == AT_LOWEST
-    assert "refuses this" in found["text"]
+    blamed = blame(candidate, "shape.rejects-mismatch")
+    assert blamed["step"] == AT_LOWEST
+    assert "refuses this" in blamed["text"]
 
 
 def test_an_empty_row_that_changes(tmp_path: Path) -> None:
     """NaN that becomes a mean is a fault of the export, though nothing is promised about it."""
-    found = blame(opened(tmp_path, Plan(fill=-1e9), source=Layer()), MATCHES)
-    assert (found["step"], found["stage"]) == (AT_LOWEST, "")
+    blamed = blame(opened(tmp_path, Plan(fill=-1e9), source=Layer()), MATCHES)
+    assert (blamed["step"], blamed["stage"]) == (AT_LOWEST, "")
 
 
 def test_a_lost_process_is_run_once(tmp_path: Path) -> None:
@@ -204,11 +204,11 @@ def test_a_lost_process_is_run_once(tmp_path: Path) -> None:
         finding, recording = examine_recorded(clause, subject, problem)
         assert finding.violation is not None
         before = len(lost)
-        found = blamer.blame(clause.id, finding.violation, recording)
+        blamed = blamer.blame(clause.id, finding.violation, recording)
         counts.append(len(lost) - before)
-        assert found is not None
-        assert found["step"] == AT_HIGHEST
-        assert "SIGSEGV" in found["text"]
+        assert blamed is not None
+        assert blamed["step"] == AT_HIGHEST
+        assert "SIGSEGV" in blamed["text"]
     assert counts[1] == 0
 
 
@@ -242,6 +242,6 @@ def test_an_input_that_the_graph_lacks(tmp_path: Path) -> None:
     candidate = opened(tmp_path, Plan(), source=Layer())
     assert candidate.graph is not None
     graph = dataclasses.replace(candidate.graph, lacking=("bias",))
-    found = blame(dataclasses.replace(candidate, graph=graph), MATCHES)
-    assert found["step"] == AT_LOWEST
-    assert "no input for bias" in found["text"]
+    blamed = blame(dataclasses.replace(candidate, graph=graph), MATCHES)
+    assert blamed["step"] == AT_LOWEST
+    assert "no input for bias" in blamed["text"]

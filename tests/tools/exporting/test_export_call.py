@@ -92,9 +92,9 @@ def test_masks_are_found_by_trying(
 ) -> None:
     """The first form of a mask that is taken and has an influence is exported, if there is one."""
     asking = export_call(Masked(form), "it")
-    found = asking.inputs.get("attn_mask")
-    assert (None if found is None else list(found.shape)) == shape
-    assert (None if found is None else found.dtype) == dtype
+    mask_of_call = asking.inputs.get("attn_mask")
+    assert (None if mask_of_call is None else list(mask_of_call.shape)) == shape
+    assert (None if mask_of_call is None else mask_of_call.dtype) == dtype
 
 
 def test_lengths_that_must_be_given() -> None:

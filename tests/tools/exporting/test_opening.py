@@ -28,7 +28,7 @@ def test_instance_class_and_function(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "sentence"),
     [
         ("number", "is 3: name a torch.nn.Module"),
         ("Needy", "Needy needs secret to be constructed"),
@@ -39,9 +39,9 @@ def test_instance_class_and_function(name: str) -> None:
         ("", "names no object"),
     ],
 )
-def test_what_is_no_module(name: str, told: str) -> None:
+def test_what_is_no_module(name: str, sentence: str) -> None:
     """Bad targets are told in one sentence."""
-    with pytest.raises(UsageError, match=told.replace("(", r"\(")):
+    with pytest.raises(UsageError, match=sentence.replace("(", r"\(")):
         module_of(f"{FILE}:{name}" if name else str(FILE))
 
 

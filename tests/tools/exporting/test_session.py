@@ -75,18 +75,18 @@ def test_an_opset_that_no_exporter_knows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "sentence"),
     [
         (("number",), "is 3: name a torch.nn.Module"),
         (("Itself", "--opset", "new"), "--opset new: give positive numbers"),
         (("Itself", "--exporter", "other"), "'other' is not one of"),
     ],
 )
-def test_bad_input(tmp_path: Path, arguments: tuple[str, ...], told: str) -> None:
+def test_bad_input(tmp_path: Path, arguments: tuple[str, ...], sentence: str) -> None:
     """Bad input is one sentence and exit code 2."""
     code, said, _ = run(tmp_path, *arguments)
     assert code == 2
-    assert told in said
+    assert sentence in said
     assert "Traceback" not in said
 
 

@@ -32,17 +32,17 @@ def test_text_is_python(name: str) -> None:
 
 def test_what_hides_nothing_is_promised() -> None:
     """Without that the declaration would conform; a second input that may be left out is found."""
-    found = record("crossed")
-    facts = {one["fact"]: one["value"] for one in found["facts"]}
+    identification = record("crossed")
+    facts = {one["fact"]: one["value"] for one in identification["facts"]}
     assert facts["inputs"] == "memory"
-    assert [(one["text"], one["mistaken"]) for one in found["deviations"]] == [
+    assert [(one["text"], one["mistaken"]) for one in identification["deviations"]] == [
         ("`attn_mask` looks like a mask and hides no key", True),
         ("`is_causal` looks like a causal flag and hides no key", True),
     ]
-    assert 'options["attn_mask"] = keep' in found["declaration"]
-    assert 'options["is_causal"] = True' in found["declaration"]
-    assert "causal='bottom-right'" in found["declaration"]
-    assert "module(x=query, context=context, **options)" in found["declaration"]
+    assert 'options["attn_mask"] = keep' in identification["declaration"]
+    assert 'options["is_causal"] = True' in identification["declaration"]
+    assert "causal='bottom-right'" in identification["declaration"]
+    assert "module(x=query, context=context, **options)" in identification["declaration"]
 
 
 def test_rows_without_keys_by_form() -> None:
@@ -68,9 +68,9 @@ def test_rows_without_keys_by_form() -> None:
 )
 def test_pasted_declaration_conforms(target: str, workspace: Path) -> None:
     """Pasted into a file of another folder, what was observed is green under ``check``."""
-    found = identify(target, as_observed=True)
-    assert found["identified"], found["reason"]
-    entry = checked(found["declaration"], target.rpartition(":")[2], workspace)
+    identification = identify(target, as_observed=True)
+    assert identification["identified"], identification["reason"]
+    entry = checked(identification["declaration"], target.rpartition(":")[2], workspace)
     assert entry["verdict"].startswith("conforms"), entry["verdict_reason"]
     assert entry["warnings"] == []
 
@@ -81,8 +81,8 @@ def test_torch_refuses_flag_and_mask_at_some_sizes_alone(workspace: Path) -> Non
     With one item, one head and a bias of zeros it answers (torch 2.13 on a CPU): all else conforms.
     """
     target = "torch.nn.functional:scaled_dot_product_attention"
-    found = identify(target, as_observed=True)
-    entry = checked(found["declaration"], "scaled_dot_product_attention", workspace)
+    identification = identify(target, as_observed=True)
+    entry = checked(identification["declaration"], "scaled_dot_product_attention", workspace)
     assert entry["verdict_reason"] == "MUST clauses failed: mask.causal-and-mask"
 
 
@@ -99,16 +99,16 @@ def checked(declaration: str, name: str, workspace: Path) -> dict[str, Any]:
 
 def test_what_is_written_is_checked_first(workspace: Path) -> None:
     """A layer of mistakes fails under its declaration, too, and the file says so."""
-    found = identify(f"{UNDECLARED}:mistaken")
-    write_checked(found, workspace / "pasted.py")
+    identification = identify(f"{UNDECLARED}:mistaken")
+    write_checked(identification, workspace / "pasted.py")
     text = (workspace / "pasted.py").read_text(encoding="utf-8")
-    assert found["check"]["verdict"] == "fails"
+    assert identification["check"]["verdict"] == "fails"
     assert {"numerics.scale", "mask.single-key"} <= {
-        one["clause"] for one in found["check"]["failed"]
+        one["clause"] for one in identification["check"]["failed"]
     }
-    assert text == found["declaration"]
+    assert text == identification["declaration"]
     shown = io.StringIO()
-    show_identification(found, shown)
+    show_identification(identification, shown)
     assert "\n3 deviations from the standard, probably mistakes:\n" in shown.getvalue()
     assert "conformance check --profile quick says of this: fails" in shown.getvalue()
     assert "# conformance check --profile quick says of this: fails" in text

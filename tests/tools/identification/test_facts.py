@@ -47,8 +47,8 @@ def test_inputs_and_order_of_axes(name: str, inputs: str, axes: str) -> None:
 )
 def test_forms_and_shapes_of_masks(name: str, mask: str, form: str, shapes: list[str]) -> None:
     """A mask's polarity and the shapes that its parameter takes are found by calling."""
-    found = value(name, mask)
-    assert (found["form"], found["shapes"]) == (form, shapes)
+    result = value(name, mask)
+    assert (result["form"], result["shapes"]) == (form, shapes)
 
 
 def test_integers_are_a_form_of_their_own() -> None:
@@ -91,8 +91,8 @@ def test_fills(name: str, fill: float) -> None:
 )
 def test_scales(name: str, rule: str | float, factor: float) -> None:
     """Rules are told from numbers, and a number from a factor, on probes of two head sizes."""
-    found = value(name, "scale")
-    assert (found["rule"], found["factor"]) == (rule, factor)
+    result = value(name, "scale")
+    assert (result["rule"], result["factor"]) == (rule, factor)
 
 
 def test_sizes_that_cannot_tell_are_said() -> None:
@@ -102,8 +102,8 @@ def test_sizes_that_cannot_tell_are_said() -> None:
 
 def test_keywords_that_carry_numbers() -> None:
     """A scale under another name is found, and weights that always come along."""
-    found = value("tokens_first", "scale keyword")
-    assert found == {"parameter": "softmax_scale", "gives": "scale"}
+    result = value("tokens_first", "scale keyword")
+    assert result == {"parameter": "softmax_scale", "gives": "scale"}
     assert value("tokens_first", "weights") == {"averaged": False}
 
 
@@ -118,8 +118,8 @@ def test_causality() -> None:
 
 def test_causality_of_a_language_model() -> None:
     """Self-attention that is always causal is found; no alignment could show."""
-    found = value("language_model", "causal")
-    assert (found["always"], found["alignment"]) == (True, None)
+    result = value("language_model", "causal")
+    assert (result["always"], result["alignment"]) == (True, None)
 
 
 def test_the_output_in_a_dict() -> None:
@@ -149,22 +149,22 @@ def test_a_factory_is_called() -> None:
 
 def test_mistakes_are_said_and_the_standard_is_declared() -> None:
     """What only mistakes do is named with its fix and kept in comments, but not promised."""
-    found = record("mistaken")
-    said = {one["observed"]: one for one in found["deviations"]}
+    result = record("mistaken")
+    said = {one["observed"]: one for one in result["deviations"]}
     wanted = ["scale='inverse-head-size'", "head_merge='reinterpret'", "mask_fill=-10000"]
     assert sorted(said) == sorted(wanted)
     assert all(one["mistaken"] and one["fix"] for one in said.values())
-    promised = found["declaration"].partition("import conformance")[2]
+    promised = result["declaration"].partition("import conformance")[2]
     assert "semantics=" not in promised
     assert "expected_failures=" not in promised
-    assert all(f"#   Observed: {one}" in found["declaration"] for one in wanted)
+    assert all(f"#   Observed: {one}" in result["declaration"] for one in wanted)
 
 
 def test_a_convention_is_declared_as_it_is() -> None:
     """What others choose on purpose, such as no scale, stays a promise and is called no mistake."""
-    found = record("one_head")
-    assert [one["mistaken"] for one in found["deviations"]] == [False]
-    assert "scale='none'" in found["declaration"]
+    result = record("one_head")
+    assert [one["mistaken"] for one in result["deviations"]] == [False]
+    assert "scale='none'" in result["declaration"]
 
 
 def test_a_mask_may_replace_the_flag() -> None:
@@ -202,6 +202,6 @@ def test_shapes_are_told_where_sizes_are_equal() -> None:
 
 def test_tables_of_positions_are_no_keys() -> None:
     """A function that needs cosines and sines is not called with keys and values in their place."""
-    found = record("with_tables")
-    assert not found["identified"]
-    assert "needs cos and sin, tables of positions" in found["reason"]
+    result = record("with_tables")
+    assert not result["identified"]
+    assert "needs cos and sin, tables of positions" in result["reason"]

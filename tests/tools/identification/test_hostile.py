@@ -38,8 +38,8 @@ def identified(name: str, capsys: pytest.CaptureFixture[str], *options: str) -> 
 )
 def test_one_sentence(name: str, code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing can be identified: the reason is said, with 2 where the target itself is wrong."""
-    found, text = identified(name, capsys)
-    assert (found, said in text) == (code, True), text
+    exit_status, text = identified(name, capsys)
+    assert (exit_status, said in text) == (code, True), text
 
 
 def test_a_hang_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:

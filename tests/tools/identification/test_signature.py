@@ -41,9 +41,13 @@ def test_names_of_optional_parameters(name: str, meaning: str) -> None:
 
 def test_functions_in_c_are_read_from_their_docstrings() -> None:
     """Torch's kernel shows no signature, but its documentation begins with one."""
-    found = read_parameters(functional.scaled_dot_product_attention)
-    assert found.names[:4] == ["query", "key", "value", "attn_mask"]
-    assert [entry.name for entry in found.entries if entry.required] == ["query", "key", "value"]
+    parameters = read_parameters(functional.scaled_dot_product_attention)
+    assert parameters.names[:4] == ["query", "key", "value", "attn_mask"]
+    assert [entry.name for entry in parameters.entries if entry.required] == [
+        "query",
+        "key",
+        "value",
+    ]
 
 
 def test_modules_are_read_by_their_forward() -> None:
@@ -57,9 +61,9 @@ def test_open_keywords_may_take_anything() -> None:
     def function(query: Any, key: Any, value: Any, **use: Any) -> None:
         del query, key, value, use
 
-    found = read_parameters(function)
-    assert found.open_ended
-    assert {"keep", "attn_mask", "causal"} <= set(found.names)
+    parameters = read_parameters(function)
+    assert parameters.open_ended
+    assert {"keep", "attn_mask", "causal"} <= set(parameters.names)
 
 
 def test_keywords_that_are_guessed_are_not_listed() -> None:

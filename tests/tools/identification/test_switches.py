@@ -13,8 +13,8 @@ from conformance.tools.identification.switches import plain_options
 
 def fact(name: str, wanted: str) -> dict[str, Any]:
     """One fact of an object."""
-    found: dict[str, Any] = {one["fact"]: one for one in record(name)["facts"]}[wanted]
-    return found
+    entry: dict[str, Any] = {one["fact"]: one for one in record(name)["facts"]}[wanted]
+    return entry
 
 
 def flag(name: str, default: str, meaning: str = "other") -> CallParameter:
@@ -59,8 +59,8 @@ def test_what_a_flag_does_when_it_is_flipped() -> None:
 
 def test_a_cap_that_no_keyword_sets() -> None:
     """It is fitted as a scale is; no declaration can say it; weights are judged with it."""
-    found = fact("capped", "softcap")
-    assert (found["value"]["cap"], found["value"]["always"]) == (30.0, True)
+    entry = fact("capped", "softcap")
+    assert (entry["value"]["cap"], entry["value"]["always"]) == (30.0, True)
     assert fact("capped", "scale")["value"]["rule"] == "inverse-sqrt-head-size"
     assert fact("capped", "weights")["value"] == {"averaged": False}
     assert record("capped")["declaration"] is None

@@ -35,17 +35,17 @@ class Blocked:
 
 
 sys.meta_path.insert(0, Blocked())
-found = {}
+outcomes = {}
 for path in sys.argv[1:]:
     sys.modules.pop("conformance", None)
-    told, code = io.StringIO(), 0
-    with contextlib.redirect_stdout(told):
+    output, code = io.StringIO(), 0
+    with contextlib.redirect_stdout(output):
         try:
             runpy.run_path(path, run_name="__main__")
         except SystemExit as end:
             code = end.code
-    found[path] = (code, told.getvalue())
-print(json.dumps(found))
+    outcomes[path] = (code, output.getvalue())
+print(json.dumps(outcomes))
 """
 HEAD = "import torch\nimport conformance\n\n"
 # Each: the file, the clause it breaks, what mends it (a text and its replacement).
@@ -177,8 +177,8 @@ def ran(folder: Path, *paths: str) -> dict[str, tuple[int, str]]:
         check=False,
     )
     assert not done.stderr
-    found: dict[str, tuple[int, str]] = json.loads(done.stdout)
-    return found
+    outcomes: dict[str, tuple[int, str]] = json.loads(done.stdout)
+    return outcomes
 
 
 def broken_script(file: Path, slug: str) -> str:
@@ -210,12 +210,12 @@ def test_script_shows_the_failure_without_the_project(
 ) -> None:
     """It exits with 1 for the mistake, and with 0 once the candidate's file is mended."""
     number = list(MISTAKES).index(name)
-    code, told = outcomes[f"shows_broken_{number}.py"]
-    assert code == 1, told
-    assert "IT STILL FAILS" in told
-    code, told = outcomes[f"shows_mended_{number}.py"]
-    assert code == 0, told
-    assert "it does not fail any more" in told
+    code, output = outcomes[f"shows_broken_{number}.py"]
+    assert code == 1, output
+    assert "IT STILL FAILS" in output
+    code, output = outcomes[f"shows_mended_{number}.py"]
+    assert code == 0, output
+    assert "it does not fail any more" in output
 
 
 def test_script_is_written_to_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,12 +227,12 @@ def test_script_is_written_to_a_file(folder: Path, capsys: pytest.CaptureFixture
     capsys.readouterr()
     assert run(["replay", f"out.json#{slug}", "--emit-script", "shows.py"]) == 1
     assert "still fails" in capsys.readouterr().out
-    code, told = ran(folder, "shows.py")["shows.py"]
-    assert (code, "IT STILL FAILS" in told) == (1, True)
+    code, output = ran(folder, "shows.py")["shows.py"]
+    assert (code, "IT STILL FAILS" in output) == (1, True)
 
 
 def test_script_goes_to_standard_output(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With - the script alone is written there, and what is told goes to standard error."""
+    """With - the script alone is written there, and what is printed goes to standard error."""
     text, slug, _ = MISTAKES["golden"]
     (folder / "attn.py").write_text(file_of(text))
     only = ("--profile", "quick", "--only", slug)
@@ -266,9 +266,9 @@ def entry(**changes: Any) -> dict[str, Any]:
 
 def with_counterexample(**changes: Any) -> dict[str, Any]:
     """A failed clause with another counterexample."""
-    found = entry()
-    found["counterexample"] = {**found["counterexample"], **changes}
-    return found
+    clause = entry()
+    clause["counterexample"] = {**clause["counterexample"], **changes}
+    return clause
 
 
 @pytest.mark.parametrize(

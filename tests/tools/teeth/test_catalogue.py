@@ -26,7 +26,7 @@ ALONE = conformance.Mistake(name="alone", sentence="Wrong.", primary="mask.golde
 """
 
 
-def found(*targets: str, **more: Any) -> list[CatalogueEntry]:
+def catalogue(*targets: str, **more: Any) -> list[CatalogueEntry]:
     """The entries of targets."""
     options = TeethOptions(targets=targets, **more)
     return entries(options, lambda _what, _name: None)
@@ -34,7 +34,7 @@ def found(*targets: str, **more: Any) -> list[CatalogueEntry]:
 
 def mistakes(*targets: str, **more: Any) -> list[str]:
     """The names of the mistakes among them."""
-    return [entry.name for entry in found(*targets, **more) if not entry.correct]
+    return [entry.name for entry in catalogue(*targets, **more) if not entry.correct]
 
 
 def test_a_module_gives_its_mistakes(workspace: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_module_gives_its_mistakes(workspace: Path) -> None:
 def test_a_named_mistake_of_the_table_is_an_entry(workspace: Path) -> None:
     """Its words become a sentence, and it has what a report needs."""
     del workspace
-    (entry, *_) = found("conformance.diagnosis.mistakes.layout:GROUPS")
+    (entry, *_) = catalogue("conformance.diagnosis.mistakes.layout:GROUPS")
     assert (entry.name, entry.primary) == ("groups-of-first-head", "numerics.golden")
     assert entry.sentence == "All query heads read the first key/value head."
     assert entry.fix
@@ -57,17 +57,17 @@ def test_a_named_mistake_of_the_table_is_an_entry(workspace: Path) -> None:
 def test_broken_candidates_without_a_catalogue(workspace: Path) -> None:
     """Candidates that are said to be broken are taken as mistakes that any clause may catch."""
     write(workspace, {"attn.py": KERNEL + UNSCALED})
-    (entry,) = [one for one in found("attn.py:unscaled") if not one.correct]
+    (entry,) = [entry for entry in catalogue("attn.py:unscaled") if not entry.correct]
     assert (entry.name, entry.primary, entry.origin) == ("unscaled", "", "attn.py:unscaled")
 
 
 def test_correct_candidates_are_added(workspace: Path) -> None:
     """``--correct`` adds to the standard acted out, which runs beside the whole catalogue."""
     write(workspace, {"attn.py": KERNEL, "mine.py": MINE})
-    whole = [one.name for one in found(correct=("attn.py",)) if one.correct]
+    whole = [entry.name for entry in catalogue(correct=("attn.py",)) if entry.correct]
     assert whole[-1] == "my_kernel"
     assert "standard_core" in whole
-    part = [one.name for one in found("mine.py", correct=("attn.py",)) if one.correct]
+    part = [entry.name for entry in catalogue("mine.py", correct=("attn.py",)) if entry.correct]
     assert part == ["my_kernel"]
 
 
@@ -82,7 +82,7 @@ def test_globs_choose_mistakes(workspace: Path) -> None:
 def test_an_empty_folder_has_the_shipped_catalogue(workspace: Path) -> None:
     """Without a checkout the mistakes that ship are there, and the standard to hold against."""
     assert not list(workspace.iterdir())
-    every = found()
+    every = catalogue()
     assert {entry.origin for entry in every} == {"attention-conformance"}
     assert len([entry for entry in every if not entry.correct]) >= 40
 
@@ -103,7 +103,7 @@ def test_what_cannot_be_used(
     """A target or a glob that names nothing is one sentence."""
     write(workspace, {"mine.py": MINE})
     with pytest.raises(UsageError) as refused:
-        found(*targets, **more)
+        catalogue(*targets, **more)
     assert why in str(refused.value)
 
 

@@ -22,9 +22,9 @@ FEW = dataclasses.replace(PROFILES["quick"], examples=4)
 def test_the_standard_acted_out_conforms(candidate: conformance.Candidate) -> None:
     """Core and layer, at two points: no clause of any level fails."""
     run = CandidateRun(candidate, profile=FEW, explain=False)
-    found = [run.run(planned) for planned in run.planned()]
-    assert {result.status for result in found} <= {"passed", "not-applicable"}
-    assert sum(result.status == "passed" for result in found) > len(found) / 2
+    results = [run.run(planned) for planned in run.planned()]
+    assert {result.status for result in results} <= {"passed", "not-applicable"}
+    assert sum(result.status == "passed" for result in results) > len(results) / 2
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_every_form_of_mask_is_read_alike() -> None:
         "bias": bias,
     }
     for form, mask in forms.items():
-        found = read_masks({form: mask}, 3)
-        assert torch.equal(found["keep"], keep)
-        assert found["mask_form"] == form
-        assert ("bias" in found) == (form == "bias")
+        masks = read_masks({form: mask}, 3)
+        assert torch.equal(masks["keep"], keep)
+        assert masks["mask_form"] == form
+        assert ("bias" in masks) == (form == "bias")
     assert read_masks(dict.fromkeys(forms), 3) == {}

@@ -62,16 +62,16 @@ def test_clauses_about_other_devices_are_told_apart() -> None:
     """What asks nothing on a CPU is named as such where it caught nothing, and is no finding."""
     ready = dataclasses.replace(READY, elsewhere=frozenset({"house.rule", "mask.golden"}))
     caught = TeethProgress(ready=ready, loaded=[entry("m")], results={"m": [failed("mask.golden")]})
-    found = build_record(
+    matrix = build_record(
         dataclasses.replace(caught, complete={"m"}),
         TeethOptions(targets=()),
         first=False,
         judged=(),
         seconds=0.0,
     )
-    assert found["summary"]["elsewhere"] == ["house.rule"]
-    assert exit_code(found) == 0
-    assert (True, "not run on a CPU: house.rule") in summary_lines(found)
+    assert matrix["summary"]["elsewhere"] == ["house.rule"]
+    assert exit_code(matrix) == 0
+    assert (True, "not run on a CPU: house.rule") in summary_lines(matrix)
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,9 @@ def results(
 @pytest.mark.parametrize("mistake", CATALOGUE)
 def test_mistake_fails_the_clause_it_breaks(mistake: Mistake) -> None:
     """Under the quick profile each mistake fails the clause that names it best."""
-    found = results(mistake, mistake.primary)
-    assert [result.status for result in found].count("failed") >= 1, found
-    assert not [result.reason for result in found if result.status == "error"]
+    clause_results = results(mistake, mistake.primary)
+    assert [result.status for result in clause_results].count("failed") >= 1, clause_results
+    assert not [result.reason for result in clause_results if result.status == "error"]
 
 
 def test_every_clause_has_a_mistake_that_fails_it() -> None:
@@ -75,10 +75,12 @@ def test_every_clause_catches_its_specific_mistake(slug: str) -> None:
 def test_specific_mistake_fails_only_what_it_should(slug: str) -> None:
     """A mistake that is specific to a clause fails nothing else but its direct consequences."""
     name, consequences = SPECIFIC[slug]
-    found = results(BY_NAME[name], skip=(slug,), profile=SAMPLE)
-    seen = {result.id for result in found if result.status not in ("passed", "not-applicable")}
-    assert consequences == ANYTHING or seen <= consequences
-    assert not [result.reason for result in found if result.status == "error"]
+    clause_results = results(BY_NAME[name], skip=(slug,), profile=SAMPLE)
+    caught_by = {
+        result.id for result in clause_results if result.status not in ("passed", "not-applicable")
+    }
+    assert consequences == ANYTHING or caught_by <= consequences
+    assert not [result.reason for result in clause_results if result.status == "error"]
 
 
 def test_every_clause_is_told_apart() -> None:

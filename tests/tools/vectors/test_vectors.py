@@ -221,9 +221,9 @@ def test_a_right_attention_passes_every_case(vectors: Path, tmp_path: Path) -> N
     text = PYTHON.read_text(encoding="utf-8")
     assert "conformance" not in text
     assert "torch" not in text
-    code, told = consumed(text, vectors, tmp_path, "right.py")
+    code, output = consumed(text, vectors, tmp_path, "right.py")
     count = len(described(vectors))
-    assert (code, told) == (0, f"{count} of {count} cases pass\n")
+    assert (code, output) == (0, f"{count} of {count} cases pass\n")
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -246,10 +246,12 @@ def test_a_consumer_fits_in_thirty_lines(vectors: Path, tmp_path: Path) -> None:
     left = [case for case in cases if (case["mask"] or {"form": "keep"})["form"] != "keep"
             or case["dtype"] == "bfloat16" or case["softcap"] or case["window"]]  # fmt: skip
     bfloat16 = sum(case["dtype"] == "bfloat16" for case in cases)
-    code, told = consumed(text, vectors, tmp_path, "short.py")
+    code, output = consumed(text, vectors, tmp_path, "short.py")
     judged = len(cases) - len(left)
     assert judged > 50
-    assert told.startswith(f"{judged} judged, 0 differ; {len(left)} left out: {bfloat16} bfloat16,")
+    assert output.startswith(
+        f"{judged} judged, 0 differ; {len(left)} left out: {bfloat16} bfloat16,"
+    )
     assert code == 0
 
 
@@ -259,15 +261,15 @@ def test_the_short_consumer_finds_mistakes(vectors: Path, tmp_path: Path, name: 
     right, wrong = BROKEN_SHORT[name]
     text = SHORT.read_text(encoding="utf-8")
     assert right in text
-    code, told = consumed(text.replace(right, wrong), vectors, tmp_path, "short.py")
+    code, output = consumed(text.replace(right, wrong), vectors, tmp_path, "short.py")
     assert code == 1
-    assert " judged, 0 differ" not in told
+    assert " judged, 0 differ" not in output
 
 
 def test_a_consumer_that_judged_nothing_does_not_pass(tmp_path: Path) -> None:
     """A folder without cases is no success."""
-    code, told = consumed(SHORT.read_text(encoding="utf-8"), tmp_path, tmp_path, "short.py")
-    assert (code, told) == (1, "0 judged, 0 differ; 0 left out: \n")
+    code, output = consumed(SHORT.read_text(encoding="utf-8"), tmp_path, tmp_path, "short.py")
+    assert (code, output) == (1, "0 judged, 0 differ; 0 left out: \n")
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no node to run JavaScript with")
@@ -277,5 +279,5 @@ def test_another_language_reads_them(vectors: Path, tmp_path: Path, name: str) -
     text = NODE.read_text(encoding="utf-8")
     right, wrong = BROKEN_NODE.get(name, ("", ""))
     assert right in text
-    code, told = consumed(text.replace(right, wrong, 1), vectors, tmp_path, "consumer.mjs")
-    assert code == int(name != "right"), told
+    code, output = consumed(text.replace(right, wrong, 1), vectors, tmp_path, "consumer.mjs")
+    assert code == int(name != "right"), output
