@@ -202,6 +202,6 @@ def _check(folder: Path) -> int:
     with printing():
         for fault in faults:
             sys.stdout.write(printable(f"{folder}: {fault}\n"))
-        said = "whole" if not faults else f"{len(faults)} not as they should be"
-        sys.stdout.write(printable(f"{folder}: {count} cases, {said}\n"))
+        condition = "whole" if not faults else f"{len(faults)} not as they should be"
+        sys.stdout.write(printable(f"{folder}: {count} cases, {condition}\n"))
     return int(bool(faults))

@@ -51,16 +51,14 @@ def replay_command(
     outcomes = []
     stream = sys.stderr if script_path == "-" else sys.stdout
     with progress_bar() as progress:
-        for replayed in replay(failures, target=target, timeout=timeout, progress=progress):
-            outcomes.append(replayed.outcome)
+        for result in replay(failures, target=target, timeout=timeout, progress=progress):
+            outcomes.append(result.outcome)
             with printing():
-                show_replay(
-                    (replayed.candidate, replayed.clause, replayed.outcome, replayed.after), stream
-                )
-            if script_path is not None and replayed.outcome != "passes":
+                show_replay((result.candidate, result.clause, result.outcome, result.after), stream)
+            if script_path is not None and result.outcome != "passes":
                 source = target or failures[0].candidate["target"]
                 with printing():
-                    write_script(replayed.clause, source, script_path)
+                    write_script(result.clause, source, script_path)
     with printing():
         show_count(outcomes, stream)
     return int(any(outcome != "passes" for outcome in outcomes))
@@ -105,7 +103,7 @@ def bundle_command(
     (case,) = single(cases(reference, candidate, dtype=dtype), option="conformance bundle")
     folder = folder_for(case, output)
     with progress_bar() as progress:
-        done = bundle(
+        bundled = bundle(
             case,
             read_record(report_path(reference)),
             folder,
@@ -115,5 +113,7 @@ def bundle_command(
             progress=progress,
         )
     with printing():
-        show_bundle(str(done.folder), done.clause, done.outcome, done.again, file=sys.stdout)
+        show_bundle(
+            str(bundled.folder), bundled.clause, bundled.outcome, bundled.again, file=sys.stdout
+        )
     return 0

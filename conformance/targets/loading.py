@@ -252,7 +252,7 @@ def attribute(holder: Any, dotted: str, where: str) -> Any:
         try:
             holder = getattr(holder, name)
         except AttributeError:
-            known = [word for word in dir(holder) if not word.startswith("__")]
-            msg = f"{where} has no attribute {name!r}{closest(name, known)}"
+            names = [word for word in dir(holder) if not word.startswith("__")]
+            msg = f"{where} has no attribute {name!r}{closest(name, names)}"
             raise UsageError(msg) from None
     return holder

@@ -103,10 +103,10 @@ def unique_names(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 def _once(candidates: Iterable[tuple[Candidate, str]]) -> Iterator[Candidate]:
     """Each candidate object once, however many names it has, located at the first of them."""
-    seen: set[int] = set()
+    yielded: set[int] = set()
     for candidate, place in candidates:
-        if id(candidate) not in seen:
-            seen.add(id(candidate))
+        if id(candidate) not in yielded:
+            yielded.add(id(candidate))
             yield candidate.located(place)
 
 

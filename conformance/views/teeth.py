@@ -163,7 +163,7 @@ def _about_correct(summary: Record, by_name: Record) -> Iterator[tuple[bool, str
 
 
 def _reason(row: Record, status: str) -> str:
-    slugs = (slug for slug, one in row["clauses"].items() if one == status)
+    slugs = (slug for slug, own in row["clauses"].items() if own == status)
     return next((str(row["reasons"].get(slug, "")) for slug in slugs), "")
 
 

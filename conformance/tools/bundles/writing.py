@@ -68,7 +68,7 @@ _LOADING: Final = 120.0
 def why_not_shown(script: Path, timeout: float) -> str:
     """Why a script does not show the failure, though the candidate is as it was, or ""."""
     try:
-        done = subprocess.run(  # noqa: S603 (the harness's script and Python)
+        process = subprocess.run(  # noqa: S603 (the harness's script and Python)
             [sys.executable, str(script)],
             capture_output=True,
             text=True,
@@ -78,9 +78,9 @@ def why_not_shown(script: Path, timeout: float) -> str:
         )
     except subprocess.TimeoutExpired:
         return "with these calls alone it gives no answer"
-    if SHOWN in done.stdout or "it still fails" in done.stderr:
+    if SHOWN in process.stdout or "it still fails" in process.stderr:
         return ""
-    reasons = [line for line in done.stdout.splitlines() if line.startswith(NOT_CALLED)]
+    reasons = [line for line in process.stdout.splitlines() if line.startswith(NOT_CALLED)]
     if reasons:
         return reasons[-1].removeprefix(NOT_CALLED)
     return "these calls alone do not show it: it needs more than they hold"

@@ -112,8 +112,8 @@ class Caller:
     def call(self, inputs: Inputs) -> Observation | Refusal:
         """Call with copies of a probe."""
         try:
-            theirs = guarded(self.prepare, (inputs,), {}, "building it")
-            returned = guarded(partial(compiled(self.convention), theirs), *arguments(inputs))
+            called = guarded(self.prepare, (inputs,), {}, "building it")
+            returned = guarded(partial(compiled(self.convention), called), *arguments(inputs))
         except CandidateFailure as failure:
             return Refusal("raised", failure.violation.message)
         return read(returned, inputs)

@@ -98,7 +98,7 @@ def deviations(case: Investigation) -> list[Deviation]:
     mistakes = _mistakes(case)
     listed = [
         Deviation(
-            observed=_said(mistake.changes),
+            observed=_change_words(mistake.changes),
             text=mistake.sentence,
             fix=mistake.fix,
             mistaken=True,
@@ -115,7 +115,9 @@ def deviations(case: Investigation) -> list[Deviation]:
         )
         text = named.sentence if named else f"{name.replace('_', ' ')} is {value!r}"
         fix = named.fix if named else ""
-        listed.append(Deviation(observed=_said({name: value}), text=text, fix=fix, mistaken=False))
+        listed.append(
+            Deviation(observed=_change_words({name: value}), text=text, fix=fix, mistaken=False)
+        )
     return listed
 
 
@@ -146,7 +148,7 @@ def _mistakes(case: Investigation) -> list[NamedMistake]:
     return [*mistaken_conventions(case.point), *(mistake for mistake in lost if mistake.changes)]
 
 
-def _said(changes: Any) -> str:
+def _change_words(changes: Any) -> str:
     return ", ".join(
         f"{name}={value:.9g}" if isinstance(value, float) else f"{name}={value!r}"
         for name, value in changes.items()

@@ -327,8 +327,8 @@ def _first_golden(
         f"; it may need {tables}, tables of positions, which identify does not make: wrap it in a "
         "function or module that fills them in"
     )
-    said = f"no way of calling it gives an answer: it {_commonest(refusals)}"
-    return said + (needs if tables else "")
+    reason = f"no way of calling it gives an answer: it {_commonest(refusals)}"
+    return reason + (needs if tables else "")
 
 
 def _first_capped(

@@ -151,6 +151,6 @@ def _effect(called: Caller, case: Investigation, read: PlainReading) -> str:
     if other is None:
         return "the answers are those of no reading of attention that is known"
     changes = read.point.differences(other.point)
-    said = [f"{name}={pair[1]!r}" for name, pair in changes.items()]
-    said += ["causal"] if other.always is not None and read.always is None else []
-    return f"it computes {', '.join(said)}" if said else "nothing that it does always is done"
+    effects = [f"{name}={pair[1]!r}" for name, pair in changes.items()]
+    effects += ["causal"] if other.always is not None and read.always is None else []
+    return f"it computes {', '.join(effects)}" if effects else "nothing that it does always is done"

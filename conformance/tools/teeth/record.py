@@ -206,7 +206,7 @@ Progress = Callable[[str, int, int], None]
 def run_teeth(
     options: TeethOptions,
     pace: Pace,
-    progress: Progress = lambda _doing, _done, _total: None,
+    progress: Progress = lambda _step, _done, _total: None,
 ) -> dict[str, Any]:
     """Run every clause on every entry of the catalogue and return the record.
 
