@@ -43,7 +43,7 @@ def test_targets_are_run_and_records_stand_beside_them(
     assert "numerics.golden" in out
     assert "3 candidates compared: fails" in out
     report = record(folder)
-    names = [one["name"] for one in report["candidates"]]
+    names = [entry["name"] for entry in report["candidates"]]
     assert sorted(names) == ["mine", "my_kernel", "unscaled"]
     assert [run["source"] for run in report["compared"]] == ["this run", "green.json"]
     page = (folder / "page.html").read_text(encoding="utf-8")

@@ -38,9 +38,9 @@ def through_the_action(folder: Path) -> Step:
     """What the workflow of a repository does, with fewer clauses asked."""
     workflow = action_running.load(folder / ".github" / "workflows" / "attention.yml")
     steps = workflow["jobs"]["conformance"]["steps"]
-    given = next(one["with"] for one in steps if "attention-conformance@" in one["uses"])
-    asked = {**given, "profile": "quick", "args": shlex.join(ASKED[2:])}
-    return action_running.run("check", asked, folder, folder / "runner")
+    inputs = next(step["with"] for step in steps if "attention-conformance@" in step["uses"])
+    quick = {**inputs, "profile": "quick", "args": shlex.join(ASKED[2:])}
+    return action_running.run("check", quick, folder, folder / "runner")
 
 
 @pytest.fixture(scope="module")

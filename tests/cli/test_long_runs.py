@@ -90,7 +90,7 @@ def alike(value: Any) -> Any:
 
 def test_several_workers_make_the_same_record(whole: dict[str, Any]) -> None:
     """Also where a candidate fails, whose counterexamples are made small, and where one dies."""
-    verdicts = {one["name"]: one["verdict"] for one in whole["candidates"]}
+    verdicts = {entry["name"]: entry["verdict"] for entry in whole["candidates"]}
     assert verdicts == {"my_kernel": "conforms", "rarely_wrong": "fails", "dies": "fails"}
     assert alike(check(OPTIONS, jobs=2)) == alike(whole)
 
@@ -100,15 +100,15 @@ def test_shards_merged_are_the_whole_run(whole: dict[str, Any], shards: list[Pat
     merged = merge_shards(read_shards(list(reversed(shards))))
     same = ("id", "level", "status", "reason", "dtype", "device", "requirement")
     counts = ("examples", "binding", "margin")
-    for one, other in zip(whole["candidates"], merged["candidates"], strict=True):
-        assert (one["name"], one["verdict"]) == (other["name"], other["verdict"])
-        names = same if one["name"] == "my_kernel" else ("id", "level", "status")
+    for entry, other in zip(whole["candidates"], merged["candidates"], strict=True):
+        assert (entry["name"], entry["verdict"]) == (other["name"], other["verdict"])
+        names = same if entry["name"] == "my_kernel" else ("id", "level", "status")
         # Each machine gives what dies up by itself, after three clauses in a row.
-        names = ("id", "level") if one["name"] == "dies" else (*names, *counts)
-        for mine, theirs in zip(one["clauses"], other["clauses"], strict=True):
+        names = ("id", "level") if entry["name"] == "dies" else (*names, *counts)
+        for mine, theirs in zip(entry["clauses"], other["clauses"], strict=True):
             assert [mine[name] for name in names] == [theirs[name] for name in names]
             assert "trail" not in theirs
-            if one["name"] != "dies":
+            if entry["name"] != "dies":
                 assert (theirs["counterexample"] is None) == (mine["counterexample"] is None)
     assert merged["merged"] == {"shards": 4}
     assert "shard" not in merged
@@ -334,6 +334,8 @@ def test_the_page_about_long_runs_shows_a_workflow_that_merges_what_it_splits() 
     machines = shard["strategy"]["matrix"]["shard"]
     assert machines == [1, 2, 3, 4]
     commands = [step.get("run", "") for step in shard["steps"]]
-    assert any(f"--shard ${{{{ matrix.shard }}}}/{len(machines)}" in one for one in commands)
+    assert any(
+        f"--shard ${{{{ matrix.shard }}}}/{len(machines)}" in command for command in commands
+    )
     assert verdict["needs"] == "shard"
     assert any("conformance merge shard-*.json" in step.get("run", "") for step in verdict["steps"])

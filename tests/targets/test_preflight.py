@@ -21,7 +21,9 @@ Named = dict[str, str]
 def unchecked(candidate: Candidate, *accepted: str) -> Named:
     """The options by the names of their parameters; accepted ones in brackets."""
     names = unchecked_options(candidate, check_layer(candidate), accepted)
-    return {one.name: f"({one.option})" if one.accepted else one.option for one in names}
+    return {
+        option.name: f"({option.option})" if option.accepted else option.option for option in names
+    }
 
 
 class Many(Cloned):

@@ -82,7 +82,7 @@ def test_clauses_differ_where_somebody_fares_otherwise() -> None:
             candidate([result("failed", "a.a"), result("not-applicable", "a.b")], "y"),
         )
     )
-    assert {one.slug: one.differs for one in compared(report)} == {
+    assert {clause.slug: clause.differs for clause in compared(report)} == {
         "a.a": True,
         "a.b": False,
         "a.c": False,
@@ -105,11 +105,11 @@ def test_clauses_that_somebody_was_not_asked_are_counted(
     fewer = [result(slug=slug) for slug in ("a.a", *others)]
     whole, part = of(*every), of(*fewer)
     report = joined([ComparedRecord(name="a", record=whole), ComparedRecord(name="b", record=part)])
-    assert not any(one.differs for one in compared(complete(report)))
+    assert not any(clause.differs for clause in compared(complete(report)))
     on_the_terminal = StringIO()
     show(report, on_the_terminal)
-    for told in (on_the_terminal.getvalue(), *(view.render(report) for view in COMPARED)):
-        text = " ".join(told.split())
+    for shown_text in (on_the_terminal.getvalue(), *(view.render(report) for view in COMPARED)):
+        text = " ".join(shown_text.split())
         assert sentence in text
         assert ("not run for every candidate" in text) is bool(sentence)
 
@@ -118,10 +118,10 @@ def test_an_outcome_names_the_mistake() -> None:
     """The worst of all dtypes, with the mistake where it is known and the worst margin."""
     clauses = [result(margin=0.5), result("failed", margin=7.0, dtype="float16", diagnosis=[
         {"name": "scale-missing", "text": "", "fix": "", "confidence": 1.0}])]  # fmt: skip
-    (one,) = compared(complete(record(candidate(clauses))))
-    (outcome,) = one.outcomes
+    (clause,) = compared(complete(record(candidate(clauses))))
+    (outcome,) = clause.outcomes
     assert (outcome.kind, outcome.why, outcome.margin) == ("fail", "scale-missing", 7.0)
-    assert one.worst == 7.0
+    assert clause.worst == 7.0
 
 
 def test_circumstances_that_differ_are_told() -> None:
@@ -134,14 +134,14 @@ def test_circumstances_that_differ_are_told() -> None:
 def test_the_page_says_what_differs() -> None:
     """Verdicts, clauses, conventions, margins and unlike runs are on the page."""
     text = render_html(two())
-    for told in (
+    for shown_text in (
         "1 of 1 clauses end differently",
         "mine (old)",
         "not made alike",
         "0.5",
         "Margins",
     ):
-        assert told in text
+        assert shown_text in text
 
 
 def test_margins_are_listed_the_worst_first() -> None:

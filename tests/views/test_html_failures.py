@@ -21,8 +21,8 @@ def of(*results: ClauseResult, name: str = "mine", others: int = 0) -> list[Fail
 
 def sentences(**more: Any) -> dict[str, str]:
     """What a failure is told as, by label."""
-    (one,) = of(result("failed", **more))
-    return dict(one.pairs)
+    (details,) = of(result("failed", **more))
+    return dict(details.pairs)
 
 
 def test_what_failed_has_details() -> None:
@@ -38,7 +38,7 @@ def test_the_most_urgent_comes_first() -> None:
     report = complete(record(candidate(EVERY)))
     places = sorted(anchors(report), key=lambda place: urgency(report, place))
     clauses = [report["candidates"][0]["clauses"][place] for _, place in places]
-    assert [(one["status"], one["level"]) for one in clauses] == [
+    assert [(clause["status"], clause["level"]) for clause in clauses] == [
         ("error", "MUST"),
         ("failed", "MUST"),
         ("failed", "MUST"),
@@ -72,32 +72,36 @@ def test_a_failure_that_did_not_show_again_says_so() -> None:
 def test_a_replay_is_one_word_to_a_shell() -> None:
     """Names with blanks, quotes and semicolons are quoted."""
     name = "my core; rm -rf 'x'"
-    (one,) = of(result("failed", counterexample={"problem": PROBLEM}), name=name, others=1)
-    assert shlex.split(one.replay) == ["conformance", "replay", f"REPORT.json#{name}/mask.golden"]
+    (details,) = of(result("failed", counterexample={"problem": PROBLEM}), name=name, others=1)
+    assert shlex.split(details.replay) == [
+        "conformance",
+        "replay",
+        f"REPORT.json#{name}/mask.golden",
+    ]
 
 
 def test_a_name_with_a_hash_is_given_as_an_option() -> None:
     """A hash ends the path of a reference, so such a name cannot stand in it."""
-    (one,) = of(result("failed", counterexample={"problem": PROBLEM}), name="a#b", others=1)
-    assert shlex.split(one.replay)[2:] == ["REPORT.json#mask.golden", "--candidate", "a#b"]
+    (details,) = of(result("failed", counterexample={"problem": PROBLEM}), name="a#b", others=1)
+    assert shlex.split(details.replay)[2:] == ["REPORT.json#mask.golden", "--candidate", "a#b"]
 
 
 def test_without_a_problem_there_is_no_replay() -> None:
     """An older record, or an exception of the harness, has nothing to replay."""
-    (one,) = of(result("failed"))
-    assert one.replay == ""
+    (details,) = of(result("failed"))
+    assert details.replay == ""
 
 
 def test_a_real_failure_has_tensors() -> None:
     """Input, comparison and both attention weights are there as tables."""
     report = complete(failing())
     ((place, anchor),) = anchors(report).items()
-    one = failure(report, place, anchor)
-    assert [heat.title for heat in one.compared] == ["expected", "got", "error / bound"]
-    assert [heat.title for heat in one.attention] == ["expected", "got"]
-    assert {heat.title for heat in one.calls[0].arguments} == {"query", "key", "value", "keep"}
-    assert one.diagnosis == "mask-inverted"
-    expected, got = (heat.grids[0].rows[0] for heat in one.attention)
+    details = failure(report, place, anchor)
+    assert [heat.title for heat in details.compared] == ["expected", "got", "error / bound"]
+    assert [heat.title for heat in details.attention] == ["expected", "got"]
+    assert {heat.title for heat in details.calls[0].arguments} == {"query", "key", "value", "keep"}
+    assert details.diagnosis == "mask-inverted"
+    expected, got = (heat.grids[0].rows[0] for heat in details.attention)
     assert expected != got
 
 
@@ -112,8 +116,8 @@ def test_odd_counterexamples_are_told_as_far_as_they_go() -> None:
             {"refused": {"kind": "raised", "message": "no"}, "keywords": {"scale": 0.5}},
         ],
     }
-    (one,) = of(result("failed", counterexample=data))
-    assert len(one.calls) == 4
-    assert "too large to be written out" in one.calls[2].arguments[0].note
-    assert one.calls[3].refused == "no"
-    assert "scale=0.5" in one.calls[3].title
+    (details,) = of(result("failed", counterexample=data))
+    assert len(details.calls) == 4
+    assert "too large to be written out" in details.calls[2].arguments[0].note
+    assert details.calls[3].refused == "no"
+    assert "scale=0.5" in details.calls[3].title

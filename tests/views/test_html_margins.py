@@ -13,7 +13,7 @@ from conformance.views.html_words import complete
 
 def run(*margins: float | None, **more: Any) -> dict[str, Any]:
     """A completed record of one candidate with these margins, a clause each."""
-    clauses = [result(slug=f"mask.c{n}", margin=one, **more) for n, one in enumerate(margins)]
+    clauses = [result(slug=f"mask.c{n}", margin=margin, **more) for n, margin in enumerate(margins)]
     return complete(record(candidate(clauses)))
 
 
@@ -21,7 +21,7 @@ def test_the_axis_holds_the_bound_and_every_margin() -> None:
     """Powers of ten from the least to the largest margin, zero and infinity beside them."""
     scale = axis(run(1e-5, 3e4))
     assert (scale.low, scale.high) == (-5, 5)
-    places = [scale.at(one) for one in (0.0, 1e-5, 1.0, 3e4, math.inf, math.nan)]
+    places = [scale.at(margin) for margin in (0.0, 1e-5, 1.0, 3e4, math.inf, math.nan)]
     assert places == sorted(places)
     assert len(set(places)) == len(places) - 1
     assert scale.at(1.0) == scale.bound

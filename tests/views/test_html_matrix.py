@@ -12,7 +12,7 @@ Anchors = dict[tuple[int, int], str]
 
 def cells(*entries: list[ClauseResult], anchors: Anchors | None = None) -> dict[str, list[Cell]]:
     """The cells of every line, by slug."""
-    report = complete(record(*(candidate(one, f"c{n}") for n, one in enumerate(entries))))
+    report = complete(record(*(candidate(results, f"c{n}") for n, results in enumerate(entries))))
     made = matrix(report, anchors or {})
     return {line.slug: line.cells for _, lines in made.families for line in lines}
 

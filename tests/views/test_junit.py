@@ -71,7 +71,7 @@ def test_a_failure_tells_everything() -> None:
 def test_suites_tell_verdict_level_and_status() -> None:
     """The facts are the suite's properties: cases can have none by the schema."""
     (suite,) = read(of(*EVERY)).iter("testsuite")
-    facts = {one.get("name"): one.get("value") for one in suite.iter("property")}
+    facts = {element.get("name"): element.get("value") for element in suite.iter("property")}
     assert facts["verdict"] == "error"
     assert facts["mask.golden[float32]"] == "MUST failed"
     assert facts["mask.leak[float32]"] == "SHOULD untestable"

@@ -30,22 +30,24 @@ def read(report: dict[str, Any]) -> dict[str, Any]:
     (run,) = log["runs"]
     rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
     assert len(set(rules)) == len(rules)
-    assert all(rules[one["ruleIndex"]] == one["ruleId"] for one in run["results"])
+    assert all(rules[finding["ruleIndex"]] == finding["ruleId"] for finding in run["results"])
     return dict(run)
 
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_logs_are_valid(name: str) -> None:
     """Every record gives a valid log, and no two results have one fingerprint."""
-    prints = [one["partialFingerprints"][FINGERPRINT] for one in read(RECORDS[name])["results"]]
+    prints = [
+        finding["partialFingerprints"][FINGERPRINT] for finding in read(RECORDS[name])["results"]
+    ]
     assert len(set(prints)) == len(prints)
 
 
 def test_levels_follow_the_clauses() -> None:
     """MUST is an error, SHOULD a warning; what passed or does not apply is no result."""
     kinds = {
-        (one["ruleId"], one["properties"]["status"]): (one["kind"], one["level"])
-        for one in read(of(*EVERY))["results"]
+        (finding["ruleId"], finding["properties"]["status"]): (finding["kind"], finding["level"])
+        for finding in read(of(*EVERY))["results"]
     }
     assert kinds == {
         ("mask.golden", "failed"): ("fail", "error"),
@@ -59,8 +61,8 @@ def test_levels_follow_the_clauses() -> None:
 
 def test_an_expected_failure_is_suppressed() -> None:
     """With the reason that the user gave."""
-    (one,) = read(of(result("expected-failure", reason="known")))["results"]
-    assert one["suppressions"] == [
+    (finding,) = read(of(result("expected-failure", reason="known")))["results"]
+    assert finding["suppressions"] == [
         {"kind": "external", "status": "accepted", "justification": "known"}
     ]
 
@@ -105,13 +107,13 @@ def test_the_strictest_level_is_the_rule_s() -> None:
     report = record(weak, candidate([FAILED], "strong"))
     (rule,) = read(report)["tool"]["driver"]["rules"]
     assert rule["defaultConfiguration"]["level"] == "error"
-    assert [one["level"] for one in read(report)["results"]] == ["warning", "error"]
+    assert [finding["level"] for finding in read(report)["results"]] == ["warning", "error"]
 
 
 def test_results_are_at_the_candidate() -> None:
     """At its file and line from the repository's root, and under its name."""
-    (one,) = read(record(candidate([FAILED], location=LOCATED)))["results"]
-    (place,) = one["locations"]
+    (finding,) = read(record(candidate([FAILED], location=LOCATED)))["results"]
+    (place,) = finding["locations"]
     assert place["physicalLocation"] == {
         "artifactLocation": {"uri": "src/my%20attn.py", "uriBaseId": "%SRCROOT%"},
         "region": {"startLine": 12},
@@ -133,8 +135,8 @@ PLACES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
 @pytest.mark.parametrize(("more", "artifact"), PLACES.values(), ids=PLACES.keys())
 def test_places_without_a_location(more: dict[str, Any], artifact: dict[str, Any] | None) -> None:
     """The target may tell the file; where nothing does, the name alone is the place."""
-    (one,) = read(record(candidate([FAILED], **more)))["results"]
-    (place,) = one["locations"]
+    (finding,) = read(record(candidate([FAILED], **more)))["results"]
+    (place,) = finding["locations"]
     assert place.get("physicalLocation", {}).get("artifactLocation") == artifact
     assert place["logicalLocations"][0]["fullyQualifiedName"] == more["target"]
 
@@ -144,7 +146,8 @@ def test_fingerprints_are_stable() -> None:
 
     def prints(*entries: dict[str, Any]) -> set[str]:
         return {
-            one["partialFingerprints"][FINGERPRINT] for one in read(record(*entries))["results"]
+            finding["partialFingerprints"][FINGERPRINT]
+            for finding in read(record(*entries))["results"]
         }
 
     moved = candidate([FAILED.replace(reason="again")], location={"file": "b.py", "line": 99})
@@ -169,8 +172,10 @@ def test_what_is_no_finding_is_a_notification() -> None:
 def test_a_red_run_has_a_result() -> None:
     """A stale expectation, and a candidate of which nothing ran, have rules of their own."""
     stale = read(record(candidate([result()]), stale=[STALE]))["results"]
-    assert [(one["ruleId"], one["level"]) for one in stale] == [("expectation.stale", "error")]
-    assert [one["ruleId"] for one in read(of())["results"]] == ["verdict"]
+    assert [(finding["ruleId"], finding["level"]) for finding in stale] == [
+        ("expectation.stale", "error")
+    ]
+    assert [finding["ruleId"] for finding in read(of())["results"]] == ["verdict"]
     assert not read(of(result()))["results"]
 
 

@@ -23,10 +23,10 @@ from conformance.views.teeth import (
 VOID = {"meta", "br"}
 
 
-def shown(one: dict[str, Any]) -> str:
+def shown(matrix: dict[str, Any]) -> str:
     """What a log gets."""
     file = io.StringIO()
-    show_teeth(one, file)
+    show_teeth(matrix, file)
     return file.getvalue()
 
 
@@ -107,16 +107,16 @@ class Balance(HTMLParser):
         self.texts.append(data)
 
 
-@pytest.mark.parametrize("one", [GOOD, BAD, record()], ids=["good", "bad", "empty"])
-def test_the_page_is_whole_and_alone(one: dict[str, Any]) -> None:
+@pytest.mark.parametrize("matrix", [GOOD, BAD, record()], ids=["good", "bad", "empty"])
+def test_the_page_is_whole_and_alone(matrix: dict[str, Any]) -> None:
     """Every tag is closed, nothing is loaded from elsewhere, every row and clause is there."""
     page = Balance()
-    page.feed(render_html(one))
+    page.feed(render_html(matrix))
     assert page.open == []
     text = " ".join(page.texts)
-    for name in [row["name"] for row in (*one["mistakes"], *one["correct"])]:
+    for name in [row["name"] for row in (*matrix["mistakes"], *matrix["correct"])]:
         assert name in text
-    assert all(clause["id"] in text for clause in one["clauses"])
+    assert all(clause["id"] in text for clause in matrix["clauses"])
 
 
 def test_the_page_escapes_what_it_shows() -> None:

@@ -36,9 +36,9 @@ def test_any_layout_is_seen(lay: Callable[[Tensor], Tensor]) -> None:
 @pytest.mark.parametrize("packed", [True, False])
 def test_one_item_without_an_axis(*, packed: bool) -> None:
     """Unbatched heads are those of one item."""
-    one = HEADS[:1]
-    bare = one[0].transpose(0, 1).flatten(1) if packed else one[0]
-    assert any(torch.equal(view, one) for view in views(bare, (1, 3, 5, 4)))
+    first = HEADS[:1]
+    bare = first[0].transpose(0, 1).flatten(1) if packed else first[0]
+    assert any(torch.equal(view, first) for view in views(bare, (1, 3, 5, 4)))
 
 
 def test_another_size_has_no_view() -> None:

@@ -33,9 +33,9 @@ def test_text_is_python(name: str) -> None:
 def test_what_hides_nothing_is_promised() -> None:
     """Without that the declaration would conform; a second input that may be left out is found."""
     identification = record("crossed")
-    facts = {one["fact"]: one["value"] for one in identification["facts"]}
+    facts = {entry["fact"]: entry["value"] for entry in identification["facts"]}
     assert facts["inputs"] == "memory"
-    assert [(one["text"], one["mistaken"]) for one in identification["deviations"]] == [
+    assert [(entry["text"], entry["mistaken"]) for entry in identification["deviations"]] == [
         ("`attn_mask` looks like a mask and hides no key", True),
         ("`is_causal` looks like a causal flag and hides no key", True),
     ]
@@ -104,7 +104,7 @@ def test_what_is_written_is_checked_first(workspace: Path) -> None:
     text = (workspace / "pasted.py").read_text(encoding="utf-8")
     assert identification["check"]["verdict"] == "fails"
     assert {"numerics.scale", "mask.single-key"} <= {
-        one["clause"] for one in identification["check"]["failed"]
+        entry["clause"] for entry in identification["check"]["failed"]
     }
     assert text == identification["declaration"]
     shown = io.StringIO()

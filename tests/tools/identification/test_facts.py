@@ -10,7 +10,7 @@ from identified import record
 
 def value(name: str, fact: str) -> Any:
     """The value of one fact."""
-    return {one["fact"]: one["value"] for one in record(name)["facts"]}[fact]
+    return {entry["fact"]: entry["value"] for entry in record(name)["facts"]}[fact]
 
 
 @pytest.mark.parametrize(
@@ -150,20 +150,20 @@ def test_a_factory_is_called() -> None:
 def test_mistakes_are_said_and_the_standard_is_declared() -> None:
     """What only mistakes do is named with its fix and kept in comments, but not promised."""
     result = record("mistaken")
-    said = {one["observed"]: one for one in result["deviations"]}
+    said = {entry["observed"]: entry for entry in result["deviations"]}
     wanted = ["scale='inverse-head-size'", "head_merge='reinterpret'", "mask_fill=-10000"]
     assert sorted(said) == sorted(wanted)
-    assert all(one["mistaken"] and one["fix"] for one in said.values())
+    assert all(entry["mistaken"] and entry["fix"] for entry in said.values())
     promised = result["declaration"].partition("import conformance")[2]
     assert "semantics=" not in promised
     assert "expected_failures=" not in promised
-    assert all(f"#   Observed: {one}" in result["declaration"] for one in wanted)
+    assert all(f"#   Observed: {words}" in result["declaration"] for words in wanted)
 
 
 def test_a_convention_is_declared_as_it_is() -> None:
     """What others choose on purpose, such as no scale, stays a promise and is called no mistake."""
     result = record("one_head")
-    assert [one["mistaken"] for one in result["deviations"]] == [False]
+    assert [entry["mistaken"] for entry in result["deviations"]] == [False]
     assert "scale='none'" in result["declaration"]
 
 
@@ -173,7 +173,7 @@ def test_a_mask_may_replace_the_flag() -> None:
     text = record("replaced_by_mask")["declaration"]
     assert "causal_combination='mask-only'" in text
     assert "one_query_causal=False" in text
-    facts = {one["fact"] for one in record("replaced_by_mask")["facts"]}
+    facts = {entry["fact"] for entry in record("replaced_by_mask")["facts"]}
     assert not {"window", "softcap", "scale keyword"} & facts
     assert not any(name.startswith(("mask keep", "mask drop", "mask lengths")) for name in facts)
 
@@ -181,9 +181,9 @@ def test_a_mask_may_replace_the_flag() -> None:
 def test_a_boolean_mask_that_is_added_is_told() -> None:
     """Where a mask is added to the scores, a boolean one adds 1 and hides nothing: that is said."""
     fact = next(
-        one
-        for one in record("replaced_by_mask")["facts"]
-        if one["fact"] == "mask attention_mask (bool)"
+        entry
+        for entry in record("replaced_by_mask")["facts"]
+        if entry["fact"] == "mask attention_mask (bool)"
     )
     assert "True is added as 1, and nothing is hidden" in fact["found"]
 

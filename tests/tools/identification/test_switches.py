@@ -13,7 +13,7 @@ from conformance.tools.identification.switches import plain_options
 
 def fact(name: str, wanted: str) -> dict[str, Any]:
     """One fact of an object."""
-    entry: dict[str, Any] = {one["fact"]: one for one in record(name)["facts"]}[wanted]
+    entry: dict[str, Any] = {each["fact"]: each for each in record(name)["facts"]}[wanted]
     return entry
 
 

@@ -75,7 +75,7 @@ def test_clauses_about_other_devices_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    "one",
+    "matrix",
     [
         record((entry("m"), [passed("mask.golden"), failed("shape.output")])),
         record((entry("m"), [passed("mask.golden")])),
@@ -85,22 +85,22 @@ def test_clauses_about_other_devices_are_told_apart() -> None:
     ],
     ids=["primary missed", "missed", "flagged", "toothless", "not run"],
 )
-def test_each_finding_alone_is_red(one: dict[str, object]) -> None:
+def test_each_finding_alone_is_red(matrix: dict[str, object]) -> None:
     """No finding hides behind the others."""
-    assert exit_code(one) == 1
+    assert exit_code(matrix) == 1
 
 
 def test_a_should_alone_flags_nothing() -> None:
     """A correct candidate may fail a SHOULD clause: it is told, and nothing is red."""
-    one = record((correct(), [failed("mask.no-leak", "SHOULD"), passed("mask.golden")]))
-    assert exit_code(one) == 0
-    assert one["summary"]["should_failed"] == ["right"]
+    matrix = record((correct(), [failed("mask.no-leak", "SHOULD"), passed("mask.golden")]))
+    assert exit_code(matrix) == 0
+    assert matrix["summary"]["should_failed"] == ["right"]
 
 
 def test_a_may_catches_nothing() -> None:
     """A failed MAY clause is no catch."""
-    one = record((entry("m"), [failed("house.rule", "MAY")]))
-    assert one["summary"]["missed"] == ["m"]
+    matrix = record((entry("m"), [failed("house.rule", "MAY")]))
+    assert matrix["summary"]["missed"] == ["m"]
 
 
 def test_the_loudest_of_several_dtypes_counts() -> None:
@@ -112,18 +112,18 @@ def test_the_loudest_of_several_dtypes_counts() -> None:
 
 def test_the_harness_own_fault_is_exit_3() -> None:
     """An error of the harness is told apart from a mistake that escapes."""
-    one = record((entry("m"), [failed("mask.golden"), result("error", "shape.output")]))
-    assert exit_code(one) == 3
-    assert one["summary"]["errors"] == ["m"]
+    matrix = record((entry("m"), [failed("mask.golden"), result("error", "shape.output")]))
+    assert exit_code(matrix) == 3
+    assert matrix["summary"]["errors"] == ["m"]
 
 
 def test_an_interrupt_is_exit_130() -> None:
     """Ctrl-C wins over whatever was found before."""
-    one = record((entry("m"), [passed("mask.golden")]), interrupted=True)
-    assert exit_code(one) == 130
+    matrix = record((entry("m"), [passed("mask.golden")]), interrupted=True)
+    assert exit_code(matrix) == 130
 
 
 def test_what_has_no_primary_clause_is_caught_by_any() -> None:
     """A candidate that is only known to be broken needs no certain clause."""
-    one = record((entry("m", primary=""), [failed("shape.output")]))
-    assert exit_code(one) == 0
+    matrix = record((entry("m", primary=""), [failed("shape.output")]))
+    assert exit_code(matrix) == 0
