@@ -142,7 +142,9 @@ def test_graph_shows_itself_with_onnxruntime_and_numpy_alone(tmp_path: Path) -> 
     assert (code, "it does not fail any more" in output) == (0, True), output
 
 
-def test_call_that_kills_its_process_is_shown(tmp_path: Path) -> None:
+def test_call_that_kills_its_process_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The last call is in the bundle, whose script sees a process of its own die."""
     target = write_candidate(tmp_path / "attn.py", UNSCALED)
     entry = failing(target, "numerics.scale")
@@ -155,6 +157,7 @@ def test_call_that_kills_its_process_is_shown(tmp_path: Path) -> None:
     failed["counterexample"] = {"problem": problem}
     path = report(tmp_path / "out.json", {**entry, "target": target})
     assert run(["bundle", f"{path}#numerics.scale", "--output", str(tmp_path / "shown")]) == 0
+    assert f"python {tmp_path / 'shown'}/show.py" in "".join(capsys.readouterr().out.split("\n"))
     script = (tmp_path / "shown" / "show.py").read_text(encoding="utf-8")
     assert "survives()" in script
     assert (tmp_path / "shown" / "calls.npz").is_file()
