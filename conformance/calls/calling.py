@@ -111,7 +111,7 @@ def build_forward(
 ) -> Forward:
     """The function to call: the core itself, or the layer built for the geometry and weights.
 
-    With ``leaves``, which lie on the device of the inputs and ask for gradients, the layer is built
+    With ``leaves``, which lie on the device of the inputs and require gradients, the layer is built
     from these, and what the builder does with them is recorded.
     """
     if candidate.kind != "layer":
@@ -155,7 +155,7 @@ def _judged(own: Forward, inputs: Inputs, *, rounds: bool) -> Forward:
 
 
 def arguments(inputs: Inputs, *, copy: bool = True) -> Arguments:
-    """The positional tensors and keywords of a call, copied so that no edit is seen here.
+    """The positional tensors and keywords of a call, copied so that no edit shows here.
 
     They lie on the device of the inputs, in memory as they would lie on the CPU.
     """

@@ -58,7 +58,7 @@ def taken_back(before: tuple[Any, ...], kernels: frozenset[str]) -> list[str]:
         sys.setprofile(before[3])
         changes.append("the profile function of Python")
     if now[4] != before[4]:
-        torch.set_flush_denormal(before[4])  # a setting, of which state.settings speaks
+        torch.set_flush_denormal(before[4])  # a setting, which state.settings judges
     return changes + (_kernels(kernels) if now[5] != before[5] else [])
 
 
@@ -91,7 +91,7 @@ _BASE: Final = torch._C.TensorBase  # noqa: SLF001 (what Tensor inherits; nobody
 _GONE: Final = object()
 # What torch itself puts another in the place of when its compiler is first imported.
 _REPLACED_BY_TORCH: Final = frozenset({"manual_seed"})
-# What every verdict goes through: looked at after each call, the rest when a clause asks.
+# What every verdict goes through: checked after each call; the rest when a clause requires it.
 _CORE: Final = frozenset(
     f"{_HARNESS}.{name}"
     for name in (
@@ -113,7 +113,7 @@ class _Names:
     closed: bool
 
     def as_before(self) -> bool:
-        """Whether they still stand for the same objects; equality would ask the new objects."""
+        """Whether they still stand for the same objects; equality would call the new objects."""
         entries = vars(self.owner)
         if self.closed and len(entries) != len(self.names):
             return False

@@ -83,7 +83,7 @@ class Guarded:
     end: int
 
     def damage(self) -> str:
-        """What was written beside it, or ""."""
+        """What was written outside of the tensor, or ""."""
         sides = {"before": self.buffer[:GUARD], "behind": self.buffer[self.end :]}
         for side, guard in sides.items():
             count = int((guard != PATTERN).sum())
@@ -153,7 +153,7 @@ class Allocations(TorchDispatchMode):
         return guarded
 
     def damage(self) -> str:
-        """What was written beside the tensors made so far, or ""."""
+        """What was written outside of the tensors made so far, or ""."""
         return next(filter(None, (made.damage() for made in self.made)), "")
 
 

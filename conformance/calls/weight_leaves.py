@@ -31,7 +31,7 @@ class WeightLeaves:
     """Where the gradients of a layer's weights arrive.
 
     by_role
-        The weights that the builder got, by role; they ask for gradients.
+        The weights that the builder got, by role; they require gradients.
     promised
         Whether the layer promises that gradients arrive there.
     parameters

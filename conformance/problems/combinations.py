@@ -272,13 +272,13 @@ class _Parameters:
             return objects
         objects[KEY_IS_VALUE] = "key-value"
         lengths = any(
-            one["query_length"] == two["key_length"]
-            for one in self._sizes("queries").values()
-            for two in self._sizes("keys").values()
+            queries["query_length"] == keys["key_length"]
+            for queries in self._sizes("queries").values()
+            for keys in self._sizes("keys").values()
         )
         rest = shapes if layer else self._sizes("heads").values()
-        one, other = ("query_size", "key_size") if layer else HEADS
-        if lengths and any(own[one] == own[other] for own in rest):
+        first, second = ("query_size", "key_size") if layer else HEADS
+        if lengths and any(own[first] == own[second] for own in rest):
             objects[ALL_ONE] = "all"
         return objects
 
@@ -416,10 +416,10 @@ class _Parameters:
     def _rules_of_memory(self) -> Iterator[Rule]:
         reason = "one item, or one head, is repeated by no stride"
         yield Rule(reason, (("memory", ("expanded",)), ("batch", self._single_item())))
-        one_head = [value for value, own in self._meanings("heads") if own["num_kv_heads"] == 1]
-        yield Rule(reason, (("memory", ("expanded-heads",)), ("heads", tuple(one_head))))
+        single_head = [value for value, own in self._meanings("heads") if own["num_kv_heads"] == 1]
+        yield Rule(reason, (("memory", ("expanded-heads",)), ("heads", tuple(single_head))))
         reason = "tensors of different shapes cannot be one"
-        shared, all_one = (KEY_IS_VALUE, ALL_ONE), (ALL_ONE,)
+        shared, all_same = (KEY_IS_VALUE, ALL_ONE), (ALL_ONE,)
         layer = self.candidate.kind == "layer"
         fields = ("key_size", "value_size") if layer else CHANNELS
         for name in ("widths",) if layer else ("head size",):
@@ -431,21 +431,21 @@ class _Parameters:
             grouped = [
                 value for value, own in self._meanings("heads") if len(set(own.values())) > 1
             ]
-            yield Rule(reason, (("tensors", all_one), ("heads", tuple(grouped))))
+            yield Rule(reason, (("tensors", all_same), ("heads", tuple(grouped))))
         else:
             widths = [
                 v for v, own in self._meanings("widths") if own["query_size"] != own["key_size"]
             ]
-            yield Rule(reason, (("tensors", all_one), ("widths", tuple(widths))))
-        for (queries, one), (keys, two) in itertools.product(
+            yield Rule(reason, (("tensors", all_same), ("widths", tuple(widths))))
+        for (queries, query_sizes), (keys, key_sizes) in itertools.product(
             self._sizes("queries").items(), self._sizes("keys").items()
         ):
             lengths = (("queries", (queries,)), ("keys", (keys,)))
             sides = [side for side in lengths if side[0] in self.meant]
-            if one["query_length"] != two["key_length"] and sides:
-                yield Rule(reason, (("tensors", all_one), *sides))
+            if query_sizes["query_length"] != key_sizes["key_length"] and sides:
+                yield Rule(reason, (("tensors", all_same), *sides))
         cached = self._values("cache", but=(NONE,))
-        yield Rule("queries are more than new keys", (("tensors", all_one), ("cache", cached)))
+        yield Rule("queries are more than new keys", (("tensors", all_same), ("cache", cached)))
 
     def _single_item(self) -> tuple[str, ...]:
         """The batches of one item."""

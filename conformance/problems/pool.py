@@ -18,7 +18,7 @@ from .strategies import draw_problems
 OTHER_DTYPES: Final = 0.5
 # The part that is drawn at least, however many edges there are.
 LEAST_DRAWN: Final = 0.25
-# How many further problems are offered where none of the first could tell right from wrong.
+# How many further problems are drawn where none of the first could show a wrong answer.
 FURTHER: Final = 8
 # Between the seeds of two turns: far more than between those of two days.
 TURN: Final = 1_000_000_007

@@ -280,7 +280,7 @@ SPREAD_FACTOR: Final = 32.0
 # A loss of precision that is acted out leaves a tenth of the squared errors at most: one rounding
 # in a thousand goes the other way, and then errs by as much as was to be explained.
 LARGEST_LEFT_BY_LOSS: Final = 0.1
-# A loss beats simpler ones if it leaves at most this part of what they leave: many elements speak,
+# A loss beats simpler ones if it leaves at most this part of what they leave: many elements count,
 # so the squared errors that two right explanations leave do not differ by ten.
 CLEARLY_LESS: Final = 0.1
 # Half of normally distributed numbers, made smaller by this, are below float16's normal ones.

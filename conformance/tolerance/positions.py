@@ -125,7 +125,7 @@ def _rotation(
     first, second = golden.rotary_pairs(head_size, semantics)
     frequency = golden.rotary_frequencies(head_size, semantics)
     angles = golden.rotary_angles(positions, head_size, semantics)
-    # A working dtype that is finer than float32 asks for finer angles.
+    # A working dtype that is finer than float32 needs finer angles.
     unit = max(contract.accumulator_roundoff, min(contract.unit_roundoff, model.COARSEST_ANGLE))
     relative = model.FREQUENCY_ROUNDINGS * frequency.log().abs() + model.ANGLE_ROUNDINGS
     error = unit * relative * angles.abs()
