@@ -71,13 +71,13 @@ def test_masks_keep_their_name_and_shape(tmp_path: Path) -> None:
 def test_a_source_verifies_the_scale(path: Path) -> None:
     """With the module beside it nothing is left to gauge."""
     onnx.save(put_together(Parts(scale=1.0)), path)
-    alone, beside = conformance.graph(path), conformance.graph(path, source=Eager())
+    alone, with_source = conformance.graph(path), conformance.graph(path, source=Eager())
     assert alone.graph is not None
-    assert beside.graph is not None
+    assert with_source.graph is not None
     assert "scale" in alone.graph.projections.gauge
-    assert not beside.graph.projections.gauge
+    assert not with_source.graph.projections.gauge
     assert results(alone, "numerics.scale")[0].status == "passed"
-    assert results(beside, "numerics.scale")[0].status == "failed"
+    assert results(with_source, "numerics.scale")[0].status == "failed"
 
 
 def test_an_input_that_the_source_needs(path: Path) -> None:

@@ -92,8 +92,8 @@ def test_module_answers_as_the_golden(module: nn.Module, inputs: str) -> None:
 def test_nameless_roles_are_found_by_agreement() -> None:
     """Linears a, b, c, d get the roles under which the module is golden, and heads their number."""
     candidate = conformance.module(Nameless())
-    found = candidate.declaration.assumptions[:5]
-    assert found == (
+    notes = candidate.declaration.assumptions[:5]
+    assert notes == (
         "query: c.weight",
         "key: a.weight",
         "value: d.weight",
@@ -423,9 +423,9 @@ def test_module_without_an_output_is_put_in_each_dtype() -> None:
     dtypes = ["float32", "float16", "bfloat16"]
     candidate = conformance.module(WithoutOutput(), dtypes=dtypes)
     assert assumed(candidate, "no output projection")
-    asked = ("numerics.golden", "shape.dtype", "shape.output")
-    run = CandidateRun(candidate, profile=PROFILES["quick"], only=asked)
+    slugs = ("numerics.golden", "shape.dtype", "shape.output")
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=slugs)
     results = [run.run(planned) for planned in run.planned()]
-    assert [(one.dtype, one.status) for one in results] == [
-        (dtype, "passed") for dtype in dtypes for _ in asked
+    assert [(result.dtype, result.status) for result in results] == [
+        (dtype, "passed") for dtype in dtypes for _ in slugs
     ]

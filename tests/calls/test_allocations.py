@@ -9,13 +9,13 @@ from conformance.calls.memory import GUARD, Allocations
 
 def test_a_write_past_the_end_is_seen() -> None:
     """One element behind, one before; the tensor itself may be written."""
-    for place, told in ((6, "4 bytes behind"), (-1, "4 bytes before")):
+    for place, damage in ((6, "4 bytes behind"), (-1, "4 bytes before")):
         with Allocations() as made:
             tensor = torch.empty(2, 3)
         tensor.fill_(1.0)
         assert not made.damage()
         tensor.as_strided((1,), (1,), tensor.storage_offset() + place).fill_(7.0)
-        assert made.damage() == f"{told} a tensor [2, 3] that it allocated"
+        assert made.damage() == f"{damage} a tensor [2, 3] that it allocated"
 
 
 def test_what_is_unwritten_is_nan_and_what_is_filled_is_kept() -> None:

@@ -43,8 +43,8 @@ def test_array_of_numpy_shares_the_memory_of_its_tensor() -> None:
 
 def test_answer_is_a_tensor_of_the_same_numbers() -> None:
     """An array that cannot be written to, or runs backwards, is copied."""
-    given = torch.arange(4.0)
-    assert torch.equal(OfArrays(lambda array: array[::-1], "numpy")(given), given.flip(0))
+    tensor = torch.arange(4.0)
+    assert torch.equal(OfArrays(lambda array: array[::-1], "numpy")(tensor), tensor.flip(0))
 
 
 @pytest.mark.parametrize("value", [[1.0], torch.ones(1), np.float32(1.0), None])
@@ -80,19 +80,19 @@ def test_jax_is_asked_for_its_own_arrays(monkeypatch: pytest.MonkeyPatch) -> Non
     vars(jax)["Array"], vars(jax_numpy)["asarray"] = FakeArray, FakeArray
     monkeypatch.setitem(sys.modules, "jax", jax)
     monkeypatch.setitem(sys.modules, "jax.numpy", jax_numpy)
-    seen: list[object] = []
+    types: list[object] = []
 
     def doubled(array: Any) -> FakeArray:
-        seen.append(array)
+        types.append(array)
         return FakeArray(array.values * 2)
 
     answer = OfArrays(doubled, "jax")(torch.arange(3.0))
-    assert isinstance(seen[0], FakeArray)
+    assert isinstance(types[0], FakeArray)
     assert torch.equal(answer, torch.tensor([0.0, 2.0, 4.0]))
 
 
 @pytest.mark.parametrize(
-    ("promises", "told"),
+    ("promises", "message"),
     [
         ({"arrays": "numpy", "dtypes": ["bfloat16"]}, "which has no such numbers"),
         ({"arrays": "numpy", "features": ["gradients"]}, "needs tensors"),
@@ -100,9 +100,9 @@ def test_jax_is_asked_for_its_own_arrays(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"arrays": "numpy", "devices": ["cuda"]}, "handed over on the CPU"),
     ],
 )
-def test_promise_that_arrays_cannot_keep_is_refused(promises: dict[str, Any], told: str) -> None:
+def test_promise_that_arrays_cannot_keep_is_refused(promises: dict[str, Any], message: str) -> None:
     """One sentence says what NumPy and JAX have no room for."""
-    with pytest.raises(DeclarationError, match=told):
+    with pytest.raises(DeclarationError, match=message):
         conformance.core(**promises)(valued)
 
 

@@ -118,16 +118,16 @@ def test_edits_stay_with_the_candidate() -> None:
 
 def test_calls_record_no_gradients() -> None:
     """A call runs without gradients, and an answer with a graph is cut off it."""
-    seen: list[bool] = []
+    grad_modes: list[bool] = []
     weight = torch.ones(1, requires_grad=True)
 
     def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        seen.append(torch.is_grad_enabled())
+        grad_modes.append(torch.is_grad_enabled())
         with torch.enable_grad():
             return bare(query, key, value) * weight
 
     answer = call_forward(kernel, materialise(problem(), core()))
-    assert seen == [False]
+    assert grad_modes == [False]
     assert not answer.output.requires_grad
 
 
@@ -147,15 +147,15 @@ def test_builder_that_raises_says_so() -> None:
     )
 
 
-@pytest.mark.parametrize(("made", "told"), [(None, "None"), (3, "a int")])
-def test_builder_must_return_something_callable(made: object, told: str) -> None:
+@pytest.mark.parametrize(("made", "described"), [(None, "None"), (3, "a int")])
+def test_builder_must_return_something_callable(made: object, described: str) -> None:
     """A builder that forgets its return is told so."""
     candidate = layer(lambda _geometry, _weights: made)
     with pytest.raises(CandidateFailure) as caught:
         build_forward(candidate, materialise(problem(), candidate))
     violation = caught.value.violation
     assert violation.kind == "type"
-    assert violation.message == f"the builder returned {told}, not a forward function"
+    assert violation.message == f"the builder returned {described}, not a forward function"
 
 
 def test_modules_are_put_in_eval_mode() -> None:

@@ -21,7 +21,7 @@ NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA 
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("gpu", "torch knows no such device"),
         ("", "torch knows no such device"),
@@ -32,9 +32,9 @@ NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA 
         ("privateuseone", "torch sees"),
     ],
 )
-def test_what_cannot_be_used_says_why(name: str, told: str) -> None:
+def test_what_cannot_be_used_says_why(name: str, message: str) -> None:
     """Each is refused in words, whatever torch raises."""
-    assert told in why_absent(name)
+    assert message in why_absent(name)
 
 
 @pytest.mark.parametrize("name", ["cpu", "cpu:0"])
@@ -103,7 +103,7 @@ def test_tf32_must_be_declared_on_a_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "told"),
+    ("device", "message"),
     [
         ("gpu", "the device 'gpu' cannot be used here: torch knows no such device"),
         ("meta", "the device 'meta' cannot be used here: it holds no values"),
@@ -112,14 +112,14 @@ def test_tf32_must_be_declared_on_a_device() -> None:
 )
 @NO_CUDA
 def test_the_command_refuses_in_one_sentence(
-    folder: Path, device: str, told: str, capsys: pytest.CaptureFixture[str]
+    folder: Path, device: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 2, one line, no traceback."""
     write(folder, {"attn.py": KERNEL})
     assert run(["check", "attn.py", "--device", device]) == 2
     out, err = capsys.readouterr()
     assert not out
-    assert told in err
+    assert message in err
     assert err.count("\n") == 1
 
 

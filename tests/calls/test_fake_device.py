@@ -79,8 +79,8 @@ def prepare(patch: pytest.MonkeyPatch, folder: Path, library: Path) -> None:
 
 def candidates(path: Path) -> dict[str, Report]:
     """The candidates of a report by name."""
-    found = json.loads(path.read_text(encoding="utf-8"))["candidates"]
-    return {entry["name"]: entry for entry in found}
+    entries = json.loads(path.read_text(encoding="utf-8"))["candidates"]
+    return {entry["name"]: entry for entry in entries}
 
 
 @pytest.mark.parametrize("name", list(FAILED))
@@ -97,14 +97,14 @@ def test_what_fails_on_the_device(checked: Path, name: str) -> None:
 def test_every_clause_about_devices_is_asked(checked: Path) -> None:
     """Somebody passes each, and somebody fails each but those that a CPU can show as well."""
     every = [c for entry in candidates(checked / "out.json").values() for c in entry["clauses"]]
-    asked = {c["id"] for c in every if c["id"].startswith("device.")}
+    slugs = {c["id"] for c in every if c["id"].startswith("device.")}
     passed = {c["id"] for c in every if c["status"] == "passed"}
     declared = {"device.batch-invariant", "device.fresh-memory"}  # nobody here promises or does it
-    assert asked - passed == declared
+    assert slugs - passed == declared
 
 
 @pytest.mark.parametrize(
-    ("name", "slug", "told"),
+    ("name", "slug", "message"),
     [
         (
             "answers_on_the_cpu",
@@ -114,10 +114,10 @@ def test_every_clause_about_devices_is_asked(checked: Path) -> None:
         ("forgets_a_constant", "shape.output", "Expected all tensors to be on the same device"),
     ],
 )
-def test_a_misplaced_tensor_is_told(checked: Path, name: str, slug: str, told: str) -> None:
+def test_a_misplaced_tensor_is_told(checked: Path, name: str, slug: str, message: str) -> None:
     """Where the answer or a constant lies is what the report says."""
     clauses = candidates(checked / "out.json")[name]["clauses"]
-    assert told in next(c["reason"] for c in clauses if c["id"] == slug)
+    assert message in next(c["reason"] for c in clauses if c["id"] == slug)
 
 
 def test_who_answers_no_call_on_the_device_is_told_once(checked: Path) -> None:
@@ -134,11 +134,11 @@ def test_declared_devices_are_both_judged(there: Path) -> None:
     words = ["check", f"{TARGET}:declared_for_both", *QUICK, "--json", str(path)]
     assert run(words) == 0
     entry = candidates(path)["declared_for_both"]
-    found = {(c["id"], c["device"]): c for c in entry["clauses"]}
-    assert found["numerics.golden", "cpu"]["status"] == "passed"
-    assert found["numerics.golden", "fake:0"]["status"] == "passed"
-    assert found["device.matches-cpu", "fake:0"]["status"] == "passed"
-    refused = found["device.matches-cpu", "cpu"]["reason"]
+    clauses = {(c["id"], c["device"]): c for c in entry["clauses"]}
+    assert clauses["numerics.golden", "cpu"]["status"] == "passed"
+    assert clauses["numerics.golden", "fake:0"]["status"] == "passed"
+    assert clauses["device.matches-cpu", "fake:0"]["status"] == "passed"
+    refused = clauses["device.matches-cpu", "cpu"]["reason"]
     assert refused == "it is judged on the CPU, and torch sees the CPU and fake:0 here"
     assert set(entry["declaration"]["precision"]) == {"float32 on cpu", "float32 on fake:0"}
 
@@ -173,7 +173,7 @@ def test_a_broken_device_is_left(there: Path) -> None:
     words = ["--device", "fake", "--profile", "quick", *BROKEN, "--json", str(path)]
     assert run(["check", f"{TARGET}:breaks_the_device", *words]) == 1
     (entry,) = candidates(path).values()
-    found = {clause["id"]: clause for clause in entry["clauses"]}
-    assert found["shape.strided"]["violation"]["kind"] == "crashed"
-    assert "the device fake:0 does not answer any more" in found["shape.strided"]["reason"]
-    assert found["shape.output"]["status"] == found["numerics.golden"]["status"] == "passed"
+    clauses = {clause["id"]: clause for clause in entry["clauses"]}
+    assert clauses["shape.strided"]["violation"]["kind"] == "crashed"
+    assert "the device fake:0 does not answer any more" in clauses["shape.strided"]["reason"]
+    assert clauses["shape.output"]["status"] == clauses["numerics.golden"]["status"] == "passed"

@@ -79,10 +79,10 @@ def made_of() -> list[Any]:
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_a_call_replaces_is_named_and_put_back(name: str) -> None:
     """Each change is told by its name, once, and afterwards all is as before."""
-    before, sealed, found = made_of(), integrity.seal(), list[str]()
-    with integrity.watching(sealed, found), integrity.watched():
+    before, sealed, changes = made_of(), integrity.seal(), list[str]()
+    with integrity.watching(sealed, changes), integrity.watched():
         CHANGES[name]()
-    assert found == [name]
+    assert changes == [name]
     assert made_of() == before
     assert sealed.broken() == []
 
@@ -215,21 +215,21 @@ def test_a_module_that_patches_everything_is_found_out(tmp_path: Path) -> None:
     """A file that replaces the comparison and the product, and an operator's kernel, fails."""
     (tmp_path / "cheat.py").write_text(CHEAT.format(more=KERNEL), encoding="utf-8")
     clauses = [f"--only={slug}" for slug in ("numerics.golden", "state.untampered")]
-    told = subprocess.run(
+    completed = subprocess.run(
         [*COMMAND, "check", "cheat.py", "--profile=quick", "--json=out.json", *clauses],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert told.returncode == 1, told.stderr
-    found = {
+    assert completed.returncode == 1, completed.stderr
+    statuses = {
         (candidate["name"], clause["id"]): clause
         for candidate in record(tmp_path)["candidates"]
         for clause in candidate["clauses"]
     }
-    assert found["cheat", "numerics.golden"]["status"] == "failed"
-    violation = found["cheat", "state.untampered"]["violation"]
+    assert statuses["cheat", "numerics.golden"]["status"] == "failed"
+    violation = statuses["cheat", "state.untampered"]["violation"]
     assert violation["kind"] == "tampered"
     assert "conformance.oracle.comparison.compare" in violation["message"]
-    assert "aten/bmm/CPU" in found["kernel", "state.untampered"]["violation"]["message"]
+    assert "aten/bmm/CPU" in statuses["kernel", "state.untampered"]["violation"]["message"]

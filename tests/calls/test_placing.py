@@ -20,8 +20,8 @@ from conformance.problems.memory_layouts import MEMORY_LAYOUTS
 
 def test_arguments_on_the_cpu_are_the_same_objects() -> None:
     """Nothing is copied where nothing has to move."""
-    given = ((torch.ones(2),), {"keep": torch.ones(2, dtype=torch.bool)})
-    assert placed(given, "cpu") is given
+    call_arguments = ((torch.ones(2),), {"keep": torch.ones(2, dtype=torch.bool)})
+    assert placed(call_arguments, "cpu") is call_arguments
 
 
 def test_every_layout_survives() -> None:
@@ -99,10 +99,10 @@ def _in_half(own: nn.Module, *, rounds: bool) -> nn.Module:
             return False
         return True
 
-    found = module_in_dtype(own, torch.float16, answers, rounds=rounds)
-    assert module_in_dtype(own, torch.float16, answers, rounds=rounds) is found
-    assert isinstance(found, nn.Module)
-    return found
+    chosen = module_in_dtype(own, torch.float16, answers, rounds=rounds)
+    assert module_in_dtype(own, torch.float16, answers, rounds=rounds) is chosen
+    assert isinstance(chosen, nn.Module)
+    return chosen
 
 
 def test_a_users_module_is_put_in_the_dtype_that_is_judged() -> None:

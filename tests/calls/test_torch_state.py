@@ -65,11 +65,11 @@ def test_a_candidate_that_sets_them_is_judged_by_its_answers(
 
 def test_what_a_module_sets_on_import_is_the_candidates_alone() -> None:
     """Defaults set before a run reach the calls of the candidate, and not the golden."""
-    seen: list[torch.dtype] = []
+    settings: list[torch.dtype] = []
 
     @conformance.core()
     def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        seen.append(torch.get_default_dtype())
+        settings.append(torch.get_default_dtype())
         return torch.softmax(query @ key.mT * query.shape[-1] ** -0.5, dim=-1) @ value
 
     before = torch.get_default_dtype()
@@ -81,4 +81,4 @@ def test_what_a_module_sets_on_import_is_the_candidates_alone() -> None:
     finally:
         torch.set_default_dtype(before)
     assert {result.status for result in results} == {"passed", "not-applicable"}
-    assert set(seen) == {torch.float16}
+    assert set(settings) == {torch.float16}

@@ -65,14 +65,14 @@ def results(candidate: Candidate, **choices: Any) -> list[ClauseResult]:
 )
 def test_correct_ones_conform(candidate: Candidate, dtype: str) -> None:
     """Nothing fails and nothing goes untested, though the flag is never passed (it is refused)."""
-    found = results(candidate, dtypes=(dtype,))
+    clauses = results(candidate, dtypes=(dtype,))
     # Eager products in float16 pass its range: a SHOULD that these honestly fail.
-    asked = [r for r in found if r.id != "numerics.overflow-half"]
-    wrong = [(r.id, r.status, r.reason) for r in asked]
+    judged = [r for r in clauses if r.id != "numerics.overflow-half"]
+    wrong = [(r.id, r.status, r.reason) for r in judged]
     assert [entry for entry in wrong if entry[1] not in ("passed", "not-applicable")] == []
-    told = {result.id for result in found if REASON in result.reason}
-    assert told <= ORDERED | OF_WINDOWS
-    assert {r.id for r in found if r.status == "passed"} >= {"mask.causal", "state.no-memory"}
+    slugs = {result.id for result in clauses if REASON in result.reason}
+    assert slugs <= ORDERED | OF_WINDOWS
+    assert {r.id for r in clauses if r.status == "passed"} >= {"mask.causal", "state.no-memory"}
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,8 @@ def test_another_alignment_is_caught_and_named(alignment: str, own: str, kind: s
 
 def test_every_clause_that_fails_is_about_the_triangle_or_the_answer() -> None:
     """Without any triangle the answers are wrong; laws that hold without one are not broken."""
-    found = results(core(NeverCausal, "top-left", masks=[]), dtypes=("float32",), explain=False)
-    failed = {result.id for result in found if result.status == "failed"}
+    clauses = results(core(NeverCausal, "top-left", masks=[]), dtypes=("float32",), explain=False)
+    failed = {result.id for result in clauses if result.status == "failed"}
     assert {"mask.causal", "mask.causal-alignment", "numerics.golden"} <= failed
     assert not failed & {"numerics.key-shift", "equivariance.batch", "state.repeatable"}
 
@@ -138,7 +138,7 @@ def test_every_space_gets_causal_problems() -> None:
         if "core" in space.kinds:
             assert not space.admits(problem(causal=False), candidate)
     space = Space(mask="maybe", extras="maybe", edges="combinations")
-    assert all(one.causal for one in combinations(candidate, space, dtype="float32").problems)
+    assert all(each.causal for each in combinations(candidate, space, dtype="float32").problems)
 
 
 def test_a_signature_without_the_flag_is_enough() -> None:

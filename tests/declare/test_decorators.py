@@ -67,8 +67,8 @@ def test_decorators_work_in_a_loop() -> None:
         return kernel
 
     made = [conformance.core(name=f"times {n}")(make(n)) for n in range(3)]
-    one = torch.ones(1, 1, 1, 1)
-    assert [float(candidate(one, one, one)) for candidate in made] == [0.0, 1.0, 2.0]
+    tensor = torch.ones(1, 1, 1, 1)
+    assert [float(candidate(tensor, tensor, tensor)) for candidate in made] == [0.0, 1.0, 2.0]
     assert [candidate.name for candidate in made] == ["times 0", "times 1", "times 2"]
 
 

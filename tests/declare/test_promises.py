@@ -147,23 +147,23 @@ def test_unbatched_shapes_have_no_batch_axis() -> None:
 
 def test_defaults() -> None:
     """A core that promises nothing takes no mask, no flag, float32 on the CPU, by the standard."""
-    known = declare("core")
-    assert known.masks == ()
-    assert known.causal is None
-    assert known.empty_rows == "any"
-    assert known.features == {"gradients"}
-    assert known.dtypes == ("float32",)
-    assert known.devices == ("cpu",)
-    assert known.mask_shapes == DEFAULT_MASK_SHAPES
-    assert known.length_shapes == ("B",)
-    assert known.semantics == conformance.STANDARD
-    assert known.keywords == ()
+    declared = declare("core")
+    assert declared.masks == ()
+    assert declared.causal is None
+    assert declared.empty_rows == "any"
+    assert declared.features == {"gradients"}
+    assert declared.dtypes == ("float32",)
+    assert declared.devices == ("cpu",)
+    assert declared.mask_shapes == DEFAULT_MASK_SHAPES
+    assert declared.length_shapes == ("B",)
+    assert declared.semantics == conformance.STANDARD
+    assert declared.keywords == ()
 
 
 def test_features_add_to_the_defaults_and_without_removes() -> None:
     """``features`` adds, ``without`` removes, and removing wins."""
-    known = declare("layer", features=["gqa", "scale"], without=["cross", "scale"])
-    assert known.features == {"gradients", "gqa"}
+    declared = declare("layer", features=["gqa", "scale"], without=["cross", "scale"])
+    assert declared.features == {"gradients", "gqa"}
 
 
 def test_repeated_words_count_once() -> None:
@@ -178,16 +178,16 @@ def test_iterables_are_read_once() -> None:
 
 def test_unbatched_default_shapes_drop_the_batch() -> None:
     """``batched=False`` drops the B of the default shapes, and likes are named once."""
-    known = declare("layer", batched=False)
-    assert known.mask_shapes == ("HQK", "1QK", "11K")
-    assert known.length_shapes == ("",)
+    declared = declare("layer", batched=False)
+    assert declared.mask_shapes == ("HQK", "1QK", "11K")
+    assert declared.length_shapes == ("",)
 
 
 def test_shapes_with_keys_and_shapes_of_lengths_are_told_apart() -> None:
     """A shape that ends in K holds a table, any other one lengths."""
-    known = declare("core", masks=["keep", "lengths"], mask_shapes=["BK", "B11K", "BQ"])
-    assert known.mask_shapes == ("BK", "B11K")
-    assert known.length_shapes == ("BQ",)
+    declared = declare("core", masks=["keep", "lengths"], mask_shapes=["BK", "B11K", "BQ"])
+    assert declared.mask_shapes == ("BK", "B11K")
+    assert declared.length_shapes == ("BQ",)
 
 
 def test_semantics_takes_causal_and_empty_rows_in() -> None:
@@ -201,8 +201,8 @@ def test_semantics_takes_causal_and_empty_rows_in() -> None:
 def test_semantics_may_say_the_same() -> None:
     """Saying a convention twice in the same way is no conflict."""
     point = conformance.Semantics(causal_alignment="top-left", scale="none")
-    known = declare("core", causal="top-left", semantics=point)
-    assert known.semantics == point
+    declared = declare("core", causal="top-left", semantics=point)
+    assert declared.semantics == point
 
 
 @pytest.mark.parametrize(
@@ -231,18 +231,18 @@ def test_conflicting_semantics_is_refused(
 def test_empty_rows_by_way() -> None:
     """Rules by form, flag and returned weights are told apart; one rule for all is one rule."""
     rules = {"keep": "nan", "causal": "zeros", "weights": "mean-of-all"}
-    known = declare(
+    declared = declare(
         "core", masks=["keep", "bias"], causal="top-left", features=["weights"], empty_rows=rules
     )
 
     def rule(form: str | None, *, causal: bool = False, weights: bool = False) -> str:
-        return known.empty_rule(form=form, causal=causal, weights=weights)
+        return declared.empty_rule(form=form, causal=causal, weights=weights)
 
     assert (rule("keep"), rule("bias"), rule(None, causal=True)) == ("nan", "any", "zeros")
     assert rule("keep", causal=True) == "any"  # by different rules: nothing is promised
     assert rule("bias", weights=True) == "mean-of-all"
-    assert known.as_json()["empty_rows"] == {**rules, "bias": "any"}
-    assert known.empty_rules == {"nan", "zeros", "mean-of-all"}
+    assert declared.as_json()["empty_rows"] == {**rules, "bias": "any"}
+    assert declared.empty_rules == {"nan", "zeros", "mean-of-all"}
     alike = declare(
         "core", masks=["keep"], causal="top-left", empty_rows={"keep": "nan", "causal": "nan"}
     )
@@ -257,8 +257,8 @@ def test_any_empty_rows_leave_the_semantics_alone() -> None:
 
 def test_keywords_are_those_that_are_declared() -> None:
     """Masks arrive under their form's name, flags and features under theirs, nothing else."""
-    known = declare("core", masks=["keep", "lengths"], causal="top-left", features=["kv_cache"])
-    assert known.keywords == ("keep", "lengths", "causal", "past_key", "past_value")
+    declared = declare("core", masks=["keep", "lengths"], causal="top-left", features=["kv_cache"])
+    assert declared.keywords == ("keep", "lengths", "causal", "past_key", "past_value")
 
 
 def test_every_feature_with_a_keyword_is_a_feature() -> None:
@@ -284,8 +284,8 @@ def test_positional_inputs(kind: str, inputs: str, names: tuple[str, ...]) -> No
 
 def test_as_json_is_plain_and_names_deviations() -> None:
     """The report holds plain data and only what differs from the standard."""
-    known: Declaration = declare("core", causal="top-left", features=["gqa"], masks=["keep"])
-    data = known.as_json()
+    declared: Declaration = declare("core", causal="top-left", features=["gqa"], masks=["keep"])
+    data = declared.as_json()
     assert data["semantics"] == {"causal_alignment": "top-left"}
     assert data["features"] == ["gqa", "gradients"]
     assert data["mask_shapes"] == [*DEFAULT_MASK_SHAPES, "B"]

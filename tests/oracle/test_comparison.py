@@ -204,40 +204,40 @@ def test_reason_is_empty_exactly_within_the_bound(
     error: float, bound: float, expected: float
 ) -> None:
     """disagreement() is "" exactly when the margin is at most 1, and then there is no violation."""
-    found = compare(row(expected + error), row(expected), row(bound))
-    assert (disagreement(found) == "") == (found.margin <= 1.0)
-    assert (found.violation is None) == (found.margin <= 1.0)
+    comparison = compare(row(expected + error), row(expected), row(bound))
+    assert (disagreement(comparison) == "") == (comparison.margin <= 1.0)
+    assert (comparison.violation is None) == (comparison.margin <= 1.0)
 
 
 def test_remainder_completes_what_is_expected() -> None:
     """What float64 cannot hold of the exact answer counts: an error of 1e-20 is seen as such."""
     expected, remainder, bound = row(1.0), row(1e-20), row(1e-21)
     assert compare(row(1.0), expected, bound).margin == 0.0
-    found = compare(row(1.0), expected, bound, remainder=remainder)
-    assert found.error == pytest.approx(1e-20)
-    assert found.margin == pytest.approx(10.0)
+    comparison = compare(row(1.0), expected, bound, remainder=remainder)
+    assert comparison.error == pytest.approx(1e-20)
+    assert comparison.margin == pytest.approx(10.0)
 
 
 def test_sentence_tells_the_largest_part_and_the_scale() -> None:
     """The stage that dominates the bound and the fitted scale error stand in the reason."""
-    found = wrong_at(0, 2, shape=(2, 3)).replace(
+    comparison = wrong_at(0, 2, shape=(2, 3)).replace(
         parts={"score": 0.75, "exp": 0.25}, scale_error=0.00123
     )
-    told = disagreement(found)
-    assert "75% of it for rounding of the logits" in told
-    assert told.endswith("; this fits a scale with a relative error of +0.00123")
+    sentence = disagreement(comparison)
+    assert "75% of it for rounding of the logits" in sentence
+    assert sentence.endswith("; this fits a scale with a relative error of +0.00123")
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [(9.9, ", 94% of it for rounding in the weighted sums)"), (10.0, ""), (1e6, "")],
 )
-def test_gross_errors_are_not_put_down_to_rounding(error: float, told: str) -> None:
+def test_gross_errors_are_not_put_down_to_rounding(error: float, message: str) -> None:
     """What dominates the bound is said of errors less than ten times as large, and of no others."""
-    found = compare(row(error), row(0.0), row(1.0)).replace(parts={"accumulation": 0.94})
-    assert disagreement(found).endswith(told or ", allowed 1)")
-    assert found.violation is not None
-    assert found.violation.measured["parts"] == {"accumulation": 0.94}
+    comparison = compare(row(error), row(0.0), row(1.0)).replace(parts={"accumulation": 0.94})
+    assert disagreement(comparison).endswith(message or ", allowed 1)")
+    assert comparison.violation is not None
+    assert comparison.violation.measured["parts"] == {"accumulation": 0.94}
 
 
 def test_every_stage_can_be_said() -> None:
@@ -247,7 +247,7 @@ def test_every_stage_can_be_said() -> None:
 
 def test_measured_numbers_reach_the_report() -> None:
     """Margin, error, bound, axes, parts and the scale error survive the report's JSON."""
-    found = wrong_at(1, 0, 2, 3, shape=(2, 1, 3, 4)).replace(
+    comparison = wrong_at(1, 0, 2, 3, shape=(2, 1, 3, 4)).replace(
         parts={"rounding": 1.0}, scale_error=-0.5
     )
     entry = ClauseResult(
@@ -255,7 +255,7 @@ def test_measured_numbers_reach_the_report() -> None:
         family="numerics",
         level="MUST",
         status="failed",
-        violation=found.violation,
+        violation=comparison.violation,
     ).as_json()
     read = result_from_json(json.loads(json.dumps(entry, allow_nan=False)))
     assert read.violation is not None

@@ -21,5 +21,5 @@ def test_prepared_heads_are_known(kind: str, changes: dict[str, Any]) -> None:
 
 def test_a_softmax_over_queries_is_not() -> None:
     """Its weights do not sum to 1."""
-    told = why_unknown(golden.STANDARD.replace(softmax_axis="query"), "layer")
-    assert told == "no bound is derived for gradients at its semantics"
+    reason = why_unknown(golden.STANDARD.replace(softmax_axis="query"), "layer")
+    assert reason == "no bound is derived for gradients at its semantics"

@@ -110,10 +110,10 @@ def test_keys_that_nobody_attends_do_not_count() -> None:
 def test_rows_that_are_nan_by_rule_stay_judged_by_it() -> None:
     """A row without keys that is declared NaN is no overflow."""
     subject = Subject(core(empty_rows="nan"), "float32")
-    known = subject.golden(subject.inputs(problem(mask=plan("empty-rows"))))
-    assert bool(known.empty.any())
-    assert bool(known.representable.all())
-    assert torch.equal(known.judged, ~known.empty.unsqueeze(-1))
+    answer = subject.golden(subject.inputs(problem(mask=plan("empty-rows"))))
+    assert bool(answer.empty.any())
+    assert bool(answer.representable.all())
+    assert torch.equal(answer.judged, ~answer.empty.unsqueeze(-1))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
@@ -122,8 +122,8 @@ def test_ordinary_rows_are_all_judged(made: Any, dtype: str) -> None:
     """Every value recipe of a dtype that draws ordinary logits leaves its rows to be judged."""
     subject = Subject(made(), dtype)
     for values in ("normal", "integers", "tied-keys", "nearly-uniform"):
-        known = subject.golden(subject.inputs(problem(dtype=dtype, values=values)))
-        assert bool(known.judged.all())
+        answer = subject.golden(subject.inputs(problem(dtype=dtype, values=values)))
+        assert bool(answer.judged.all())
 
 
 class Fixed(nn.Module):

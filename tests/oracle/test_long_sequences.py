@@ -34,7 +34,7 @@ LONG: dict[str, Problem] = {
 }
 
 
-def asked(name: str) -> tuple[Subject, Inputs]:
+def long_problem(name: str) -> tuple[Subject, Inputs]:
     """A core that promises everything, and one problem for it."""
     subject = Subject(core(), "float32")
     return subject, materialise(LONG[name], subject.candidate)
@@ -47,26 +47,26 @@ def blocked(subject: Subject, inputs: Inputs, block: int, **more: Any) -> LongGo
     return LongGolden(inputs, subject.declaration, subject.dtype, most_pairs=pairs, **more)
 
 
-def joined(known: LongGolden, name: str) -> Tensor:
+def joined(blocks: LongGolden, name: str) -> Tensor:
     """One field of all blocks, row after row."""
-    return torch.cat([getattr(rows, name) for rows in known.blocks()], dim=2)
+    return torch.cat([getattr(rows, name) for rows in blocks.blocks()], dim=2)
 
 
-def near(one: Tensor, other: Tensor) -> bool:
+def near(answer: Tensor, other: Tensor) -> bool:
     """Whether float64 in another order of sums, differences of squares among them, explains it."""
-    size = torch.maximum(one.abs(), other.abs()).amax(dim=-1, keepdim=True).clamp_min(1e-9)
-    return bool(((one - other).abs() <= 2**20 * UNIT_ROUNDOFF["float64"] * size).all())
+    size = torch.maximum(answer.abs(), other.abs()).amax(dim=-1, keepdim=True).clamp_min(1e-9)
+    return bool(((answer - other).abs() <= 2**20 * UNIT_ROUNDOFF["float64"] * size).all())
 
 
 @pytest.mark.parametrize("block", [5, 64])
 @pytest.mark.parametrize("name", LONG)
 def test_blocks_are_the_whole(name: str, block: int) -> None:
     """Output, bound and judged rows of blocks are those of one evaluation, whatever the mask."""
-    subject, inputs = asked(name)
-    known, whole = blocked(subject, inputs, block), subject.golden(inputs)
-    assert torch.equal(joined(known, "judged"), whole.judged.expand(*whole.output.shape[:3], 1))
-    assert near(joined(known, "output"), whole.output)
-    assert near(joined(known, "bound"), whole.bound)
+    subject, inputs = long_problem(name)
+    blocks, whole = blocked(subject, inputs, block), subject.golden(inputs)
+    assert torch.equal(joined(blocks, "judged"), whole.judged.expand(*whole.output.shape[:3], 1))
+    assert near(joined(blocks, "output"), whole.output)
+    assert near(joined(blocks, "bound"), whole.bound)
 
 
 def test_sampled_rows_get_the_statistical_bound() -> None:
@@ -84,27 +84,27 @@ def test_sampled_rows_get_the_statistical_bound() -> None:
 
 def test_the_worst_element_is_found_where_it_is() -> None:
     """A single wrong element in any block is reported by its place in the whole answer."""
-    subject, inputs = asked("causal")
-    known = blocked(subject, inputs, 8)
+    subject, inputs = long_problem("causal")
+    long_golden = blocked(subject, inputs, 8)
     answer = subject.answer(inputs)
-    right = known.compare(answer)
+    right = long_golden.compare(answer)
     assert right.violation is None
     assert 0.0 < right.margin < 1.0
     answer[1, 2, 29, 3] += 1.0
-    found = known.compare(answer)
-    assert found.index == (1, 2, 29, 3)
-    assert found.violation is not None
+    comparison = long_golden.compare(answer)
+    assert comparison.index == (1, 2, 29, 3)
+    assert comparison.violation is not None
 
 
 def test_some_rows_are_enough() -> None:
-    """Only the rows that are asked for are held against their bounds."""
-    subject, inputs = asked("plain")
+    """Only the chosen rows are held against their bounds."""
+    subject, inputs = long_problem("plain")
     inputs = inputs.replace(generic=False)
-    known = blocked(subject, inputs, 8)
+    long_golden = blocked(subject, inputs, 8)
     answer = subject.answer(inputs)
     answer[:, :, 20] += 1.0
-    assert known.compare(answer, rows=torch.tensor([0, 19, 21])).violation is None
-    assert known.compare(answer, rows=torch.tensor([19, 20])).violation is not None
+    assert long_golden.compare(answer, rows=torch.tensor([0, 19, 21])).violation is None
+    assert long_golden.compare(answer, rows=torch.tensor([19, 20])).violation is not None
 
 
 def test_rows_of_a_softmax_over_queries_are_not_apart() -> None:

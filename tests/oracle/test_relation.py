@@ -27,14 +27,14 @@ def recorded_answers(count: int) -> tuple[Recording, list[torch.Tensor]]:
 def test_order_of_elements_is_read_off_the_view() -> None:
     """A view is told as the elements it shows, in their order; none where it changes nothing."""
     recording, (first, second) = recorded_answers(2)
-    found = with_relation(
+    violation = with_relation(
         COMPARED,
         recording,
         expected=[(first, lambda answer: answer.flip(-2))],
         got=[(second, lambda answer: answer)],
     )
-    assert found is not None
-    relation = found.compared["relation"]
+    assert violation is not None
+    relation = violation.compared["relation"]
     (part,) = relation["expected"]
     assert part["call"] == 0
     flipped = first.flip(-2).flatten()

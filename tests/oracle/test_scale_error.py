@@ -20,7 +20,7 @@ PLAIN: dict[str, Any] = {"query_length": 9, "key_length": 12, "head_size": 8}
 both_kinds = pytest.mark.parametrize("candidate", [core(), layer()], ids=["core", "layer"])
 
 
-def asked(
+def example(
     candidate: Candidate, dtype: str = "float64", **changes: Any
 ) -> tuple[Subject, Inputs, Tensor]:
     """A subject, some inputs and their golden answer."""
@@ -39,9 +39,9 @@ def at_scale(subject: Subject, inputs: Inputs, factor: float) -> Tensor:
 @pytest.mark.parametrize("error", ERRORS)
 def test_scale_error_is_recovered(candidate: Candidate, error: float) -> None:
     """From a trillionth to a factor of two the error is found, up to float64's own rounding."""
-    subject, inputs, _ = asked(candidate)
-    found = fitted_scale_error(subject.oracle, inputs, at_scale(subject, inputs, 1.0 + error))
-    assert found == pytest.approx(error, rel=1e-6, abs=1e-14)
+    subject, inputs, _ = example(candidate)
+    fitted = fitted_scale_error(subject.oracle, inputs, at_scale(subject, inputs, 1.0 + error))
+    assert fitted == pytest.approx(error, rel=1e-6, abs=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -60,18 +60,18 @@ def test_scale_error_is_recovered(candidate: Candidate, error: float) -> None:
 )
 def test_scale_error_is_recovered_anywhere(changes: dict[str, Any]) -> None:
     """Masks, rows without keys, given scales and caps do not hinder the fit."""
-    subject, inputs, _ = asked(core(), **changes)
-    found = fitted_scale_error(subject.oracle, inputs, at_scale(subject, inputs, 1.01))
-    assert found == pytest.approx(0.01, rel=1e-6)
+    subject, inputs, _ = example(core(), **changes)
+    fitted = fitted_scale_error(subject.oracle, inputs, at_scale(subject, inputs, 1.01))
+    assert fitted == pytest.approx(0.01, rel=1e-6)
 
 
 @pytest.mark.parametrize(("dtype", "error"), [("float32", 1e-4), ("float16", 0.3)])
 def test_rounded_answers_are_explained_too(dtype: str, error: float) -> None:
     """An answer that is rounded besides is explained while the scale is most of its error."""
-    subject, inputs, _ = asked(core(), dtype)
+    subject, inputs, _ = example(core(), dtype)
     wrong = at_scale(subject, inputs, 1.0 + error).to(inputs.query.dtype)
-    found = fitted_scale_error(subject.oracle, inputs, wrong)
-    assert found == pytest.approx(error, rel=0.05)
+    fitted = fitted_scale_error(subject.oracle, inputs, wrong)
+    assert fitted == pytest.approx(error, rel=0.05)
 
 
 def shuffled(output: Tensor) -> Tensor:
@@ -98,34 +98,34 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_other_mistakes_are_not_explained(candidate: Candidate, name: str) -> None:
     """No scale is blamed for what a scale cannot do."""
-    subject, inputs, output = asked(candidate)
+    subject, inputs, output = example(candidate)
     assert fitted_scale_error(subject.oracle, inputs, MISTAKES[name](output)) is None
 
 
 def test_few_elements_say_nothing() -> None:
     """Any error of a single number is that of some scale: it is not reported."""
     sizes = {"batch": 1, "num_heads": 1, "num_kv_heads": 1, "query_length": 1}
-    subject, inputs, output = asked(core(), **sizes, value_head_size=1)
+    subject, inputs, output = example(core(), **sizes, value_head_size=1)
     assert fitted_scale_error(subject.oracle, inputs, output + 1e-3) is None
 
 
 def test_scale_that_moves_nothing_is_not_blamed() -> None:
     """With a single key, or a scale of zero, no scale changes the answer."""
-    subject, inputs, output = asked(core(), key_length=1)
+    subject, inputs, output = example(core(), key_length=1)
     assert fitted_scale_error(subject.oracle, inputs, output + 1e-3) is None
-    subject, inputs, output = asked(core(), scale=0.0)
+    subject, inputs, output = example(core(), scale=0.0)
     assert fitted_scale_error(subject.oracle, inputs, output + 1e-3) is None
 
 
 def test_answer_of_another_shape_is_not_explained() -> None:
     """A scale does not change shapes."""
-    subject, inputs, output = asked(core())
+    subject, inputs, output = example(core())
     assert fitted_scale_error(subject.oracle, inputs, output[..., :-1]) is None
 
 
 def test_rows_without_keys_do_not_count() -> None:
     """What is written into rows that are not judged neither hides nor feigns a scale."""
-    subject, inputs, _ = asked(core(), mask=plan("empty-rows"))
+    subject, inputs, _ = example(core(), mask=plan("empty-rows"))
     wrong = at_scale(subject, inputs, 1.01)
     empty = subject.golden(inputs).empty
     assert bool(empty.any())

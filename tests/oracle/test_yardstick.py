@@ -45,8 +45,8 @@ def measured(
 
 def exactly(subject: Subject, inputs: Inputs) -> Tensor:
     """The yardstick's answer as one float64 tensor."""
-    known = subject.yardstick(inputs)
-    return known.output if known.remainder is None else known.output + known.remainder
+    measure = subject.yardstick(inputs)
+    return measure.output if measure.remainder is None else measure.output + measure.remainder
 
 
 @both_kinds
@@ -54,9 +54,9 @@ def exactly(subject: Subject, inputs: Inputs) -> Tensor:
 @pytest.mark.parametrize("values", ["normal", "plain-projections", "nearly-tied", "integers"])
 def test_bound_is_never_above_the_worst_case(candidate: Candidate, dtype: str, values: str) -> None:
     """Whatever else is known, nothing is allowed that the worst-case bound forbids."""
-    subject, inputs, known = measured(candidate, dtype, values=values)
-    assert bool((known.bound <= subject.golden(inputs).bound).all())
-    assert bool((known.bound >= 0).all())
+    subject, inputs, measure = measured(candidate, dtype, values=values)
+    assert bool((measure.bound <= subject.golden(inputs).bound).all())
+    assert bool((measure.bound >= 0).all())
 
 
 @both_kinds
@@ -65,23 +65,23 @@ def test_only_independent_inputs_are_judged_statistically(
     candidate: Candidate, values: str
 ) -> None:
     """Without independence the bound is the worst case, all of it."""
-    subject, inputs, known = measured(candidate, values=values)
+    subject, inputs, measure = measured(candidate, values=values)
     worst = subject.golden(inputs).bound
-    assert (known.statistics is not None) == RECIPES[values].generic
-    if known.statistics is None:
-        assert torch.equal(known.bound, worst)
+    assert (measure.statistics is not None) == RECIPES[values].generic
+    if measure.statistics is None:
+        assert torch.equal(measure.bound, worst)
     elif values == "normal":
-        assert float((known.bound / worst).median()) < 0.7
+        assert float((measure.bound / worst).median()) < 0.7
 
 
 @both_kinds
 def test_changed_tokens_lose_the_statistical_bound(candidate: Candidate) -> None:
     """Tokens that somebody else made may be tied: they are judged by the worst case."""
-    subject, inputs, known = measured(candidate)
-    assert known.statistics is not None
+    subject, inputs, measure = measured(candidate)
+    assert measure.statistics is not None
     changed = subject.yardstick(inputs.with_tokens(key=inputs.key.clone()))
     assert changed.statistics is None
-    assert torch.equal(changed.output, known.output)
+    assert torch.equal(changed.output, measure.output)
 
 
 def test_own_weights_lose_the_statistical_bound() -> None:
@@ -95,48 +95,48 @@ def test_own_weights_lose_the_statistical_bound() -> None:
 def test_unsupported_points_are_judged_by_the_worst_case() -> None:
     """Where weights do not sum to one over the keys there is no statistical model."""
     point = golden.STANDARD.replace(softmax_axis="query")
-    subject, inputs, known = measured(core(semantics=point))
-    assert known.statistics is None
-    assert torch.equal(known.bound, subject.golden(inputs).bound)
+    subject, inputs, measure = measured(core(semantics=point))
+    assert measure.statistics is None
+    assert torch.equal(measure.bound, subject.golden(inputs).bound)
 
 
 @both_kinds
 def test_coarser_dtypes_need_no_remainder(candidate: Candidate) -> None:
     """The golden's float64 is exact enough for anything coarser."""
     for dtype in ("float32", "float16", "bfloat16"):
-        subject, inputs, known = measured(candidate, dtype)
-        assert known.remainder is None
-        assert known.output is subject.golden(inputs).output
+        subject, inputs, measure = measured(candidate, dtype)
+        assert measure.remainder is None
+        assert measure.output is subject.golden(inputs).output
 
 
 @both_kinds
 def test_float64_is_held_against_more_than_float64(candidate: Candidate) -> None:
     """The exact answer has a remainder below the last place, and the golden errs by a few ulp."""
-    subject, inputs, known = measured(candidate, "float64")
-    assert known.remainder is not None
-    largest = float(known.output.abs().max())
-    assert 0 < float(known.remainder.abs().max()) <= ULP * largest
-    apart = known.error(subject.golden(inputs).output).abs()
+    subject, inputs, measure = measured(candidate, "float64")
+    assert measure.remainder is not None
+    largest = float(measure.output.abs().max())
+    assert 0 < float(measure.remainder.abs().max()) <= ULP * largest
+    apart = measure.error(subject.golden(inputs).output).abs()
     assert 0 < float(apart.max()) < 64 * ULP * largest
 
 
 @both_kinds
 def test_float64_is_judged_by_half_the_distance_of_two(candidate: Candidate) -> None:
     """Against the truth a candidate has its own errors alone, not the golden's as well."""
-    subject, inputs, known = measured(candidate, "float64", values="integers")
-    assert known.statistics is None
-    assert torch.equal(known.bound, subject.golden(inputs).bound / 2)
+    subject, inputs, measure = measured(candidate, "float64", values="integers")
+    assert measure.statistics is None
+    assert torch.equal(measure.bound, subject.golden(inputs).bound / 2)
 
 
 @both_kinds
 def test_float64_sees_errors_that_the_golden_bound_allows(candidate: Candidate) -> None:
     """An error of some ulp, everywhere within the golden's bound, lies outside the yardstick's."""
-    subject, inputs, known = measured(candidate, "float64")
+    subject, inputs, measure = measured(candidate, "float64")
     loose = subject.golden(inputs)
-    answer = exactly(subject, inputs) + 1.5 * known.bound
+    answer = exactly(subject, inputs) + 1.5 * measure.bound
     assert bool(((answer - loose.output).abs() < loose.bound).all())
-    assert bool((known.error(answer).abs() > known.bound).all())
-    ulps = 1.5 * known.bound / (ULP * loose.output.abs().clamp_min(1e-3))
+    assert bool((measure.error(answer).abs() > measure.bound).all())
+    ulps = 1.5 * measure.bound / (ULP * loose.output.abs().clamp_min(1e-3))
     assert float(ulps.median()) < 200
 
 
@@ -144,44 +144,44 @@ def test_float64_sees_errors_that_the_golden_bound_allows(candidate: Candidate) 
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
 def test_fit_finds_an_answer_of_another_scale(candidate: Candidate, dtype: str) -> None:
     """A golden answer at a scale two percent larger is fitted as just that, in every dtype."""
-    subject, inputs, known = measured(candidate, dtype)
+    subject, inputs, measure = measured(candidate, dtype)
     scale = subject.golden(inputs).core.scale
     other = subject.oracle.output(inputs.replace(scale=scale * 1.02))
-    found = known.fit(other)
-    assert found is not None
-    assert found.scale_error == pytest.approx(0.02, rel=0.1)
+    fitted = measure.fit(other)
+    assert fitted is not None
+    assert fitted.scale_error == pytest.approx(0.02, rel=0.1)
 
 
 @both_kinds
 def test_exact_answers_fit_without_error(candidate: Candidate) -> None:
     """The exact answer has no error to be explained."""
-    subject, inputs, known = measured(candidate)
-    found = known.fit(exactly(subject, inputs))
-    assert found is not None
-    assert found.rms == found.scale_error == 0.0
-    assert not found.blames_scale
+    subject, inputs, measure = measured(candidate)
+    fitted = measure.fit(exactly(subject, inputs))
+    assert fitted is not None
+    assert fitted.rms == fitted.scale_error == 0.0
+    assert not fitted.blames_scale
 
 
 def test_fit_needs_finite_answers_and_independent_inputs() -> None:
     """NaN cannot be explained by a scale, nor ties by a statistic."""
-    subject, inputs, known = measured(core())
+    subject, inputs, measure = measured(core())
     answer = exactly(subject, inputs)
     answer[0, 0, 0, 0] = math.nan
-    assert known.fit(answer) is None
-    subject, inputs, known = measured(core(), values="tied-keys")
-    assert known.fit(exactly(subject, inputs)) is None
+    assert measure.fit(answer) is None
+    subject, inputs, measure = measured(core(), values="tied-keys")
+    assert measure.fit(exactly(subject, inputs)) is None
 
 
 def test_rows_that_are_not_sampled_keep_the_worst_case() -> None:
     """In long problems the statistical bound speaks of some rows; the others keep theirs."""
-    subject, inputs, known = measured(core(), query_length=200, batch=1)
-    assert known.statistics is not None
+    subject, inputs, measure = measured(core(), query_length=200, batch=1)
+    assert measure.statistics is not None
     sampled = torch.zeros(200, dtype=torch.bool)
-    sampled[known.statistics.rows] = True
+    sampled[measure.statistics.rows] = True
     assert 16 <= int(sampled.sum()) < 200
     worst = subject.golden(inputs).bound
-    assert torch.equal(known.bound[..., ~sampled, :], worst[..., ~sampled, :])
-    assert bool((known.bound[..., sampled, :] < worst[..., sampled, :]).any())
+    assert torch.equal(measure.bound[..., ~sampled, :], worst[..., ~sampled, :])
+    assert bool((measure.bound[..., sampled, :] < worst[..., sampled, :]).any())
 
 
 def test_empty_answers_have_a_yardstick() -> None:
@@ -189,13 +189,13 @@ def test_empty_answers_have_a_yardstick() -> None:
     subject = Subject(core(), "float32")
     inputs = subject.inputs(problem())
     none = inputs.with_tokens(query=inputs.query[:, :, :0])
-    known = subject.yardstick(dataclasses.replace(none, generic=True))
-    assert known.bound.numel() == 0
-    assert known.statistics is None
+    measure = subject.yardstick(dataclasses.replace(none, generic=True))
+    assert measure.bound.numel() == 0
+    assert measure.statistics is None
 
 
 def test_yardsticks_are_remembered() -> None:
     """The same inputs are measured once."""
-    subject, inputs, known = measured(core())
-    assert subject.yardstick(inputs) is known
-    assert subject.yardstick(inputs.replace()) is not known
+    subject, inputs, measure = measured(core())
+    assert subject.yardstick(inputs) is measure
+    assert subject.yardstick(inputs.replace()) is not measure

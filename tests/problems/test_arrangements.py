@@ -59,13 +59,13 @@ def inputs_of(
 def test_tokens_come_back_as_they_were(layout: str) -> None:
     """What is arranged and taken apart again is query, key and value; absent tokens are zero."""
     inputs = inputs_of(layout)
-    given = arguments(inputs)[0]
-    query, key, value = canonical_tokens(given, inputs)
+    positional = arguments(inputs)[0]
+    query, key, value = canonical_tokens(positional, inputs)
     if layout == "varlen":
         assert inputs.keep is not None
         there = inputs.keep.any(dim=-1).unsqueeze(-1)
         assert torch.equal(query, inputs.query * there)
-        assert given[0].shape[0] == int(there.sum()) < 3 * 5
+        assert positional[0].shape[0] == int(there.sum()) < 3 * 5
         return
     assert torch.equal(query, inputs.query)
     assert torch.equal(key, inputs.key)
@@ -140,7 +140,7 @@ def test_offsets_count_the_tokens_of_each_sequence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("promises", "told"),
+    ("promises", "message"),
     [
         ({"layout": "varlen", "masks": ["keep"]}, "cu_seqlens say which keys"),
         ({"layout": "varlen", "features": ["weights"]}, "cannot be had with layout='varlen'"),
@@ -154,8 +154,8 @@ def test_offsets_count_the_tokens_of_each_sequence() -> None:
     ],
 )
 def test_promise_that_a_layout_cannot_keep_is_refused(
-    promises: dict[str, object], told: str
+    promises: dict[str, object], message: str
 ) -> None:
     """One sentence says what a layout has no room for."""
-    with pytest.raises(DeclarationError, match=told):
+    with pytest.raises(DeclarationError, match=message):
         conformance.core(**promises)(never)

@@ -66,8 +66,8 @@ def test_cached_layers_have_no_key_bias() -> None:
 
 def test_unbatched_caches_have_no_batch_axis() -> None:
     """A core of one item takes a cache of three axes."""
-    one = core(features=["kv_cache"], batched=False, mask_shapes=["HQK"], masks=["keep"])
-    keywords = arguments(materialise(problem(past=2, batch=1), one))[1]
+    candidate = core(features=["kv_cache"], batched=False, mask_shapes=["HQK"], masks=["keep"])
+    keywords = arguments(materialise(problem(past=2, batch=1), candidate))[1]
     assert keywords["past_key"].shape == (4, 2, 3)
 
 

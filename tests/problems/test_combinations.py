@@ -71,10 +71,10 @@ def test_what_is_claimed_was_asked() -> None:
     profile = dataclasses.replace(SMALL, strength=3, examples=1)
     run = CandidateRun(declared, profile=profile, only=("numerics.options",), dtypes=("float32",))
     (planned,) = run.planned()
-    told = run.run(planned).coverage
-    assert told is not None
-    assert told["strength"] == 3
-    assert told["covered"] == told["combinations"] > 1000
+    coverage = run.run(planned).coverage
+    assert coverage is not None
+    assert coverage["strength"] == 3
+    assert coverage["covered"] == coverage["combinations"] > 1000
     model = combinations(declared, SPACE, dtype="float32", strength=3)
     seen = ["causal", "scale", "batch", "queries", "keys", "head size", "weights returned"]
     seen.append("tensors")
@@ -143,4 +143,4 @@ def count(candidate: Candidate, **changes: Any) -> dict[str, int]:
 )
 def test_what_cannot_meet_is_told(made: Callable[[], Candidate], reason: str) -> None:
     """Each reason follows from the declaration."""
-    assert any(reason in told for told in count(made()))
+    assert any(reason in reasons for reasons in count(made()))

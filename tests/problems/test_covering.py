@@ -71,21 +71,21 @@ def test_everything_that_can_meet_does(model: Model, strength: int) -> None:
     strength = min(strength, len(model.parameters))
     if not every:
         return
-    found = cover(model, strength)
+    covering = cover(model, strength)
     possible = combinations(every, strength)
-    assert set(found.rows) <= set(every)
-    assert combinations(list(found.rows), strength) == possible
-    assert found.combinations == sum(found.fresh) == len(possible)
+    assert set(covering.rows) <= set(every)
+    assert combinations(list(covering.rows), strength) == possible
+    assert covering.combinations == sum(covering.fresh) == len(possible)
     parts = itertools.combinations([len(p.values) for p in model.parameters], strength)
     whole = sum(int(__import__("math").prod(sizes)) for sizes in parts)
-    assert sum(found.impossible.values()) == whole - len(possible)
+    assert sum(covering.impossible.values()) == whole - len(possible)
 
 
 def test_what_cannot_meet_has_its_reason() -> None:
     """A rule that is broken is named, and so are those that leave no other value."""
-    found = cover(MODEL, 2).impossible
-    assert found["no mask has no shape"] == 2
-    assert found["lengths have another"] == 1
+    impossible = cover(MODEL, 2).impossible
+    assert impossible["no mask has no shape"] == 2
+    assert impossible["lengths have another"] == 1
     assert cover(MODEL, 3).impossible["not three"] == 1
 
 

@@ -34,9 +34,9 @@ def test_form_of_the_mask_changes_neither_values_nor_mask() -> None:
 
 def test_streams_of_purposes_differ() -> None:
     """Each purpose draws from a stream of its own, each time the same."""
-    one, two = (torch.rand(3, generator=generator_for(problem(), n)) for n in (1, 2))
-    assert not torch.equal(one, two)
-    assert torch.equal(one, torch.rand(3, generator=generator_for(problem(), 1)))
+    first, second = (torch.rand(3, generator=generator_for(problem(), n)) for n in (1, 2))
+    assert not torch.equal(first, second)
+    assert torch.equal(first, torch.rand(3, generator=generator_for(problem(), 1)))
 
 
 def test_layer_gets_weights_of_its_sizes() -> None:

@@ -73,18 +73,18 @@ def test_layout_keeps_the_values(name: str) -> None:
 
 def test_expanded_layouts_repeat_the_first() -> None:
     """An expanded tensor holds one item, or one head, and shows it everywhere."""
-    given = tokens()
-    assert torch.equal(MEMORY_LAYOUTS["expanded"](given), given[:1].expand(SHAPE))
-    assert torch.equal(MEMORY_LAYOUTS["expanded-heads"](given), given[:, :1].expand(SHAPE))
+    tensor = tokens()
+    assert torch.equal(MEMORY_LAYOUTS["expanded"](tensor), tensor[:1].expand(SHAPE))
+    assert torch.equal(MEMORY_LAYOUTS["expanded-heads"](tensor), tensor[:, :1].expand(SHAPE))
 
 
 @pytest.mark.parametrize("name", MEMORY_LAYOUTS)
 def test_layout_is_a_copy(name: str) -> None:
     """Writing into what a candidate gets never reaches the original."""
-    given = tokens()
-    laid = MEMORY_LAYOUTS[name](given)
+    tensor = tokens()
+    laid = MEMORY_LAYOUTS[name](tensor)
     laid[0, 0] = -1.0
-    assert torch.equal(given, tokens())
+    assert torch.equal(tensor, tokens())
     flat = torch.ones(1, 1, 1, 4)  # whose transposes are contiguous as they are
     assert (
         MEMORY_LAYOUTS[name](flat).untyped_storage().data_ptr() != flat.untyped_storage().data_ptr()

@@ -15,23 +15,23 @@ KEYS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
 def test_values_replace_those_that_are_drawn() -> None:
     """A named tensor has the given values, the others are drawn as before."""
     example = problem(**ONE, mask=plan())
-    given = Overrides(seed=3).replace("key", KEYS).replace("keep", (1.0, 0.0))
+    overrides = Overrides(seed=3).replace("key", KEYS).replace("keep", (1.0, 0.0))
     drawn = materialise(example, core())
-    found = materialise(example.replace(overrides=given), core())
-    assert found.key.flatten().tolist() == list(KEYS)
-    assert found.keep is not None
-    assert found.keep.flatten().tolist() == [True, False]
-    assert torch.equal(found.query, drawn.query)
-    assert not found.generic
+    inputs = materialise(example.replace(overrides=overrides), core())
+    assert inputs.key.flatten().tolist() == list(KEYS)
+    assert inputs.keep is not None
+    assert inputs.keep.flatten().tolist() == [True, False]
+    assert torch.equal(inputs.query, drawn.query)
+    assert not inputs.generic
 
 
 def test_other_seeds_and_sizes_are_drawn() -> None:
     """What a clause makes of a problem, with another seed or size, does not get its values."""
-    given = Overrides(seed=3).replace("key", KEYS)
+    overrides = Overrides(seed=3).replace("key", KEYS)
     for changed in (problem(**ONE, seed=4), problem(**{**ONE, "key_length": 3})):
         drawn = materialise(changed, core())
-        found = materialise(changed.replace(overrides=given), core())
-        assert torch.equal(found.key, drawn.key)
+        inputs = materialise(changed.replace(overrides=overrides), core())
+        assert torch.equal(inputs.key, drawn.key)
 
 
 def test_weights_of_a_layer_can_be_given() -> None:
@@ -40,8 +40,8 @@ def test_weights_of_a_layer_can_be_given() -> None:
     example = problem(**ONE, **sizes, value_size=1, output_size=1)
     drawn = changeable(materialise(example, layer()), weights=True)
     assert {"q", "k", "v", "o", "q_bias"} <= set(drawn)
-    given = Overrides(seed=3).replace("q", (2.0,))
-    weights = materialise(example.replace(overrides=given), layer()).weights
+    overrides = Overrides(seed=3).replace("q", (2.0,))
+    weights = materialise(example.replace(overrides=overrides), layer()).weights
     assert weights is not None
     assert weights.q.tolist() == [[2.0]]
 
@@ -51,14 +51,14 @@ def test_one_object_stays_one_object() -> None:
     candidate = layer(inputs="self", features=[])
     example = problem(**{**ONE, "query_length": 2}, query_size=3, key_size=3, value_size=3)
     assert set(changeable(materialise(example, candidate), weights=False)) == {"key"}
-    given = Overrides(seed=3).replace("key", KEYS)
-    found = materialise(example.replace(overrides=given), candidate)
-    assert found.query is found.key is found.value
+    overrides = Overrides(seed=3).replace("key", KEYS)
+    inputs = materialise(example.replace(overrides=overrides), candidate)
+    assert inputs.query is inputs.key is inputs.value
 
 
 def test_overrides_survive_the_report() -> None:
     """Plain data and back gives the same problem, infinities included."""
-    given = Overrides(seed=3).replace("bias", (float("-inf"), 0.5))
-    example = problem(overrides=given)
+    overrides = Overrides(seed=3).replace("bias", (float("-inf"), 0.5))
+    example = problem(overrides=overrides)
     text = json.dumps(example.as_json()).replace("-Infinity", '"-inf"')
     assert problem_from_json(json.loads(text)) == example

@@ -24,9 +24,9 @@ def test_edges_come_first() -> None:
     """The edges open every space, and something is drawn after them."""
     space = Space(mask="maybe")
     edges = edge_problems(CANDIDATES["core"], space, dtype="float64")
-    found = Pool(CANDIDATES["core"], SMALL, 0).problems(space, "float64")
-    assert found[: len(edges)] == edges
-    assert len(found) > len(edges)
+    problems = Pool(CANDIDATES["core"], SMALL, 0).problems(space, "float64")
+    assert problems[: len(edges)] == edges
+    assert len(problems) > len(edges)
 
 
 def test_problems_of_a_space_are_shared() -> None:

@@ -121,9 +121,13 @@ def test_problems_are_diverse() -> None:
 def test_pinned_space_is_filled_with_seeds() -> None:
     """A space of one geometry still gives as many problems as are asked for, all different."""
     sizes = dict.fromkeys(("batch", "num_heads", "query_length", "key_length", "head_size"), 2)
-    one = CANDIDATES["core without masks"]
-    pins = dataclasses.replace(one.declaration.pins, sizes={k: (v,) for k, v in sizes.items()})
-    pinned = dataclasses.replace(one, declaration=dataclasses.replace(one.declaration, pins=pins))
+    candidate = CANDIDATES["core without masks"]
+    pins = dataclasses.replace(
+        candidate.declaration.pins, sizes={k: (v,) for k, v in sizes.items()}
+    )
+    pinned = dataclasses.replace(
+        candidate, declaration=dataclasses.replace(candidate.declaration, pins=pins)
+    )
     drawn = draw_problems(
         pinned, Space(values=("normal",)), dtype="float32", longest=40, count=60, seed_value=0
     )

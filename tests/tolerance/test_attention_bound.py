@@ -33,9 +33,9 @@ def waves(*shape: int, pace: float) -> Tensor:
     return torch.sin(pace * steps).reshape(shape).float()
 
 
-def differ_by(found: Tensor, expected: Tensor) -> float:
+def differ_by(actual: Tensor, expected: Tensor) -> float:
     """The largest relative difference."""
-    relative = (found - expected).abs() / expected
+    relative = (actual - expected).abs() / expected
     return float(relative.max()) if relative.numel() else 0.0
 
 
@@ -72,10 +72,10 @@ def test_the_bound_is_that_of_the_prototype(
         bias=waves(1, 2, 3, 5, pace=0.7) if biased else None,
     )
     # The prototype knew of no shares of partial results.
-    known = replace(contract(dtype, attention.scale, scores=scores), merge_roundings=0.0)
-    bound = core_bound(attention, known)
-    found = [float(bound[0, 0, 0, 0]), float(bound[0, 1, 2, 3]), float(bound.mean())]
-    assert found == pytest.approx(values, rel=0.01)
+    declared = replace(contract(dtype, attention.scale, scores=scores), merge_roundings=0.0)
+    bound = core_bound(attention, declared)
+    samples = [float(bound[0, 0, 0, 0]), float(bound[0, 1, 2, 3]), float(bound.mean())]
+    assert samples == pytest.approx(values, rel=0.01)
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -310,11 +310,11 @@ def test_the_worst_errors_of_the_exponents_are_covered(family: str, roundoff: fl
     """Exponents off by their whole error, each in the direction that moves an output most."""
     inputs = make(family, SIZE, "none")
     attention = inputs.golden()
-    found = contract("float32")
-    found = replace(found, unit_roundoff=roundoff, accumulator_roundoff=roundoff)
-    bound = core_bound(attention, found)
+    precision = contract("float32")
+    precision = replace(precision, unit_roundoff=roundoff, accumulator_roundoff=roundoff)
+    bound = core_bound(attention, precision)
     # Every implementation may err this much in an exponent: exp and the rounding of the logits.
-    size = roundoff * (found.exp_error + 4 * attention.logits.abs())
+    size = roundoff * (precision.exp_error + 4 * attention.logits.abs())
     for channel in range(4):
         value = attention.value[..., channel].unsqueeze(-2)
         away = (value - attention.output[..., channel].unsqueeze(-1)).sign()
@@ -385,10 +385,10 @@ def test_chunks_change_nothing_and_the_limit_widens(monkeypatch: pytest.MonkeyPa
     live = live_keys(attention)
     rows = torch.ones(SIZE[:3], dtype=torch.bool)
     high, low = extremes(attention.value, live, rows)
-    seen = attention.allowed.unsqueeze(-1)
-    values = attention.value.unsqueeze(2).expand(*seen.shape[:-1], SIZE[4])
-    assert torch.equal(high, values.masked_fill(~seen, -torch.inf).amax(dim=3).flatten(0, 2))
-    assert torch.equal(low, values.masked_fill(~seen, torch.inf).amin(dim=3).flatten(0, 2))
+    attended = attention.allowed.unsqueeze(-1)
+    values = attention.value.unsqueeze(2).expand(*attended.shape[:-1], SIZE[4])
+    assert torch.equal(high, values.masked_fill(~attended, -torch.inf).amax(dim=3).flatten(0, 2))
+    assert torch.equal(low, values.masked_fill(~attended, torch.inf).amin(dim=3).flatten(0, 2))
     monkeypatch.setattr(model, "HULL_CHUNK", 1)
     chunked = extremes(attention.value, live, rows)
     assert torch.equal(chunked[0], high)

@@ -22,10 +22,10 @@ def contract(dtype: str, scale: float = SCALE, **promises: Any) -> Contract:
 
 def test_float32_rounds_nothing_but_what_it_computes() -> None:
     """Storing scores or weights in float32 adds nothing to accumulating in float32."""
-    found = contract("float32", scores="eager")
-    assert found.unit_roundoff == found.accumulator_roundoff == 2.0**-24
-    assert (found.score_roundoff, found.weight_roundoff, found.operand_roundoff) == (0, 0, 0)
-    assert found.sides == 1
+    float32 = contract("float32", scores="eager")
+    assert float32.unit_roundoff == float32.accumulator_roundoff == 2.0**-24
+    assert (float32.score_roundoff, float32.weight_roundoff, float32.operand_roundoff) == (0, 0, 0)
+    assert float32.sides == 1
 
 
 @pytest.mark.parametrize(("dtype", "roundoff"), [("bfloat16", 2.0**-8), ("float16", 2.0**-11)])
@@ -39,15 +39,15 @@ def test_halves_accumulate_in_float32(dtype: str, roundoff: float) -> None:
 
 def test_native_accumulation_is_as_coarse_as_the_dtype() -> None:
     """With accumulate="native" every addition is rounded to the working dtype."""
-    found = contract("bfloat16", accumulate="native")
-    assert found.accumulator_roundoff == found.unit_roundoff == 2.0**-8
+    native = contract("bfloat16", accumulate="native")
+    assert native.accumulator_roundoff == native.unit_roundoff == 2.0**-8
 
 
 def test_a_declared_accumulator_counts() -> None:
     """A float32 candidate that promises to add in float64 is held to it."""
-    found = contract("float32", accumulate="float64", scores="fused")
-    assert found.accumulator_roundoff == 2.0**-53
-    assert found.sides == 2
+    declared = contract("float32", accumulate="float64", scores="fused")
+    assert declared.accumulator_roundoff == 2.0**-53
+    assert declared.sides == 2
 
 
 def test_tensor_cores_truncate() -> None:
@@ -91,8 +91,8 @@ def test_an_unknown_dtype_is_refused() -> None:
 def test_gamma_is_the_sharp_form_of_the_textbook_constant(count: int, bits: int) -> None:
     """It lies between n u and n u / (1 - n u), and stays finite past that formula's range."""
     roundoff = 2.0**-bits
-    found = gamma(count, roundoff)
-    assert math.isfinite(found)
-    assert found >= count * roundoff * (1 - 1e-15)
+    relative = gamma(count, roundoff)
+    assert math.isfinite(relative)
+    assert relative >= count * roundoff * (1 - 1e-15)
     if count * roundoff < 0.5:
-        assert found <= count * roundoff / (1 - count * roundoff) * (1 + 1e-15)
+        assert relative <= count * roundoff / (1 - count * roundoff) * (1 + 1e-15)

@@ -40,11 +40,11 @@ def test_a_correct_answer_fits(dtype: str) -> None:
     for seed in range(5):
         inputs = heads(dtype, seed=seed)
         attention = golden.attend(*inputs)
-        found = fit(answer(*inputs, 1.0).double() - attention.output, statistics(attention, dtype))
-        assert found is not None
-        assert 0.02 < found.rms <= 1.0
-        assert abs(found.scale_error) <= found.scale_allowed
-        assert found.counted == attention.output.numel()
+        fitted = fit(answer(*inputs, 1.0).double() - attention.output, statistics(attention, dtype))
+        assert fitted is not None
+        assert 0.02 < fitted.rms <= 1.0
+        assert abs(fitted.scale_error) <= fitted.scale_allowed
+        assert fitted.counted == attention.output.numel()
 
 
 @pytest.mark.parametrize(("dtype", "error"), [*((dtype, 0.02) for dtype in DTYPES)])
@@ -53,10 +53,10 @@ def test_a_wrong_scale_is_measured(dtype: str, error: float) -> None:
     inputs = heads(dtype)
     attention = golden.attend(*inputs)
     wrong = answer(*inputs, 1.0 + error)
-    found = fit(wrong.double() - attention.output, statistics(attention, dtype))
-    assert found is not None
-    assert found.scale_error == pytest.approx(error, rel=0.1)
-    assert found.scale_error > found.scale_allowed
+    fitted = fit(wrong.double() - attention.output, statistics(attention, dtype))
+    assert fitted is not None
+    assert fitted.scale_error == pytest.approx(error, rel=0.1)
+    assert fitted.scale_error > fitted.scale_allowed
 
 
 def test_a_scale_off_by_a_millionth_is_seen_in_float32() -> None:
@@ -66,9 +66,9 @@ def test_a_scale_off_by_a_millionth_is_seen_in_float32() -> None:
     wrong = golden.attend(*inputs, scale=attention.scale * (1.0 + 1e-6)).output.float()
     error, expected = wrong.double() - attention.output, statistics(attention, "float32")
     assert bool((error.abs() <= expected.bound).all())
-    found = fit(error, expected)
-    assert found is not None
-    assert found.scale_error > found.scale_allowed
+    fitted = fit(error, expected)
+    assert fitted is not None
+    assert fitted.scale_error > fitted.scale_allowed
 
 
 def test_what_is_not_judged_does_not_count() -> None:
@@ -126,9 +126,9 @@ def test_a_signal_that_is_rounded_away_blames_no_scale() -> None:
 def test_the_fit_knows_what_the_scale_itself_may_err() -> None:
     """In half precision the rounding of a stored scale is allowed, and finite."""
     attention = golden.attend(*heads("bfloat16", width=48))
-    found = fit(torch.zeros_like(attention.output), statistics(attention, "bfloat16"))
-    assert found is not None
-    assert 2.0**-10 < found.scale_allowed < math.inf
+    fitted = fit(torch.zeros_like(attention.output), statistics(attention, "bfloat16"))
+    assert fitted is not None
+    assert 2.0**-10 < fitted.scale_allowed < math.inf
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -141,9 +141,9 @@ def test_errors_in_proportion_to_the_results_are_no_wrong_scale(dtype: str) -> N
     assert abs(slope) > 0.01  # the two directions do share a part
     for factor in (-1.0, 1.0):
         error = factor * 3.0 * float((judged.scale / judged.result.abs()).median()) * judged.result
-        found = fit(error, judged)
-        assert found is not None
-        assert not found.blames_scale
+        fitted = fit(error, judged)
+        assert fitted is not None
+        assert not fitted.blames_scale
 
 
 def test_a_scale_that_moves_results_along_themselves_is_not_fitted() -> None:
@@ -151,5 +151,5 @@ def test_a_scale_that_moves_results_along_themselves_is_not_fitted() -> None:
     inputs = heads("float32")
     attention = golden.attend(*inputs)
     alike = replace(statistics(attention, "float32"), slope=0.5 * attention.output)
-    found = fit(answer(*inputs, 1.0).double() - attention.output, alike)
-    assert found is None or (found.unexplained <= found.rms <= 1.0 and not found.blames_scale)
+    fitted = fit(answer(*inputs, 1.0).double() - attention.output, alike)
+    assert fitted is None or (fitted.unexplained <= fitted.rms <= 1.0 and not fitted.blames_scale)

@@ -66,10 +66,10 @@ def backward(inputs: list[Tensor], scale: float, back: float | None = None) -> d
     }
 
 
-def fits(found: dict[str, Tensor], expected: dict[str, Gradient]) -> dict[str, GradientFit]:
+def fits(actual: dict[str, Tensor], expected: dict[str, Gradient]) -> dict[str, GradientFit]:
     """The fit of every gradient; all must have one."""
     each = {}
-    for name, gradient in found.items():
+    for name, gradient in actual.items():
         fitted = gradient_fit(gradient.double() - expected[name].value, expected[name])
         assert fitted is not None
         each[name] = fitted
@@ -82,9 +82,9 @@ def test_a_correct_backward_pass_fits(dtype: str, size: int) -> None:
     """Rounding alone has an RMS below 1, and no scale error beyond what is allowed."""
     for seed in range(3):
         inputs = heads(dtype, size, seed=seed)
-        found = fits(backward(inputs, size**-0.5), exact(inputs, dtype))
-        assert list(found) == list(ROLES)
-        for fitted in found.values():
+        by_role = fits(backward(inputs, size**-0.5), exact(inputs, dtype))
+        assert list(by_role) == list(ROLES)
+        for fitted in by_role.values():
             assert 0.01 < fitted.unexplained <= fitted.rms <= 1.0
             assert fitted.counted == inputs[0].numel()
             assert list(fitted.fits) == ["factor", "scale"]
@@ -97,25 +97,25 @@ def test_a_wrong_factor_in_the_backward_pass_is_measured(dtype: str) -> None:
     inputs = heads(dtype)
     expected = exact(inputs, dtype)
     wrong = backward(inputs, 0.25, 0.2525)
-    found = fits(wrong, expected)
+    by_role = fits(wrong, expected)
     for name in ("query", "key"):
         if dtype == "bfloat16":
             error = (wrong[name].double() - expected[name].value).abs()
             assert bool((error <= expected[name].allowed(generic=True)).all())
-        assert found[name].blamed == "factor"
-        factor = found[name].factor
+        assert by_role[name].blamed == "factor"
+        factor = by_role[name].factor
         assert factor is not None
         assert factor.scale_error == pytest.approx(0.01, rel=0.1)
-    assert found["value"].blamed == ""
+    assert by_role["value"].blamed == ""
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_wrong_scale_of_both_passes_is_told_from_a_factor(dtype: str) -> None:
     """One percent in forward and backward pass is found in every gradient as what it is."""
     inputs = heads(dtype, length=128)
-    found = fits(backward(inputs, 0.2525), exact(inputs, dtype))
-    assert list(found) == list(ROLES)
-    for fitted in found.values():
+    by_role = fits(backward(inputs, 0.2525), exact(inputs, dtype))
+    assert list(by_role) == list(ROLES)
+    for fitted in by_role.values():
         assert fitted.blamed == "scale"
         assert fitted.scale is not None
         assert fitted.scale.scale_error == pytest.approx(0.01, rel=0.1)
@@ -154,9 +154,9 @@ def test_one_key_that_all_rows_share_blames_no_scale() -> None:
         query[..., 0] += 4.0
         key[:, :, 0] = 0.0
         key[:, :, 0, 0] = 10.0 + seed / 8.0
-        given = [query, key, value, gradient]
+        operands = [query, key, value, gradient]
         scaled = [(64.0**-0.25 * tensor.float()).bfloat16() for tensor in (query, key)]
-        expected = exact(given, "bfloat16")["value"]
+        expected = exact(operands, "bfloat16")["value"]
         error = backward([*scaled, value, gradient], 1.0)["value"].double() - expected.value
         margins.append(_margin(gradient_fit(error, expected)))
         scaling = expected.scaling
@@ -212,8 +212,8 @@ def test_the_sum_of_gradients_has_the_sum_of_their_slopes() -> None:
     inputs = heads("float32")
     parts = exact(inputs, "float32")
     total = add_gradients([parts[name] for name in ROLES], contract("float32", 0.25))
-    found = sum(backward(inputs, 0.2525)[name].double() for name in ROLES)
-    fitted = gradient_fit(found - total.value, total)
+    summed = sum(backward(inputs, 0.2525)[name].double() for name in ROLES)
+    fitted = gradient_fit(summed - total.value, total)
     assert fitted is not None
     assert fitted.blamed == "scale"
     unknown = replace(parts["key"], scaling=None)
@@ -233,12 +233,12 @@ def test_slopes_of_a_core_are_derivatives_by_the_scale(softcap: float | None) ->
     bias = normal(2, 4, 9, 11, seed=4)
     bias[..., -2:] = -torch.inf
 
-    def found(factor: float) -> dict[str, Gradient]:
+    def derivatives(factor: float) -> dict[str, Gradient]:
         scale = 0.3 * factor
         attention = golden.attend(query, key, value, bias=bias, scale=scale, softcap=softcap)
         return core_gradients(attention, gradient, contract("float32", scale), num_kv_heads=2)
 
-    _check_difference(found(1.0), found(1.0 + STEP), found(1.0 - STEP), ROLES)
+    _check_difference(derivatives(1.0), derivatives(1.0 + STEP), derivatives(1.0 - STEP), ROLES)
 
 
 def test_slopes_of_a_layer_are_derivatives_by_the_scale() -> None:
@@ -254,7 +254,7 @@ def test_slopes_of_a_layer_are_derivatives_by_the_scale() -> None:
         o_bias=normal(12, seed=9),
     )
 
-    def found(factor: float) -> dict[str, Gradient]:
+    def derivatives(factor: float) -> dict[str, Gradient]:
         scale = 0.4 * factor
         layer = golden.multi_head_attention(
             *tokens, weights, num_heads=4, num_kv_heads=2, scale=scale
@@ -262,8 +262,8 @@ def test_slopes_of_a_layer_are_derivatives_by_the_scale() -> None:
         return layer_gradients(layer, normal(2, 9, 12, seed=10), contract("float32", scale))
 
     names = (*ROLES, "q", "k", "v", "o", "q_bias")
-    _check_difference(found(1.0), found(1.0 + STEP), found(1.0 - STEP), names)
-    assert found(1.0)["o_bias"].scaling is None
+    _check_difference(derivatives(1.0), derivatives(1.0 + STEP), derivatives(1.0 - STEP), names)
+    assert derivatives(1.0)["o_bias"].scaling is None
 
 
 def _check_difference(
@@ -285,7 +285,7 @@ OPERANDS = ("query", "key", "value", "output_gradient")
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_noise_is_the_derivative_of_the_sum(operand: str, softcap: float | None) -> None:
     """Where a single operand element errs, the noise is what that does to the sum."""
-    given = dict(zip(OPERANDS, (normal(1, 2, 6, 5, seed=n) for n in range(4)), strict=True))
+    operands = dict(zip(OPERANDS, (normal(1, 2, 6, 5, seed=n) for n in range(4)), strict=True))
     factors = [normal(1, 2, 6, 5, seed=n) for n in range(5, 9)]
     weights = Sum(query=factors[0], key=factors[1], value=factors[2], output=factors[3])
     place, deviation = (0, 1, 2, 3), 1e-4
@@ -293,7 +293,7 @@ def test_noise_is_the_derivative_of_the_sum(operand: str, softcap: float | None)
     variance[place] = deviation**2
 
     def total(step: float) -> float:
-        moved = {name: tensor.clone() for name, tensor in given.items()}
+        moved = {name: tensor.clone() for name, tensor in operands.items()}
         moved[operand][place] += step
         attention = golden.attend(
             *(moved[name] for name in OPERANDS[:3]), scale=0.5, softcap=softcap
@@ -302,17 +302,19 @@ def test_noise_is_the_derivative_of_the_sum(operand: str, softcap: float | None)
         results = (own.query, own.key, own.value, attention.output)
         return sum(float((each * by).sum()) for each, by in zip(results, factors, strict=True))
 
-    spread = _only(given, operand, variance, softcap)
+    spread = _only(operands, operand, variance, softcap)
     expected = abs(total(STEP) - total(-STEP)) / (2.0 * STEP) * deviation
     assert noise(weights, spread) == pytest.approx(expected, rel=1e-6)
 
 
 def _only(
-    given: dict[str, Tensor], operand: str, variance: Tensor, softcap: float | None
+    operands: dict[str, Tensor], operand: str, variance: Tensor, softcap: float | None
 ) -> Propagation:
     """Everything exact but for what one operand carries."""
-    attention = golden.attend(*(given[name] for name in OPERANDS[:3]), scale=0.5, softcap=softcap)
-    own = backward_pass(attention, given["output_gradient"])
+    attention = golden.attend(
+        *(operands[name] for name in OPERANDS[:3]), scale=0.5, softcap=softcap
+    )
+    own = backward_pass(attention, operands["output_gradient"])
     nothing = Contract(
         unit_roundoff=0.0,
         underflow=0.0,

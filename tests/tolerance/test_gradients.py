@@ -67,20 +67,20 @@ def test_the_value_is_what_autograd_finds(case: Case, point: object) -> None:
         evaluated = attend(case, chosen)
     assume(is_judged(evaluated))
     gradient = output_gradient(attention.output.shape, case.shape.seed)
-    found = torch.autograd.grad(
+    by_autograd = torch.autograd.grad(
         attention.output, list(leaves.values()), gradient, allow_unused=True
     )
     heads_of_keys = case.inputs[1].shape[1]
-    ours = core_gradients(evaluated, gradient, contract(), num_kv_heads=heads_of_keys)
+    bounded = core_gradients(evaluated, gradient, contract(), num_kv_heads=heads_of_keys)
     counted = leaves.keys() if evaluated.bias is not None else names.keys()  # a flag may replace it
-    assert ours.keys() == counted
-    for name, theirs in zip(leaves, found, strict=True):
+    assert bounded.keys() == counted
+    for name, theirs in zip(leaves, by_autograd, strict=True):
         if name not in counted:
             assert theirs is None
             continue
         exact = torch.zeros_like(leaves[name]) if theirs is None else theirs
-        assert ours[name].value.shape == exact.shape
-        assert bool(((ours[name].value - exact).abs() <= ours[name].worst).all()), name
+        assert bounded[name].value.shape == exact.shape
+        assert bool(((bounded[name].value - exact).abs() <= bounded[name].worst).all()), name
 
 
 @settings(max_examples=100)
@@ -93,14 +93,16 @@ def test_bounds_are_finite_and_positive(case: Case, point: object, dtype: str, e
     assume(is_judged(attention))
     gradient = output_gradient(attention.output.shape, case.shape.seed)
     allowed = contract(dtype, attention.scale, eager=eager)
-    for found in core_gradients(attention, gradient, allowed).values():
+    for bounded in core_gradients(attention, gradient, allowed).values():
         for part in PARTS:
-            each = getattr(found, part)
-            assert each.shape == found.value.shape
+            each = getattr(bounded, part)
+            assert each.shape == bounded.value.shape
             assert bool((each >= 0.0).all())
             assert bool(each.isfinite().all())
-        assert torch.equal(found.allowed(generic=False), found.worst)
-        assert torch.equal(found.allowed(generic=True), torch.minimum(found.worst, found.bound))
+        assert torch.equal(bounded.allowed(generic=False), bounded.worst)
+        assert torch.equal(
+            bounded.allowed(generic=True), torch.minimum(bounded.worst, bounded.bound)
+        )
 
 
 @pytest.mark.parametrize(
@@ -132,9 +134,9 @@ def test_an_output_gradient_of_another_shape_is_refused() -> None:
 def test_rows_without_a_key_have_no_gradient() -> None:
     """A query that attends nothing gets a zero gradient and gives none, within underflow."""
     keep = torch.tensor([False, True, True, True, True]).view(1, 1, 5, 1)
-    found = judged(*heads(), keep=keep)
-    assert not bool(found["query"].value[:, :, 0].any())
-    assert float(found["query"].worst[:, :, 0].max()) < torch.finfo(torch.float32).tiny * 1e3
+    bounded = judged(*heads(), keep=keep)
+    assert not bool(bounded["query"].value[:, :, 0].any())
+    assert float(bounded["query"].worst[:, :, 0].max()) < torch.finfo(torch.float32).tiny * 1e3
 
 
 def test_junk_at_dead_keys_changes_nothing() -> None:
@@ -144,9 +146,9 @@ def test_junk_at_dead_keys_changes_nothing() -> None:
     clean = judged(query, key, value, keep=keep)
     key[:, :, -1], value[:, :, -1] = math.nan, math.inf
     dirty = judged(query, key, value, keep=keep)
-    for name, found in clean.items():
+    for name, bounded in clean.items():
         for part in ("value", *PARTS):
-            assert torch.equal(getattr(found, part), getattr(dirty[name], part)), (name, part)
+            assert torch.equal(getattr(bounded, part), getattr(dirty[name], part)), (name, part)
 
 
 @pytest.mark.parametrize("order", ["repeat", "tile"])
@@ -172,8 +174,8 @@ def test_bounds_grow_with_the_unit_roundoff(eager: bool) -> None:  # noqa: FBT00
     """A coarser dtype has a larger bound at every element."""
     query, key, value = heads()
     names = ("float64", "float32", "float16", "bfloat16")
-    found = [judged(query, key, value, contract(name, eager=eager)) for name in names]
-    for finer, coarser in pairwise(found):
+    by_dtype = [judged(query, key, value, contract(name, eager=eager)) for name in names]
+    for finer, coarser in pairwise(by_dtype):
         for name in finer:
             for part in PARTS:
                 assert bool((getattr(finer[name], part) < getattr(coarser[name], part)).all())
@@ -185,9 +187,9 @@ def test_a_scaled_output_gradient_scales_the_bounds(exponent: int) -> None:
     without = replace(contract("float32"), underflow=0.0, accumulator_underflow=0.0)
     factor = 2.0**exponent
     plain, scaled = judged(*heads(), without), judged(*heads(), without, factor=factor)
-    for name, found in plain.items():
+    for name, bounded in plain.items():
         for part in ("value", *PARTS):
-            assert torch.equal(getattr(found, part) * factor, getattr(scaled[name], part))
+            assert torch.equal(getattr(bounded, part) * factor, getattr(scaled[name], part))
 
 
 def test_permuted_keys_permute_the_bounds() -> None:
@@ -208,12 +210,12 @@ def test_permuted_keys_permute_the_bounds() -> None:
 def test_one_key_has_the_gradient_of_a_copy() -> None:
     """With one key the weights are one: dV sums the output gradient, dQ and dK are errors alone."""
     query, key, value = heads(lengths=(5, 1), num_kv_heads=4)
-    found = judged(query, key, value)
+    bounded = judged(query, key, value)
     attention = golden.attend(query, key, value)
     total = output_gradient(attention.output.shape, 9).sum(dim=-2, keepdim=True)
-    assert bool(((found["value"].value - total).abs() <= found["value"].worst).all())
-    assert not bool(found["query"].value.any())
-    assert not bool(found["key"].value.any())
+    assert bool(((bounded["value"].value - total).abs() <= bounded["value"].worst).all())
+    assert not bool(bounded["query"].value.any())
+    assert not bool(bounded["key"].value.any())
 
 
 def test_an_exact_contract_leaves_no_error() -> None:
@@ -225,9 +227,9 @@ def test_an_exact_contract_leaves_no_error() -> None:
         accumulator_underflow=0.0,
     )
     noise = judged(*heads(), contract("float64"))
-    for name, found in judged(*heads(), exact).items():
-        assert bool((found.worst <= noise[name].worst).all())
-        assert bool((found.bound <= noise[name].bound).all())
+    for name, bounded in judged(*heads(), exact).items():
+        assert bool((bounded.worst <= noise[name].worst).all())
+        assert bool((bounded.bound <= noise[name].bound).all())
 
 
 def test_added_gradients_round_once_more() -> None:
@@ -248,6 +250,6 @@ def test_a_bias_of_minus_infinity_under_a_late_cap_is_exact() -> None:
     bias = torch.zeros(1, 1, 4, 4).masked_fill(torch.eye(4, dtype=torch.bool), -torch.inf)
     late = golden.STANDARD.replace(softcap_order="after-mask")
     attention = golden.attend(query, key, value, bias=bias, softcap=0.5, semantics=late)
-    for found in core_gradients(attention, query, contract()).values():
+    for bounded in core_gradients(attention, query, contract()).values():
         for part in PARTS:
-            assert bool(getattr(found, part).isfinite().all())
+            assert bool(getattr(bounded, part).isfinite().all())

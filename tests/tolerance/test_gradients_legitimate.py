@@ -30,8 +30,8 @@ def backward(core: Core, inputs: CoreInputs, gradient: Tensor) -> dict[str, Tens
     heads = [tensor.clone().requires_grad_() for tensor in (inputs.query, inputs.key, inputs.value)]
     query, key, value = heads
     output = core(replace(inputs, query=query, key=key, value=value))
-    found = torch.autograd.grad(output, heads, gradient)
-    return dict(zip(("query", "key", "value"), found, strict=True))
+    gradients = torch.autograd.grad(output, heads, gradient)
+    return dict(zip(("query", "key", "value"), gradients, strict=True))
 
 
 def margins(
@@ -43,12 +43,12 @@ def margins(
     gradient = torch.randn(attention.output.shape, generator=generator)
     allowed = contract_for(DECLARATION, "float32", inputs.scale)
     exact = core_gradients(attention, gradient, allowed)
-    found = backward(core, inputs if wrong is None else wrong, gradient)
+    actual = backward(core, inputs if wrong is None else wrong, gradient)
     return {
         name: float(
             ((each.double() - exact[name].value).abs() / exact[name].allowed(generic=generic)).max()
         )
-        for name, each in found.items()
+        for name, each in actual.items()
     }
 
 
@@ -66,8 +66,8 @@ def test_error_of_a_legitimate_core_is_within_the_bound(name: str, family: str) 
     for seed, size in enumerate(SIZES):
         for mask in _masks(name, seed):
             inputs = make(family, size, mask, seed)
-            found = margins(EVERY[name], inputs, generic=family in GENERIC)
-            assert max(found.values()) <= 1.0, (size, mask, found)
+            shares = margins(EVERY[name], inputs, generic=family in GENERIC)
+            assert max(shares.values()) <= 1.0, (size, mask, shares)
 
 
 @pytest.mark.parametrize("name", [name for name in DIFFERENTIABLE if name not in NO_SOFTCAP])
@@ -76,8 +76,8 @@ def test_error_under_a_softcap_is_within_the_bound(name: str) -> None:
     for family in ("normal", "logits to 30", "logits to 1e3", "offset keys"):
         for mask in _masks(name):
             inputs = replace(make(family, (1, 2, 9, 17, 8), mask), softcap=20.0)
-            found = margins(EVERY[name], inputs, generic=family in GENERIC)
-            assert max(found.values()) <= 1.0, (family, mask, found)
+            shares = margins(EVERY[name], inputs, generic=family in GENERIC)
+            assert max(shares.values()) <= 1.0, (family, mask, shares)
 
 
 def _half_margin(core: Core, inputs: CoreInputs, dtype: torch.dtype, *, eager: bool) -> float:
@@ -90,9 +90,9 @@ def _half_margin(core: Core, inputs: CoreInputs, dtype: torch.dtype, *, eager: b
     declaration = declare("core", scores="eager") if eager else DECLARATION
     allowed = contract_for(declaration, str(dtype).removeprefix("torch."), inputs.scale)
     exact = core_gradients(attention, gradient, allowed)
-    found = backward(core, half, gradient)
-    errors = {name: (each.double() - exact[name].value).abs() for name, each in found.items()}
-    return max(float((errors[name] / exact[name].allowed(generic=True)).max()) for name in found)
+    actual = backward(core, half, gradient)
+    errors = {name: (each.double() - exact[name].value).abs() for name, each in actual.items()}
+    return max(float((errors[name] / exact[name].allowed(generic=True)).max()) for name in actual)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -112,6 +112,6 @@ def test_a_scale_off_by_one_permille_exceeds_the_bound(
 ) -> None:
     """On ordinary float32 values a scale of 1.001 times the right one shows in dQ and dK."""
     inputs = make("normal", size, "none")
-    found = margins(naive, inputs, generic=True, wrong=replace(inputs, scale=inputs.scale * 1.001))
-    assert found["query"] > 3.0
-    assert found["key"] > 3.0
+    shares = margins(naive, inputs, generic=True, wrong=replace(inputs, scale=inputs.scale * 1.001))
+    assert shares["query"] > 3.0
+    assert shares["key"] > 3.0

@@ -178,8 +178,8 @@ def test_the_bound_is_that_of_the_prototype(
     )
     # The prototype knew of no shares of partial results.
     bound = inputs.bound(inputs.golden(), dtype, merge_roundings=0.0)
-    found = [float(bound[0, 0, 0]), float(bound[0, 2, 7]), float(bound.mean())]
-    assert found == pytest.approx(values, rel=0.01)
+    samples = [float(bound[0, 0, 0]), float(bound[0, 2, 7]), float(bound.mean())]
+    assert samples == pytest.approx(values, rel=0.01)
 
 
 def test_exact_projections_leave_the_bound_of_the_core() -> None:

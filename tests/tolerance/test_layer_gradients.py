@@ -79,14 +79,16 @@ def test_the_value_is_what_autograd_finds(case: Case, point: object) -> None:
     layer = evaluate(case, leaves, chosen)
     assume(is_judged(layer.core))
     gradient = output_gradient(layer.output.shape, case.shape.seed)
-    found = torch.autograd.grad(layer.output, list(leaves.values()), gradient, allow_unused=True)
-    ours = judged(case, chosen, contract())
-    for name, theirs in zip(leaves, found, strict=True):
+    by_autograd = torch.autograd.grad(
+        layer.output, list(leaves.values()), gradient, allow_unused=True
+    )
+    bounded = judged(case, chosen, contract())
+    for name, theirs in zip(leaves, by_autograd, strict=True):
         if theirs is None:  # a bias that takes no part, or a query that nothing depends on
-            assert name not in ours or not bool(ours[name].value.any())
+            assert name not in bounded or not bool(bounded[name].value.any())
             continue
-        assert ours[name].value.shape == theirs.shape
-        assert bool(((ours[name].value - theirs).abs() <= ours[name].worst).all()), name
+        assert bounded[name].value.shape == theirs.shape
+        assert bool(((bounded[name].value - theirs).abs() <= bounded[name].worst).all()), name
 
 
 @settings(max_examples=60)
@@ -96,10 +98,10 @@ def test_bounds_are_finite_and_positive(case: Case, point: object) -> None:
     chosen = semantics(point)
     assume(supports(chosen))
     assume(is_judged(evaluate(case, named(case), chosen).core))
-    for found in judged(case, chosen).values():
+    for bounded in judged(case, chosen).values():
         for part in PARTS:
-            each = getattr(found, part)
-            assert each.shape == found.value.shape
+            each = getattr(bounded, part)
+            assert each.shape == bounded.value.shape
             assert bool((each >= 0.0).all())
             assert bool(each.isfinite().all())
 
@@ -115,17 +117,17 @@ def test_results_are_named_after_what_they_belong_to() -> None:
 
 def test_a_key_bias_has_no_gradient() -> None:
     """Softmax does not see it: the gradient is zero up to float64, its bound is not."""
-    found = judged(layer_case(Shape(seed=3)))["k_bias"]
-    assert bool((found.value.abs() <= found.worst * 2.0**-20).all())
-    assert bool((found.bound > 0.0).all())
+    key_bias = judged(layer_case(Shape(seed=3)))["k_bias"]
+    assert bool((key_bias.value.abs() <= key_bias.worst * 2.0**-20).all())
+    assert bool((key_bias.bound > 0.0).all())
 
 
 def test_reinterpreted_heads_are_judged_by_the_worst_case() -> None:
     """Where rows of a head are not tokens there is no statistical bound."""
-    for found in judged(
+    for bounded in judged(
         layer_case(Shape(seed=4)), golden.Semantics(head_split="reinterpret")
     ).values():
-        assert torch.equal(found.bound, found.worst)
+        assert torch.equal(bounded.bound, bounded.worst)
 
 
 def test_a_softmax_over_queries_is_refused() -> None:
@@ -147,8 +149,8 @@ def test_bounds_grow_with_the_unit_roundoff(eager: bool) -> None:  # noqa: FBT00
     """A coarser dtype has a larger bound at every element."""
     case = layer_case(Shape(seed=5))
     names: tuple[str, ...] = ("float64", "float32", "float16", "bfloat16")
-    found = [judged(case, allowed=contract(name, eager=eager)) for name in names]
-    for finer, coarser in pairwise(found):
+    by_dtype = [judged(case, allowed=contract(name, eager=eager)) for name in names]
+    for finer, coarser in pairwise(by_dtype):
         for name in finer:
             for part in PARTS:
                 assert bool((getattr(finer[name], part) < getattr(coarser[name], part)).all())
@@ -160,9 +162,9 @@ def test_a_scaled_output_gradient_scales_the_bounds() -> None:
     without = dataclasses.replace(contract("float32"), **changes)
     case = layer_case(Shape(seed=6))
     plain, scaled = judged(case, allowed=without), judged(case, allowed=without, factor=64.0)
-    for name, found in plain.items():
+    for name, bounded in plain.items():
         for part in ("value", *PARTS):
-            assert torch.equal(getattr(found, part) * 64.0, getattr(scaled[name], part)), name
+            assert torch.equal(getattr(bounded, part) * 64.0, getattr(scaled[name], part)), name
 
 
 def test_matrices_that_only_move_make_no_error_of_their_own() -> None:
@@ -179,9 +181,9 @@ def test_matrices_that_only_move_make_no_error_of_their_own() -> None:
     gradient = output_gradient(torch.Size((2, 3, 4)), shape.seed) @ moved
     heads = golden.split_heads(gradient, 2)
     of_heads = core_gradients(core, heads, contract("float32"))
-    found = judged(exact)
+    bounded = judged(exact)
     for name in INPUTS:
         wanted = golden.merge_heads(of_heads[name].worst) @ moved.abs()
         # Sums in float64, in another order, and an underflow more.
-        distance = (found[name].worst - wanted).abs()
+        distance = (bounded[name].worst - wanted).abs()
         assert bool((distance <= wanted * 2.0**-40 + torch.finfo(torch.float32).tiny).all())

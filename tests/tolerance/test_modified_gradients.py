@@ -124,9 +124,9 @@ def at(function: Function, **fields: Any) -> golden.Semantics:
     return golden.STANDARD.replace(score_mod=function, **fields)
 
 
-def apart(found: Tensor | None, gradient: Gradient) -> float:
+def apart(actual: Tensor | None, gradient: Gradient) -> float:
     """The largest error over its bound."""
-    theirs = torch.zeros_like(gradient.value) if found is None else found.double()
+    theirs = torch.zeros_like(gradient.value) if actual is None else actual.double()
     error = (theirs - gradient.value).abs()
     return float(torch.where(error == 0.0, 0.0, error / gradient.worst).max())
 
@@ -137,38 +137,38 @@ def test_the_values_are_what_autograd_finds(name: str, case: dict[str, Any]) -> 
     """Each within its float64 bound, beside cap, biases, distances and sinks."""
     fields = {key: case[key] for key in ("softcap_order", "alibi", "bias_order") if key in case}
     point = at({**FUNCTIONS, **FLAT}[name], **fields)
-    given = leaves(3, tuple(key for key in ("bias", "sinks") if key in case))
+    operands = leaves(3, tuple(key for key in ("bias", "sinks") if key in case))
     options = {"softcap": case.get("softcap")}
-    output = golden.attend(**given, **options, semantics=point).output
-    theirs = torch.autograd.grad(output, list(given.values()), UPSTREAM, allow_unused=True)
-    ours = judged(given, point, "float64", **options)
-    assert ours.keys() == given.keys()
-    for key, exact in zip(given, theirs, strict=True):
-        assert apart(exact, ours[key]) <= 1.0, key
+    output = golden.attend(**operands, **options, semantics=point).output
+    theirs = torch.autograd.grad(output, list(operands.values()), UPSTREAM, allow_unused=True)
+    bounded = judged(operands, point, "float64", **options)
+    assert bounded.keys() == operands.keys()
+    for key, exact in zip(operands, theirs, strict=True):
+        assert apart(exact, bounded[key]) <= 1.0, key
 
 
 @pytest.mark.parametrize("name", WILD)
 def test_a_function_without_finite_slopes_gives_none(name: str) -> None:
     """Nothing is raised, and the gradients of query and key are known not to be known."""
-    found = judged(leaves(4), at(WILD[name]))
-    assert not bool(found["query"].value.isfinite().all())
-    assert bool(found["value"].value.isfinite().all())
+    bounded = judged(leaves(4), at(WILD[name]))
+    assert not bool(bounded["query"].value.isfinite().all())
+    assert bool(bounded["value"].value.isfinite().all())
 
 
 def test_hidden_pairs_and_sinks_have_no_slope() -> None:
     """Zero where the function hides a key, though it is as steep there as elsewhere."""
-    given = {name: tensor.detach() for name, tensor in leaves(5, ("sinks",)).items()}
+    operands = {name: tensor.detach() for name, tensor in leaves(5, ("sinks",)).items()}
     point = at(FUNCTIONS["adding minus infinity"])
-    attention = golden.attend(**given, semantics=point)
+    attention = golden.attend(**operands, semantics=point)
     slope = function_slope(with_sink(attention))
     assert torch.equal(slope[..., :-1], attention.allowed.double())
     assert not bool(slope[..., -1].any())
 
 
-def written_out(given: dict[str, Tensor], function: Function) -> Tensor:
+def written_out(operands: dict[str, Tensor], function: Function) -> Tensor:
     """Attention line by line in the dtype that is given."""
-    key, value = (given[name].repeat_interleave(2, dim=1) for name in ("key", "value"))
-    scores = given["query"] @ key.mT * 0.5
+    key, value = (operands[name].repeat_interleave(2, dim=1) for name in ("key", "value"))
+    scores = operands["query"] @ key.mT * 0.5
     places = [torch.arange(size) for size in scores.shape]
     views = [(-1, 1, 1, 1), (-1, 1, 1), (-1, 1), (-1,)]
     indices = [place.view(view) for place, view in zip(places, views, strict=True)]
@@ -177,21 +177,23 @@ def written_out(given: dict[str, Tensor], function: Function) -> Tensor:
     return answer
 
 
-def backward(given: dict[str, Tensor], function: Function) -> dict[str, Tensor]:
+def backward(operands: dict[str, Tensor], function: Function) -> dict[str, Tensor]:
     """Torch's own gradients of that."""
-    upstream = UPSTREAM.to(given["query"].dtype)
-    found = torch.autograd.grad(written_out(given, function), list(given.values()), upstream)
-    return dict(zip(given, found, strict=True))
+    upstream = UPSTREAM.to(operands["query"].dtype)
+    gradients = torch.autograd.grad(
+        written_out(operands, function), list(operands.values()), upstream
+    )
+    return dict(zip(operands, gradients, strict=True))
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_torch_line_by_line_keeps_the_bounds(name: str, dtype: str) -> None:
     """The function and its derivative in a working dtype."""
-    given = in_dtype(leaves(10), PRECISIONS[dtype])
-    exact = judged(given, at(FUNCTIONS[name]), dtype, eager=True)
-    found = backward(given, FUNCTIONS[name])
-    assert max(apart(found[key], exact[key]) for key in found) <= 1.0
+    operands = in_dtype(leaves(10), PRECISIONS[dtype])
+    exact = judged(operands, at(FUNCTIONS[name]), dtype, eager=True)
+    actual = backward(operands, FUNCTIONS[name])
+    assert max(apart(actual[key], exact[key]) for key in actual) <= 1.0
 
 
 def straight(function: Function) -> Function:
@@ -234,11 +236,11 @@ MISTAKES: Final[dict[str, Callable[[Function], Function]]] = {
 )
 def test_a_wrong_slope_leaves_the_bound(mistake: str, name: str) -> None:
     """In float32, where the right one keeps it."""
-    given = in_dtype(leaves(11), torch.float32)
-    exact = judged(given, at(FUNCTIONS[name]))
-    right = backward(given, FUNCTIONS[name])
+    operands = in_dtype(leaves(11), torch.float32)
+    exact = judged(operands, at(FUNCTIONS[name]))
+    right = backward(operands, FUNCTIONS[name])
     assert max(apart(right[key], exact[key]) for key in right) <= 1.0
-    wrong = backward(given, MISTAKES[mistake](FUNCTIONS[name]))
+    wrong = backward(operands, MISTAKES[mistake](FUNCTIONS[name]))
     assert apart(wrong["query"], exact["query"]) > 10.0
     assert apart(wrong["key"], exact["key"]) > 10.0
 

@@ -109,7 +109,7 @@ def is_arithmetic(node: ast.AST) -> bool:
 
 def small_names(tree: ast.AST) -> frozenset[str]:
     """Every name in a file that is ever bound to arithmetic with a small number."""
-    found = set()
+    names = set()
     for node in ast.walk(tree):
         targets = node.targets if isinstance(node, ast.Assign) else []
         if isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
@@ -118,8 +118,8 @@ def small_names(tree: ast.AST) -> frozenset[str]:
         if value is None or not is_arithmetic(value):
             continue
         if any(is_small(number) for number in numbers_in(value)):
-            found |= {target.id for target in targets if isinstance(target, ast.Name)}
-    return frozenset(found)
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return frozenset(names)
 
 
 def constants(tree: ast.Module) -> frozenset[str]:
@@ -148,13 +148,13 @@ class Reader:
         """A line for each literal tolerance."""
         small = small_names(self.tree)
         imported = self._imported_from_the_model()
-        known = small | (self.elsewhere - bound_names(self.tree) - imported)
-        found = []
+        small_constants = small | (self.elsewhere - bound_names(self.tree) - imported)
+        complaints = []
         for node in ast.walk(self.tree):
-            found += [(node, text) for text in _forbidden(node)]
-            found += [(node, text) for text in _named(node)]
-            found += [(node, text) for text in _compared(node, known)]
-        return sorted(f"line {getattr(node, 'lineno', '?')}: {text}" for node, text in found)
+            complaints += [(node, text) for text in _forbidden(node)]
+            complaints += [(node, text) for text in _named(node)]
+            complaints += [(node, text) for text in _compared(node, small_constants)]
+        return sorted(f"line {getattr(node, 'lineno', '?')}: {text}" for node, text in complaints)
 
     def _imported_from_the_model(self) -> frozenset[str]:
         return frozenset(
@@ -189,7 +189,7 @@ def _named(node: ast.AST) -> Iterator[str]:
             yield f"{name} is the number {value_of(value)}"
 
 
-def _compared(node: ast.AST, known: frozenset[str]) -> Iterator[str]:
+def _compared(node: ast.AST, small_constants: frozenset[str]) -> Iterator[str]:
     """Small numbers and names of small numbers that take part in a comparison."""
     if isinstance(node, ast.Compare):
         sides: list[ast.expr] = [node.left, *node.comparators]
@@ -205,7 +205,7 @@ def _compared(node: ast.AST, known: frozenset[str]) -> Iterator[str]:
         return
     for side in sides:
         yield from (f"compares with {number}" for number in numbers_in(side) if is_small(number))
-        yield from (f"compares with {name}" for name in names_in(side) if name in known)
+        yield from (f"compares with {name}" for name in names_in(side) if name in small_constants)
 
 
 def _called(call: ast.Call) -> str:
@@ -229,8 +229,8 @@ def test_no_comparison_against_a_literal_tolerance() -> None:
     """No file but the error model holds a number that an answer is measured by."""
     elsewhere = all_constants()
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sources()}
-    found = {str(path): Reader(tree, elsewhere).complaints() for path, tree in trees.items()}
-    assert {path: lines for path, lines in found.items() if lines} == {}
+    complaints = {str(path): Reader(tree, elsewhere).complaints() for path, tree in trees.items()}
+    assert {path: lines for path, lines in complaints.items() if lines} == {}
 
 
 PLANTED = {

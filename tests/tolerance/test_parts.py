@@ -30,16 +30,16 @@ def parts_of(family: str, dtype: str, factor: float = 1.0) -> dict[str, float]:
         bias=inputs.bias,
         scale=0.25,
     ).golden()
-    return shares(lambda one: core_bound(attention, one), contract(dtype), (0, 1, 3, 2))
+    return shares(lambda single: core_bound(attention, single), contract(dtype), (0, 1, 3, 2))
 
 
 @pytest.mark.parametrize("family", ["normal", "ties", "logits to 1e3", "positive"])
 def test_shares_sum_to_one_and_come_in_order(family: str) -> None:
     """Every stage has a part between 0 and 1, the largest first; integers only where declared."""
-    found = parts_of(family, "float32")
-    assert set(found) == set(STAGES) - {"quantisation"}
-    assert abs(sum(found.values()) - 1.0) < 1e-12
-    assert list(found.values()) == sorted(found.values(), reverse=True)
+    parts = parts_of(family, "float32")
+    assert set(parts) == set(STAGES) - {"quantisation"}
+    assert abs(sum(parts.values()) - 1.0) < 1e-12
+    assert list(parts.values()) == sorted(parts.values(), reverse=True)
 
 
 def test_the_core_has_no_projection() -> None:
@@ -58,8 +58,8 @@ def test_larger_logits_give_the_scores_a_larger_part() -> None:
 
 def test_half_precision_is_dominated_by_what_is_stored() -> None:
     """Tied keys in bfloat16: weights and result are rounded, the scores cancel."""
-    found = parts_of("ties", "bfloat16")
-    assert found["rounding"] + found["accumulation"] > found["score"] + found["exp"]
+    parts = parts_of("ties", "bfloat16")
+    assert parts["rounding"] + parts["accumulation"] > parts["score"] + parts["exp"]
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))

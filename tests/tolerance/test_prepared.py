@@ -53,46 +53,46 @@ def options(candidate: Candidate, shape: tuple[int, ...], seed: int) -> dict[str
     """The causal flag every other time, and sinks where they are offered."""
     declared = candidate.declaration
     flagged = declared.causal is not None and not declared.always_causal and seed % 2 == 0
-    given: dict[str, Any] = {"causal": True} if flagged else {}
+    keywords: dict[str, Any] = {"causal": True} if flagged else {}
     if "sinks" in declared.features:
-        given["sinks"] = torch.randn(shape[1], generator=torch.Generator().manual_seed(seed))
-    return given
+        keywords["sinks"] = torch.randn(shape[1], generator=torch.Generator().manual_seed(seed))
+    return keywords
 
 
 def margins(candidate: Candidate, name: str, shape: tuple[int, ...], seed: int) -> Iterator[float]:
     """The largest error over the worst-case bound, and over the statistical one if it holds."""
     declared, dtype = candidate.declaration, DTYPES[name]
     tensors = drawn(shape, dtype, seed)
-    given = options(candidate, shape, seed)
-    if "sinks" in given:
-        given["sinks"] = given["sinks"].to(dtype)
-    causal = bool(given.get("causal")) or declared.always_causal
-    known = golden.attend(
+    keywords = options(candidate, shape, seed)
+    if "sinks" in keywords:
+        keywords["sinks"] = keywords["sinks"].to(dtype)
+    causal = bool(keywords.get("causal")) or declared.always_causal
+    expected = golden.attend(
         *tensors,
         causal=causal,
-        sinks=given.get("sinks"),
+        sinks=keywords.get("sinks"),
         semantics=declared.semantics,
     )
-    contract = contract_for(declared, name, known.scale)
-    error = (candidate.function(*tensors, **given).double() - known.output).abs()
-    yield float((error / core_bound(known, contract)).nan_to_num(nan=0.0).max())
+    contract = contract_for(declared, name, expected.scale)
+    error = (candidate.function(*tensors, **keywords).double() - expected.output).abs()
+    yield float((error / core_bound(expected, contract)).nan_to_num(nan=0.0).max())
     if supports(declared.semantics):
-        found = core_statistics(known, contract)
-        rows = error[:, :, found.rows]
-        yield float((rows / found.bound).nan_to_num(nan=0.0).max())
+        statistics = core_statistics(expected, contract)
+        rows = error[:, :, statistics.rows]
+        yield float((rows / statistics.bound).nan_to_num(nan=0.0).max())
 
 
 @pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize("candidate", CORES, ids=lambda candidate: candidate.name)
 def test_correct_ones_stay_within_their_bounds(candidate: Candidate, name: str) -> None:
     """In every dtype, near and far, neither bound is exceeded; nor is it a thousand times wide."""
-    found = [
+    ratios = [
         margin
         for seed, shape in enumerate(SHAPES)
         for margin in margins(candidate, name, shape, seed)
     ]
-    assert max(found) <= 1.0
-    assert max(found) > 1e-3
+    assert max(ratios) <= 1.0
+    assert max(ratios) > 1e-3
 
 
 def test_far_positions_are_known_less_well() -> None:
@@ -117,10 +117,10 @@ def test_a_sink_is_bounded_as_one_more_key() -> None:
     query, key, value = (tokens.double() for tokens in drawn((1, 2, 3, 5, 4), torch.float32, 2))
     logits = torch.tensor([0.5, -1.0], dtype=torch.float64)
     contract = contract_for(sinks.sink_first.declaration, "float32", 0.5)
-    beside = golden.attend(query, key, value, sinks=logits)
+    with_sinks = golden.attend(query, key, value, sinks=logits)
     pad = torch.nn.functional.pad
     bias = pad(torch.zeros(1, 2, 1, 5).double(), (0, 1))
     bias[0, :, 0, -1] = logits
     more = golden.attend(query, pad(key, (0, 0, 0, 1)), pad(value, (0, 0, 0, 1)), bias=bias)
-    ratio = core_bound(beside, contract) / core_bound(more, contract)
+    ratio = core_bound(with_sinks, contract) / core_bound(more, contract)
     assert bool(((ratio > 0.5) & (ratio <= 1.0 + 1e-9)).all())

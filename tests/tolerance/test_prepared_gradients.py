@@ -36,44 +36,46 @@ def judged(
 @pytest.mark.parametrize("sinks", [False, True])
 def test_the_values_are_what_autograd_finds(point: golden.Semantics, *, sinks: bool) -> None:
     """Through the preparation, with and without sinks, each within its float64 bound."""
-    given = leaves(3)
+    operands = leaves(3)
     if not sinks:
-        del given["sinks"]
-    output = golden.attend(**given, semantics=point).output
+        del operands["sinks"]
+    output = golden.attend(**operands, semantics=point).output
     upstream = output_gradient(output.shape, 9)
-    theirs = torch.autograd.grad(output, list(given.values()), upstream.double())
-    ours = judged(given, upstream, "float64", point)
-    assert ours.keys() == given.keys()
-    for name, exact in zip(given, theirs, strict=True):
-        assert bool(((ours[name].value - exact).abs() <= ours[name].worst).all()), name
+    theirs = torch.autograd.grad(output, list(operands.values()), upstream.double())
+    bounded = judged(operands, upstream, "float64", point)
+    assert bounded.keys() == operands.keys()
+    for name, exact in zip(operands, theirs, strict=True):
+        assert bool(((bounded[name].value - exact).abs() <= bounded[name].worst).all()), name
 
 
 @pytest.mark.parametrize("point", POINTS, ids=described)
 def test_bounds_tell_half_of_a_gradient(point: golden.Semantics) -> None:
     """In float32 no bound comes near half of the largest gradient."""
-    given = leaves(4)
+    operands = leaves(4)
     upstream = output_gradient(torch.Size((2, 4, 5, 2)), 9)
-    for name, found in judged(given, upstream, "float32", point).items():
-        largest = float(found.value.abs().max())
-        assert float(found.worst.max()) < 0.01 * largest, name
+    for name, bounded in judged(operands, upstream, "float32", point).items():
+        largest = float(bounded.value.abs().max())
+        assert float(bounded.worst.max()) < 0.01 * largest, name
 
 
 @pytest.mark.parametrize("point", POINTS, ids=described)
 @pytest.mark.parametrize("dtype", list(PRECISIONS))
 def test_torch_line_by_line_keeps_the_bounds(point: golden.Semantics, dtype: str) -> None:
     """The golden's own formula in a working dtype, rotation and norm in that dtype, too."""
-    given, working = leaves(5), PRECISIONS[dtype]
-    del given["sinks"]
-    rounded = {n: t.detach().to(working).requires_grad_() for n, t in given.items()}
+    operands, working = leaves(5), PRECISIONS[dtype]
+    del operands["sinks"]
+    rounded = {n: t.detach().to(working).requires_grad_() for n, t in operands.items()}
     upstream = output_gradient(torch.Size((2, 4, 5, 2)), 9).to(working)
     exact = {name: tensor.detach().double() for name, tensor in rounded.items()}
-    found = torch.autograd.grad(_written_out(rounded, point), list(rounded.values()), upstream)
-    ours = judged(exact, upstream.double(), dtype, point)
-    for name, theirs in zip(rounded, found, strict=True):
-        assert bool(((ours[name].value - theirs.double()).abs() <= ours[name].worst).all()), name
+    actual = torch.autograd.grad(_written_out(rounded, point), list(rounded.values()), upstream)
+    bounded = judged(exact, upstream.double(), dtype, point)
+    for name, theirs in zip(rounded, actual, strict=True):
+        assert bool(((bounded[name].value - theirs.double()).abs() <= bounded[name].worst).all()), (
+            name
+        )
 
 
-def _written_out(given: dict[str, Tensor], point: golden.Semantics) -> Tensor:
-    query, key = prepared(given["query"], 2, point), prepared(given["key"], 0, point)
-    key, value = (tensor.repeat_interleave(2, dim=1) for tensor in (key, given["value"]))
+def _written_out(operands: dict[str, Tensor], point: golden.Semantics) -> Tensor:
+    query, key = prepared(operands["query"], 2, point), prepared(operands["key"], 0, point)
+    key, value = (tensor.repeat_interleave(2, dim=1) for tensor in (key, operands["value"]))
     return with_distances(query @ key.mT * 0.5, point).softmax(-1) @ value

@@ -51,20 +51,20 @@ def leaves(seed: int, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     }
 
 
-def evaluate(given: dict[str, Tensor], point: golden.Semantics) -> golden.MultiHeadAttention:
+def evaluate(operands: dict[str, Tensor], point: golden.Semantics) -> golden.MultiHeadAttention:
     """The golden layer."""
     return golden.multi_head_attention(
-        *[given[name] for name in INPUTS],
-        weights_of(given),
+        *[operands[name] for name in INPUTS],
+        weights_of(operands),
         num_heads=4,
         num_kv_heads=2,
         semantics=point,
     )
 
 
-def weights_of(given: dict[str, Tensor]) -> golden.ProjectionWeights:
+def weights_of(operands: dict[str, Tensor]) -> golden.ProjectionWeights:
     """All but the inputs."""
-    return golden.ProjectionWeights(**{n: t for n, t in given.items() if n not in INPUTS})
+    return golden.ProjectionWeights(**{n: t for n, t in operands.items() if n not in INPUTS})
 
 
 def judged(
@@ -83,22 +83,22 @@ def judged(
         )
 
 
-def margin(ours: dict[str, Gradient], found: dict[str, Tensor]) -> float:
+def margin(bounded: dict[str, Gradient], actual: dict[str, Tensor]) -> float:
     """The largest error over its bound."""
     return max(
-        float(((ours[name].value - theirs.double()).abs() / ours[name].worst).max())
-        for name, theirs in found.items()
+        float(((bounded[name].value - theirs.double()).abs() / bounded[name].worst).max())
+        for name, theirs in actual.items()
     )
 
 
-def pulled(output: Tensor, given: dict[str, Tensor], upstream: Tensor) -> dict[str, Tensor]:
+def pulled(output: Tensor, operands: dict[str, Tensor], upstream: Tensor) -> dict[str, Tensor]:
     """Torch's gradients by name."""
-    found = torch.autograd.grad(output, list(given.values()), upstream)
-    return dict(zip(given, found, strict=True))
+    gradients = torch.autograd.grad(output, list(operands.values()), upstream)
+    return dict(zip(operands, gradients, strict=True))
 
 
 def written_out(
-    given: dict[str, Tensor],
+    operands: dict[str, Tensor],
     point: golden.Semantics,
     prepare: Prepare = prepared,
     *,
@@ -106,7 +106,7 @@ def written_out(
 ) -> Tensor:
     """The layer in the dtype of its tensors; ``late`` repeats keys after they are prepared."""
     query, key, value = (
-        torch.nn.functional.linear(given[name], given[name[0]], given[f"{name[0]}_bias"])
+        torch.nn.functional.linear(operands[name], operands[name[0]], operands[f"{name[0]}_bias"])
         .unflatten(-1, (count, -1))
         .transpose(1, 2)
         for name, count in (("query", 4), ("key", 2), ("value", 2))
@@ -117,28 +117,28 @@ def written_out(
         query, key = prepare(query, 2, point), prepare(key.repeat_interleave(2, 1), 0, point)
     weights = with_distances(query @ key.mT * 0.5, point).softmax(-1)
     merged = (weights @ value.repeat_interleave(2, 1)).transpose(1, 2).flatten(2)
-    return torch.nn.functional.linear(merged, given["o"], given["o_bias"])
+    return torch.nn.functional.linear(merged, operands["o"], operands["o_bias"])
 
 
 @pytest.mark.parametrize("point", POINTS, ids=described)
 def test_the_values_are_what_autograd_finds(point: golden.Semantics) -> None:
     """By every input, matrix and bias, each within its float64 bound."""
-    given = leaves(3)
+    operands = leaves(3)
     upstream = output_gradient(UPSTREAM, 9)
-    theirs = pulled(evaluate(given, point).output, given, upstream)
-    ours = judged(given, upstream, "float64", point)
-    assert ours.keys() == given.keys()
-    assert margin(ours, theirs) <= 1.0
+    theirs = pulled(evaluate(operands, point).output, operands, upstream)
+    bounded = judged(operands, upstream, "float64", point)
+    assert bounded.keys() == operands.keys()
+    assert margin(bounded, theirs) <= 1.0
 
 
 @pytest.mark.parametrize("changes", [{"head_split": "interleaved"}, {"group_order": "tile"}])
 def test_heads_that_are_cut_otherwise_are_turned_back_as_they_are(changes: dict[str, Any]) -> None:
     """The gradients return to the channels and the heads that they come from."""
     point = golden.STANDARD.replace(qk_norm="layer", rotary="halves", **changes)
-    given = leaves(4)
+    operands = leaves(4)
     upstream = output_gradient(UPSTREAM, 9)
-    theirs = pulled(evaluate(given, point).output, given, upstream)
-    assert margin(judged(given, upstream, "float64", point), theirs) <= 1.0
+    theirs = pulled(evaluate(operands, point).output, operands, upstream)
+    assert margin(judged(operands, upstream, "float64", point), theirs) <= 1.0
 
 
 @pytest.mark.parametrize("point", POINTS, ids=described)
@@ -149,15 +149,15 @@ def test_torch_line_by_line_keeps_the_bounds(
 ) -> None:
     """Every step in the working dtype, heads of a group added up before or after turning back."""
     for seed in SEEDS:
-        given = leaves(seed, PRECISIONS[dtype])
+        operands = leaves(seed, PRECISIONS[dtype])
         upstream = output_gradient(UPSTREAM, seed).to(PRECISIONS[dtype])
-        found = pulled(written_out(given, point, late=late), given, upstream)
-        assert margin(judged(given, upstream, dtype, point, eager=True), found) <= 1.0
+        actual = pulled(written_out(operands, point, late=late), operands, upstream)
+        assert margin(judged(operands, upstream, dtype, point, eager=True), actual) <= 1.0
 
 
 def _halved(heads: Tensor, start: int, point: golden.Semantics) -> Tensor:
-    found = prepared(heads, start, point)
-    return 0.5 * found + 0.5 * found.detach()
+    heads_prepared = prepared(heads, start, point)
+    return 0.5 * heads_prepared + 0.5 * heads_prepared.detach()
 
 
 def _not_turned_back(heads: Tensor, start: int, point: golden.Semantics) -> Tensor:
@@ -180,22 +180,22 @@ def test_a_wrong_way_back_is_beyond_them(point: golden.Semantics, prepare: Prepa
     if prepare is _norm_is_a_constant and point.qk_norm == "none":
         point = point.replace(qk_norm="rms")
     for seed in SEEDS:
-        given = leaves(seed, torch.float32)
+        operands = leaves(seed, torch.float32)
         upstream = output_gradient(UPSTREAM, seed).float()
-        ours = judged(given, upstream, "float32", point)
-        right = pulled(written_out(given, point), given, upstream)
-        wrong = pulled(written_out(given, point, prepare), given, upstream)
-        assert margin(ours, right) <= 1.0 < margin(ours, wrong)
+        bounded = judged(operands, upstream, "float32", point)
+        right = pulled(written_out(operands, point), operands, upstream)
+        wrong = pulled(written_out(operands, point, prepare), operands, upstream)
+        assert margin(bounded, right) <= 1.0 < margin(bounded, wrong)
 
 
 def test_heads_that_may_vanish_have_a_wide_bound() -> None:
     """A projected head within its own error of zero may be divided by much less than its norm."""
     point = golden.STANDARD.replace(qk_norm="rms", qk_norm_epsilon=1e-3)
-    given = {name: tensor.detach() for name, tensor in leaves(6).items()}
+    operands = {name: tensor.detach() for name, tensor in leaves(6).items()}
     upstream = output_gradient(UPSTREAM, 9)
-    plain = judged(given, upstream, "bfloat16", point)["query"]
-    projected = given["query"][0, 0] @ given["q"].mT
-    cancelled = {**given, "q_bias": -projected * (1.0 + 2.0**-9)}
+    plain = judged(operands, upstream, "bfloat16", point)["query"]
+    projected = operands["query"][0, 0] @ operands["q"].mT
+    cancelled = {**operands, "q_bias": -projected * (1.0 + 2.0**-9)}
     wide = judged(cancelled, upstream, "bfloat16", point)["query"]
     part, others = wide.worst[0, 0] / wide.value[0, 0].abs(), plain.worst / plain.value.abs()
     assert float(part.median()) > 10.0 * float(others.median())

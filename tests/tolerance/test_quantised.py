@@ -103,10 +103,12 @@ class Quantised:
         key = (made.key((2, 9, WIDTH), generator) * factor).float()
         value = (made.value((2, 9, WIDTH), generator) * factor).float()
         inputs = _inputs(query, key, value, self.weights(original=original))
-        known = Oracle(DECLARED, "float32").answer(inputs)
+        expected = Oracle(DECLARED, "float32").answer(inputs)
         feeds = {"q": query.numpy(), "k": key.numpy(), "v": value.numpy()}
-        answers = [torch.from_numpy(one.run(None, feeds)[0]) for one in self.sessions]
-        return [float(((one - known.output).abs() / known.bound).max()) for one in answers]
+        answers = [torch.from_numpy(session.run(None, feeds)[0]) for session in self.sessions]
+        return [
+            float(((session - expected.output).abs() / expected.bound).max()) for session in answers
+        ]
 
 
 def _session(path: Path, level: str) -> onnxruntime.InferenceSession:
@@ -123,13 +125,15 @@ def _nearest(meant: list[Tensor], matrix: Tensor) -> Tensor:
 def _meant(graph: onnx.ModelProto) -> list[Tensor]:
     """The float matrices ``(out, in)`` that the integers of the projections stand for."""
     held = {entry.name: onnx.numpy_helper.to_array(entry) for entry in graph.graph.initializer}
-    found = []
+    operands = []
     for node in graph.graph.node:
         if node.op_type == "MatMulInteger":
             name = node.input[1].removesuffix("_quantized")
             shifted = held[node.input[1]].astype(np.int32) - held[f"{name}_zero_point"]
-            found.append(torch.from_numpy((shifted * held[f"{name}_scale"]).T.astype(np.float32)))
-    return found
+            operands.append(
+                torch.from_numpy((shifted * held[f"{name}_scale"]).T.astype(np.float32))
+            )
+    return operands
 
 
 def _inputs(
@@ -197,10 +201,10 @@ def test_the_bound_of_float32_accuses_them(made: Any) -> None:
     generator = torch.Generator().manual_seed(1)
     tokens = [torch.randn(2, length, WIDTH, generator=generator) for length in (5, 9, 9)]
     inputs = _inputs(tokens[0], tokens[1], tokens[2], graph.weights(original=False))
-    known = Oracle(declare("layer"), "float32").answer(inputs)
+    expected = Oracle(declare("layer"), "float32").answer(inputs)
     feeds = dict(zip("qkv", (token.numpy() for token in tokens), strict=True))
     answer = torch.from_numpy(graph.sessions[0].run(None, feeds)[0])
-    assert float(((answer - known.output).abs() / known.bound).max()) > 100.0
+    assert float(((answer - expected.output).abs() / expected.bound).max()) > 100.0
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -217,9 +221,9 @@ def test_tokens_are_quantised_as_the_operator_does(seed: int) -> None:
     tokens = 10.0 ** (seed - 3) * (torch.randn(3, 7, 11, generator=generator) + seed)
     whole, step, zero = session.run(None, {"x": tokens.numpy()})
     meant = torch.from_numpy((whole.astype(np.int64) - int(zero)) * np.float64(step))
-    found = quantise(tokens.double(), model.ACTIVATION_STEPS)
-    assert bool(((meant - found.tokens).abs() <= found.unsure).all())
-    assert float((found.unsure > 0).double().mean()) < 0.02
+    quantised = quantise(tokens.double(), model.ACTIVATION_STEPS)
+    assert bool(((meant - quantised.tokens).abs() <= quantised.unsure).all())
+    assert float((quantised.unsure > 0).double().mean()) < 0.02
     half = float(step) * model.QUANTISATION_ERROR
     assert bool(((meant - tokens.double()).abs() <= half).all())
 
@@ -258,21 +262,21 @@ def test_the_part_of_the_integers_is_told(made: Any) -> None:
     )
     oracle = Oracle(DECLARED, "float32")
     contract = oracle.contract(0.5)
-    found = shares(lambda other: oracle.bound(inputs, other), contract, (0, 1, 2))
-    assert next(iter(found)) == "quantisation"
+    parts = shares(lambda other: oracle.bound(inputs, other), contract, (0, 1, 2))
+    assert next(iter(parts)) == "quantisation"
     assert DECLARED.as_json()["precision"] == "int8-dynamic"
     assert contract_for(declare("layer"), "float32", 0.5).activation_steps == 0
 
 
 @pytest.mark.parametrize(
-    ("kind", "promises", "told"),
+    ("kind", "promises", "message"),
     [
         ("core", {}, "a layer in float32"),
         ("layer", {"dtypes": ["float16"]}, "a layer in float32"),
         ("layer", {"precision": "int8-dynamc"}, "did you mean 'int8-dynamic'"),
     ],
 )
-def test_wrong_promises_are_refused(kind: str, promises: dict[str, Any], told: str) -> None:
+def test_wrong_promises_are_refused(kind: str, promises: dict[str, Any], message: str) -> None:
     """Only layers have projections, only float32 is quantised, and the word must be known."""
-    with pytest.raises(DeclarationError, match=told):
+    with pytest.raises(DeclarationError, match=message):
         declare(kind, **{"precision": "int8-dynamic", **promises})

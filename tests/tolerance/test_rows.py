@@ -57,8 +57,8 @@ def test_restricting_an_evaluation_is_evaluating_the_rows(bias_rows: int | None)
     chosen = bias if bias is None or bias_rows == 1 else bias[:, :, rows]
     whole = golden.attend(query, key, key, bias=bias, keep=keep)
     part = golden.attend(query[:, :, rows], key, key, bias=chosen, keep=keep[:, :, rows])
-    found = restrict(whole, rows)
+    restricted = restrict(whole, rows)
     for name in ("query", "scores", "capped", "logits", "weights", "output", "allowed", "empty"):
-        torch.testing.assert_close(getattr(found, name), getattr(part, name))
-    assert (found.bias is None) == (bias is None)
-    assert found.bias is None or found.bias.shape == chosen.shape
+        torch.testing.assert_close(getattr(restricted, name), getattr(part, name))
+    assert (restricted.bias is None) == (bias is None)
+    assert restricted.bias is None or restricted.bias.shape == chosen.shape

@@ -42,16 +42,16 @@ def judged(given: dict[str, Tensor], upstream: Tensor, dtype: str, **options: ob
 @pytest.mark.parametrize("seed", range(3))
 def test_the_values_are_what_autograd_finds(seed: int, options: Options) -> None:
     """Query, key, value and sinks, each within its float64 bound."""
-    given = leaves(seed)
-    output = golden.attend(**given, **options).output
+    operands = leaves(seed)
+    output = golden.attend(**operands, **options).output
     upstream = output_gradient(output.shape, seed + 9)
-    theirs = torch.autograd.grad(output, list(given.values()), upstream.double())
-    ours = judged(given, upstream, "float64", **options)
-    for name, exact in zip(given, theirs, strict=True):
-        found = ours[name]
-        assert isinstance(found, Gradient)
-        assert found.value.shape == exact.shape
-        assert bool(((found.value - exact).abs() <= found.worst).all()), name
+    theirs = torch.autograd.grad(output, list(operands.values()), upstream.double())
+    bounded = judged(operands, upstream, "float64", **options)
+    for name, exact in zip(operands, theirs, strict=True):
+        gradient = bounded[name]
+        assert isinstance(gradient, Gradient)
+        assert gradient.value.shape == exact.shape
+        assert bool(((gradient.value - exact).abs() <= gradient.worst).all()), name
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -60,17 +60,19 @@ def test_bounds_tell_a_lost_sink(dtype: str) -> None:
 
     So it is with sinks above the logits. In bfloat16 the worst case of a few rows is the gradient.
     """
-    given = leaves(0)
-    given["sinks"] = given["sinks"].detach().abs() + 2.0
+    operands = leaves(0)
+    operands["sinks"] = operands["sinks"].detach().abs() + 2.0
     upstream = output_gradient(torch.Size((2, 4, 5, 2)), 9)
-    beside = judged(given, upstream, dtype)
-    without = judged({n: t for n, t in given.items() if n != "sinks"}, upstream, dtype)
+    bounded = judged(operands, upstream, dtype)
+    without = judged({n: t for n, t in operands.items() if n != "sinks"}, upstream, dtype)
     for name, other in without.items():
-        found = beside[name]
-        assert isinstance(found, Gradient)
+        gradient = bounded[name]
+        assert isinstance(gradient, Gradient)
         assert isinstance(other, Gradient)
-        assert bool(((found.value - other.value).abs() > found.allowed(generic=True)).any()), name
-    sinks = beside["sinks"]
+        assert bool(
+            ((gradient.value - other.value).abs() > gradient.allowed(generic=True)).any()
+        ), name
+    sinks = bounded["sinks"]
     assert isinstance(sinks, Gradient)
     assert bool((sinks.value.abs() > sinks.worst).any())
 
@@ -78,10 +80,10 @@ def test_bounds_tell_a_lost_sink(dtype: str) -> None:
 @pytest.mark.parametrize("sink", [-50.0, 50.0])
 def test_bounds_stay_finite_beside_extreme_sinks(sink: float) -> None:
     """Where nothing is left for the sink, or for the keys, no bound is infinite or NaN."""
-    given = leaves(1)
-    given["sinks"] = torch.full((4,), sink, dtype=torch.float64)
+    operands = leaves(1)
+    operands["sinks"] = torch.full((4,), sink, dtype=torch.float64)
     upstream = output_gradient(torch.Size((2, 4, 5, 2)), 9)
-    for name, found in judged(given, upstream, "float32").items():
-        assert isinstance(found, Gradient)
-        assert bool(found.worst.isfinite().all()), name
-        assert bool(found.bound.isfinite().all()), name
+    for name, bounded in judged(operands, upstream, "float32").items():
+        assert isinstance(bounded, Gradient)
+        assert bool(bounded.worst.isfinite().all()), name
+        assert bool(bounded.bound.isfinite().all()), name

@@ -89,8 +89,8 @@ def test_the_bound_is_that_of_the_prototype(
         Carried(query=carried[0], key=carried[1], value=carried[2]),
     )
     bound = spread.bound(DEVIATIONS)
-    found = [float(bound[0, 0, 0, 0]), float(bound[0, 1, 2, 3]), float(bound.mean())]
-    assert found == pytest.approx(values, rel=1e-3)
+    samples = [float(bound[0, 0, 0, 0]), float(bound[0, 1, 2, 3]), float(bound.mean())]
+    assert samples == pytest.approx(values, rel=1e-3)
     assert saturated == 0.0
 
 
@@ -123,8 +123,8 @@ def test_the_order_of_keys_does_not_matter(mask: str) -> None:
     order = torch.randperm(SIZE[3], generator=Generator().manual_seed(0))
     bias = None if inputs.bias is None else inputs.bias[..., order]
     moved = replace(inputs, key=inputs.key[:, :, order], value=inputs.value[:, :, order], bias=bias)
-    found = core_statistics(moved.golden(), contract()).bound
-    torch.testing.assert_close(found, core_statistics(inputs.golden(), contract()).bound)
+    bound = core_statistics(moved.golden(), contract()).bound
+    torch.testing.assert_close(bound, core_statistics(inputs.golden(), contract()).bound)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -142,14 +142,14 @@ def test_rows_without_a_key_spoil_nothing(rule: str, dtype: str) -> None:
         scale=inputs.scale,
         semantics=golden.STANDARD.replace(empty_rows=rule),
     )
-    found = core_statistics(attention, contract(dtype))
+    statistics = core_statistics(attention, contract(dtype))
     full = core_statistics(inputs.golden(), contract(dtype))
     others = torch.arange(7) != 3
     for name in ("bound", "scale", "slope"):
-        numbers = getattr(found, name)
+        numbers = getattr(statistics, name)
         assert bool(numbers.isfinite().all()), name
         torch.testing.assert_close(numbers[:, :, others], getattr(full, name)[:, :, others])
-    assert (float(found.bound[:, :, 3].max()) > 1e-20) == (rule.startswith("mean") or False)
+    assert (float(statistics.bound[:, :, 3].max()) > 1e-20) == (rule.startswith("mean") or False)
 
 
 def test_a_dead_key_does_not_count() -> None:
@@ -202,7 +202,7 @@ def test_offset_keys_matter_under_a_softcap_only(softcap: float | None) -> None:
     A softcap does not: it bends the common part differently for each score.
     """
     inputs = make("normal", SIZE, "none")
-    found = []
+    bounds = []
     for offset in (0.0, 64.0):
         key = inputs.key.double() + offset
         scores = inputs.scale * (inputs.query.double() @ key.transpose(-1, -2))
@@ -217,8 +217,8 @@ def test_offset_keys_matter_under_a_softcap_only(softcap: float | None) -> None:
             output=weights @ inputs.value.double(),
             logits=weights.log(),
         )
-        found.append(core_spread(attention, exact_contract(), DEVIATIONS, carried)[0].variance)
-    ratio = float((found[1] / found[0]).median())
+        bounds.append(core_spread(attention, exact_contract(), DEVIATIONS, carried)[0].variance)
+    ratio = float((bounds[1] / bounds[0]).median())
     assert ratio == pytest.approx(1.0, rel=1e-6) if softcap is None else ratio > 100.0
 
 
@@ -239,7 +239,7 @@ def test_the_coherent_error_is_the_derivative(
     slope = None
     if softcap is not None:
         slope = 1.0 - (attention.capped / softcap).square()
-    found = coherent_variance(
+    coherent = coherent_variance(
         attention,
         live,
         exact_contract(),
@@ -257,8 +257,8 @@ def test_the_coherent_error_is_the_derivative(
         ]
         derivative = (ends[0] - ends[1]) / 2e-4
         expected += variance[..., channel : channel + 1] * derivative.square()
-    assert found is not None
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
+    assert coherent is not None
+    torch.testing.assert_close(coherent, expected, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
@@ -271,8 +271,8 @@ def test_the_slope_is_the_derivative_by_the_logarithm_of_the_scale(
     attention = inputs.golden()
     ends = [replace(inputs, scale=inputs.scale * (1.0 + step)).golden() for step in (1e-5, -1e-5)]
     expected = (ends[0].output - ends[1].output) / 2e-5
-    found = scale_slope(attention, attention.value, attention.output)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+    slope = scale_slope(attention, attention.value, attention.output)
+    torch.testing.assert_close(slope, expected, rtol=1e-6, atol=1e-8)
 
 
 def test_the_slope_of_a_long_problem_is_that_of_its_rows() -> None:

@@ -106,10 +106,10 @@ def test_torchs_layer_is_within_the_bound(dtype: str, *, biases: bool, causal: b
         statistics = inputs.statistics(contract(dtype, scores="eager"))
         error = by_torch(inputs).double() - inputs.golden().output
         assert bool((error[:, statistics.rows].abs() <= statistics.bound).all())
-        found = fit(error, statistics)
-        assert found is not None
-        assert found.rms <= 1.0
-        assert abs(found.scale_error) <= found.scale_allowed
+        fitted = fit(error, statistics)
+        assert fitted is not None
+        assert fitted.rms <= 1.0
+        assert abs(fitted.scale_error) <= fitted.scale_allowed
 
 
 def test_the_bound_is_sharper_than_a_single_wrong_digit() -> None:
@@ -135,9 +135,9 @@ def test_sampled_rows_have_the_bound_of_the_whole(head_split: str, *, biases: bo
         part = replace(inputs, query=inputs.query[:, rows])
         kept = [i for i, row in enumerate(sampled.rows.tolist()) if rows.start <= row < rows.stop]
         chosen = sampled.rows[kept] - rows.start
-        found = part.statistics(contract())
-        torch.testing.assert_close(found.slope[:, chosen], sampled.slope[:, kept])
-        ratio = found.scale[:, chosen] / sampled.scale[:, kept]
+        of_part = part.statistics(contract())
+        torch.testing.assert_close(of_part.slope[:, chosen], sampled.slope[:, kept])
+        ratio = of_part.scale[:, chosen] / sampled.scale[:, kept]
         assert float((ratio - 1.0).abs().max()) < 0.02
 
 
@@ -153,11 +153,11 @@ def test_projections_that_only_move_numbers_add_nothing() -> None:
     inputs = LayerInputs(query=tokens, key=tokens, weights=weights, options=options)
     exact = contract_for(declare("layer"), "float32", 0.25)
     layer = inputs.golden()
-    found, core = inputs.statistics(exact), core_statistics(layer.core, exact)
-    torch.testing.assert_close(found.bound, core.bound[:, 0])
-    torch.testing.assert_close(found.slope, core.slope[:, 0])
+    statistics, core = inputs.statistics(exact), core_statistics(layer.core, exact)
+    torch.testing.assert_close(statistics.bound, core.bound[:, 0])
+    torch.testing.assert_close(statistics.slope, core.slope[:, 0])
     rough = inputs.statistics(replace(exact, operand_roundoff=2.0**-11))
-    assert float((rough.bound / found.bound).min()) > 10.0
+    assert float((rough.bound / statistics.bound).min()) > 10.0
 
 
 def test_a_projection_maps_each_part_in_its_own_way() -> None:
@@ -172,11 +172,11 @@ def test_a_projection_maps_each_part_in_its_own_way() -> None:
         accumulator_roundoff=2.0**-500,
         accumulator_underflow=0.0,
     )
-    found = projected_spread(incoming, ones, linear(ones, matrix), matrix, None, nothing)
-    assert found.variance.flatten().tolist() == pytest.approx([7.0 * 5.0, 7.0 * 0.3125])
-    assert found.linear.flatten().tolist() == [3.0, 0.75]
-    assert found.slope.flatten().tolist() == [-1.0, 0.75]
-    assert not bool(found.last.any())
+    spread = projected_spread(incoming, ones, linear(ones, matrix), matrix, None, nothing)
+    assert spread.variance.flatten().tolist() == pytest.approx([7.0 * 5.0, 7.0 * 0.3125])
+    assert spread.linear.flatten().tolist() == [3.0, 0.75]
+    assert spread.slope.flatten().tolist() == [-1.0, 0.75]
+    assert not bool(spread.last.any())
 
 
 @pytest.mark.parametrize("rule", ["zeros", "nan", "mean-of-all", "mean-of-valid"])

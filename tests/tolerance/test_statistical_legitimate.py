@@ -35,10 +35,10 @@ def check(got: Tensor, inputs: CoreInputs, expected: Statistics) -> None:
     """Every element is within the bound; where errors are many, their size and scale fit, too."""
     error = got.double() - inputs.golden().output
     assert bool((error[:, :, expected.rows].abs() <= expected.bound).all())
-    found = fit(error, expected)
-    if found is not None:
-        assert found.rms <= 1.0
-        assert abs(found.scale_error) <= found.scale_allowed
+    fitted = fit(error, expected)
+    if fitted is not None:
+        assert fitted.rms <= 1.0
+        assert abs(fitted.scale_error) <= fitted.scale_allowed
 
 
 @pytest.mark.one_in(5)

@@ -32,9 +32,9 @@ def heads(length: int) -> tuple[Tensor, Tensor, Tensor]:
 def assert_near_exact(case: Any, point: Semantics = STANDARD) -> None:
     """Require of each element the error that the operations may make, and a proper pair."""
     case, attention = with_exact_scale(case, point)
-    found = core_output(attention)
-    assert_proper_pairs(*found)
-    assert max(excesses(case, point, found)) <= 1.0
+    output = core_output(attention)
+    assert_proper_pairs(*output)
+    assert max(excesses(case, point, output)) <= 1.0
 
 
 def assert_proper_pairs(high: Tensor, low: Tensor) -> None:
@@ -123,9 +123,9 @@ def test_high_is_the_rounded_answer(shape: Shape) -> None:
     """``high`` is the exact answer rounded to float64, up to a unit in the last place."""
     case, attention = with_exact_scale(core_case(shape), STANDARD)
     high, _ = core_output(attention)
-    for found, truth in zip(high.flatten().tolist(), truths(case, STANDARD), strict=True):
+    for output, truth in zip(high.flatten().tolist(), truths(case, STANDARD), strict=True):
         rounded = float(truth.value)
-        assert abs(found - rounded) <= math.ulp(rounded) + truth.allowed
+        assert abs(output - rounded) <= math.ulp(rounded) + truth.allowed
 
 
 def test_junk_at_unread_keys_changes_nothing() -> None:
@@ -157,9 +157,9 @@ def test_values_at_the_end_of_the_range_are_right_to_the_last_subnormal() -> Non
     query, key, value = case.inputs
     tiny = dataclasses.replace(case, inputs=(query, key, value * 2.0**-1000))
     high, low = core_output(case.golden(STANDARD))
-    found = core_output(tiny.golden(STANDARD))
-    assert torch.equal(found[0], high * 2.0**-1000)
-    assert float((found[1] - low * 2.0**-1000).abs().max()) <= 2.0**-1074
+    output = core_output(tiny.golden(STANDARD))
+    assert torch.equal(output[0], high * 2.0**-1000)
+    assert float((output[1] - low * 2.0**-1000).abs().max()) <= 2.0**-1074
 
 
 def test_what_is_not_finite_is_the_golden_answer() -> None:

@@ -32,8 +32,10 @@ def assert_near(
     roundoffs: int,
 ) -> None:
     """Require a relative error of so many squared unit roundoffs from every element."""
-    found = function(x)
-    for high, low, a, b in zip(*(p.tolist() for p in found), *(p.tolist() for p in x), strict=True):
+    result = function(x)
+    for high, low, a, b in zip(
+        *(p.tolist() for p in result), *(p.tolist() for p in x), strict=True
+    ):
         truth = wanted(_exact.mpf(a) + _exact.mpf(b))
         error = abs(_exact.mpf(high) + _exact.mpf(low) - truth)
         assert error <= roundoffs * UNIT**2 * abs(truth) + UNDERFLOW, (a, b)
@@ -73,14 +75,14 @@ def test_exp_of_any_argument_keeps_its_bound(high: float, low: float) -> None:
 def test_exp_vanishes_beyond_the_range() -> None:
     """Arguments below the range, minus infinity included, give exactly zero."""
     beyond = exact(torch.tensor([-747.0, -1e9, -1e300, -math.inf], dtype=torch.float64))
-    found = numbers.exp(beyond)
-    assert found.high.tolist() == found.low.tolist() == [0.0] * 4
+    result = numbers.exp(beyond)
+    assert result.high.tolist() == result.low.tolist() == [0.0] * 4
 
 
 def test_exp_of_zero_is_one() -> None:
     """The largest logit's weight is one without an error."""
-    found = numbers.exp(exact(0.0))
-    assert (float(found.high), float(found.low)) == (1.0, 0.0)
+    result = numbers.exp(exact(0.0))
+    assert (float(result.high), float(result.low)) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize("high", [ORDINARY, HALFWAY, TINY], ids=["ordinary", "halfway", "tiny"])

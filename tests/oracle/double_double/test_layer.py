@@ -17,9 +17,9 @@ from reference import STANDARD, Semantics
 def assert_near_exact(case: Case, point: Semantics = STANDARD) -> None:
     """Require of each element the error that the operations may make."""
     case, layer = with_exact_scale(case, point)
-    found = layer_output(layer)
-    assert found[0].shape == found[1].shape == layer.output.shape
-    assert max(excesses(case, point, found)) <= 1.0
+    output = layer_output(layer)
+    assert output[0].shape == output[1].shape == layer.output.shape
+    assert max(excesses(case, point, output)) <= 1.0
 
 
 @pytest.mark.parametrize("output_size", [None, 4])

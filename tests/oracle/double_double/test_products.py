@@ -55,7 +55,7 @@ def test_dot_products_keep_the_promised_bound(length: int, octaves: float) -> No
     generator = Generator().manual_seed(length)
     left, right = (some_numbers((6, length), generator, octaves) for _ in range(2))
     transposed = DoubleDouble(right.high.T, right.low.T)
-    found = iter(fractions_of(numbers.matmul(left, transposed)))
+    products = iter(fractions_of(numbers.matmul(left, transposed)))
     rows = [fractions_of(DoubleDouble(h, low)) for h, low in zip(left.high, left.low, strict=True)]
     columns = [
         fractions_of(DoubleDouble(h, low)) for h, low in zip(right.high, right.low, strict=True)
@@ -63,7 +63,7 @@ def test_dot_products_keep_the_promised_bound(length: int, octaves: float) -> No
     for row in rows:
         for column in columns:
             wanted, magnitude = dot(row, column)
-            assert abs(next(found) - wanted) <= promised(length) * magnitude
+            assert abs(next(products) - wanted) <= promised(length) * magnitude
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -74,9 +74,9 @@ def test_cancelling_sums_keep_the_promised_bound(length: int) -> None:
     opposite = DoubleDouble(-terms.high * (1 + 2.0**-52), -terms.low)
     both = DoubleDouble(*(torch.cat(parts) for parts in zip(terms, opposite, strict=True)))
     exactly = fractions_of(both)
-    found = fractions_of(numbers.total(both))[0]
+    total = fractions_of(numbers.total(both))[0]
     magnitude = sum(map(abs, exactly), Fraction(0))
-    assert abs(found - sum(exactly, Fraction(0))) <= promised(2 * length) * magnitude
+    assert abs(total - sum(exactly, Fraction(0))) <= promised(2 * length) * magnitude
 
 
 def test_powers_of_two_pass_through() -> None:
@@ -123,7 +123,7 @@ def test_a_value_that_is_not_finite_stays_in_its_column() -> None:
     right = torch.randn(5, 4, generator=generator, dtype=torch.float64)
     clean = numbers.matmul(left, exact(right))
     right[2, 0], right[3, 1] = math.nan, math.inf
-    found = numbers.matmul(left, exact(right))
-    assert torch.equal(found.high[:, 2:], clean.high[:, 2:])
-    assert torch.equal(found.low[:, 2:], clean.low[:, 2:])
-    assert not bool(torch.isfinite(found.high[:, :2] + found.low[:, :2]).any())
+    product = numbers.matmul(left, exact(right))
+    assert torch.equal(product.high[:, 2:], clean.high[:, 2:])
+    assert torch.equal(product.low[:, 2:], clean.low[:, 2:])
+    assert not bool(torch.isfinite(product.high[:, :2] + product.low[:, :2]).any())
