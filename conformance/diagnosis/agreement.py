@@ -55,6 +55,12 @@ def _promised(subject: Subject, observed: BatteryAnswer) -> Tensor:
     return (~exact.empty_rows).expand(observed.output.shape)
 
 
+def within(actual: Tensor, expected: Tensor, bound: Tensor) -> Tensor:
+    """Which elements lie within a bound, or are the same NaN or infinity; bool of their shape."""
+    same = (torch.isnan(actual) & torch.isnan(expected)) | (actual == expected)
+    return same | ((actual - expected).abs() <= bound)
+
+
 def _same_nonfinite(actual: Tensor, expected: Tensor, judged: Tensor) -> bool:
     """Whether NaN and both infinities stand in the same places."""
     same = torch.isnan(actual) == torch.isnan(expected)

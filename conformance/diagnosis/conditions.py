@@ -28,13 +28,20 @@ MANY_KEYS: Final = 64
 class Condition:
     """A property that inputs have or lack.
 
-    ``words`` follow "only". ``implies`` names a condition that holds wherever this one does.
+    ``words`` follow "only"; ``otherwise`` are those of inputs that lack it. ``implies`` names a
+    condition that holds wherever this one does.
     """
 
     name: str
     words: str
     holds: Callable[[Inputs], bool]
     implies: str = ""
+    otherwise: str = ""
+
+    @property
+    def negated(self) -> Condition:
+        """The condition that inputs lack this one."""
+        return Condition(f"not {self.name}", self.otherwise, lambda inputs: not self.holds(inputs))
 
 
 def _of_form(form: str, words: str) -> Condition:
@@ -42,48 +49,143 @@ def _of_form(form: str, words: str) -> Condition:
 
 
 def _of_sizes(
-    name: str, words: str, holds: Callable[[Geometry], bool], implies: str = ""
+    name: str,
+    words: str,
+    holds: Callable[[Geometry], bool],
+    implies: str = "",
+    otherwise: str = "",
 ) -> Condition:
-    return Condition(name, words, lambda inputs: holds(inputs.geometry), implies)
+    return Condition(name, words, lambda inputs: holds(inputs.geometry), implies, otherwise)
 
 
 CONDITIONS: Final[tuple[Condition, ...]] = (
-    Condition("mask", "with a mask", has_mask),
+    Condition("mask", "with a mask", has_mask, otherwise="without a mask"),
     _of_form("keep", "with a mask of what to keep"),
     _of_form("drop", "with a mask of what to drop"),
     _of_form("keep_int", "with an integer mask"),
     _of_form("bias", "with an additive mask"),
     _of_form("lengths", "with lengths"),
-    Condition("causal", "with the causal flag", has_causal),
-    Condition("scale", "with a scale of the call", has_scale),
-    Condition("softcap", "with a softcap", has_softcap),
-    Condition("window", "with a window", has_window),
-    Condition("sinks", "with sinks", has_sinks),
-    Condition("cache", "with cached keys", has_cache),
-    _of_sizes("several heads", "with several heads", lambda sizes: sizes.num_heads > 1),
+    Condition("causal", "with the causal flag", has_causal, otherwise="without the causal flag"),
+    Condition(
+        "scale", "with a scale of the call", has_scale, otherwise="without a scale of the call"
+    ),
+    Condition("softcap", "with a softcap", has_softcap, otherwise="without a softcap"),
+    Condition("window", "with a window", has_window, otherwise="without a window"),
+    Condition("sinks", "with sinks", has_sinks, otherwise="without sinks"),
+    Condition("cache", "with cached keys", has_cache, otherwise="without cached keys"),
+    _of_sizes(
+        "several heads",
+        "with several heads",
+        lambda sizes: sizes.num_heads > 1,
+        otherwise="with one head",
+    ),
     _of_sizes(
         "grouped heads",
         "where heads share keys and values",
         lambda sizes: sizes.num_kv_heads < sizes.num_heads,
         implies="several heads",
+        otherwise="where each head has its own keys and values",
     ),
-    _of_sizes("several items", "with several batch items", lambda sizes: sizes.batch > 1),
+    _of_sizes(
+        "several items",
+        "with several batch items",
+        lambda sizes: sizes.batch > 1,
+        otherwise="with one batch item",
+    ),
     _of_sizes(
         "many keys",
         f"with more than {MANY_KEYS} keys",
         lambda sizes: sizes.key_length > MANY_KEYS,
+        otherwise=f"with at most {MANY_KEYS} keys",
     ),
     _of_sizes(
         "unequal lengths",
         "with more or fewer keys than queries",
         lambda sizes: sizes.query_length != sizes.key_length,
+        otherwise="with as many keys as queries",
     ),
     _of_sizes(
         "more queries",
         "with more queries than keys",
         lambda sizes: sizes.query_length > sizes.key_length,
         implies="unequal lengths",
+        otherwise="with no more queries than keys",
     ),
+)
+
+
+def _more_than(name: str, field: str, number: int) -> Condition:
+    return _of_sizes(
+        f"{name} > {number}",
+        f"with more than {number} {name}",
+        lambda sizes: getattr(sizes, field) > number,
+        otherwise=f"with at most {number} {name}",
+    )
+
+
+def _multiple_of(number: int) -> Condition:
+    return _of_sizes(
+        f"keys % {number}",
+        f"where {number} does not divide the number of keys",
+        lambda sizes: sizes.key_length % number != 0,
+        otherwise=f"where the number of keys is a multiple of {number}",
+    )
+
+
+def _varies(axis: int, words: str) -> Condition:
+    return Condition(
+        f"mask varies over {words}",
+        f"with a mask that differs between {words}",
+        lambda inputs: any(
+            table is not None and table.shape[axis] > 1 for table in (inputs.keep, inputs.bias)
+        ),
+        implies="mask",
+        otherwise=f"with a mask that is the same for all {words}",
+    )
+
+
+# What the place of a mistake in the code may depend on; the plainest come first.
+FINER: Final[tuple[Condition, ...]] = (
+    _of_sizes(
+        "one query",
+        "with one query",
+        lambda sizes: sizes.query_length == 1,
+        otherwise="with several queries",
+    ),
+    *CONDITIONS,
+    Condition(
+        "finite bias",
+        "with finite numbers in an additive mask",
+        lambda inputs: inputs.bias is not None,
+        implies="bias",
+        otherwise="without finite numbers in an additive mask",
+    ),
+    Condition(
+        "weights",
+        "where the weights are returned",
+        lambda inputs: inputs.return_weights,
+        otherwise="where no weights are returned",
+    ),
+    *(_more_than("keys", "key_length", number) for number in (1, 8, 16, 32, 128)),
+    *(_more_than("queries", "query_length", number) for number in (2, 4, 8, 16, 32)),
+    *(_more_than("channels of a head", "head_size", number) for number in (32, 64)),
+    *(_more_than("channels of a value", "value_head_size", number) for number in (32, 64)),
+    _of_sizes(
+        "wider values",
+        "where values are wider than keys",
+        lambda sizes: sizes.value_head_size > sizes.head_size,
+        otherwise="where values are no wider than keys",
+    ),
+    _of_sizes(
+        "narrower values",
+        "where values are narrower than keys",
+        lambda sizes: sizes.value_head_size < sizes.head_size,
+        otherwise="where values are no narrower than keys",
+    ),
+    *(_multiple_of(number) for number in (2, 4, 8, 16, 32)),
+    _varies(0, "batch items"),
+    _varies(1, "heads"),
+    _varies(2, "queries"),
 )
 
 

@@ -22,6 +22,7 @@ from .backward import BackwardDiagnostician
 from .battery import BatteryAnswer, answer_to, observe
 from .mistaken_answer import Combination, act
 from .mistakes import NamedMistake, NotExpressible, named_mistakes
+from .neighbours import neighbours
 from .precision_diagnosis import precision_entry, scale_entry
 from .search import MistakeSearch, touches_any
 
@@ -114,6 +115,9 @@ class Diagnostician:
             entries = [one.entry for one in self.explanations]
             return _shared(entries) if entries else [self._unknown(clause, None)]
         entries = [one.entry for one in self.explanations if self._fits(one, clause, problem)]
+        if not entries and clause is not None and problem is not None:
+            near = self._explanations_near(problem)
+            entries = [one.entry for one in near if self._fits(one, clause, problem)]
         if entries:
             return _shared(entries)
         shown = None if problem is None else answer_to(self.subject, self.subject.inputs(problem))
@@ -160,6 +164,15 @@ class Diagnostician:
         if entry is not None:
             return [Explanation(entry={"fix": "", **entry})]
         return _explanations(search.pairs(PAIR_SECONDS) if search.gross else [])
+
+    def _explanations_near(self, problem: Problem) -> list[Explanation]:
+        """What explains every answer of the battery and of the neighbours of a problem."""
+        near = (answer_to(self.subject, inputs) for inputs in neighbours(self.subject, problem))
+        observed = [*self.observed, *(answer for answer in near if answer is not None)]
+        search = MistakeSearch(self.subject, observed, self.mistakes)
+        if not search.gross or not repeats(self.subject, search.observed[0]):
+            return []
+        return _explanations(search.singles() or search.narrowed())
 
     def _fits(
         self, explanation: Explanation, clause: Clause | None, problem: Problem | None

@@ -89,6 +89,7 @@ def act(
     point = declared
     if inputs.point != declared:
         inputs = inputs.replace(point=declared)
+    given = inputs
     made = [mistake for mistake in made if mistake.where(inputs) and mistake.speaks_at(declared)]
     for mistake in made:
         point = mistake.at(point)
@@ -97,10 +98,28 @@ def act(
             inputs = mistake.inputs(DeclaredCall(inputs=inputs, semantics=point)) or inputs
     try:
         with torch.no_grad():
-            return _answer(oracle, DeclaredCall(inputs=inputs, semantics=point), made)
+            call = DeclaredCall(inputs=inputs, semantics=point)
+            answer = _answer(oracle, call, made)
     except (ValueError, RuntimeError, TypeError, IndexError) as error:
         # The golden refuses, or shapes do not meet: nobody can compute this.
         raise NotExpressible from error
+    for mistake in made:
+        if mistake.rows is not None:
+            others = [other for other in made if other is not mistake]
+            answer = _in_its_rows(mistake, answer, act(oracle, declared, others, given))
+    return answer
+
+
+def _in_its_rows(
+    mistake: NamedMistake, answer: MistakenAnswer, without: MistakenAnswer
+) -> MistakenAnswer:
+    """An answer in the rows in which a mistake is made, and the answer without it in the others."""
+    if mistake.rows is None or without.output.shape != answer.output.shape:
+        raise NotExpressible
+    rows = mistake.rows(answer.inputs, answer.output).unsqueeze(-1)
+    return dataclasses.replace(
+        answer, output=torch.where(rows, answer.output, without.output), stepwise=True
+    )
 
 
 def _answer(oracle: Oracle, call: DeclaredCall, made: Sequence[NamedMistake]) -> MistakenAnswer:

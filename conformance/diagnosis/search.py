@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -17,12 +16,14 @@ from ..problems.inputs import Inputs
 from ..tolerance import model
 from .agreement import agrees, closeness, margin
 from .battery import BatteryAnswer
-from .conditions import CONDITIONS, FEWEST_RIGHT, Condition
 from .mistaken_answer import Combination, act
 from .mistakes import DeclaredCall, NamedMistake, NotExpressible, everywhere
+from .narrowing import Narrowing
 from .mistakes._steps import has_causal, has_mask, has_softcap, has_window, hides_keys
 
 USUAL_WAYS: Final = 3
+# Wrong answers without which no condition is learnt from them.
+FEWEST_WRONG: Final = 3
 # The part of the time that is left for equivalents of the first pair.
 REST_OF_TIME: Final = 0.2
 
@@ -61,42 +62,15 @@ class MistakeSearch:
         return [(one,) for one in self.mistakes if self._explains_every((one,))]
 
     def narrowed(self) -> list[Combination]:
-        """The mistakes that explain every wrong answer, each made under one condition alone.
-
-        What is made with one form of mask, and not with the other forms that are promised, leaves
-        answers right that the mistake alone would not.
-        """
-        if self.wrong.bit_count() < FEWEST_RIGHT:
+        """The mistakes that explain every wrong row, each made under conditions alone."""
+        if self.wrong.bit_count() < FEWEST_WRONG:
             return []
-        wrong = [index for index in range(len(self.observed)) if self.wrong >> index & 1]
-        narrowed: list[tuple[int, Combination]] = []
-        for mistake in self.mistakes:
-            if all(self._explains(mistake, index) for index in wrong):
-                spared = self._spared(mistake)
-                narrow = self._under_condition(mistake, wrong, spared)
-                if narrow is not None and self._leaves_little((narrow,)):
-                    narrowed.append((len(spared), (narrow,)))
-        fewest = min((count for count, _ in narrowed), default=0)
-        return [one for count, one in narrowed if count == fewest]
-
-    def _spared(self, mistake: NamedMistake) -> list[int]:
-        """The right answers that a mistake would have spoilt."""
-        every = range(len(self.observed))
-        return [i for i in every if self.right >> i & 1 and not self._explains(mistake, i)]
-
-    def _under_condition(
-        self, mistake: NamedMistake, wrong: Sequence[int], spared: Sequence[int]
-    ) -> NamedMistake | None:
-        """The mistake where it is made alone: a condition of every wrong answer, of none spared."""
-
-        def holds(condition: Condition, index: int) -> bool:
-            return condition.holds(self.observed[index].inputs)
-
-        for condition in CONDITIONS:
-            spares = not any(holds(condition, index) for index in spared)
-            if spares and all(holds(condition, index) for index in wrong):
-                return under(mistake, condition)
-        return None
+        narrowing = Narrowing(self.subject, self.observed)
+        narrowed = [
+            narrow for mistake in self.mistakes if (narrow := narrowing.narrowed(mistake)) is not None
+        ]
+        fewest = min((narrow.conditions for narrow in narrowed), default=0)
+        return [(one.mistake,) for one in narrowed if one.conditions == fewest]
 
     def pairs(self, seconds: float) -> list[Combination]:
         """The pairs that explain every answer, as far as the time lets one look."""
@@ -206,15 +180,6 @@ class MistakeSearch:
             )
             self._touched[id(mistake)] = _bits(touches(mistake, call) for call in calls)
         return self._touched[id(mistake)]
-
-
-def under(mistake: NamedMistake, condition: Condition) -> NamedMistake:
-    """A mistake that is made under a condition alone, and its text says so."""
-    return dataclasses.replace(
-        mistake,
-        sentence=f"{mistake.sentence} (only {condition.words})",
-        where=lambda inputs: mistake.where(inputs) and condition.holds(inputs),
-    )
 
 
 def _promised(need: str, declared: Declaration) -> bool:

@@ -165,6 +165,9 @@ class NamedMistake(Mistake):
         A further change to the declared point that depends on it.
     special_of
         A mistake of which this is a special case: not reported where that one explains as much.
+    rows
+        The rows of the answer in which alone it is made: from inputs and answer, bool of the
+        answer's shape but for the channels. None for all.
     backward
         Steps of the backward pass: such a mistake leaves the answer right.
     right_without
@@ -185,6 +188,7 @@ class NamedMistake(Mistake):
     fits: Callable[[golden.Semantics], bool] | None = None
     point: Callable[[golden.Semantics], golden.Semantics] | None = None
     special_of: str = ""
+    rows: Callable[[Inputs, Tensor], Tensor] | None = None
     backward: BackwardSteps | None = None
     right_without: str = ""
 

@@ -1,0 +1,116 @@
+"""Problems near a failing one: the same call with one feature changed, so that conditions show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from ..clauses.subject import Subject
+from ..problems.fitting import causal_flag, fitted_geometry, one_at_a_time
+from ..problems.inputs import Inputs
+from ..problems.problem import MaskPlan, Problem
+from ..problems.space import Space
+
+# Larger sizes, at which few mistakes look alike; no two are equal, so that axes are told apart.
+_ENLARGED: Final = {
+    "batch": 3,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "query_length": 5,
+    "key_length": 7,
+    "head_size": 6,
+    "value_head_size": 5,
+}
+_CHANGED: Final = (
+    {"batch": 1},
+    {"batch": 3},
+    {"num_heads": 1, "num_kv_heads": 1},
+    {"num_heads": 2, "num_kv_heads": 2},
+    {"num_heads": 4, "num_kv_heads": 2},
+    {"num_heads": 6, "num_kv_heads": 2},
+    {"query_length": 1},
+    {"query_length": 2},
+    {"query_length": 6},
+    {"query_length": 11},
+    {"query_length": 6, "key_length": 6},
+    {"query_length": 5, "key_length": 3},
+    {"key_length": 1},
+    {"key_length": 4},
+    {"key_length": 9},
+    {"key_length": 16},
+    {"key_length": 17},
+    {"key_length": 32},
+    {"key_length": 40},
+    {"key_length": 70},
+    {"key_length": 130},
+    {"query_length": 33, "key_length": 33},
+    {"head_size": 4},
+    {"head_size": 7},
+    {"head_size": 72},
+    {"value_head_size": 3},
+    {"value_head_size": 72},
+)
+_NEW_VALUES: Final = 1009
+_PAST: Final = 2
+
+
+def neighbours(subject: Subject, problem: Problem) -> Iterator[Inputs]:
+    """A problem, the same with larger sizes, and either with one feature changed.
+
+    Their values are drawn with another seed, so that what was made of the failing problem alone
+    must hold for values that were not looked at.
+    """
+    plain = problem.replace(overrides=None, seed=problem.seed + _NEW_VALUES)
+    fitted = {plain: None}
+    for base in (plain, _resized(subject, plain, _ENLARGED)):
+        for changed in (base, *_variants(subject, base)):
+            fitted[one_at_a_time(changed, subject.candidate)] = None
+    for one in fitted:
+        yield subject.inputs(one)
+
+
+def _resized(subject: Subject, problem: Problem, sizes: dict[str, int]) -> Problem:
+    """The nearest problem of other sizes that the candidate can be called with."""
+    space = Space(values=(problem.values,))
+    geometry = fitted_geometry(problem.geometry.replace(**sizes), subject.candidate, space)
+    past = min(problem.past, max(geometry.key_length - 1, 0))
+    return problem.replace(geometry=geometry, past=past)
+
+
+def _variants(subject: Subject, problem: Problem) -> Iterator[Problem]:
+    for sizes in _CHANGED:
+        yield _resized(subject, problem, sizes)
+    for changes in _options(subject, problem):
+        yield problem.replace(**changes)
+
+
+def _options(subject: Subject, problem: Problem) -> Iterator[dict[str, Any]]:
+    """Other options of the call: without each that is set, with each that is not."""
+    candidate = subject.candidate
+    declared = candidate.declaration
+    if problem.mask is not None:
+        yield {"mask": None}
+        yield {"mask": problem.mask.replace(finite_bias=not problem.mask.finite_bias)}
+    options = Space(forms=tuple(declared.masks), mask="always").options(candidate)
+    for form, shape in dict(options).items():
+        for pattern in ("random", "dense"):
+            plan = MaskPlan(pattern=pattern, form=form, shape=shape, finite_bias=form == "bias")
+            yield {"mask": plan}
+    if declared.causal is not None and not declared.always_causal:
+        flagged = not problem.causal
+        yield {"causal": causal_flag(candidate, flagged=flagged)}
+    for name, value in (("scale", 0.3), ("softcap", 1.5), ("window", (1, 1)), ("sinks", True)):
+        absent = False if name == "sinks" else None
+        if getattr(problem, name) not in (None, False):
+            yield {name: absent}
+        elif name in declared.features:
+            yield {name: value}
+    if problem.past:
+        yield {"past": 0}
+        yield {"past": 1}
+    elif "cache" in declared.features and problem.geometry.key_length > _PAST:
+        yield {"past": _PAST}
+    if problem.return_weights:
+        yield {"return_weights": False}
+    if problem.values != "normal":
+        yield {"values": "normal"}
