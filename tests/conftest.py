@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,10 @@ settings.load_profile(
 torch.set_num_threads(1)  # the problems are tiny, and workers share the cores
 
 append_checkout()
+
+# What runs in the background of a script ignores Ctrl-C, and so would every process of a test.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # How many tests of each file run at night alone.

@@ -197,6 +197,11 @@ def _masked(
             )
 
 
+def plain_problem(subject: Subject) -> Problem | None:
+    """The plainest problem that a candidate can be called with."""
+    return _problem(subject, BatteryEntry(sizes=_APART))
+
+
 def _problem(subject: Subject, plan: BatteryEntry) -> Problem | None:
     """The nearest problem that the candidate can be asked."""
     candidate, space = subject.candidate, Space(values=("normal",))

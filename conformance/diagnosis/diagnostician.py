@@ -14,12 +14,14 @@ from ..calls.calling import Answer, Arguments, CandidateFailure, Forward
 from ..calls.differentiating import Taped
 from ..clauses.registry import Clause
 from ..clauses.subject import Differentiator, Subject
+from ..oracle.comparison import GROSS
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from .agreement import agrees, margin
 from .answer_facts import repeats, unknown_entry
 from .backward import BackwardDiagnostician
-from .battery import BatteryAnswer, answer_to, observe
+from .battery import BatteryAnswer, answer_to, observe, plain_problem
+from .dissection import statements
 from .mistaken_answer import Combination, act
 from .mistakes import NamedMistake, NotExpressible, named_mistakes
 from .neighbours import neighbours
@@ -77,7 +79,9 @@ def fails_alike(subject: Subject, made: Combination, clause: Clause, problem: Pr
 
 
 MOST_REPORTED: Final = 6
-PAIR_SECONDS: Final = 3.0
+PAIR_SECONDS: Final = 1.5
+# Failing problems whose neighbours are searched for what explains them.
+MOST_SEARCHES: Final = 3
 # Answers that losses of precision are tried on, spread over the battery: each costs all of them.
 FEW: Final = 12
 
@@ -97,6 +101,8 @@ class Diagnostician:
         self.subject = subject
         self.mistakes = named_mistakes() if mistakes is None else tuple(mistakes)
         self._said_at = ""
+        self._searches = 0
+        self._first_problem: Problem | None = None
 
     def explain(
         self, clause: Clause | None = None, problem: Problem | None = None
@@ -114,16 +120,31 @@ class Diagnostician:
             # The answers are wrong, and wrong gradients are a consequence.
             entries = [one.entry for one in self.explanations]
             return _shared(entries) if entries else [self._unknown(clause, None)]
-        entries = [one.entry for one in self.explanations if self._fits(one, clause, problem)]
-        if not entries and clause is not None and problem is not None:
-            near = self._explanations_near(problem)
-            entries = [one.entry for one in near if self._fits(one, clause, problem)]
+        self._first_problem = self._first_problem or problem
+        entries = self._entries(self.explanations, clause, problem)
+        shown = None if problem is None else answer_to(self.subject, self.subject.inputs(problem))
+        searched = problem is None or problem == self._first_problem
+        if not entries and problem is not None and not searched and self._searches_left(shown):
+            near = self._search_near(problem)
+            self.explanations.extend(near)
+            entries = self._entries(near, clause, problem)
         if entries:
             return _shared(entries)
-        shown = None if problem is None else answer_to(self.subject, self.subject.inputs(problem))
         if clause is None and not self._anything_wrong:
             return []
         return [self._unknown(clause, shown)]
+
+    def _entries(
+        self, explanations: Sequence[Explanation], clause: Clause | None, problem: Problem | None
+    ) -> list[dict[str, Any]]:
+        return [one.entry for one in explanations if self._fits(one, clause, problem)]
+
+    def _searches_left(self, shown: BatteryAnswer | None) -> bool:
+        """Whether one more failing problem is searched: of a few, where the answer is wrong."""
+        if shown is None or margin(self.subject, shown) <= 1.0:
+            return False
+        self._searches += 1
+        return self._searches <= MOST_SEARCHES
 
     def _unknown(self, clause: Clause | None, shown: BatteryAnswer | None) -> dict[str, Any]:
         """The entry without a name; what all wrong answers share is said at one clause alone."""
@@ -148,31 +169,61 @@ class Diagnostician:
 
     @cached_property
     def explanations(self) -> list[Explanation]:
-        """What explains every answer of the battery: single mistakes, precision, then pairs."""
+        """What explains every answer of the battery, and of problems that were not searched.
+
+        Single mistakes, losses of precision, single mistakes under conditions and statements of
+        what was read, then pairs. What explains a failing problem later is added.
+        """
         if not self.observed:
             return []
         search = MistakeSearch(self.subject, self.observed, self.mistakes)
         if search.wrong and not repeats(self.subject, search.observed[0]):
             return []  # what answers at random makes no mistake that could be acted out
-        singles = (search.singles() or search.narrowed()) if search.gross else []
-        if singles:
-            return _explanations(singles)
+        near = self._answers_near(self._first_problem or plain_problem(self.subject))
+        singles = search.singles() if search.gross else []
+        confirmed = [made for made in singles if self._explain_all(made, near)]
+        if confirmed:
+            return _explanations(confirmed)
         pairs = [(answer.inputs, answer.output) for answer in search.observed]
         plain = [(inputs, output) for inputs, output in pairs if inputs.generic]
         some = plain[:: len(plain) // FEW + 1]
-        entry = scale_entry(self.subject, pairs) or precision_entry(self.subject, some)
+        entry = precision_entry(self.subject, some)
+        if entry is None and search.gross:
+            narrowed = self._narrowed([*search.observed, *near])
+            if narrowed:
+                return narrowed
+        entry = entry or scale_entry(self.subject, pairs)
         if entry is not None:
             return [Explanation(entry={"fix": "", **entry})]
         return _explanations(search.pairs(PAIR_SECONDS) if search.gross else [])
 
-    def _explanations_near(self, problem: Problem) -> list[Explanation]:
-        """What explains every answer of the battery and of the neighbours of a problem."""
-        near = (answer_to(self.subject, inputs) for inputs in neighbours(self.subject, problem))
-        observed = [*self.observed, *(answer for answer in near if answer is not None)]
-        search = MistakeSearch(self.subject, observed, self.mistakes)
-        if not search.gross or not repeats(self.subject, search.observed[0]):
+    def _answers_near(self, problem: Problem | None) -> list[BatteryAnswer]:
+        if problem is None:
             return []
-        return _explanations(search.singles() or search.narrowed())
+        near = (answer_to(self.subject, inputs) for inputs in neighbours(self.subject, problem))
+        return [answer for answer in near if answer is not None]
+
+    def _explain_all(self, made: Combination, answers: Sequence[BatteryAnswer]) -> bool:
+        return all(self._explain_answer(made, answer) for answer in answers)
+
+    def _narrowed(self, observed: Sequence[BatteryAnswer]) -> list[Explanation]:
+        """Mistakes of the catalogue under conditions, and statements of what is read."""
+        proposed = MistakeSearch(self.subject, observed, statements(self.subject, observed))
+        stated: list[Combination] = proposed.singles()
+        if stated:
+            return _explanations(_shortest(stated))
+        named = MistakeSearch(self.subject, observed, self.mistakes).narrowed()
+        read = proposed.narrowed()
+        if named and (not read or named[0].conditions <= read[0].conditions):
+            return _explanations([(one.mistake,) for one in named])
+        return _explanations(_shortest([(one.mistake,) for one in read]))
+
+    def _search_near(self, problem: Problem) -> list[Explanation]:
+        """What explains every answer of the battery and of the neighbours of a problem."""
+        observed = [*self.observed, *self._answers_near(problem)]
+        if not any(margin(self.subject, answer) > GROSS for answer in observed):
+            return []
+        return self._narrowed(observed)
 
     def _fits(
         self, explanation: Explanation, clause: Clause | None, problem: Problem | None
@@ -195,6 +246,11 @@ class Diagnostician:
             return margin(self.subject, answer) <= 1.0
         acted = act(self.subject.oracle, declared, made, answer.inputs)
         return agrees(self.subject, acted, answer)
+
+
+def _shortest(stated: list[Combination]) -> list[Combination]:
+    """Of several statements that hold the one with the fewest words, if there is any."""
+    return sorted(stated, key=lambda made: len(made[0].sentence))[:1]
 
 
 def _explanations(combinations: list[Combination]) -> list[Explanation]:

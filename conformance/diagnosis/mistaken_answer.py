@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -82,6 +84,33 @@ class MistakenAnswer:
         return (rows | overflows if fits else overflows).unsqueeze(-1)
 
 
+# What single mistakes answer, for as long as the inputs live: several searches ask the same.
+_ACTED: Final[WeakKeyDictionary[Inputs, dict[int, tuple[NamedMistake, MistakenAnswer | None]]]] = (
+    WeakKeyDictionary()
+)
+
+
+def act_once(
+    oracle: Oracle, declared: golden.Semantics, mistake: NamedMistake, inputs: Inputs
+) -> MistakenAnswer:
+    """What a candidate answers that makes one mistake, remembered; see :func:`act`.
+
+    ``inputs`` are those of one subject, so that oracle and declared point are always the same.
+    """
+    remembered = _ACTED.setdefault(inputs, {})
+    if id(mistake) not in remembered:
+        try:
+            answer = act(oracle, declared, (mistake,), inputs)
+        except NotExpressible:
+            remembered[id(mistake)] = mistake, None
+        else:
+            remembered[id(mistake)] = mistake, answer
+    acted = remembered[id(mistake)][1]
+    if acted is None:
+        raise NotExpressible
+    return acted
+
+
 def act(
     oracle: Oracle, declared: golden.Semantics, made: Sequence[NamedMistake], inputs: Inputs
 ) -> MistakenAnswer:
@@ -128,7 +157,7 @@ def _answer(oracle: Oracle, call: DeclaredCall, made: Sequence[NamedMistake]) ->
         if mistake.heads is not None:
             heads = mistake.heads(call, heads) or heads
     before = call.attend(heads)
-    core = _with_every_key(before, heads, call.semantics) if any(m.core for m in made) else before
+    core = with_every_key(before, heads, call.semantics) if any(m.core for m in made) else before
     for mistake in made:
         if mistake.core is not None:
             core = mistake.core(call, core) or core
@@ -147,7 +176,7 @@ def _answer(oracle: Oracle, call: DeclaredCall, made: Sequence[NamedMistake]) ->
     )
 
 
-def _with_every_key(
+def with_every_key(
     attention: golden.Attention, heads: Heads, point: golden.Semantics
 ) -> golden.Attention:
     """Attention with keys and values that no query reads: a mistake may read them."""

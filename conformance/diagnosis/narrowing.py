@@ -7,7 +7,7 @@ former have in common and the latter lack is the condition that the statement na
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import combinations
@@ -23,7 +23,7 @@ from ..tolerance import model
 from .agreement import within
 from .battery import BatteryAnswer
 from .conditions import FINER, Condition
-from .mistaken_answer import MistakenAnswer, act
+from .mistaken_answer import MistakenAnswer, act_once
 from .mistakes import NamedMistake, NotExpressible
 
 # Conditions that a mistake may have together.
@@ -43,9 +43,7 @@ class Part:
 
 
 def _index(name: str, words: str, holds: Callable[[Tensor, int], Tensor], axis: str) -> Part:
-    def of_rows(
-        inputs: Inputs, item: Tensor, head: Tensor | None, query: Tensor
-    ) -> Tensor | None:
+    def of_rows(inputs: Inputs, item: Tensor, head: Tensor | None, query: Tensor) -> Tensor | None:
         index = {"item": item, "head": head, "query": query}[axis]
         sizes = inputs.geometry
         count = {"item": sizes.batch, "head": sizes.num_heads, "query": sizes.query_length}[axis]
@@ -68,6 +66,11 @@ def _past_the_keys(
     return query >= inputs.geometry.key_length
 
 
+def _from_query(number: int) -> Part:
+    words = f"for queries from index {number} on"
+    return _index(f"query {number} on", words, lambda index, _n: index >= number, "query")
+
+
 PARTS: Final[tuple[Part, ...]] = (
     Part("rows without keys", "in rows without keys", _few_keys),
     *(
@@ -79,7 +82,9 @@ PARTS: Final[tuple[Part, ...]] = (
         )
         for part in (
             _index(f"first {axis}", f"for the first {one}", lambda i, _n: i == 0, axis),
-            _index(f"not first {axis}", f"for {several} after the first", lambda i, _n: i > 0, axis),
+            _index(
+                f"not first {axis}", f"for {several} after the first", lambda i, _n: i > 0, axis
+            ),
             _index(f"last {axis}", f"for the last {one}", lambda i, n: i == n - 1, axis),
             _index(
                 f"not last {axis}", f"for {several} before the last", lambda i, n: i < n - 1, axis
@@ -89,21 +94,13 @@ PARTS: Final[tuple[Part, ...]] = (
         )
     ),
     Part("past the keys", "for queries past the number of keys", _past_the_keys),
-    *(
-        _index(
-            f"query {number} on",
-            f"for queries from index {number} on",
-            lambda i, _n, number=number: i >= number,
-            "query",
-        )
-        for number in (2, 4, 8, 16, 32, 64, 128)
-    ),
+    *(_from_query(number) for number in (2, 4, 8, 16, 32, 64, 128)),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """The rows of one answer by what they agree with; bool ``[B, H, Lq]``, of a layer ``[B, L]``."""
+    """Rows of an answer by what they agree with; bool ``[B, H, Lq]``, of a layer ``[B, L]``."""
 
     made: Tensor
     spared: Tensor
@@ -112,10 +109,14 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Narrowed:
-    """A mistake under as many conditions as it is made under."""
+    """A mistake under as many conditions as it is made under.
+
+    ``spared`` counts the rows that it would have spoilt without them.
+    """
 
     mistake: NamedMistake
     conditions: int
+    spared: int
 
 
 class Narrowing:
@@ -145,7 +146,11 @@ class Narrowing:
         chosen = _telling_apart(made_rows, spared_rows) if len(made_rows) else None
         if chosen is None:
             return None
-        return Narrowed(mistake=made_under(mistake, chosen), conditions=len(chosen))
+        return Narrowed(
+            mistake=made_under(mistake, chosen),
+            conditions=len(chosen),
+            spared=sum(len(rows) for rows in spared),
+        )
 
     def _rows(self, mistake: NamedMistake, answer: BatteryAnswer) -> Rows | None:
         """What each row agrees with; None for an answer of another shape."""
@@ -157,15 +162,15 @@ class Narrowing:
         if self.subject.declaration.empty_rows == "any":
             judged = judged & ~exact.empty_rows.expand(answer.output.shape).all(dim=-1)
         try:
-            acted = act(self.subject.oracle, self.declared, (mistake,), answer.inputs)
+            acted = act_once(self.subject.oracle, self.declared, mistake, answer.inputs)
         except NotExpressible:
             none = torch.zeros_like(right)
             return Rows(made=none, spared=none, unexplained=judged & ~right)
         if acted.output.shape != answer.output.shape:
             return None
-        judged = judged & ~acted.unjudged(self.subject.declaration).expand(
-            answer.output.shape
-        ).any(dim=-1)
+        judged = judged & ~acted.unjudged(self.subject.declaration).expand(answer.output.shape).any(
+            dim=-1
+        )
         mistaken = within(answer.output, acted.output, acted.bound).all(dim=-1)
         closer = _much_closer(answer.output, acted, exact.output)
         return Rows(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from ..clauses.subject import Subject
+from ..problems.caching import draws_cache
 from ..problems.fitting import causal_flag, fitted_geometry, one_at_a_time
 from ..problems.inputs import Inputs
 from ..problems.problem import MaskPlan, Problem
@@ -52,6 +53,13 @@ _CHANGED: Final = (
 )
 _NEW_VALUES: Final = 1009
 _PAST: Final = 2
+# Keywords of a call: what they are where they are left out, and a value that shows.
+_KEYWORDS: Final = (
+    ("scale", None, 0.3),
+    ("softcap", None, 1.5),
+    ("window", None, (1, 1)),
+    ("sinks", False, True),
+)
 
 
 def neighbours(subject: Subject, problem: Problem) -> Iterator[Inputs]:
@@ -62,7 +70,8 @@ def neighbours(subject: Subject, problem: Problem) -> Iterator[Inputs]:
     """
     plain = problem.replace(overrides=None, seed=problem.seed + _NEW_VALUES)
     fitted = {plain: None}
-    for base in (plain, _resized(subject, plain, _ENLARGED)):
+    usual = plain.replace(values="normal")
+    for base in (plain, _resized(subject, usual, _ENLARGED)):
         for changed in (base, *_variants(subject, base)):
             fitted[one_at_a_time(changed, subject.candidate)] = None
     for one in fitted:
@@ -88,29 +97,32 @@ def _options(subject: Subject, problem: Problem) -> Iterator[dict[str, Any]]:
     """Other options of the call: without each that is set, with each that is not."""
     candidate = subject.candidate
     declared = candidate.declaration
-    if problem.mask is not None:
-        yield {"mask": None}
-        yield {"mask": problem.mask.replace(finite_bias=not problem.mask.finite_bias)}
-    options = Space(forms=tuple(declared.masks), mask="always").options(candidate)
-    for form, shape in dict(options).items():
-        for pattern in ("random", "dense"):
-            plan = MaskPlan(pattern=pattern, form=form, shape=shape, finite_bias=form == "bias")
-            yield {"mask": plan}
+    yield from _masks(subject, problem)
     if declared.causal is not None and not declared.always_causal:
-        flagged = not problem.causal
-        yield {"causal": causal_flag(candidate, flagged=flagged)}
-    for name, value in (("scale", 0.3), ("softcap", 1.5), ("window", (1, 1)), ("sinks", True)):
-        absent = False if name == "sinks" else None
-        if getattr(problem, name) not in (None, False):
+        yield {"causal": causal_flag(candidate, flagged=not problem.causal)}
+    for name, absent, value in _KEYWORDS:
+        if getattr(problem, name) != absent:
             yield {name: absent}
         elif name in declared.features:
             yield {name: value}
     if problem.past:
-        yield {"past": 0}
-        yield {"past": 1}
-    elif "cache" in declared.features and problem.geometry.key_length > _PAST:
+        yield from ({"past": 0}, {"past": 1})
+    elif draws_cache(candidate):
         yield {"past": _PAST}
     if problem.return_weights:
         yield {"return_weights": False}
     if problem.values != "normal":
         yield {"values": "normal"}
+
+
+def _masks(subject: Subject, problem: Problem) -> Iterator[dict[str, Any]]:
+    """No mask, and one of each declared form with the most axes and with the fewest."""
+    if problem.mask is not None:
+        yield {"mask": None}
+    forms = tuple(subject.declaration.masks)
+    options = Space(forms=forms, mask="always").options(subject.candidate)
+    shapes = dict.fromkeys([*dict(options).items(), *dict(reversed(options)).items()])
+    for form, shape in shapes:
+        for pattern in ("random", "dense"):
+            plan = MaskPlan(pattern=pattern, form=form, shape=shape, finite_bias=form == "bias")
+            yield {"mask": plan}

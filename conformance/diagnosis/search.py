@@ -16,10 +16,10 @@ from ..problems.inputs import Inputs
 from ..tolerance import model
 from .agreement import agrees, closeness, margin
 from .battery import BatteryAnswer
-from .mistaken_answer import Combination, act
+from .mistaken_answer import Combination, act, act_once
 from .mistakes import DeclaredCall, NamedMistake, NotExpressible, everywhere
-from .narrowing import Narrowing
 from .mistakes._steps import has_causal, has_mask, has_softcap, has_window, hides_keys
+from .narrowing import Narrowed, Narrowing
 
 USUAL_WAYS: Final = 3
 # Wrong answers without which no condition is learnt from them.
@@ -42,6 +42,8 @@ class MistakeSearch:
         margins = {id(answer): margin(subject, answer) for answer in observed}
         # What goes grossly wrong first: a mistake that changes nothing would pass the rest.
         self.observed = sorted(observed, key=lambda answer: _order(margins[id(answer)], answer))
+        # In the order given, wrong answers first: what other searches have acted out comes soonest.
+        self._as_given = sorted(observed, key=lambda answer: margins[id(answer)] <= 1.0)
         sizes = [margins[id(answer)] for answer in self.observed]
         self.right = _bits(size <= 1.0 for size in sizes)
         self.wrong = _bits(size > 1.0 for size in sizes)
@@ -61,16 +63,18 @@ class MistakeSearch:
         """The mistakes that alone explain every answer."""
         return [(one,) for one in self.mistakes if self._explains_every((one,))]
 
-    def narrowed(self) -> list[Combination]:
-        """The mistakes that explain every wrong row, each made under conditions alone."""
+    def narrowed(self) -> list[Narrowed]:
+        """The mistakes that explain every wrong row, each made under as few conditions as suffice.
+
+        Of several those under the fewest conditions, then those that spare the fewest rows.
+        """
         if self.wrong.bit_count() < FEWEST_WRONG:
             return []
-        narrowing = Narrowing(self.subject, self.observed)
-        narrowed = [
-            narrow for mistake in self.mistakes if (narrow := narrowing.narrowed(mistake)) is not None
-        ]
-        fewest = min((narrow.conditions for narrow in narrowed), default=0)
-        return [(one.mistake,) for one in narrowed if one.conditions == fewest]
+        narrowing = Narrowing(self.subject, self._as_given)
+        every = (narrowing.narrowed(mistake) for mistake in self.mistakes)
+        narrowed = [one for one in every if one is not None]
+        fewest = min(((one.conditions, one.spared) for one in narrowed), default=None)
+        return [one for one in narrowed if (one.conditions, one.spared) == fewest]
 
     def pairs(self, seconds: float) -> list[Combination]:
         """The pairs that explain every answer, as far as the time lets one look."""
@@ -165,8 +169,12 @@ class MistakeSearch:
 
     def _judge(self, made: Combination, index: int) -> bool:
         answer = self.observed[index]
+        oracle = self.subject.oracle
         try:
-            acted = act(self.subject.oracle, self.declared, made, answer.inputs)
+            if len(made) == 1:
+                acted = act_once(oracle, self.declared, made[0], answer.inputs)
+            else:
+                acted = act(oracle, self.declared, made, answer.inputs)
         except NotExpressible:
             return False
         return agrees(self.subject, acted, answer)

@@ -1,0 +1,80 @@
+"""Reads what a candidate computes, and states it.
+
+The answers to unit values are the weights that a candidate gives to each value. Weights say which
+keys it attends, what its logits are made of and what it divides by: each is put together of the
+fewest terms that give what was read, as a mistake that can be acted out and so checked on problems
+that were not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from ...base.geometry import Geometry
+from ...clauses.subject import Subject
+from ..agreement import margin
+from ..battery import BatteryAnswer
+from ..conditions import CONDITIONS
+from ..mistakes import NamedMistake
+from .logits import logit_statements
+from .reading import Reading, read, readable
+from .sources import operand_statements, value_statements
+from .sums import sum_statements
+from .visibility import band_statements, table_statements, visibility_statements
+
+# Numbers of keys that tell tiles apart: an answer of each range is read.
+RANGES: Final = (8, 16, 32, 64, 160)
+# Further answers that are read, of other sizes.
+MOST_READ: Final = 3
+OF_WEIGHTS: Final = (
+    table_statements,
+    band_statements,
+    visibility_statements,
+    sum_statements,
+    logit_statements,
+)
+OF_ANSWERS: Final = (operand_statements, value_statements)
+
+
+def statements(subject: Subject, observed: Sequence[BatteryAnswer]) -> list[NamedMistake]:
+    """What a candidate may compute instead, read from some of its wrong answers.
+
+    Right ones among them are passed over. Each statement is a proposal that holds for the answer
+    that was read, and is to be checked on others.
+    """
+    proposed: dict[str, NamedMistake] = {}
+    for reading in readings(subject, [one for one in observed if margin(subject, one) > 1.0]):
+        for proposer in (*(OF_WEIGHTS if reading.explained else ()), *OF_ANSWERS):
+            for one in proposer(reading):
+                proposed.setdefault(one.name, one)
+    return list(proposed.values())
+
+
+def readings(subject: Subject, wrong: Sequence[BatteryAnswer]) -> Iterator[Reading]:
+    """Readings of wrong answers: the smallest of each range of key lengths, and of other sizes."""
+    ordered = sorted((answer for answer in wrong if readable(answer.inputs)), key=_size)
+    chosen: dict[int, BatteryAnswer] = {}
+    for answer in ordered:
+        keys = answer.inputs.geometry.key_length
+        chosen.setdefault(next(limit for limit in RANGES if keys <= limit), answer)
+    sizes = {answer.inputs.geometry for answer in chosen.values()}
+    others: dict[Geometry, BatteryAnswer] = {}
+    for answer in ordered:
+        if answer.inputs.geometry not in sizes:
+            others.setdefault(answer.inputs.geometry, answer)
+    for answer in (*chosen.values(), *list(others.values())[:MOST_READ]):
+        reading = read(subject, answer.inputs)
+        if reading is not None:
+            yield reading
+
+
+def _size(answer: BatteryAnswer) -> tuple[bool, bool, int, int]:
+    """How hard an answer is to read: of unusual values, of one query or key, of many features."""
+    inputs, sizes = answer.inputs, answer.inputs.geometry
+    count = sizes.batch * sizes.num_heads * sizes.query_length * sizes.key_length
+    features = sum(condition.holds(inputs) for condition in CONDITIONS)
+    return not inputs.generic, min(sizes.query_length, sizes.key_length) == 1, features, count
+
+
+__all__ = ["Reading", "read", "readable", "readings", "statements"]

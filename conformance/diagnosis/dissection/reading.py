@@ -1,0 +1,124 @@
+"""The weights that a candidate gives to its values, read by handing over values that are one.
+
+Attention is linear in its values. So the answer to values that are one at a single key and zero at
+all others is the weight of that key, for each query, head and batch item.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..._golden import golden
+from ...clauses.subject import Subject
+from ...problems.inputs import Inputs
+from ..battery import answer_to
+from ..mistaken_answer import with_every_key
+from ..mistakes import DeclaredCall
+
+# Keys that one reading may have: each costs a call.
+MOST_KEYS: Final = 160
+# Parts of the largest weight of a row below which a weight is not read: rounding would show.
+SMALLEST_READ: Final = 1e-3
+# Errors of the declared precision that a number read may be off by.
+ROOM: Final = 4.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reading:
+    """What the answers to some inputs are made of.
+
+    call, attention
+        The inputs at the declared point, and what the golden makes of them.
+    weights
+        What the values of each key add to the answer: float64 ``[B, H, Lq, Lk]``.
+    answer
+        The answer to the values of the inputs: ``[B, H, Lq, Dv]``.
+    explained
+        Whether these weights and the values of a query's own head and item make that answer.
+    error
+        How far a weight may be off at the declared precision: ``[B, H, Lq, Lk]``.
+    """
+
+    call: DeclaredCall
+    attention: golden.Attention
+    weights: Tensor
+    answer: Tensor
+    explained: bool
+    error: Tensor
+
+    @cached_property
+    def visible(self) -> Tensor:
+        """The keys that have a weight: bool ``[B, H, Lq, Lk]``."""
+        return self.weights.abs() > ROOM * self.error
+
+    @cached_property
+    def legible(self) -> Tensor:
+        """The keys whose weight is positive and large enough for its logarithm to be read."""
+        largest = self.weights.abs().amax(dim=-1, keepdim=True)
+        return (self.weights > SMALLEST_READ * largest) & (self.weights > ROOM * self.error)
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """The logarithm of each legible weight, NaN elsewhere."""
+        return torch.where(self.legible, self.weights, torch.nan).log()
+
+    @cached_property
+    def logit_error(self) -> Tensor:
+        """How far each logit may be off."""
+        return ROOM * self.error / self.weights.abs().clamp_min(1e-300)
+
+
+def readable(inputs: Inputs) -> bool:
+    """Whether the values of some inputs can be changed alone, in as many calls as are allowed."""
+    keys = inputs.geometry.key_length
+    return not inputs.is_layer and inputs.mode == "separate" and 0 < keys <= MOST_KEYS
+
+
+def read(subject: Subject, inputs: Inputs) -> Reading | None:
+    """Read what the answers to some inputs are made of; None where an answer is of another shape.
+
+    ``inputs`` are those of a core for which :func:`readable` holds.
+    """
+    zeros = torch.zeros_like(inputs.value)
+    answer, offset = _answer(subject, inputs, inputs.value), _answer(subject, inputs, zeros)
+    if answer is None or offset is None or not answer.shape[-1]:
+        return None
+    columns = []
+    for key in range(inputs.geometry.key_length):
+        unit = zeros.clone()
+        unit[..., key, :] = 1.0
+        one = _answer(subject, inputs, unit)
+        if one is None:
+            return None
+        columns.append((one - offset).mean(dim=-1))
+    weights = torch.stack(columns, dim=-1)
+    if not bool(torch.isfinite(weights).all()):
+        return None
+    call = DeclaredCall(inputs=inputs, semantics=subject.declaration.semantics)
+    heads = call.projected_heads()
+    attention = with_every_key(call.attend(heads), heads, call.semantics)
+    composed = offset + weights @ attention.value
+    room = ROOM * (
+        subject.golden(inputs).bound + torch.finfo(inputs.query.dtype).eps * composed.abs()
+    )
+    return Reading(
+        call=call,
+        attention=attention,
+        weights=weights,
+        answer=answer,
+        explained=bool(((answer - composed).abs() <= room).all()),
+        error=subject.oracle.weights_bound(inputs),
+    )
+
+
+def _answer(subject: Subject, inputs: Inputs, value: Tensor) -> Tensor | None:
+    """The answer to other values, ``[B, H, Lq, Dv]`` in float64."""
+    answer = answer_to(subject, inputs.with_tokens(value=value))
+    if answer is None or answer.output.shape != inputs.output_shape:
+        return None
+    return answer.output

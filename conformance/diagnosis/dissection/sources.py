@@ -1,0 +1,213 @@
+"""What is moved or exchanged: values, answers and operands that are those of another place."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from itertools import permutations
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..._golden import golden
+from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
+from ..mistakes._steps import weighing
+from ..mistakes.named_mistake import CoreChange, Heads
+from .reading import Reading
+from .statement import statement
+from .terms import CHANGES, Number, numbers
+
+AnswerTerm = Callable[[golden.Attention], Tensor | None]
+_AXES: Final = ("batch", "heads", "tokens", "channels")
+_OWN: Final = "let each head of each batch item read its own {}"
+
+
+def _viewed(order: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+    """The memory of a tensor with its axes in another order, read as if in the right one."""
+    return lambda tensor: tensor.permute(order).reshape(tensor.shape)
+
+
+def _read_back(order: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+    """The memory of a tensor read as if its axes were in another order."""
+
+    def view(tensor: Tensor) -> Tensor:
+        shape = [tensor.shape[axis] for axis in order]
+        inverse = [order.index(axis) for axis in range(len(order))]
+        return tensor.reshape(shape).permute(inverse)
+
+    return view
+
+
+def _moves() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
+    yield from CHANGES
+    for order in permutations(range(4)):
+        if order == (0, 1, 2, 3):
+            continue
+        axes = ", ".join(_AXES[axis] for axis in order)
+        yield f"laid out as {axes} and read as {', '.join(_AXES)}", _viewed(order)
+        yield f"laid out as {', '.join(_AXES)} and read as {axes}", _read_back(order)
+
+
+MOVES: Final = tuple(_moves())
+
+
+def value_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """Values or answers that are moved, such that values are weighed as was read.
+
+    Proposed where the weighted sum of moved values is what the reading says.
+    """
+    attention, value = reading.attention, reading.attention.value
+    got = reading.answer
+    for words, move in MOVES:
+        moved = move(value)
+        if moved.shape == value.shape and _same(attention.weights @ moved, got):
+            yield _statement_of_value(words, move)
+        output = move(attention.output)
+        if output.shape == attention.output.shape and _same(output, got):
+            yield statement(
+                f"answer: {words}",
+                f"the answer is that {words}",
+                "put each row of the answer in its own place",
+                core=lambda _call, a, move=move: dataclasses.replace(a, output=move(a.output)),
+            )
+    yield from _more_in_the_answer(reading, got)
+    yield from _functions(attention, got)
+
+
+def operand_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """Queries or keys that are laid out or read in another order of axes."""
+    attention = reading.attention
+    for words, move in MOVES[len(CHANGES) :]:
+        for role in ("query", "key", "query and key"):
+            query = move(attention.query) if "query" in role else attention.query
+            key = move(attention.key) if "key" in role else attention.key
+            if not math.isfinite(float(query.sum())):
+                continue
+            scores = query @ key.mT * attention.scale
+            logits = scores + (0.0 if attention.bias is None else attention.bias)
+            weights = golden.softmax(logits.masked_fill(~attention.allowed, -math.inf))
+            if _same(weights, reading.weights):
+                yield _statement_of_operand(role, words, move)
+
+
+def _statement_of_operand(role: str, words: str, move: Callable[[Tensor], Tensor]) -> NamedMistake:
+    def heads(_call: DeclaredCall, before: Heads) -> Heads:
+        query, key, value = before
+        return (
+            move(query) if "query" in role else query,
+            move(key) if "key" in role else key,
+            value,
+        )
+
+    return statement(
+        f"operand: {role} {words}",
+        f"the {role} {words} enters the products",
+        _OWN.format(role),
+        heads=heads,
+    )
+
+
+def _statement_of_value(words: str, move: Callable[[Tensor], Tensor]) -> NamedMistake:
+    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        moved = dataclasses.replace(attention, value=move(attention.value))
+        return weighing(moved, attention.weights)
+
+    return statement(
+        f"values: {words}", f"the weights meet the value {words}", _OWN.format("value"), core=core
+    )
+
+
+def _more_in_the_answer(reading: Reading, got: Tensor) -> Iterator[NamedMistake]:
+    """The answer and a multiple of something else."""
+    attention = reading.attention
+    left = got - attention.output
+    for words, of in _ADDED:
+        term = of(attention)
+        if term is None or term.shape != left.shape or not bool(term.any()):
+            continue
+        factor = float((left * term).sum() / term.square().sum())
+        if abs(factor) > 1e-3 and _same(attention.output + factor * term, got):  # noqa: PLR2004
+            for number in numbers(factor, reading.call.inputs.geometry):
+                named = words if number.words == "1" else f"{number.words} times {words}"
+
+                yield statement(
+                    f"answer: {named} added",
+                    f"the answer has {named} added",
+                    f"do not add {words} to the answer",
+                    core=_with_more(of, number),
+                )
+
+
+def _with_more(of: AnswerTerm, number: Number) -> CoreChange:
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        more = of(attention)
+        if more is None:
+            raise NotExpressible
+        added = number.value(call.inputs.geometry) * more
+        return dataclasses.replace(attention, output=attention.output + added)
+
+    return core
+
+
+def _if_same_shape(of: Callable[[golden.Attention], Tensor]) -> AnswerTerm:
+    def term(attention: golden.Attention) -> Tensor | None:
+        tensor = of(attention)
+        return tensor if tensor.shape == attention.output.shape else None
+
+    return term
+
+
+_ADDED: Final[tuple[tuple[str, AnswerTerm], ...]] = (
+    ("one", lambda a: torch.ones_like(a.output)),
+    ("the query", _if_same_shape(lambda a: a.query)),
+    ("the mean of the values", lambda a: a.value.mean(2, keepdim=True).expand_as(a.output)),
+    ("the sum of the values", lambda a: a.value.sum(2, keepdim=True).expand_as(a.output)),
+    ("the first value", lambda a: a.value[:, :, :1].expand_as(a.output)),
+    ("the last value", lambda a: a.value[:, :, -1:].expand_as(a.output)),
+    ("the value of the query's own place", _if_same_shape(lambda a: a.value)),
+    ("the answer of the row before", lambda a: a.output.roll(1, 2)),
+)
+
+
+def _functions(attention: golden.Attention, got: Tensor) -> Iterator[NamedMistake]:
+    """A function of the answer, or of the values."""
+    for words, function in (
+        ("nothing", torch.zeros_like),
+        ("the hyperbolic tangent", torch.tanh),
+        ("the absolute value", torch.abs),
+        ("the square", torch.square),
+        ("the sigmoid", torch.sigmoid),
+        ("the part between -1 and 1", lambda t: t.clamp(-1.0, 1.0)),
+        ("what is left of its mean over the channels", lambda t: t - t.mean(-1, keepdim=True)),
+        ("what divided by its length is", lambda t: torch.nn.functional.normalize(t, dim=-1)),
+        ("the sum over the queries so far", lambda t: t.cumsum(2)),
+        ("the mean over the heads", lambda t: t.mean(1, keepdim=True).expand_as(t)),
+        ("the softmax over the channels", lambda t: torch.softmax(t, -1)),
+        (
+            "the layer norm over the channels",
+            lambda t: torch.nn.functional.layer_norm(t, t.shape[-1:]),
+        ),
+    ):
+        if _same(function(attention.output), got):
+            yield statement(
+                f"answer: {words} of it",
+                f"{words} of the answer is returned",
+                "return the weighted sum of the values as it is",
+                core=lambda _call, a, f=function: dataclasses.replace(a, output=f(a.output)),
+            )
+        if _same(attention.weights @ function(attention.value), got):
+            yield statement(
+                f"values: {words} of them",
+                f"the weights meet {words} of the values",
+                "weigh the values as they are",
+                core=lambda _call, a, f=function: weighing(
+                    dataclasses.replace(a, value=f(a.value)), a.weights
+                ),
+            )
+
+
+def _same(actual: Tensor, expected: Tensor) -> bool:
+    size = expected.abs().amax().clamp_min(1e-6)
+    return bool(((actual - expected).abs() <= 2e-3 * size).all())

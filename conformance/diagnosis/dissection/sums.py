@@ -1,0 +1,226 @@
+"""What weights add up to: a factor on all of them, or another denominator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..._golden import golden
+from ..mistakes import DeclaredCall, NamedMistake
+from ..mistakes._steps import weighing
+from .reading import Reading
+from .statement import statement
+from .terms import Number, numbers
+
+# Parts of a number by which read ones may differ, for what the candidate rounds in between.
+SAME: Final = 1e-3
+_FIX: Final = "divide the exponentials by their own sum over the keys that the query attends"
+
+
+RowValues = Callable[[DeclaredCall, golden.Attention], Tensor]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A positive number for each row, as its logarithm ``[B, H, Lq, 1]``; a noun phrase for it.
+
+    Logarithms, because exponentials of large logits are no numbers any more.
+    """
+
+    words: str
+    log_values: RowValues
+
+
+def _largest(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
+    return attention.logits.amax(dim=-1, keepdim=True)
+
+
+def _log_sum(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
+    return torch.logsumexp(attention.logits, dim=-1, keepdim=True)
+
+
+def _visible(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
+    return attention.allowed.sum(dim=-1, keepdim=True).double().log()
+
+
+def _hidden_too(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
+    scores = attention.scores.expand_as(attention.logits)
+    return torch.logsumexp(scores, dim=-1, keepdim=True)
+
+
+def _row(values: Tensor, attention: golden.Attention) -> Tensor:
+    """A number of some rows for every row: ``[B, H, Lq, 1]``."""
+    return values.expand(*attention.logits.shape[:-1], 1)
+
+
+def _total_over(axis: int) -> RowValues:
+    """The sum of the exponentials of all rows along an axis."""
+    return lambda call, a: _row(torch.logsumexp(_log_sum(call, a), axis, keepdim=True), a)
+
+
+def _total_of_first(axis: int) -> RowValues:
+    return lambda call, a: _row(_log_sum(call, a).narrow(axis, 0, 1), a)
+
+
+# What a denominator may hold besides, or instead.
+ROWS: Final = (
+    Rows("one", lambda c, a: 0.0 * _visible(c, a)),
+    Rows("the exponential of the row's largest logit", _largest),
+    Rows("the exponential of minus the row's largest logit", lambda c, a: -_largest(c, a)),
+    Rows("the sum of the exponentials", _log_sum),
+    Rows(
+        "the sum of the exponentials relative to the row's largest one",
+        lambda c, a: _log_sum(c, a) - _largest(c, a),
+    ),
+    Rows("the number of keys that the query attends", _visible),
+    Rows("the root of the number of keys that the query attends", lambda c, a: _visible(c, a) / 2),
+    Rows("the sum of the exponentials of hidden keys, too", _hidden_too),
+    Rows(
+        "the number of queries up to this one",
+        lambda _c, a: _row(
+            torch.arange(1.0, a.logits.shape[-2] + 1.0, dtype=torch.float64).log()[:, None], a
+        ),
+    ),
+    Rows(
+        "the largest sum of exponentials of all queries",
+        lambda c, a: _row(_log_sum(c, a).amax(-2, keepdim=True), a),
+    ),
+    Rows("the sum of the exponentials of the first query", _total_of_first(2)),
+    Rows("the sum of the exponentials of the first head", _total_of_first(1)),
+    Rows("the sum of the exponentials of the first batch item", _total_of_first(0)),
+    Rows("the sum of the exponentials of all queries", _total_over(2)),
+    Rows("the sum of the exponentials of all heads", _total_over(1)),
+    Rows("the sum of the exponentials of all batch items", _total_over(0)),
+    Rows("the exponential of the last key's logit", lambda _c, a: a.logits[..., -1:]),
+    Rows("the exponential of the first key's logit", lambda _c, a: a.logits[..., :1]),
+    Rows(
+        "the root of the sum of the squares of the exponentials",
+        lambda _c, a: torch.logsumexp(2 * a.logits, -1, keepdim=True) / 2,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Form:
+    """A way in which a number of each row makes the sum of its weights what it is.
+
+    ``read`` gives the number that is left open, from the sums that were read, the logarithm of the
+    sum of the exponentials and that of the row's number; ``factor`` gives the sums of the weights.
+    """
+
+    name: str
+    text: str
+    read: Callable[[Tensor, Tensor, Tensor], Tensor]
+    factor: Callable[[Tensor, Tensor, float], Tensor]
+
+
+_FORMS: Final = (
+    Form(
+        "sum: {} added",
+        "the softmax divides by the sum of the exponentials and {}",
+        lambda ratio, total, x: (total - x).exp() * (1.0 / ratio - 1.0),
+        lambda total, x, number: 1.0 / (1.0 + number * (x - total).exp()),
+    ),
+    Form(
+        "sum: divided by {}",
+        "the exponentials are divided by {} instead of their sum",
+        lambda ratio, total, x: (total - x).exp() / ratio,
+        lambda total, x, number: (total - x).exp() / number,
+    ),
+    Form(
+        "answer: times {}",
+        "the answer is multiplied by {}",
+        lambda ratio, _total, x: ratio * (-x).exp(),
+        lambda _total, x, number: number * x.exp(),
+    ),
+    Form(
+        "answer: divided by {}",
+        "the answer is divided by {}",
+        lambda ratio, _total, x: 1.0 / (ratio * x.exp()),
+        lambda _total, x, number: (-x).exp() / number,
+    ),
+)
+
+
+def sum_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """The mistakes that make the sums of the weights what was read.
+
+    Within each row the weights must be in the right proportion.
+    """
+    exact, read = reading.attention.weights, reading.weights
+    rows = reading.attention.allowed.any(dim=-1, keepdim=True)
+    sums = read.sum(dim=-1, keepdim=True)
+    room = SAME * sums.abs() * exact + 4 * reading.error
+    if not rows.any() or bool((((read - sums * exact).abs() > room) & rows).any()):
+        return
+    ratio = sums[rows]
+    if bool(((ratio - 1.0).abs() <= SAME).all()) or not bool(torch.isfinite(ratio).all()):
+        return
+    if _constant(ratio):
+        for number in numbers(float(ratio.mean()), reading.call.inputs.geometry):
+            yield statement(
+                f"answer: times {number.words}",
+                f"the answer is {number.words} times what it should be",
+                _FIX,
+                core=_times(_everywhere(number)),
+            )
+        return
+    yield from _proposals(reading, rows, ratio)
+
+
+def _everywhere(number: Number) -> Callable[[DeclaredCall, golden.Attention], float]:
+    return lambda call, _attention: number.value(call.inputs.geometry)
+
+
+def _proposals(reading: Reading, rows: Tensor, ratio: Tensor) -> Iterator[NamedMistake]:
+    """What explains a ratio that differs from row to row, by one of the numbers of the rows.
+
+    Added to the denominator: ratio = z / (z + f x). In its place: z / (f x). As a factor: f x, or
+    f / x; z is the sum of the exponentials.
+    """
+    call, attention = reading.call, reading.attention
+    total = _log_sum(call, attention)[rows]
+    for term in ROWS:
+        log_values = term.log_values(call, attention)[rows]
+        for form in _FORMS:
+            read = form.read(ratio, total, log_values)
+            if not _constant(read):
+                continue
+            for number in numbers(float(read.mean()), call.inputs.geometry):
+                yield _as_mistake(form, term, number)
+
+
+def _as_mistake(form: Form, term: Rows, number: Number) -> NamedMistake:
+    words = term.words if number.words == "1" else f"{number.words} times {term.words}"
+
+    def factor(call: DeclaredCall, attention: golden.Attention) -> Tensor:
+        total, log_values = _log_sum(call, attention), term.log_values(call, attention)
+        return form.factor(total, log_values, number.value(call.inputs.geometry))
+
+    name, text = form.name.format(words), form.text.format(words)
+    return statement(name, text, _FIX, core=_times(factor))
+
+
+def _constant(values: Tensor) -> bool:
+    if not values.numel() or not bool(torch.isfinite(values).all()):
+        return False
+    middle = float(values.mean())
+    return bool(((values - middle).abs() <= SAME * abs(middle)).all())
+
+
+def _times(
+    factor: Callable[[DeclaredCall, golden.Attention], Tensor | float],
+) -> Callable[[DeclaredCall, golden.Attention], golden.Attention]:
+    """The weights of each row times a factor."""
+
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        weights = attention.weights * factor(call, attention)
+        return weighing(
+            attention, torch.where(attention.empty[..., None], attention.weights, weights)
+        )
+
+    return core

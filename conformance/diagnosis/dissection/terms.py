@@ -1,0 +1,405 @@
+"""Terms that logits may be made of, right ones and wrong ones, and numbers put into words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..._golden import golden
+from ...base.geometry import Geometry
+from ..mistakes import DeclaredCall
+from ..mistakes._steps import (
+    BLOCKS,
+    admitted_by_mask,
+    biased,
+    capped_scores,
+    keys_ahead,
+    plain_scores,
+)
+
+TermValues = Callable[[DeclaredCall, golden.Attention], Tensor | None]
+# How far a read number may be from a closed form, in parts of it.
+SAME_NUMBER: Final = 2e-3
+
+
+@dataclass(frozen=True)
+class Term:
+    """Something that may be part of a logit: values ``[B, H, Lq, Lk]``, None where there are none.
+
+    ``words`` are a noun phrase; ``operand`` says whether it takes the place of the dot products.
+    """
+
+    name: str
+    words: str
+    values: TermValues
+    operand: bool = False
+
+
+def _of_scores(function: Callable[[Tensor], Tensor]) -> TermValues:
+    return lambda _call, attention: function(capped_scores(attention))
+
+
+def _products(query: Callable[[Tensor], Tensor], key: Callable[[Tensor], Tensor]) -> TermValues:
+    """Scaled dot products of changed operands."""
+
+    def values(_call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
+        queries, keys = query(attention.query), key(attention.key)
+        if queries.shape[-1] != keys.shape[-1]:
+            return None
+        return (queries @ keys.mT * attention.scale).expand_as(attention.scores)
+
+    return values
+
+
+def _cached_products(change: Callable[[Tensor], Tensor], *, cached: bool) -> TermValues:
+    """Scaled dot products with the keys of a cache changed, or with those that are new."""
+
+    def values(call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
+        past = call.inputs.past
+        if not past:
+            return None
+        before, after = attention.key[:, :, :past], attention.key[:, :, past:]
+        parts = (change(before), after) if cached else (before, change(after))
+        return attention.query @ torch.cat(parts, dim=2).mT * attention.scale
+
+    return values
+
+
+def _cached_last(call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
+    """Scaled dot products with the cached keys behind the new ones."""
+    past = call.inputs.past
+    if not past:
+        return None
+    return attention.query @ attention.key.roll(-past, 2).mT * attention.scale
+
+
+def _capped_at(cap: float) -> TermValues:
+    return lambda _call, attention: cap * torch.tanh(plain_scores(attention) / cap)
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _first(axis: int) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: tensor.narrow(axis, 0, 1).expand_as(tensor)
+
+
+def _last(axis: int) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: tensor.narrow(axis, tensor.shape[axis] - 1, 1).expand_as(tensor)
+
+
+def _channels(chosen: Callable[[int], slice]) -> Callable[[Tensor], Tensor]:
+    def cut(tensor: Tensor) -> Tensor:
+        kept = torch.zeros_like(tensor)
+        part = chosen(tensor.shape[-1])
+        kept[..., part] = tensor[..., part]
+        return kept
+
+    return cut
+
+
+def _halves_exchanged(tensor: Tensor) -> Tensor:
+    return tensor.roll(tensor.shape[-1] // 2, -1)
+
+
+def _exchanged(scores: Tensor) -> Tensor:
+    square = scores.shape[-1] == scores.shape[-2]
+    return scores.mT if square else torch.zeros_like(scores)
+
+
+_CAPS: Final = (1.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0)
+CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("of the first batch item", _first(0)),
+    ("of the last batch item", _last(0)),
+    ("of the batch item before", lambda t: t.roll(1, 0)),
+    ("of the batch item after", lambda t: t.roll(-1, 0)),
+    ("of the first head", _first(1)),
+    ("of the last head", _last(1)),
+    ("of the head before", lambda t: t.roll(1, 1)),
+    ("of the head after", lambda t: t.roll(-1, 1)),
+    ("of the opposite head", lambda t: t.flip(1)),
+    ("of the first token", _first(2)),
+    ("of the last token", _last(2)),
+    ("of the token before", lambda t: t.roll(1, 2)),
+    ("of the token after", lambda t: t.roll(-1, 2)),
+    ("of the token counted from the end", lambda t: t.flip(2)),
+    ("with its channels reversed", lambda t: t.flip(-1)),
+    ("with its channels moved by one", lambda t: t.roll(1, -1)),
+    ("with the halves of its channels exchanged", _halves_exchanged),
+    ("averaged over the tokens", lambda t: t.mean(2, keepdim=True).expand_as(t)),
+    ("averaged over the heads", lambda t: t.mean(1, keepdim=True).expand_as(t)),
+    ("summed over the heads", lambda t: t.sum(1, keepdim=True).expand_as(t)),
+    ("less its mean over the tokens", lambda t: t - t.mean(2, keepdim=True)),
+    ("less its mean over the channels", lambda t: t - t.mean(-1, keepdim=True)),
+    ("divided by its length", lambda t: torch.nn.functional.normalize(t, dim=-1)),
+    ("without its sign", torch.abs),
+    ("with zeros for what is negative", torch.relu),
+    ("summed up over the tokens so far", lambda t: t.cumsum(2)),
+)
+_CUTS: Final[tuple[tuple[str, Callable[[int], slice]], ...]] = (
+    ("all channels but the first", lambda size: slice(1, size)),
+    ("all channels but the last", lambda size: slice(0, size - 1)),
+    ("the first half of the channels", lambda size: slice(0, size // 2)),
+    ("the first half of the channels, rounded up", lambda size: slice(0, (size + 1) // 2)),
+    ("the second half of the channels", lambda size: slice(size // 2, size)),
+    ("every second channel", lambda size: slice(0, size, 2)),
+    ("every second channel from the second", lambda size: slice(1, size, 2)),
+    ("the first channel", lambda _size: slice(0, 1)),
+    ("the first 64 channels", lambda _size: slice(0, 64)),
+    ("the first 32 channels", lambda _size: slice(0, 32)),
+    ("whole groups of eight channels", lambda size: slice(0, size // 8 * 8)),
+    ("whole groups of four channels", lambda size: slice(0, size // 4 * 4)),
+)
+_FUNCTIONS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("the absolute value of the scores", torch.abs),
+    ("the square of the scores", torch.square),
+    ("the cube of the scores", lambda scores: scores**3),
+    ("the positive part of the scores", torch.relu),
+    ("the hyperbolic tangent of the scores", torch.tanh),
+    ("the sigmoid of the scores", torch.sigmoid),
+    ("the exponential of the scores", lambda scores: scores.clamp_max(50.0).exp()),
+    ("the sine of the scores", torch.sin),
+    ("the rounded scores", torch.round),
+    ("the scores rounded down", torch.floor),
+    ("the softmax of the scores", lambda scores: torch.softmax(scores, -1)),
+    ("the scores clamped to one", lambda scores: scores.clamp(-1.0, 1.0)),
+    ("the scores cut off at one", lambda scores: scores.clamp_max(1.0)),
+    ("the mean of the row's scores over the queries", lambda s: s.mean(-2, keepdim=True) + 0 * s),
+    ("the largest score of each key over the queries", lambda s: s.amax(-2, keepdim=True) + 0 * s),
+    ("the sum of the scores so far", lambda scores: scores.cumsum(-1)),
+    ("the softmax over the queries", lambda scores: torch.log_softmax(scores, -2)),
+    ("the softmax over the heads", lambda scores: torch.log_softmax(scores, 1)),
+    ("the softmax over the batch items", lambda scores: torch.log_softmax(scores, 0)),
+    (
+        "the scores of queries and keys exchanged",
+        lambda s: s.mT if s.shape[-1] == s.shape[-2] else 0 * s,
+    ),
+)
+
+
+def _operands() -> Iterator[Term]:
+    for words, change in CHANGES:
+        yield Term(f"query {words}", f"the query {words}", _products(change, _same), operand=True)
+        yield Term(f"key {words}", f"the key {words}", _products(_same, change), operand=True)
+    for words, change in CHANGES:
+        name = f"query and key {words}"
+        yield Term(name, f"the {name}", _products(change, change), operand=True)
+    for words, change in CHANGES:
+        for part, of_cached in (("cached", True), ("new", False)):
+            name = f"the {part} keys, each taken to be the key {words}"
+            yield Term(name, name, _cached_products(change, cached=of_cached), operand=True)
+    yield Term(
+        "cached keys last", "the new keys before the cached ones", _cached_last, operand=True
+    )
+    for cap in _CAPS:
+        words = f"the scores under a softcap of {cap:g}"
+        yield Term(words, words, _capped_at(cap), operand=True)
+    for words, chosen in _CUTS:
+        yield Term(words, words, _products(_channels(chosen), _same), operand=True)
+    for words, function in _FUNCTIONS:
+        yield Term(words, words, _of_scores(function), operand=True)
+
+
+def _places(function: Callable[[Tensor, Tensor], Tensor]) -> TermValues:
+    """Of the index of the key and how far it lies ahead of the query."""
+
+    def values(call: DeclaredCall, attention: golden.Attention) -> Tensor:
+        ahead = keys_ahead(call).double()
+        keys = torch.arange(ahead.shape[-1]).double().expand_as(ahead)
+        return function(keys, ahead).double().expand_as(attention.scores)
+
+    return values
+
+
+def _bias(change: Callable[[Tensor], Tensor]) -> TermValues:
+    def values(call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
+        bias = call.inputs.bias
+        if bias is None:
+            return None
+        finite = bias.double().masked_fill(torch.isneginf(bias), 0.0)
+        changed = change(finite.expand_as(attention.scores))
+        return changed if changed.shape == attention.scores.shape else None
+
+    return values
+
+
+def _kept(call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
+    if call.inputs.keep is None:
+        return None
+    return admitted_by_mask(call).double().expand_as(attention.scores)
+
+
+def _slopes(call: DeclaredCall, attention: golden.Attention) -> Tensor:
+    """A linear bias by distance with the slopes of ALiBi (Press et al., 2022)."""
+    heads = attention.scores.shape[1]
+    slopes = torch.tensor([2.0 ** (-8.0 * (head + 1) / heads) for head in range(heads)])
+    return slopes.double()[None, :, None, None] * keys_ahead(call).double()
+
+
+def _tiled(block: int, kind: str) -> TermValues:
+    """What online softmaxes keep for a tile of keys: its largest logit, or that of all so far."""
+
+    def values(_call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
+        logits = attention.logits
+        count = logits.shape[-1]
+        if count <= block:
+            return None
+        tile = torch.arange(count) // block
+        finite = logits.masked_fill(torch.isneginf(logits), -1e30)
+        tiles = int(tile[-1]) + 1
+        largest = torch.stack([finite[..., tile == t].amax(-1) for t in range(tiles)], dim=-1)
+        sums = torch.stack([finite[..., tile == t].logsumexp(-1) for t in range(tiles)], dim=-1)
+        table = {
+            "largest": largest,
+            "running": largest.cummax(-1).values,
+            "sum": sums,
+            "running sum": sums.logcumsumexp(-1),
+            "number": torch.arange(tiles).double().expand_as(largest),
+            "tiles behind": torch.arange(tiles - 1, -1, -1).double().expand_as(largest),
+            "first": (torch.arange(tiles) == 0).double().expand_as(largest),
+            "last": (torch.arange(tiles) == tiles - 1).double().expand_as(largest),
+            "short": ((torch.arange(tiles) == tiles - 1) & torch.tensor(count % block != 0))
+            .double()
+            .expand_as(largest),
+        }[kind]
+        return table[..., tile]
+
+    return values
+
+
+_TILE_WORDS: Final = {
+    "largest": "the largest logit of its tile of {} keys",
+    "running": "the largest logit up to its tile of {} keys",
+    "sum": "the log-sum-exp of its tile of {} keys",
+    "running sum": "the log-sum-exp up to its tile of {} keys",
+    "number": "the number of its tile of {} keys",
+    "tiles behind": "the number of tiles of {} keys behind",
+    "first": "one for the keys of the first tile of {}",
+    "last": "one for the keys of the last tile of {}",
+    "short": "one for the keys of a last tile that is shorter than {}",
+}
+
+
+def _added() -> Iterator[Term]:
+    yield Term("bias", "the additive mask", _bias(_same))
+    for words, change in (
+        ("of the first batch item", _first(0)),
+        ("of the first head", _first(1)),
+        ("of the first query", _first(2)),
+        ("of the last query", _last(2)),
+        ("of the opposite head", lambda t: t.flip(1)),
+        ("with queries and keys exchanged", lambda t: t.mT),
+        ("of the key counted from the end", lambda t: t.flip(-1)),
+        ("of the key before", lambda t: t.roll(1, -1)),
+        ("of the key after", lambda t: t.roll(-1, -1)),
+        ("without its sign", torch.abs),
+        ("squared", torch.square),
+        ("as an exponential", torch.exp),
+        ("as a truth value", lambda t: (t != 0).double()),
+    ):
+        yield Term(f"bias {words}", f"the additive mask {words}", _bias(change))
+    yield Term("kept", "one for each key that the mask keeps", _kept)
+    for words, places in (
+        ("one for the first key", lambda keys, _ahead: keys == 0),
+        ("one for the last key", lambda keys, _ahead: keys == keys.amax()),
+        ("one for the query's own place", lambda _keys, ahead: ahead == 0),
+        ("one for the keys behind the query", lambda _keys, ahead: ahead > 0),
+        ("one for every second key", lambda keys, _ahead: keys % 2 == 0),
+        ("the index of the key", lambda keys, _ahead: keys),
+        ("the distance from query to key", lambda _keys, ahead: ahead.abs()),
+        ("the logarithm of one and the distance", lambda _keys, ahead: ahead.abs().log1p()),
+        ("the square of the distance", lambda _keys, ahead: ahead.square()),
+    ):
+        yield Term(words, words, _places(places))
+    yield Term("slopes", "a bias by distance with a slope for each head", _slopes)
+    yield Term("alibi", "the declared bias by distance", lambda _call, attention: attention.alibi)
+    yield Term(
+        "length of the key",
+        "the square of the key's length",
+        lambda _call, a: a.key.square().sum(-1)[:, :, None].expand_as(a.scores),
+    )
+    yield Term(
+        "sum of the key",
+        "the sum of the key's channels",
+        lambda _call, a: a.key.sum(-1)[:, :, None].expand_as(a.scores),
+    )
+    for block in BLOCKS[1:]:
+        for kind, words in _TILE_WORDS.items():
+            text = words.format(block)
+            yield Term(text, text, _tiled(block, kind))
+
+
+SCORES: Final = Term("scores", "the scores", lambda _call, a: biased(a, capped_scores(a)))
+UNCAPPED: Final = Term(
+    "uncapped scores",
+    "the scores before the softcap",
+    lambda _call, a: plain_scores(a),
+    operand=True,
+)
+OPERANDS: Final = (UNCAPPED, *_operands())
+ADDED: Final = tuple(_added())
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that was read, in words and as a function of the sizes of a call."""
+
+    words: str
+    value: Callable[[Geometry], float]
+
+
+_CONSTANTS: Final[tuple[tuple[str, float], ...]] = (
+    ("1", 1.0),
+    ("-1", -1.0),
+    ("2", 2.0),
+    ("-2", -2.0),
+    ("1/2", 0.5),
+    ("3", 3.0),
+    ("4", 4.0),
+    ("1/4", 0.25),
+    ("ln 2", math.log(2.0)),
+    ("1/ln 2", 1.0 / math.log(2.0)),
+)
+_SIZES: Final[tuple[tuple[str, Callable[[Geometry], int]], ...]] = (
+    ("d", lambda sizes: sizes.head_size),
+    ("the value head size", lambda sizes: sizes.value_head_size),
+    ("the number of heads", lambda sizes: sizes.num_heads),
+    ("the number of key/value heads", lambda sizes: sizes.num_kv_heads),
+    ("the number of keys", lambda sizes: sizes.key_length),
+    ("the number of queries", lambda sizes: sizes.query_length),
+    ("the batch size", lambda sizes: sizes.batch),
+    ("the width", lambda sizes: sizes.num_heads * sizes.head_size),
+    ("the group size", lambda sizes: sizes.num_heads // max(sizes.num_kv_heads, 1)),
+)
+_POWERS: Final = ((0.5, "√({})"), (-0.5, "1/√({})"), (1.0, "{}"), (-1.0, "1/{}"))
+
+
+def numbers(read: float, sizes: Geometry) -> Iterator[Number]:
+    """What a number that was read at some sizes may be, closed forms first."""
+
+    def near(value: float) -> bool:
+        return abs(value - read) <= SAME_NUMBER * abs(value)
+
+    constants = [_constant(words, value) for words, value in _CONSTANTS if near(value)]
+    yield from constants
+    for words, size in _SIZES:
+        for power, form in _POWERS:
+            for sign in (1.0, -1.0):
+                if size(sizes) > 1 and near(sign * math.pow(size(sizes), power)):
+                    yield _of_size("-" * (sign < 0) + form.format(words), size, power, sign)
+    if not constants:
+        yield _constant(f"{read:.4g}", read)
+
+
+def _constant(words: str, value: float) -> Number:
+    return Number(words, lambda _sizes: value)
+
+
+def _of_size(words: str, size: Callable[[Geometry], int], power: float, sign: float) -> Number:
+    return Number(words, lambda sizes: sign * math.pow(size(sizes), power))

@@ -1,0 +1,454 @@
+"""Which keys have a weight: the fewest properties that tell lost and uncovered keys from others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import combinations, product
+from operator import and_
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..._golden import golden
+from ...problems.inputs import Inputs
+from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
+from ..mistakes._steps import (
+    BLOCKS,
+    admitted_by_mask,
+    admitted_by_structure,
+    keys_ahead,
+    relogited,
+    unmasked_logits,
+    weighing,
+)
+from .reading import Reading
+from .statement import statement
+
+# Properties that lost or uncovered keys may have together.
+MOST_TOGETHER: Final = 2
+# A logit this close to another is the same one, for what the candidate rounds in between.
+SAME_LOGIT: Final = 1e-3
+# The same of a logit whose weight is small, read from weights of so many errors at least.
+SAME_FILL: Final = 0.05
+CLEAR: Final = 20.0
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Some keys of some queries: ``words`` follow "the keys"; bool ``[B, H, Lq, Lk]``."""
+
+    words: str
+    holds: Callable[[DeclaredCall], Tensor | None]
+
+
+def _index(axis: int, words: str, holds: Callable[[Tensor, int], Tensor]) -> Cells:
+    def cells(call: DeclaredCall) -> Tensor:
+        shape = call.inputs.score_shape
+        index = torch.arange(shape[axis])
+        view = [1, 1, 1, 1]
+        view[axis] = -1
+        return holds(index, shape[axis]).reshape(view).expand(shape)
+
+    return Cells(words, cells)
+
+
+def _ahead(words: str, holds: Callable[[Tensor], Tensor]) -> Cells:
+    return Cells(words, lambda call: holds(keys_ahead(call)).expand(call.inputs.score_shape))
+
+
+def _from_the_top(words: str, holds: Callable[[Tensor], Tensor]) -> Cells:
+    return Cells(
+        words,
+        lambda call: holds(keys_ahead(call, bottom_right=False)).expand(call.inputs.score_shape),
+    )
+
+
+def _from_the_bottom(words: str, holds: Callable[[Tensor], Tensor]) -> Cells:
+    return Cells(
+        words,
+        lambda call: holds(keys_ahead(call, bottom_right=True)).expand(call.inputs.score_shape),
+    )
+
+
+def _mask(words: str, change: Callable[[Tensor], Tensor]) -> Cells:
+    """Keys that a changed mask keeps."""
+
+    def cells(call: DeclaredCall) -> Tensor | None:
+        shape = call.inputs.score_shape
+        if not call.inputs.masked:
+            return None
+        changed = change(admitted_by_mask(call).expand(shape))
+        return changed if changed.shape == shape else None
+
+    return Cells(words, cells)
+
+
+def _not(cells: Cells, words: str) -> Cells:
+    def holds(call: DeclaredCall) -> Tensor | None:
+        table = cells.holds(call)
+        return None if table is None else ~table
+
+    return Cells(words, holds)
+
+
+def _cached(call: DeclaredCall) -> Tensor:
+    shape = call.inputs.score_shape
+    return (torch.arange(shape[-1]) < call.inputs.past).expand(shape)
+
+
+def _by_structure(call: DeclaredCall) -> Tensor:
+    return admitted_by_structure(call).expand(call.inputs.score_shape)
+
+
+_EVERY: Final = Cells(
+    "of all kinds", lambda call: torch.ones(call.inputs.score_shape, dtype=torch.bool)
+)
+_KEPT: Final = _mask("that the mask keeps", lambda table: table)
+_REACHED: Final = Cells("that causality and window leave", _by_structure)
+
+
+def _tiles(size: int) -> Iterator[Cells]:
+    """Keys by their place in tiles of a size."""
+    yield _index(3, f"past the last whole tile of {size}", lambda i, n: i >= n // size * size)
+    yield _index(3, f"past the first {size}", lambda i, _n: i >= size)
+    yield _index(3, f"among the first {size}", lambda i, _n: i < size)
+    yield _index(3, f"in the last tile of {size}", lambda i, n: i >= (n - 1) // size * size)
+    yield _index(3, f"that end a tile of {size}", lambda i, _n: i % size == size - 1)
+    yield _index(3, f"that begin a tile of {size}", lambda i, _n: i % size == 0)
+
+
+def _every_kind() -> Iterator[Cells]:
+    yield from (_KEPT, _not(_KEPT, "that the mask hides"))
+    yield from (_REACHED, _not(_REACHED, "that causality or window hides"))
+    for axis, of, ofs in (
+        (3, "(the {} key)", "({} keys)"),
+        (2, "of the {} query", "of {} queries"),
+    ):
+        yield _index(axis, of.format("first"), lambda i, _n: i == 0)
+        yield _index(axis, of.format("last"), lambda i, n: i == n - 1)
+        yield _index(axis, ofs.format("all but the first"), lambda i, _n: i > 0)
+        yield _index(axis, ofs.format("all but the last"), lambda i, n: i < n - 1)
+        yield _index(axis, ofs.format("odd"), lambda i, _n: i % 2 == 1)
+        yield _index(axis, ofs.format("even"), lambda i, _n: i % 2 == 0)
+    for block in BLOCKS[1:]:
+        yield from _tiles(block)
+    yield _index(3, "in the second half", lambda i, n: i >= n // 2)
+    yield _index(3, "in the first half", lambda i, n: i < n // 2)
+    for words, make in (
+        ("", _ahead),
+        (", counted from the first key,", _from_the_top),
+        (", counted from the last key,", _from_the_bottom),
+    ):
+        yield make(f"at the query's own place{words}", lambda ahead: ahead == 0)
+        yield make(f"behind the query{words}", lambda ahead: ahead > 0)
+        yield make(f"before the query{words}", lambda ahead: ahead < 0)
+        yield make(f"at or behind the query{words}", lambda ahead: ahead >= 0)
+        yield make(f"at or before the query{words}", lambda ahead: ahead <= 0)
+        yield make(f"one behind the query{words}", lambda ahead: ahead == 1)
+        yield make(f"more than one behind the query{words}", lambda ahead: ahead > 1)
+        yield make(f"one before the query{words}", lambda ahead: ahead == -1)
+    yield Cells("that are cached", _cached)
+    yield _not(Cells("", _cached), "that are new")
+    for words, change in (
+        ("of the first batch item", lambda t: t[:1].expand_as(t)),
+        ("of the last batch item", lambda t: t[-1:].expand_as(t)),
+        ("of the first head", lambda t: t[:, :1].expand_as(t)),
+        ("of the last head", lambda t: t[:, -1:].expand_as(t)),
+        ("of the first query", lambda t: t[:, :, :1].expand_as(t)),
+        ("of the last query", lambda t: t[:, :, -1:].expand_as(t)),
+        ("of the first key", lambda t: t[..., :1].expand_as(t)),
+        ("with queries and keys exchanged", lambda t: t.mT),
+        ("read from the last key to the first", lambda t: t.flip(-1)),
+        ("moved by one key", lambda t: t.roll(1, -1)),
+        ("moved back by one key", lambda t: t.roll(-1, -1)),
+        ("of any query", lambda t: t.any(2, keepdim=True).expand_as(t)),
+        ("of every query", lambda t: t.all(2, keepdim=True).expand_as(t)),
+        ("of any head", lambda t: t.any(1, keepdim=True).expand_as(t)),
+        ("of every head", lambda t: t.all(1, keepdim=True).expand_as(t)),
+        ("of any batch item", lambda t: t.any(0, keepdim=True).expand_as(t)),
+        ("of every batch item", lambda t: t.all(0, keepdim=True).expand_as(t)),
+        ("of the opposite batch item", lambda t: t.flip(0)),
+        ("of the opposite head", lambda t: t.flip(1)),
+        ("up to the first key that it hides", lambda t: t.cumprod(-1).bool()),
+        ("from the last key that it hides on", lambda t: t.flip(-1).cumprod(-1).bool().flip(-1)),
+        ("of the query before", lambda t: t.roll(1, 2)),
+        ("of the query after", lambda t: t.roll(-1, 2)),
+    ):
+        kept = _mask(f"that the mask {words} keeps", change)
+        yield kept
+        yield _not(kept, f"that the mask {words} hides")
+
+
+def _alone(one: Cells, other: Cells, words: str) -> Cells:
+    def holds(call: DeclaredCall) -> Tensor | None:
+        table, others = one.holds(call), other.holds(call)
+        return None if table is None or others is None else ~table & others
+
+    return Cells(words, holds)
+
+
+# Ways in which keys are hidden: a part of them may be uncovered.
+HIDDEN: Final = (
+    Cells("that are hidden", lambda call: ~call.inputs.allowed(call.semantics)),
+    _alone(_KEPT, _REACHED, "that the mask alone hides"),
+    _alone(_REACHED, _KEPT, "that causality or window alone hides"),
+)
+CELLS: Final = tuple(_every_kind())
+
+
+def table_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """Another table of keys in place of the mask, of causality and window, or of both."""
+    seen = reading.visible
+    kept, reached = _KEPT.holds(reading.call), _REACHED.holds(reading.call)
+    if bool((seen == reading.attention.allowed).all()):
+        return
+    for cells in CELLS:
+        table = cells.holds(reading.call)
+        if table is None:
+            continue
+        if kept is not None and reached is not None and bool((seen == (table & reached)).all()):
+            yield _replaced(cells, "the mask", keeps_structure=True, keeps_mask=False)
+        if kept is not None and bool((seen == (table & kept)).all()):
+            yield _replaced(cells, "causality and window", keeps_structure=False, keeps_mask=True)
+        elif bool((seen == table).all()):
+            yield _replaced(
+                cells,
+                "mask, causality and window",
+                keeps_structure=False,
+                keeps_mask=False,
+            )
+
+
+def _replaced(cells: Cells, what: str, *, keeps_structure: bool, keeps_mask: bool) -> NamedMistake:
+    def inputs_for(call: DeclaredCall) -> Inputs:
+        table = cells.holds(call)
+        if table is None:
+            raise NotExpressible
+        if keeps_structure:
+            table = table & admitted_by_structure(call)
+        if keeps_mask:
+            table = table & admitted_by_mask(call)
+        return _with_table(call, table)
+
+    return statement(
+        f"mask: keys {cells.words}",
+        f"the keys {cells.words} are attended, in place of those that {what} should leave",
+        f"attend the keys that {what} leave",
+        inputs=inputs_for,
+    )
+
+
+def _with_table(call: DeclaredCall, table: Tensor) -> Inputs:
+    """The inputs of a call with exactly the keys of a table, whatever hid others before."""
+    inputs, bias = call.inputs, call.inputs.bias
+    finite = None if bias is None else bias.masked_fill(torch.isneginf(bias), 0.0)
+    keep = ~table if call.semantics.mask_polarity == "drop" else table
+    return inputs.replace(keep=keep, bias=finite, causal=False, window=None)
+
+
+def band_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """Another triangle or window: from which key to which each query attends.
+
+    Distances are counted from the first key or from the last one.
+    """
+    inputs = reading.call.inputs
+    if not (inputs.causal or inputs.window):
+        return
+    seen = reading.visible
+    kept = admitted_by_mask(reading.call).expand(seen.shape)
+    if bool((seen == reading.attention.allowed).all()):
+        return
+    for bottom_right in (True, False):
+        ahead = keys_ahead(reading.call, bottom_right=bottom_right).expand(seen.shape)
+        if not seen.any():
+            continue
+        least, most = int(ahead[seen].min()), int(ahead[seen].max())
+        if not bool((seen == (kept & (ahead >= least) & (ahead <= most))).all()):
+            continue
+        left, right = (-1, -1) if inputs.window is None else inputs.window
+        yield _band(
+            least + left if left >= 0 and least > int(ahead.min()) else None,
+            most - (0 if inputs.causal else right) if most < int(ahead.max()) else None,
+            bottom_right=bottom_right,
+        )
+
+
+def _band(before: int | None, behind: int | None, *, bottom_right: bool) -> NamedMistake:
+    """A band whose ends lie so many keys from where they should; None for an end that is lost."""
+
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        inputs = call.inputs
+        if not (inputs.causal or inputs.window):
+            return None
+        left, right = (-1, -1) if inputs.window is None else inputs.window
+        ahead = keys_ahead(call, bottom_right=bottom_right)
+        kept = torch.ones_like(ahead, dtype=torch.bool)
+        if before is not None and left >= 0:
+            kept &= ahead >= before - left
+        end = 0 if inputs.causal else right
+        if behind is not None and (inputs.causal or right >= 0):
+            kept &= ahead <= behind + end
+        table = kept[None, None] if inputs.keep is None else inputs.keep & kept
+        return inputs.replace(keep=table, causal=False, window=None)
+
+    parts = []
+    if before is None:
+        parts.append("the near side of a window is open")
+    elif before:
+        more = "fewer" if before > 0 else "more"
+        parts.append(f"{abs(before)} {more} keys before the query are attended")
+    if behind is None:
+        parts.append("keys behind the query are not hidden")
+    elif behind:
+        more = "more" if behind > 0 else "fewer"
+        parts.append(f"{abs(behind)} {more} keys behind the query are attended")
+    corner = "the last key" if bottom_right else "the first key"
+    text = f"the places of queries are counted from {corner}"
+    text += f": {'; '.join(parts)}" if parts else ""
+    return statement(
+        f"band: {'; '.join(parts) or 'moved'}, from {corner}",
+        text,
+        "let query i, at its declared place, attend the keys from i - left to i + right, and none "
+        "behind i where the call is causal",
+        inputs=inputs_for,
+    )
+
+
+def visibility_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """The mistakes that lose the keys that are lost, and uncover those that are uncovered."""
+    allowed = reading.attention.allowed
+    seen = reading.visible
+    expected = reading.attention.weights > 4 * reading.error
+    rows = allowed.any(dim=-1, keepdim=True) & torch.isfinite(reading.weights).all(-1, keepdim=True)
+    lost = expected & ~seen & rows
+    uncovered = ~allowed & seen & rows
+    if not lost.any() and not uncovered.any():
+        return
+    unread = ~lost & allowed & ~seen  # too small to be missed
+    losing = _described(reading, lost, allowed & rows & ~unread & ~lost)
+    fills = _fills(reading, uncovered)
+    normalised = _sums_to_one(reading, rows)
+    for hidden in HIDDEN:
+        table = hidden.holds(reading.call)
+        if table is None or bool((uncovered & ~table).any()):
+            continue
+        showing = _described(reading, uncovered, table & rows & ~uncovered)
+        for one, other, fill in product(losing or (), showing or (), fills):
+            yield _as_mistake(one, other, hidden, fill=fill, normalised=normalised)
+
+
+def _described(reading: Reading, chosen: Tensor, others: Tensor) -> list[tuple[Cells, ...]] | None:
+    """The fewest properties that all chosen cells have and none of the others has together."""
+    if not chosen.any():
+        return [()]
+    tables = []
+    for cells in CELLS:
+        table = cells.holds(reading.call)
+        if table is not None and bool(table[chosen].all()):
+            tables.append((cells, table[others]))
+    if not others.any():
+        return [(_EVERY,), *((cells,) for cells, _ in tables[:4])]
+    for count in range(1, MOST_TOGETHER + 1):
+        found = [
+            tuple(cells for cells, _ in some)
+            for some in combinations(tables, count)
+            if not bool(reduce(and_, (left for _, left in some)).any())
+        ]
+        if found:
+            return found[:8]
+    return None
+
+
+def _sums_to_one(reading: Reading, rows: Tensor) -> bool:
+    sums = reading.weights.sum(dim=-1, keepdim=True)
+    return bool(((sums - 1.0).abs()[rows] <= SAME_LOGIT).all())
+
+
+def _fills(reading: Reading, uncovered: Tensor) -> list[float | None]:
+    """What the logits of uncovered keys may be: None for what they are without a mask."""
+    if not uncovered.any():
+        return [None]
+    exact = unmasked_logits(reading.attention)
+    logits = reading.weights.clamp_min(0.0).log()
+    anchors = reading.legible & reading.attention.allowed
+    apart = torch.where(anchors, logits - exact, torch.nan).nanmean(dim=-1, keepdim=True)
+    clear = uncovered & (reading.weights > CLEAR * reading.error)
+    read = (logits - apart)[clear]
+    read = read[torch.isfinite(read)]
+    if read.numel() and float(read.amax() - read.amin()) <= SAME_FILL:
+        middle = float(read.mean())
+        return [float(round(middle)) if abs(middle - round(middle)) < SAME_FILL else middle, None]
+    return [None]
+
+
+def _as_mistake(
+    losing: Sequence[Cells],
+    showing: Sequence[Cells],
+    hidden: Cells,
+    *,
+    fill: float | None,
+    normalised: bool,
+) -> NamedMistake:
+    def tables(call: DeclaredCall) -> tuple[Tensor, Tensor]:
+        """The keys that are lost and those that are uncovered."""
+        allowed = call.inputs.allowed(call.semantics)
+        none = torch.zeros_like(allowed)
+        return (
+            allowed & _all_of(losing, call) if losing else none,
+            _all_of((hidden, *showing), call) if showing else none,
+        )
+
+    def inputs_for(call: DeclaredCall) -> Inputs:
+        lost, shown = tables(call)
+        return _with_table(call, (call.inputs.allowed(call.semantics) & ~lost) | shown)
+
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        lost, shown = tables(call)
+        logits = unmasked_logits(attention)
+        if fill is not None:
+            logits = torch.where(shown, fill, logits)
+        admitted = attention.allowed | shown
+        if normalised:
+            return relogited(attention, logits.masked_fill(~(admitted & ~lost), float("-inf")))
+        whole = golden.softmax(logits.masked_fill(~admitted, float("-inf")))
+        return weighing(attention, whole.masked_fill(lost, 0.0))
+
+    name, text, fix = _texts(losing, showing, hidden, fill=fill, normalised=normalised)
+    if fill is None and normalised:
+        return statement(name, text, fix, inputs=inputs_for)
+    return statement(name, text, fix, core=core)
+
+
+def _all_of(some: Sequence[Cells], call: DeclaredCall) -> Tensor:
+    """The keys that have every property; none where one of them does not apply."""
+    none = torch.zeros(call.inputs.score_shape, dtype=torch.bool)
+    tables = [one.holds(call) for one in some]
+    return reduce(and_, [none if table is None else table for table in tables], ~none)
+
+
+def _texts(
+    losing: Sequence[Cells],
+    showing: Sequence[Cells],
+    hidden: Cells,
+    *,
+    fill: float | None,
+    normalised: bool,
+) -> tuple[str, str, str]:
+    """The name, what is wrong, and what to do instead."""
+    names, texts, fixes = [], [], []
+    if losing:
+        words = " ".join(one.words for one in losing)
+        late = "" if normalised else " after the softmax"
+        names.append(f"without keys {words}{late}")
+        texts.append(f"keys {words} have no weight{late}, though nothing hides them")
+        fixes.append(f"let the softmax see keys {words}")
+    if showing:
+        words = " ".join((hidden.words, *(one.words for one in showing if one is not _EVERY)))
+        logit = "" if fill is None else f", with a logit of {fill:g}"
+        names.append(f"with keys {words}{logit}")
+        texts.append(f"keys {words} have a weight{logit}")
+        fixes.append(f"give keys {words} a logit of minus infinity")
+    return f"visibility: {'; '.join(names)}", "; ".join(texts), "; ".join(fixes)

@@ -1,0 +1,163 @@
+"""What a core computes instead is read, stated with its numbers, and checked before it is said."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from examples import core
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from conformance.clauses.subject import Subject
+from conformance.diagnosis import diagnose
+from conformance.diagnosis.battery import observe
+from conformance.diagnosis.dissection import readings, statements
+
+PLAIN: dict[str, Any] = {
+    "masks": [],
+    "causal": None,
+    "features": [],
+    "empty_rows": "any",
+    "dtypes": ["float32"],
+}
+Weights = Callable[[Tensor], Tensor]
+
+
+def by_logits(change: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """A core that makes its logits of query and key in another way."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return torch.softmax(change(query, key), dim=-1) @ value
+
+    return attend
+
+
+def scores(query: Tensor, key: Tensor) -> Tensor:
+    """The right logits."""
+    return query @ key.mT / math.sqrt(query.shape[-1])
+
+
+def euclidean(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Exponentials over the root of the sum of their squares."""
+    logits = scores(query, key)
+    exponentials = torch.exp(logits - logits.amax(-1, keepdim=True))
+    return exponentials / exponentials.square().sum(-1, keepdim=True).sqrt() @ value
+
+
+def two_more(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A denominator with two more in it."""
+    logits = scores(query, key)
+    largest = logits.amax(-1, keepdim=True)
+    total = torch.exp(logits - largest).sum(-1, keepdim=True) + 2.0 * torch.exp(-largest)
+    return torch.exp(logits - largest) / total @ value
+
+
+def keys_lost(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Keys from the tenth on are ignored."""
+    return scaled_dot_product_attention(query, key[:, :, :16], value[:, :, :16])
+
+
+STATED: dict[str, tuple[Callable[..., Tensor], str]] = {
+    "a factor": (by_logits(lambda q, k: 0.37 * q @ k.mT), "logits: scaled by 0.37"),
+    "a power of a size": (by_logits(lambda q, k: scores(q, k) * k.shape[-2]), "number of keys"),
+    "another function": (
+        by_logits(lambda q, k: scores(q, k) ** 3),
+        "logits: the cube of the scores",
+    ),
+    "a bias": (
+        by_logits(lambda q, k: scores(q, k) + 0.25 * torch.arange(k.shape[-2])),
+        "logits: 1/4 times the index of the key added",
+    ),
+    "another operand": (
+        by_logits(lambda q, k: scores(q, k.mean(1, keepdim=True).expand_as(k))),
+        "logits: the key averaged over the heads",
+    ),
+    "another denominator": (euclidean, "sum: divided by the root of the sum of the squares"),
+    "a larger denominator": (two_more, "sum: 2 times one added"),
+    "lost keys": (keys_lost, "visibility: without keys past the first 16"),
+    "a factor on the answer": (
+        lambda q, k, v: 0.75 * scaled_dot_product_attention(q, k, v),
+        "answer: times 0.75",
+    ),
+    "a function of the values": (
+        lambda q, k, v: scaled_dot_product_attention(q, k, v.relu()),
+        "values: with zeros for what is negative",
+    ),
+    "a function of the answer": (
+        lambda q, k, v: torch.tanh(scaled_dot_product_attention(q, k, v)),
+        "answer: the hyperbolic tangent of it",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", STATED, ids=str)
+def test_what_is_computed_instead_is_stated(wrong: str) -> None:
+    """A mistake that is not in the catalogue gets a statement of what it computes, and a fix."""
+    function, name = STATED[wrong]
+    entries = diagnose(Subject(core(function, **PLAIN), "float32"))
+    assert len(entries) == 1
+    assert name in entries[0]["name"]
+    assert entries[0]["text"]
+    assert entries[0]["fix"]
+
+
+def test_the_number_of_a_statement_is_the_one_that_was_computed() -> None:
+    """A factor of 0.37 at every size is told as that number, and no coincidence of a size."""
+
+    def scaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return scaled_dot_product_attention(query, key, value) * 0.37
+
+    (entry,) = diagnose(Subject(core(scaled, **PLAIN), "float32"))
+    assert entry["text"] == "the answer is 0.37 times what it should be"
+
+
+def test_a_statement_says_for_which_calls_it_holds() -> None:
+    """What goes wrong for many keys alone is told with that condition."""
+
+    def many(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        factor = 1.5 if key.shape[2] > 64 else 1.0
+        return factor * scaled_dot_product_attention(query, key, value)
+
+    (entry,) = diagnose(Subject(core(many, **PLAIN), "float32"))
+    assert entry["name"] == "answer: times 1.5"
+    assert "only with more than 64 keys" in entry["text"]
+
+
+def test_a_statement_says_for_which_rows_it_holds() -> None:
+    """A named mistake that is made for some batch items alone is told with them."""
+
+    def first_item_unscaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        output = scaled_dot_product_attention(query, key, value)
+        output[:1] = scaled_dot_product_attention(query[:1], key[:1], value[:1], scale=1.0)
+        return output
+
+    (entry,) = diagnose(Subject(core(first_item_unscaled, **PLAIN), "float32"))
+    assert entry["name"] == "scale-missing"
+    assert "only for the first batch item" in entry["text"]
+
+
+def test_what_cannot_be_confirmed_is_not_said() -> None:
+    """A mistake that depends on the numbers themselves stays unknown instead of getting a name."""
+
+    def by_size(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return scaled_dot_product_attention(query * (1.0 + query.abs()), key, value)
+
+    (entry,) = diagnose(Subject(core(by_size, **PLAIN), "float32"))
+    assert entry["name"] == "unknown-mistake"
+
+
+def test_a_correct_core_is_read_as_it_is() -> None:
+    """The weights that are read of a correct core are the golden's, and nothing is stated."""
+    subject = Subject(core(scaled_dot_product_attention, **PLAIN), "float32")
+    observed = observe(subject)
+    read = list(readings(subject, observed))
+    assert read
+    for reading in read:
+        assert reading.explained
+        error = (reading.weights - reading.attention.weights).abs()
+        assert bool((error <= 4.0 * reading.error + 1e-12).all())
+    assert statements(subject, observed) == []
