@@ -1,0 +1,737 @@
+"""Wrong attentions: a text in a correct kernel, what replaces it, and what that computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+Text = str | tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """One wrong implementation.
+
+    Each text of ``old`` occurs once in ``kernels/{kernel}.py`` and is replaced by that of ``new``
+    at the same place; ``truth`` says in a sentence what is computed instead.
+    """
+
+    name: str
+    kernel: str
+    old: Text
+    new: Text
+    truth: str
+
+
+def _of(kernel: str, *rows: tuple[str, Text, Text, str]) -> tuple[Mutant, ...]:
+    """The mutants of one kernel, from rows of name, old, new and truth."""
+    return tuple(
+        Mutant(name=f"{kernel}-{name}", kernel=kernel, old=old, new=new, truth=truth)
+        for name, old, new, truth in rows
+    )
+
+
+_NAIVE: Final = _of(
+    "naive",
+    (
+        "multiplied-by-root",
+        "scale = 1.0 / math.sqrt(query.size(-1))",
+        "scale = math.sqrt(query.size(-1))",
+        "Without a scale the dot products are multiplied by sqrt(D) instead of divided by it.",
+    ),
+    (
+        "root-of-keys",
+        "math.sqrt(query.size(-1))",
+        "math.sqrt(key.size(-2))",
+        "Without a scale the dot products are divided by the root of the number of keys.",
+    ),
+    (
+        "root-of-one-more",
+        "math.sqrt(query.size(-1))",
+        "math.sqrt(query.size(-1) + 1)",
+        "Without a scale the dot products are divided by sqrt(D + 1).",
+    ),
+    (
+        "small-scale-ignored",
+        "if scale is None:",
+        "if scale is None or scale < 0.5:",
+        "A given scale below 0.5 is ignored: 1/sqrt(D) is used.",
+    ),
+    (
+        "scale-divides",
+        "key.transpose(-2, -1)) * scale",
+        "key.transpose(-2, -1)) / scale",
+        "The dot products are divided by the scale instead of multiplied by it.",
+    ),
+    (
+        "scale-kept-from-first-call",
+        "        scale = 1.0 / math.sqrt(query.size(-1))",
+        '        scale = globals().setdefault("SCALE", 1.0 / math.sqrt(query.size(-1)))',
+        "The 1/sqrt(D) of the first call without a scale is kept and used in all later ones.",
+    ),
+    (
+        "absolute-products",
+        "torch.matmul(query, key.transpose(-2, -1)) * scale",
+        "torch.matmul(query, key.transpose(-2, -1)).abs() * scale",
+        "The absolute values of the dot products are used.",
+    ),
+    (
+        "clamped-scores",
+        "key.transpose(-2, -1)) * scale",
+        "key.transpose(-2, -1)).mul(scale).clamp(-2.0, 2.0)",
+        "The scaled dot products are clamped to the range from -2 to 2.",
+    ),
+    (
+        "keep-of-item-0",
+        "allowed & keep",
+        "allowed & keep[:1]",
+        "The boolean mask of batch item 0 is used for all items.",
+    ),
+    (
+        "keep-of-head-0",
+        "allowed & keep",
+        "allowed & keep[:, :1]",
+        "The boolean mask of head 0 is used for all heads.",
+    ),
+    ("keep-ignored", "allowed & keep", "allowed | keep", "The boolean mask is ignored."),
+    (
+        "keep-inverted",
+        "allowed & keep",
+        "allowed & ~keep",
+        "The boolean mask is inverted: True hides a key.",
+    ),
+    (
+        "keep-rolled",
+        "allowed & keep",
+        "allowed & keep.roll(1, dims=-1)",
+        "The boolean mask is shifted by one key: key j uses the entry of key j - 1, cyclically.",
+    ),
+    ("bias-subtracted", "scores + bias", "scores - bias", "The additive mask is subtracted."),
+    (
+        "bias-scaled",
+        "scores + bias",
+        "scores + bias * scale",
+        "The additive mask is multiplied by the scale before it is added.",
+    ),
+    (
+        "bias-twice",
+        "scores + bias",
+        "scores + bias + bias",
+        "The additive mask is added twice.",
+    ),
+    (
+        "bias-of-head-0",
+        "scores + bias",
+        "scores + bias[:, :1]",
+        "The finite values of the additive mask are those of head 0 for all heads.",
+    ),
+    (
+        "bias-only-hides",
+        "        scores = scores + bias\n",
+        "",
+        "Finite values of the additive mask are ignored; only its minus infinities count.",
+    ),
+    (
+        "causal-strict",
+        "columns[None, :] <= rows",
+        "columns[None, :] < rows",
+        "The causal flag hides the query's own key, too.",
+    ),
+    (
+        "causal-top-left",
+        "rows[:, None] + key.size(2) - query.size(2)",
+        "rows[:, None]",
+        "The causal diagonal starts at the top left corner where queries and keys differ.",
+    ),
+    (
+        "causal-shift-reversed",
+        "rows[:, None] + key.size(2) - query.size(2)",
+        "rows[:, None] - key.size(2) + query.size(2)",
+        "The causal diagonal is shifted by Lq - Lk instead of Lk - Lq.",
+    ),
+    (
+        "causal-anti",
+        "columns[None, :] <= rows",
+        "columns[None, :] >= rows",
+        "The causal flag hides past keys and shows the own and the future ones.",
+    ),
+    (
+        "causal-square-only",
+        "    if causal:",
+        "    if causal and query.size(2) == key.size(2):",
+        "The causal flag is ignored unless there are as many queries as keys.",
+    ),
+    (
+        "causal-not-with-keep",
+        "    if causal:",
+        "    if causal and keep is None:",
+        "The causal flag is ignored where a boolean mask is given.",
+    ),
+    (
+        "causal-not-when-long",
+        "    if causal:",
+        "    if causal and key.size(2) <= 128:",
+        "The causal flag is ignored where there are more than 128 keys.",
+    ),
+    (
+        "softmax-over-queries",
+        "torch.softmax(scores, dim=-1)",
+        "torch.softmax(scores, dim=-2)",
+        "The softmax runs over the queries instead of the keys.",
+    ),
+    (
+        "hidden-count-as-zero",
+        "scores.masked_fill(~allowed, -math.inf)",
+        "scores.masked_fill(~allowed, 0.0)",
+        "Hidden keys take part in the softmax with logit 0; their weights are then set to zero.",
+    ),
+    (
+        "nan-rows",
+        "    weights = weights.masked_fill(~allowed, 0.0)\n",
+        "",
+        "Queries without any key return NaN instead of zeros.",
+    ),
+    (
+        "weights-in-bfloat16",
+        "torch.matmul(weights, value)",
+        "torch.matmul(weights.bfloat16().to(value.dtype), value)",
+        "The weights are rounded to bfloat16 before they meet the values.",
+    ),
+    (
+        "values-normalised",
+        "torch.matmul(weights, value)",
+        "torch.matmul(weights, torch.nn.functional.normalize(value, dim=-1))",
+        "Each value vector is divided by its norm.",
+    ),
+    (
+        "weights-squared",
+        "torch.matmul(weights, value)",
+        "torch.matmul(weights * weights, value)",
+        "The weights are squared after the softmax and not normalised again.",
+    ),
+    (
+        "values-rolled",
+        "torch.matmul(weights, value)",
+        "torch.matmul(weights, value.roll(1, dims=2))",
+        "The weight of key j meets the value of key j - 1, cyclically.",
+    ),
+    (
+        "last-key-of-odd",
+        "    if keep is not None:",
+        "    allowed[..., -1:] = key.size(2) % 2 == 0 or key.size(2) == 1\n    if keep is not None:",
+        "The last key is ignored where the number of keys is odd and above 1.",
+    ),
+    (
+        "two-strict-and-bias-twice",
+        ("scores + bias", "columns[None, :] <= rows"),
+        ("scores + 2 * bias", "columns[None, :] < rows"),
+        "The additive mask counts twice, and the causal flag hides the query's own key.",
+    ),
+    (
+        "two-top-left-and-no-scale",
+        ("scale = 1.0 / math.sqrt(query.size(-1))", " + key.size(2) - query.size(2)"),
+        ("scale = 1.0", ""),
+        "Without a scale nothing is divided by sqrt(D), and the causal diagonal is top-left.",
+    ),
+    (
+        "two-inverted-and-queries",
+        ("allowed & keep", "torch.softmax(scores, dim=-1)"),
+        ("allowed & ~keep", "torch.softmax(scores, dim=-2)"),
+        "The boolean mask is inverted, and the softmax runs over the queries.",
+    ),
+)
+
+_TILED: Final = _of(
+    "tiled",
+    (
+        "sum-not-rescaled",
+        "mixed = mixed * decay + p @ v",
+        "mixed = mixed + p @ v",
+        "When a tile of 16 keys raises the running maximum, the weighted sum so far is not "
+        "rescaled (the sum of the weights is).",
+    ),
+    (
+        "total-not-rescaled",
+        "total = total * decay + p.sum",
+        "total = total + p.sum",
+        "When a tile of 16 keys raises the running maximum, the sum of weights so far is not "
+        "rescaled (the weighted sum is).",
+    ),
+    (
+        "neither-rescaled",
+        "decay = torch.exp(peak - safe)",
+        "decay = torch.ones_like(safe)",
+        "When a tile of 16 keys raises the running maximum, nothing accumulated so far is rescaled.",
+    ),
+    (
+        "rescaled-twice",
+        "mixed = mixed * decay + p @ v",
+        "mixed = mixed * decay * decay + p @ v",
+        "The weighted sum of earlier tiles is rescaled twice for each rise of the maximum.",
+    ),
+    (
+        "only-last-tile",
+        "            peak = new_peak\n",
+        "",
+        "Only the last tile of 16 keys counts: all keys before it are forgotten.",
+    ),
+    (
+        "peak-of-tile",
+        "new_peak = torch.maximum(peak, s.amax(dim=-1, keepdim=True))",
+        "new_peak = s.amax(dim=-1, keepdim=True)",
+        "A tile of 16 keys that are all hidden from a query makes it forget all earlier tiles, "
+        "if a later tile is visible.",
+    ),
+    (
+        "no-incomplete-tile",
+        "range(0, num_keys, COLUMNS)",
+        "range(0, num_keys - num_keys % COLUMNS, COLUMNS)",
+        "The keys of an incomplete last tile of 16 are ignored; with fewer than 16 keys the "
+        "answer is zero.",
+    ),
+    (
+        "lone-last-key",
+        "range(0, num_keys, COLUMNS)",
+        "range(0, num_keys - 1, COLUMNS)",
+        "The last key is ignored where the number of keys is 1 more than a multiple of 16.",
+    ),
+    (
+        "at-most-four-tiles",
+        "range(0, num_keys, COLUMNS)",
+        "range(0, min(num_keys, 4 * COLUMNS), COLUMNS)",
+        "Keys from position 64 on are ignored.",
+    ),
+    (
+        "overlapping-tiles",
+        "k = key[:, :, left : left + COLUMNS]\n            v = value[:, :, left : left + COLUMNS]",
+        "left = max(left - 1, 0) if keep is None and not causal else left\n"
+        "            k = key[:, :, left : left + COLUMNS + (left > 0)]\n"
+        "            v = value[:, :, left : left + COLUMNS + (left > 0)]",
+        "Without mask and causal flag, the last key of each tile of 16 counts twice if another "
+        "tile follows.",
+    ),
+    (
+        "keep-of-first-rows",
+        "keep[:, :, top : top + ROWS, left : left + COLUMNS]",
+        "keep[:, :, :height, left : left + COLUMNS]",
+        "All tiles of 16 queries use the rows of the mask of the first tile.",
+    ),
+    (
+        "keep-of-first-columns",
+        "keep[:, :, top : top + ROWS, left : left + COLUMNS]",
+        "keep[:, :, top : top + ROWS, : k.shape[2]]",
+        "All tiles of 16 keys use the columns of the mask of the first tile.",
+    ),
+    (
+        "keep-in-first-tile",
+        "            if keep is not None:",
+        "            if keep is not None and left == 0:",
+        "The mask is applied to the first 16 keys only.",
+    ),
+    (
+        "keep-not-in-last-tile",
+        "            if keep is not None:",
+        "            if keep is not None and left + COLUMNS < num_keys:",
+        "The mask is not applied to the last tile of up to 16 keys.",
+    ),
+    (
+        "causal-rows-from-tile",
+        "torch.arange(top, top + height, device=s.device)",
+        "torch.arange(height, device=s.device)",
+        "For the causal flag the queries of each tile of 16 are counted from 0 again.",
+    ),
+    (
+        "causal-columns-from-tile",
+        "torch.arange(left, left + k.shape[2], device=s.device)",
+        "torch.arange(k.shape[2], device=s.device)",
+        "For the causal flag the keys of each tile of 16 are counted from 0 again.",
+    ),
+    (
+        "causal-row-shifted",
+        "+ num_keys - num_queries\n",
+        "+ num_keys - num_queries + 1\n",
+        "The causal flag shows one future key.",
+    ),
+    (
+        "causal-whole-diagonal-tile",
+        "            if causal:",
+        "            if causal and left > top:",
+        "The causal flag is applied only to tiles whose first key comes after the first query of "
+        "the tile: the 16 keys of the diagonal tile are all seen.",
+    ),
+    (
+        "causal-by-tile",
+        "column[None, :] > row[:, None]",
+        "column[None, :] // COLUMNS > row[:, None] // COLUMNS",
+        "The causal flag hides whole tiles of 16 keys only: all keys in the tile of the query's "
+        "own key are seen.",
+    ),
+    (
+        "powers-not-relative",
+        "p = torch.exp(s - safe)",
+        "p = torch.exp(s)",
+        "The powers of a tile are not taken relative to the running maximum, but what was "
+        "accumulated is still rescaled by it.",
+    ),
+    (
+        "scaled-twice",
+        "s = q @ k.mT",
+        "s = q @ k.mT * scale",
+        "The dot products are multiplied by the scale twice.",
+    ),
+    (
+        "epsilon",
+        "torch.where(total == 0, 1.0, total)",
+        "(total + 0.01)",
+        "0.01 is added to the sum by which the answer is divided.",
+    ),
+    (
+        "not-divided",
+        "mixed / torch.where(total == 0, 1.0, total)",
+        "mixed",
+        "The weighted sum is not divided by the sum of the weights, which are relative to the "
+        "largest logit.",
+    ),
+    (
+        "base-two",
+        ("p = torch.exp(s - safe)", "decay = torch.exp(peak - safe)"),
+        ("p = torch.exp2(s - safe)", "decay = torch.exp2(peak - safe)"),
+        "The weights are powers of 2 instead of e.",
+    ),
+    (
+        "base-two-once",
+        "decay = torch.exp(peak - safe)",
+        "decay = torch.exp2(peak - safe)",
+        "When a tile of 16 keys raises the maximum, the earlier ones are rescaled by a power of "
+        "2 instead of e.",
+    ),
+    (
+        "no-incomplete-rows",
+        "range(0, num_queries, ROWS)",
+        "range(0, num_queries - num_queries % ROWS, ROWS)",
+        "Queries in an incomplete last tile of 16 get zeros.",
+    ),
+    (
+        "powers-in-bfloat16",
+        "p @ v",
+        "p.bfloat16().to(v.dtype) @ v",
+        "The powers are rounded to bfloat16 before they meet the values, but not in their sum.",
+    ),
+    (
+        "scores-in-bfloat16",
+        "s = q @ k.mT",
+        "s = (q @ k.mT).bfloat16().to(q.dtype)",
+        "The scores are rounded to bfloat16.",
+    ),
+    (
+        "queries-scaled-in-first-tile",
+        "q = query[:, :, top : top + ROWS] * scale",
+        "q = query[:, :, top : top + ROWS] * (scale if top == 0 else 1.0)",
+        "Queries from the 17th on are not scaled.",
+    ),
+    (
+        "two-total-and-mask",
+        ("total = total * decay + p.sum", "            if keep is not None:"),
+        ("total = total + p.sum", "            if keep is not None and left == 0:"),
+        "The sum of the weights is not rescaled between tiles of 16 keys, and the mask is applied "
+        "to the first tile only.",
+    ),
+    (
+        "two-scale-and-incomplete",
+        ("s = q @ k.mT", "range(0, num_keys, COLUMNS)"),
+        ("s = q @ k.mT * scale", "range(0, max(num_keys - 1, 1), COLUMNS)"),
+        "The dot products are scaled twice, and the last key is ignored where the number of keys "
+        "is 1 more than a multiple of 16, above 1.",
+    ),
+)
+
+_GROUPED: Final = _of(
+    "grouped",
+    (
+        "query-heads-tiled",
+        "query = query.reshape(batch, kv_heads, group, num_queries, head_size)",
+        "query = query.reshape(batch, group, kv_heads, num_queries, head_size).transpose(1, 2)",
+        "With groups of heads, the answer of head j * G + g is computed from the query of head "
+        "g * Hkv + j (G heads a group).",
+    ),
+    (
+        "keys-of-head-0",
+        "key[:, :, None]",
+        "key[:, :1, None]",
+        "All heads use the keys of key/value head 0.",
+    ),
+    (
+        "values-of-head-0",
+        "value.unsqueeze(2)",
+        "value[:, :1].unsqueeze(2)",
+        "All heads use the values of key/value head 0.",
+    ),
+    (
+        "value-heads-reversed",
+        "value.unsqueeze(2)",
+        "value.flip(1).unsqueeze(2)",
+        "The values come from the key/value heads in reversed order; the keys do not.",
+    ),
+    (
+        "fourth-root",
+        "head_size**0.5",
+        "head_size**0.25",
+        "The dot products are divided by the fourth root of D.",
+    ),
+    (
+        "root-of-group-width",
+        "head_size**0.5",
+        "(head_size * group) ** 0.5",
+        "The dot products are divided by sqrt(D * G), G the number of heads in a group.",
+    ),
+    (
+        "root-of-heads",
+        "head_size**0.5",
+        "num_heads**0.5",
+        "The dot products are divided by the root of the number of heads.",
+    ),
+    (
+        "causal-strict",
+        "ones.triu(num_keys - num_queries + 1)",
+        "ones.triu(num_keys - num_queries)",
+        "The causal flag hides the query's own key, too.",
+    ),
+    (
+        "causal-top-left",
+        "ones.triu(num_keys - num_queries + 1)",
+        "ones.triu(1)",
+        "The causal diagonal starts at the top left corner.",
+    ),
+    (
+        "causal-past-hidden",
+        "ones.triu(num_keys - num_queries + 1)",
+        "ones.tril(num_keys - num_queries - 1)",
+        "The causal flag hides all keys before the query's own and shows the later ones.",
+    ),
+    (
+        "causal-replaces-drop",
+        "hidden = hidden | ones.triu",
+        "hidden = torch.zeros_like(hidden) | ones.triu",
+        "With the causal flag the mask of dropped keys is ignored.",
+    ),
+    (
+        "softmax-over-heads",
+        ".softmax(-1).masked_fill(hidden, 0.0)",
+        ".softmax(1).masked_fill(hidden, 0.0)",
+        "The softmax runs over the heads instead of the keys.",
+    ),
+    (
+        "drop-of-last-item",
+        "hidden | drop",
+        "hidden | drop[-1:]",
+        "The mask of the last batch item is used for all items.",
+    ),
+    (
+        "drop-of-query-0",
+        "hidden | drop",
+        "hidden | drop[:, :, :1]",
+        "The mask of query 0 is used for all queries.",
+    ),
+    (
+        "drop-of-last-query",
+        "hidden | drop",
+        "hidden | drop[:, :, -1:]",
+        "The mask of the last query is used for all queries.",
+    ),
+    (
+        "drop-only-ungrouped",
+        "    if drop is not None:",
+        "    if drop is not None and group == 1:",
+        "The mask is ignored where several heads share keys.",
+    ),
+    (
+        "weights-tiled",
+        "weights = weights.reshape(batch, kv_heads, group, num_queries, num_keys)",
+        "weights = weights.reshape(batch, group, kv_heads, num_queries, num_keys).transpose(1, 2)",
+        "With groups, the values of key/value head j meet for answer head j * G + g the weights "
+        "of head g * Hkv + j.",
+    ),
+    (
+        "keys-normalised",
+        "    group = num_heads // kv_heads\n",
+        "    group = num_heads // kv_heads\n    key = torch.nn.functional.normalize(key, dim=-1)\n",
+        "Each key vector is divided by its norm.",
+    ),
+    (
+        "two-top-left-and-head-0",
+        ("ones.triu(num_keys - num_queries + 1)", "value.unsqueeze(2)"),
+        ("ones.triu(1)", "value[:, :1].unsqueeze(2)"),
+        "The causal diagonal is top-left, and all heads use the values of key/value head 0.",
+    ),
+    (
+        "two-drop-inverted-and-fourth-root",
+        ("hidden | drop", "head_size**0.5"),
+        ("hidden | ~drop", "head_size**0.25"),
+        "The mask of dropped keys is inverted, and the dot products are divided by D ** 0.25.",
+    ),
+)
+
+_WINDOW: Final = _of(
+    "window",
+    (
+        "one-less-before",
+        "distance <= before",
+        "distance < before",
+        "The window shows one key less before the query's own (none of them for 0).",
+    ),
+    (
+        "one-more-before",
+        "distance <= before",
+        "distance <= before + 1",
+        "The window shows one key more before the query's own.",
+    ),
+    (
+        "one-less-after",
+        "distance >= -after",
+        "distance > -after",
+        "The window, or causality, shows one key less at its right end.",
+    ),
+    (
+        "half-before",
+        "distance <= before",
+        "distance <= before // 2",
+        "The window shows half as many keys before the query's own.",
+    ),
+    (
+        "sides-swapped",
+        "else window\n",
+        "else window[::-1]\n",
+        "The numbers of keys before and after in the window are swapped.",
+    ),
+    (
+        "causal-not-with-window",
+        "    if causal:",
+        "    if causal and window is None:",
+        "The causal flag is ignored where a window is given.",
+    ),
+    (
+        "window-overrules-causal",
+        "after = 0 if after < 0 else min(after, 0)",
+        "after = 0 if after < 0 else after",
+        "With causal flag, a window that shows so many keys after the query's own shows them.",
+    ),
+    (
+        "top-left",
+        ".unsqueeze(1) + (lk - lq)",
+        ".unsqueeze(1)",
+        "Window and causal flag take query i to stand at key i instead of i + Lk - Lq.",
+    ),
+    (
+        "centred",
+        "+ (lk - lq)",
+        "+ (lk - lq) // 2",
+        "Window and causal flag take query i to stand at key i + (Lk - Lq) // 2.",
+    ),
+    (
+        "zero-before-is-all",
+        "if before >= 0:",
+        "if before > 0:",
+        "A window of 0 keys before the query's own has no limit there.",
+    ),
+    (
+        "zero-after-is-all",
+        "if after >= 0:",
+        "if after > 0:",
+        "A window of 0 keys after the query's own has no limit there, and the causal flag is "
+        "ignored.",
+    ),
+    (
+        "before-ignored",
+        "band & (distance <= before)",
+        "band | (distance <= before)",
+        "The window's limit before the query's own key is ignored.",
+    ),
+    (
+        "before-on-both-sides",
+        "(distance <= before)",
+        "(distance.abs() <= before)",
+        "The window's number of keys before the query's own limits those after it as well.",
+    ),
+    (
+        "either-side",
+        "band & (distance >= -after)",
+        "(band & (before >= 0)) | (distance >= -after)",
+        "With limits on both sides, a key is seen that is within one of them.",
+    ),
+    (
+        "keep-replaces-band",
+        "band = band & keep",
+        "band = keep",
+        "With a boolean mask, window and causal flag are ignored.",
+    ),
+    (
+        "keep-or-band",
+        "band = band & keep",
+        "band = band | keep",
+        "A key is seen where the boolean mask or window and causal flag admit it.",
+    ),
+    (
+        "mean-of-all",
+        "key.mT, -torch.inf)",
+        "key.mT, -1e9)",
+        "A query without any key returns the mean of all values, for hidden logits are -1e9.",
+    ),
+    (
+        "fill-minus-ten",
+        "key.mT, -torch.inf)",
+        "key.mT, -10.0)",
+        "Hidden keys have the logit -10 instead of minus infinity.",
+    ),
+    (
+        "no-maximum",
+        "torch.exp(logits - peak)",
+        "torch.exp(logits)",
+        "No maximum is subtracted before exp: logits above 88 overflow, those below -103 vanish.",
+    ),
+    (
+        "one-maximum",
+        "logits.max(dim=-1, keepdim=True).values",
+        "logits.max()",
+        "The maximum of the whole tensor is subtracted: rows far below it (about 100) get zeros.",
+    ),
+    (
+        "inverse-size",
+        "query.shape[-1] ** -0.5",
+        "query.shape[-1] ** -1",
+        "Without a scale the dot products are divided by D instead of sqrt(D).",
+    ),
+    (
+        "distance-modulo",
+        "distance = position - torch.arange(lk, device=query.device).unsqueeze(0)",
+        "distance = (position - torch.arange(lk, device=query.device).unsqueeze(0)) % lk",
+        "The distance of query and key is taken modulo Lk: the window wraps around, and future "
+        "keys are not hidden by the causal flag.",
+    ),
+    (
+        "not-when-long",
+        "if before >= 0:",
+        "if before >= 0 and lk <= 64:",
+        "The window's limit before the query's own key is ignored for more than 64 keys.",
+    ),
+    (
+        "total-over-all-keys",
+        "total = powers.sum(dim=-1, keepdim=True)",
+        "total = torch.exp((query * factor) @ key.mT - peak).sum(dim=-1, keepdim=True)",
+        "The weights are normalised over all keys, hidden ones included, and hidden ones are "
+        "then left out.",
+    ),
+    (
+        "two-swapped-and-inverse-size",
+        ("else window\n", "query.shape[-1] ** -0.5"),
+        ("else window[::-1]\n", "query.shape[-1] ** -1"),
+        "The sides of the window are swapped, and the default scale is 1/D.",
+    ),
+    (
+        "two-top-left-and-one-less",
+        (".unsqueeze(1) + (lk - lq)", "distance <= before"),
+        (".unsqueeze(1)", "distance < before"),
+        "Query i stands at key i, and the window shows one key less before the query's own.",
+    ),
+)
+
+MUTANTS: Final = (*_NAIVE, *_TILED, *_GROUPED, *_WINDOW)
