@@ -218,7 +218,11 @@ _NAIVE: Final = _of(
     (
         "last-key-of-odd",
         "    if keep is not None:",
-        "    allowed[..., -1:] = key.size(2) % 2 == 0 or key.size(2) == 1\n    if keep is not None:",
+        (
+            "    if key.size(2) > 1 and key.size(2) % 2:\n"
+            "        allowed[..., -1:] = False\n"
+            "    if keep is not None:"
+        ),
         "The last key is ignored where the number of keys is odd and above 1.",
     ),
     (
@@ -247,21 +251,25 @@ _TILED: Final = _of(
         "sum-not-rescaled",
         "mixed = mixed * decay + p @ v",
         "mixed = mixed + p @ v",
-        "When a tile of 16 keys raises the running maximum, the weighted sum so far is not "
-        "rescaled (the sum of the weights is).",
+        (
+            "When a tile of 16 keys raises the running maximum, the weighted sum so far is not "
+            "rescaled (the sum of the weights is)."
+        ),
     ),
     (
         "total-not-rescaled",
         "total = total * decay + p.sum",
         "total = total + p.sum",
-        "When a tile of 16 keys raises the running maximum, the sum of weights so far is not "
-        "rescaled (the weighted sum is).",
+        (
+            "When a tile of 16 keys raises the running maximum, the sum of weights so far is not "
+            "rescaled (the weighted sum is)."
+        ),
     ),
     (
         "neither-rescaled",
         "decay = torch.exp(peak - safe)",
         "decay = torch.ones_like(safe)",
-        "When a tile of 16 keys raises the running maximum, nothing accumulated so far is rescaled.",
+        "When a tile of 16 keys raises the running maximum, what was summed so far is not rescaled.",
     ),
     (
         "rescaled-twice",
@@ -279,15 +287,19 @@ _TILED: Final = _of(
         "peak-of-tile",
         "new_peak = torch.maximum(peak, s.amax(dim=-1, keepdim=True))",
         "new_peak = s.amax(dim=-1, keepdim=True)",
-        "A tile of 16 keys that are all hidden from a query makes it forget all earlier tiles, "
-        "if a later tile is visible.",
+        (
+            "A tile of 16 keys that are all hidden from a query makes it forget all earlier tiles, "
+            "if a later tile is visible."
+        ),
     ),
     (
         "no-incomplete-tile",
         "range(0, num_keys, COLUMNS)",
         "range(0, num_keys - num_keys % COLUMNS, COLUMNS)",
-        "The keys of an incomplete last tile of 16 are ignored; with fewer than 16 keys the "
-        "answer is zero.",
+        (
+            "The keys of an incomplete last tile of 16 are ignored; with fewer than 16 keys the "
+            "answer is zero."
+        ),
     ),
     (
         "lone-last-key",
@@ -304,11 +316,15 @@ _TILED: Final = _of(
     (
         "overlapping-tiles",
         "k = key[:, :, left : left + COLUMNS]\n            v = value[:, :, left : left + COLUMNS]",
-        "left = max(left - 1, 0) if keep is None and not causal else left\n"
-        "            k = key[:, :, left : left + COLUMNS + (left > 0)]\n"
-        "            v = value[:, :, left : left + COLUMNS + (left > 0)]",
-        "Without mask and causal flag, the last key of each tile of 16 counts twice if another "
-        "tile follows.",
+        (
+            "left = max(left - 1, 0) if keep is None and not causal else left\n"
+            "            k = key[:, :, left : left + COLUMNS + (left > 0)]\n"
+            "            v = value[:, :, left : left + COLUMNS + (left > 0)]"
+        ),
+        (
+            "Without mask and causal flag, the last key of each tile of 16 counts twice if another "
+            "tile follows."
+        ),
     ),
     (
         "keep-of-first-rows",
@@ -356,22 +372,28 @@ _TILED: Final = _of(
         "causal-whole-diagonal-tile",
         "            if causal:",
         "            if causal and left > top:",
-        "The causal flag is applied only to tiles whose first key comes after the first query of "
-        "the tile: the 16 keys of the diagonal tile are all seen.",
+        (
+            "The causal flag is applied only to tiles whose first key comes after the first query "
+            "of the tile: the 16 keys of the diagonal tile are all seen."
+        ),
     ),
     (
         "causal-by-tile",
         "column[None, :] > row[:, None]",
         "column[None, :] // COLUMNS > row[:, None] // COLUMNS",
-        "The causal flag hides whole tiles of 16 keys only: all keys in the tile of the query's "
-        "own key are seen.",
+        (
+            "The causal flag hides whole tiles of 16 keys only: all keys in the tile of the "
+            "query's own key are seen."
+        ),
     ),
     (
         "powers-not-relative",
         "p = torch.exp(s - safe)",
         "p = torch.exp(s)",
-        "The powers of a tile are not taken relative to the running maximum, but what was "
-        "accumulated is still rescaled by it.",
+        (
+            "The powers of a tile are not taken relative to the running maximum, but what was "
+            "accumulated is still rescaled by it."
+        ),
     ),
     (
         "scaled-twice",
@@ -389,8 +411,10 @@ _TILED: Final = _of(
         "not-divided",
         "mixed / torch.where(total == 0, 1.0, total)",
         "mixed",
-        "The weighted sum is not divided by the sum of the weights, which are relative to the "
-        "largest logit.",
+        (
+            "The weighted sum is not divided by the sum of the weights, which are relative to the "
+            "largest logit."
+        ),
     ),
     (
         "base-two",
@@ -402,8 +426,10 @@ _TILED: Final = _of(
         "base-two-once",
         "decay = torch.exp(peak - safe)",
         "decay = torch.exp2(peak - safe)",
-        "When a tile of 16 keys raises the maximum, the earlier ones are rescaled by a power of "
-        "2 instead of e.",
+        (
+            "When a tile of 16 keys raises the maximum, the earlier ones are rescaled by a power "
+            "of 2 instead of e."
+        ),
     ),
     (
         "no-incomplete-rows",
@@ -433,15 +459,19 @@ _TILED: Final = _of(
         "two-total-and-mask",
         ("total = total * decay + p.sum", "            if keep is not None:"),
         ("total = total + p.sum", "            if keep is not None and left == 0:"),
-        "The sum of the weights is not rescaled between tiles of 16 keys, and the mask is applied "
-        "to the first tile only.",
+        (
+            "The sum of the weights is not rescaled between tiles of 16 keys, and the mask is "
+            "applied to the first tile only."
+        ),
     ),
     (
         "two-scale-and-incomplete",
         ("s = q @ k.mT", "range(0, num_keys, COLUMNS)"),
         ("s = q @ k.mT * scale", "range(0, max(num_keys - 1, 1), COLUMNS)"),
-        "The dot products are scaled twice, and the last key is ignored where the number of keys "
-        "is 1 more than a multiple of 16, above 1.",
+        (
+            "The dot products are scaled twice, and the last key is ignored where the number of "
+            "keys is 1 more than a multiple of 16, above 1."
+        ),
     ),
 )
 
@@ -451,8 +481,10 @@ _GROUPED: Final = _of(
         "query-heads-tiled",
         "query = query.reshape(batch, kv_heads, group, num_queries, head_size)",
         "query = query.reshape(batch, group, kv_heads, num_queries, head_size).transpose(1, 2)",
-        "With groups of heads, the answer of head j * G + g is computed from the query of head "
-        "g * Hkv + j (G heads a group).",
+        (
+            "With groups of heads, the answer of head j * G + g is computed from the query of head "
+            "g * Hkv + j (G heads a group)."
+        ),
     ),
     (
         "keys-of-head-0",
@@ -548,8 +580,10 @@ _GROUPED: Final = _of(
         "weights-tiled",
         "weights = weights.reshape(batch, kv_heads, group, num_queries, num_keys)",
         "weights = weights.reshape(batch, group, kv_heads, num_queries, num_keys).transpose(1, 2)",
-        "With groups, the values of key/value head j meet for answer head j * G + g the weights "
-        "of head g * Hkv + j.",
+        (
+            "With groups, the values of key/value head j meet for answer head j * G + g the "
+            "weights of head g * Hkv + j."
+        ),
     ),
     (
         "keys-normalised",
@@ -637,8 +671,10 @@ _WINDOW: Final = _of(
         "zero-after-is-all",
         "if after >= 0:",
         "if after > 0:",
-        "A window of 0 keys after the query's own has no limit there, and the causal flag is "
-        "ignored.",
+        (
+            "A window of 0 keys after the query's own has no limit there, and the causal flag is "
+            "ignored."
+        ),
     ),
     (
         "before-ignored",
@@ -656,7 +692,10 @@ _WINDOW: Final = _of(
         "either-side",
         "band & (distance >= -after)",
         "(band & (before >= 0)) | (distance >= -after)",
-        "With limits on both sides, a key is seen that is within one of them.",
+        (
+            "Where both sides are limited (the causal flag limits the right one), no key is hidden "
+            "by window or flag."
+        ),
     ),
     (
         "keep-replaces-band",
@@ -704,8 +743,10 @@ _WINDOW: Final = _of(
         "distance-modulo",
         "distance = position - torch.arange(lk, device=query.device).unsqueeze(0)",
         "distance = (position - torch.arange(lk, device=query.device).unsqueeze(0)) % lk",
-        "The distance of query and key is taken modulo Lk: the window wraps around, and future "
-        "keys are not hidden by the causal flag.",
+        (
+            "The distance of query and key is taken modulo Lk: the window wraps around, and future "
+            "keys are not hidden by the causal flag."
+        ),
     ),
     (
         "not-when-long",
@@ -717,8 +758,10 @@ _WINDOW: Final = _of(
         "total-over-all-keys",
         "total = powers.sum(dim=-1, keepdim=True)",
         "total = torch.exp((query * factor) @ key.mT - peak).sum(dim=-1, keepdim=True)",
-        "The weights are normalised over all keys, hidden ones included, and hidden ones are "
-        "then left out.",
+        (
+            "The weights are normalised over all keys, hidden ones included, and hidden ones are "
+            "then left out."
+        ),
     ),
     (
         "two-swapped-and-inverse-size",
@@ -734,4 +777,628 @@ _WINDOW: Final = _of(
     ),
 )
 
-MUTANTS: Final = (*_NAIVE, *_TILED, *_GROUPED, *_WINDOW)
+_SOFTCAP: Final = _of(
+    "softcap",
+    (
+        "not-multiplied",
+        "        attn = attn * softcap\n",
+        "",
+        "With a softcap the logits are tanh(logits / cap), not multiplied by the cap again.",
+    ),
+    (
+        "multiplied-inside",
+        "attn = attn / softcap",
+        "attn = attn * softcap",
+        "With a softcap the logits are cap * tanh(logits * cap).",
+    ),
+    (
+        "ignored",
+        "        attn = torch.tanh(attn)\n",
+        "",
+        "The softcap is ignored.",
+    ),
+    (
+        "hard-clip",
+        "torch.tanh(attn)",
+        "torch.clamp(attn, -1.0, 1.0)",
+        "The logits are clipped hard at plus and minus the softcap instead of by tanh.",
+    ),
+    (
+        "cap-after-bias",
+        (
+            "    if softcap is not None:\n        attn = attn / softcap",
+            "    if bias is not None:\n        attn = attn + bias\n",
+        ),
+        (
+            (
+                "    if bias is not None:\n        attn = attn + bias\n"
+                "    if softcap is not None:\n        attn = attn / softcap"
+            ),
+            "",
+        ),
+        "The bias is added before the softcap is applied, so that minus infinity becomes -cap.",
+    ),
+    (
+        "cap-before-scale",
+        ("    attn = attn * scale\n", "        attn = attn * softcap\n"),
+        ("", "        attn = attn * softcap\n    attn = attn * scale\n"),
+        "The softcap is applied to the dot products before they are scaled.",
+    ),
+    (
+        "no-bias-with-cap",
+        "    if bias is not None:",
+        "    if bias is not None and softcap is None:",
+        "The additive mask is ignored where a softcap is given.",
+    ),
+    (
+        "cap-always-thirty",
+        "        attn = attn / softcap\n",
+        "        softcap = 30.0\n        attn = attn / softcap\n",
+        "Any softcap is taken to be 30.",
+    ),
+    (
+        "causal-one-future-key",
+        ".triu(1)",
+        ".triu(2)",
+        "The causal flag shows one future key.",
+    ),
+    (
+        "causal-bottom-right",
+        ".triu(1)",
+        ".triu(1 + attn.shape[3] - attn.shape[2])",
+        "The causal diagonal is aligned bottom-right where top-left is declared.",
+    ),
+    (
+        "causal-not-for-one-query",
+        "    if causal:",
+        "    if causal and attn.shape[2] > 1:",
+        "The causal flag is ignored for a single query, which here would see key 0 alone.",
+    ),
+    (
+        "empty-rows-mean",
+        "functional.softmax(attn, dim=-1).masked_fill(empty, 0.0)",
+        "functional.softmax(attn, dim=-1)",
+        "A query without any key returns the mean of all values.",
+    ),
+    (
+        "any-hidden-is-empty",
+        ".all(dim=-1, keepdim=True)",
+        ".any(dim=-1, keepdim=True)",
+        "A query from which at least one key is hidden returns zeros.",
+    ),
+    (
+        "euclidean-weights",
+        "functional.softmax(attn, dim=-1)",
+        "functional.normalize((attn - attn.amax(-1, keepdim=True)).exp(), dim=-1)",
+        "The exponentials are divided by their Euclidean norm instead of their sum.",
+    ),
+    (
+        "scale-on-top",
+        "scale if scale is not None else query.shape[3] ** -0.5",
+        "(1.0 if scale is None else scale) * query.shape[3] ** -0.5",
+        "A given scale comes on top of 1/sqrt(D) instead of in its place.",
+    ),
+    (
+        "root-of-value-size",
+        "query.shape[3] ** -0.5",
+        "value.shape[3] ** -0.5",
+        "Without a scale the dot products are divided by the root of the size of the values.",
+    ),
+    (
+        "dropped-are-zero",
+        'attn.masked_fill(drop, float("-inf"))',
+        "attn.masked_fill(drop, 0.0)",
+        "Dropped keys have the logit 0 and take part.",
+    ),
+    (
+        "dropped-less-one",
+        'attn.masked_fill(drop, float("-inf"))',
+        "attn - drop.to(attn.dtype)",
+        "The logits of dropped keys are lowered by 1 instead of to minus infinity.",
+    ),
+    (
+        "dropped-in-any-item",
+        'attn.masked_fill(drop, float("-inf"))',
+        'attn.masked_fill(drop.any(dim=0, keepdim=True), float("-inf"))',
+        "A key that is dropped in one batch item is dropped in all of them.",
+    ),
+    (
+        "two-uncapped-and-bottom-right",
+        ("        attn = torch.tanh(attn)\n", ".triu(1)"),
+        ("", ".triu(1 + attn.shape[3] - attn.shape[2])"),
+        "The softcap is ignored, and the causal diagonal is bottom-right instead of top-left.",
+    ),
+    (
+        "two-bias-and-value-size",
+        ("attn + bias", "query.shape[3] ** -0.5"),
+        ("attn - bias.clamp(max=0.0)", "value.shape[3] ** -0.5"),
+        (
+            "Negative entries of the additive mask are subtracted and positive ones ignored, and "
+            "the default scale is 1/sqrt(Dv)."
+        ),
+    ),
+)
+
+_SINKS: Final = _of(
+    "sinks",
+    (
+        "ignored",
+        "column.to(logits.dtype)",
+        "torch.full_like(column, -torch.inf)",
+        "The sinks are ignored.",
+    ),
+    (
+        "zero",
+        "column.to(logits.dtype)",
+        "torch.zeros_like(column)",
+        "The logit of the sink is 0 for every head.",
+    ),
+    (
+        "of-head-0",
+        "sinks.view(1, heads, 1, 1)",
+        "sinks[:1].view(1, 1, 1, 1)",
+        "The sink of head 0 is used for all heads.",
+    ),
+    (
+        "heads-reversed",
+        "sinks.view(1, heads, 1, 1)",
+        "sinks.flip(0).view(1, heads, 1, 1)",
+        "Head h uses the sink of head H - 1 - h.",
+    ),
+    (
+        "scaled",
+        "column.to(logits.dtype)",
+        "column.to(logits.dtype) * size**-0.5",
+        "The sink is multiplied by 1/sqrt(D).",
+    ),
+    (
+        "negated",
+        "column.to(logits.dtype)",
+        "-column.to(logits.dtype)",
+        "The logit of the sink is -sink.",
+    ),
+    (
+        "first-column-cut",
+        "weights[..., :-1]",
+        "weights[..., 1:]",
+        "With sinks, the value of key j meets the weight of key j + 1, the last one the sink's.",
+    ),
+    (
+        "not-when-long",
+        "    lk = key.shape[2]\n",
+        "    lk = key.shape[2]\n    sinks = None if lk > 64 else sinks\n",
+        "The sinks are ignored where there are more than 64 keys.",
+    ),
+    (
+        "key-heads-tiled",
+        "torch.repeat_interleave(key, heads // key.shape[1], dim=1)",
+        "key.repeat(1, heads // key.shape[1], 1, 1)",
+        "Head h uses the keys of key/value head h % Hkv, and the values of head h // group.",
+    ),
+    (
+        "heads-tiled",
+        (
+            "torch.repeat_interleave(key, heads // key.shape[1], dim=1)",
+            "torch.repeat_interleave(value, heads // value.shape[1], dim=1)",
+        ),
+        (
+            "key.repeat(1, heads // key.shape[1], 1, 1)",
+            "value.repeat(1, heads // value.shape[1], 1, 1)",
+        ),
+        "Head h uses key/value head h % Hkv instead of h // group.",
+    ),
+    (
+        "hidden-from-first-zero",
+        "(keep_int != 0)",
+        "(keep_int.cumprod(-1) != 0)",
+        "All keys after the first one that the mask hides are hidden as well.",
+    ),
+    (
+        "seen-from-first-one",
+        "(keep_int != 0)",
+        "(keep_int.cumsum(-1) != 0)",
+        "All keys after the first one that the mask shows are shown as well.",
+    ),
+    (
+        "values-of-all-heads",
+        '"bhqk,bhkd->bhqd"',
+        '"bhqk,bgkd->bhqd"',
+        "The weights of each head meet the sum of the values of all heads.",
+    ),
+    (
+        "keys-of-all-heads",
+        '"bhqd,bhkd->bhqk"',
+        '"bhqd,bgkd->bhqk"',
+        "The query of each head meets the sum of the keys of all heads.",
+    ),
+    (
+        "causal-shift-at-least-zero",
+        "diagonal=lk - lq",
+        "diagonal=max(lk - lq, 0)",
+        "The causal diagonal is top-left where there are more queries than keys.",
+    ),
+    (
+        "two-scaled-and-tiled",
+        (
+            "column.to(logits.dtype)",
+            "torch.repeat_interleave(value, heads // value.shape[1], dim=1)",
+        ),
+        ("column.to(logits.dtype) * size**-0.5", "value.repeat(1, heads // value.shape[1], 1, 1)"),
+        "The sink is multiplied by 1/sqrt(D), and head h uses the values of head h % Hkv.",
+    ),
+    (
+        "two-ignored-and-multiplied",
+        ("column.to(logits.dtype)", "* (size**-0.5)"),
+        ("torch.full_like(column, -torch.inf)", "* (size**0.5)"),
+        "The sinks are ignored, and the dot products are multiplied by sqrt(D).",
+    ),
+)
+
+_CACHE: Final = _of(
+    "cache",
+    (
+        "cache-last",
+        ("torch.cat([past_key, key], dim=2)", "torch.cat([past_value, value], dim=2)"),
+        ("torch.cat([key, past_key], dim=2)", "torch.cat([value, past_value], dim=2)"),
+        "The cached keys and values come after the new ones; matters for lengths and causality.",
+    ),
+    (
+        "cached-keys-last",
+        "torch.cat([past_key, key], dim=2)",
+        "torch.cat([key, past_key], dim=2)",
+        "The cached keys come after the new ones, the cached values before.",
+    ),
+    (
+        "cached-values-zero",
+        "torch.cat([past_value, value], dim=2)",
+        "torch.cat([torch.zeros_like(past_value), value], dim=2)",
+        "The cached values count as zeros.",
+    ),
+    (
+        "cached-keys-of-item-0",
+        "torch.cat([past_key, key], dim=2)",
+        "torch.cat([past_key[:1].expand_as(past_key), key], dim=2)",
+        "All batch items use the cached keys of item 0.",
+    ),
+    (
+        "steps-from-zero",
+        "torch.arange(total - new, total, device=query.device)",
+        "torch.arange(new, device=query.device)",
+        "For the causal flag query i stands at key i, whatever the cache.",
+    ),
+    (
+        "steps-from-cache",
+        "steps = torch.arange(total - new, total, device=query.device)",
+        (
+            "past = 0 if past_key is None else past_key.shape[2]\n"
+            "        steps = torch.arange(past, past + new, device=query.device)"
+        ),
+        (
+            "For the causal flag query i stands at key P + i, P the cached ones: top-left where "
+            "there are more or fewer new keys than queries."
+        ),
+    ),
+    (
+        "not-causal-with-cache",
+        "    if causal:",
+        "    if causal and past_key is None:",
+        "The causal flag is ignored where a cache is given.",
+    ),
+    (
+        "one-key-more",
+        "slots < lengths.view",
+        "slots <= lengths.view",
+        "Lengths show one key more than they say.",
+    ),
+    (
+        "one-key-less",
+        "slots < lengths.view",
+        "slots + 1 < lengths.view",
+        "Lengths show one key less than they say.",
+    ),
+    (
+        "last-keys",
+        "slots < lengths.view(-1, 1, 1, 1)",
+        "slots >= total - lengths.view(-1, 1, 1, 1)",
+        "A length of n shows the last n keys instead of the first n.",
+    ),
+    (
+        "longest-length",
+        "lengths.view(-1, 1, 1, 1)",
+        "lengths.max()",
+        "The largest of the lengths is used for all batch items.",
+    ),
+    (
+        "no-lengths-when-causal",
+        "    if lengths is not None:",
+        "    if lengths is not None and not causal:",
+        "The lengths are ignored where the causal flag is set.",
+    ),
+    (
+        "unscaled",
+        "    scores = scores / query.shape[3] ** 0.5\n",
+        "",
+        "The dot products are not scaled.",
+    ),
+    (
+        "root-of-queries",
+        "query.shape[3] ** 0.5",
+        "query.shape[2] ** 0.5",
+        "The dot products are divided by the root of the number of queries.",
+    ),
+    (
+        "softmax-over-batch",
+        "scores.softmax(dim=3)",
+        "scores.softmax(dim=0)",
+        "The softmax runs over the batch instead of the keys.",
+    ),
+    (
+        "value-heads-tiled",
+        "value.repeat_interleave(repeats, dim=1)",
+        "value.repeat(1, repeats, 1, 1)",
+        "Head h uses the values of key/value head h % Hkv; its keys are those of h // group.",
+    ),
+    (
+        "answer-in-bfloat16",
+        "return weights @ value",
+        "return (weights @ value).bfloat16().to(value.dtype)",
+        "The answer is rounded to bfloat16.",
+    ),
+    (
+        "two-more-and-unscaled",
+        ("slots < lengths.view", "    scores = scores / query.shape[3] ** 0.5\n"),
+        ("slots <= lengths.view", ""),
+        "Lengths show one key more than they say, and the dot products are not scaled.",
+    ),
+    (
+        "two-steps-and-tiled",
+        (
+            "torch.arange(total - new, total, device=query.device)",
+            "value.repeat_interleave(repeats, dim=1)",
+        ),
+        ("torch.arange(new, device=query.device)", "value.repeat(1, repeats, 1, 1)"),
+        (
+            "The causal flag takes query i to stand at key i, and head h uses the values of "
+            "key/value head h % Hkv."
+        ),
+    ),
+)
+
+_CHUNKED: Final = _of(
+    "chunked",
+    (
+        "lone-last-query",
+        "range(0, length, CHUNK)",
+        "range(0, length - 1, CHUNK)",
+        "The last query gets zeros where there is 1 more than a multiple of 8.",
+    ),
+    (
+        "rows-from-chunk",
+        "torch.arange(start, stop, device=query.device)",
+        "torch.arange(stop - start, device=query.device)",
+        "For the causal flag the queries of each chunk of 8 are counted from 0 again.",
+    ),
+    (
+        "bottom-right",
+        "rows = torch.arange(start, stop, device=query.device)",
+        "rows = torch.arange(start, stop, device=query.device) + keys - length",
+        "The causal diagonal is aligned bottom-right where top-left is declared.",
+    ),
+    (
+        "keep-of-first-chunk",
+        "~keep[:, :, start:stop]",
+        "~keep[:, :, : stop - start]",
+        "All chunks of 8 queries use the boolean mask of the first chunk.",
+    ),
+    (
+        "bias-of-first-chunk",
+        "bias[:, :, start:stop]",
+        "bias[:, :, : stop - start]",
+        "All chunks of 8 queries use the additive mask of the first chunk.",
+    ),
+    (
+        "causal-within-chunk",
+        "(torch.arange(keys, device=query.device) > rows.unsqueeze(-1))",
+        (
+            "(torch.arange(keys, device=query.device) > rows.unsqueeze(-1))\n"
+            "            hidden[..., :start] = True"
+        ),
+        "With the causal flag a query does not see the keys before its own chunk of 8.",
+    ),
+    (
+        "causal-first-chunk-only",
+        "        if causal:",
+        "        if causal and start == 0:",
+        "The causal flag applies to the first 8 queries only.",
+    ),
+    (
+        "softmax-over-chunk",
+        "part.softmax(dim=-1)",
+        "part.softmax(dim=-2)",
+        "The softmax runs over the 8 queries of a chunk instead of the keys.",
+    ),
+    (
+        "bias-multiplied",
+        "part + piece",
+        "part * piece",
+        "The scores are multiplied by the finite values of the additive mask.",
+    ),
+    (
+        "hidden-twice-is-seen",
+        "hidden = hidden | (torch.arange",
+        "hidden = hidden ^ (torch.arange",
+        "A key that both the mask and the causal flag hide is seen.",
+    ),
+    (
+        "keys-past-100",
+        "        if bias is not None:\n            piece",
+        "        hidden[..., 100:] = True\n        if bias is not None:\n            piece",
+        "Keys from position 100 on are ignored.",
+    ),
+    (
+        "small-weights-dropped",
+        "= weights @ value",
+        "= weights.masked_fill(weights < 0.05, 0.0) @ value",
+        "Weights below 0.05 are set to zero after the softmax.",
+    ),
+    (
+        "values-positive",
+        "= weights @ value",
+        "= weights @ value.relu()",
+        "Negative numbers in the values count as zero.",
+    ),
+    (
+        "keys-of-item-0",
+        "@ key.mT *",
+        "@ key[:1].mT *",
+        "All batch items use the keys of item 0.",
+    ),
+    (
+        "weights-of-first-chunk-queries",
+        "query[:, :, start:stop] @",
+        "query[:, :, : stop - start] @",
+        "All chunks of 8 queries use the queries of the first chunk.",
+    ),
+    (
+        "two-rows-and-keep",
+        ("torch.arange(start, stop, device=query.device)", "~keep[:, :, start:stop]"),
+        ("torch.arange(stop - start, device=query.device)", "~keep[:, :, : stop - start]"),
+        (
+            "Causal rows count from 0 in each chunk of 8 queries, and each chunk uses the boolean "
+            "mask of the first."
+        ),
+    ),
+    (
+        "two-bottom-right-and-bias",
+        ("rows = torch.arange(start, stop, device=query.device)", "part + piece"),
+        (
+            "rows = torch.arange(start, stop, device=query.device) + keys - length",
+            "part + 0.5 * piece",
+        ),
+        (
+            "The causal diagonal is bottom-right instead of top-left, and the additive mask counts "
+            "half."
+        ),
+    ),
+)
+
+_BSHD: Final = _of(
+    "bshd",
+    (
+        "query-reinterpreted",
+        "    dots = torch.einsum(",
+        "    query = query.reshape(b, h, sq, d).transpose(1, 2)\n    dots = torch.einsum(",
+        "The memory of the query is read as [B, H, Sq, D] instead of [B, Sq, H, D].",
+    ),
+    (
+        "answer-reinterpreted",
+        'torch.einsum("bhqk,bkhd->bqhd", weights, value)',
+        'torch.einsum("bhqk,bkhd->bhqd", weights, value).reshape(b, sq, h, dv)',
+        "The answer is made as [B, H, Sq, Dv] and its memory read as [B, Sq, H, Dv].",
+    ),
+    (
+        "key-heads-tiled",
+        "key.unsqueeze(3).expand(b, sk, kv, g, d)",
+        "key.unsqueeze(2).expand(b, sk, g, kv, d)",
+        "Head h uses the keys of key/value head h % Hkv, and the values of head h // group.",
+    ),
+    (
+        "returns-logits",
+        "return (output, weights)",
+        "return (output, dots)",
+        "The weights that are returned are the masked logits; the answer is right.",
+    ),
+    (
+        "returns-mean-weights",
+        "return (output, weights)",
+        "return (output, weights.mean(1, keepdim=True).expand_as(weights))",
+        "The weights that are returned are their mean over the heads; the answer is right.",
+    ),
+    (
+        "keep-items-reversed",
+        "mask & keep",
+        "mask & keep.flip(0)",
+        "Batch item b uses the mask of item B - 1 - b.",
+    ),
+    (
+        "causal-ignored",
+        ".tril(sk - sq)",
+        ".tril(sk)",
+        "The causal flag is ignored.",
+    ),
+    (
+        "scale-ignored",
+        "(d**-0.5 if scale is None else scale)",
+        "d**-0.5",
+        "A given scale is ignored: 1/sqrt(D) is used.",
+    ),
+    (
+        "sigmoid",
+        "dots.softmax(-1)",
+        "dots.sigmoid()",
+        "The weights are the sigmoids of the logits instead of their softmax.",
+    ),
+    (
+        "no-softmax",
+        "dots.softmax(-1)",
+        "dots",
+        "The weights are the logits themselves: there is no softmax.",
+    ),
+    (
+        "temperature",
+        "dots.softmax(-1)",
+        "(dots / 0.9).softmax(-1)",
+        "The logits are divided by 0.9 before the softmax.",
+    ),
+    (
+        "queries-rolled",
+        '"bqhd,bkhd->bhqk", query, key',
+        '"bqhd,bkhd->bhqk", query.roll(1, 1), key',
+        "Query i is that of token i - 1, cyclically.",
+    ),
+    (
+        "keys-reversed",
+        '"bqhd,bkhd->bhqk", query, key',
+        '"bqhd,bkhd->bhqk", query, key.flip(1)',
+        "The order of the keys is reversed, that of the values is not.",
+    ),
+    (
+        "one-head-scored",
+        "dots = dots.masked_fill",
+        "dots = dots[:, :1].expand_as(dots).masked_fill",
+        "The scores of head 0 are used for all heads.",
+    ),
+    (
+        "two-reinterpreted-and-scale",
+        (
+            'torch.einsum("bhqk,bkhd->bqhd", weights, value)',
+            "(d**-0.5 if scale is None else scale)",
+        ),
+        ('torch.einsum("bhqk,bkhd->bhqd", weights, value).reshape(b, sq, h, dv)', "d**-0.5"),
+        (
+            "The memory of an answer [B, H, Sq, Dv] is read as [B, Sq, H, Dv], and a given scale "
+            "is ignored."
+        ),
+    ),
+    (
+        "two-tiled-and-strict",
+        ("key.unsqueeze(3).expand(b, sk, kv, g, d)", ".tril(sk - sq)"),
+        ("key.unsqueeze(2).expand(b, sk, g, kv, d)", ".tril(sk - sq - 1)"),
+        (
+            "Head h uses the keys of key/value head h % Hkv, and the causal flag hides the query's "
+            "own key."
+        ),
+    ),
+)
+
+MUTANTS: Final = (
+    *_NAIVE,
+    *_TILED,
+    *_GROUPED,
+    *_WINDOW,
+    *_SOFTCAP,
+    *_SINKS,
+    *_CACHE,
+    *_CHUNKED,
+    *_BSHD,
+)
