@@ -25,11 +25,14 @@ def correct(kernel: str) -> Candidate:
 def mutated(mutant: Mutant) -> str:
     """The text of a mutant's file; raises ValueError where an old text does not occur once."""
     text = (_FOLDER / f"{mutant.kernel}.py").read_text(encoding="utf-8")
+    places: list[tuple[int, str, str]] = []
     for old, new in zip(_texts(mutant.old), _texts(mutant.new), strict=True):
         if text.count(old) != 1:
             msg = f"{mutant.name}: {old!r} occurs {text.count(old)} times in {mutant.kernel}.py"
             raise ValueError(msg)
-        text = text.replace(old, new)
+        places.append((text.index(old), old, new))
+    for place, old, new in sorted(places, reverse=True):
+        text = text[:place] + new + text[place + len(old) :]
     return text
 
 

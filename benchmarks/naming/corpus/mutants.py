@@ -269,7 +269,7 @@ _TILED: Final = _of(
         "neither-rescaled",
         "decay = torch.exp(peak - safe)",
         "decay = torch.ones_like(safe)",
-        "When a tile of 16 keys raises the running maximum, what was summed so far is not rescaled.",
+        "When a tile of 16 keys raises the running maximum, the sums so far are not rescaled.",
     ),
     (
         "rescaled-twice",
@@ -966,8 +966,8 @@ _SINKS: Final = _of(
     (
         "not-when-long",
         "    lk = key.shape[2]\n",
-        "    lk = key.shape[2]\n    sinks = None if lk > 64 else sinks\n",
-        "The sinks are ignored where there are more than 64 keys.",
+        "    lk = key.shape[2]\n    sinks = None if lk > 16 else sinks\n",
+        "The sinks are ignored where there are more than 16 keys.",
     ),
     (
         "key-heads-tiled",
@@ -1391,6 +1391,770 @@ _BSHD: Final = _of(
     ),
 )
 
+_SELF_ATTENTION: Final = _of(
+    "self_attention",
+    (
+        "query-and-key-swapped",
+        ("q = self.q_proj(x)", "k = self.k_proj(x)"),
+        ("q = self.k_proj(x)", "k = self.q_proj(x)"),
+        "Queries are made by the key projection and keys by the query projection.",
+    ),
+    (
+        "values-by-key-projection",
+        "self.v_proj(x)",
+        "self.k_proj(x)",
+        "The values are made by the key projection.",
+    ),
+    (
+        "keys-by-query-projection",
+        "self.k_proj(x)",
+        "self.q_proj(x)",
+        "The keys are made by the query projection.",
+    ),
+    (
+        "no-output-projection",
+        "output: Tensor = self.out_proj(context)",
+        "output: Tensor = context",
+        "The output projection is left out, with its bias.",
+    ),
+    (
+        "no-output-bias",
+        "self.out_proj(context)",
+        "nn.functional.linear(context, self.out_proj.weight)",
+        "The bias of the output projection is left out.",
+    ),
+    (
+        "output-bias-twice",
+        "self.out_proj(context)",
+        "self.out_proj(context) + self.out_proj.bias",
+        "The bias of the output projection is added twice.",
+    ),
+    (
+        "query-matrix-transposed",
+        '"q_proj.weight": weights.q,',
+        '"q_proj.weight": weights.q.mT,',
+        "The matrix of the query projection is transposed.",
+    ),
+    (
+        "value-matrix-transposed",
+        '"v_proj.weight": weights.v,',
+        '"v_proj.weight": weights.v.mT,',
+        "The matrix of the value projection is transposed.",
+    ),
+    (
+        "output-matrix-transposed",
+        "self.out_proj(context)",
+        "context @ self.out_proj.weight + self.out_proj.bias",
+        "The matrix of the output projection is transposed.",
+    ),
+    (
+        "no-query-bias",
+        '"q_proj.bias": weights.q_bias,',
+        '"q_proj.bias": None,',
+        "The bias of the query projection is left out.",
+    ),
+    (
+        "value-bias-is-query-bias",
+        '"v_proj.bias": weights.v_bias,',
+        '"v_proj.bias": weights.q_bias,',
+        "The value projection has the bias of the query projection.",
+    ),
+    (
+        "no-biases",
+        "if given is None else given",
+        "if given is None or given.dim() == 1 else given",
+        "No projection has a bias.",
+    ),
+    (
+        "value-heads-reinterpreted",
+        "v = self.v_proj(x).view(batch, length, self.num_heads, self.head_dim).transpose(1, 2)",
+        "v = self.v_proj(x).view(batch, self.num_heads, length, self.head_dim)",
+        "The values [B, L, E] are read as [B, H, L, D] without moving an axis.",
+    ),
+    (
+        "heads-interleaved",
+        (
+            "q = self.q_proj(x).view(batch, length, self.num_heads, self.head_dim).transpose(1, 2)",
+            "k = self.k_proj(x).view(batch, length, self.num_heads, self.head_dim).transpose(1, 2)",
+            "v = self.v_proj(x).view(batch, length, self.num_heads, self.head_dim).transpose(1, 2)",
+        ),
+        (
+            "q = self.q_proj(x).view(batch, length, self.head_dim, -1).permute(0, 3, 1, 2)",
+            "k = self.k_proj(x).view(batch, length, self.head_dim, -1).permute(0, 3, 1, 2)",
+            "v = self.v_proj(x).view(batch, length, self.head_dim, -1).permute(0, 3, 1, 2)",
+        ),
+        (
+            "Head h owns the channels h, h + H, h + 2H of queries, keys and values; the answer is "
+            "put together in blocks."
+        ),
+    ),
+    (
+        "heads-not-moved-back",
+        "(weights @ v).transpose(1, 2).contiguous()",
+        "(weights @ v).contiguous()",
+        "The answer [B, H, L, D] is read as [B, L, E] without moving the heads back.",
+    ),
+    (
+        "merged-by-channel",
+        "(weights @ v).transpose(1, 2).contiguous()",
+        "(weights @ v).permute(0, 2, 3, 1).contiguous()",
+        "The heads are put together interleaved: channel d of head h goes to d * H + h.",
+    ),
+    (
+        "root-of-width",
+        "math.sqrt(self.head_dim)",
+        "math.sqrt(width)",
+        "The dot products are divided by the root of the width E instead of the head size.",
+    ),
+    (
+        "causal-upper",
+        "torch.tril(mask)",
+        "torch.triu(mask)",
+        "The causal flag shows the own and the future keys instead of the past ones.",
+    ),
+    (
+        "causal-two-future-keys",
+        "torch.tril(mask)",
+        "torch.tril(mask, 2)",
+        "The causal flag shows two future keys.",
+    ),
+    (
+        "keep-transposed",
+        "mask & keep",
+        "mask & keep.transpose(-2, -1)",
+        "The mask is transposed: rows are taken for keys and columns for queries.",
+    ),
+    (
+        "residual",
+        "self.out_proj(context)",
+        "self.out_proj(context) + x",
+        "The input is added to the answer.",
+    ),
+    (
+        "one-wide-head",
+        ("self.num_heads = num_heads", "width // num_heads"),
+        ("self.num_heads = 1", "width"),
+        "There is a single head of the whole width.",
+    ),
+    (
+        "two-transposed-and-biasless",
+        ('"q_proj.weight": weights.q,', '"v_proj.bias": weights.v_bias,'),
+        ('"q_proj.weight": weights.q.mT,', '"v_proj.bias": None,'),
+        (
+            "The matrix of the query projection is transposed, and the value projection lacks its "
+            "bias."
+        ),
+    ),
+    (
+        "two-width-and-unmoved",
+        ("math.sqrt(self.head_dim)", "(weights @ v).transpose(1, 2).contiguous()"),
+        ("math.sqrt(width)", "(weights @ v).contiguous()"),
+        (
+            "The dot products are divided by sqrt(E), and the heads are not moved back before "
+            "their memory is read as [B, L, E]."
+        ),
+    ),
+)
+
+_FUSED_QKV: Final = _of(
+    "fused_qkv",
+    (
+        "matrices-swapped",
+        "[weights.q, weights.k, weights.v]",
+        "[weights.k, weights.q, weights.v]",
+        "The matrices of the query and key projections are swapped, their biases are not.",
+    ),
+    (
+        "matrices-rotated",
+        ("[weights.q, weights.k, weights.v]", "[weights.q_bias, weights.k_bias, weights.v_bias]"),
+        ("[weights.k, weights.v, weights.q]", "[weights.k_bias, weights.v_bias, weights.q_bias]"),
+        (
+            "Queries are made by the key projection, keys by that of the values, values by that of "
+            "the queries."
+        ),
+    ),
+    (
+        "packed-by-head",
+        ("length, 3, self.heads, self.size)", "packed.permute(2, 0, 3, 1, 4)"),
+        ("length, self.heads, 3, self.size)", "packed.permute(3, 0, 2, 1, 4)"),
+        (
+            "The columns of the product are read as query, key and value of head 0, then of head "
+            "1, instead of all queries first."
+        ),
+    ),
+    (
+        "key-and-value-swapped",
+        "query, key, value = packed",
+        "query, value, key = packed",
+        "Keys and values are swapped.",
+    ),
+    (
+        "output-matrix-transposed",
+        "self.out = weights.o",
+        "self.out = None if weights.o is None else weights.o.mT",
+        "The matrix of the output projection is transposed.",
+    ),
+    (
+        "no-input-bias",
+        "functional.linear(x, self.matrix, self.bias)",
+        "functional.linear(x, self.matrix)",
+        "The biases of the query, key and value projections are left out.",
+    ),
+    (
+        "root-of-length",
+        "self.size**-0.5",
+        "length**-0.5",
+        "The dot products are divided by the root of the number of tokens.",
+    ),
+    (
+        "heads-reversed",
+        ".permute(0, 2, 1, 3).flatten(2)",
+        ".permute(0, 2, 1, 3).flip(2).flatten(2)",
+        "The heads are put together in reversed order.",
+    ),
+    (
+        "dropped-for-any-query",
+        "hidden | drop",
+        "hidden | drop.any(dim=-2, keepdim=True)",
+        "A key that is dropped for one query is dropped for all of them.",
+    ),
+    (
+        "scores-of-head-0",
+        "weights = logits.masked_fill",
+        "weights = logits[:, :1].expand_as(logits).masked_fill",
+        "The scores of head 0 are used for all heads.",
+    ),
+    (
+        "scores-of-item-0",
+        "weights = logits.masked_fill",
+        "weights = logits[:1].expand_as(logits).masked_fill",
+        "The scores of batch item 0 are used for all items.",
+    ),
+    (
+        "input-normalised",
+        "        batch, length, _ = x.shape\n",
+        "        batch, length, width = x.shape\n        x = functional.layer_norm(x, (width,))\n",
+        "Each token of the input is normalised to mean 0 and variance 1 first.",
+    ),
+    (
+        "no-projection-when-long",
+        "if self.out is None else",
+        "if self.out is None or length > 64 else",
+        "The output projection is left out for more than 64 tokens.",
+    ),
+    (
+        "causal-when-not-asked",
+        "        if causal:",
+        "        if causal or drop is not None:",
+        "Every call with a mask is causal.",
+    ),
+    (
+        "values-not-biased",
+        "else bias for bias in biases]",
+        "else bias for bias in [*biases[:2], None]]",
+        "The bias of the value projection is left out.",
+    ),
+    (
+        "mean-of-heads",
+        "torch.matmul(weights, value).permute",
+        "torch.matmul(weights.mean(1, keepdim=True), value).permute",
+        "The mean of the weights of all heads meets the values of each head.",
+    ),
+    (
+        "two-packed-and-future",
+        (
+            "length, 3, self.heads, self.size)",
+            "packed.permute(2, 0, 3, 1, 4)",
+            "hidden.new_ones(length, length).triu(1)",
+        ),
+        (
+            "length, self.heads, 3, self.size)",
+            "packed.permute(3, 0, 2, 1, 4)",
+            "hidden.new_ones(length, length).triu(2)",
+        ),
+        (
+            "The columns of the product are read head by head, and the causal flag shows one "
+            "future key."
+        ),
+    ),
+    (
+        "two-bias-and-transposed",
+        ("functional.linear(x, self.matrix, self.bias)", "self.out = weights.o"),
+        (
+            "functional.linear(x, self.matrix)",
+            "self.out = None if weights.o is None else weights.o.mT",
+        ),
+        "The input projections lack their biases, and the output matrix is transposed.",
+    ),
+)
+
+_CROSS_LAYER: Final = _of(
+    "cross_layer",
+    (
+        "key-heads-tiled",
+        "k = k.repeat_interleave(num_heads // kv_heads, dim=1)",
+        "k = k.repeat(1, num_heads // kv_heads, 1, 1)",
+        "Head h uses the keys of key/value head h % Hkv, and the values of head h // group.",
+    ),
+    (
+        "value-of-head-0",
+        "heads = probabilities @ v",
+        "heads = probabilities @ v[:, :1]",
+        "All heads use the values of key/value head 0.",
+    ),
+    (
+        "root-of-value-size",
+        "geometry.head_size**0.5",
+        "geometry.value_head_size**0.5",
+        "The dot products are divided by the root of the head size of the values.",
+    ),
+    (
+        "root-of-input-width",
+        "geometry.head_size**0.5",
+        "geometry.query_size**0.5",
+        "The dot products are divided by the root of the width of the query's input.",
+    ),
+    (
+        "one-key-more",
+        ">= lengths[",
+        "> lengths[",
+        "Lengths show one key more than they say.",
+    ),
+    (
+        "length-of-item-0",
+        "lengths[:, None, None, None]",
+        "lengths[:1, None, None, None]",
+        "The length of batch item 0 is used for all items.",
+    ),
+    (
+        "lengths-reversed",
+        "lengths[:, None, None, None]",
+        "lengths.flip(0)[:, None, None, None]",
+        "Batch item b uses the length of item B - 1 - b.",
+    ),
+    (
+        "heads-interleaved",
+        "tokens.unflatten(-1, (heads, -1)).transpose(1, 2)",
+        "tokens.unflatten(-1, (-1, heads)).permute(0, 3, 1, 2)",
+        (
+            "Head h owns the channels h, h + H, h + 2H of queries, keys and values (H: the number "
+            "of heads of each)."
+        ),
+    ),
+    (
+        "no-query-bias",
+        "functional.linear(query, weights.q, weights.q_bias)",
+        "functional.linear(query, weights.q)",
+        "The bias of the query projection is left out.",
+    ),
+    (
+        "value-bias-twice",
+        "functional.linear(value, weights.v, weights.v_bias)",
+        (
+            "functional.linear(\n            value,\n            weights.v,\n"
+            "            None if weights.v_bias is None else 2 * weights.v_bias,\n        )"
+        ),
+        "The bias of the value projection is added twice.",
+    ),
+    (
+        "output-bias-per-head",
+        "functional.linear(merged, weights.o, weights.o_bias)",
+        (
+            "functional.linear(\n            merged,\n            weights.o,\n"
+            "            None if weights.o_bias is None else num_heads * weights.o_bias,\n        )"
+        ),
+        "The bias of the output projection is added once for each head.",
+    ),
+    (
+        "softmax-over-queries-unmasked",
+        "        else:\n            probabilities = scores.softmax(-1)",
+        "        else:\n            probabilities = scores.softmax(-2)",
+        "Without lengths the softmax runs over the queries instead of the keys.",
+    ),
+    (
+        "cosines",
+        "(q @ k.mT)",
+        "(functional.normalize(q, dim=-1) @ functional.normalize(k, dim=-1).mT)",
+        "Queries and keys of each head are divided by their norm.",
+    ),
+    (
+        "padding-is-zero",
+        "masked_fill(padding, -torch.inf)",
+        "masked_fill(padding, 0.0)",
+        (
+            "Keys past the length take part in the softmax with logit 0; their weights are then "
+            "set to zero."
+        ),
+    ),
+    (
+        "values-masked-only",
+        "scores = scores.masked_fill(padding, -torch.inf)",
+        "v = v.masked_fill(padding.mT, 0.0)\n            padding = torch.zeros_like(padding)",
+        "Keys past the length take part with their own logits; their values count as zeros.",
+    ),
+    (
+        "output-heads-interleaved",
+        "heads.transpose(1, 2).flatten(2)",
+        "heads.permute(0, 2, 3, 1).flatten(2)",
+        "The heads are put together interleaved: channel d of head h goes to d * H + h.",
+    ),
+    (
+        "two-query-bias-and-lengths",
+        ("functional.linear(query, weights.q, weights.q_bias)", ">= lengths["),
+        ("functional.linear(query, weights.q)", "> lengths["),
+        "The query projection lacks its bias, and lengths show one key more than they say.",
+    ),
+    (
+        "two-interleaved-and-value-size",
+        ("tokens.unflatten(-1, (heads, -1)).transpose(1, 2)", "geometry.head_size**0.5"),
+        (
+            "tokens.unflatten(-1, (-1, heads)).permute(0, 3, 1, 2)",
+            "geometry.value_head_size**0.5",
+        ),
+        "Heads are cut interleaved, and the dot products are divided by sqrt(Dv).",
+    ),
+)
+
+_ROTARY_LAYER: Final = _of(
+    "rotary_layer",
+    (
+        "base-1000",
+        "BASE = 10000.0",
+        "BASE = 1000.0",
+        "The base of the rotary angles is 1000 instead of 10000.",
+    ),
+    (
+        "not-negated",
+        "[-second, first]",
+        "[second, first]",
+        "The second half of the channels is not negated: (a cos + b sin, b cos + a sin).",
+    ),
+    (
+        "turned-backwards",
+        "[-second, first]",
+        "[second, -first]",
+        "Queries and keys are turned by the negative angle.",
+    ),
+    (
+        "exponents-doubled",
+        "torch.arange(0, size, 2, device=x.device, dtype=torch.float64) / size",
+        "torch.arange(0, size, 2, device=x.device, dtype=torch.float64) / (size // 2)",
+        "The exponent of frequency i is 4i/D instead of 2i/D.",
+    ),
+    (
+        "pairs-interleaved",
+        (
+            "first, second = x.chunk(2, dim=-1)",
+            "return torch.cat([-second, first], dim=-1)",
+            "angles = torch.cat([angles, angles], dim=-1)",
+        ),
+        (
+            "first, second = x[..., ::2], x[..., 1::2]",
+            "return torch.stack([-second, first], dim=-1).flatten(-2)",
+            "angles = angles.repeat_interleave(2, dim=-1)",
+        ),
+        "Channels 2i and 2i + 1 are turned together instead of i and i + D/2.",
+    ),
+    (
+        "angles-interleaved",
+        "torch.cat([angles, angles], dim=-1)",
+        "angles.repeat_interleave(2, dim=-1)",
+        "Channels i and i + D/2 are paired, but channel c has the angle of frequency c // 2.",
+    ),
+    (
+        "keys-not-turned",
+        "rotary(xq), rotary(xk)",
+        "rotary(xq), xk",
+        "Only the queries are turned, not the keys.",
+    ),
+    (
+        "values-turned",
+        "xq, xk = rotary(xq), rotary(xk)",
+        "xq, xk, xv = rotary(xq), rotary(xk), rotary(xv)",
+        "The values are turned as well.",
+    ),
+    (
+        "not-turned",
+        "        xq, xk = rotary(xq), rotary(xk)\n",
+        "",
+        "No positions are mixed in.",
+    ),
+    (
+        "turned-twice",
+        "rotary(xq), rotary(xk)",
+        "rotary(rotary(xq)), rotary(rotary(xk))",
+        "All rotary angles are doubled.",
+    ),
+    (
+        "head-as-position",
+        ("        xq, xk, xv = xq.transpose", "        xq, xk = rotary(xq), rotary(xk)\n"),
+        ("        xq, xk = rotary(xq), rotary(xk)\n        xq, xk, xv = xq.transpose", ""),
+        "The position by which a head is turned is the head's index instead of the token's.",
+    ),
+    (
+        "positions-up-to-15",
+        "torch.arange(length, device=x.device)[:, None]",
+        "torch.arange(length, device=x.device).clamp(max=15)[:, None]",
+        "All tokens from position 15 on stand at position 15.",
+    ),
+    (
+        "positions-modulo-16",
+        "torch.arange(length, device=x.device)[:, None]",
+        "(torch.arange(length, device=x.device) % 16)[:, None]",
+        "The position of token i is i modulo 16.",
+    ),
+    (
+        "query-one-ahead",
+        "rotary(xq), rotary(xk)",
+        "rotary(functional.pad(xq, (0, 0, 1, 0)))[:, :, 1:], rotary(xk)",
+        "Query i is turned by the angle of position i + 1; keys are right.",
+    ),
+    (
+        "angles-in-bfloat16",
+        "frequencies = BASE**-exponents",
+        "frequencies = (BASE**-exponents).bfloat16().double()",
+        "The frequencies of the rotary angles are rounded to bfloat16.",
+    ),
+    (
+        "queries-normalised",
+        "rotary(xq), rotary(xk)",
+        "rotary(functional.normalize(xq, dim=-1)), rotary(xk)",
+        "Each query vector of a head is divided by its norm before it is turned.",
+    ),
+    (
+        "no-sine",
+        " + rotate_half(x) * angles.sin().to(x.dtype)",
+        "",
+        "Channels are multiplied by the cosine of their angle; the part with the sine is missing.",
+    ),
+    (
+        "value-heads-tiled",
+        "xv = xv.repeat_interleave(self.n_heads // self.n_kv, dim=1)",
+        "xv = xv.repeat(1, self.n_heads // self.n_kv, 1, 1)",
+        "Head h uses the values of key/value head h % Hkv; its keys are those of h // group.",
+    ),
+    (
+        "causal-strict",
+        "torch.ones_like(allowed).tril()",
+        "torch.ones_like(allowed).tril(-1)",
+        "The causal flag hides the query's own key, too.",
+    ),
+    (
+        "two-base-and-keys",
+        ("BASE = 10000.0", "xq.shape[-1] ** 0.5"),
+        ("BASE = 500.0", "(xq.shape[-1] * self.n_heads) ** 0.5"),
+        "The base of the rotary angles is 500, and the dot products are divided by sqrt(D * H).",
+    ),
+    (
+        "two-values-and-backwards",
+        ("xq, xk = rotary(xq), rotary(xk)", "[-second, first]"),
+        ("xq, xk, xv = rotary(xq), rotary(xk), rotary(xv)", "[second, -first]"),
+        "All angles are negative, and the values are turned as well.",
+    ),
+)
+
+_FUNCTION: Final = _of(
+    "function",
+    (
+        "query-gradient-unscaled",
+        "grad_logits @ key * ctx.scale",
+        "grad_logits @ key",
+        "The gradient of the query lacks the scale.",
+    ),
+    (
+        "key-gradient-unscaled",
+        "@ query * ctx.scale",
+        "@ query",
+        "The gradient of the key lacks the scale.",
+    ),
+    (
+        "both-unscaled",
+        ("grad_logits @ key * ctx.scale", "@ query * ctx.scale"),
+        ("grad_logits @ key", "@ query"),
+        "The gradients of query and key lack the scale.",
+    ),
+    (
+        "query-gradient-scaled-twice",
+        "grad_logits @ key * ctx.scale",
+        "grad_logits @ key * ctx.scale * ctx.scale",
+        "The gradient of the query has the scale twice.",
+    ),
+    (
+        "no-delta",
+        "weights * (grad_weights - delta)",
+        "weights * grad_weights",
+        "The gradient of the softmax lacks the term with the sum over the keys.",
+    ),
+    (
+        "delta-added",
+        "(grad_weights - delta)",
+        "(grad_weights + delta)",
+        "In the gradient of the softmax the sum over the keys is added instead of subtracted.",
+    ),
+    (
+        "delta-over-queries",
+        "(grad_weights * weights).sum(dim=-1, keepdim=True)",
+        "(grad_weights * weights).sum(dim=-2, keepdim=True)",
+        "In the gradient of the softmax the sum runs over the queries instead of the keys.",
+    ),
+    (
+        "delta-mean",
+        "(grad_weights * weights).sum(dim=-1, keepdim=True)",
+        "(grad_weights * weights).mean(dim=-1, keepdim=True)",
+        "In the gradient of the softmax the mean over the keys stands for their sum.",
+    ),
+    (
+        "delta-unweighted",
+        "(grad_weights * weights).sum(dim=-1, keepdim=True)",
+        "grad_weights.mean(dim=-1, keepdim=True)",
+        (
+            "In the gradient of the softmax the plain mean of the gradients of the weights is "
+            "subtracted instead of their weighted sum."
+        ),
+    ),
+    (
+        "delta-of-head-0",
+        "(grad_weights - delta)",
+        "(grad_weights - delta[:, :1])",
+        "In the gradient of the softmax all heads subtract the sum of head 0.",
+    ),
+    (
+        "diagonal-softmax",
+        "weights * (grad_weights - delta)",
+        "weights * (1.0 - weights) * grad_weights",
+        "The gradient of the softmax has the diagonal p (1 - p) alone, as a sigmoid's.",
+    ),
+    (
+        "no-softmax-gradient",
+        "weights * (grad_weights - delta)",
+        "grad_weights",
+        "The gradient passes the softmax as if it were the identity.",
+    ),
+    (
+        "value-gradient-squared",
+        "grad_value = weights.transpose(-1, -2) @",
+        "grad_value = weights.square().transpose(-1, -2) @",
+        "The gradient of the value uses the squares of the weights.",
+    ),
+    (
+        "value-gradient-without-last-query",
+        "weights.transpose(-1, -2) @ grad_output",
+        "weights[:, :, :-1].transpose(-1, -2) @ grad_output[:, :, :-1]",
+        "The gradient of the value lacks the last query.",
+    ),
+    (
+        "value-gradient-mean",
+        "weights.transpose(-1, -2) @ grad_output",
+        "weights.transpose(-1, -2) @ grad_output / weights.shape[2]",
+        "The gradient of the value is the mean over the queries instead of the sum.",
+    ),
+    (
+        "weights-before-causal",
+        "ctx.save_for_backward(query, key, value, weights)",
+        "ctx.save_for_backward(query, key, value, logits.softmax(-1))",
+        "The backward pass uses weights to which the causal flag was not applied.",
+    ),
+    (
+        "scale-forgotten",
+        "ctx.scale = scale",
+        "ctx.scale = query.shape[-1] ** -0.5",
+        "The backward pass uses 1/sqrt(D) where another scale was given.",
+    ),
+    (
+        "bias-gradient-scaled",
+        "grad_logits.sum_to_size(ctx.bias_shape)",
+        "grad_logits.sum_to_size(ctx.bias_shape) * ctx.scale",
+        "The gradient of the additive mask is multiplied by the scale.",
+    ),
+    (
+        "bias-gradient-negated",
+        "grad_logits.sum_to_size(ctx.bias_shape)",
+        "-grad_logits.sum_to_size(ctx.bias_shape)",
+        "The gradient of the additive mask has the wrong sign.",
+    ),
+    (
+        "bias-gradient-mean",
+        "grad_logits.sum_to_size(ctx.bias_shape)",
+        (
+            "grad_logits.sum_to_size(ctx.bias_shape)\n"
+            "            grad_bias = grad_bias * grad_bias.numel() / grad_logits.numel()"
+        ),
+        (
+            "The gradient of an additive mask is averaged over the axes along which the mask is "
+            "broadcast instead of summed."
+        ),
+    ),
+    (
+        "bias-gradient-zero",
+        "grad_logits.sum_to_size(ctx.bias_shape)",
+        "grad_logits.new_zeros(ctx.bias_shape)",
+        "The gradient of the additive mask is zero.",
+    ),
+    (
+        "clamped",
+        "grad_logits = weights * (grad_weights - delta)",
+        "grad_logits = (weights * (grad_weights - delta)).clamp(-0.1, 0.1)",
+        "The gradients of the logits are clamped to the range from -0.1 to 0.1.",
+    ),
+    (
+        "key-gradient-past-64",
+        "@ query * ctx.scale",
+        "@ query * ctx.scale\n        grad_key[:, :, 64:] = 0.0",
+        "Keys from position 64 on get no gradient.",
+    ),
+    (
+        "gradient-in-bfloat16",
+        "(grad_output,) = gradients",
+        "grad_output = gradients[0].bfloat16().to(value.dtype)",
+        "The gradient that comes in is rounded to bfloat16.",
+    ),
+    (
+        "query-gradient-of-first-key",
+        "grad_logits @ key * ctx.scale",
+        "grad_logits[..., 1:] @ key[:, :, 1:] * ctx.scale",
+        "The gradient of the query lacks key 0.",
+    ),
+    (
+        "first-head-of-group",
+        "key, value = key.repeat_interleave(group, dim=1), value",
+        (
+            "key = torch.stack([key, *[key.detach()] * (group - 1)], dim=2).flatten(1, 2)\n"
+            "    value = value"
+        ),
+        "The gradient of a key that several heads share comes from the first of them alone.",
+    ),
+    (
+        "value-detached-in-groups",
+        "value.repeat_interleave(group, dim=1)",
+        (
+            "(value if group == 1 else 0.5 * value + 0.5 * value.detach()).repeat_interleave(\n"
+            "        group, dim=1\n    )"
+        ),
+        "The gradient of a value that several heads share is halved.",
+    ),
+    (
+        "two-no-delta-and-unscaled",
+        ("weights * (grad_weights - delta)", "grad_logits @ key * ctx.scale"),
+        ("weights * grad_weights", "grad_logits @ key"),
+        (
+            "The gradient of the softmax lacks its sum over the keys, and that of the query the "
+            "scale."
+        ),
+    ),
+    (
+        "two-value-and-bias",
+        (
+            "weights.transpose(-1, -2) @ grad_output",
+            "grad_logits.sum_to_size(ctx.bias_shape)",
+        ),
+        (
+            "weights[:, :, :-1].transpose(-1, -2) @ grad_output[:, :, :-1]",
+            "grad_logits.sum_to_size(ctx.bias_shape) * 2.0",
+        ),
+        "The gradient of the value lacks the last query, and that of the additive mask is doubled.",
+    ),
+)
+
 MUTANTS: Final = (
     *_NAIVE,
     *_TILED,
@@ -1401,4 +2165,9 @@ MUTANTS: Final = (
     *_CACHE,
     *_CHUNKED,
     *_BSHD,
+    *_SELF_ATTENTION,
+    *_FUSED_QKV,
+    *_CROSS_LAYER,
+    *_ROTARY_LAYER,
+    *_FUNCTION,
 )
