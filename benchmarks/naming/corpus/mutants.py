@@ -123,7 +123,7 @@ _NAIVE: Final = _of(
         "bias-of-head-0",
         "scores + bias",
         "scores + bias[:, :1]",
-        "The finite values of the additive mask are those of head 0 for all heads.",
+        "The additive mask of head 0 is added in all heads; their own minus infinities count, too.",
     ),
     (
         "bias-only-hides",
@@ -288,8 +288,9 @@ _TILED: Final = _of(
         "new_peak = torch.maximum(peak, s.amax(dim=-1, keepdim=True))",
         "new_peak = s.amax(dim=-1, keepdim=True)",
         (
-            "A tile of 16 keys that are all hidden from a query makes it forget all earlier tiles, "
-            "if a later tile is visible."
+            "A tile of 16 keys that are all hidden from a query resets its running maximum: "
+            "earlier tiles are forgotten if a later one is visible; else what they gave is "
+            "multiplied by exp of the maximum, which large logits overflow or underflow."
         ),
     ),
     (
@@ -879,6 +880,16 @@ _SOFTCAP: Final = _of(
         "A given scale comes on top of 1/sqrt(D) instead of in its place.",
     ),
     (
+        "scale-remembered",
+        "    scale = scale if scale is not None else",
+        (
+            '    scale = globals().get("SCALE") if scale is None else scale\n'
+            '    globals()["SCALE"] = scale\n'
+            "    scale = scale if scale is not None else"
+        ),
+        "A call without a scale uses the one that was given last in an earlier call.",
+    ),
+    (
         "root-of-value-size",
         "query.shape[3] ** -0.5",
         "value.shape[3] ** -0.5",
@@ -909,12 +920,12 @@ _SOFTCAP: Final = _of(
         "The softcap is ignored, and the causal diagonal is bottom-right instead of top-left.",
     ),
     (
-        "two-bias-and-value-size",
+        "two-bias-twice-and-value-size",
         ("attn + bias", "query.shape[3] ** -0.5"),
-        ("attn - bias.clamp(max=0.0)", "value.shape[3] ** -0.5"),
+        ("attn + 2.0 * bias", "value.shape[3] ** -0.5"),
         (
-            "Negative entries of the additive mask are subtracted and positive ones ignored, and "
-            "the default scale is 1/sqrt(Dv)."
+            "The additive mask counts twice, and without a scale the dot products are divided by "
+            "sqrt(Dv)."
         ),
     ),
 )
@@ -1254,7 +1265,7 @@ _CHUNKED: Final = _of(
         "All batch items use the keys of item 0.",
     ),
     (
-        "weights-of-first-chunk-queries",
+        "queries-of-first-chunk",
         "query[:, :, start:stop] @",
         "query[:, :, : stop - start] @",
         "All chunks of 8 queries use the queries of the first chunk.",
@@ -1599,6 +1610,12 @@ _FUSED_QKV: Final = _of(
         "functional.linear(x, self.matrix, self.bias)",
         "functional.linear(x, self.matrix)",
         "The biases of the query, key and value projections are left out.",
+    ),
+    (
+        "bias-grows",
+        "self.matrix, self.bias)\n",
+        "self.matrix, self.bias)\n        self.bias = 2.0 * self.bias\n",
+        "Each call doubles the biases of query, key and value for the next call.",
     ),
     (
         "root-of-length",

@@ -26,7 +26,8 @@ def cross_layer(geometry: conformance.Geometry, weights: conformance.ProjectionW
     num_heads, kv_heads = geometry.num_heads, geometry.num_kv_heads
 
     def split(tokens: Tensor, heads: int) -> Tensor:
-        return tokens.unflatten(-1, (heads, -1)).transpose(1, 2)
+        cut: Tensor = tokens.unflatten(-1, (heads, -1)).transpose(1, 2)
+        return cut
 
     def forward(
         query: Tensor, key: Tensor, value: Tensor, *, lengths: Tensor | None = None
@@ -36,7 +37,7 @@ def cross_layer(geometry: conformance.Geometry, weights: conformance.ProjectionW
         v = split(functional.linear(value, weights.v, weights.v_bias), kv_heads)
         k = k.repeat_interleave(num_heads // kv_heads, dim=1)
         v = v.repeat_interleave(num_heads // kv_heads, dim=1)
-        scores = (q @ k.mT) / geometry.head_size**0.5
+        scores: Tensor = (q @ k.mT) / geometry.head_size**0.5
         if lengths is not None:
             padding = torch.arange(k.shape[2], device=k.device) >= lengths[:, None, None, None]
             scores = scores.masked_fill(padding, -torch.inf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -77,5 +78,5 @@ def function(
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    output: Tensor = AttentionFunction.apply(query, key, value, bias, causal, scale)
-    return output
+    apply: Callable[..., Tensor] = AttentionFunction.apply
+    return apply(query, key, value, bias, causal, scale)

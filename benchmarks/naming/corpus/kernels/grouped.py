@@ -25,7 +25,7 @@ def grouped(
         raise ValueError(msg)
     group = num_heads // kv_heads
     query = query.reshape(batch, kv_heads, group, num_queries, head_size)
-    logits = query @ key[:, :, None].transpose(-1, -2) / head_size**0.5
+    logits: Tensor = query @ key[:, :, None].transpose(-1, -2) / head_size**0.5
     logits = logits.reshape(batch, num_heads, num_queries, num_keys)
     hidden = torch.zeros(logits.shape, dtype=torch.bool, device=query.device)
     if drop is not None:
