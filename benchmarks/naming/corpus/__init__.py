@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -9,7 +10,7 @@ from typing import Final
 from conformance import Candidate
 from conformance.targets.resolving import resolve_one
 
-from .mutants import MUTANTS, Mutant
+from .mutants import MUTANTS, Mutant, Text
 
 __all__ = ["KERNELS", "MUTANTS", "Mutant", "correct", "load", "mutated"]
 
@@ -37,17 +38,23 @@ def mutated(mutant: Mutant) -> str:
 
 
 def load(mutant: Mutant, folder: Path | None = None) -> Candidate:
-    """The candidate of a mutant, from a file in the folder, else in a temporary one that stays.
+    """The candidate of a mutant, from a file in the folder, else in a new temporary one.
 
-    The file stays because a report or a child process may read it again.
+    A temporary file lasts as long as this process, for a report or a child may read it again.
     """
-    folder = folder or Path(tempfile.mkdtemp(prefix="naming-"))
+    folder = folder or Path(tempfile.mkdtemp(dir=_temporary().name))
     path = folder / f"{mutant.name.replace('-', '_')}.py"
     path.write_text(mutated(mutant), encoding="utf-8")
     return _only(path)
 
 
-def _texts(text: str | tuple[str, ...]) -> tuple[str, ...]:
+@functools.cache
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    """The folder of this process's files, removed when it ends."""
+    return tempfile.TemporaryDirectory(prefix="naming-")
+
+
+def _texts(text: Text) -> tuple[str, ...]:
     return (text,) if isinstance(text, str) else text
 
 

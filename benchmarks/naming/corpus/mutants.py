@@ -318,9 +318,9 @@ _TILED: Final = _of(
         "overlapping-tiles",
         "k = key[:, :, left : left + COLUMNS]\n            v = value[:, :, left : left + COLUMNS]",
         (
-            "left = max(left - 1, 0) if keep is None and not causal else left\n"
-            "            k = key[:, :, left : left + COLUMNS + (left > 0)]\n"
-            "            v = value[:, :, left : left + COLUMNS + (left > 0)]"
+            "more = int(left > 0 and keep is None and not causal)\n"
+            "            k = key[:, :, left - more : left + COLUMNS]\n"
+            "            v = value[:, :, left - more : left + COLUMNS]"
         ),
         (
             "Without mask and causal flag, the last key of each tile of 16 counts twice if another "
