@@ -1,0 +1,99 @@
+"""What wrong attentions that nobody wrote for the catalogue are called, and how long that takes.
+
+``python benchmarks/naming.py`` breaks correct kernels by changing their text (``naming_corpus``),
+runs each in the profile quick until MUST clauses fail, and prints the diagnosis of the first that
+is named beside what the change does. ``--json FILE`` keeps all of it. Names that somebody has read
+and compared with the text are in ``naming_corpus/judged.json``: right, or wrong; others are
+counted as not judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from naming_corpus import MUTANTS, Mutant, load
+
+from conformance.base.profile import PROFILES
+from conformance.diagnosis.answer_facts import UNKNOWN
+from conformance.running.clause_run import ClauseRun
+from conformance.running.runner import CandidateRun
+
+JUDGED: Final = Path(__file__).parent / "naming_corpus" / "judged.json"
+# Failing clauses whose diagnosis is looked at: some fail before any answer is compared.
+LOOKED_AT: Final = 3
+
+
+def diagnosed(mutant: Mutant) -> dict[str, Any]:
+    """The diagnosis of a mutant with its seconds; empty where no failing clause is diagnosed."""
+    torch.set_num_threads(1)
+    run = CandidateRun(load(mutant), profile=PROFILES["quick"], dtypes=("float32",))
+    entries: list[dict[str, Any]] = []
+    seconds, failed = 0.0, 0
+    for planned in run.planned():
+        if planned.reason or planned.level != "MUST":
+            continue
+        result = run.run(planned, clause_run=ClauseRun(deferred=True))
+        if result.status != "failed":
+            continue
+        failed += 1
+        start = time.process_time()
+        entries = list(run.explain_failure(planned, result).diagnosis) or entries
+        seconds = max(seconds, time.process_time() - start)
+        named = entries and entries[0]["name"] != UNKNOWN
+        if named or failed == LOOKED_AT:
+            break
+    return {
+        "mutant": mutant.name,
+        "truth": mutant.truth,
+        "names": [entry["name"] for entry in entries],
+        "texts": [entry["text"] for entry in entries],
+        "seconds": round(seconds, 2),
+    }
+
+
+def outcome(entry: dict[str, Any], judged: dict[str, dict[str, str]]) -> str:
+    """Right, wrong, not judged, or unknown."""
+    names = [name for name in entry["names"] if name != UNKNOWN]
+    if not names:
+        return "unknown"
+    said = judged.get(entry["mutant"], {})
+    return said.get(" | ".join(names), "not judged")
+
+
+def main() -> None:
+    """Run the mutants, print a line for each, and the counts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="*", help="names of mutants, with * and ?")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--json", type=Path, help="where to keep all diagnoses")
+    given = parser.parse_args()
+    judged = json.loads(JUDGED.read_text(encoding="utf-8")) if JUDGED.exists() else {}
+    chosen = [mutant for mutant in MUTANTS if fnmatchcase(mutant.name, given.only)]
+    if not chosen:
+        parser.error(f"no mutant is named {given.only}")
+    entries = []
+    with ProcessPoolExecutor(given.jobs) as pool:
+        for entry in pool.map(diagnosed, chosen):
+            entries.append(entry)
+            print(f"{entry['mutant']}: {outcome(entry, judged)}", flush=True)
+            print(f"    does: {entry['truth']}")
+            for name, text in zip(entry["names"], entry["texts"], strict=True):
+                print(f"    said: {name}: {text}")
+    if given.json:
+        given.json.write_text(json.dumps(entries, indent=1), encoding="utf-8")
+    counts = Counter(outcome(entry, judged) for entry in entries)
+    seconds = statistics.median(entry["seconds"] for entry in entries)
+    print(f"\n{len(entries)} mutants: {dict(counts)}; a diagnosis took {seconds:.2f} s (median)")
+
+
+if __name__ == "__main__":
+    main()
