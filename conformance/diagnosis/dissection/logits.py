@@ -151,7 +151,6 @@ def _of_two(
 def logit_statements(reading: Reading) -> Iterator[NamedMistake]:
     """The mistakes that put together the logits that were read."""
     for composition in compositions(reading):
-        sizes = reading.call.inputs.geometry
         if composition.terms == (SCORES,):
             if abs(composition.factors[0] - 1.0) < NEARLY_RIGHT:
                 return
@@ -159,7 +158,7 @@ def logit_statements(reading: Reading) -> Iterator[NamedMistake]:
         choices = [
             [Number("1", lambda _sizes: 1.0)]
             if factor == 1.0 and term is SCORES
-            else list(numbers(factor, sizes))
+            else list(numbers(factor, reading.sizes, reading.same))
             for term, factor in zip(composition.terms, composition.factors, strict=True)
         ]
         for chosen in product(*choices):

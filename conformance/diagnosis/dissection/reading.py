@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
+from ...base.geometry import Geometry
 from ...clauses.subject import Subject
 from ...problems.inputs import Inputs
 from ..battery import answer_to
@@ -26,6 +27,8 @@ MOST_KEYS: Final = 160
 SMALLEST_READ: Final = 1e-3
 # Errors of the declared precision that a number read may be off by.
 ROOM: Final = 4.0
+# Parts of a number by which numbers that should be the same may differ, however fine the dtype.
+SAME: Final = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,6 +53,23 @@ class Reading:
     answer: Tensor
     explained: bool
     error: Tensor
+
+    @property
+    def sizes(self) -> Geometry:
+        """The sizes of the call."""
+        return self.call.inputs.geometry
+
+    @cached_property
+    def same(self) -> float:
+        """The part of a number by which the same number, computed elsewhere, may differ."""
+        return max(SAME, ROOM * torch.finfo(self.call.inputs.query.dtype).eps)
+
+    def agree(self, actual: Tensor, expected: Tensor) -> bool:
+        """Whether two tensors of values or weights are the same, measured by the largest entry."""
+        if not expected.numel():
+            return False
+        size = expected.abs().amax().clamp_min(self.same**2)
+        return bool(((actual - expected).abs() <= 2.0 * self.same * size).all())
 
     @cached_property
     def visible(self) -> Tensor:

@@ -62,18 +62,18 @@ def value_statements(reading: Reading) -> Iterator[NamedMistake]:
     got = reading.answer
     for words, move in MOVES:
         moved = move(value)
-        if moved.shape == value.shape and _same(attention.weights @ moved, got):
+        if moved.shape == value.shape and reading.agree(attention.weights @ moved, got):
             yield _statement_of_value(words, move)
         output = move(attention.output)
-        if output.shape == attention.output.shape and _same(output, got):
+        if output.shape == attention.output.shape and reading.agree(output, got):
             yield statement(
                 f"answer: {words}",
                 f"the answer is that {words}",
                 "put each row of the answer in its own place",
                 core=lambda _call, a, move=move: dataclasses.replace(a, output=move(a.output)),
             )
-    yield from _more_in_the_answer(reading, got)
-    yield from _functions(attention, got)
+    yield from _more_in_the_answer(reading)
+    yield from _functions(reading)
 
 
 def operand_statements(reading: Reading) -> Iterator[NamedMistake]:
@@ -88,7 +88,7 @@ def operand_statements(reading: Reading) -> Iterator[NamedMistake]:
             scores = query @ key.mT * attention.scale
             logits = scores + (0.0 if attention.bias is None else attention.bias)
             weights = golden.softmax(logits.masked_fill(~attention.allowed, -math.inf))
-            if _same(weights, reading.weights):
+            if reading.agree(weights, reading.weights):
                 yield _statement_of_operand(role, words, move)
 
 
@@ -119,17 +119,17 @@ def _statement_of_value(words: str, move: Callable[[Tensor], Tensor]) -> NamedMi
     )
 
 
-def _more_in_the_answer(reading: Reading, got: Tensor) -> Iterator[NamedMistake]:
+def _more_in_the_answer(reading: Reading) -> Iterator[NamedMistake]:
     """The answer and a multiple of something else."""
-    attention = reading.attention
+    attention, got = reading.attention, reading.answer
     left = got - attention.output
     for words, of in _ADDED:
         term = of(attention)
         if term is None or term.shape != left.shape or not bool(term.any()):
             continue
         factor = float((left * term).sum() / term.square().sum())
-        if abs(factor) > 1e-3 and _same(attention.output + factor * term, got):  # noqa: PLR2004
-            for number in numbers(factor, reading.call.inputs.geometry):
+        if abs(factor) > reading.same and reading.agree(attention.output + factor * term, got):
+            for number in numbers(factor, reading.sizes, reading.same):
                 named = words if number.words == "1" else f"{number.words} times {words}"
 
                 yield statement(
@@ -171,8 +171,9 @@ _ADDED: Final[tuple[tuple[str, AnswerTerm], ...]] = (
 )
 
 
-def _functions(attention: golden.Attention, got: Tensor) -> Iterator[NamedMistake]:
+def _functions(reading: Reading) -> Iterator[NamedMistake]:
     """A function of the answer, or of the values."""
+    attention, got = reading.attention, reading.answer
     for words, function in (
         ("nothing", torch.zeros_like),
         ("the hyperbolic tangent", torch.tanh),
@@ -190,14 +191,14 @@ def _functions(attention: golden.Attention, got: Tensor) -> Iterator[NamedMistak
             lambda t: torch.nn.functional.layer_norm(t, t.shape[-1:]),
         ),
     ):
-        if _same(function(attention.output), got):
+        if reading.agree(function(attention.output), got):
             yield statement(
                 f"answer: {words} of it",
                 f"{words} of the answer is returned",
                 "return the weighted sum of the values as it is",
                 core=lambda _call, a, f=function: dataclasses.replace(a, output=f(a.output)),
             )
-        if _same(attention.weights @ function(attention.value), got):
+        if reading.agree(attention.weights @ function(attention.value), got):
             yield statement(
                 f"values: {words} of them",
                 f"the weights meet {words} of the values",
@@ -206,8 +207,3 @@ def _functions(attention: golden.Attention, got: Tensor) -> Iterator[NamedMistak
                     dataclasses.replace(a, value=f(a.value)), a.weights
                 ),
             )
-
-
-def _same(actual: Tensor, expected: Tensor) -> bool:
-    size = expected.abs().amax().clamp_min(1e-6)
-    return bool(((actual - expected).abs() <= 2e-3 * size).all())

@@ -16,8 +16,6 @@ from .reading import Reading
 from .statement import statement
 from .terms import Number, numbers
 
-# Parts of a number by which read ones may differ, for what the candidate rounds in between.
-SAME: Final = 1e-3
 _FIX: Final = "divide the exponentials by their own sum over the keys that the query attends"
 
 
@@ -154,14 +152,14 @@ def sum_statements(reading: Reading) -> Iterator[NamedMistake]:
     exact, read = reading.attention.weights, reading.weights
     rows = reading.attention.allowed.any(dim=-1, keepdim=True)
     sums = read.sum(dim=-1, keepdim=True)
-    room = SAME * sums.abs() * exact + 4 * reading.error
+    room = reading.same * sums.abs() * exact + 4 * reading.error
     if not rows.any() or bool((((read - sums * exact).abs() > room) & rows).any()):
         return
     ratio = sums[rows]
-    if bool(((ratio - 1.0).abs() <= SAME).all()) or not bool(torch.isfinite(ratio).all()):
+    if bool(((ratio - 1.0).abs() <= reading.same).all()) or not bool(torch.isfinite(ratio).all()):
         return
-    if _constant(ratio):
-        for number in numbers(float(ratio.mean()), reading.call.inputs.geometry):
+    if _constant(ratio, reading.same):
+        for number in numbers(float(ratio.mean()), reading.sizes, reading.same):
             yield statement(
                 f"answer: times {number.words}",
                 f"the answer is {number.words} times what it should be",
@@ -188,9 +186,9 @@ def _proposals(reading: Reading, rows: Tensor, ratio: Tensor) -> Iterator[NamedM
         log_values = term.log_values(call, attention)[rows]
         for form in _FORMS:
             read = form.read(ratio, total, log_values)
-            if not _constant(read):
+            if not _constant(read, reading.same):
                 continue
-            for number in numbers(float(read.mean()), call.inputs.geometry):
+            for number in numbers(float(read.mean()), reading.sizes, reading.same):
                 yield _as_mistake(form, term, number)
 
 
@@ -205,11 +203,11 @@ def _as_mistake(form: Form, term: Rows, number: Number) -> NamedMistake:
     return statement(name, text, _FIX, core=_times(factor))
 
 
-def _constant(values: Tensor) -> bool:
+def _constant(values: Tensor, same: float) -> bool:
     if not values.numel() or not bool(torch.isfinite(values).all()):
         return False
     middle = float(values.mean())
-    return bool(((values - middle).abs() <= SAME * abs(middle)).all())
+    return bool(((values - middle).abs() <= same * abs(middle)).all())
 
 
 def _times(

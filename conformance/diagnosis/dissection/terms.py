@@ -23,8 +23,6 @@ from ..mistakes._steps import (
 )
 
 TermValues = Callable[[DeclaredCall, golden.Attention], Tensor | None]
-# How far a read number may be from a closed form, in parts of it.
-SAME_NUMBER: Final = 2e-3
 
 
 @dataclass(frozen=True)
@@ -380,11 +378,14 @@ _SIZES: Final[tuple[tuple[str, Callable[[Geometry], int]], ...]] = (
 _POWERS: Final = ((0.5, "√({})"), (-0.5, "1/√({})"), (1.0, "{}"), (-1.0, "1/{}"))
 
 
-def numbers(read: float, sizes: Geometry) -> Iterator[Number]:
-    """What a number that was read at some sizes may be, closed forms first."""
+def numbers(read: float, sizes: Geometry, same: float) -> Iterator[Number]:
+    """What a number that was read at some sizes may be, closed forms first.
+
+    ``same`` is the part of a number by which two readings of it may differ.
+    """
 
     def near(value: float) -> bool:
-        return abs(value - read) <= SAME_NUMBER * abs(value)
+        return abs(value - read) <= 2.0 * same * abs(value)
 
     constants = [_constant(words, value) for words, value in _CONSTANTS if near(value)]
     yield from constants

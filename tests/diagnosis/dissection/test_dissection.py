@@ -105,6 +105,14 @@ def test_what_is_computed_instead_is_stated(wrong: str) -> None:
     assert entries[0]["fix"]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_statements_are_made_in_every_precision(dtype: str) -> None:
+    """What is read is compared by the bounds of the dtype: half precision is read as well."""
+    candidate = core(euclidean, **{**PLAIN, "dtypes": [dtype]})
+    (entry,) = diagnose(Subject(candidate, dtype))
+    assert STATED["another denominator"][1] in entry["name"]
+
+
 def test_the_number_of_a_statement_is_the_one_that_was_computed() -> None:
     """A factor of 0.37 at every size is told as that number, and no coincidence of a size."""
 
