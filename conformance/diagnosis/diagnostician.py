@@ -79,7 +79,7 @@ def fails_alike(subject: Subject, made: Combination, clause: Clause, problem: Pr
 
 
 MOST_REPORTED: Final = 6
-PAIR_SECONDS: Final = 1.5
+PAIR_SECONDS: Final = 3.0
 # Failing problems whose neighbours are searched for what explains them.
 MOST_SEARCHES: Final = 3
 # Answers that losses of precision are tried on, spread over the battery: each costs all of them.

@@ -20,7 +20,7 @@ from ..mistakes import NamedMistake
 from .logits import logit_statements
 from .reading import Reading, read, readable
 from .sources import operand_statements, value_statements
-from .sums import sum_statements
+from .sums import sum_statements, weight_statements
 from .visibility import band_statements, table_statements, visibility_statements
 
 # Numbers of keys that tell tiles apart: an answer of each range is read.
@@ -31,6 +31,7 @@ OF_WEIGHTS: Final = (
     table_statements,
     band_statements,
     visibility_statements,
+    weight_statements,
     sum_statements,
     logit_statements,
 )

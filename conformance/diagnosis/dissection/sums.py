@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..._golden import golden
 from ..mistakes import DeclaredCall, NamedMistake
-from ..mistakes._steps import weighing
+from ..mistakes._steps import BLOCKS, present, weighing
+from ..mistakes.named_mistake import CoreChange
 from .reading import Reading
 from .statement import statement
 from .terms import Number, numbers
@@ -64,8 +65,28 @@ def _total_of_first(axis: int) -> RowValues:
     return lambda call, a: _row(_log_sum(call, a).narrow(axis, 0, 1), a)
 
 
+def _not_rescaled(block: int) -> RowValues:
+    """The sum of exponentials that are relative to the largest logit up to their own tile."""
+
+    def log_values(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
+        logits = attention.logits
+        ends = (torch.arange(logits.shape[-1]) // block + 1) * block - 1
+        running = logits.cummax(dim=-1).values[..., ends.clamp_max(logits.shape[-1] - 1)]
+        relative = logits - torch.where(torch.isneginf(running), 0.0, running)
+        return torch.logsumexp(relative, -1, keepdim=True) + logits.amax(-1, keepdim=True)
+
+    return log_values
+
+
 # What a denominator may hold besides, or instead.
 ROWS: Final = (
+    *(
+        Rows(
+            f"the sum over tiles of {block} keys, not rescaled when the maximum grows,",
+            _not_rescaled(block),
+        )
+        for block in BLOCKS
+    ),
     Rows("one", lambda c, a: 0.0 * _visible(c, a)),
     Rows("the exponential of the row's largest logit", _largest),
     Rows("the exponential of minus the row's largest logit", lambda c, a: -_largest(c, a)),
@@ -100,6 +121,62 @@ ROWS: Final = (
         lambda _c, a: torch.logsumexp(2 * a.logits, -1, keepdim=True) / 2,
     ),
 )
+
+
+# Weights that are a function of the right ones, and weights that no softmax made of the logits.
+_OF_WEIGHTS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("the square of them", torch.square),
+    ("the root of them", torch.sqrt),
+    ("one less each of them", lambda weights: 1.0 - weights),
+    ("the sum of them up to each key", lambda weights: weights.cumsum(-1)),
+    ("each divided by the row's largest", lambda w: w / w.amax(-1, keepdim=True)),
+    ("their mean over the queries", lambda w: w.mean(-2, keepdim=True).expand_as(w)),
+    ("their mean over the heads", lambda w: w.mean(1, keepdim=True).expand_as(w)),
+)
+_OF_LOGITS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("their exponentials, divided by nothing", torch.exp),
+    ("their sigmoids", torch.sigmoid),
+    ("their positive parts", lambda logits: present(logits).relu()),
+    ("their softplus", torch.nn.functional.softplus),
+    ("their squares", lambda logits: present(logits).square()),
+    ("their powers of two", torch.exp2),
+)
+
+
+def weight_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """The mistakes that make the weights a function of the right ones, or of single logits."""
+    attention, read = reading.attention, reading.weights
+    tables: list[tuple[str, str, Callable[[golden.Attention], Tensor]]] = [
+        (f"weights: {words}", f"the weights are not used as they are, but {words}", _made(f))
+        for words, f in _OF_WEIGHTS
+    ]
+    tables += [
+        (f"weights: of the logits {words}", f"the weights are of the logits {words}", _unmade(f))
+        for words, f in _OF_LOGITS
+    ]
+    for name, text, weights_of in tables:
+        weights = weights_of(attention)
+        if bool(torch.isfinite(weights).all()) and reading.agree(read, weights):
+            yield statement(name, text, _FIX, core=_weighing(weights_of))
+
+
+def _made(function: Callable[[Tensor], Tensor]) -> Callable[[golden.Attention], Tensor]:
+    """A function of the right weights, zero for hidden keys."""
+    return lambda attention: function(attention.weights).masked_fill(~attention.allowed, 0.0)
+
+
+def _unmade(function: Callable[[Tensor], Tensor]) -> Callable[[golden.Attention], Tensor]:
+    """A function of each logit, zero for hidden keys."""
+    return lambda attention: function(attention.logits).masked_fill(~attention.allowed, 0.0)
+
+
+def _weighing(weights_of: Callable[[golden.Attention], Tensor]) -> CoreChange:
+    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        weights = weights_of(attention)
+        kept = torch.where(attention.empty[..., None], attention.weights, weights)
+        return weighing(attention, kept)
+
+    return core
 
 
 @dataclass(frozen=True)

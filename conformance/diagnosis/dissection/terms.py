@@ -42,6 +42,14 @@ def _of_scores(function: Callable[[Tensor], Tensor]) -> TermValues:
     return lambda _call, attention: function(capped_scores(attention))
 
 
+def _of_products(function: Callable[[Tensor], Tensor]) -> TermValues:
+    return lambda _call, attention: function(attention.query @ attention.key.mT) * attention.scale
+
+
+def _clamped(limit: float) -> Callable[[Tensor], Tensor]:
+    return lambda scores: scores.clamp(-limit, limit)
+
+
 def _products(query: Callable[[Tensor], Tensor], key: Callable[[Tensor], Tensor]) -> TermValues:
     """Scaled dot products of changed operands."""
 
@@ -111,6 +119,7 @@ def _exchanged(scores: Tensor) -> Tensor:
     return scores.mT if square else torch.zeros_like(scores)
 
 
+_LIMITS: Final = (0.5, 1.0, 2.0, 3.0, 4.0)
 _CAPS: Final = (1.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0)
 CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("of the first batch item", _first(0)),
@@ -166,7 +175,6 @@ _FUNCTIONS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("the rounded scores", torch.round),
     ("the scores rounded down", torch.floor),
     ("the softmax of the scores", lambda scores: torch.softmax(scores, -1)),
-    ("the scores clamped to one", lambda scores: scores.clamp(-1.0, 1.0)),
     ("the scores cut off at one", lambda scores: scores.clamp_max(1.0)),
     ("the mean of the row's scores over the queries", lambda s: s.mean(-2, keepdim=True) + 0 * s),
     ("the largest score of each key over the queries", lambda s: s.amax(-2, keepdim=True) + 0 * s),
@@ -192,6 +200,15 @@ def _operands() -> Iterator[Term]:
         for part, of_cached in (("cached", True), ("new", False)):
             name = f"the {part} keys, each taken to be the key {words}"
             yield Term(name, name, _cached_products(change, cached=of_cached), operand=True)
+    for words, of_products in (
+        ("the absolute value of the dot products, scaled", torch.abs),
+        ("the positive part of the dot products, scaled", torch.relu),
+        ("the square of the dot products, scaled", torch.square),
+    ):
+        yield Term(words, words, _of_products(of_products), operand=True)
+    for limit in _LIMITS:
+        words = f"the scores clamped to {limit:g}"
+        yield Term(words, words, _of_scores(_clamped(limit)), operand=True)
     yield Term(
         "cached keys last", "the new keys before the cached ones", _cached_last, operand=True
     )
