@@ -22,7 +22,7 @@ from .answer_facts import repeats, unknown_entry
 from .backward import BackwardDiagnostician
 from .battery import BatteryAnswer, answer_to, observe, plain_problem
 from .dissection import statements
-from .mistaken_answer import Combination, act
+from .mistaken_answer import ActedAnswers, Combination, act
 from .mistakes import NamedMistake, NotExpressible, named_mistakes
 from .neighbours import neighbours
 from .precision_diagnosis import precision_entry, scale_entry
@@ -82,6 +82,8 @@ MOST_REPORTED: Final = 6
 PAIR_SECONDS: Final = 3.0
 # Failing problems whose neighbours are searched for what explains them.
 MOST_SEARCHES: Final = 3
+# Added to the seed of a problem for values that no search has looked at.
+OTHER_VALUES: Final = 7919
 # Answers that losses of precision are tried on, spread over the battery: each costs all of them.
 FEW: Final = 12
 
@@ -102,6 +104,7 @@ class Diagnostician:
         self.mistakes = named_mistakes() if mistakes is None else tuple(mistakes)
         self._said_at = ""
         self._searches = 0
+        self._acted = ActedAnswers(subject.oracle, subject.declaration.semantics)
         self._first_problem: Problem | None = None
 
     def explain(
@@ -176,10 +179,11 @@ class Diagnostician:
         """
         if not self.observed:
             return []
-        search = MistakeSearch(self.subject, self.observed, self.mistakes)
+        search = self._search(self.observed, self.mistakes)
         if search.wrong and not repeats(self.subject, search.observed[0]):
             return []  # what answers at random makes no mistake that could be acted out
-        near = self._answers_near(self._first_problem or plain_problem(self.subject))
+        base = self._first_problem or plain_problem(self.subject)
+        near = self._answers_near(base)
         singles = search.singles() if search.gross else []
         confirmed = [made for made in singles if self._explain_all(made, near)]
         if confirmed:
@@ -189,13 +193,15 @@ class Diagnostician:
         some = plain[:: len(plain) // FEW + 1]
         entry = precision_entry(self.subject, some)
         if entry is None and search.gross:
-            narrowed = self._narrowed([*search.observed, *near])
+            narrowed = self._narrowed([*search.observed, *near], base)
             if narrowed:
                 return narrowed
-        entry = entry or scale_entry(self.subject, pairs)
+        beyond = [(answer.inputs, answer.output) for answer in near]
+        entry = entry or scale_entry(self.subject, [*pairs, *beyond])
         if entry is not None:
             return [Explanation(entry={"fix": "", **entry})]
-        return _explanations(search.pairs(PAIR_SECONDS) if search.gross else [])
+        together = search.pairs(PAIR_SECONDS) if search.gross else []
+        return _explanations([made for made in together if self._explain_all(made, near)])
 
     def _answers_near(self, problem: Problem | None) -> list[BatteryAnswer]:
         if problem is None:
@@ -206,24 +212,41 @@ class Diagnostician:
     def _explain_all(self, made: Combination, answers: Sequence[BatteryAnswer]) -> bool:
         return all(self._explain_answer(made, answer) for answer in answers)
 
-    def _narrowed(self, observed: Sequence[BatteryAnswer]) -> list[Explanation]:
-        """Mistakes of the catalogue under conditions, and statements of what is read."""
-        proposed = MistakeSearch(self.subject, observed, statements(self.subject, observed))
+    def _narrowed(
+        self, observed: Sequence[BatteryAnswer], problem: Problem | None
+    ) -> list[Explanation]:
+        """Mistakes of the catalogue under conditions, and statements of what is read.
+
+        Each explains the neighbours of ``problem`` with other values, too.
+        """
+        proposed = self._search(observed, statements(self.subject, observed))
         stated: list[Combination] = proposed.singles()
-        if stated:
-            return _explanations(_shortest(stated))
-        named = MistakeSearch(self.subject, observed, self.mistakes).narrowed()
-        read = proposed.narrowed()
-        if named and (not read or named[0].conditions <= read[0].conditions):
-            return _explanations([(one.mistake,) for one in named])
-        return _explanations(_shortest([(one.mistake,) for one in read]))
+        named = [] if stated else self._search(observed, self.mistakes).narrowed()
+        read = [] if stated else proposed.narrowed()
+        if named and read and read[0].conditions < named[0].conditions:
+            named = []
+        fresh = problem and problem.replace(seed=problem.seed + OTHER_VALUES)
+        unseen = self._answers_near(fresh)
+
+        def confirmed(proposals: list[Combination]) -> list[Combination]:
+            return [made for made in proposals if self._explain_all(made, unseen)]
+
+        of_catalogue = confirmed([(one.mistake,) for one in named])
+        if of_catalogue:
+            return _explanations(of_catalogue)
+        return _explanations(_shortest(confirmed(stated or [(one.mistake,) for one in read])))
+
+    def _search(
+        self, observed: Sequence[BatteryAnswer], mistakes: Sequence[NamedMistake]
+    ) -> MistakeSearch:
+        return MistakeSearch(self.subject, observed, mistakes, self._acted)
 
     def _search_near(self, problem: Problem) -> list[Explanation]:
         """What explains every answer of the battery and of the neighbours of a problem."""
         observed = [*self.observed, *self._answers_near(problem)]
         if not any(margin(self.subject, answer) > GROSS for answer in observed):
             return []
-        return self._narrowed(observed)
+        return self._narrowed(observed, problem)
 
     def _fits(
         self, explanation: Explanation, clause: Clause | None, problem: Problem | None
@@ -244,12 +267,15 @@ class Diagnostician:
         declared = self.subject.declaration.semantics
         if not touches_any(made, answer.inputs, declared):
             return margin(self.subject, answer) <= 1.0
-        acted = act(self.subject.oracle, declared, made, answer.inputs)
+        try:
+            acted = act(self.subject.oracle, declared, made, answer.inputs)
+        except NotExpressible:
+            return margin(self.subject, answer) <= 1.0
         return agrees(self.subject, acted, answer)
 
 
 def _shortest(stated: list[Combination]) -> list[Combination]:
-    """Of several statements that hold the one with the fewest words, if there is any."""
+    """Of several statements that hold the one with the shortest text, if there is any."""
     return sorted(stated, key=lambda made: len(made[0].sentence))[:1]
 
 

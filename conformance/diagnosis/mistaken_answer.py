@@ -10,8 +10,6 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -84,31 +82,31 @@ class MistakenAnswer:
         return (rows | overflows if fits else overflows).unsqueeze(-1)
 
 
-# What single mistakes answer, for as long as the inputs live: several searches ask the same.
-_ACTED: Final[WeakKeyDictionary[Inputs, dict[int, tuple[NamedMistake, MistakenAnswer | None]]]] = (
-    WeakKeyDictionary()
-)
+class ActedAnswers:
+    """What single mistakes answer, remembered for the searches of one subject."""
 
+    def __init__(self, oracle: Oracle, declared: golden.Semantics) -> None:
+        self._oracle = oracle
+        self._declared = declared
+        # Mistakes and inputs are kept along with the answers: their numbers stay theirs.
+        self._answers: dict[
+            tuple[int, int], tuple[NamedMistake, Inputs, MistakenAnswer | None]
+        ] = {}
 
-def act_once(
-    oracle: Oracle, declared: golden.Semantics, mistake: NamedMistake, inputs: Inputs
-) -> MistakenAnswer:
-    """What a candidate answers that makes one mistake, remembered; see :func:`act`.
-
-    ``inputs`` are those of one subject, so that oracle and declared point are always the same.
-    """
-    remembered = _ACTED.setdefault(inputs, {})
-    if id(mistake) not in remembered:
-        try:
-            answer = act(oracle, declared, (mistake,), inputs)
-        except NotExpressible:
-            remembered[id(mistake)] = mistake, None
-        else:
-            remembered[id(mistake)] = mistake, answer
-    acted = remembered[id(mistake)][1]
-    if acted is None:
-        raise NotExpressible
-    return acted
+    def of(self, mistake: NamedMistake, inputs: Inputs) -> MistakenAnswer:
+        """What a candidate answers that makes one mistake; NotExpressible where it cannot."""
+        key = id(mistake), id(inputs)
+        if key not in self._answers:
+            try:
+                answer = act(self._oracle, self._declared, (mistake,), inputs)
+            except NotExpressible:
+                self._answers[key] = mistake, inputs, None
+            else:
+                self._answers[key] = mistake, inputs, answer
+        acted = self._answers[key][-1]
+        if acted is None:
+            raise NotExpressible
+        return acted
 
 
 def act(
@@ -135,17 +133,18 @@ def act(
     for mistake in made:
         if mistake.rows is not None:
             others = [other for other in made if other is not mistake]
-            answer = _in_its_rows(mistake, answer, act(oracle, declared, others, given))
+            without = act(oracle, declared, others, given)
+            answer = _in_its_rows(mistake, given, answer, without)
     return answer
 
 
 def _in_its_rows(
-    mistake: NamedMistake, answer: MistakenAnswer, without: MistakenAnswer
+    mistake: NamedMistake, inputs: Inputs, answer: MistakenAnswer, without: MistakenAnswer
 ) -> MistakenAnswer:
     """An answer in the rows in which a mistake is made, and the answer without it in the others."""
     if mistake.rows is None or without.output.shape != answer.output.shape:
         raise NotExpressible
-    rows = mistake.rows(answer.inputs, answer.output).unsqueeze(-1)
+    rows = mistake.rows(inputs, answer.output).unsqueeze(-1)
     return dataclasses.replace(
         answer, output=torch.where(rows, answer.output, without.output), stepwise=True
     )

@@ -23,7 +23,7 @@ from ..tolerance import model
 from .agreement import within
 from .battery import BatteryAnswer
 from .conditions import FINER, Condition
-from .mistaken_answer import MistakenAnswer, act_once
+from .mistaken_answer import ActedAnswers, MistakenAnswer
 from .mistakes import NamedMistake, NotExpressible
 
 # Conditions that a mistake may have together.
@@ -52,7 +52,9 @@ def _index(name: str, words: str, holds: Callable[[Tensor, int], Tensor], axis: 
     return Part(name, words, of_rows)
 
 
-def _few_keys(inputs: Inputs, item: Tensor, head: Tensor | None, query: Tensor) -> Tensor | None:
+def _without_keys(
+    inputs: Inputs, item: Tensor, head: Tensor | None, query: Tensor
+) -> Tensor | None:
     """Rows that may attend no key."""
     empty = ~inputs.allowed(inputs.point).any(dim=-1)
     if head is None:
@@ -72,7 +74,7 @@ def _from_query(number: int) -> Part:
 
 
 PARTS: Final[tuple[Part, ...]] = (
-    Part("rows without keys", "in rows without keys", _few_keys),
+    Part("rows without keys", "in rows without keys", _without_keys),
     *(
         part
         for axis, one, several in (
@@ -122,10 +124,12 @@ class Narrowed:
 class Narrowing:
     """The rows of some observed answers, and the conditions that each of them meets."""
 
-    def __init__(self, subject: Subject, observed: Sequence[BatteryAnswer]) -> None:
+    def __init__(
+        self, subject: Subject, observed: Sequence[BatteryAnswer], acted: ActedAnswers
+    ) -> None:
         self.subject = subject
+        self.acted = acted
         self.observed = observed
-        self.declared = subject.declaration.semantics
         self._traits: dict[int, Tensor] = {}
 
     def narrowed(self, mistake: NamedMistake) -> Narrowed | None:
@@ -162,7 +166,7 @@ class Narrowing:
         if self.subject.declaration.empty_rows == "any":
             judged = judged & ~exact.empty_rows.expand(answer.output.shape).all(dim=-1)
         try:
-            acted = act_once(self.subject.oracle, self.declared, mistake, answer.inputs)
+            acted = self.acted.of(mistake, answer.inputs)
         except NotExpressible:
             none = torch.zeros_like(right)
             return Rows(made=none, spared=none, unexplained=judged & ~right)

@@ -52,6 +52,8 @@ _CHANGED: Final = (
     {"value_head_size": 72},
 )
 _NEW_VALUES: Final = 1009
+# A failing problem with more scores has no neighbours of its own size: each would cost as much.
+MOST_SCORES: Final = 20_000
 _PAST: Final = 2
 # Keywords of a call: what they are where they are left out, and a value that shows.
 _KEYWORDS: Final = (
@@ -70,12 +72,17 @@ def neighbours(subject: Subject, problem: Problem) -> Iterator[Inputs]:
     """
     plain = problem.replace(overrides=None, seed=problem.seed + _NEW_VALUES)
     fitted = {plain: None}
-    usual = plain.replace(values="normal")
-    for base in (plain, _resized(subject, usual, _ENLARGED)):
+    enlarged = _resized(subject, plain.replace(values="normal"), _ENLARGED)
+    for base in (plain, enlarged) if _scores(plain) <= MOST_SCORES else (enlarged,):
         for changed in (base, *_variants(subject, base)):
             fitted[one_at_a_time(changed, subject.candidate)] = None
     for one in fitted:
         yield subject.inputs(one)
+
+
+def _scores(problem: Problem) -> int:
+    sizes = problem.geometry
+    return sizes.batch * sizes.num_heads * sizes.query_length * sizes.key_length
 
 
 def _resized(subject: Subject, problem: Problem, sizes: dict[str, int]) -> Problem:

@@ -16,7 +16,7 @@ from ..problems.inputs import Inputs
 from ..tolerance import model
 from .agreement import agrees, closeness, margin
 from .battery import BatteryAnswer
-from .mistaken_answer import Combination, act, act_once
+from .mistaken_answer import ActedAnswers, Combination, act
 from .mistakes import DeclaredCall, NamedMistake, NotExpressible, everywhere
 from .mistakes._steps import has_causal, has_mask, has_softcap, has_window, hides_keys
 from .narrowing import Narrowed, Narrowing
@@ -35,10 +35,15 @@ class MistakeSearch:
     """
 
     def __init__(
-        self, subject: Subject, observed: Sequence[BatteryAnswer], mistakes: Sequence[NamedMistake]
+        self,
+        subject: Subject,
+        observed: Sequence[BatteryAnswer],
+        mistakes: Sequence[NamedMistake],
+        acted: ActedAnswers | None = None,
     ) -> None:
         self.subject = subject
         self.declared = subject.declaration.semantics
+        self.acted = acted or ActedAnswers(subject.oracle, self.declared)
         margins = {id(answer): margin(subject, answer) for answer in observed}
         # What goes grossly wrong first: a mistake that changes nothing would pass the rest.
         self.observed = sorted(observed, key=lambda answer: _order(margins[id(answer)], answer))
@@ -70,7 +75,7 @@ class MistakeSearch:
         """
         if self.wrong.bit_count() < FEWEST_WRONG:
             return []
-        narrowing = Narrowing(self.subject, self._as_given)
+        narrowing = Narrowing(self.subject, self._as_given, self.acted)
         every = (narrowing.narrowed(mistake) for mistake in self.mistakes)
         narrowed = [one for one in every if one is not None]
         fewest = min(((one.conditions, one.spared) for one in narrowed), default=None)
@@ -169,12 +174,11 @@ class MistakeSearch:
 
     def _judge(self, made: Combination, index: int) -> bool:
         answer = self.observed[index]
-        oracle = self.subject.oracle
         try:
             if len(made) == 1:
-                acted = act_once(oracle, self.declared, made[0], answer.inputs)
+                acted = self.acted.of(made[0], answer.inputs)
             else:
-                acted = act(oracle, self.declared, made, answer.inputs)
+                acted = act(self.subject.oracle, self.declared, made, answer.inputs)
         except NotExpressible:
             return False
         return agrees(self.subject, acted, answer)

@@ -283,7 +283,7 @@ def test_answers_too_large_by_a_factor_are_no_epsilon() -> None:
         def mix(self, weights: Tensor, value: Tensor) -> Tensor:
             return super().mix(weights, value) * 0.999
 
-    assert unnamed(Subject(core(Larger()), "float32"))
+    assert names(diagnose(Subject(core(Larger()), "float32"))) == ["answer: times 0.999"]
 
 
 @pytest.mark.parametrize("factor", [1e-6, -1e-6, 3e-6])

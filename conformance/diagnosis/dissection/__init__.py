@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ...base.geometry import Geometry
 from ...clauses.subject import Subject
 from ..agreement import margin
 from ..battery import BatteryAnswer
@@ -25,8 +24,6 @@ from .visibility import band_statements, table_statements, visibility_statements
 
 # Numbers of keys that tell tiles apart: an answer of each range is read.
 RANGES: Final = (8, 16, 32, 64, 160)
-# Further answers that are read, of other sizes.
-MOST_READ: Final = 3
 OF_WEIGHTS: Final = (
     table_statements,
     band_statements,
@@ -53,18 +50,16 @@ def statements(subject: Subject, observed: Sequence[BatteryAnswer]) -> list[Name
 
 
 def readings(subject: Subject, wrong: Sequence[BatteryAnswer]) -> Iterator[Reading]:
-    """Readings of wrong answers: the smallest of each range of key lengths, and of other sizes."""
+    """Readings of wrong answers: the plainest of each range of key lengths and each condition."""
     ordered = sorted((answer for answer in wrong if readable(answer.inputs)), key=_size)
-    chosen: dict[int, BatteryAnswer] = {}
+    chosen: dict[str, BatteryAnswer] = {}
     for answer in ordered:
         keys = answer.inputs.geometry.key_length
-        chosen.setdefault(next(limit for limit in RANGES if keys <= limit), answer)
-    sizes = {answer.inputs.geometry for answer in chosen.values()}
-    others: dict[Geometry, BatteryAnswer] = {}
-    for answer in ordered:
-        if answer.inputs.geometry not in sizes:
-            others.setdefault(answer.inputs.geometry, answer)
-    for answer in (*chosen.values(), *list(others.values())[:MOST_READ]):
+        chosen.setdefault(f"up to {next(limit for limit in RANGES if keys <= limit)}", answer)
+        for condition in CONDITIONS:
+            if condition.holds(answer.inputs):
+                chosen.setdefault(condition.name, answer)
+    for answer in dict.fromkeys(chosen.values()):
         reading = read(subject, answer.inputs)
         if reading is not None:
             yield reading

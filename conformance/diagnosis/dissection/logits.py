@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
-from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
+from ..mistakes import DeclaredCall, NamedMistake
 from ..mistakes._steps import relogited
 from .reading import Reading
 from .statement import statement
@@ -186,7 +186,7 @@ def _as_mistake(terms: Sequence[Term], factors: Sequence[Number]) -> NamedMistak
     def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
         parts = [term.values(call, attention) for term in terms]
         if any(part is None for part in parts):
-            raise NotExpressible
+            return None
         sizes = call.inputs.geometry
         logits = torch.zeros_like(attention.scores)
         for part, number in zip(parts, factors, strict=True):
@@ -199,14 +199,15 @@ def _as_mistake(terms: Sequence[Term], factors: Sequence[Number]) -> NamedMistak
         name = f"logits: {factors[0].words} times the scores"
         text = f"the logits are {factors[0].words} times what they should be"
         fix = "multiply the dot products by the scale once, and by nothing else"
-    elif SCORES in terms:
-        more = [
-            (t, n) for t, n in zip(terms, factors, strict=True) if t is not SCORES or n.words != "1"
-        ]
-        named = " and ".join(f"{n.words} times {t.words}" for t, n in more)
+    elif SCORES in terms and factors[terms.index(SCORES)].words == "1":
+        named = " and ".join(
+            number.words + " times " + term.words if number.words != "1" else term.words
+            for term, number in zip(terms, factors, strict=True)
+            if term is not SCORES
+        )
         name, text = f"logits: {named} added", f"the logits have one more term: {named}"
         fix = f"take {named} out of the logits"
     else:
-        name, text = f"logits: {words}", f"the logits are made of {words}"
+        name, text = f"logits: {words}", f"the logits are made with {words}"
         fix = "multiply each query with each key of its own head and item, and scale the product"
     return statement(name, text, fix, core=core)

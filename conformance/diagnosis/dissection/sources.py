@@ -68,8 +68,8 @@ def value_statements(reading: Reading) -> Iterator[NamedMistake]:
         if output.shape == attention.output.shape and reading.agree(output, got):
             yield statement(
                 f"answer: {words}",
-                f"the answer is that {words}",
-                "put each row of the answer in its own place",
+                f"the answer {words} is returned",
+                "return the answer of each query, head and item as it is, in its own place",
                 core=lambda _call, a, move=move: dataclasses.replace(a, output=move(a.output)),
             )
     yield from _more_in_the_answer(reading)
@@ -181,8 +181,6 @@ def _functions(reading: Reading) -> Iterator[NamedMistake]:
         ("the square", torch.square),
         ("the sigmoid", torch.sigmoid),
         ("the part between -1 and 1", lambda t: t.clamp(-1.0, 1.0)),
-        ("what is left of its mean over the channels", lambda t: t - t.mean(-1, keepdim=True)),
-        ("what divided by its length is", lambda t: torch.nn.functional.normalize(t, dim=-1)),
         ("the sum over the queries so far", lambda t: t.cumsum(2)),
         ("the mean over the heads", lambda t: t.mean(1, keepdim=True).expand_as(t)),
         ("the softmax over the channels", lambda t: torch.softmax(t, -1)),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..._golden import golden
 from ..mistakes import DeclaredCall, NamedMistake
-from ..mistakes._steps import BLOCKS, present, weighing
+from ..mistakes._steps import BLOCKS, present, unmasked_logits, weighing
 from ..mistakes.named_mistake import CoreChange
 from .reading import Reading
 from .statement import statement
@@ -39,7 +39,9 @@ def _largest(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
 
 
 def _log_sum(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
-    return torch.logsumexp(attention.logits, dim=-1, keepdim=True)
+    total = torch.logsumexp(attention.logits, dim=-1, keepdim=True)
+    sinks = attention.sinks
+    return total if sinks is None else torch.logaddexp(total, sinks.double()[:, None, None])
 
 
 def _visible(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
@@ -47,8 +49,7 @@ def _visible(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
 
 
 def _hidden_too(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
-    scores = attention.scores.expand_as(attention.logits)
-    return torch.logsumexp(scores, dim=-1, keepdim=True)
+    return torch.logsumexp(unmasked_logits(attention), dim=-1, keepdim=True)
 
 
 def _row(values: Tensor, attention: golden.Attention) -> Tensor:
@@ -87,7 +88,7 @@ ROWS: Final = (
         )
         for block in BLOCKS
     ),
-    Rows("one", lambda c, a: 0.0 * _visible(c, a)),
+    Rows("one", lambda c, a: torch.zeros_like(_visible(c, a))),
     Rows("the exponential of the row's largest logit", _largest),
     Rows("the exponential of minus the row's largest logit", lambda c, a: -_largest(c, a)),
     Rows("the sum of the exponentials", _log_sum),
@@ -240,7 +241,7 @@ def sum_statements(reading: Reading) -> Iterator[NamedMistake]:
             yield statement(
                 f"answer: times {number.words}",
                 f"the answer is {number.words} times what it should be",
-                _FIX,
+                "do not multiply the answer: the weights of a row sum to one",
                 core=_times(_everywhere(number)),
             )
         return
@@ -271,6 +272,8 @@ def _proposals(reading: Reading, rows: Tensor, ratio: Tensor) -> Iterator[NamedM
 
 def _as_mistake(form: Form, term: Rows, number: Number) -> NamedMistake:
     words = term.words if number.words == "1" else f"{number.words} times {term.words}"
+    if term.words == "one":
+        words = number.words
 
     def factor(call: DeclaredCall, attention: golden.Attention) -> Tensor:
         total, log_values = _log_sum(call, attention), term.log_values(call, attention)

@@ -324,7 +324,7 @@ def _added() -> Iterator[Term]:
         ("one for the first key", lambda keys, _ahead: keys == 0),
         ("one for the last key", lambda keys, _ahead: keys == keys.amax()),
         ("one for the query's own place", lambda _keys, ahead: ahead == 0),
-        ("one for the keys behind the query", lambda _keys, ahead: ahead > 0),
+        ("one for the keys after the query", lambda _keys, ahead: ahead > 0),
         ("one for every second key", lambda keys, _ahead: keys % 2 == 0),
         ("the index of the key", lambda keys, _ahead: keys),
         ("the distance from query to key", lambda _keys, ahead: ahead.abs()),
@@ -382,14 +382,14 @@ _CONSTANTS: Final[tuple[tuple[str, float], ...]] = (
     ("1/ln 2", 1.0 / math.log(2.0)),
 )
 _SIZES: Final[tuple[tuple[str, Callable[[Geometry], int]], ...]] = (
-    ("d", lambda sizes: sizes.head_size),
+    ("the head size", lambda sizes: sizes.head_size),
     ("the value head size", lambda sizes: sizes.value_head_size),
     ("the number of heads", lambda sizes: sizes.num_heads),
     ("the number of key/value heads", lambda sizes: sizes.num_kv_heads),
     ("the number of keys", lambda sizes: sizes.key_length),
     ("the number of queries", lambda sizes: sizes.query_length),
     ("the batch size", lambda sizes: sizes.batch),
-    ("the width", lambda sizes: sizes.num_heads * sizes.head_size),
+    ("the width of all heads", lambda sizes: sizes.num_heads * sizes.head_size),
     ("the group size", lambda sizes: sizes.num_heads // max(sizes.num_kv_heads, 1)),
 )
 _POWERS: Final = ((0.5, "√({})"), (-0.5, "1/√({})"), (1.0, "{}"), (-1.0, "1/{}"))
@@ -404,15 +404,13 @@ def numbers(read: float, sizes: Geometry, same: float) -> Iterator[Number]:
     def near(value: float) -> bool:
         return abs(value - read) <= 2.0 * same * abs(value)
 
-    constants = [_constant(words, value) for words, value in _CONSTANTS if near(value)]
-    yield from constants
+    yield from (_constant(words, value) for words, value in _CONSTANTS if near(value))
     for words, size in _SIZES:
         for power, form in _POWERS:
             for sign in (1.0, -1.0):
                 if size(sizes) > 1 and near(sign * math.pow(size(sizes), power)):
                     yield _of_size("-" * (sign < 0) + form.format(words), size, power, sign)
-    if not constants:
-        yield _constant(f"{read:.4g}", read)
+    yield _constant(f"{read:.4g}", read)
 
 
 def _constant(words: str, value: float) -> Number:

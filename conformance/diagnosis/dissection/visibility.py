@@ -104,7 +104,7 @@ def _by_structure(call: DeclaredCall) -> Tensor:
 
 
 _EVERY: Final = Cells(
-    "of all kinds", lambda call: torch.ones(call.inputs.score_shape, dtype=torch.bool)
+    "of every kind", lambda call: torch.ones(call.inputs.score_shape, dtype=torch.bool)
 )
 _KEPT: Final = _mask("that the mask keeps", lambda table: table)
 _REACHED: Final = Cells("that causality and window leave", _by_structure)
@@ -143,12 +143,12 @@ def _every_kind() -> Iterator[Cells]:
         (", counted from the last key,", _from_the_bottom),
     ):
         yield make(f"at the query's own place{words}", lambda ahead: ahead == 0)
-        yield make(f"behind the query{words}", lambda ahead: ahead > 0)
+        yield make(f"after the query{words}", lambda ahead: ahead > 0)
         yield make(f"before the query{words}", lambda ahead: ahead < 0)
-        yield make(f"at or behind the query{words}", lambda ahead: ahead >= 0)
+        yield make(f"at or after the query{words}", lambda ahead: ahead >= 0)
         yield make(f"at or before the query{words}", lambda ahead: ahead <= 0)
-        yield make(f"one behind the query{words}", lambda ahead: ahead == 1)
-        yield make(f"more than one behind the query{words}", lambda ahead: ahead > 1)
+        yield make(f"one after the query{words}", lambda ahead: ahead == 1)
+        yield make(f"more than one after the query{words}", lambda ahead: ahead > 1)
         yield make(f"one before the query{words}", lambda ahead: ahead == -1)
     yield Cells("that are cached", _cached)
     yield _not(Cells("", _cached), "that are new")
@@ -273,10 +273,17 @@ def band_statements(reading: Reading) -> Iterator[NamedMistake]:
             least + left if left >= 0 and least > int(ahead.min()) else None,
             most - (0 if inputs.causal else right) if most < int(ahead.max()) else None,
             bottom_right=bottom_right,
+            windowed=left >= 0,
         )
 
 
-def _band(before: int | None, behind: int | None, *, bottom_right: bool) -> NamedMistake:
+def _keys(count: int, more: str) -> str:
+    return f"{abs(count)} {more} {'key' if abs(count) == 1 else 'keys'}"
+
+
+def _band(
+    before: int | None, behind: int | None, *, bottom_right: bool, windowed: bool
+) -> NamedMistake:
     """A band whose ends lie so many keys from where they should; None for an end that is lost."""
 
     def inputs_for(call: DeclaredCall) -> Inputs | None:
@@ -295,16 +302,16 @@ def _band(before: int | None, behind: int | None, *, bottom_right: bool) -> Name
         return inputs.replace(keep=table, causal=False, window=None)
 
     parts = []
-    if before is None:
-        parts.append("the near side of a window is open")
+    if before is None and windowed:
+        parts.append("a window hides no key before the query")
     elif before:
         more = "fewer" if before > 0 else "more"
-        parts.append(f"{abs(before)} {more} keys before the query are attended")
+        parts.append(f"{_keys(before, more)} before the query are attended")
     if behind is None:
-        parts.append("keys behind the query are not hidden")
+        parts.append("keys after the query are not hidden")
     elif behind:
         more = "more" if behind > 0 else "fewer"
-        parts.append(f"{abs(behind)} {more} keys behind the query are attended")
+        parts.append(f"{_keys(behind, more)} after the query are attended")
     corner = "the last key" if bottom_right else "the first key"
     text = f"the places of queries are counted from {corner}"
     text += f": {'; '.join(parts)}" if parts else ""
@@ -363,6 +370,8 @@ def _described(reading: Reading, chosen: Tensor, others: Tensor) -> list[tuple[C
 
 
 def _sums_to_one(reading: Reading, rows: Tensor) -> bool:
+    if reading.attention.sinks is not None:
+        return True  # a sink takes its share: the sum alone does not tell
     sums = reading.weights.sum(dim=-1, keepdim=True)
     return bool(((sums - 1.0).abs()[rows] <= SAME_LOGIT).all())
 

@@ -57,7 +57,7 @@ def two_more(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def keys_lost(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Keys from the tenth on are ignored."""
+    """Keys from the 17th on are ignored."""
     return scaled_dot_product_attention(query, key[:, :, :16], value[:, :, :16])
 
 
@@ -77,7 +77,7 @@ STATED: dict[str, tuple[Callable[..., Tensor], str]] = {
         "logits: the key averaged over the heads",
     ),
     "another denominator": (euclidean, "sum: divided by the root of the sum of the squares"),
-    "a larger denominator": (two_more, "sum: 2 times one added"),
+    "a larger denominator": (two_more, "sum: 2 added"),
     "lost keys": (keys_lost, "visibility: without keys past the first 16"),
     "a factor on the answer": (
         lambda q, k, v: 0.75 * scaled_dot_product_attention(q, k, v),
