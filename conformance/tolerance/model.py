@@ -267,6 +267,17 @@ SMALLEST_OWN_LOGIT: Final = 1e-3
 MUCH_CLOSER: Final = 0.01
 # Or if they come as close as rounding lets anybody: a few times the bound of the declared point.
 AS_CLOSE: Final = 4.0
+# What a diagnosis reads from answers only proposes statements: each is acted out and judged by its
+# own bound before it is said. These numbers decide what is proposed, beyond the bounds of weights.
+# A weight so small a part of its row's largest has lost the digits that its logarithm would need.
+SMALLEST_READ: Final = 1e-3
+# Numbers read twice, from weights of SMALLEST_READ and more, agree to this part of them in float32
+# (2^-24 / 1e-3 = 6e-5, and as much again for each of a dozen operations in between).
+SAME_READ: Final = 1e-3
+# The same of logits: ln(1 + 6e-5), with room for the operations that make them.
+LOGIT_READ_TO: Final = 2e-4
+# Logits of keys that should be hidden have small weights: they are read to a twentieth.
+FILL_READ_TO: Final = 0.05
 # A mistake that changes a step of the computation has no bound of its own: it gets the widest of
 # the point that it starts from, so often, and the square of what it enlarges the answers by, up to
 # where float32 has no digits left.

@@ -19,7 +19,7 @@ BATCH, LENGTH = "export.dynamic-batch", "export.dynamic-length"
 @pytest.mark.parametrize("weights_known", [True, False])
 def test_a_dynamic_graph_passes(tmp_path: Path, slug: str, *, weights_known: bool) -> None:
     """A graph that reads its sizes from its inputs passes, with weights and without."""
-    weights = {} if weights_known else {"known": None}
+    weights = {} if weights_known else {"weights": None}
     result = run_clause(opened(tmp_path, Plan(), **weights), slug, examples=20)  # type: ignore[arg-type]
     assert result.status == "passed", result.reason
     assert result.binding >= result.examples // 2

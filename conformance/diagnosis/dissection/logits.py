@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
+from ...tolerance import model
 from ..mistakes import DeclaredCall, NamedMistake
 from ..mistakes._steps import relogited
 from .reading import Reading
@@ -19,8 +20,6 @@ from .terms import ADDED, OPERANDS, SCORES, Number, Term, numbers
 
 # Logits that must be left over after a fit, so that it says something.
 FEWEST_LEFT: Final = 3
-# How far read logits may be off beyond the bound, for what the candidate rounds in between.
-READ_TO: Final = 2e-4
 # A factor on the logits that is so near one is a loss of precision, and is measured elsewhere.
 NEARLY_RIGHT: Final = 0.1
 
@@ -41,7 +40,7 @@ class LogitFit:
         legible = reading.legible & reading.attention.allowed
         self.used = legible & (legible.sum(dim=-1, keepdim=True) > 1)
         self.count = int((legible.sum(dim=-1) - 1).clamp_min(0).sum())
-        self.room = (READ_TO + reading.logit_error)[self.used]
+        self.room = (model.LOGIT_READ_TO + reading.logit_error)[self.used]
         self.logits = self._centred(reading.logits)
 
     def _centred(self, values: Tensor) -> Tensor:
@@ -56,7 +55,9 @@ class LogitFit:
         if values is None:
             return None
         column = self._centred(values.expand_as(self.reading.weights))
-        if not bool(torch.isfinite(column).all()) or not bool((column.abs() > READ_TO).any()):
+        if not bool(torch.isfinite(column).all()) or not bool(
+            (column.abs() > model.LOGIT_READ_TO).any()
+        ):
             return None
         return column
 
@@ -123,7 +124,7 @@ def compositions(reading: Reading) -> list[Composition]:
 def _proportional(column: Tensor, scores: Tensor) -> bool:
     """Whether a column says the same as the scores, as where no softcap is given."""
     factor = float((column @ scores) / (scores @ scores))
-    return bool(((column - factor * scores).abs() <= READ_TO).all())
+    return bool(((column - factor * scores).abs() <= model.LOGIT_READ_TO).all())
 
 
 def _of_two(

@@ -17,18 +17,15 @@ from ..._golden import golden
 from ...base.geometry import Geometry
 from ...clauses.subject import Subject
 from ...problems.inputs import Inputs
+from ...tolerance import model
 from ..battery import answer_to
 from ..mistaken_answer import with_every_key
 from ..mistakes import DeclaredCall
 
 # Keys that one reading may have: each costs a call.
 MOST_KEYS: Final = 160
-# Parts of the largest weight of a row below which a weight is not read: rounding would show.
-SMALLEST_READ: Final = 1e-3
 # Errors of the declared precision that a number read may be off by.
 ROOM: Final = 4.0
-# Parts of a number by which numbers that should be the same may differ, however fine the dtype.
-SAME: Final = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,7 +59,7 @@ class Reading:
     @cached_property
     def same(self) -> float:
         """The part of a number by which the same number, computed elsewhere, may differ."""
-        return max(SAME, ROOM * torch.finfo(self.call.inputs.query.dtype).eps)
+        return max(model.SAME_READ, ROOM * torch.finfo(self.call.inputs.query.dtype).eps)
 
     def agree(self, actual: Tensor, expected: Tensor) -> bool:
         """Whether two tensors of values or weights are the same, measured by the largest entry."""
@@ -80,7 +77,7 @@ class Reading:
     def legible(self) -> Tensor:
         """The keys whose weight is positive and large enough for its logarithm to be read."""
         largest = self.weights.abs().amax(dim=-1, keepdim=True)
-        return (self.weights > SMALLEST_READ * largest) & (self.weights > ROOM * self.error)
+        return (self.weights > model.SMALLEST_READ * largest) & (self.weights > ROOM * self.error)
 
     @cached_property
     def logits(self) -> Tensor:
@@ -90,7 +87,7 @@ class Reading:
     @cached_property
     def logit_error(self) -> Tensor:
         """How far each logit may be off."""
-        return ROOM * self.error / self.weights.abs().clamp_min(1e-300)
+        return ROOM * self.error / self.weights.abs()
 
 
 def readable(inputs: Inputs) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...problems.inputs import Inputs
+from ...tolerance import model
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import (
     BLOCKS,
@@ -29,10 +30,7 @@ from .statement import statement
 
 # Properties that lost or uncovered keys may have together.
 MOST_TOGETHER: Final = 2
-# A logit this close to another is the same one, for what the candidate rounds in between.
-SAME_LOGIT: Final = 1e-3
-# The same of a logit whose weight is small, read from weights of so many errors at least.
-SAME_FILL: Final = 0.05
+# Errors of a weight of which it must be a multiple for a small logit to be read from it.
 CLEAR: Final = 20.0
 
 
@@ -373,7 +371,7 @@ def _sums_to_one(reading: Reading, rows: Tensor) -> bool:
     if reading.attention.sinks is not None:
         return True  # a sink takes its share: the sum alone does not tell
     sums = reading.weights.sum(dim=-1, keepdim=True)
-    return bool(((sums - 1.0).abs()[rows] <= SAME_LOGIT).all())
+    return bool(((sums - 1.0).abs()[rows] <= reading.same).all())
 
 
 def _fills(reading: Reading, uncovered: Tensor) -> list[float | None]:
@@ -387,9 +385,12 @@ def _fills(reading: Reading, uncovered: Tensor) -> list[float | None]:
     clear = uncovered & (reading.weights > CLEAR * reading.error)
     read = (logits - apart)[clear]
     read = read[torch.isfinite(read)]
-    if read.numel() and float(read.amax() - read.amin()) <= SAME_FILL:
+    if read.numel() and float(read.amax() - read.amin()) <= model.FILL_READ_TO:
         middle = float(read.mean())
-        return [float(round(middle)) if abs(middle - round(middle)) < SAME_FILL else middle, None]
+        return [
+            float(round(middle)) if abs(middle - round(middle)) < model.FILL_READ_TO else middle,
+            None,
+        ]
     return [None]
 
 
