@@ -79,9 +79,9 @@ def fails_alike(subject: Subject, made: Combination, clause: Clause, problem: Pr
 
 
 MOST_REPORTED: Final = 6
-PAIR_SECONDS: Final = 3.0
+PAIR_SECONDS: Final = 2.0
 # Failing problems whose neighbours are searched for what explains them.
-MOST_SEARCHES: Final = 3
+MOST_SEARCHES: Final = 2
 # Added to the seed of a problem for values that no search has looked at.
 OTHER_VALUES: Final = 7919
 # Answers that losses of precision are tried on, spread over the battery: each costs all of them.

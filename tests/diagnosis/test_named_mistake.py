@@ -47,14 +47,14 @@ def test_single_mistake_is_named(handwritten: Handwritten) -> None:
     assert is_right(handwritten), found(handwritten)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(8)
 @each(PAIRS)
 def test_pair_of_mistakes_is_named_in_full(handwritten: Handwritten) -> None:
     """Two mistakes made together are both named."""
     assert is_right(handwritten), found(handwritten)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @each(OUTSIDE)
 def test_mistake_without_a_name_gets_none(handwritten: Handwritten) -> None:
     """What no named mistake explains gets no name: it is stated as it was read, or unknown."""
