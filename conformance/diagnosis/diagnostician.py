@@ -25,7 +25,7 @@ from .dissection import statements
 from .mistaken_answer import ActedAnswers, Combination, act
 from .mistakes import NamedMistake, NotExpressible, named_mistakes
 from .neighbours import neighbours
-from .precision_diagnosis import precision_entry, scale_entry
+from .precision_diagnosis import Observed, precision_entry, scale_entry
 from .search import MistakeSearch, touches_any
 
 
@@ -106,6 +106,7 @@ class Diagnostician:
         self._searches = 0
         self._acted = ActedAnswers(subject.oracle, subject.declaration.semantics)
         self._first_problem: Problem | None = None
+        self._searched: Problem | None = None
 
     def explain(
         self, clause: Clause | None = None, problem: Problem | None = None
@@ -126,7 +127,7 @@ class Diagnostician:
         self._first_problem = self._first_problem or problem
         entries = self._entries(self.explanations, clause, problem)
         shown = None if problem is None else answer_to(self.subject, self.subject.inputs(problem))
-        searched = problem is None or problem == self._first_problem
+        searched = problem is None or problem == self._searched
         if not entries and problem is not None and not searched and self._searches_left(shown):
             near = self._search_near(problem)
             self.explanations.extend(near)
@@ -182,25 +183,35 @@ class Diagnostician:
         search = self._search(self.observed, self.mistakes)
         if search.wrong and not repeats(self.subject, search.observed[0]):
             return []  # what answers at random makes no mistake that could be acted out
-        base = self._first_problem or plain_problem(self.subject)
-        near = self._answers_near(base)
-        singles = search.singles() if search.gross else []
-        confirmed = [made for made in singles if self._explain_all(made, near)]
-        if confirmed:
-            return _explanations(confirmed)
         pairs = [(answer.inputs, answer.output) for answer in search.observed]
         plain = [(inputs, output) for inputs, output in pairs if inputs.generic]
         some = plain[:: len(plain) // FEW + 1]
+        if not search.gross:
+            return _of_precision(
+                scale_entry(self.subject, pairs) or precision_entry(self.subject, some)
+            )
+        return self._of_gross_errors(search, pairs, some)
+
+    def _of_gross_errors(
+        self, search: MistakeSearch, pairs: Observed, some: Observed
+    ) -> list[Explanation]:
+        """Mistakes that no rounding makes, confirmed near the first failing problem."""
+        self._searched = base = self._first_problem or plain_problem(self.subject)
+        near = self._answers_near(base)
+        confirmed = [made for made in search.singles() if self._explain_all(made, near)]
+        if confirmed:
+            return _explanations(confirmed)
         entry = precision_entry(self.subject, some)
-        if entry is None and search.gross:
-            narrowed = self._narrowed([*search.observed, *near], base)
-            if narrowed:
-                return narrowed
-        beyond = [(answer.inputs, answer.output) for answer in near]
-        entry = entry or scale_entry(self.subject, [*pairs, *beyond])
         if entry is not None:
-            return [Explanation(entry={"fix": "", **entry})]
-        together = search.pairs(PAIR_SECONDS) if search.gross else []
+            return _of_precision(entry)
+        narrowed = self._narrowed([*search.observed, *near], base)
+        if narrowed:
+            return narrowed
+        beyond = [(answer.inputs, answer.output) for answer in near]
+        entry = scale_entry(self.subject, [*pairs, *beyond])
+        if entry is not None:
+            return _of_precision(entry)
+        together = search.pairs(PAIR_SECONDS)
         return _explanations([made for made in together if self._explain_all(made, near)])
 
     def _answers_near(self, problem: Problem | None) -> list[BatteryAnswer]:
@@ -225,6 +236,8 @@ class Diagnostician:
         read = [] if stated else proposed.narrowed()
         if named and read and read[0].conditions < named[0].conditions:
             named = []
+        if not (stated or named or read):
+            return []
         fresh = problem and problem.replace(seed=problem.seed + OTHER_VALUES)
         unseen = self._answers_near(fresh)
 
@@ -272,6 +285,10 @@ class Diagnostician:
         except NotExpressible:
             return margin(self.subject, answer) <= 1.0
         return agrees(self.subject, acted, answer)
+
+
+def _of_precision(entry: dict[str, Any] | None) -> list[Explanation]:
+    return [] if entry is None else [Explanation(entry={"fix": "", **entry})]
 
 
 def _shortest(stated: list[Combination]) -> list[Combination]:

@@ -182,10 +182,7 @@ _FUNCTIONS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("the softmax over the queries", lambda scores: torch.log_softmax(scores, -2)),
     ("the softmax over the heads", lambda scores: torch.log_softmax(scores, 1)),
     ("the softmax over the batch items", lambda scores: torch.log_softmax(scores, 0)),
-    (
-        "the scores of queries and keys exchanged",
-        lambda s: s.mT if s.shape[-1] == s.shape[-2] else 0 * s,
-    ),
+    ("the scores of queries and keys exchanged", _exchanged),
 )
 
 

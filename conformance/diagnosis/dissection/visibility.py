@@ -296,8 +296,7 @@ def _band(
         end = 0 if inputs.causal else right
         if behind is not None and (inputs.causal or right >= 0):
             kept &= ahead <= behind + end
-        table = kept[None, None] if inputs.keep is None else inputs.keep & kept
-        return inputs.replace(keep=table, causal=False, window=None)
+        return _with_table(call, admitted_by_mask(call) & kept)
 
     parts = []
     if before is None and windowed:
@@ -317,7 +316,7 @@ def _band(
         f"band: {'; '.join(parts) or 'moved'}, from {corner}",
         text,
         "let query i, at its declared place, attend the keys from i - left to i + right, and none "
-        "behind i where the call is causal",
+        "after i where the call is causal",
         inputs=inputs_for,
     )
 
