@@ -176,7 +176,8 @@ class Semantics:
                 check_argument(isinstance(value, classes), name, f"is {value!r}, {_SPOKEN[kind]}")
             elif get_origin(kind) is Literal:
                 choices = get_args(kind)
-                check_argument(value in choices, name, _not_among(value, choices))
+                if value not in choices:  # what was likely meant is searched for then alone
+                    check_argument(False, name, _not_among(value, choices))  # noqa: FBT003
         below = self.mask_fill < math.inf  # false for NaN too
         check_argument(below, "mask_fill", f"is {self.mask_fill}, not finite or minus infinity")
         check_argument(

@@ -26,7 +26,7 @@ from .mistaken_answer import ActedAnswers, Combination, act
 from .mistakes import NamedMistake, NotExpressible, named_mistakes
 from .neighbours import neighbours
 from .precision_diagnosis import Observed, precision_entry, scale_entry
-from .search import MistakeSearch, touches_any
+from .search import MOST_PARTIAL, MistakeSearch, touches_any
 
 
 class NoDifferentiator(Differentiator):
@@ -79,7 +79,7 @@ def fails_alike(subject: Subject, made: Combination, clause: Clause, problem: Pr
 
 
 MOST_REPORTED: Final = 6
-PAIR_SECONDS: Final = 2.0
+PAIR_SECONDS: Final = 0.5
 # Failing problems whose neighbours are searched for what explains them.
 MOST_SEARCHES: Final = 2
 # Added to the seed of a problem for values that no search has looked at.
@@ -204,6 +204,9 @@ class Diagnostician:
         entry = precision_entry(self.subject, some)
         if entry is not None:
             return _of_precision(entry)
+        together = [made for made in search.pairs() if self._explain_all(made, near)]
+        if together:
+            return _explanations(together)
         narrowed = self._narrowed([*search.observed, *near], base)
         if narrowed:
             return narrowed
@@ -211,8 +214,19 @@ class Diagnostician:
         entry = scale_entry(self.subject, [*pairs, *beyond])
         if entry is not None:
             return _of_precision(entry)
-        together = search.pairs(PAIR_SECONDS)
+        together = search.supported_pairs(PAIR_SECONDS) or self._read_besides(search)
         return _explanations([made for made in together if self._explain_all(made, near)])
+
+    def _read_besides(self, search: MistakeSearch) -> list[Combination]:
+        """Pairs of a mistake of the catalogue and of what is read besides it, of the first such."""
+        for one in search.partial[:MOST_PARTIAL]:
+            stated = statements(self.subject, search.unexplained(one), (one,))
+            pairs = [
+                pair for pair in search.completing(one, stated) if search.explains_every(pair)
+            ]
+            if pairs:
+                return [min(pairs, key=lambda pair: len(pair[1].sentence))]
+        return []
 
     def _answers_near(self, problem: Problem | None) -> list[BatteryAnswer]:
         if problem is None:

@@ -113,19 +113,12 @@ def act(
     oracle: Oracle, declared: golden.Semantics, made: Sequence[NamedMistake], inputs: Inputs
 ) -> MistakenAnswer:
     """What a candidate answers that makes some mistakes; NotExpressible where it cannot."""
-    point = declared
     if inputs.point != declared:
         inputs = inputs.replace(point=declared)
-    given = inputs
-    made = [mistake for mistake in made if mistake.where(inputs) and mistake.speaks_at(declared)]
-    for mistake in made:
-        point = mistake.at(point)
-    for mistake in made:
-        if mistake.inputs is not None:
-            inputs = mistake.inputs(DeclaredCall(inputs=inputs, semantics=point)) or inputs
+    made = made_on(declared, made, inputs)
+    call = mistaken_call(declared, made, inputs)
     try:
         with torch.no_grad():
-            call = DeclaredCall(inputs=inputs, semantics=point)
             answer = _answer(oracle, call, made)
     except (ValueError, RuntimeError, TypeError, IndexError) as error:
         # The golden refuses, or shapes do not meet: nobody can compute this.
@@ -133,9 +126,46 @@ def act(
     for mistake in made:
         if mistake.rows is not None:
             others = [other for other in made if other is not mistake]
-            without = act(oracle, declared, others, given)
-            answer = _in_its_rows(mistake, given, answer, without)
+            without = act(oracle, declared, others, inputs)
+            answer = _in_its_rows(mistake, inputs, answer, without)
     return answer
+
+
+def made_on(
+    declared: golden.Semantics, made: Sequence[NamedMistake], inputs: Inputs
+) -> Combination:
+    """Those of some mistakes that can be made on some inputs."""
+    return tuple(one for one in made if one.where(inputs) and one.speaks_at(declared))
+
+
+def mistaken_call(declared: golden.Semantics, made: Combination, inputs: Inputs) -> DeclaredCall:
+    """The inputs and the point of the semantics that mistakes made on them answer by."""
+    point = declared
+    for mistake in made:
+        point = mistake.at(point)
+    for mistake in made:
+        if mistake.inputs is not None:
+            inputs = mistake.inputs(DeclaredCall(inputs=inputs, semantics=point)) or inputs
+    return DeclaredCall(inputs=inputs, semantics=point)
+
+
+def mistaken_attention(
+    call: DeclaredCall, made: Combination, *, every_key: bool
+) -> tuple[golden.Attention, golden.Attention]:
+    """The attention proper before and after the changes that mistakes make to it.
+
+    ``every_key`` says whether it has keys and values that no query reads as well.
+    """
+    heads = call.projected_heads()
+    for mistake in made:
+        if mistake.heads is not None:
+            heads = mistake.heads(call, heads) or heads
+    before = call.attend(heads)
+    core = _with_every_key(before, heads, call.semantics) if every_key else before
+    for mistake in made:
+        if mistake.core is not None:
+            core = mistake.core(call, core) or core
+    return before, core
 
 
 def _in_its_rows(
@@ -150,16 +180,8 @@ def _in_its_rows(
     )
 
 
-def _answer(oracle: Oracle, call: DeclaredCall, made: Sequence[NamedMistake]) -> MistakenAnswer:
-    heads = call.projected_heads()
-    for mistake in made:
-        if mistake.heads is not None:
-            heads = mistake.heads(call, heads) or heads
-    before = call.attend(heads)
-    core = with_every_key(before, heads, call.semantics) if any(m.core for m in made) else before
-    for mistake in made:
-        if mistake.core is not None:
-            core = mistake.core(call, core) or core
+def _answer(oracle: Oracle, call: DeclaredCall, made: Combination) -> MistakenAnswer:
+    before, core = mistaken_attention(call, made, every_key=any(one.core for one in made))
     output = call.answer_of(core.output)
     for mistake in made:
         if mistake.output is not None:
@@ -175,7 +197,7 @@ def _answer(oracle: Oracle, call: DeclaredCall, made: Sequence[NamedMistake]) ->
     )
 
 
-def with_every_key(
+def _with_every_key(
     attention: golden.Attention, heads: Heads, point: golden.Semantics
 ) -> golden.Attention:
     """Attention with keys and values that no query reads: a mistake may read them."""

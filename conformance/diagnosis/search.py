@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import combinations
 from typing import Final
 
@@ -24,6 +25,8 @@ from .narrowing import Narrowed, Narrowing
 USUAL_WAYS: Final = 3
 # Wrong answers without which no condition is learnt from them.
 FEWEST_WRONG: Final = 3
+# Mistakes that explain a part of the wrong answers and are completed by another.
+MOST_PARTIAL: Final = 4
 # The part of the time that is left for equivalents of the first pair.
 REST_OF_TIME: Final = 0.2
 
@@ -52,7 +55,8 @@ class MistakeSearch:
         sizes = [margins[id(answer)] for answer in self.observed]
         self.right = _bits(size <= 1.0 for size in sizes)
         self.wrong = _bits(size > 1.0 for size in sizes)
-        self.gross = any(size > GROSS for size in sizes)
+        self._gross = _bits(size > GROSS for size in sizes)
+        self.gross = bool(self._gross)
         self.mistakes = [
             mistake
             for mistake in mistakes
@@ -60,13 +64,13 @@ class MistakeSearch:
             and (not mistake.changes or mistake.at(self.declared) != self.declared)
             and (not mistake.needs or _promised(mistake.needs, subject.declaration))
         ]
-        self._touched: dict[int, int] = {}
+        self._touched: dict[tuple[int, int], bool] = {}
         self._judged: dict[int, int] = {}
         self._explained: dict[int, int] = {}
 
     def singles(self) -> list[Combination]:
         """The mistakes that alone explain every answer."""
-        return [(one,) for one in self.mistakes if self._explains_every((one,))]
+        return [(one,) for one in self.mistakes if self.explains_every((one,))]
 
     def narrowed(self) -> list[Narrowed]:
         """The mistakes that explain every wrong row, each made under as few conditions as suffice.
@@ -81,18 +85,74 @@ class MistakeSearch:
         fewest = min(((one.conditions, one.spared) for one in narrowed), default=None)
         return [one for one in narrowed if (one.conditions, one.spared) == fewest]
 
-    def pairs(self, seconds: float) -> list[Combination]:
+    def pairs(self) -> list[Combination]:
+        """Pairs that explain every answer, with a mistake that explains the plainest one alone."""
+        for one in self.partial[:MOST_PARTIAL]:
+            pairs = [
+                pair
+                for pair in self.completing(one, self._usual_ways())
+                if self.explains_every(pair)
+            ]
+            if pairs:
+                return pairs
+        return []
+
+    def supported_pairs(self, seconds: float) -> list[Combination]:
         """The pairs that explain every answer, as far as the time lets one look."""
         end = time.process_time() + seconds
         pairs: list[Combination] = []
         for pair in self._promising(end):
             if time.process_time() > end:
                 break
-            if self._explains_every(pair):
+            if self.explains_every(pair):
                 pairs.append(pair)
                 # Equivalent pairs are supported as well, so they come soon.
                 end = min(end, time.process_time() + seconds * REST_OF_TIME)
         return pairs
+
+    @cached_property
+    def partial(self) -> list[NamedMistake]:
+        """Mistakes that explain the plainest wrong answer, those that explain the most first.
+
+        The plainest answer is the one that the fewest mistakes may change. Of two mistakes the one
+        that shows more often is likely to be among these. Of several that explain the same answers
+        one is kept.
+        """
+        some, count = self._usual_ways(), len(self.observed)
+        gross = [index for index in range(count) if self._gross >> index & 1]
+        if not gross:
+            return []
+        plainest = min(gross, key=lambda index: sum(self._may_change(one, index) for one in some))
+        kept: dict[int, NamedMistake] = {}
+        for one in some:
+            if self._may_change(one, plainest) and self._explains(one, plainest):
+                kept.setdefault(_bits(self._explains(one, index) for index in range(count)), one)
+        return [kept[explained] for explained in sorted(kept, key=lambda b: -b.bit_count())]
+
+    def unexplained(self, mistake: NamedMistake) -> list[BatteryAnswer]:
+        """The answers that a mistake alone does not explain."""
+        return [
+            answer
+            for index, answer in enumerate(self.observed)
+            if not self._explains(mistake, index)
+        ]
+
+    def completing(
+        self, one: NamedMistake, others: Sequence[NamedMistake]
+    ) -> Iterator[Combination]:
+        """Pairs of a mistake and one of others that together explain what the one alone does not.
+
+        The first answer that the one does not explain decides; the rest is to be judged.
+        """
+        every = range(len(self.observed))
+        left = next((index for index in every if not self._explains(one, index)), None)
+        if left is None:
+            return
+        for two in others:
+            if one.name != two.name and self._may_change(two, left):
+                pair = (one, two)
+                if self._judge(pair, left):
+                    yield pair
 
     def _promising(self, end: float) -> list[Combination]:
         """Pairs that no verdict on one of the two alone rules out, the best supported first."""
@@ -147,13 +207,13 @@ class MistakeSearch:
         """The verdict on one mistake and one problem."""
         bit, key = 1 << index, id(mistake)
         if not self._judged.get(key, 0) & bit:
-            touched = bool(self._touches(mistake) & bit)
+            touched = self._may_change(mistake, index)
             good = self._judge((mistake,), index) if touched else bool(self.right & bit)
             self._judged[key] = self._judged.get(key, 0) | bit
             self._explained[key] = self._explained.get(key, 0) | (bit if good else 0)
         return bool(self._explained[key] & bit)
 
-    def _explains_every(self, made: Combination) -> bool:
+    def explains_every(self, made: Combination) -> bool:
         """Whether they explain every answer together, and not only because errors are small."""
         every = range(len(self.observed))
         if len(made) == 1:
@@ -185,13 +245,16 @@ class MistakeSearch:
 
     def _touches(self, mistake: NamedMistake) -> int:
         """The problems whose answers a mistake may change."""
-        if id(mistake) not in self._touched:
-            calls = (
-                DeclaredCall(inputs=answer.inputs, semantics=self.declared)
-                for answer in self.observed
-            )
-            self._touched[id(mistake)] = _bits(touches(mistake, call) for call in calls)
-        return self._touched[id(mistake)]
+        return _bits(self._may_change(mistake, index) for index in range(len(self.observed)))
+
+    def _may_change(self, mistake: NamedMistake, index: int) -> bool:
+        """Whether a mistake may change the answer to one problem."""
+        key = id(mistake), index
+        if key not in self._touched:
+            inputs = self.observed[index].inputs
+            call = DeclaredCall(inputs=inputs, semantics=self.declared)
+            self._touched[key] = touches(mistake, call)
+        return self._touched[key]
 
 
 def _promised(need: str, declared: Declaration) -> bool:

@@ -15,6 +15,7 @@ from ...clauses.subject import Subject
 from ..agreement import margin
 from ..battery import BatteryAnswer
 from ..conditions import CONDITIONS
+from ..mistaken_answer import Combination
 from ..mistakes import NamedMistake
 from .logits import logit_statements
 from .reading import Reading, read, readable
@@ -35,21 +36,28 @@ OF_WEIGHTS: Final = (
 OF_ANSWERS: Final = (operand_statements, value_statements)
 
 
-def statements(subject: Subject, observed: Sequence[BatteryAnswer]) -> list[NamedMistake]:
+def statements(
+    subject: Subject, observed: Sequence[BatteryAnswer], known: Combination = ()
+) -> list[NamedMistake]:
     """What a candidate may compute instead, read from some of its wrong answers.
+
+    With mistakes that are ``known``: what it does besides them.
 
     Right ones among them are passed over. Each statement is a proposal that holds for the answer
     that was read, and is to be checked on others.
     """
     proposed: dict[str, NamedMistake] = {}
-    for reading in readings(subject, [one for one in observed if margin(subject, one) > 1.0]):
+    wrong = [one for one in observed if margin(subject, one) > 1.0]
+    for reading in readings(subject, wrong, known):
         for proposer in (*(OF_WEIGHTS if reading.explained else ()), *OF_ANSWERS):
             for one in proposer(reading):
                 proposed.setdefault(one.name, one)
     return list(proposed.values())
 
 
-def readings(subject: Subject, wrong: Sequence[BatteryAnswer]) -> Iterator[Reading]:
+def readings(
+    subject: Subject, wrong: Sequence[BatteryAnswer], known: Combination = ()
+) -> Iterator[Reading]:
     """Readings of wrong answers: the plainest of each range of key lengths and each condition."""
     ordered = sorted((answer for answer in wrong if readable(answer.inputs)), key=_size)
     chosen: dict[str, BatteryAnswer] = {}
@@ -60,7 +68,7 @@ def readings(subject: Subject, wrong: Sequence[BatteryAnswer]) -> Iterator[Readi
             if condition.holds(answer.inputs):
                 chosen.setdefault(condition.name, answer)
     for answer in dict.fromkeys(chosen.values()):
-        reading = read(subject, answer.inputs)
+        reading = read(subject, answer.inputs, known)
         if reading is not None:
             yield reading
 

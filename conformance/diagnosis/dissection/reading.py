@@ -19,7 +19,7 @@ from ...clauses.subject import Subject
 from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..battery import answer_to
-from ..mistaken_answer import with_every_key
+from ..mistaken_answer import Combination, made_on, mistaken_attention, mistaken_call
 from ..mistakes import DeclaredCall
 
 # Keys that one reading may have: each costs a call.
@@ -33,7 +33,8 @@ class Reading:
     """What the answers to some inputs are made of.
 
     call, attention
-        The inputs at the declared point, and what the golden makes of them.
+        The inputs at the declared point, and what the golden makes of them: with the mistakes
+        that are known already, if there are any.
     weights
         What the values of each key add to the answer: float64 ``[B, H, Lq, Lk]``.
     answer
@@ -96,10 +97,11 @@ def readable(inputs: Inputs) -> bool:
     return not inputs.is_layer and inputs.mode == "separate" and 0 < keys <= MOST_KEYS
 
 
-def read(subject: Subject, inputs: Inputs) -> Reading | None:
+def read(subject: Subject, inputs: Inputs, known: Combination = ()) -> Reading | None:
     """Read what the answers to some inputs are made of; None where an answer is of another shape.
 
-    ``inputs`` are those of a core for which :func:`readable` holds.
+    ``inputs`` are those of a core for which :func:`readable` holds. What is read is compared with
+    what the golden makes of them with the mistakes that are ``known``.
     """
     zeros = torch.zeros_like(inputs.value)
     answer, offset = _answer(subject, inputs, inputs.value), _answer(subject, inputs, zeros)
@@ -116,9 +118,10 @@ def read(subject: Subject, inputs: Inputs) -> Reading | None:
     weights = torch.stack(columns, dim=-1)
     if not bool(torch.isfinite(weights).all()):
         return None
-    call = DeclaredCall(inputs=inputs, semantics=subject.declaration.semantics)
-    heads = call.projected_heads()
-    attention = with_every_key(call.attend(heads), heads, call.semantics)
+    declared = subject.declaration.semantics
+    made = made_on(declared, known, inputs)
+    call = mistaken_call(declared, made, inputs)
+    _, attention = mistaken_attention(call, made, every_key=True)
     composed = offset + weights @ attention.value
     room = ROOM * (
         subject.golden(inputs).bound + torch.finfo(inputs.query.dtype).eps * composed.abs()

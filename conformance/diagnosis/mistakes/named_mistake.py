@@ -206,7 +206,7 @@ class NamedMistake(Mistake):
         if not self.speaks_at(point):
             return point
         changed = point if self.point is None else self.point(point)
-        return changed.replace(**self.changes)
+        return changed.replace(**self.changes) if self.changes else changed
 
     @property
     def only_a_point(self) -> bool:
