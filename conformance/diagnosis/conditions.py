@@ -144,6 +144,21 @@ def _varies(axis: int, words: str) -> Condition:
     )
 
 
+def _scale_below(number: float) -> Condition:
+    words = f"a scale below {number:g} of the call"
+    return Condition(
+        f"scale < {number:g}",
+        f"with {words}",
+        lambda inputs: inputs.scale is not None and inputs.scale < number,
+        implies="scale",
+        otherwise=f"without {words}",
+    )
+
+
+def _hides_the_future(inputs: Inputs) -> bool:
+    return inputs.causal or (inputs.window is not None and inputs.window[1] == 0)
+
+
 # What the place of a mistake in the code may depend on; the plainest come first.
 FINER: Final[tuple[Condition, ...]] = (
     _of_sizes(
@@ -166,6 +181,31 @@ FINER: Final[tuple[Condition, ...]] = (
         lambda inputs: inputs.return_weights,
         otherwise="where no weights are returned",
     ),
+    Condition(
+        "nothing before",
+        "with a window of no key before the query",
+        lambda inputs: inputs.window is not None and inputs.window[0] == 0,
+        implies="window",
+        otherwise="without a window of no key before the query",
+    ),
+    Condition(
+        "nothing after",
+        "where no key after the query may be attended",
+        _hides_the_future,
+        otherwise="where some key after the query may be attended",
+    ),
+    Condition(
+        "limited on both sides",
+        "with keys hidden on both sides of the query",
+        lambda inputs: (
+            inputs.window is not None
+            and inputs.window[0] >= 0
+            and (inputs.causal or inputs.window[1] >= 0)
+        ),
+        implies="window",
+        otherwise="without keys hidden on both sides of the query",
+    ),
+    *(_scale_below(number) for number in (0.5, 1.0)),
     *(_more_than("keys", "key_length", number) for number in (1, 8, 16, 32, 128)),
     *(_more_than("queries", "query_length", number) for number in (2, 4, 8, 16, 32)),
     *(_more_than("channels of a head", "head_size", number) for number in (32, 64)),

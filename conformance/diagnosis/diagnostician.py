@@ -221,9 +221,7 @@ class Diagnostician:
         """Pairs of a mistake of the catalogue and of what is read besides it, of the first such."""
         for one in search.partial[:MOST_PARTIAL]:
             stated = statements(self.subject, search.unexplained(one), (one,))
-            pairs = [
-                pair for pair in search.completing(one, stated) if search.explains_every(pair)
-            ]
+            pairs = [pair for pair in search.completing(one, stated) if search.explains_every(pair)]
             if pairs:
                 return [min(pairs, key=lambda pair: len(pair[1].sentence))]
         return []

@@ -58,6 +58,7 @@ _PAST: Final = 2
 # Keywords of a call: what they are where they are left out, and a value that shows.
 _KEYWORDS: Final = (
     ("scale", None, 0.3),
+    ("scale", None, 0.7),
     ("softcap", None, 1.5),
     ("window", None, (1, 1)),
     ("sinks", False, True),

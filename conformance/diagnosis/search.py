@@ -75,15 +75,16 @@ class MistakeSearch:
     def narrowed(self) -> list[Narrowed]:
         """The mistakes that explain every wrong row, each made under as few conditions as suffice.
 
-        Of several those under the fewest conditions, then those that spare the fewest rows.
+        Of several those under the fewest conditions, then those that are no special cases, then
+        those that spare the fewest rows.
         """
         if self.wrong.bit_count() < FEWEST_WRONG:
             return []
         narrowing = Narrowing(self.subject, self._as_given, self.acted)
         every = (narrowing.narrowed(mistake) for mistake in self.mistakes)
         narrowed = [one for one in every if one is not None]
-        fewest = min(((one.conditions, one.spared) for one in narrowed), default=None)
-        return [one for one in narrowed if (one.conditions, one.spared) == fewest]
+        fewest = min((_plainness(one) for one in narrowed), default=None)
+        return [one for one in narrowed if _plainness(one) == fewest]
 
     def pairs(self) -> list[Combination]:
         """Pairs that explain every answer, with a mistake that explains the plainest one alone."""
@@ -255,6 +256,11 @@ class MistakeSearch:
             call = DeclaredCall(inputs=inputs, semantics=self.declared)
             self._touched[key] = touches(mistake, call)
         return self._touched[key]
+
+
+def _plainness(narrowed: Narrowed) -> tuple[int, bool, int]:
+    """What is smaller for the plainer of two mistakes under conditions."""
+    return narrowed.conditions, bool(narrowed.mistake.special_of), narrowed.spared
 
 
 def _promised(need: str, declared: Declaration) -> bool:

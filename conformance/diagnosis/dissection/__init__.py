@@ -17,11 +17,13 @@ from ..battery import BatteryAnswer
 from ..conditions import CONDITIONS
 from ..mistaken_answer import Combination
 from ..mistakes import NamedMistake
+from .bands import band_statements
 from .logits import logit_statements
 from .reading import Reading, read, readable
 from .sources import operand_statements, value_statements
 from .sums import sum_statements, weight_statements
-from .visibility import band_statements, table_statements, visibility_statements
+from .tiles import tile_statements
+from .visibility import table_statements, visibility_statements
 
 # Numbers of keys that tell tiles apart: an answer of each range is read.
 RANGES: Final = (8, 16, 32, 64, 160)
@@ -31,6 +33,7 @@ OF_WEIGHTS: Final = (
     visibility_statements,
     weight_statements,
     sum_statements,
+    tile_statements,
     logit_statements,
 )
 OF_ANSWERS: Final = (operand_statements, value_statements)

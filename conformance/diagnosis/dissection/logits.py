@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Final
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
+from ...problems.inputs import Inputs
 from ...tolerance import model
-from ..mistakes import DeclaredCall, NamedMistake
+from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import relogited
 from .reading import Reading
 from .statement import statement
@@ -155,7 +156,7 @@ def logit_statements(reading: Reading) -> Iterator[NamedMistake]:
         if composition.terms == (SCORES,):
             if abs(composition.factors[0] - 1.0) < NEARLY_RIGHT:
                 return
-            yield _scaled_by(composition.factors[0] * reading.call.scale)
+            yield from _scales(reading, composition.factors[0] * reading.call.scale)
         choices = [
             [Number("1", lambda _sizes: 1.0)]
             if factor == 1.0 and term is SCORES
@@ -166,14 +167,45 @@ def logit_statements(reading: Reading) -> Iterator[NamedMistake]:
             yield _as_mistake(composition.terms, chosen)
 
 
-def _scaled_by(scale: float) -> NamedMistake:
-    """One scale at every head size, whatever the call says."""
+def _scales(reading: Reading, read: float) -> Iterator[NamedMistake]:
+    """What the dot products may be multiplied by: a number of the sizes, or of the right scale."""
+    for number in numbers(read, reading.sizes, reading.same):
+        yield _scaled_by(number.words, _of_sizes(number))
+    for words, scale in _SCALES:
+        value = scale(reading.call)
+        if value is not None and abs(value - read) <= 2.0 * reading.same * abs(read):
+            yield _scaled_by(words, scale)
+
+
+def _of_sizes(number: Number) -> Callable[[DeclaredCall], float]:
+    return lambda call: number.value(call.inputs.geometry)
+
+
+def _scaled_by(words: str, scale: Callable[[DeclaredCall], float | None]) -> NamedMistake:
+    def inputs_for(call: DeclaredCall) -> Inputs:
+        value = scale(call)
+        if value is None:
+            raise NotExpressible
+        return call.inputs.replace(scale=value)
+
     return statement(
-        f"logits: scaled by {scale:.4g}",
-        f"the dot products are multiplied by {scale:.4g}, whatever the head size",
-        "multiply the dot products by the scale of the call, or by that which is declared",
-        inputs=lambda call: call.inputs.replace(scale=scale),
+        f"logits: scaled by {words}",
+        f"the dot products are multiplied by {words}",
+        "multiply the dot products by the scale of the call, or by that which is declared, and "
+        "keep none for the next call",
+        inputs=inputs_for,
     )
+
+
+# Scales that are made of the right one: that of the call, or the declared one where it has none.
+_SCALES: Final[tuple[tuple[str, Callable[[DeclaredCall], float | None]], ...]] = (
+    ("the scale of a call without one", lambda call: call.default_scale),
+    ("one divided by the scale", lambda call: 1.0 / call.scale if call.scale else None),
+    ("the square of the scale", lambda call: call.scale**2),
+    ("the scale without its sign", lambda call: abs(call.scale)),
+    ("the root of the scale", lambda call: call.scale**0.5 if call.scale >= 0.0 else None),
+    ("the scale and that of a call without one", lambda call: call.scale * call.default_scale),
+)
 
 
 def _as_mistake(terms: Sequence[Term], factors: Sequence[Number]) -> NamedMistake:

@@ -48,6 +48,10 @@ def _visible(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
     return attention.allowed.sum(dim=-1, keepdim=True).double().log()
 
 
+def _hidden(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
+    return (~attention.allowed).sum(dim=-1, keepdim=True).double().log()
+
+
 def _hidden_too(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
     return torch.logsumexp(unmasked_logits(attention), dim=-1, keepdim=True)
 
@@ -99,6 +103,7 @@ ROWS: Final = (
     Rows("the number of keys that the query attends", _visible),
     Rows("the root of the number of keys that the query attends", lambda c, a: _visible(c, a) / 2),
     Rows("the sum of the exponentials of hidden keys, too", _hidden_too),
+    Rows("the number of keys that are hidden", _hidden),
     Rows(
         "the number of queries up to this one",
         lambda _c, a: _row(
@@ -262,8 +267,11 @@ def _proposals(reading: Reading, rows: Tensor, ratio: Tensor) -> Iterator[NamedM
     total = _log_sum(call, attention)[rows]
     for term in ROWS:
         log_values = term.log_values(call, attention)[rows]
-        for form in _FORMS:
-            read = form.read(ratio, total, log_values)
+        some = ~torch.isneginf(log_values)  # where a number is zero, nothing is added
+        if not some.any() or bool(((ratio[~some] - 1.0).abs() > reading.same).any()):
+            continue
+        for form in _FORMS if bool(some.all()) else _FORMS[:1]:
+            read = form.read(ratio[some], total[some], log_values[some])
             if not _constant(read, reading.same):
                 continue
             for number in numbers(float(read.mean()), reading.sizes, reading.same):

@@ -114,6 +114,10 @@ def _halves_exchanged(tensor: Tensor) -> Tensor:
     return tensor.roll(tensor.shape[-1] // 2, -1)
 
 
+def _of_first_tile(size: int) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: tensor[:, :, torch.arange(tensor.shape[2]) % size]
+
+
 def _exchanged(scores: Tensor) -> Tensor:
     square = scores.shape[-1] == scores.shape[-2]
     return scores.mT if square else torch.zeros_like(scores)
@@ -148,6 +152,10 @@ CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("without its sign", torch.abs),
     ("with zeros for what is negative", torch.relu),
     ("summed up over the tokens so far", lambda t: t.cumsum(2)),
+    *(
+        (f"of the same place in the first tile of {size}", _of_first_tile(size))
+        for size in BLOCKS[3:]
+    ),
 )
 _CUTS: Final[tuple[tuple[str, Callable[[int], slice]], ...]] = (
     ("all channels but the first", lambda size: slice(1, size)),
@@ -380,6 +388,9 @@ _CONSTANTS: Final[tuple[tuple[str, float], ...]] = (
 )
 _SIZES: Final[tuple[tuple[str, Callable[[Geometry], int]], ...]] = (
     ("the head size", lambda sizes: sizes.head_size),
+    ("one more than the head size", lambda sizes: sizes.head_size + 1),
+    ("one less than the head size", lambda sizes: sizes.head_size - 1),
+    ("twice the head size", lambda sizes: 2 * sizes.head_size),
     ("the value head size", lambda sizes: sizes.value_head_size),
     ("the number of heads", lambda sizes: sizes.num_heads),
     ("the number of key/value heads", lambda sizes: sizes.num_kv_heads),

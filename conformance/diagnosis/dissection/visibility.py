@@ -114,8 +114,49 @@ def _tiles(size: int) -> Iterator[Cells]:
     yield _index(3, f"past the first {size}", lambda i, _n: i >= size)
     yield _index(3, f"among the first {size}", lambda i, _n: i < size)
     yield _index(3, f"in the last tile of {size}", lambda i, n: i >= (n - 1) // size * size)
+    yield _index(3, f"before the last tile of {size}", lambda i, n: i < (n - 1) // size * size)
     yield _index(3, f"that end a tile of {size}", lambda i, _n: i % size == size - 1)
     yield _index(3, f"that begin a tile of {size}", lambda i, _n: i % size == 0)
+    for words, holds in (
+        (f"in the query's own tile of {size}", torch.eq),
+        (f"in the query's own tile of {size} or one before it", torch.le),
+        (f"in a tile of {size} after the query's own", torch.gt),
+    ):
+        yield Cells(words, _of_tiles(size, holds))
+    yield Cells(
+        f"before a tile of {size} that is hidden as a whole, with a visible one behind it,",
+        _before_a_hidden_tile(size),
+    )
+
+
+def _of_tiles(
+    size: int, holds: Callable[[Tensor, Tensor], Tensor]
+) -> Callable[[DeclaredCall], Tensor]:
+    """Keys by the numbers of their tile and of that in which the query's index lies."""
+
+    def cells(call: DeclaredCall) -> Tensor:
+        shape = call.inputs.score_shape
+        keys, queries = torch.arange(shape[-1]) // size, torch.arange(shape[-2]) // size
+        return holds(keys, queries[:, None]).expand(shape)
+
+    return cells
+
+
+def _before_a_hidden_tile(size: int) -> Callable[[DeclaredCall], Tensor]:
+    """Keys behind which a whole tile is hidden from the query and a later one is not."""
+
+    def cells(call: DeclaredCall) -> Tensor:
+        allowed = call.inputs.allowed(call.semantics).expand(call.inputs.score_shape)
+        tile = torch.arange(allowed.shape[-1]) // size
+        tiles = int(tile[-1]) + 1 if len(tile) else 0
+        table = torch.zeros_like(allowed)
+        for number in range(1, tiles - 1):
+            hidden = ~allowed[..., tile == number].any(dim=-1, keepdim=True)
+            later = allowed[..., tile > number].any(dim=-1, keepdim=True)
+            table = table | (hidden & later & (tile < number))
+        return table
+
+    return cells
 
 
 def _every_kind() -> Iterator[Cells]:
@@ -229,7 +270,7 @@ def _replaced(cells: Cells, what: str, *, keeps_structure: bool, keeps_mask: boo
             table = table & admitted_by_structure(call)
         if keeps_mask:
             table = table & admitted_by_mask(call)
-        return _with_table(call, table)
+        return with_table(call, table)
 
     return statement(
         f"mask: keys {cells.words}",
@@ -239,86 +280,12 @@ def _replaced(cells: Cells, what: str, *, keeps_structure: bool, keeps_mask: boo
     )
 
 
-def _with_table(call: DeclaredCall, table: Tensor) -> Inputs:
+def with_table(call: DeclaredCall, table: Tensor) -> Inputs:
     """The inputs of a call with exactly the keys of a table, whatever hid others before."""
     inputs, bias = call.inputs, call.inputs.bias
     finite = None if bias is None else bias.masked_fill(torch.isneginf(bias), 0.0)
     keep = ~table if call.semantics.mask_polarity == "drop" else table
     return inputs.replace(keep=keep, bias=finite, causal=False, window=None)
-
-
-def band_statements(reading: Reading) -> Iterator[NamedMistake]:
-    """Another triangle or window: from which key to which each query attends.
-
-    Distances are counted from the first key or from the last one.
-    """
-    inputs = reading.call.inputs
-    if not (inputs.causal or inputs.window):
-        return
-    seen = reading.visible
-    kept = admitted_by_mask(reading.call).expand(seen.shape)
-    if bool((seen == reading.attention.allowed).all()):
-        return
-    for bottom_right in (True, False):
-        ahead = keys_ahead(reading.call, bottom_right=bottom_right).expand(seen.shape)
-        if not seen.any():
-            continue
-        least, most = int(ahead[seen].min()), int(ahead[seen].max())
-        if not bool((seen == (kept & (ahead >= least) & (ahead <= most))).all()):
-            continue
-        left, right = (-1, -1) if inputs.window is None else inputs.window
-        yield _band(
-            least + left if left >= 0 and least > int(ahead.min()) else None,
-            most - (0 if inputs.causal else right) if most < int(ahead.max()) else None,
-            bottom_right=bottom_right,
-            windowed=left >= 0,
-        )
-
-
-def _keys(count: int, more: str) -> str:
-    return f"{abs(count)} {more} {'key' if abs(count) == 1 else 'keys'}"
-
-
-def _band(
-    before: int | None, behind: int | None, *, bottom_right: bool, windowed: bool
-) -> NamedMistake:
-    """A band whose ends lie so many keys from where they should; None for an end that is lost."""
-
-    def inputs_for(call: DeclaredCall) -> Inputs | None:
-        inputs = call.inputs
-        if not (inputs.causal or inputs.window):
-            return None
-        left, right = (-1, -1) if inputs.window is None else inputs.window
-        ahead = keys_ahead(call, bottom_right=bottom_right)
-        kept = torch.ones_like(ahead, dtype=torch.bool)
-        if before is not None and left >= 0:
-            kept &= ahead >= before - left
-        end = 0 if inputs.causal else right
-        if behind is not None and (inputs.causal or right >= 0):
-            kept &= ahead <= behind + end
-        return _with_table(call, admitted_by_mask(call) & kept)
-
-    parts = []
-    if before is None and windowed:
-        parts.append("a window hides no key before the query")
-    elif before:
-        more = "fewer" if before > 0 else "more"
-        parts.append(f"{_keys(before, more)} before the query are attended")
-    if behind is None:
-        parts.append("keys after the query are not hidden")
-    elif behind:
-        more = "more" if behind > 0 else "fewer"
-        parts.append(f"{_keys(behind, more)} after the query are attended")
-    corner = "the last key" if bottom_right else "the first key"
-    text = f"the places of queries are counted from {corner}"
-    text += f": {'; '.join(parts)}" if parts else ""
-    return statement(
-        f"band: {'; '.join(parts) or 'moved'}, from {corner}",
-        text,
-        "let query i, at its declared place, attend the keys from i - left to i + right, and none "
-        "after i where the call is causal",
-        inputs=inputs_for,
-    )
 
 
 def visibility_statements(reading: Reading) -> Iterator[NamedMistake]:
@@ -412,7 +379,7 @@ def _as_mistake(
 
     def inputs_for(call: DeclaredCall) -> Inputs:
         lost, shown = tables(call)
-        return _with_table(call, (call.inputs.allowed(call.semantics) & ~lost) | shown)
+        return with_table(call, (call.inputs.allowed(call.semantics) & ~lost) | shown)
 
     def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
         lost, shown = tables(call)

@@ -180,9 +180,13 @@ LAYOUT: Final[tuple[NamedMistake, ...]] = (
         {"core": with_output(lambda attention: attention.output.flip(2))},
     ),
     *named("values-reversed", "equivariance.keys")(
-        "the values are in another order than their keys",
+        "the values are in the reverse order of their keys",
         "let value j belong to key j",
         {"heads": _on(_flipped(2), "value")},
+    ),
+    *named("values-rolled", "equivariance.keys")(
+        "each key's weight meets the value of the key before or after it",
+        "let value j belong to key j",
         {"heads": _on(_rolled(1, 2), "value")},
         {"heads": _on(_rolled(-1, 2), "value")},
     ),

@@ -1,0 +1,148 @@
+"""Triangles and windows: from which key to which each query attends, and where queries stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ...problems.inputs import Inputs
+from ..mistakes import DeclaredCall, NamedMistake
+from ..mistakes._steps import admitted_by_mask
+from .reading import Reading
+from .statement import statement
+from .visibility import with_table
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where queries stand among the keys: query i at ``i + shift``; ``words`` follow "from"."""
+
+    words: str
+    shift: Callable[[Inputs], int]
+
+
+@dataclass(frozen=True)
+class Distances:
+    """How far keys lie ahead of queries, from their places and the number of keys.
+
+    ``words`` follow "distances are", and are empty for plain ones.
+    """
+
+    words: str
+    ahead: Callable[[Tensor, int], Tensor]
+
+
+def _more_keys(inputs: Inputs) -> int:
+    return inputs.geometry.key_length - inputs.geometry.query_length
+
+
+PLACES: Final = (
+    Places("the last key", _more_keys),
+    Places("the first key", lambda _inputs: 0),
+    Places("the first key that is not cached", lambda inputs: inputs.past),
+    Places("the middle of the keys", lambda inputs: _more_keys(inputs) // 2),
+    Places(
+        "the last key, or the first one where there are more queries than keys",
+        lambda inputs: max(_more_keys(inputs), 0),
+    ),
+    Places(
+        "the first key, less the number by which keys are more than queries",
+        lambda inputs: -_more_keys(inputs),
+    ),
+)
+DISTANCES: Final = (
+    Distances("", lambda ahead, _keys: ahead),
+    Distances("taken modulo the number of keys", lambda ahead, keys: -((-ahead) % keys)),
+    Distances("taken without their sign", lambda ahead, _keys: -ahead.abs()),
+    Distances("taken with the other sign", lambda ahead, _keys: -ahead),
+)
+
+
+def _ahead(inputs: Inputs, places: Places, distances: Distances) -> Tensor:
+    """How far each key lies ahead of each query: ``[Lq, Lk]``."""
+    sizes = inputs.geometry
+    queries = torch.arange(sizes.query_length)[:, None] + places.shift(inputs)
+    return distances.ahead(torch.arange(sizes.key_length) - queries, sizes.key_length)
+
+
+def band_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """Another triangle or window: from which key to which each query attends."""
+    inputs = reading.call.inputs
+    if not (inputs.causal or inputs.window):
+        return
+    seen = reading.visible
+    kept = admitted_by_mask(reading.call).expand(seen.shape)
+    if not seen.any() or bool((seen == reading.attention.allowed).all()):
+        return
+    left, right = (-1, -1) if inputs.window is None else inputs.window
+    for distances in DISTANCES:
+        for places in PLACES:
+            ahead = _ahead(inputs, places, distances).expand(seen.shape)
+            least, most = int(ahead[seen].min()), int(ahead[seen].max())
+            if not bool((seen == (kept & (ahead >= least) & (ahead <= most))).all()):
+                continue
+            yield _band(
+                least + left if left >= 0 and least > int(ahead.min()) else None,
+                most - (0 if inputs.causal else right) if most < int(ahead.max()) else None,
+                places,
+                distances,
+                windowed=left >= 0,
+            )
+
+
+def _keys(count: int, more: str) -> str:
+    return f"{abs(count)} {more} {'key' if abs(count) == 1 else 'keys'}"
+
+
+def _band(
+    before: int | None,
+    behind: int | None,
+    places: Places,
+    distances: Distances,
+    *,
+    windowed: bool,
+) -> NamedMistake:
+    """A band whose ends lie so many keys from where they should; None for an end that is lost."""
+
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        inputs = call.inputs
+        if not (inputs.causal or inputs.window):
+            return None
+        left, right = (-1, -1) if inputs.window is None else inputs.window
+        ahead = _ahead(inputs, places, distances)
+        kept = torch.ones_like(ahead, dtype=torch.bool)
+        if before is not None and left >= 0:
+            kept &= ahead >= before - left
+        end = 0 if inputs.causal else right
+        if behind is not None and (inputs.causal or right >= 0):
+            kept &= ahead <= behind + end
+        return with_table(call, admitted_by_mask(call) & kept)
+
+    parts = [f"distances are {distances.words}"] if distances.words else []
+    if before is None and windowed:
+        parts.append("a window hides no key before the query")
+    elif before:
+        verb = "is" if abs(before) == 1 else "are"
+        parts.append(
+            f"{_keys(before, 'fewer' if before > 0 else 'more')} before the query {verb} attended"
+        )
+    if behind is None and not distances.words:
+        parts.append("keys after the query are not hidden")
+    elif behind:
+        verb = "is" if abs(behind) == 1 else "are"
+        parts.append(
+            f"{_keys(behind, 'more' if behind > 0 else 'fewer')} after the query {verb} attended"
+        )
+    text = f"the places of queries are counted from {places.words}"
+    text += f": {'; '.join(parts)}" if parts else ""
+    return statement(
+        f"band: {'; '.join(parts) or 'moved'}, from {places.words}",
+        text,
+        "let query i, at its declared place, attend the keys from i - left to i + right, and none "
+        "after i where the call is causal",
+        inputs=inputs_for,
+    )
