@@ -22,11 +22,11 @@ from .answer_facts import repeats, unknown_entry
 from .backward import BackwardDiagnostician
 from .battery import BatteryAnswer, answer_to, observe, plain_problem
 from .dissection import statements
-from .mistaken_answer import ActedAnswers, Combination, act
+from .mistaken_answer import ActedAnswers, Combination, act, touches_any
 from .mistakes import NamedMistake, NotExpressible, named_mistakes
 from .neighbours import neighbours
 from .precision_diagnosis import Observed, precision_entry, scale_entry
-from .search import MOST_PARTIAL, MistakeSearch, touches_any
+from .search import MOST_PARTIAL, MistakeSearch
 
 
 class NoDifferentiator(Differentiator):

@@ -7,20 +7,22 @@ Several mistakes made together change one step after another.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from .._golden import golden
-from ..declare.declaration import Declaration
+from ..declare.declaration import Declaration, mixed_in
 from ..oracle.headroom import finite_limit, representable_output, representable_rows
 from ..oracle.oracle import Oracle
 from ..problems.inputs import Inputs
 from ..tolerance import model
-from .mistakes import DeclaredCall, NamedMistake, NotExpressible
+from .mistakes import DeclaredCall, NamedMistake, NotExpressible, everywhere
+from .mistakes._steps import has_causal, has_mask, has_softcap, has_window, hides_keys
 from .mistakes.named_mistake import Heads
 
 Combination = tuple[NamedMistake, ...]
@@ -213,3 +215,49 @@ def _with_every_key(
 def _finite(tensor: Tensor) -> Tensor:
     finite = tensor[torch.isfinite(tensor)]
     return finite if finite.numel() else torch.zeros(1, dtype=torch.float64)
+
+
+def touches_any(made: Combination, inputs: Inputs, declared: golden.Semantics) -> bool:
+    """Whether any of some mistakes may change the answer to some inputs."""
+    return any(touches(one, DeclaredCall(inputs=inputs, semantics=declared)) for one in made)
+
+
+def touches(mistake: NamedMistake, call: DeclaredCall) -> bool:
+    """Whether a mistake may change the answer to some inputs at all."""
+    inputs = call.inputs
+    if not mistake.where(inputs) or not mistake.speaks_at(call.semantics):
+        return False
+    if mistake.heads or mistake.core or mistake.output or mistake.point:
+        return True
+    if any(_MATTERS.get(name, everywhere)(inputs) for name in mistake.changes):
+        return True
+    if mistake.inputs is None:
+        return False
+    try:
+        return mistake.inputs(call) is not None
+    except NotExpressible:
+        return True
+
+
+def _is_layer(inputs: Inputs) -> bool:
+    return inputs.is_layer
+
+
+# What inputs must have for a field of the semantics to matter to them.
+_MATTERS: Final[dict[str, Callable[[Inputs], bool]]] = {
+    **dict.fromkeys(("mask_operation", "mask_fill", "empty_rows"), hides_keys),
+    "causal_combination": lambda inputs: inputs.masked and inputs.causal,
+    "one_query_causal": lambda inputs: inputs.causal and inputs.geometry.query_length == 1,
+    "mask_polarity": has_mask,
+    "causal_alignment": lambda inputs: (
+        inputs.causal or inputs.window is not None or mixed_in(inputs.point) is not None
+    ),
+    "causal_offset": has_causal,
+    "bias_order": lambda inputs: inputs.bias is not None,
+    "softcap_order": has_softcap,
+    "window_offset": has_window,
+    "group_order": lambda inputs: inputs.geometry.num_heads != inputs.geometry.num_kv_heads,
+    **dict.fromkeys(
+        ("head_split", "head_merge", "query_bias", "value_bias", "output_bias"), _is_layer
+    ),
+}

@@ -23,8 +23,8 @@ from ..tolerance import model
 from .agreement import within
 from .battery import BatteryAnswer
 from .conditions import FINER, Condition
-from .mistaken_answer import ActedAnswers, MistakenAnswer
-from .mistakes import NamedMistake, NotExpressible
+from .mistaken_answer import ActedAnswers, MistakenAnswer, touches
+from .mistakes import DeclaredCall, NamedMistake, NotExpressible
 
 # Conditions that a mistake may have together.
 MOST_TOGETHER: Final = 3
@@ -132,6 +132,14 @@ class Narrowing:
         self.observed = observed
         self._traits: dict[int, Tensor] = {}
 
+    def explains_first(self, mistake: NamedMistake, count: int) -> bool:
+        """Whether a mistake explains every wrong row of the first answers."""
+        for answer in self.observed[:count]:
+            rows = self._rows(mistake, answer)
+            if rows is None or bool(rows.unexplained.any()):
+                return False
+        return True
+
     def narrowed(self, mistake: NamedMistake) -> Narrowed | None:
         """The mistake where alone it is made; None where it does not explain the wrong rows.
 
@@ -165,13 +173,19 @@ class Narrowing:
         judged = exact.representable.expand(answer.output.shape).all(dim=-1)
         if self.subject.declaration.empty_rows == "any":
             judged = judged & ~exact.empty_rows.expand(answer.output.shape).all(dim=-1)
+        none = torch.zeros_like(right)
+        without = Rows(made=none, spared=none, unexplained=judged & ~right)
+        call = DeclaredCall(inputs=answer.inputs, semantics=self.subject.declaration.semantics)
+        if not touches(mistake, call):
+            return without
         try:
             acted = self.acted.of(mistake, answer.inputs)
         except NotExpressible:
-            none = torch.zeros_like(right)
-            return Rows(made=none, spared=none, unexplained=judged & ~right)
+            return without
         if acted.output.shape != answer.output.shape:
             return None
+        if torch.equal(acted.output, exact.output):  # spares the bound, which costs the most
+            return without
         judged = judged & ~acted.unjudged(self.subject.declaration).expand(answer.output.shape).any(
             dim=-1
         )
@@ -226,16 +240,23 @@ LITERALS: Final[tuple[Condition | Part, ...]] = (
 def _telling_apart(made: Tensor, spared: Tensor) -> tuple[Condition | Part, ...] | None:
     """The fewest literals that all rows of ``made`` meet and none of ``spared`` does together.
 
-    None where no three tell them apart. Of equally many the plainest are taken.
+    None where no three tell them apart. Of equally many, and of those that tell the same rows
+    apart, the plainest are taken.
     """
     if not len(spared):
         return ()
-    common = [int(index) for index in made.all(dim=0).nonzero().flatten()]
-    left = {index: sum(1 << int(row) for row in spared[:, index].nonzero()) for index in common}
+    everything = (1 << len(spared)) - 1
+    plainest: dict[int, int] = {}
+    for index in made.all(dim=0).nonzero().flatten().tolist():
+        left = sum(1 << row for row in spared[:, index].nonzero().flatten().tolist())
+        if left != everything:
+            plainest.setdefault(left, index)
+    if plainest and reduce(and_, list(plainest)):
+        return None
     for count in range(1, MOST_TOGETHER + 1):
-        for chosen in combinations(common, count):
-            if not reduce(and_, (left[index] for index in chosen)):
-                return tuple(LITERALS[index] for index in chosen)
+        for chosen in combinations(plainest, count):
+            if not reduce(and_, chosen):
+                return tuple(LITERALS[plainest[left]] for left in chosen)
     return None
 
 

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Final
 
-from .._golden import golden
 from ..clauses.subject import Subject
-from ..declare.declaration import Declaration, mixed_in
+from ..declare.declaration import Declaration
 from ..oracle.comparison import GROSS
-from ..problems.inputs import Inputs
 from ..tolerance import model
 from .agreement import agrees, closeness, margin
 from .battery import BatteryAnswer
-from .mistaken_answer import ActedAnswers, Combination, act
-from .mistakes import DeclaredCall, NamedMistake, NotExpressible, everywhere
-from .mistakes._steps import has_causal, has_mask, has_softcap, has_window, hides_keys
+from .mistaken_answer import ActedAnswers, Combination, act, touches
+from .mistakes import DeclaredCall, NamedMistake, NotExpressible
 from .narrowing import Narrowed, Narrowing
 
 USUAL_WAYS: Final = 3
@@ -27,6 +24,8 @@ USUAL_WAYS: Final = 3
 FEWEST_WRONG: Final = 3
 # Mistakes that explain a part of the wrong answers and are completed by another.
 MOST_PARTIAL: Final = 4
+# Mistakes that explain every wrong row, of which conditions are learnt: those of the shortest text.
+MOST_NARROWED: Final = 12
 # The part of the time that is left for equivalents of the first pair.
 REST_OF_TIME: Final = 0.2
 
@@ -81,7 +80,10 @@ class MistakeSearch:
         if self.wrong.bit_count() < FEWEST_WRONG:
             return []
         narrowing = Narrowing(self.subject, self._as_given, self.acted)
-        every = (narrowing.narrowed(mistake) for mistake in self.mistakes)
+        wrong = self.wrong.bit_count()
+        plainest = sorted(self.mistakes, key=lambda one: len(one.sentence))
+        likely = (one for one in plainest if narrowing.explains_first(one, wrong))
+        every = (narrowing.narrowed(mistake) for mistake in islice(likely, MOST_NARROWED))
         narrowed = [one for one in every if one is not None]
         fewest = min((_plainness(one) for one in narrowed), default=None)
         return [one for one in narrowed if _plainness(one) == fewest]
@@ -276,49 +278,3 @@ def _order(size: float, answer: BatteryAnswer) -> tuple[bool, bool, int]:
 
 def _bits(flags: Iterable[bool]) -> int:
     return sum(1 << index for index, flag in enumerate(flags) if flag)
-
-
-def touches_any(made: Combination, inputs: Inputs, declared: golden.Semantics) -> bool:
-    """Whether any of some mistakes may change the answer to some inputs."""
-    return any(touches(one, DeclaredCall(inputs=inputs, semantics=declared)) for one in made)
-
-
-def touches(mistake: NamedMistake, call: DeclaredCall) -> bool:
-    """Whether a mistake may change the answer to some inputs at all."""
-    inputs = call.inputs
-    if not mistake.where(inputs) or not mistake.speaks_at(call.semantics):
-        return False
-    if mistake.heads or mistake.core or mistake.output or mistake.point:
-        return True
-    if any(_MATTERS.get(name, everywhere)(inputs) for name in mistake.changes):
-        return True
-    if mistake.inputs is None:
-        return False
-    try:
-        return mistake.inputs(call) is not None
-    except NotExpressible:
-        return True
-
-
-def _is_layer(inputs: Inputs) -> bool:
-    return inputs.is_layer
-
-
-# What inputs must have for a field of the semantics to matter to them.
-_MATTERS: Final[dict[str, Callable[[Inputs], bool]]] = {
-    **dict.fromkeys(("mask_operation", "mask_fill", "empty_rows"), hides_keys),
-    "causal_combination": lambda inputs: inputs.masked and inputs.causal,
-    "one_query_causal": lambda inputs: inputs.causal and inputs.geometry.query_length == 1,
-    "mask_polarity": has_mask,
-    "causal_alignment": lambda inputs: (
-        inputs.causal or inputs.window is not None or mixed_in(inputs.point) is not None
-    ),
-    "causal_offset": has_causal,
-    "bias_order": lambda inputs: inputs.bias is not None,
-    "softcap_order": has_softcap,
-    "window_offset": has_window,
-    "group_order": lambda inputs: inputs.geometry.num_heads != inputs.geometry.num_kv_heads,
-    **dict.fromkeys(
-        ("head_split", "head_merge", "query_bias", "value_bias", "output_bias"), _is_layer
-    ),
-}
