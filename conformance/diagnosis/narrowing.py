@@ -251,10 +251,11 @@ def _telling_apart(made: Tensor, spared: Tensor) -> tuple[Condition | Part, ...]
         left = sum(1 << row for row in spared[:, index].nonzero().flatten().tolist())
         if left != everything:
             plainest.setdefault(left, index)
-    if plainest and reduce(and_, list(plainest)):
+    masks = list(plainest)
+    if masks and reduce(and_, masks):
         return None
     for count in range(1, MOST_TOGETHER + 1):
-        for chosen in combinations(plainest, count):
+        for chosen in combinations(masks, count):
             if not reduce(and_, chosen):
                 return tuple(LITERALS[plainest[left]] for left in chosen)
     return None

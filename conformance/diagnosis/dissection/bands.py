@@ -85,13 +85,14 @@ def band_statements(reading: Reading) -> Iterator[NamedMistake]:
             least, most = int(ahead[seen].min()), int(ahead[seen].max())
             if not bool((seen == (kept & (ahead >= least) & (ahead <= most))).all()):
                 continue
-            yield _band(
-                least + left if left >= 0 and least > int(ahead.min()) else None,
-                most - (0 if inputs.causal else right) if most < int(ahead.max()) else None,
-                places,
-                distances,
-                windowed=left >= 0,
-            )
+            before: int | None = 0
+            behind: int | None = 0  # an end that the call does not limit is taken to be right
+            if left >= 0:
+                before = least + left if least > int(ahead.min()) else None
+            if inputs.causal or right >= 0:
+                end = 0 if inputs.causal else right
+                behind = most - end if most < int(ahead.max()) else None
+            yield _band(before, behind, places, distances)
 
 
 def _keys(count: int, more: str) -> str:
@@ -103,8 +104,6 @@ def _band(
     behind: int | None,
     places: Places,
     distances: Distances,
-    *,
-    windowed: bool,
 ) -> NamedMistake:
     """A band whose ends lie so many keys from where they should; None for an end that is lost."""
 
@@ -123,7 +122,7 @@ def _band(
         return with_table(call, admitted_by_mask(call) & kept)
 
     parts = [f"distances are {distances.words}"] if distances.words else []
-    if before is None and windowed:
+    if before is None:
         parts.append("a window hides no key before the query")
     elif before:
         verb = "is" if abs(before) == 1 else "are"

@@ -307,6 +307,8 @@ def visibility_statements(reading: Reading) -> Iterator[NamedMistake]:
         if table is None or bool((uncovered & ~table).any()):
             continue
         showing = _described(reading, uncovered, table & rows & ~uncovered)
+        if hidden is HIDDEN[0] and not lost.any() and () in map(_without_every, showing or ()):
+            yield from _filled(fills)
         for one, other, fill in product(losing or (), showing or (), fills):
             yield _as_mistake(one, other, hidden, fill=fill, normalised=normalised)
 
@@ -358,6 +360,27 @@ def _fills(reading: Reading, uncovered: Tensor) -> list[float | None]:
             None,
         ]
     return [None]
+
+
+def _without_every(some: tuple[Cells, ...]) -> tuple[Cells, ...]:
+    return tuple(one for one in some if one is not _EVERY)
+
+
+def _filled(fills: Sequence[float | None]) -> Iterator[NamedMistake]:
+    """Every hidden key with one logit; rows without keys as declared, or the mean of all values."""
+    for fill in fills:
+        if fill is None:
+            continue
+        for words, rows in (
+            ("", {}),
+            (", also in rows without other keys", {"empty_rows": "mean-of-all"}),
+        ):
+            yield statement(
+                f"visibility: hidden keys with a logit of {fill:g}{words}",
+                f"keys that are hidden have a logit of {fill:g}, and so a weight{words}",
+                "give keys that are hidden a logit of minus infinity",
+                changes={"mask_fill": fill, **rows},
+            )
 
 
 def _as_mistake(
