@@ -252,13 +252,18 @@ def _telling_apart(made: Tensor, spared: Tensor) -> tuple[Condition | Part, ...]
         if left != everything:
             plainest.setdefault(left, index)
     masks = list(plainest)
-    if masks and reduce(and_, masks):
+    if masks and _common(masks):
         return None
     for count in range(1, MOST_TOGETHER + 1):
         for chosen in combinations(masks, count):
-            if not reduce(and_, chosen):
+            if not _common(chosen):
                 return tuple(LITERALS[plainest[left]] for left in chosen)
     return None
+
+
+def _common(masks: Sequence[int]) -> int:
+    """The bits that all of some numbers have."""
+    return reduce(and_, masks)
 
 
 def made_under(mistake: NamedMistake, literals: Sequence[Condition | Part]) -> NamedMistake:

@@ -79,6 +79,7 @@ def band_statements(reading: Reading) -> Iterator[NamedMistake]:
     if not seen.any() or bool((seen == reading.attention.allowed).all()):
         return
     left, right = (-1, -1) if inputs.window is None else inputs.window
+    bottom_right = reading.call.semantics.causal_alignment == "bottom-right"
     for distances in DISTANCES:
         for places in PLACES:
             ahead = _ahead(inputs, places, distances).expand(seen.shape)
@@ -92,7 +93,10 @@ def band_statements(reading: Reading) -> Iterator[NamedMistake]:
             if inputs.causal or right >= 0:
                 end = 0 if inputs.causal else right
                 behind = most - end if most < int(ahead.max()) else None
-            yield _band(before, behind, places, distances)
+            aligned = "the last key" if bottom_right else "the first key"
+            moved = places.words != aligned or distances.words
+            if moved or (before, behind) != (0, 0):
+                yield _band(before, behind, places, distances, declared=places.words == aligned)
 
 
 def _keys(count: int, more: str) -> str:
@@ -104,6 +108,8 @@ def _band(
     behind: int | None,
     places: Places,
     distances: Distances,
+    *,
+    declared: bool,
 ) -> NamedMistake:
     """A band whose ends lie so many keys from where they should; None for an end that is lost."""
 
@@ -136,11 +142,13 @@ def _band(
         parts.append(
             f"{_keys(behind, 'more' if behind > 0 else 'fewer')} after the query {verb} attended"
         )
-    text = f"the places of queries are counted from {places.words}"
-    text += f": {'; '.join(parts)}" if parts else ""
+    said = "; ".join(parts)
+    if not declared:
+        moved = f"the places of queries are counted from {places.words}"
+        said = f"{moved}: {said}" if said else moved
     return statement(
-        f"band: {'; '.join(parts) or 'moved'}, from {places.words}",
-        text,
+        f"band: {'; '.join(parts) or 'moved'}{'' if declared else f', from {places.words}'}",
+        said,
         "let query i, at its declared place, attend the keys from i - left to i + right, and none "
         "after i where the call is causal",
         inputs=inputs_for,

@@ -229,11 +229,16 @@ def _alone(one: Cells, other: Cells, words: str) -> Cells:
     return Cells(words, holds)
 
 
+# What the mask keeps: without one, every key.
+_LEFT: Final = Cells(
+    "that no mask hides",
+    lambda call: admitted_by_mask(call).expand(call.inputs.score_shape),
+)
 # Ways in which keys are hidden: a part of them may be uncovered.
 HIDDEN: Final = (
     Cells("that are hidden", lambda call: ~call.inputs.allowed(call.semantics)),
     _alone(_KEPT, _REACHED, "that the mask alone hides"),
-    _alone(_REACHED, _KEPT, "that causality or window alone hides"),
+    _alone(_REACHED, _LEFT, "that causality or window alone hides"),
 )
 CELLS: Final = tuple(_every_kind())
 
