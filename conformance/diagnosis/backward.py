@@ -2,56 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
-from ..calls.calling import CandidateFailure
-from ..calls.differentiating import Gradients, NotDifferentiable
-from ..clauses.judging_gradients import has_empty_rows, output_gradient, with_full_rows
+from .._golden import golden
+from ..clauses.judging_gradients import has_empty_rows
 from ..clauses.subject import Subject
-from ..oracle.gradient_oracle import GradientAnswer, why_unknown
-from ..problems.combinations import options_alone
-from ..problems.edges import edge_problems
-from ..problems.inputs import Inputs
+from ..oracle.gradient_oracle import why_unknown
 from ..problems.problem import Problem
-from ..problems.space import Space
 from ..tolerance import model
 from .answer_facts import NO_MISTAKE, UNKNOWN
+from .dissection.backward import backward_statements
 from .mistakes import BACKWARD, NamedMistake, NotExpressible
 from .mistakes.backward_pass import gradients_with
+from .observed_gradients import (
+    ObservedGradients,
+    battery_gradients,
+    further_gradients,
+    near,
+    observe_gradients,
+    room,
+)
 
-# The hand-picked sizes of the battery, of those that every clause begins with.
-SIZES: Final = 8
 MOST_REPORTED: Final = 6
 # The clauses whose problems need not have an option without which gradients may be right.
 WHOLE: Final = ("gradients.golden", "gradients.options")
-_SPACE: Final = Space(mask="maybe", causal="never", finite_bias="maybe", values=("normal",))
-_ROWS: Final = Space(causal="always", values=("normal",))
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ObservedGradients:
-    """The gradients of one problem, and what they should be."""
-
-    inputs: Inputs
-    upstream: Tensor
-    actual: Gradients
-    expected: GradientAnswer
-
-    @cached_property
-    def wrong(self) -> tuple[str, ...]:
-        """The names of the gradients that are beyond their bounds."""
-        return tuple(
-            name
-            for name, exact in self.expected.gradients.items()
-            if name in self.actual.by_name
-            and not _near(self.actual.by_name[name], exact.value, exact.worst)
-        )
 
 
 class BackwardDiagnostician:
@@ -59,6 +37,7 @@ class BackwardDiagnostician:
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
+        self._confirming: list[ObservedGradients] | None = None
 
     def explain(self, clause: str, problem: Problem) -> list[dict[str, Any]]:
         """What explains the failure of a clause on a problem, as the report's entries."""
@@ -66,7 +45,7 @@ class BackwardDiagnostician:
         point = candidate.declaration.semantics
         if not candidate.golden_known or why_unknown(point, candidate.kind):
             return []
-        shown = self._observe(problem)
+        shown = observe_gradients(self.subject, problem)
         if shown is not None and has_empty_rows(self.subject, shown.inputs):
             shown = None  # the clause that fails says what such rows return
         every = [*self.observed, *([] if shown is None else [shown])]
@@ -74,7 +53,9 @@ class BackwardDiagnostician:
         if not wrong:
             explanations = _by_clause(clause, problem)
         else:
-            explanations = self._by_gradients(every)
+            explanations = self._by_gradients(every) or self._read(every)
+            if not explanations and all(each.wrong == ("bias",) for each in wrong):
+                explanations = _by_clause(clause, problem)
             if not explanations:
                 return [_unknown(every, wrong)]
         confidence = 1 / max(len(explanations), 1)
@@ -88,33 +69,32 @@ class BackwardDiagnostician:
         point = self.subject.declaration.semantics
         return list({m.name: m for m in BACKWARD if _explains(m, every, point)}.values())
 
+    def _read(self, every: Sequence[ObservedGradients]) -> list[NamedMistake]:
+        """The simplest statement that explains every gradient, and those of further problems.
+
+        Each gradient that it concerns must be wrong in some of the latter, too.
+        """
+        point = self.subject.declaration.semantics
+        proposed = (
+            one for one in backward_statements(every, point) if _explains(one, every, point)
+        )
+        for statement in proposed:
+            names = {name for each in every for name in each.wrong}
+            seen = {name for each in self._further(every) for name in each.wrong}
+            if names <= seen and _explains(statement, self._further(every), point):
+                return [statement]
+        return []
+
+    def _further(self, every: Sequence[ObservedGradients]) -> list[ObservedGradients]:
+        """The gradients on problems that no statement was made of."""
+        if self._confirming is None:
+            self._confirming = further_gradients(self.subject, every)
+        return self._confirming
+
     @cached_property
     def observed(self) -> list[ObservedGradients]:
-        """The gradients on the battery; what the candidate refuses is left out."""
-        observed = (self._observe(problem) for problem in self._battery())
-        return [each for each in observed if each is not None]
-
-    def _battery(self) -> Iterator[Problem]:
-        candidate, dtype = self.subject.candidate, self.subject.dtype
-        problems = edge_problems(candidate, _SPACE, dtype=dtype)[:SIZES]
-        problems += options_alone(candidate, _SPACE, dtype=dtype)
-        if candidate.declaration.causal is not None:
-            problems += edge_problems(candidate, _ROWS, dtype=dtype)[:SIZES]
-        yield from dict.fromkeys(problems)
-
-    def _observe(self, problem: Problem) -> ObservedGradients | None:
-        subject = self.subject
-        with subject.recorded(None):
-            try:
-                inputs = with_full_rows(subject, problem)
-                upstream = output_gradient(subject, problem, inputs)
-                actual = subject.gradients.of(inputs, upstream)
-            except (CandidateFailure, NotDifferentiable):
-                return None
-        expected = subject.gradients.oracle.answer(inputs, upstream)
-        if not expected.representable:
-            return None
-        return ObservedGradients(inputs=inputs, upstream=upstream, actual=actual, expected=expected)
+        """The gradients on the battery."""
+        return battery_gradients(self.subject)
 
 
 def _by_clause(clause: str, problem: Problem) -> list[NamedMistake]:
@@ -130,15 +110,17 @@ def _by_clause(clause: str, problem: Problem) -> list[NamedMistake]:
     return present if len(present) == 1 else []
 
 
-def _near(actual: Tensor, expected: Tensor, bound: Tensor) -> bool:
-    return bool(((actual.double() - expected).abs() <= bound).all())
+def _explains(
+    mistake: NamedMistake, every: Sequence[ObservedGradients], point: golden.Semantics
+) -> bool:
+    """Whether a mistake gives every observed gradient, and once another one than the golden.
 
-
-def _explains(mistake: NamedMistake, every: Sequence[ObservedGradients], point: Any) -> bool:
-    """Whether a mistake gives every observed gradient, and once another one than the golden."""
+    A mistake of the inputs' gradients may leave that of an additive mask right.
+    """
     if mistake.backward is None:
         return False
     shows = False
+    mask_is_right = not any("bias" in observed.wrong for observed in every)
     for observed in every:
         try:
             acted = gradients_with(observed.inputs, point, observed.upstream, mistake.backward)
@@ -146,22 +128,17 @@ def _explains(mistake: NamedMistake, every: Sequence[ObservedGradients], point: 
             return False
         actual = observed.actual.by_name
         for name, exact in observed.expected.gradients.items():
-            if name not in actual or name not in acted:
+            if name not in actual:
                 continue
-            room = _room(acted[name], exact.value, exact.worst)
-            if not _near(actual[name], acted[name], room):
+            if name not in acted or (name == "bias" and mask_is_right):
+                if name in observed.wrong:
+                    return False
+                continue
+            allowed = room(acted[name], exact.value, exact.worst)
+            if not near(actual[name], acted[name], allowed):
                 return False
-            shows = shows or not _near(acted[name], exact.value, room)
+            shows = shows or not near(acted[name], exact.value, allowed)
     return shows
-
-
-def _room(acted: Tensor, exact: Tensor, bound: Tensor) -> Tensor:
-    """How far a candidate with a mistake may be from acting it out; see ``model.ACTED_ROOM``."""
-    if not bound.numel():
-        return bound
-    before, after = float(exact.abs().max()), float(acted.abs().max())
-    grown = min(max(1.0, after / before if before > 0.0 else 1.0), model.MOST_GROWN)
-    return torch.full_like(bound, model.ACTED_ROOM * grown**2 * float(bound.max()))
 
 
 def _unknown(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -10,9 +11,12 @@ from torch import Tensor
 from ..._golden import golden
 from ...oracle.oracle import evaluate, known_weights
 from ...problems.inputs import Inputs
-from ...tolerance.backward_pass import backward_pass
+from ...tolerance.backward_pass import BackwardPass, backward_pass
 from ...tolerance.visible_keys import sum_groups
 from .named_mistake import BackwardCall, BackwardSteps, DeclaredCall, Gradients, NotExpressible
+
+# The inputs that a layer projects.
+PROJECTED: Final = ("query", "key", "value")
 
 
 def gradients_with(
@@ -25,48 +29,66 @@ def gradients_with(
     """
     try:
         with torch.no_grad():
-            call = DeclaredCall(inputs=inputs, semantics=semantics)
-            return _gradients(call, upstream.double(), wrong)
+            return _gradients(inputs, semantics, upstream.double(), wrong)
     except (ValueError, RuntimeError, IndexError) as error:
         raise NotExpressible from error
 
 
-def _gradients(declared: DeclaredCall, upstream: Tensor, wrong: BackwardSteps) -> Gradients:
-    inputs, semantics = declared.inputs, declared.semantics
-    heads = declared.projected_heads()
+def backward_call(
+    inputs: Inputs, semantics: golden.Semantics, upstream: Tensor
+) -> tuple[BackwardCall, Tensor]:
+    """What a backward pass starts from, and the output of the heads, merged for a layer.
+
+    Raises NotExpressible for a layer that is cut into heads in another way.
+    """
+    declared = DeclaredCall(inputs=inputs, semantics=semantics)
     evaluation = evaluate(inputs, semantics)
-    if isinstance(evaluation, golden.Attention):
-        call = BackwardCall(
-            inputs=inputs,
-            semantics=semantics,
-            attention=evaluation,
-            upstream=upstream,
-            heads=heads,
-        )
-        return _by_input(call, _heads(call, wrong), wrong)
-    if (semantics.head_split, semantics.head_merge) != ("blocks", "blocks"):
-        raise NotExpressible
-    weights, core = known_weights(inputs), evaluation.core
-    merged = golden.merge_heads(core.output, semantics)
-    behind = upstream if weights.o is None else upstream @ weights.o.double()
+    core = evaluation if isinstance(evaluation, golden.Attention) else evaluation.core
+    merged, behind = core.output, upstream.double()
+    if not isinstance(evaluation, golden.Attention):
+        if (semantics.head_split, semantics.head_merge) != ("blocks", "blocks"):
+            raise NotExpressible
+        weights = known_weights(inputs)
+        merged = golden.merge_heads(core.output, semantics)
+        behind = behind if weights.o is None else behind @ weights.o.double()
+        behind = golden.split_heads(behind, inputs.geometry.num_heads, semantics)
     call = BackwardCall(
         inputs=inputs,
         semantics=semantics,
         attention=core,
-        upstream=golden.split_heads(behind, inputs.geometry.num_heads, semantics),
-        heads=heads,
+        upstream=behind,
+        heads=declared.projected_heads(),
     )
+    return call, merged
+
+
+def _gradients(
+    inputs: Inputs, semantics: golden.Semantics, upstream: Tensor, wrong: BackwardSteps
+) -> Gradients:
+    call, merged = backward_call(inputs, semantics, upstream)
+    heads = heads_with(call, wrong)
+    if not inputs.is_layer:
+        return _by_input(call, heads, wrong)
+    weights = known_weights(inputs)
     result: Gradients = {}
     if weights.o is not None:
         result["o"] = _matrix(upstream, merged, wrong)
         result["o_bias"] = _bias(upstream, wrong)
-    for name, each in _heads(call, wrong).items():
+    for name in PROJECTED:
         role, tokens = name[0], getattr(inputs, name).double()
-        gradient = golden.merge_heads(each, semantics)
+        gradient = golden.merge_heads(heads[name], semantics)
         result[name] = gradient @ getattr(weights, role).double()
         result[role] = _matrix(gradient, tokens, wrong)
         result[f"{role}_bias"] = _bias(gradient, wrong)
     return _by_input(call, result, wrong)
+
+
+def observable(call: BackwardCall, role: str, gradient: Tensor) -> Tensor:
+    """What shows the gradient of heads: itself, of a layer that of their projection."""
+    if not call.inputs.is_layer:
+        return gradient
+    merged, tokens = golden.merge_heads(gradient, call.semantics), getattr(call.inputs, role)
+    return _matrix(merged, tokens.double(), BackwardSteps())
 
 
 def _by_input(call: BackwardCall, gradients: Gradients, wrong: BackwardSteps) -> Gradients:
@@ -89,8 +111,11 @@ def _bias(gradient: Tensor, wrong: BackwardSteps) -> Tensor:
     return gradient.sum(dim=(0, 1)) if wrong.bias is None else wrong.bias(gradient)
 
 
-def _heads(call: BackwardCall, wrong: BackwardSteps) -> Gradients:
-    """The gradients of the heads, with one key/value head for those that share it."""
+def heads_with(call: BackwardCall, wrong: BackwardSteps) -> Gradients:
+    """The gradients of the heads, with one key/value head for those that share it.
+
+    And of a core's additive mask, where it has finite values.
+    """
     if wrong.upstream is not None:
         call = dataclasses.replace(call, upstream=wrong.upstream(call))
     attention = call.attention if wrong.attention is None else wrong.attention(call)
@@ -100,18 +125,29 @@ def _heads(call: BackwardCall, wrong: BackwardSteps) -> Gradients:
     if wrong.row_term is not None:
         row_term = wrong.row_term(call, weights, right.weight_gradient)
     slope = right.slope if wrong.slope is None else wrong.slope(call)
-    scores = weights * (right.weight_gradient - row_term) * slope
+    logits = weights * (right.weight_gradient - row_term)
+    scores = logits * slope
     for_query = scores if wrong.scores is None else wrong.scores(call, scores)
     scale = attention.scale
     query_scale, key_scale = (scale, scale) if wrong.scales is None else wrong.scales(call)
-    shared = _sum_of_groups if wrong.shared is None else wrong.shared
+    shared = sum_of_groups if wrong.shared is None else wrong.shared
     result = {
         "query": query_scale * (for_query @ attention.key),
         "key": shared(call, key_scale * (scores.mT @ attention.query)),
         "value": shared(call, weights.mT @ call.upstream),
+        **gradient_of_mask(call, right, logits),
     }
     return result if wrong.heads is None else wrong.heads(call, result)
 
 
-def _sum_of_groups(call: BackwardCall, heads: Tensor) -> Tensor:
+def gradient_of_mask(call: BackwardCall, right: BackwardPass, logits: Tensor) -> Gradients:
+    """The gradient of a core's additive mask, from that of the logits; {} where it has none."""
+    bias = call.inputs.bias
+    if bias is None or call.inputs.is_layer:
+        return {}
+    return {"bias": (logits * right.bias_slope).sum_to_size(bias.shape)}
+
+
+def sum_of_groups(call: BackwardCall, heads: Tensor) -> Tensor:
+    """Add up the gradients of the query heads that read one key/value head."""
     return sum_groups(heads, call.inputs.geometry.num_kv_heads, call.semantics)

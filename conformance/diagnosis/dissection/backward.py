@@ -1,0 +1,367 @@
+"""Reads which gradients a candidate computes instead, and states it.
+
+Gradients are linear in what flows back, so each step of the backward pass shows in them. For each
+wrong gradient by itself every variant of ``backward_variants`` is compared with what the candidate
+computes, times the number that fits best. What holds in every problem is put together with as few
+variants, numbers and conditions as possible, as a mistake that can be acted out and so checked.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..._golden import golden
+from ...tolerance import model
+from ..conditions import Condition, telling_apart
+from ..mistakes import BACKWARD, NamedMistake, NotExpressible
+from ..mistakes.backward_pass import backward_call, observable
+from ..mistakes.named_mistake import BackwardCall, BackwardSteps, Gradients
+from ..observed_gradients import ObservedGradients, near, room
+from .backward_variants import RIGHT, ROLES, VARIANTS, Backward, Variant, clamped
+from .terms import numbers
+
+# Forms of one gradient that are combined with those of others, and statements that are tried.
+MOST_FORMS: Final = 8
+MOST_STATEMENTS: Final = 24
+_NAMES: Final = {
+    "query": "the query",
+    "key": "the key",
+    "value": "the value",
+    "bias": "the additive mask",
+}
+# What a number times the right gradient is in the catalogue, by the gradients that it concerns.
+_OF_CATALOGUE: Final = {
+    ("1 / scale", ("query", "key")): "scale-forgotten-backward",
+    ("1 / scale", ("query",)): "scale-forgotten-for-query",
+    ("1 / scale", ("key",)): "scale-forgotten-for-key",
+    ("scale", ("query", "key")): "scaled-twice-backward",
+    ("scale", ("key",)): "scaled-twice-for-key",
+    ("0", ("query",)): "gradient-of-query-cut",
+    ("0", ("key",)): "gradient-of-key-cut",
+    ("0", ("value",)): "gradient-of-value-cut",
+    ("0", ("query", "key")): "gradient-of-weights-cut",
+}
+_FIX: Final = "dQ = scale dS K, dK = scale dS^T Q, dV = P^T dO, and dS for an additive mask"
+
+
+@dataclass(frozen=True)
+class Multiple:
+    """A number that a gradient is multiplied by, in words and as a function of a call."""
+
+    words: str
+    value: Callable[[BackwardCall], float]
+
+
+ONCE: Final = Multiple("1", lambda _call: 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """How one gradient is computed: a variant times a number, under some conditions."""
+
+    role: str
+    variant: Variant
+    times: Multiple
+    conditions: tuple[Condition, ...] = ()
+
+    def holds(self, observed: ObservedGradients) -> bool:
+        """Whether it is made in a problem."""
+        return all(condition.holds(observed.inputs) for condition in self.conditions)
+
+    @property
+    def where(self) -> str:
+        """The conditions in words."""
+        return " and ".join(condition.words for condition in self.conditions)
+
+
+class Reading:
+    """One observed problem with the right backward pass, and what variants of it give."""
+
+    def __init__(self, observed: ObservedGradients, point: golden.Semantics) -> None:
+        self.observed = observed
+        call, _ = backward_call(observed.inputs, point, observed.upstream)
+        self.backward = Backward(call)
+        self._values: dict[int, Gradients] = {}
+
+    def name(self, role: str) -> str:
+        """The gradient that shows that of the heads: of a layer that of the projection."""
+        return role[0] if self.observed.inputs.is_layer else role
+
+    def shows(self, role: str) -> bool:
+        """Whether the gradient of a role was observed, and the right pass gives its exact value."""
+        exact = self.observed.expected.gradients.get(self.name(role))
+        if exact is None or self.name(role) not in self.observed.actual.by_name:
+            return False
+        own = self.values(RIGHT, role)
+        return own is not None and near(own, exact.value, room(own, exact.value, exact.worst))
+
+    def actual(self, role: str) -> Tensor:
+        """What the candidate computes."""
+        return self.observed.actual.by_name[self.name(role)].double()
+
+    def is_wrong(self, role: str) -> bool:
+        """Whether the gradient that shows a role is wrong."""
+        return self.name(role) in self.observed.wrong
+
+    def values(self, variant: Variant, role: str) -> Tensor | None:
+        """What a variant gives for one role, in the shape of what is observed."""
+        if id(variant) not in self._values:
+            try:
+                self._values[id(variant)] = variant.values(self.backward)
+            except (ValueError, RuntimeError, IndexError):  # shapes do not meet
+                self._values[id(variant)] = {}
+        heads = self._values[id(variant)].get(role)
+        if heads is None or heads.shape != self.backward.exact[role].shape:
+            return None
+        return observable(self.backward.call, role, heads)
+
+    def fits(self, role: str, values: Tensor) -> bool:
+        """Whether a candidate that computes some values would give what was observed."""
+        exact = self.observed.expected.gradients[self.name(role)]
+        return near(self.actual(role), values, room(values, exact.value, exact.worst))
+
+    def spared(self, role: str, values: Tensor) -> bool:
+        """Whether some values would be wrong here, where what was observed is right."""
+        exact = self.observed.expected.gradients[self.name(role)]
+        return not near(values, exact.value, room(values, exact.value, exact.worst))
+
+
+def backward_statements(
+    observed: Sequence[ObservedGradients], point: golden.Semantics
+) -> list[NamedMistake]:
+    """What the candidate may compute in place of wrong gradients, the simplest statement first.
+
+    Each is a proposal that is to be checked on all that was observed, and on more. None where a
+    wrong gradient fits no variant.
+    """
+    try:
+        with torch.no_grad():
+            readings = [Reading(each, point) for each in observed]
+            wrong = [role for role in ROLES if any(each.is_wrong(role) for each in readings)]
+            variants = [*VARIANTS, *_of_what_was_read(readings)]
+            forms = [_forms(role, variants, readings) for role in wrong]
+    except (NotExpressible, ValueError, LookupError):
+        return []
+    if not forms or not all(forms):
+        return []
+    chosen = [each[:MOST_FORMS] for each in forms]
+    combined = sorted(itertools.product(*chosen), key=_complexity)
+    return [_statement(parts) for parts in combined[:MOST_STATEMENTS]]
+
+
+def _forms(role: str, variants: Sequence[Variant], readings: Sequence[Reading]) -> list[Form]:
+    """Every form of one gradient that holds in all problems, the simplest first."""
+    shown = [each for each in readings if each.shows(role)]
+    wrong = sorted((each for each in shown if each.is_wrong(role)), key=_telling)
+    if not wrong or any(each.is_wrong(role) and each not in wrong for each in readings):
+        return []
+    right = [each for each in shown if not each.is_wrong(role)]
+    forms = []
+    for variant in variants:
+        if role in variant.roles:
+            for times in _multiples(variant, role, wrong):
+                form = _under_conditions(Form(role, variant, times), wrong, right)
+                if form is not None:
+                    forms.append(form)
+                    break
+    return sorted(forms, key=lambda form: _complexity((form,)))
+
+
+def _telling(reading: Reading) -> tuple[bool, int]:
+    """Few problems suffice to rule out most variants: small ones whose sizes all differ first."""
+    sizes = reading.observed.inputs.geometry
+    lengths = (sizes.query_length, sizes.key_length, sizes.head_size)
+    return 1 in lengths or len(set(lengths)) < len(lengths), sizes.query_length * sizes.key_length
+
+
+def _multiples(variant: Variant, role: str, wrong: Sequence[Reading]) -> Iterator[Multiple]:
+    """The numbers that a variant is multiplied by in every problem where a gradient is wrong."""
+    fitted: list[tuple[Reading, Tensor, float]] = []
+    for reading in wrong:
+        values = reading.values(variant, role)
+        if values is None:
+            return
+        factor = _factor(reading.actual(role), values)
+        if not reading.fits(role, factor * values):
+            return
+        fitted.append((reading, values, factor))
+
+    def fits(times: Multiple) -> bool:
+        return all(
+            reading.fits(role, times.value(reading.backward.call) * values)
+            for reading, values, _ in fitted
+        )
+
+    # Closed forms are read where the values are largest beside their bounds.
+    first = max(fitted, key=lambda each: float(each[1].square().sum()))
+    yield from filter(fits, _closed_forms(first[0], first[2], role))
+
+
+def _factor(actual: Tensor, values: Tensor) -> float:
+    """The number that values are multiplied by: by least squares; 1 where they are all zero."""
+    size = float(values.square().sum())
+    if not size or not bool(actual.isfinite().all()):
+        return 1.0
+    return float((actual * values).sum()) / size
+
+
+def _closed_forms(reading: Reading, factor: float, role: str) -> Iterator[Multiple]:
+    """What a number may be: one, the scale and its powers, shares of the mask, sizes."""
+    call = reading.backward.call
+
+    def close(value: float) -> bool:
+        return abs(value - factor) <= 2.0 * model.SAME_READ * max(abs(value), abs(factor))
+
+    some = [
+        ONCE,
+        Multiple("scale", lambda call: call.attention.scale),
+        Multiple("1 / scale", lambda call: 1.0 / call.attention.scale),
+        Multiple("scale²", lambda call: call.attention.scale**2),
+        Multiple("default scale / scale", lambda call: call.default_scale / call.attention.scale),
+    ]
+    if role == "bias":
+        some.append(Multiple("1 / the number of pairs that share an element", _share_of_pairs))
+        some.append(Multiple("the number of pairs that share an element", _pairs_of_element))
+    yield from (one for one in some if call.attention.scale and close(one.value(call)))
+    if abs(factor) <= model.SAME_READ:
+        yield Multiple("0", lambda _call: 0.0)
+    for number in numbers(factor, call.inputs.geometry, model.SAME_READ):
+        yield Multiple(number.words, lambda call, number=number: number.value(call.inputs.geometry))
+
+
+def _share_of_pairs(call: BackwardCall) -> float:
+    return 1.0 / _pairs_of_element(call)
+
+
+def _pairs_of_element(call: BackwardCall) -> float:
+    bias = call.inputs.bias
+    return 1.0 if bias is None else call.attention.logits.numel() / bias.numel()
+
+
+def _under_conditions(
+    form: Form, wrong: Sequence[Reading], right: Sequence[Reading]
+) -> Form | None:
+    """A form under the conditions without which gradients are right; None where none fit."""
+    spared = []
+    for reading in right:
+        values = reading.values(form.variant, form.role)
+        if values is None:
+            continue
+        if reading.spared(form.role, form.times.value(reading.backward.call) * values):
+            spared.append(reading.observed.inputs)
+    conditions = telling_apart([reading.observed.inputs for reading in wrong], spared)
+    return None if conditions is None else Form(form.role, form.variant, form.times, conditions)
+
+
+def _complexity(forms: Sequence[Form]) -> tuple[int, int, int]:
+    """Conditions weigh most, then variants other than the right one, then numbers; then words."""
+    conditions = len({one.name for form in forms for one in form.conditions})
+    variants = {id(form.variant) for form in forms if form.variant is not RIGHT}
+    times = {form.times.words for form in forms if form.times.words != ONCE.words}
+    steps = 2 * conditions + 2 * len(variants) + len(times)
+    place = sum(VARIANTS.index(f.variant) if f.variant in VARIANTS else 0 for f in forms)
+    words = sum(len(form.times.words) for form in forms)
+    return steps, words, place
+
+
+def _of_what_was_read(readings: Sequence[Reading]) -> list[Variant]:
+    """Variants with numbers that were read: the range that dS is clamped to.
+
+    Where keys are linearly independent, the gradient of the query says what dS is.
+    """
+    for reading in sorted(readings, key=_telling):
+        sizes, call = reading.observed.inputs.geometry, reading.backward.call
+        plain = not reading.observed.inputs.is_layer and not call.inputs.masked
+        independent = 1 < sizes.key_length <= sizes.head_size
+        if not (plain and independent and reading.is_wrong("query")):
+            continue
+        scores = reading.actual("query") @ torch.linalg.pinv(call.attention.key.mT).mT
+        read = (scores / call.attention.scale).abs()
+        limit = float(read.amax())
+        often = int((read >= (1.0 - model.SAME_READ) * limit).sum())
+        if often > 1 and limit > 0.0:
+            rounded = float(f"{limit:.2g}")
+            same = abs(rounded - limit) <= model.SAME_READ * limit
+            return [clamped(rounded if same else limit)]
+    return []
+
+
+def _statement(forms: Sequence[Form]) -> NamedMistake:
+    """Forms of several gradients as one mistake of the backward pass."""
+    parts = list(_parts(forms))
+    return NamedMistake(
+        name="+".join(name for name, _, _ in parts),
+        primary="gradients.golden",
+        sentence="; ".join(sentence for _, sentence, _ in parts),
+        fix="; ".join(dict.fromkeys(fix for _, _, fix in parts)),
+        backward=BackwardSteps(heads=_acted(forms)),
+    )
+
+
+def _acted(forms: Sequence[Form]) -> Callable[[BackwardCall, Gradients], Gradients]:
+    def heads(call: BackwardCall, right: Gradients) -> Gradients:
+        backward, changed = Backward(call), dict(right)
+        for form in forms:
+            met = all(condition.holds(call.inputs) for condition in form.conditions)
+            if form.role in right and met:
+                given = form.variant.values(backward)[form.role]
+                changed[form.role] = form.times.value(call) * given
+        return changed
+
+    return heads
+
+
+def _parts(forms: Sequence[Form]) -> Iterator[tuple[str, str, str]]:
+    """Name, sentence and fix of each variant with its gradients, and of each number."""
+    groups: dict[Any, list[Form]] = {}
+    for form in forms:
+        if form.variant is not RIGHT:
+            groups.setdefault((id(form.variant), form.where), []).append(form)
+    for same in groups.values():
+        variant, where = same[0].variant, _only(same[0])
+        if variant.name:
+            yield variant.name, variant.words + where, variant.fix
+        else:
+            of_roles = _gradients(same)
+            words = f"in {of_roles} {variant.words}{where}"
+            yield f"{of_roles.removeprefix('the ')}: {variant.words}", words, variant.fix
+    multiplied: dict[Any, list[Form]] = {}
+    for form in forms:
+        if form.times is not ONCE:
+            multiplied.setdefault((form.times.words, form.where), []).append(form)
+    for same in multiplied.values():
+        yield _of_number(same)
+
+
+def _of_number(same: Sequence[Form]) -> tuple[str, str, str]:
+    """Name, sentence and fix of gradients that are multiplied by a number."""
+    form, of_roles = same[0], _gradients(same)
+    where, roles = _only(form), tuple(each.role for each in same)
+    known = _OF_CATALOGUE.get((form.times.words, roles))
+    if known is not None and all(each.variant is RIGHT for each in same):
+        (entry,) = {m.name: m for m in BACKWARD if m.name == known}.values()
+        return entry.name, entry.sentence + where, entry.fix
+    verb = "are" if len(same) > 1 else "is"
+    if form.times.words == "0":
+        words = f"{verb} zero"
+    elif form.variant is RIGHT:
+        words = f"{verb} {form.times.words} times what {'they' if len(same) > 1 else 'it'} must be"
+    else:
+        words = f"{verb} multiplied by {form.times.words}"
+    return f"{of_roles.removeprefix('the ')}: {words}", f"{of_roles} {words}{where}", _FIX
+
+
+def _gradients(same: Sequence[Form]) -> str:
+    names = [_NAMES[form.role] for form in same]
+    listed = ", ".join(names[:-1]) + f" and {names[-1]}" if len(names) > 1 else names[0]
+    return f"the gradient{'s' * (len(names) > 1)} of {listed}"
+
+
+def _only(form: Form) -> str:
+    return f" (only {form.where})" if form.conditions else ""

@@ -1,0 +1,440 @@
+"""Ways to compute a gradient of attention other than the right one, each a change to one step.
+
+A variant gives the gradients of some roles: "query", "key", "value" and "bias" (the additive mask).
+Which of them a candidate computes so is read for each role by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..._golden import golden
+from ...tolerance.backward_pass import BackwardPass, backward_pass
+from ..mistakes.backward_pass import gradient_of_mask, sum_of_groups
+from ..mistakes.named_mistake import BackwardCall, Gradients
+from .terms import CHANGES
+
+ROLES: Final = ("query", "key", "value", "bias")
+# Places behind which tiled loops forget what is left over.
+EDGES: Final = (8, 16, 32, 64, 128, 256)
+_SOFTMAX: Final = "dS = P * (dP - rowsum(P * dP))"
+_EVERY_PAIR: Final = "go over every query and key in the backward pass"
+_OPERANDS: Final = "dP = dO V^T, dQ = scale dS K, dK = scale dS^T Q, dV = P^T dO"
+
+
+@dataclass(frozen=True, eq=False)
+class Backward:
+    """A call with the right backward pass and its parts under their usual names.
+
+    ``weights`` P, ``of_weights`` dP, ``row_term`` D are ``[B, H, Lq, Lk]`` and ``[B, H, Lq, 1]``.
+    """
+
+    call: BackwardCall
+
+    @cached_property
+    def right(self) -> BackwardPass:
+        """The right pass with every intermediate value."""
+        return backward_pass(self.call.attention, self.call.upstream)
+
+    @property
+    def weights(self) -> Tensor:
+        """P."""
+        return self.right.weights
+
+    @cached_property
+    def of_weights(self) -> Tensor:
+        """The gradient of P, that of keys which nobody attends as well: dP."""
+        return self.call.upstream @ self.value.mT
+
+    @property
+    def row_term(self) -> Tensor:
+        """The sum of P * dP over the keys: D."""
+        return self.right.row_sum
+
+    @property
+    def allowed(self) -> Tensor:
+        """The pairs that are attended, as numbers."""
+        return self.call.attention.allowed.expand(self.weights.shape).double()
+
+    @cached_property
+    def key(self) -> Tensor:
+        """The keys of every query head, those that nobody attends as well."""
+        call = self.call
+        return golden.repeat_heads(call.heads[1], call.heads[0].shape[1], call.semantics)
+
+    @cached_property
+    def value(self) -> Tensor:
+        """The values of every query head, those that nobody attends as well."""
+        call = self.call
+        return golden.repeat_heads(call.heads[2], call.heads[0].shape[1], call.semantics)
+
+    def of_logits(self, logits: Tensor) -> Gradients:
+        """Every gradient that follows from that of the logits."""
+        scores, scale = logits * self.right.slope, self.call.attention.scale
+        return {
+            "query": scale * (scores @ self.key),
+            "key": sum_of_groups(self.call, scale * (scores.mT @ self.call.attention.query)),
+            **gradient_of_mask(self.call, self.right, logits),
+        }
+
+    def of_weight_gradient(self, of_weights: Tensor) -> Gradients:
+        """Every gradient that follows from that of the weights."""
+        row_term = (self.weights * of_weights).sum(dim=-1, keepdim=True)
+        return self.of_logits(self.weights * (of_weights - row_term))
+
+    def of_value(self, weights: Tensor, upstream: Tensor | None = None) -> Gradients:
+        """The gradient of the value from some weights."""
+        upstream = self.call.upstream if upstream is None else upstream
+        return {"value": sum_of_groups(self.call, weights.mT @ upstream)}
+
+    @cached_property
+    def exact(self) -> Gradients:
+        """The right gradients."""
+        return {**self.of_logits(self.right.logit_gradient), **self.of_value(self.weights)}
+
+
+Values = Callable[[Backward], Gradients]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Variant:
+    """One way to compute some gradients; ``words`` follow "in the gradient of the query".
+
+    ``roles`` are those that it may concern. ``name`` is that of the catalogue's entry, where it is
+    one: then ``words`` are a sentence of their own.
+    """
+
+    words: str
+    fix: str
+    values: Values
+    roles: tuple[str, ...] = ROLES
+    name: str = ""
+
+
+RIGHT: Final = Variant(words="", fix="", values=lambda b: b.exact)
+
+
+def _of_row_term(words: str, row_term: Callable[[Backward], Tensor]) -> Variant:
+    def values(b: Backward) -> Gradients:
+        return b.of_logits(b.weights * (b.of_weights - row_term(b)))
+
+    return Variant(words=words, fix=_SOFTMAX, values=values)
+
+
+def _products(b: Backward) -> Tensor:
+    return b.weights * b.of_weights
+
+
+def _first(axis: int) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: tensor.narrow(axis, 0, 1).expand_as(tensor)
+
+
+_PLACES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("the first batch item", _first(0)),
+    ("the first head", _first(1)),
+    ("the last head", lambda t: t[:, -1:].expand_as(t)),
+    ("the head before", lambda t: t.roll(1, 1)),
+    ("the head after", lambda t: t.roll(-1, 1)),
+    ("the first query", _first(2)),
+    ("the query before", lambda t: t.roll(1, 2)),
+    ("the query after", lambda t: t.roll(-1, 2)),
+)
+
+
+def _row_terms() -> Iterator[Variant]:
+    term = "the row term of the softmax, rowsum(P * dP),"
+    for words, factor in (("is added instead of subtracted", -1.0), ("is subtracted twice", 2.0)):
+        yield _of_row_term(f"{term} {words}", lambda b, factor=factor: factor * b.row_term)
+    yield _of_row_term(f"{term} is halved", lambda b: 0.5 * b.row_term)
+    for words, row_term in (
+        ("is a sum over the queries", lambda b: _products(b).sum(dim=-2, keepdim=True)),
+        ("is a sum over the heads as well", lambda b: b.row_term.sum(dim=1, keepdim=True)),
+        ("is averaged over the heads", lambda b: b.row_term.mean(dim=1, keepdim=True)),
+        ("is averaged over the queries", lambda b: b.row_term.mean(dim=2, keepdim=True)),
+        ("is the mean of P * dP over the keys", lambda b: _products(b).mean(-1, keepdim=True)),
+        (
+            "is the mean of P * dP over the keys that are attended",
+            lambda b: b.row_term / b.allowed.sum(-1, keepdim=True).clamp_min(1.0),
+        ),
+        ("is the plain mean of dP", lambda b: b.of_weights.mean(-1, keepdim=True)),
+        (
+            "is the plain mean of dP over the keys that are attended",
+            lambda b: (
+                (b.allowed * b.of_weights).sum(-1, keepdim=True)
+                / b.allowed.sum(-1, keepdim=True).clamp_min(1.0)
+            ),
+        ),
+        ("is the plain sum of dP", lambda b: b.of_weights.sum(-1, keepdim=True)),
+        ("is the largest P * dP", lambda b: _products(b).amax(-1, keepdim=True)),
+        ("has squared weights", lambda b: (b.weights * _products(b)).sum(-1, keepdim=True)),
+        ("lacks the first key", lambda b: _products(b)[..., 1:].sum(-1, keepdim=True)),
+        ("lacks the last key", lambda b: _products(b)[..., :-1].sum(-1, keepdim=True)),
+    ):
+        yield _of_row_term(f"{term} {words}", row_term)
+    for words, place in _PLACES:
+        yield _of_row_term(f"{term} is that of {words}", lambda b, place=place: place(b.row_term))
+
+
+def _of_logits(words: str, fix: str, logits: Callable[[Backward], Tensor]) -> Variant:
+    return Variant(words=words, fix=fix, values=lambda b: b.of_logits(logits(b)))
+
+
+def _softmaxes() -> Iterator[Variant]:
+    for words, logits in (
+        (
+            "the softmax has the diagonal p (1 - p) of its derivative alone",
+            lambda b: b.weights * (1.0 - b.weights) * b.of_weights,
+        ),
+        ("the softmax is passed as if it were the identity", lambda b: b.of_weights),
+        (
+            "the softmax is passed as if it were the identity of the keys that are attended",
+            lambda b: b.allowed * b.of_weights,
+        ),
+        (
+            "the factor P of the softmax's derivative is missing",
+            lambda b: b.of_weights - b.row_term,
+        ),
+        (
+            "the factor P of the softmax's derivative is missing for keys that are attended",
+            lambda b: b.allowed * (b.of_weights - b.row_term),
+        ),
+        (
+            "the row term of the softmax is not multiplied by P",
+            lambda b: b.weights * b.of_weights - b.row_term,
+        ),
+        (
+            "the factor P of the softmax's derivative is squared",
+            lambda b: b.weights * b.right.logit_gradient,
+        ),
+        (
+            "the factor P of the softmax's derivative is its root",
+            lambda b: b.weights.sqrt() * (b.of_weights - b.row_term),
+        ),
+    ):
+        yield _of_logits(words, _SOFTMAX, logits)
+    for words, change in (
+        ("the sign of dS is lost", torch.abs),
+        ("negative elements of dS are zero", torch.relu),
+    ):
+        yield _of_logits(words, _SOFTMAX, lambda b, change=change: change(b.right.logit_gradient))
+
+
+def _without(axis: int, part: slice) -> Callable[[Tensor], Tensor]:
+    def changed(pairs: Tensor) -> Tensor:
+        left = pairs.clone()
+        left.transpose(axis, 0)[part] = 0.0
+        return left
+
+    return changed
+
+
+_LEFT_OUT: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = tuple(
+    (words.format(one), _without(axis, part))
+    for one, axis in (("query", 2), ("key", 3), ("head", 1), ("batch item", 0))
+    for words, part in (
+        ("the first {} is missing", slice(0, 1)),
+        ("the last {} is missing", slice(-1, None)),
+        ("all but the first {} is missing", slice(1, None)),
+    )
+) + tuple(
+    (f"{several} from index {edge} on are missing", _without(axis, slice(edge, None)))
+    for several, axis in (("keys", 3), ("queries", 2))
+    for edge in EDGES
+)
+
+
+def _pairs() -> Iterator[Variant]:
+    """Pairs of query and key that are left out, or taken from elsewhere."""
+    for words, change in _LEFT_OUT:
+
+        def values(b: Backward, change: Callable[[Tensor], Tensor] = change) -> Gradients:
+            return {
+                **b.of_logits(change(b.right.logit_gradient)),
+                **b.of_value(change(b.weights)),
+            }
+
+        yield Variant(words=words, fix=_EVERY_PAIR, values=values)
+    for place, change in _PLACES:
+
+        def moved(b: Backward, change: Callable[[Tensor], Tensor] = change) -> Gradients:
+            return b.of_logits(change(b.right.logit_gradient))
+
+        words = f"dS is that of {place}"
+        yield Variant(words=words, fix=_OPERANDS, values=moved, roles=("query", "key", "bias"))
+
+
+def _of_weights(words: str, weights: Callable[[Backward], Tensor]) -> Variant:
+    return Variant(
+        words=words, fix="dV = P^T dO", values=lambda b: b.of_value(weights(b)), roles=("value",)
+    )
+
+
+def _weights() -> Iterator[Variant]:
+    for words, weights in (
+        ("the weights are squared", lambda b: b.weights.square()),
+        ("the weights are replaced by their roots", lambda b: b.weights.sqrt()),
+        ("the weights are averaged over the heads", lambda b: _mean(b.weights, 1)),
+        ("the weights are averaged over the queries", lambda b: _mean(b.weights, 2)),
+        (
+            "the weights are the same for every key that is attended",
+            lambda b: b.allowed / b.allowed.sum(-1, keepdim=True).clamp_min(1.0),
+        ),
+        ("the weights are all one", lambda b: b.allowed),
+        ("the weights are not divided by their sum", _exponentials),
+        ("the weights are replaced by the logits", lambda b: _finite(b.call.attention.logits)),
+        ("the gradient of the logits stands for the weights", lambda b: b.right.logit_gradient),
+    ):
+        yield _of_weights(words, weights)
+    for words, place in _PLACES:
+        yield _of_weights(f"the weights are those of {words}", lambda b, p=place: p(b.weights))
+
+
+def _mean(tensor: Tensor, axis: int) -> Tensor:
+    return tensor.mean(axis, keepdim=True).expand_as(tensor)
+
+
+def _finite(tensor: Tensor) -> Tensor:
+    return tensor.masked_fill(~tensor.isfinite(), 0.0)
+
+
+def _exponentials(b: Backward) -> Tensor:
+    logits: Tensor = b.call.attention.logits
+    largest = _finite(logits.amax(dim=-1, keepdim=True))
+    return torch.exp(logits - largest)
+
+
+def _operands() -> Iterator[Variant]:
+    """Other queries, keys, values and output gradients in one of the products."""
+    for words, change in CHANGES:
+        yield Variant(
+            words=f"dS meets the key {words}",
+            fix=_OPERANDS,
+            roles=("query",),
+            values=lambda b, c=change: {"query": _by_key(b, c(b.key))},
+        )
+        yield Variant(
+            words=f"dS meets the query {words}",
+            fix=_OPERANDS,
+            roles=("key",),
+            values=lambda b, c=change: {"key": _by_query(b, c(b.call.attention.query))},
+        )
+        yield Variant(
+            words=f"the weights meet the output gradient {words}",
+            fix=_OPERANDS,
+            roles=("value",),
+            values=lambda b, c=change: b.of_value(b.weights, c(b.call.upstream)),
+        )
+        yield Variant(
+            words=f"dP is made of the value {words}",
+            fix=_OPERANDS,
+            roles=("query", "key", "bias"),
+            values=lambda b, c=change: b.of_weight_gradient(b.call.upstream @ c(b.value).mT),
+        )
+        yield Variant(
+            words=f"dP is made of the output gradient {words}",
+            fix=_OPERANDS,
+            roles=("query", "key", "bias"),
+            values=lambda b, c=change: b.of_weight_gradient(c(b.call.upstream) @ b.value.mT),
+        )
+        yield Variant(
+            words=f"each element is that {words}",
+            fix="return each element at its own place",
+            roles=("query", "key", "value"),
+            values=lambda b, c=change: {
+                role: c(b.exact[role]) for role in ("query", "key", "value")
+            },
+        )
+
+
+def _by_key(b: Backward, key: Tensor) -> Tensor:
+    return b.call.attention.scale * (b.right.score_gradient @ key)
+
+
+def _by_query(b: Backward, query: Tensor) -> Tensor:
+    scores = b.right.score_gradient.mT
+    return sum_of_groups(b.call, b.call.attention.scale * (scores @ query))
+
+
+def _groups() -> Iterator[Variant]:
+    fix = "add up the gradients of all query heads that read a key/value head"
+    for words, total in (
+        ("only the first query head of each group counts", lambda heads: heads[:, :, 0]),
+        ("only the last query head of each group counts", lambda heads: heads[:, :, -1]),
+        ("the query heads of each group are averaged", lambda heads: heads.mean(dim=2)),
+        ("the first query head of each group is missing", lambda h: h[:, :, 1:].sum(dim=2)),
+        ("the last query head of each group is missing", lambda h: h[:, :, :-1].sum(dim=2)),
+    ):
+
+        def values(b: Backward, total: Callable[[Tensor], Tensor] = total) -> Gradients:
+            heads = {"key": b.right.key, "value": b.right.value}
+            groups = b.call.inputs.geometry.num_kv_heads
+            if groups == b.call.inputs.geometry.num_heads:
+                return {role: b.exact[role] for role in heads}
+            if b.call.semantics.group_order == "tile":
+                apart = {r: e.unflatten(1, (-1, groups)).transpose(1, 2) for r, e in heads.items()}
+            else:
+                apart = {r: each.unflatten(1, (groups, -1)) for r, each in heads.items()}
+            return {role: total(each) for role, each in apart.items()}
+
+        yield Variant(words=words, fix=fix, values=values, roles=("key", "value"))
+
+
+def _roundings() -> Iterator[Variant]:
+    fix = "keep the backward pass in the precision of the inputs"
+    for dtype in (torch.bfloat16, torch.float16):
+        kind = str(dtype).removeprefix("torch.")
+
+        def rounded(tensor: Tensor, dtype: torch.dtype = dtype) -> Tensor:
+            return tensor.to(dtype).double()
+
+        def of_upstream(b: Backward, rounded: Callable[[Tensor], Tensor] = rounded) -> Gradients:
+            upstream = rounded(b.call.upstream)
+            of_logits = b.of_weight_gradient(upstream @ b.value.mT)
+            return {**of_logits, **b.of_value(b.weights, upstream)}
+
+        words = f"the output gradient is rounded to {kind}"
+        yield Variant(words=words, fix=fix, values=of_upstream)
+        for name, role, values in (
+            ("key", "query", lambda b, r=rounded: {"query": _by_key(b, r(b.key))}),
+            (
+                "query",
+                "key",
+                lambda b, r=rounded: {"key": _by_query(b, r(b.call.attention.query))},
+            ),
+        ):
+            words = f"the {name} is rounded to {kind}"
+            yield Variant(words=words, fix=fix, values=values, roles=(role,))
+        yield Variant(
+            words=f"the value is rounded to {kind}",
+            fix=fix,
+            roles=("query", "key", "bias"),
+            values=lambda b, r=rounded: b.of_weight_gradient(b.call.upstream @ r(b.value).mT),
+        )
+
+
+def clamped(limit: float) -> Variant:
+    """The gradients of the logits clamped to a limit that was read."""
+    return Variant(
+        words=f"dS is clamped to the range from {-limit:.4g} to {limit:.4g}",
+        fix="do not clamp within the backward pass",
+        values=lambda b: b.of_logits(b.right.logit_gradient.clamp(-limit, limit)),
+        roles=("query", "key", "bias"),
+    )
+
+
+VARIANTS: Final[tuple[Variant, ...]] = (
+    RIGHT,
+    *_row_terms(),
+    *_softmaxes(),
+    *_pairs(),
+    *_weights(),
+    *_groups(),
+    *_roundings(),
+    *_operands(),
+)

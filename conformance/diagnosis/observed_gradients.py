@@ -1,0 +1,164 @@
+"""The gradients that a candidate computes on some problems, and what they should be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..calls.calling import CandidateFailure
+from ..calls.differentiating import Gradients, NotDifferentiable
+from ..clauses.judging_gradients import has_empty_rows, output_gradient, with_full_rows
+from ..clauses.subject import Subject
+from ..oracle.gradient_oracle import GradientAnswer
+from ..problems.combinations import options_alone
+from ..problems.edges import edge_problems
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
+from ..problems.space import Space
+from ..tolerance import model
+
+# The hand-picked sizes of the battery, of those that every clause begins with.
+SIZES: Final = 8
+# Sizes behind those and problems of the battery with other values, to confirm statements on.
+MORE_SIZES: Final = 6
+AGAIN: Final = 6
+# Problems past the edges of tiles: the first have nothing but their sizes.
+TILES: Final = 2
+OTHER_VALUES: Final = 7919
+_SPACE: Final = Space(mask="maybe", causal="never", finite_bias="maybe", values=("normal",))
+_ROWS: Final = Space(causal="always", values=("normal",))
+_TILES: Final = Space(edges="tiles", values=("normal",))
+_BIAS: Final = Space(
+    mask="always", forms=("bias",), finite_bias="always", patterns=("full",), values=("normal",)
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ObservedGradients:
+    """The gradients of one problem, and what they should be."""
+
+    problem: Problem
+    inputs: Inputs
+    upstream: Tensor
+    actual: Gradients
+    expected: GradientAnswer
+
+    @cached_property
+    def wrong(self) -> tuple[str, ...]:
+        """The names of the gradients that are beyond their bounds."""
+        return tuple(
+            name
+            for name, exact in self.expected.gradients.items()
+            if name in self.actual.by_name
+            and not near(self.actual.by_name[name], exact.value, exact.worst)
+        )
+
+
+def battery_gradients(subject: Subject) -> list[ObservedGradients]:
+    """The gradients on a battery of problems; what the candidate refuses is left out.
+
+    So are queries without keys whose gradients are not finite: a clause of their own judges them.
+    """
+    return [
+        each
+        for each in _observed(subject, _battery(subject))
+        if _finite(each) or not has_empty_rows(subject, each.inputs)
+    ]
+
+
+def further_gradients(
+    subject: Subject, observed: Sequence[ObservedGradients]
+) -> list[ObservedGradients]:
+    """The gradients on problems that have not been observed: other values, and other sizes."""
+    candidate, dtype = subject.candidate, subject.dtype
+    wrong = sorted((each for each in observed if each.wrong), key=_size, reverse=True)
+    problems = [each.problem for each in wrong[:: len(wrong) // AGAIN + 1]]
+    right = [each.problem for each in observed if not each.wrong]
+    problems += right[:: len(right) // AGAIN + 1]
+    problems += edge_problems(candidate, _SPACE, dtype=dtype)[SIZES : SIZES + MORE_SIZES]
+    problems += edge_problems(candidate, _TILES, dtype=dtype)[:TILES]
+    if "bias" in subject.declaration.masks:
+        problems += edge_problems(candidate, _BIAS, dtype=dtype)[SIZES : SIZES + 2]
+    other = [
+        problem.replace(seed=problem.seed + OTHER_VALUES, overrides=None) for problem in problems
+    ]
+    return [
+        each
+        for each in _observed(subject, dict.fromkeys(other))
+        if not has_empty_rows(subject, each.inputs)
+    ]
+
+
+def observe_gradients(subject: Subject, problem: Problem) -> ObservedGradients | None:
+    """The gradients of one problem; None where there are none, or none that can be judged."""
+    with subject.recorded(None):
+        try:
+            inputs = with_full_rows(subject, problem)
+            upstream = output_gradient(subject, problem, inputs)
+            actual = _gradients(subject, inputs, upstream)
+        except (CandidateFailure, NotDifferentiable):
+            return None
+    expected = subject.gradients.oracle.answer(inputs, upstream)
+    if not expected.representable:
+        return None
+    return ObservedGradients(
+        problem=problem, inputs=inputs, upstream=upstream, actual=actual, expected=expected
+    )
+
+
+def near(actual: Tensor, expected: Tensor, bound: Tensor) -> bool:
+    """Whether every element lies within its bound."""
+    return bool(((actual.double() - expected).abs() <= bound).all())
+
+
+def room(acted: Tensor, exact: Tensor, bound: Tensor) -> Tensor:
+    """How far a candidate with a mistake may be from acting it out; see ``model.ACTED_ROOM``."""
+    if not bound.numel():
+        return bound
+    before, after = float(exact.abs().max()), float(acted.abs().max())
+    grown = min(max(1.0, after / before if before > 0.0 else 1.0), model.MOST_GROWN)
+    return torch.full_like(bound, model.ACTED_ROOM * grown**2 * float(bound.max()))
+
+
+def _gradients(subject: Subject, inputs: Inputs, upstream: Tensor) -> Gradients:
+    """The gradients of a call, with that of an additive mask where there is one."""
+    differentiator = subject.gradients
+    if inputs.bias is None or inputs.is_layer:
+        return differentiator.of(inputs, upstream)
+    try:
+        taped = differentiator.tape(inputs, bias=True, weights=True)
+        gradients = differentiator.pull(taped, upstream)
+    except (CandidateFailure, NotDifferentiable):
+        return differentiator.of(inputs, upstream)
+    promised = "grad_bias" in subject.declaration.features
+    return gradients if promised or "bias" not in gradients.missing else gradients.without({"bias"})
+
+
+def _battery(subject: Subject) -> Iterator[Problem]:
+    candidate, dtype = subject.candidate, subject.dtype
+    problems = edge_problems(candidate, _SPACE, dtype=dtype)[:SIZES]
+    problems += options_alone(candidate, _SPACE, dtype=dtype)
+    if candidate.declaration.causal is not None:
+        problems += edge_problems(candidate, _ROWS, dtype=dtype)[:SIZES]
+    problems += edge_problems(candidate, _TILES, dtype=dtype)[:TILES]
+    yield from dict.fromkeys(problems)
+
+
+def _observed(subject: Subject, problems: Iterable[Problem]) -> Iterator[ObservedGradients]:
+    for problem in problems:
+        each = observe_gradients(subject, problem)
+        if each is not None:
+            yield each
+
+
+def _finite(observed: ObservedGradients) -> bool:
+    return all(bool(each.isfinite().all()) for each in observed.actual.by_name.values())
+
+
+def _size(observed: ObservedGradients) -> int:
+    return sum(observed.actual.by_name[name].numel() for name in observed.wrong)
