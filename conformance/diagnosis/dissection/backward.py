@@ -151,8 +151,8 @@ def backward_statements(
     if not forms or not all(forms):
         return []
     chosen = [each[:MOST_FORMS] for each in forms]
-    combined = sorted(itertools.product(*chosen), key=_complexity)
-    return [_statement(parts) for parts in combined[:MOST_STATEMENTS]]
+    combined = sorted(itertools.product(*chosen), key=_complexity)[:MOST_STATEMENTS]
+    return [_statement(parts, readings) for parts in combined]
 
 
 def _forms(role: str, variants: Sequence[Variant], readings: Sequence[Reading]) -> list[Form]:
@@ -292,14 +292,14 @@ def _of_what_was_read(readings: Sequence[Reading]) -> list[Variant]:
     return []
 
 
-def _statement(forms: Sequence[Form]) -> NamedMistake:
+def _statement(forms: Sequence[Form], readings: Sequence[Reading]) -> NamedMistake:
     """Forms of several gradients as one mistake of the backward pass."""
-    parts = list(_parts(forms))
+    parts = [*_changed(forms, readings), *_multiplied(forms, readings)]
     return NamedMistake(
-        name="+".join(name for name, _, _ in parts),
+        name="+".join(part.name for part in parts),
         primary="gradients.golden",
-        sentence="; ".join(sentence for _, sentence, _ in parts),
-        fix="; ".join(dict.fromkeys(fix for _, _, fix in parts)),
+        sentence="; ".join(part.sentence for part in parts),
+        fix="; ".join(dict.fromkeys(part.fix for part in parts)),
         backward=BackwardSteps(heads=_acted(forms)),
     )
 
@@ -317,50 +317,87 @@ def _acted(forms: Sequence[Form]) -> Callable[[BackwardCall, Gradients], Gradien
     return heads
 
 
-def _parts(forms: Sequence[Form]) -> Iterator[tuple[str, str, str]]:
-    """Name, sentence and fix of each variant with its gradients, and of each number."""
+@dataclass(frozen=True)
+class Part:
+    """One thing that is done wrong, in words."""
+
+    name: str
+    sentence: str
+    fix: str
+
+
+def _changed(forms: Sequence[Form], readings: Sequence[Reading]) -> Iterator[Part]:
+    """Each variant with the gradients that are computed so."""
     groups: dict[Any, list[Form]] = {}
     for form in forms:
         if form.variant is not RIGHT:
             groups.setdefault((id(form.variant), form.where), []).append(form)
     for same in groups.values():
         variant, where = same[0].variant, _only(same[0])
-        if variant.name:
-            yield variant.name, variant.words + where, variant.fix
+        of_roles = _gradients(same, readings)
+        if variant.name and _touched(variant, readings) <= {form.role for form in same}:
+            yield Part(variant.name, variant.words + where, variant.fix)
+        elif variant.name:
+            words = f"{variant.words}, as far as {of_roles} shows"
+            yield Part(f"{_named(of_roles)}: {variant.name}", words + where, variant.fix)
         else:
-            of_roles = _gradients(same)
             words = f"in {of_roles} {variant.words}{where}"
-            yield f"{of_roles.removeprefix('the ')}: {variant.words}", words, variant.fix
-    multiplied: dict[Any, list[Form]] = {}
+            yield Part(f"{_named(of_roles)}: {variant.words}", words, variant.fix)
+
+
+def _touched(variant: Variant, readings: Sequence[Reading]) -> set[str]:
+    """The roles whose observed gradients a variant changes."""
+    touched = set()
+    for role in ROLES:
+        for reading in readings:
+            values = reading.values(variant, role) if reading.shows(role) else None
+            if values is not None and reading.spared(role, values):
+                touched.add(role)
+                break
+    return touched
+
+
+def _multiplied(forms: Sequence[Form], readings: Sequence[Reading]) -> Iterator[Part]:
+    """Each number with the gradients that are multiplied by it."""
+    groups: dict[Any, list[Form]] = {}
     for form in forms:
         if form.times is not ONCE:
-            multiplied.setdefault((form.times.words, form.where), []).append(form)
-    for same in multiplied.values():
-        yield _of_number(same)
+            groups.setdefault((form.times.words, form.where), []).append(form)
+    for same in groups.values():
+        words, where = same[0].times.words, _only(same[0])
+        known = _OF_CATALOGUE.get((words, tuple(form.role for form in same)))
+        if known is not None:
+            entry = next(mistake for mistake in BACKWARD if mistake.name == known)
+            yield Part(entry.name, entry.sentence + where, entry.fix)
+            continue
+        several = len(same) > 1
+        of_roles = _gradients(same, readings, each=True)
+        if words == "0":
+            what, short = f"{'are' if several else 'is'} zero", "zero"
+        elif words == "-1":
+            what, short = f"{'have' if several else 'has'} the wrong sign", "the wrong sign"
+        else:
+            short = f"{words} times what {'they' if several else 'it'} must be"
+            what = f"{'are' if several else 'is'} {short}"
+        yield Part(f"{_named(of_roles)}: {short}", f"{of_roles} {what}{where}", _FIX)
 
 
-def _of_number(same: Sequence[Form]) -> tuple[str, str, str]:
-    """Name, sentence and fix of gradients that are multiplied by a number."""
-    form, of_roles = same[0], _gradients(same)
-    where, roles = _only(form), tuple(each.role for each in same)
-    known = _OF_CATALOGUE.get((form.times.words, roles))
-    if known is not None and all(each.variant is RIGHT for each in same):
-        (entry,) = {m.name: m for m in BACKWARD if m.name == known}.values()
-        return entry.name, entry.sentence + where, entry.fix
-    verb = "are" if len(same) > 1 else "is"
-    if form.times.words == "0":
-        words = f"{verb} zero"
-    elif form.variant is RIGHT:
-        words = f"{verb} {form.times.words} times what {'they' if len(same) > 1 else 'it'} must be"
-    else:
-        words = f"{verb} multiplied by {form.times.words}"
-    return f"{of_roles.removeprefix('the ')}: {words}", f"{of_roles} {words}{where}", _FIX
-
-
-def _gradients(same: Sequence[Form]) -> str:
-    names = [_NAMES[form.role] for form in same]
+def _gradients(same: Sequence[Form], readings: Sequence[Reading], *, each: bool = False) -> str:
+    """The gradients of some roles in words: all of them, those of the scores, or ``each``."""
+    roles = [form.role for form in same]
+    shown = [role for role in ROLES if any(reading.shows(role) for reading in readings)]
+    if roles == [role for role in shown if role != "value"] and not each:
+        return "the gradient of the scores"
+    if len(roles) > 1 and roles == shown and not each:
+        return "every gradient"
+    names = [_NAMES[role] for role in roles]
     listed = ", ".join(names[:-1]) + f" and {names[-1]}" if len(names) > 1 else names[0]
     return f"the gradient{'s' * (len(names) > 1)} of {listed}"
+
+
+def _named(of_roles: str) -> str:
+    """The gradients as they begin a name."""
+    return of_roles.removeprefix("the ").replace("of the ", "of ")
 
 
 def _only(form: Form) -> str:

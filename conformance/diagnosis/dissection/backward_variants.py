@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...tolerance.backward_pass import BackwardPass, backward_pass
-from ..mistakes.backward_pass import gradient_of_mask, sum_of_groups
+from ..mistakes import BACKWARD
+from ..mistakes.backward_pass import gradient_of_mask, heads_with, sum_of_groups
 from ..mistakes.named_mistake import BackwardCall, Gradients
 from .terms import CHANGES
 
@@ -191,17 +192,12 @@ def _softmaxes() -> Iterator[Variant]:
             "the softmax has the diagonal p (1 - p) of its derivative alone",
             lambda b: b.weights * (1.0 - b.weights) * b.of_weights,
         ),
-        ("the softmax is passed as if it were the identity", lambda b: b.of_weights),
         (
             "the softmax is passed as if it were the identity of the keys that are attended",
             lambda b: b.allowed * b.of_weights,
         ),
         (
             "the factor P of the softmax's derivative is missing",
-            lambda b: b.of_weights - b.row_term,
-        ),
-        (
-            "the factor P of the softmax's derivative is missing for keys that are attended",
             lambda b: b.allowed * (b.of_weights - b.row_term),
         ),
         (
@@ -218,11 +214,23 @@ def _softmaxes() -> Iterator[Variant]:
         ),
     ):
         yield _of_logits(words, _SOFTMAX, logits)
+    words = "the softmax is passed as if it were the identity, for hidden keys as well"
+    yield Variant(words=words, fix=_SOFTMAX, values=lambda b: _of_every_pair(b, b.of_weights))
     for words, change in (
         ("the sign of dS is lost", torch.abs),
         ("negative elements of dS are zero", torch.relu),
     ):
         yield _of_logits(words, _SOFTMAX, lambda b, change=change: change(b.right.logit_gradient))
+
+
+def _of_every_pair(b: Backward, scores: Tensor) -> Gradients:
+    """What follows from gradients of the scores that masks do not stop."""
+    bias, scale = b.call.inputs.bias, b.call.attention.scale
+    return {
+        "query": scale * (scores @ b.key),
+        "key": sum_of_groups(b.call, scale * (scores.mT @ b.call.attention.query)),
+        **({} if bias is None else {"bias": scores.sum_to_size(bias.shape)}),
+    }
 
 
 def _without(axis: int, part: slice) -> Callable[[Tensor], Tensor]:
@@ -428,8 +436,22 @@ def clamped(limit: float) -> Variant:
     )
 
 
+def _of_catalogue() -> Iterator[Variant]:
+    """The entries of the catalogue that change the backward pass of the heads."""
+    for entry in BACKWARD:
+        steps = entry.backward
+        if steps is not None and not (steps.final or steps.matrix or steps.bias):
+            yield Variant(
+                name=entry.name,
+                words=entry.sentence,
+                fix=entry.fix,
+                values=lambda b, steps=steps: heads_with(b.call, steps),
+            )
+
+
 VARIANTS: Final[tuple[Variant, ...]] = (
     RIGHT,
+    *_of_catalogue(),
     *_row_terms(),
     *_softmaxes(),
     *_pairs(),
