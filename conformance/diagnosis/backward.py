@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import Any, Final
 
 import torch
 
 from .._golden import golden
-from ..clauses.judging_gradients import has_empty_rows
+from ..clauses.judging_gradients import described, has_empty_rows
 from ..clauses.subject import Subject
 from ..oracle.gradient_oracle import why_unknown
 from ..problems.problem import Problem
@@ -28,6 +28,10 @@ from .observed_gradients import (
 )
 
 MOST_REPORTED: Final = 6
+# How often statements are made, each time of more problems.
+MOST_TIMES: Final = 2
+# The formats that gradients may be rounded to.
+FORMATS: Final = (torch.bfloat16, torch.float16)
 # The clauses whose problems need not have an option without which gradients may be right.
 WHOLE: Final = ("gradients.golden", "gradients.options")
 
@@ -37,7 +41,6 @@ class BackwardDiagnostician:
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self._confirming: list[ObservedGradients] | None = None
 
     def explain(self, clause: str, problem: Problem) -> list[dict[str, Any]]:
         """What explains the failure of a clause on a problem, as the report's entries."""
@@ -54,6 +57,9 @@ class BackwardDiagnostician:
             explanations = _by_clause(clause, problem)
         else:
             explanations = self._by_gradients(every) or self._read(every)
+            rounded = [] if explanations else self._rounded(every)
+            if rounded:
+                return rounded
             if not explanations and all(each.wrong == ("bias",) for each in wrong):
                 explanations = _by_clause(clause, problem)
             if not explanations:
@@ -72,29 +78,77 @@ class BackwardDiagnostician:
     def _read(self, every: Sequence[ObservedGradients]) -> list[NamedMistake]:
         """The simplest statement that explains every gradient, and those of further problems.
 
-        Each gradient that it concerns must be wrong in some of the latter, too.
+        Where further problems refute all statements, others are made of them as well.
         """
         point = self.subject.declaration.semantics
-        proposed = (
-            one for one in backward_statements(every, point) if _explains(one, every, point)
-        )
-        for statement in proposed:
-            names = {name for each in every for name in each.wrong}
-            seen = {name for each in self._further(every) for name in each.wrong}
-            if names <= seen and _explains(statement, self._further(every), point):
-                return [statement]
+        observed = list(every)
+        for time in range(1, MOST_TIMES + 1):
+            proposed = (
+                one
+                for one in backward_statements(observed, point)
+                if _explains(one, observed, point)
+            )
+            further: list[ObservedGradients] = []
+            for statement in proposed:
+                further = further or further_gradients(self.subject, every, time=time)
+                if _confirms(statement, observed, further, point):
+                    return [statement]
+            if not further:
+                break
+            observed += further
         return []
 
-    def _further(self, every: Sequence[ObservedGradients]) -> list[ObservedGradients]:
-        """The gradients on problems that no statement was made of."""
-        if self._confirming is None:
-            self._confirming = further_gradients(self.subject, every)
-        return self._confirming
+    def _rounded(self, every: Sequence[ObservedGradients]) -> list[dict[str, Any]]:
+        """That the wrong gradients are the right ones rounded to a format, if they are."""
+        names = {name: None for each in every for name in each.wrong}
+        for dtype in FORMATS:
+            if not all(_is_rounded(each, names, dtype) for each in every):
+                continue
+            further = further_gradients(self.subject, every)
+            seen = {name for each in further for name in each.wrong}
+            if seen == names.keys() and all(_is_rounded(each, names, dtype) for each in further):
+                listed = ", ".join(described(name) for name in names)
+                words = f"rounded to {str(dtype).removeprefix('torch.')}"
+                return [
+                    {
+                        "name": f"gradients of {', '.join(names)}: {words}",
+                        "text": f"the gradients of {listed} are {words}",
+                        "fix": "compute and return gradients in the precision of the inputs",
+                        "confidence": 1.0,
+                    }
+                ]
+        return []
 
     @cached_property
     def observed(self) -> list[ObservedGradients]:
         """The gradients on the battery."""
         return battery_gradients(self.subject)
+
+
+def _confirms(
+    statement: NamedMistake,
+    observed: Sequence[ObservedGradients],
+    further: Sequence[ObservedGradients],
+    point: golden.Semantics,
+) -> bool:
+    """Whether further problems bear a statement out, and make the same gradients wrong."""
+    names = {name for each in observed for name in each.wrong}
+    seen = {name for each in further for name in each.wrong}
+    return names == seen and _explains(statement, further, point)
+
+
+def _is_rounded(observed: ObservedGradients, names: Collection[str], dtype: torch.dtype) -> bool:
+    """Whether some gradients are numbers of a format, next to what they should be."""
+    for name in names:
+        if name not in observed.actual.by_name:
+            continue
+        actual, exact = observed.actual.by_name[name], observed.expected.gradients[name]
+        half = torch.finfo(dtype).eps / 2.0
+        allowed = exact.worst + half * (exact.value.abs() + exact.worst)
+        stays = torch.equal(actual.to(dtype).to(actual.dtype), actual)
+        if not (stays and near(actual, exact.value, allowed)):
+            return False
+    return True
 
 
 def _by_clause(clause: str, problem: Problem) -> list[NamedMistake]:

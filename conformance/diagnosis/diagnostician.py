@@ -22,6 +22,7 @@ from .answer_facts import repeats, unknown_entry
 from .backward import BackwardDiagnostician
 from .battery import BatteryAnswer, answer_to, observe, plain_problem
 from .dissection import statements
+from .dissection.returned_weights import explain_weights
 from .mistaken_answer import ActedAnswers, Combination, act, touches_any
 from .mistakes import NamedMistake, NotExpressible, named_mistakes
 from .neighbours import neighbours
@@ -79,6 +80,9 @@ def fails_alike(subject: Subject, made: Combination, clause: Clause, problem: Pr
 
 
 MOST_REPORTED: Final = 6
+# The clauses that judge returned weights whatever the problem asks for, and their gradient.
+RETURNS_WEIGHTS: Final = ("shape.weights",)
+OF_WEIGHTS: Final = "gradients.weights"
 PAIR_SECONDS: Final = 0.5
 # Failing problems whose neighbours are searched for what explains them.
 MOST_SEARCHES: Final = 2
@@ -120,12 +124,15 @@ class Diagnostician:
             return []
         if clause is not None and problem is not None and clause.family == "gradients":
             if not self._anything_wrong:
-                return self.backward.explain(clause.id, problem)
+                wrong_weights = self._returned_weights if clause.id == OF_WEIGHTS else []
+                return wrong_weights or self.backward.explain(clause.id, problem)
             # The answers are wrong, and wrong gradients are a consequence.
             entries = [one.entry for one in self.explanations]
             return _shared(entries) if entries else [self._unknown(clause, None)]
         self._first_problem = self._first_problem or problem
         entries = self._entries(self.explanations, clause, problem)
+        if not entries and clause is not None and not self._anything_wrong:
+            entries = self._returned_weights if _asks_for_weights(clause, problem) else []
         shown = None if problem is None else answer_to(self.subject, self.subject.inputs(problem))
         searched = problem is None or problem == self._searched
         if not entries and problem is not None and not searched and self._searches_left(shown):
@@ -161,6 +168,15 @@ class Diagnostician:
     def backward(self) -> BackwardDiagnostician:
         """Explains gradients where the answers are right."""
         return BackwardDiagnostician(self.subject)
+
+    @cached_property
+    def _returned_weights(self) -> list[dict[str, Any]]:
+        """What is returned in place of the weights; nothing where they are right."""
+        base = plain_problem(self.subject)
+        fresh = base and base.replace(seed=base.seed + OTHER_VALUES)
+        return explain_weights(
+            self.subject, [] if fresh is None else neighbours(self.subject, fresh)
+        )
 
     @cached_property
     def observed(self) -> list[BatteryAnswer]:
@@ -297,6 +313,11 @@ class Diagnostician:
         except NotExpressible:
             return margin(self.subject, answer) <= 1.0
         return agrees(self.subject, acted, answer)
+
+
+def _asks_for_weights(clause: Clause, problem: Problem | None) -> bool:
+    """Whether a clause judges the weights that are returned."""
+    return clause.id in RETURNS_WEIGHTS or (problem is not None and problem.return_weights)
 
 
 def _of_precision(entry: dict[str, Any] | None) -> list[Explanation]:

@@ -17,6 +17,7 @@ from ..clauses.subject import Subject
 from ..oracle.gradient_oracle import GradientAnswer
 from ..problems.combinations import options_alone
 from ..problems.edges import edge_problems
+from ..problems.fitting import fitted_geometry
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..problems.space import Space
@@ -30,6 +31,9 @@ AGAIN: Final = 6
 # Problems past the edges of tiles: the first have nothing but their sizes.
 TILES: Final = 2
 OTHER_VALUES: Final = 7919
+# Lengths between the usual sizes of tiles.
+LENGTHS: Final = (3, 6, 13, 27, 45, 100, 200, 300)
+FEW: Final = 3
 _SPACE: Final = Space(mask="maybe", causal="never", finite_bias="maybe", values=("normal",))
 _ROWS: Final = Space(causal="always", values=("normal",))
 _TILES: Final = Space(edges="tiles", values=("normal",))
@@ -72,9 +76,12 @@ def battery_gradients(subject: Subject) -> list[ObservedGradients]:
 
 
 def further_gradients(
-    subject: Subject, observed: Sequence[ObservedGradients]
+    subject: Subject, observed: Sequence[ObservedGradients], *, time: int = 1
 ) -> list[ObservedGradients]:
-    """The gradients on problems that have not been observed: other values, and other sizes."""
+    """The gradients on problems that have not been observed: other values, and other sizes.
+
+    Each ``time`` has values of its own.
+    """
     candidate, dtype = subject.candidate, subject.dtype
     wrong = sorted((each for each in observed if each.wrong), key=_size, reverse=True)
     problems = [each.problem for each in wrong[:: len(wrong) // AGAIN + 1]]
@@ -84,8 +91,10 @@ def further_gradients(
     problems += edge_problems(candidate, _TILES, dtype=dtype)[:TILES]
     if "bias" in subject.declaration.masks:
         problems += edge_problems(candidate, _BIAS, dtype=dtype)[SIZES : SIZES + 2]
+    problems += _lengthened(subject)
     other = [
-        problem.replace(seed=problem.seed + OTHER_VALUES, overrides=None) for problem in problems
+        problem.replace(seed=problem.seed + time * OTHER_VALUES, overrides=None)
+        for problem in problems
     ]
     return [
         each
@@ -147,6 +156,16 @@ def _battery(subject: Subject) -> Iterator[Problem]:
         problems += edge_problems(candidate, _ROWS, dtype=dtype)[:SIZES]
     problems += edge_problems(candidate, _TILES, dtype=dtype)[:TILES]
     yield from dict.fromkeys(problems)
+
+
+def _lengthened(subject: Subject) -> Iterator[Problem]:
+    """Few queries and more and more keys, and the other way round: lengths tell tiles apart."""
+    candidate = subject.candidate
+    for plain in edge_problems(candidate, _TILES, dtype=subject.dtype)[:1]:
+        for field, other in (("key_length", "query_length"), ("query_length", "key_length")):
+            for length in LENGTHS:
+                sizes = plain.geometry.replace(**{field: length, other: FEW})
+                yield plain.replace(geometry=fitted_geometry(sizes, candidate, _TILES))
 
 
 def _observed(subject: Subject, problems: Iterable[Problem]) -> Iterator[ObservedGradients]:

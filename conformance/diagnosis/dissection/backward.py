@@ -151,7 +151,18 @@ def backward_statements(
     if not forms or not all(forms):
         return []
     chosen = [each[:MOST_FORMS] for each in forms]
-    combined = sorted(itertools.product(*chosen), key=_complexity)[:MOST_STATEMENTS]
+    partial = [
+        variant
+        for variant in VARIANTS
+        if variant.name and not _touched(variant, readings) <= set(wrong)
+    ]
+
+    def complexity(forms: Sequence[Form]) -> tuple[int, int, int]:
+        """An entry of the catalogue of which a part is made says less than it seems to."""
+        steps, *rest = _complexity(forms)
+        return steps + any(form.variant in partial for form in forms), *rest
+
+    combined = sorted(itertools.product(*chosen), key=complexity)[:MOST_STATEMENTS]
     return [_statement(parts, readings) for parts in combined]
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..._golden import golden
 from ...tolerance.backward_pass import BackwardPass, backward_pass
 from ..mistakes import BACKWARD
+from ..mistakes._steps import BLOCKS
 from ..mistakes.backward_pass import gradient_of_mask, heads_with, sum_of_groups
 from ..mistakes.named_mistake import BackwardCall, Gradients
 from .terms import CHANGES
@@ -154,6 +155,7 @@ def _row_terms() -> Iterator[Variant]:
         yield _of_row_term(f"{term} {words}", lambda b, factor=factor: factor * b.row_term)
     yield _of_row_term(f"{term} is halved", lambda b: 0.5 * b.row_term)
     for words, row_term in (
+        ("is missing", lambda b: torch.zeros_like(b.row_term)),
         ("is a sum over the queries", lambda b: _products(b).sum(dim=-2, keepdim=True)),
         ("is a sum over the heads as well", lambda b: b.row_term.sum(dim=1, keepdim=True)),
         ("is averaged over the heads", lambda b: b.row_term.mean(dim=1, keepdim=True)),
@@ -257,9 +259,42 @@ _LEFT_OUT: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = tuple(
 )
 
 
+def _tiles() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
+    """Pairs that loops over tiles lose: all but the last tile, or what does not fill a tile."""
+    for several, axis in (("queries", 2), ("keys", 3)):
+        for size in BLOCKS[1:]:
+
+            def last(pairs: Tensor, axis: int = axis, size: int = size) -> Tensor:
+                start = (pairs.shape[axis] - 1) // size * size
+                return _without(axis, slice(0, start))(pairs)
+
+            def rest(pairs: Tensor, axis: int = axis, size: int = size) -> Tensor:
+                start = pairs.shape[axis] // size * size
+                return _without(axis, slice(start, None))(pairs)
+
+            yield f"all {several} but those of the last tile of {size} are missing", last
+            yield f"{several} that do not fill a tile of {size} are missing", rest
+
+
+def _channels() -> Iterator[Variant]:
+    """Channels of the gradients that are left out."""
+    parts = [("the first channel is", slice(0, 1)), ("the last channel is", slice(-1, None))]
+    parts += [(f"channels from index {edge} on are", slice(edge, None)) for edge in EDGES]
+    for words, part in parts:
+        change = _without(3, part)
+        yield Variant(
+            words=f"{words} missing",
+            fix="go over every channel in the backward pass",
+            roles=("query", "key", "value"),
+            values=lambda b, c=change: {
+                role: c(b.exact[role]) for role in ("query", "key", "value")
+            },
+        )
+
+
 def _pairs() -> Iterator[Variant]:
     """Pairs of query and key that are left out, or taken from elsewhere."""
-    for words, change in _LEFT_OUT:
+    for words, change in (*_LEFT_OUT, *_tiles()):
 
         def values(b: Backward, change: Callable[[Tensor], Tensor] = change) -> Gradients:
             return {
@@ -455,6 +490,7 @@ VARIANTS: Final[tuple[Variant, ...]] = (
     *_row_terms(),
     *_softmaxes(),
     *_pairs(),
+    *_channels(),
     *_weights(),
     *_groups(),
     *_roundings(),

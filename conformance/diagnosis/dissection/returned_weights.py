@@ -1,0 +1,330 @@
+"""States what is returned in place of the weights, where the answers themselves are right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ...calls.calling import CandidateFailure, arguments, guarded
+from ...calls.devices import taken
+from ...clauses.subject import Subject
+from ...problems.inputs import Inputs
+from ...tolerance import model
+from ..answer_facts import UNKNOWN
+from ..battery import battery
+from ..conditions import Condition, telling_apart
+from ..mistakes import DeclaredCall, NotExpressible
+from ..observed_gradients import near, room
+from .terms import numbers
+
+_FIX: Final = "return what the softmax gives, [B, H, Lq, Lk]: what the values are summed up with"
+_HEADS: Final = 1
+Values = Callable[["Returned"], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Returned:
+    """What was returned as weights for some inputs, of whatever shape, and what should have been.
+
+    ``call`` and ``attention`` are the right ones.
+    """
+
+    inputs: Inputs
+    actual: Tensor
+    exact: Tensor
+    bound: Tensor
+    subject: Subject
+
+    @property
+    def call(self) -> DeclaredCall:
+        """The call at the declared point."""
+        return DeclaredCall(inputs=self.inputs, semantics=self.subject.declaration.semantics)
+
+    def without(self, **changes: Any) -> Tensor:
+        """The weights with some options of the call left out."""
+        call = self.call
+        weights: Tensor = call.attend(call.projected_heads(), **changes).weights
+        return weights
+
+    @property
+    def logits(self) -> Tensor:
+        """What enters the softmax."""
+        logits: Tensor = self.subject.golden(self.inputs).core.logits
+        return logits
+
+    @property
+    def scores(self) -> Tensor:
+        """The scaled dot products."""
+        scores: Tensor = self.subject.golden(self.inputs).core.scores
+        return scores
+
+    @property
+    def scale(self) -> float:
+        """The scale of the dot products."""
+        return self.subject.golden(self.inputs).core.scale
+
+    @property
+    def allowed(self) -> Tensor:
+        """The pairs that are attended, as numbers."""
+        return self.subject.golden(self.inputs).core.allowed.expand(self.exact.shape).double()
+
+    @property
+    def is_right(self) -> bool:
+        """Whether they are the weights."""
+        return self.actual.shape == self.exact.shape and near(self.actual, self.exact, self.bound)
+
+    def are(self, values: Tensor) -> bool:
+        """Whether they are some values, within the room that rounding needs."""
+        if values.shape != self.actual.shape:
+            return False
+        finite = values.isfinite()
+        same = torch.equal(finite, self.actual.isfinite()) and torch.equal(
+            values[~finite], self.actual[~finite]
+        )
+        if not same or not bool(finite.any()):
+            return same
+        bound = self.bound.amax().expand(int(finite.sum()))
+        allowed = room(values[finite], self.exact, bound)
+        return near(self.actual[finite], values[finite], allowed)
+
+
+@dataclass(frozen=True)
+class Content:
+    """Something that may be returned in place of the weights; ``words`` are a noun phrase."""
+
+    words: str
+    values: Values
+
+
+def _simple() -> Iterator[Content]:
+    yield Content("the logits, with minus infinity for hidden keys", lambda r: r.logits)
+    yield Content("the logits, with zero for hidden keys", lambda r: _finite(r.logits))
+    yield Content("the scaled dot products, before the mask", lambda r: r.scores)
+    yield Content("the dot products, before scale and mask", lambda r: r.scores / r.scale)
+    yield Content("the logarithms of the weights", lambda r: r.exact.log())
+    yield Content(
+        "the exponentials of the logits, not divided by their sum", lambda r: r.logits.exp()
+    )
+    yield Content(
+        "the exponentials of the logits less their largest, not divided by their sum",
+        lambda r: torch.exp(r.logits - r.logits.amax(-1, keepdim=True)),
+    )
+    yield Content("the weights without the causal rule", lambda r: r.without(causal=False))
+    yield Content("the weights without the mask", lambda r: r.without(keep=None, bias=None))
+    yield Content(
+        "the weights without the numbers of an additive mask", lambda r: r.without(bias=None)
+    )
+    yield Content(
+        "the weights without mask and causal rule",
+        lambda r: r.without(keep=None, bias=None, causal=False),
+    )
+    yield Content(
+        "the weights without mask and causal rule, with zeros for hidden keys",
+        lambda r: r.allowed * r.without(keep=None, bias=None, causal=False),
+    )
+    yield Content("the weights without the window", lambda r: r.without(window=None))
+    yield Content("the weights without the softcap", lambda r: r.without(softcap=None))
+    yield Content("the weights without the sinks", lambda r: r.without(sinks=None))
+    yield Content("the weights without the scale of the call", lambda r: r.without(scale=None))
+    yield Content("the softmax over the queries", lambda r: torch.softmax(r.logits, 2))
+    yield Content("the softmax over the heads", lambda r: torch.softmax(r.logits, _HEADS))
+    yield Content("the pairs that are attended, as ones and zeros", lambda r: r.allowed)
+    yield Content("zeros", lambda r: torch.zeros_like(r.exact))
+    yield Content(
+        "the same weight for every key that is attended",
+        lambda r: r.allowed / r.allowed.sum(-1, keepdim=True).clamp_min(1.0),
+    )
+    yield Content("one for the largest weight of a row, zero for others", _largest)
+    yield Content("the softmax of the weights", lambda r: torch.softmax(r.exact, -1))
+
+
+def _finite(tensor: Tensor) -> Tensor:
+    return tensor.masked_fill(~tensor.isfinite(), 0.0)
+
+
+def _largest(returned: Returned) -> Tensor:
+    weights = returned.exact
+    return torch.nn.functional.one_hot(weights.argmax(-1), weights.shape[-1]).double()
+
+
+_CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("the weights with queries and keys exchanged", lambda w: w.mT),
+    ("the weights with heads and queries exchanged", lambda w: w.transpose(1, 2)),
+    ("the weights with the heads in reverse order", lambda w: w.flip(_HEADS)),
+    ("the weights with the keys in reverse order", lambda w: w.flip(-1)),
+    ("the weights with the queries in reverse order", lambda w: w.flip(2)),
+    ("the weights of the first batch item, for all of them", lambda w: w[:1].expand_as(w)),
+    ("the weights of the first head, for all of them", lambda w: w[:, :1].expand_as(w)),
+    ("the weights of the last head, for all of them", lambda w: w[:, -1:].expand_as(w)),
+    ("the weights of the first query, for all of them", lambda w: w[:, :, :1].expand_as(w)),
+    ("the weights of the last query, for all of them", lambda w: w[:, :, -1:].expand_as(w)),
+    ("the weights of the head before", lambda w: w.roll(1, _HEADS)),
+    ("the weights of the head after", lambda w: w.roll(-1, _HEADS)),
+    ("the weights of the batch item before", lambda w: w.roll(1, 0)),
+    ("the weights of the key before", lambda w: w.roll(1, -1)),
+    ("the weights of the key after", lambda w: w.roll(-1, -1)),
+    ("the weights averaged over the queries", lambda w: w.mean(2, keepdim=True).expand_as(w)),
+    ("the weights averaged over the batch", lambda w: w.mean(0, keepdim=True).expand_as(w)),
+    ("the squares of the weights", torch.square),
+    ("the roots of the weights", torch.sqrt),
+    ("one minus the weights", lambda w: 1.0 - w),
+    ("the sums of the weights so far", lambda w: w.cumsum(-1)),
+    ("the weights divided by the largest of each row", lambda w: w / w.amax(-1, keepdim=True)),
+)
+_REDUCTIONS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("the mean of the weights over the heads", lambda w: w.mean(_HEADS, keepdim=True)),
+    ("the sum of the weights over the heads", lambda w: w.sum(_HEADS, keepdim=True)),
+    ("the largest weight of all heads", lambda w: w.amax(_HEADS, keepdim=True)),
+    ("the product of the weights of all heads", lambda w: w.prod(_HEADS, keepdim=True)),
+    ("the weights of the first head alone", lambda w: w[:, :1]),
+    ("the weights of the last head alone", lambda w: w[:, -1:]),
+)
+
+
+def _of_weights() -> Iterator[Content]:
+    for words, change in _CHANGES:
+        yield Content(words, lambda r, change=change: change(r.exact))
+    for words, change in _REDUCTIONS:
+        yield Content(words, lambda r, change=change: change(r.exact).expand_as(r.exact))
+        for shape, axis in (("[B, 1, Lq, Lk]", None), ("[B, Lq, Lk]", _HEADS)):
+            yield Content(
+                f"{words}, {shape}",
+                lambda r, change=change, axis=axis: (
+                    change(r.exact) if axis is None else change(r.exact).squeeze(axis)
+                ),
+            )
+
+
+CONTENTS: Final[tuple[Content, ...]] = (*_of_weights(), *_simple())
+
+
+def explain_weights(subject: Subject, confirming: Iterable[Inputs]) -> list[dict[str, Any]]:
+    """What is returned in place of the weights, as the report's entry; [] where it is right.
+
+    What is stated holds for all of the battery, and for inputs that are ``confirming``.
+    """
+    if "weights" not in subject.declaration.features:
+        return []
+    observed = list(_observe(subject, (each for each in battery(subject) if each.generic)))
+    wrong = [each for each in observed if not each.is_right]
+    if not wrong:
+        return []
+    proposed = [one for one in _proposed(wrong) if _explain(one, observed) is not None]
+    unseen = list(_observe(subject, confirming)) if proposed else []
+    for content in proposed:
+        conditions = _explain(content, observed)
+        if conditions is not None and _confirmed(content, conditions, unseen):
+            return [_entry(content, conditions)]
+    return [_unknown(observed, wrong)]
+
+
+def _proposed(wrong: Sequence[Returned]) -> list[Content]:
+    """What may be returned, the plainest first; a number is read from the first wrong ones."""
+    multiples: Iterator[Content] = iter(())
+    first = wrong[0]
+    if first.actual.shape == first.exact.shape and bool(first.actual.isfinite().all()):
+        size = float(first.exact.square().sum())
+        factor = float((first.actual * first.exact).sum()) / size if size else 1.0
+        read = numbers(factor, first.inputs.geometry, model.SAME_READ)
+        multiples = (
+            Content(
+                f"{number.words} times the weights",
+                lambda r, number=number: number.value(r.inputs.geometry) * r.exact,
+            )
+            for number in read
+        )
+    return [*multiples, *CONTENTS]
+
+
+def _explain(content: Content, observed: Sequence[Returned]) -> tuple[Condition, ...] | None:
+    """The conditions under which something is returned; None where that explains not all."""
+    made, spared = [], []
+    for returned in observed:
+        given = _given(content, returned)
+        right = returned.is_right
+        if not right and (given is None or not returned.are(given)):
+            return None
+        if right and given is not None and not returned.are(given):
+            spared.append(returned.inputs)
+        elif not right:
+            made.append(returned.inputs)
+    return telling_apart(made, spared)
+
+
+def _confirmed(
+    content: Content, conditions: Sequence[Condition], unseen: Sequence[Returned]
+) -> bool:
+    """Whether it holds where nothing was read, and is seen there."""
+    seen = False
+    for returned in unseen:
+        met = all(condition.holds(returned.inputs) for condition in conditions)
+        given = _given(content, returned) if met else None
+        if met and given is not None:
+            if not returned.are(given):
+                return False
+            seen = seen or not returned.is_right
+        elif not returned.is_right:
+            return False
+    return seen
+
+
+def _given(content: Content, returned: Returned) -> Tensor | None:
+    """What would be returned; None where that cannot be made."""
+    try:
+        with torch.no_grad():
+            return content.values(returned)
+    except (NotExpressible, ValueError, RuntimeError, IndexError):
+        return None
+
+
+def _observe(subject: Subject, every: Iterable[Inputs]) -> Iterator[Returned]:
+    """What is returned as weights; inputs with rows that cannot be judged are left out."""
+    for one in every:
+        inputs = one.replace(return_weights=True)
+        exact = subject.golden(inputs)
+        if not bool((~exact.empty & exact.representable_core).all()):
+            continue
+        try:
+            positional, keywords = arguments(inputs)
+            pair = guarded(subject.forward(inputs), positional, keywords)
+        except CandidateFailure:
+            continue
+        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[1], Tensor):  # noqa: PLR2004 (a pair)
+            continue
+        weights = pair[1] if inputs.batched else pair[1].unsqueeze(0)
+        yield Returned(
+            inputs=inputs,
+            actual=taken(weights.detach()).double(),
+            exact=exact.weights,
+            bound=subject.oracle.weights_bound(inputs),
+            subject=subject,
+        )
+
+
+def _entry(content: Content, conditions: Sequence[Condition]) -> dict[str, Any]:
+    words = " and ".join(condition.words for condition in conditions)
+    only = f" (only {words})" if words else ""
+    return {
+        "name": f"returned weights: {content.words}",
+        "text": f"the answers are right, but what is returned as weights is {content.words}{only}",
+        "fix": _FIX,
+        "confidence": 1.0,
+    }
+
+
+def _unknown(observed: Sequence[Returned], wrong: Sequence[Returned]) -> dict[str, Any]:
+    """What is true of returned weights that are nothing known."""
+    facts: dict[str, Any] = {"asked": len(observed), "wrong": len(wrong), "weights": "wrong"}
+    text = (
+        "the answers are right, but the returned weights are wrong, and no known mistake explains "
+        f"it: they go wrong in {len(wrong)} of {len(observed)} problems"
+    )
+    odd = next((each for each in wrong if each.actual.shape != each.exact.shape), None)
+    if odd is not None:
+        facts["shape"], facts["expected_shape"] = list(odd.actual.shape), list(odd.exact.shape)
+        text += f"; their shape is {facts['shape']} where {facts['expected_shape']} is expected"
+    return {"name": UNKNOWN, "text": text, "fix": "", "confidence": 0.0, "facts": facts}
