@@ -23,8 +23,9 @@ from ..mistakes import BACKWARD, NamedMistake, NotExpressible
 from ..mistakes.backward_pass import backward_call, observable
 from ..mistakes.named_mistake import BackwardCall, BackwardSteps, Gradients
 from ..observed_gradients import ObservedGradients, near, room
-from .backward_variants import RIGHT, ROLES, VARIANTS, Backward, Variant, clamped
-from .terms import numbers
+from .backward_steps import ROLES, Backward, Variant
+from .backward_variants import RIGHT, VARIANTS, clamped
+from .terms import Number, numbers
 
 # Forms of one gradient that are combined with those of others, and statements that are tried.
 MOST_FORMS: Final = 8
@@ -159,8 +160,8 @@ def backward_statements(
 
     def complexity(forms: Sequence[Form]) -> tuple[int, int, int]:
         """An entry of the catalogue of which a part is made says less than it seems to."""
-        steps, *rest = _complexity(forms)
-        return steps + any(form.variant in partial for form in forms), *rest
+        steps, words, place = _complexity(forms)
+        return steps + any(form.variant in partial for form in forms), words, place
 
     combined = sorted(itertools.product(*chosen), key=complexity)[:MOST_STATEMENTS]
     return [_statement(parts, readings) for parts in combined]
@@ -243,7 +244,11 @@ def _closed_forms(reading: Reading, factor: float, role: str) -> Iterator[Multip
     if abs(factor) <= model.SAME_READ:
         yield Multiple("0", lambda _call: 0.0)
     for number in numbers(factor, call.inputs.geometry, model.SAME_READ):
-        yield Multiple(number.words, lambda call, number=number: number.value(call.inputs.geometry))
+        yield _of_sizes(number)
+
+
+def _of_sizes(number: Number) -> Multiple:
+    return Multiple(number.words, lambda call: number.value(call.inputs.geometry))
 
 
 def _share_of_pairs(call: BackwardCall) -> float:

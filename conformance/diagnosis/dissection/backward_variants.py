@@ -7,116 +7,37 @@ Which of them a candidate computes so is read for each role by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from ..._golden import golden
-from ...tolerance.backward_pass import BackwardPass, backward_pass
 from ..mistakes import BACKWARD
 from ..mistakes._steps import BLOCKS
-from ..mistakes.backward_pass import gradient_of_mask, heads_with, sum_of_groups
-from ..mistakes.named_mistake import BackwardCall, Gradients
+from ..mistakes.backward_pass import heads_with, sum_of_groups
+from ..mistakes.named_mistake import BackwardSteps, Gradients
+from .backward_steps import (
+    ROLES,
+    TOKENS,
+    Backward,
+    Change,
+    Values,
+    Variant,
+    each_of_tokens,
+    scores_with_upstream,
+    value_with_upstream,
+    with_key,
+    with_query,
+    with_upstream,
+    with_value,
+)
 from .terms import CHANGES
 
-ROLES: Final = ("query", "key", "value", "bias")
 # Places behind which tiled loops forget what is left over.
 EDGES: Final = (8, 16, 32, 64, 128, 256)
 _SOFTMAX: Final = "dS = P * (dP - rowsum(P * dP))"
 _EVERY_PAIR: Final = "go over every query and key in the backward pass"
 _OPERANDS: Final = "dP = dO V^T, dQ = scale dS K, dK = scale dS^T Q, dV = P^T dO"
-
-
-@dataclass(frozen=True, eq=False)
-class Backward:
-    """A call with the right backward pass and its parts under their usual names.
-
-    ``weights`` P, ``of_weights`` dP, ``row_term`` D are ``[B, H, Lq, Lk]`` and ``[B, H, Lq, 1]``.
-    """
-
-    call: BackwardCall
-
-    @cached_property
-    def right(self) -> BackwardPass:
-        """The right pass with every intermediate value."""
-        return backward_pass(self.call.attention, self.call.upstream)
-
-    @property
-    def weights(self) -> Tensor:
-        """P."""
-        return self.right.weights
-
-    @cached_property
-    def of_weights(self) -> Tensor:
-        """The gradient of P, that of keys which nobody attends as well: dP."""
-        return self.call.upstream @ self.value.mT
-
-    @property
-    def row_term(self) -> Tensor:
-        """The sum of P * dP over the keys: D."""
-        return self.right.row_sum
-
-    @property
-    def allowed(self) -> Tensor:
-        """The pairs that are attended, as numbers."""
-        return self.call.attention.allowed.expand(self.weights.shape).double()
-
-    @cached_property
-    def key(self) -> Tensor:
-        """The keys of every query head, those that nobody attends as well."""
-        call = self.call
-        return golden.repeat_heads(call.heads[1], call.heads[0].shape[1], call.semantics)
-
-    @cached_property
-    def value(self) -> Tensor:
-        """The values of every query head, those that nobody attends as well."""
-        call = self.call
-        return golden.repeat_heads(call.heads[2], call.heads[0].shape[1], call.semantics)
-
-    def of_logits(self, logits: Tensor) -> Gradients:
-        """Every gradient that follows from that of the logits."""
-        scores, scale = logits * self.right.slope, self.call.attention.scale
-        return {
-            "query": scale * (scores @ self.key),
-            "key": sum_of_groups(self.call, scale * (scores.mT @ self.call.attention.query)),
-            **gradient_of_mask(self.call, self.right, logits),
-        }
-
-    def of_weight_gradient(self, of_weights: Tensor) -> Gradients:
-        """Every gradient that follows from that of the weights."""
-        row_term = (self.weights * of_weights).sum(dim=-1, keepdim=True)
-        return self.of_logits(self.weights * (of_weights - row_term))
-
-    def of_value(self, weights: Tensor, upstream: Tensor | None = None) -> Gradients:
-        """The gradient of the value from some weights."""
-        upstream = self.call.upstream if upstream is None else upstream
-        return {"value": sum_of_groups(self.call, weights.mT @ upstream)}
-
-    @cached_property
-    def exact(self) -> Gradients:
-        """The right gradients."""
-        return {**self.of_logits(self.right.logit_gradient), **self.of_value(self.weights)}
-
-
-Values = Callable[[Backward], Gradients]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Variant:
-    """One way to compute some gradients; ``words`` follow "in the gradient of the query".
-
-    ``roles`` are those that it may concern. ``name`` is that of the catalogue's entry, where it is
-    one: then ``words`` are a sentence of their own.
-    """
-
-    words: str
-    fix: str
-    values: Values
-    roles: tuple[str, ...] = ROLES
-    name: str = ""
 
 
 RIGHT: Final = Variant(words="", fix="", values=lambda b: b.exact)
@@ -133,11 +54,11 @@ def _products(b: Backward) -> Tensor:
     return b.weights * b.of_weights
 
 
-def _first(axis: int) -> Callable[[Tensor], Tensor]:
+def _first(axis: int) -> Change:
     return lambda tensor: tensor.narrow(axis, 0, 1).expand_as(tensor)
 
 
-_PLACES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+_PLACES: Final[tuple[tuple[str, Change], ...]] = (
     ("the first batch item", _first(0)),
     ("the first head", _first(1)),
     ("the last head", lambda t: t[:, -1:].expand_as(t)),
@@ -149,10 +70,26 @@ _PLACES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
 )
 
 
+def _times_row_term(factor: float) -> Callable[[Backward], Tensor]:
+    return lambda b: factor * b.row_term
+
+
+def _row_term_at(place: Change) -> Callable[[Backward], Tensor]:
+    return lambda b: place(b.row_term)
+
+
+def _changed_logits(change: Change) -> Callable[[Backward], Tensor]:
+    return lambda b: change(b.right.logit_gradient)
+
+
+def _weights_at(place: Change) -> Callable[[Backward], Tensor]:
+    return lambda b: place(b.weights)
+
+
 def _row_terms() -> Iterator[Variant]:
     term = "the row term of the softmax, rowsum(P * dP),"
     for words, factor in (("is added instead of subtracted", -1.0), ("is subtracted twice", 2.0)):
-        yield _of_row_term(f"{term} {words}", lambda b, factor=factor: factor * b.row_term)
+        yield _of_row_term(f"{term} {words}", _times_row_term(factor))
     yield _of_row_term(f"{term} is halved", lambda b: 0.5 * b.row_term)
     for words, row_term in (
         ("is missing", lambda b: torch.zeros_like(b.row_term)),
@@ -181,7 +118,7 @@ def _row_terms() -> Iterator[Variant]:
     ):
         yield _of_row_term(f"{term} {words}", row_term)
     for words, place in _PLACES:
-        yield _of_row_term(f"{term} is that of {words}", lambda b, place=place: place(b.row_term))
+        yield _of_row_term(f"{term} is that of {words}", _row_term_at(place))
 
 
 def _of_logits(words: str, fix: str, logits: Callable[[Backward], Tensor]) -> Variant:
@@ -222,7 +159,7 @@ def _softmaxes() -> Iterator[Variant]:
         ("the sign of dS is lost", torch.abs),
         ("negative elements of dS are zero", torch.relu),
     ):
-        yield _of_logits(words, _SOFTMAX, lambda b, change=change: change(b.right.logit_gradient))
+        yield _of_logits(words, _SOFTMAX, _changed_logits(change))
 
 
 def _of_every_pair(b: Backward, scores: Tensor) -> Gradients:
@@ -235,7 +172,7 @@ def _of_every_pair(b: Backward, scores: Tensor) -> Gradients:
     }
 
 
-def _without(axis: int, part: slice) -> Callable[[Tensor], Tensor]:
+def _without(axis: int, part: slice) -> Change:
     def changed(pairs: Tensor) -> Tensor:
         left = pairs.clone()
         left.transpose(axis, 0)[part] = 0.0
@@ -244,7 +181,7 @@ def _without(axis: int, part: slice) -> Callable[[Tensor], Tensor]:
     return changed
 
 
-_LEFT_OUT: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = tuple(
+_LEFT_OUT: Final[tuple[tuple[str, Change], ...]] = tuple(
     (words.format(one), _without(axis, part))
     for one, axis in (("query", 2), ("key", 3), ("head", 1), ("batch item", 0))
     for words, part in (
@@ -259,7 +196,7 @@ _LEFT_OUT: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = tuple(
 )
 
 
-def _tiles() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
+def _tiles() -> Iterator[tuple[str, Change]]:
     """Pairs that loops over tiles lose: all but the last tile, or what does not fill a tile."""
     for several, axis in (("queries", 2), ("keys", 3)):
         for size in BLOCKS[1:]:
@@ -285,10 +222,8 @@ def _channels() -> Iterator[Variant]:
         yield Variant(
             words=f"{words} missing",
             fix="go over every channel in the backward pass",
-            roles=("query", "key", "value"),
-            values=lambda b, c=change: {
-                role: c(b.exact[role]) for role in ("query", "key", "value")
-            },
+            roles=TOKENS,
+            values=each_of_tokens(change),
         )
 
 
@@ -296,7 +231,7 @@ def _pairs() -> Iterator[Variant]:
     """Pairs of query and key that are left out, or taken from elsewhere."""
     for words, change in (*_LEFT_OUT, *_tiles()):
 
-        def values(b: Backward, change: Callable[[Tensor], Tensor] = change) -> Gradients:
+        def values(b: Backward, change: Change = change) -> Gradients:
             return {
                 **b.of_logits(change(b.right.logit_gradient)),
                 **b.of_value(change(b.weights)),
@@ -305,7 +240,7 @@ def _pairs() -> Iterator[Variant]:
         yield Variant(words=words, fix=_EVERY_PAIR, values=values)
     for place, change in _PLACES:
 
-        def moved(b: Backward, change: Callable[[Tensor], Tensor] = change) -> Gradients:
+        def moved(b: Backward, change: Change = change) -> Gradients:
             return b.of_logits(change(b.right.logit_gradient))
 
         words = f"dS is that of {place}"
@@ -335,7 +270,7 @@ def _weights() -> Iterator[Variant]:
     ):
         yield _of_weights(words, weights)
     for words, place in _PLACES:
-        yield _of_weights(f"the weights are those of {words}", lambda b, p=place: p(b.weights))
+        yield _of_weights(f"the weights are those of {words}", _weights_at(place))
 
 
 def _mean(tensor: Tensor, axis: int) -> Tensor:
@@ -359,49 +294,38 @@ def _operands() -> Iterator[Variant]:
             words=f"dS meets the key {words}",
             fix=_OPERANDS,
             roles=("query",),
-            values=lambda b, c=change: {"query": _by_key(b, c(b.key))},
+            values=with_key(change),
         )
         yield Variant(
             words=f"dS meets the query {words}",
             fix=_OPERANDS,
             roles=("key",),
-            values=lambda b, c=change: {"key": _by_query(b, c(b.call.attention.query))},
+            values=with_query(change),
         )
         yield Variant(
             words=f"the weights meet the output gradient {words}",
             fix=_OPERANDS,
             roles=("value",),
-            values=lambda b, c=change: b.of_value(b.weights, c(b.call.upstream)),
+            values=value_with_upstream(change),
         )
         yield Variant(
             words=f"dP is made of the value {words}",
             fix=_OPERANDS,
             roles=("query", "key", "bias"),
-            values=lambda b, c=change: b.of_weight_gradient(b.call.upstream @ c(b.value).mT),
+            values=with_value(change),
         )
         yield Variant(
             words=f"dP is made of the output gradient {words}",
             fix=_OPERANDS,
             roles=("query", "key", "bias"),
-            values=lambda b, c=change: b.of_weight_gradient(c(b.call.upstream) @ b.value.mT),
+            values=scores_with_upstream(change),
         )
         yield Variant(
             words=f"each element is that {words}",
             fix="return each element at its own place",
-            roles=("query", "key", "value"),
-            values=lambda b, c=change: {
-                role: c(b.exact[role]) for role in ("query", "key", "value")
-            },
+            roles=TOKENS,
+            values=each_of_tokens(change),
         )
-
-
-def _by_key(b: Backward, key: Tensor) -> Tensor:
-    return b.call.attention.scale * (b.right.score_gradient @ key)
-
-
-def _by_query(b: Backward, query: Tensor) -> Tensor:
-    scores = b.right.score_gradient.mT
-    return sum_of_groups(b.call, b.call.attention.scale * (scores @ query))
 
 
 def _groups() -> Iterator[Variant]:
@@ -414,7 +338,7 @@ def _groups() -> Iterator[Variant]:
         ("the last query head of each group is missing", lambda h: h[:, :, :-1].sum(dim=2)),
     ):
 
-        def values(b: Backward, total: Callable[[Tensor], Tensor] = total) -> Gradients:
+        def values(b: Backward, total: Change = total) -> Gradients:
             heads = {"key": b.right.key, "value": b.right.value}
             groups = b.call.inputs.geometry.num_kv_heads
             if groups == b.call.inputs.geometry.num_heads:
@@ -436,29 +360,15 @@ def _roundings() -> Iterator[Variant]:
         def rounded(tensor: Tensor, dtype: torch.dtype = dtype) -> Tensor:
             return tensor.to(dtype).double()
 
-        def of_upstream(b: Backward, rounded: Callable[[Tensor], Tensor] = rounded) -> Gradients:
-            upstream = rounded(b.call.upstream)
-            of_logits = b.of_weight_gradient(upstream @ b.value.mT)
-            return {**of_logits, **b.of_value(b.weights, upstream)}
-
-        words = f"the output gradient is rounded to {kind}"
-        yield Variant(words=words, fix=fix, values=of_upstream)
-        for name, role, values in (
-            ("key", "query", lambda b, r=rounded: {"query": _by_key(b, r(b.key))}),
-            (
-                "query",
-                "key",
-                lambda b, r=rounded: {"key": _by_query(b, r(b.call.attention.query))},
-            ),
+        for words, values, roles in (
+            ("the output gradient", with_upstream(rounded), ROLES),
+            ("the key", with_key(rounded), ("query",)),
+            ("the query", with_query(rounded), ("key",)),
+            ("the value", with_value(rounded), ("query", "key", "bias")),
         ):
-            words = f"the {name} is rounded to {kind}"
-            yield Variant(words=words, fix=fix, values=values, roles=(role,))
-        yield Variant(
-            words=f"the value is rounded to {kind}",
-            fix=fix,
-            roles=("query", "key", "bias"),
-            values=lambda b, r=rounded: b.of_weight_gradient(b.call.upstream @ r(b.value).mT),
-        )
+            yield Variant(
+                words=f"{words} is rounded to {kind}", fix=fix, values=values, roles=roles
+            )
 
 
 def clamped(limit: float) -> Variant:
@@ -471,6 +381,10 @@ def clamped(limit: float) -> Variant:
     )
 
 
+def _with_steps(steps: BackwardSteps) -> Values:
+    return lambda b: heads_with(b.call, steps)
+
+
 def _of_catalogue() -> Iterator[Variant]:
     """The entries of the catalogue that change the backward pass of the heads."""
     for entry in BACKWARD:
@@ -480,7 +394,7 @@ def _of_catalogue() -> Iterator[Variant]:
                 name=entry.name,
                 words=entry.sentence,
                 fix=entry.fix,
-                values=lambda b, steps=steps: heads_with(b.call, steps),
+                values=_with_steps(steps),
             )
 
 

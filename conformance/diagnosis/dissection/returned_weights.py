@@ -19,10 +19,11 @@ from ..battery import battery
 from ..conditions import Condition, telling_apart
 from ..mistakes import DeclaredCall, NotExpressible
 from ..observed_gradients import near, room
-from .terms import numbers
+from .terms import Number, numbers
 
 _FIX: Final = "return what the softmax gives, [B, H, Lq, Lk]: what the values are summed up with"
 _HEADS: Final = 1
+Change = Callable[[Tensor], Tensor]
 Values = Callable[["Returned"], Tensor]
 
 
@@ -151,7 +152,7 @@ def _largest(returned: Returned) -> Tensor:
     return torch.nn.functional.one_hot(weights.argmax(-1), weights.shape[-1]).double()
 
 
-_CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+_CHANGES: Final[tuple[tuple[str, Change], ...]] = (
     ("the weights with queries and keys exchanged", lambda w: w.mT),
     ("the weights with heads and queries exchanged", lambda w: w.transpose(1, 2)),
     ("the weights with the heads in reverse order", lambda w: w.flip(_HEADS)),
@@ -175,7 +176,7 @@ _CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("the sums of the weights so far", lambda w: w.cumsum(-1)),
     ("the weights divided by the largest of each row", lambda w: w / w.amax(-1, keepdim=True)),
 )
-_REDUCTIONS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+_REDUCTIONS: Final[tuple[tuple[str, Change], ...]] = (
     ("the mean of the weights over the heads", lambda w: w.mean(_HEADS, keepdim=True)),
     ("the sum of the weights over the heads", lambda w: w.sum(_HEADS, keepdim=True)),
     ("the largest weight of all heads", lambda w: w.amax(_HEADS, keepdim=True)),
@@ -185,18 +186,25 @@ _REDUCTIONS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
 )
 
 
+def _changed(change: Change, *, everywhere: bool = False, squeezed: bool = False) -> Values:
+    """The weights changed; ``everywhere`` is for all heads, ``squeezed`` without the axis."""
+
+    def values(returned: Returned) -> Tensor:
+        changed = change(returned.exact)
+        if everywhere:
+            return changed.expand_as(returned.exact)
+        return changed.squeeze(_HEADS) if squeezed else changed
+
+    return values
+
+
 def _of_weights() -> Iterator[Content]:
     for words, change in _CHANGES:
-        yield Content(words, lambda r, change=change: change(r.exact))
+        yield Content(words, _changed(change))
     for words, change in _REDUCTIONS:
-        yield Content(words, lambda r, change=change: change(r.exact).expand_as(r.exact))
-        for shape, axis in (("[B, 1, Lq, Lk]", None), ("[B, Lq, Lk]", _HEADS)):
-            yield Content(
-                f"{words}, {shape}",
-                lambda r, change=change, axis=axis: (
-                    change(r.exact) if axis is None else change(r.exact).squeeze(axis)
-                ),
-            )
+        yield Content(words, _changed(change, everywhere=True))
+        yield Content(f"{words}, [B, 1, Lq, Lk]", _changed(change))
+        yield Content(f"{words}, [B, Lq, Lk]", _changed(change, squeezed=True))
 
 
 CONTENTS: Final[tuple[Content, ...]] = (*_of_weights(), *_simple())
@@ -230,14 +238,15 @@ def _proposed(wrong: Sequence[Returned]) -> list[Content]:
         size = float(first.exact.square().sum())
         factor = float((first.actual * first.exact).sum()) / size if size else 1.0
         read = numbers(factor, first.inputs.geometry, model.SAME_READ)
-        multiples = (
-            Content(
-                f"{number.words} times the weights",
-                lambda r, number=number: number.value(r.inputs.geometry) * r.exact,
-            )
-            for number in read
-        )
+        multiples = map(_multiple, read)
     return [*multiples, *CONTENTS]
+
+
+def _multiple(number: Number) -> Content:
+    return Content(
+        f"{number.words} times the weights",
+        lambda returned: number.value(returned.inputs.geometry) * returned.exact,
+    )
 
 
 def _explain(content: Content, observed: Sequence[Returned]) -> tuple[Condition, ...] | None:
