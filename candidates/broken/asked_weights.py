@@ -63,7 +63,7 @@ class WeightsWithoutBias(Aside):
         if call.bias is None:
             return output, weights
         hidden = torch.zeros_like(call.bias).masked_fill(call.bias.isneginf(), -math.inf)
-        plain = super().attend(call.replace(bias=hidden))
+        plain = EagerCore.attend(self, call.replace(bias=hidden))
         return output, plain[1]
 
 

@@ -19,6 +19,7 @@ from .dissection.backward import backward_statements
 from .mistakes import BACKWARD, NamedMistake, NotExpressible
 from .mistakes.backward_pass import gradients_with
 from .observed_gradients import (
+    Errors,
     ObservedGradients,
     battery_gradients,
     further_gradients,
@@ -30,6 +31,7 @@ from .observed_gradients import (
 MOST_REPORTED: Final = 6
 # How often statements are made, each time of more problems.
 MOST_TIMES: Final = 2
+PRECISE: Final = ("float32", "float64")
 # The formats that gradients may be rounded to.
 FORMATS: Final = (torch.bfloat16, torch.float16)
 # The clauses whose problems need not have an option without which gradients may be right.
@@ -82,7 +84,9 @@ class BackwardDiagnostician:
         """
         point = self.subject.declaration.semantics
         observed = list(every)
-        for time in range(1, MOST_TIMES + 1):
+        # In half precision many statements hold at first, and more problems tell little apart.
+        times = MOST_TIMES if self.subject.dtype in PRECISE else 1
+        for time in range(1, times + 1):
             proposed = (
                 one
                 for one in backward_statements(observed, point)
@@ -167,13 +171,16 @@ def _by_clause(clause: str, problem: Problem) -> list[NamedMistake]:
 def _explains(
     mistake: NamedMistake, every: Sequence[ObservedGradients], point: golden.Semantics
 ) -> bool:
-    """Whether a mistake gives every observed gradient, and once another one than the golden.
+    """Whether a mistake gives every observed gradient, and leaves little of the errors of any.
+
+    Right gradients must not be farther from it than from the right ones.
 
     A mistake of the inputs' gradients may leave that of an additive mask right.
     """
     if mistake.backward is None:
         return False
-    shows = False
+    errors: dict[str, Errors] = {}
+    spared: dict[str, Errors] = {}
     mask_is_right = not any("bias" in observed.wrong for observed in every)
     for observed in every:
         try:
@@ -191,8 +198,10 @@ def _explains(
             allowed = room(acted[name], exact.value, exact.worst)
             if not near(actual[name], acted[name], allowed):
                 return False
-            shows = shows or not near(acted[name], exact.value, allowed)
-    return shows
+            of_kind = errors if name in observed.wrong else spared
+            of_kind.setdefault(name, Errors()).add(actual[name], exact.value, acted[name])
+    explained = all(each.explained for each in errors.values())
+    return bool(errors) and explained and not any(each.worsened for each in spared.values())
 
 
 def _unknown(

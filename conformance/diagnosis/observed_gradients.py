@@ -134,6 +134,31 @@ def room(acted: Tensor, exact: Tensor, bound: Tensor) -> Tensor:
     return torch.full_like(bound, model.ACTED_ROOM * grown**2 * float(bound.max()))
 
 
+@dataclass
+class Errors:
+    """The squared errors of gradients, and what of them an explanation leaves."""
+
+    before: float = 0.0
+    left: float = 0.0
+    size: float = 0.0
+
+    def add(self, actual: Tensor, exact: Tensor, acted: Tensor) -> None:
+        """Count one gradient."""
+        self.size += float(exact.square().sum())
+        self.before += float((actual.double() - exact).square().sum())
+        self.left += float((actual.double() - acted).square().sum())
+
+    @property
+    def explained(self) -> bool:
+        """Whether hardly anything is left."""
+        return self.left <= model.EXPLAINED_GRADIENTS * self.before
+
+    @property
+    def worsened(self) -> bool:
+        """Whether far more is left than there was, beyond the last digits of float64."""
+        return self.left > model.AS_CLOSE * self.before + model.NEARLY_NOTHING**2 * self.size
+
+
 def _gradients(subject: Subject, inputs: Inputs, upstream: Tensor) -> Gradients:
     """The gradients of a call, with that of an additive mask where there is one."""
     differentiator = subject.gradients

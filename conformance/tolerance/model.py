@@ -267,6 +267,9 @@ SMALLEST_OWN_LOGIT: Final = 1e-3
 MUCH_CLOSER: Final = 0.01
 # Or if they come as close as rounding lets anybody: a few times the bound of the declared point.
 AS_CLOSE: Final = 4.0
+# A backward pass is named if it leaves a hundredth of the squared errors of each wrong gradient: in
+# half precision bounds are so wide that gradients of several mistakes lie within them.
+EXPLAINED_GRADIENTS: Final = 0.01
 # What a diagnosis reads from answers only proposes statements: each is acted out and judged by its
 # own bound before it is said. These numbers decide what is proposed, beyond the bounds of weights.
 # A weight so small a part of its row's largest has lost the digits that its logarithm would need.

@@ -49,7 +49,14 @@ def test_right_gradients_get_no_name(candidate: Candidate) -> None:
 
 def test_what_no_name_explains_is_told_by_facts() -> None:
     """An unknown mistake comes with the gradients that it makes wrong."""
-    subject = Subject(gradients.TilesOverwrittenBackward, "float32")
+    subject = Subject(gradients.NanBehindTheLastTile, "float32")
     (entry,) = BackwardDiagnostician(subject).explain("gradients.golden", problem())
     assert entry["name"] == "unknown-mistake"
-    assert entry["facts"]["gradients"] == ["key"]
+    assert entry["facts"]["gradients"] == ["query"]
+    assert entry["facts"]["finite"] is False
+
+
+def test_gradients_that_are_rounded_are_said_to_be() -> None:
+    """The format of gradients is said where the right ones, rounded to it, are all there is."""
+    name = "gradients of query, key, value, bias: rounded to bfloat16"
+    assert names(gradients.GradientsInBfloat16) == [name]

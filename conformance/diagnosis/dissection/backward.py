@@ -17,19 +17,21 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
-from ...tolerance import model
+from ...tolerance import Gradient, model
 from ..conditions import Condition, telling_apart
 from ..mistakes import BACKWARD, NamedMistake, NotExpressible
 from ..mistakes.backward_pass import backward_call, observable
 from ..mistakes.named_mistake import BackwardCall, BackwardSteps, Gradients
-from ..observed_gradients import ObservedGradients, near, room
+from ..observed_gradients import Errors, ObservedGradients, near, room
 from .backward_steps import ROLES, Backward, Variant
 from .backward_variants import RIGHT, VARIANTS, clamped
 from .terms import Number, numbers
 
 # Forms of one gradient that are combined with those of others, and statements that are tried.
 MOST_FORMS: Final = 8
-MOST_STATEMENTS: Final = 24
+MOST_STATEMENTS: Final = 12
+# Problems after which a variant that leaves much of the errors is looked at no further.
+FEW: Final = 3
 _NAMES: Final = {
     "query": "the query",
     "key": "the key",
@@ -106,6 +108,10 @@ class Reading:
         """What the candidate computes."""
         return self.observed.actual.by_name[self.name(role)].double()
 
+    def exact(self, role: str) -> Gradient:
+        """What should be computed, with its bound."""
+        return self.observed.expected.gradients[self.name(role)]
+
     def is_wrong(self, role: str) -> bool:
         """Whether the gradient that shows a role is wrong."""
         return self.name(role) in self.observed.wrong
@@ -124,12 +130,12 @@ class Reading:
 
     def fits(self, role: str, values: Tensor) -> bool:
         """Whether a candidate that computes some values would give what was observed."""
-        exact = self.observed.expected.gradients[self.name(role)]
+        exact = self.exact(role)
         return near(self.actual(role), values, room(values, exact.value, exact.worst))
 
     def spared(self, role: str, values: Tensor) -> bool:
         """Whether some values would be wrong here, where what was observed is right."""
-        exact = self.observed.expected.gradients[self.name(role)]
+        exact = self.exact(role)
         return not near(values, exact.value, room(values, exact.value, exact.worst))
 
 
@@ -195,6 +201,7 @@ def _telling(reading: Reading) -> tuple[bool, int]:
 def _multiples(variant: Variant, role: str, wrong: Sequence[Reading]) -> Iterator[Multiple]:
     """The numbers that a variant is multiplied by in every problem where a gradient is wrong."""
     fitted: list[tuple[Reading, Tensor, float]] = []
+    at_best = Errors()
     for reading in wrong:
         values = reading.values(variant, role)
         if values is None:
@@ -203,12 +210,18 @@ def _multiples(variant: Variant, role: str, wrong: Sequence[Reading]) -> Iterato
         if not reading.fits(role, factor * values):
             return
         fitted.append((reading, values, factor))
+        at_best.add(reading.actual(role), reading.exact(role).value, factor * values)
+        if len(fitted) == FEW and not at_best.explained:
+            return
 
     def fits(times: Multiple) -> bool:
-        return all(
-            reading.fits(role, times.value(reading.backward.call) * values)
-            for reading, values, _ in fitted
-        )
+        errors = Errors()
+        for reading, values, _ in fitted:
+            given = times.value(reading.backward.call) * values
+            if not reading.fits(role, given):
+                return False
+            errors.add(reading.actual(role), reading.exact(role).value, given)
+        return errors.explained
 
     # Closed forms are read where the values are largest beside their bounds.
     first = max(fitted, key=lambda each: float(each[1].square().sum()))
@@ -227,8 +240,10 @@ def _closed_forms(reading: Reading, factor: float, role: str) -> Iterator[Multip
     """What a number may be: one, the scale and its powers, shares of the mask, sizes."""
     call = reading.backward.call
 
+    same = model.SAME_READ + torch.finfo(call.inputs.query.dtype).eps
+
     def close(value: float) -> bool:
-        return abs(value - factor) <= 2.0 * model.SAME_READ * max(abs(value), abs(factor))
+        return abs(value - factor) <= 2.0 * same * max(abs(value), abs(factor))
 
     some = [
         ONCE,
@@ -241,9 +256,9 @@ def _closed_forms(reading: Reading, factor: float, role: str) -> Iterator[Multip
         some.append(Multiple("1 / the number of pairs that share an element", _share_of_pairs))
         some.append(Multiple("the number of pairs that share an element", _pairs_of_element))
     yield from (one for one in some if call.attention.scale and close(one.value(call)))
-    if abs(factor) <= model.SAME_READ:
+    if abs(factor) <= same:
         yield Multiple("0", lambda _call: 0.0)
-    for number in numbers(factor, call.inputs.geometry, model.SAME_READ):
+    for number in numbers(factor, call.inputs.geometry, same):
         yield _of_sizes(number)
 
 
@@ -300,10 +315,11 @@ def _of_what_was_read(readings: Sequence[Reading]) -> list[Variant]:
         scores = reading.actual("query") @ torch.linalg.pinv(call.attention.key.mT).mT
         read = (scores / call.attention.scale).abs()
         limit = float(read.amax())
-        often = int((read >= (1.0 - model.SAME_READ) * limit).sum())
+        unit = torch.finfo(reading.observed.inputs.query.dtype).eps
+        often = int((read >= (1.0 - model.SAME_READ - unit) * limit).sum())
         if often > 1 and limit > 0.0:
             rounded = float(f"{limit:.2g}")
-            same = abs(rounded - limit) <= model.SAME_READ * limit
+            same = abs(rounded - limit) <= (model.SAME_READ + unit) * limit
             return [clamped(rounded if same else limit)]
     return []
 
@@ -367,10 +383,16 @@ def _touched(variant: Variant, readings: Sequence[Reading]) -> set[str]:
     for role in ROLES:
         for reading in readings:
             values = reading.values(variant, role) if reading.shows(role) else None
-            if values is not None and reading.spared(role, values):
+            if values is not None and _moves(values, reading.exact(role).value):
                 touched.add(role)
                 break
     return touched
+
+
+def _moves(values: Tensor, exact: Tensor) -> bool:
+    """Whether values are others than the exact ones, however wide the bounds are."""
+    moved = float((values - exact).square().sum())
+    return moved > model.NEARLY_NOTHING * float(exact.square().sum())
 
 
 def _multiplied(forms: Sequence[Form], readings: Sequence[Reading]) -> Iterator[Part]:

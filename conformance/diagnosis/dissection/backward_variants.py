@@ -7,15 +7,16 @@ Which of them a candidate computes so is read for each role by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from ..._golden import golden
 from ..mistakes import BACKWARD
 from ..mistakes._steps import BLOCKS
 from ..mistakes.backward_pass import heads_with, sum_of_groups
-from ..mistakes.named_mistake import BackwardSteps, Gradients
+from ..mistakes.named_mistake import BackwardCall, BackwardSteps, Gradients
 from .backward_steps import (
     ROLES,
     TOKENS,
@@ -188,6 +189,7 @@ _LEFT_OUT: Final[tuple[tuple[str, Change], ...]] = tuple(
         ("the first {} is missing", slice(0, 1)),
         ("the last {} is missing", slice(-1, None)),
         ("all but the first {} is missing", slice(1, None)),
+        ("every second {} is missing", slice(1, None, 2)),
     )
 ) + tuple(
     (f"{several} from index {edge} on are missing", _without(axis, slice(edge, None)))
@@ -385,6 +387,24 @@ def _with_steps(steps: BackwardSteps) -> Values:
     return lambda b: heads_with(b.call, steps)
 
 
+def _recomputed() -> Iterator[Variant]:
+    """Weights recomputed without several options of the call."""
+    for words, left_out in (
+        ("mask and causal rule", {"keep": None, "bias": None, "causal": False}),
+        ("causal rule and window", {"causal": False, "window": None}),
+        ("the mask's numbers and the causal rule", {"bias": None, "causal": False}),
+    ):
+        yield Variant(
+            words=f"the weights are recomputed without {words}",
+            fix="recompute the weights exactly as the forward pass makes them",
+            values=_with_steps(BackwardSteps(attention=_attention_without(left_out))),
+        )
+
+
+def _attention_without(left_out: dict[str, Any]) -> Callable[[BackwardCall], golden.Attention]:
+    return lambda call: call.other_attention(**left_out)
+
+
 def _of_catalogue() -> Iterator[Variant]:
     """The entries of the catalogue that change the backward pass of the heads."""
     for entry in BACKWARD:
@@ -403,6 +423,7 @@ VARIANTS: Final[tuple[Variant, ...]] = (
     *_of_catalogue(),
     *_row_terms(),
     *_softmaxes(),
+    *_recomputed(),
     *_pairs(),
     *_channels(),
     *_weights(),

@@ -1,0 +1,123 @@
+"""Which gradients are computed instead is read for each of them, and checked before it is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from examples import core, problem
+from torch import Tensor
+
+from candidates.broken._backward import HandWritten, Steps
+from candidates.broken.gradients import LargeTilesOverwrittenBackward
+from conformance.clauses.subject import Subject
+from conformance.declare.candidate import Candidate
+from conformance.diagnosis.backward import BackwardDiagnostician
+from conformance.diagnosis.dissection.backward import _OF_CATALOGUE
+from conformance.diagnosis.mistakes import BACKWARD
+
+
+class TwoAtOnce(HandWritten):
+    """The value lacks the last query, and the additive mask gets twice its gradient."""
+
+    def value_gradient(self, steps: Steps, weights: Tensor) -> Tensor:
+        """Of the value."""
+        return weights[:, :, :-1].mT @ steps.gradient[:, :, :-1]
+
+    def bias_gradient(self, bias: Tensor, logits: Tensor) -> Tensor:
+        """Of the additive mask."""
+        return 2.0 * super().bias_gradient(bias, logits)
+
+
+class RowTermAdded(HandWritten):
+    """The row term of the softmax is added, and the query lacks the scale."""
+
+    def row_term(self, steps: Steps, weights: Tensor, weight_gradient: Tensor) -> Tensor:
+        """What is subtracted."""
+        return -super().row_term(steps, weights, weight_gradient)
+
+    def query_gradient(self, steps: Steps, scores: Tensor) -> Tensor:
+        """Of the query."""
+        return scores @ steps.key
+
+
+class HalvedInGroups(HandWritten):
+    """The gradient of values that heads share is divided by the number of queries."""
+
+    def value_gradient(self, steps: Steps, weights: Tensor) -> Tensor:
+        """Of the value, for each query head."""
+        gradient = super().value_gradient(steps, weights)
+        shared = steps.call.value.shape[1] < weights.shape[1]
+        return gradient / weights.shape[2] if shared else gradient
+
+
+class Clamped(HandWritten):
+    """The gradients of the logits do not leave a range."""
+
+    def logit_gradient(self, steps: Steps, weights: Tensor, weight_gradient: Tensor) -> Tensor:
+        """Through the softmax."""
+        return super().logit_gradient(steps, weights, weight_gradient).clamp(-0.25, 0.25)
+
+
+class Shifted(HandWritten):
+    """A hundredth is added to each weight of the values: no variant does so."""
+
+    def value_gradient(self, steps: Steps, weights: Tensor) -> Tensor:
+        """Of the value, for each query head."""
+        return (weights + 0.01).mT @ steps.gradient
+
+
+SAID = {
+    TwoAtOnce: "in the gradient of the value the last query is missing; "
+    "the gradient of the additive mask is 2 times what it must be",
+    RowTermAdded: "in the gradient of the scores the row term of the softmax, rowsum(P * dP), is "
+    "added instead of subtracted; the gradient of the query is not multiplied by the scale",
+    HalvedInGroups: "the gradient of the value is 1/the number of queries times what it must be "
+    "(only where heads share keys and values)",
+    Clamped: "in the gradient of the scores dS is clamped to the range from -0.25 to 0.25",
+}
+
+
+def entry(candidate: Candidate) -> dict[str, Any]:
+    """The only thing that is said of a candidate's gradients."""
+    diagnostician = BackwardDiagnostician(Subject(candidate, "float32"))
+    (only,) = diagnostician.explain("gradients.golden", problem())
+    return only
+
+
+@pytest.mark.parametrize(("wrong", "said"), SAID.items())
+def test_a_wrong_gradient_is_stated(wrong: type[HandWritten], said: str) -> None:
+    """Each gradient by itself, with its number and condition; one part for what is alike."""
+    assert entry(core(wrong()))["text"] == said
+
+
+def test_more_problems_tell_alike_statements_apart() -> None:
+    """Tiles of 64 and of 128 lose the same of 130 keys: other lengths decide which it is."""
+    assert entry(LargeTilesOverwrittenBackward)["text"].endswith("tile of 128 are missing")
+
+
+def test_what_fits_no_variant_stays_unknown() -> None:
+    """No statement is made that does not hold in all problems."""
+    unknown = entry(core(Shifted()))
+    assert unknown["name"] == "unknown-mistake"
+    assert unknown["facts"]["gradients"] == ["value"]
+
+
+def test_names_of_numbers_are_in_the_catalogue() -> None:
+    """A number that has a name in the catalogue takes sentence and fix from there."""
+    assert set(_OF_CATALOGUE.values()) <= {mistake.name for mistake in BACKWARD}
+
+
+def test_half_precision_gives_no_name_that_its_bounds_cannot_tell() -> None:
+    """In bfloat16 a mean in place of the row term is near other mistakes: none of them is said."""
+
+    class Mean(HandWritten):
+        def row_term(self, steps: Steps, weights: Tensor, weight_gradient: Tensor) -> Tensor:
+            del steps
+            return (weights * weight_gradient).mean(dim=-1, keepdim=True)
+
+    subject = Subject(core(Mean(), dtypes=["bfloat16"]), "bfloat16")
+    said = BackwardDiagnostician(subject).explain("gradients.golden", problem(dtype="bfloat16"))
+    names = {each["name"] for each in said}
+    mean = "gradient of scores: the row term of the softmax, rowsum(P * dP), is the mean of P * dP"
+    assert all(name == "unknown-mistake" or name.startswith(mean) for name in names)

@@ -1,0 +1,78 @@
+"""What is returned in place of the weights is said, and never that gradients are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from examples import CLAUSES, core, problem
+from torch import Tensor
+
+from candidates.broken.asked_weights import Aside, WeightsOfReversedHeads, WeightsWithoutBias
+from candidates.broken.gradient_outputs import ReturnedWeightsIgnoredBackward
+from candidates.eager import Answer, Call
+from conformance.clauses.subject import Subject
+from conformance.declare.candidate import Candidate
+from conformance.diagnosis import diagnose
+
+Change = Callable[[Tensor, Call], Any]
+
+
+def returning(change: Change) -> Candidate:
+    """A core that answers rightly and returns something else than its weights."""
+
+    class Other(Aside):
+        def changed(self, output: Tensor, weights: Tensor, call: Call) -> Answer:
+            return output, change(weights, call)
+
+    return core(Other())
+
+
+def mean(weights: Tensor, call: Call) -> Tensor:
+    """One table for all heads."""
+    del call
+    return weights.mean(1)
+
+
+def halved_with_the_flag(weights: Tensor, call: Call) -> Tensor:
+    """Half of each weight, where the causal flag is set."""
+    return weights / 2.0 if call.causal else weights
+
+
+def noisy(weights: Tensor, call: Call) -> Tensor:
+    """Nothing that anybody could name."""
+    del call
+    return weights + torch.sin(100.0 * weights)
+
+
+def names(candidate: Candidate, clause: str) -> list[str]:
+    """The names that the failure of a clause gets."""
+    subject = Subject(candidate, "float32")
+    return [each["name"] for each in diagnose(subject, CLAUSES[clause], problem())]
+
+
+@pytest.mark.parametrize(
+    ("candidate", "name"),
+    [
+        (WeightsOfReversedHeads, "the weights with the heads in reverse order"),
+        (WeightsWithoutBias, "the weights without the numbers of an additive mask"),
+        (returning(mean), "the mean of the weights over the heads, [B, Lq, Lk]"),
+        (returning(halved_with_the_flag), "1/2 times the weights"),
+    ],
+)
+def test_what_is_returned_as_weights_is_said(candidate: Candidate, name: str) -> None:
+    """The plainest thing that holds for all that was returned is said."""
+    assert names(candidate, "shape.weights") == [f"returned weights: {name}"]
+
+
+def test_weights_that_are_nothing_known_are_no_gradient_mistake() -> None:
+    """What is wrong about them is said where their gradients are wrong; no name is given."""
+    assert names(returning(noisy), "gradients.weights") == ["unknown-mistake"]
+
+
+def test_right_weights_with_wrong_gradients_keep_that_name() -> None:
+    """Where the weights themselves are right their gradient is at fault."""
+    said = names(ReturnedWeightsIgnoredBackward, "gradients.weights")
+    assert said == ["gradient-of-returned-weights-lost"]
