@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Final
 
 from ..base.geometry import Geometry
@@ -228,27 +227,6 @@ FINER: Final[tuple[Condition, ...]] = (
     _varies(1, "heads"),
     _varies(2, "queries"),
 )
-
-
-# Conditions that all wrong answers may have in common before chance explains it.
-MOST_TOGETHER: Final = 2
-
-
-def telling_apart(made: Sequence[Inputs], spared: Sequence[Inputs]) -> tuple[Condition, ...] | None:
-    """The fewest conditions that all inputs of ``made`` meet and none of ``spared`` does together.
-
-    The plainest of equally many; None where no two tell them apart.
-    """
-    if not spared:
-        return ()
-    literals = [each for one in FINER for each in (one, one.negated) if each.words]
-    common = [one for one in literals if all(one.holds(inputs) for inputs in made)]
-    left = [{index for index, inputs in enumerate(spared) if one.holds(inputs)} for one in common]
-    for count in range(1, MOST_TOGETHER + 1):
-        for chosen in combinations(range(len(common)), count):
-            if not set.intersection(*(left[index] for index in chosen)):
-                return tuple(common[index] for index in chosen)
-    return None
 
 
 def only_with(wrong: Sequence[BatteryAnswer], right: Sequence[BatteryAnswer]) -> list[Condition]:

@@ -16,9 +16,10 @@ from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..answer_facts import UNKNOWN
 from ..battery import battery
-from ..conditions import Condition, telling_apart
+from ..conditions import Condition
 from ..mistakes import DeclaredCall, NotExpressible
 from ..observed_gradients import near, room
+from ..telling_apart import telling_apart
 from .terms import Number, numbers
 
 _FIX: Final = "return what the softmax gives, [B, H, Lq, Lk]: what the values are summed up with"
