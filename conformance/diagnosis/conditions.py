@@ -132,6 +132,16 @@ def _multiple_of(number: int) -> Condition:
     )
 
 
+def _one_past(name: str, field: str, number: int) -> Condition:
+    words = f"where the number of {name} is"
+    return _of_sizes(
+        f"{name} % {number} == 1",
+        f"{words} one more than a multiple of {number}",
+        lambda sizes: getattr(sizes, field) % number == 1,
+        otherwise=f"{words} not one more than a multiple of {number}",
+    )
+
+
 def _varies(axis: int, words: str) -> Condition:
     return Condition(
         f"mask varies over {words}",
@@ -189,6 +199,13 @@ FINER: Final[tuple[Condition, ...]] = (
         otherwise="without a window of no key before the query",
     ),
     Condition(
+        "some after",
+        "with a window that shows keys after the query",
+        lambda inputs: inputs.window is not None and inputs.window[1] > 0,
+        implies="window",
+        otherwise="without a window that shows keys after the query",
+    ),
+    Condition(
         "nothing after",
         "where no key after the query may be attended",
         _hides_the_future,
@@ -223,6 +240,11 @@ FINER: Final[tuple[Condition, ...]] = (
         otherwise="where values are no narrower than keys",
     ),
     *(_multiple_of(number) for number in (2, 4, 8, 16, 32)),
+    *(
+        _one_past(name, field, number)
+        for name, field in (("keys", "key_length"), ("queries", "query_length"))
+        for number in (4, 8, 16, 32)
+    ),
     _varies(0, "batch items"),
     _varies(1, "heads"),
     _varies(2, "queries"),

@@ -73,6 +73,11 @@ def _from_query(number: int) -> Part:
     return _index(f"query {number} on", words, lambda index, _n: index >= number, "query")
 
 
+def _in_a_short_tile(size: int) -> Part:
+    words = f"for queries past the last whole tile of {size}"
+    return _index(f"short tile of {size}", words, lambda i, n: i >= n // size * size, "query")
+
+
 PARTS: Final[tuple[Part, ...]] = (
     Part("rows without keys", "in rows without keys", _without_keys),
     *(
@@ -97,6 +102,7 @@ PARTS: Final[tuple[Part, ...]] = (
     ),
     Part("past the keys", "for queries past the number of keys", _past_the_keys),
     *(_from_query(number) for number in (2, 4, 8, 16, 32, 64, 128)),
+    *(_in_a_short_tile(size) for size in (2, 4, 8, 16, 32)),
 )
 
 

@@ -61,6 +61,7 @@ _KEYWORDS: Final = (
     ("scale", None, 0.7),
     ("softcap", None, 1.5),
     ("window", None, (1, 1)),
+    ("window", None, (4, 3)),
     ("sinks", False, True),
 )
 
@@ -109,9 +110,10 @@ def _options(subject: Subject, problem: Problem) -> Iterator[dict[str, Any]]:
     if declared.causal is not None and not declared.always_causal:
         yield {"causal": causal_flag(candidate, flagged=not problem.causal)}
     for name, absent, value in _KEYWORDS:
-        if getattr(problem, name) != absent:
+        given = getattr(problem, name)
+        if given != absent:
             yield {name: absent}
-        elif name in declared.features:
+        if given != value and name in declared.features:
             yield {name: value}
     if problem.past:
         yield from ({"past": 0}, {"past": 1})

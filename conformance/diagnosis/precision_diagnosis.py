@@ -56,7 +56,9 @@ def scale_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
         return _scale(min(known), max(known), _head_sizes(subject, [pair[0] for pair in wrong]))
     averaged = _averaged_scale_error(subject)
     if averaged is None or not all(
-        _agrees(subject, *pair, factor=1.0 + averaged[1].scale_error) for pair in wrong
+        # Right answers, too: they speak against a scale that is off by more than they may be.
+        _agrees(subject, *pair, factor=1.0 + averaged[1].scale_error)
+        for pair in observed
     ):
         return None
     inputs, found = averaged

@@ -17,11 +17,11 @@ from ..battery import BatteryAnswer
 from ..conditions import CONDITIONS
 from ..mistaken_answer import Combination
 from ..mistakes import NamedMistake
-from .bands import band_statements
+from .bands import band_statements, window_statements
 from .logits import logit_statements
 from .reading import Reading, read, readable
 from .sources import operand_statements, value_statements
-from .sums import sum_statements, weight_statements
+from .sums import sum_statements, turned_weight_statements, weight_statements
 from .tiles import tile_statements
 from .visibility import table_statements, visibility_statements
 
@@ -30,8 +30,10 @@ RANGES: Final = (8, 16, 32, 64, 160)
 OF_WEIGHTS: Final = (
     table_statements,
     band_statements,
+    window_statements,
     visibility_statements,
     weight_statements,
+    turned_weight_statements,
     sum_statements,
     tile_statements,
     logit_statements,

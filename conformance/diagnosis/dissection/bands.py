@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ...problems.inputs import Inputs
 from ..mistakes import DeclaredCall, NamedMistake
-from ..mistakes._steps import admitted_by_mask
+from ..mistakes._steps import BLOCKS, admitted_by_mask
+from ..mistakes.named_mistake import InputsChange
 from .reading import Reading
 from .statement import statement
 from .visibility import with_table
@@ -19,10 +20,15 @@ from .visibility import with_table
 
 @dataclass(frozen=True)
 class Places:
-    """Where queries stand among the keys: query i at ``i + shift``; ``words`` follow "from"."""
+    """Where queries stand among the keys: query i at ``i + shift``; ``words`` follow "from".
+
+    ``queries`` and ``keys`` are the sizes of tiles within which they are counted anew, 0 for none.
+    """
 
     words: str
     shift: Callable[[Inputs], int]
+    queries: int = 0
+    keys: int = 0
 
 
 @dataclass(frozen=True)
@@ -40,9 +46,13 @@ def _more_keys(inputs: Inputs) -> int:
     return inputs.geometry.key_length - inputs.geometry.query_length
 
 
+def _at_zero(_inputs: Inputs) -> int:
+    return 0
+
+
 PLACES: Final = (
     Places("the last key", _more_keys),
-    Places("the first key", lambda _inputs: 0),
+    Places("the first key", _at_zero),
     Places("the first key that is not cached", lambda inputs: inputs.past),
     Places("the middle of the keys", lambda inputs: _more_keys(inputs) // 2),
     Places(
@@ -52,6 +62,16 @@ PLACES: Final = (
     Places(
         "the first key, less the number by which keys are more than queries",
         lambda inputs: -_more_keys(inputs),
+    ),
+    *(
+        places
+        for size in BLOCKS[3:]
+        for places in (
+            Places(f"the last key, anew for each tile of {size} queries", _more_keys, queries=size),
+            Places(f"the first key, anew for each tile of {size} queries", _at_zero, queries=size),
+            Places(f"the last key, and keys anew in each tile of {size}", _more_keys, keys=size),
+            Places(f"the first key, and keys anew in each tile of {size}", _at_zero, keys=size),
+        )
     ),
 )
 DISTANCES: Final = (
@@ -65,8 +85,11 @@ DISTANCES: Final = (
 def _ahead(inputs: Inputs, places: Places, distances: Distances) -> Tensor:
     """How far each key lies ahead of each query: ``[Lq, Lk]``."""
     sizes = inputs.geometry
-    queries = torch.arange(sizes.query_length)[:, None] + places.shift(inputs)
-    return distances.ahead(torch.arange(sizes.key_length) - queries, sizes.key_length)
+    queries, keys = torch.arange(sizes.query_length), torch.arange(sizes.key_length)
+    queries = queries % places.queries if places.queries else queries
+    keys = keys % places.keys if places.keys else keys
+    ahead = keys - (queries[:, None] + places.shift(inputs))
+    return distances.ahead(ahead, sizes.key_length)
 
 
 def band_statements(reading: Reading) -> Iterator[NamedMistake]:
@@ -97,6 +120,51 @@ def band_statements(reading: Reading) -> Iterator[NamedMistake]:
             moved = places.words != aligned or distances.words
             if moved or (before, behind) != (0, 0):
                 yield _band(before, behind, places, distances, declared=places.words == aligned)
+
+
+# Windows that are made of the right one, from its numbers of keys before and after the query.
+_WINDOWS: Final[tuple[tuple[str, Callable[[int, int], tuple[int, int]]], ...]] = (
+    ("half as many keys before the query", lambda left, right: (left // 2, right)),
+    ("half as many keys after the query", lambda left, right: (left, right // 2)),
+    ("half as many keys on both sides", lambda left, right: (left // 2, right // 2)),
+    ("twice as many keys before the query", lambda left, right: (2 * left, right)),
+    ("twice as many keys on both sides", lambda left, right: (2 * left, 2 * right)),
+    ("as many keys after the query as before it", lambda left, _right: (left, left)),
+    ("as many keys before the query as after it", lambda _left, right: (right, right)),
+)
+
+
+def window_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """A window of other numbers of keys, made of the right ones."""
+    window = reading.call.inputs.window
+    if window is None or bool((reading.visible == reading.attention.allowed).all()):
+        return
+    for words, change in _WINDOWS:
+        changed = reading.call.inputs.replace(window=_limited(change, window))
+        allowed = changed.allowed(reading.call.semantics).expand(reading.visible.shape)
+        if bool((reading.visible == allowed).all()):
+            yield statement(
+                f"band: {words}",
+                f"a window shows {words}",
+                "show as many keys on each side of the query as the window says",
+                inputs=_of_window(change),
+            )
+
+
+def _of_window(change: Callable[[int, int], tuple[int, int]]) -> InputsChange:
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        window = call.inputs.window
+        return window and call.inputs.replace(window=_limited(change, window))
+
+    return inputs_for
+
+
+def _limited(
+    change: Callable[[int, int], tuple[int, int]], window: tuple[int, int]
+) -> tuple[int, int]:
+    """A changed window; minus one, for no limit, stays for what it is made of."""
+    left, right = change(*window)
+    return max(left, -1), max(right, -1)
 
 
 def _keys(count: int, more: str) -> str:

@@ -38,7 +38,8 @@ class LogitFit:
 
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
-        legible = reading.legible & reading.attention.allowed
+        # A mistake may be made in some rows alone: right ones say nothing about it.
+        legible = reading.legible & reading.attention.allowed & reading.wrong
         self.used = legible & (legible.sum(dim=-1, keepdim=True) > 1)
         self.count = int((legible.sum(dim=-1) - 1).clamp_min(0).sum())
         self.room = (model.LOGIT_READ_TO + reading.logit_error)[self.used]

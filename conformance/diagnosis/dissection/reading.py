@@ -75,6 +75,12 @@ class Reading:
         return self.weights.abs() > ROOM * self.error
 
     @cached_property
+    def wrong(self) -> Tensor:
+        """The rows with a weight that is not the right one: bool ``[B, H, Lq, 1]``."""
+        apart = (self.weights - self.attention.weights).abs() > ROOM * self.error
+        return apart.any(dim=-1, keepdim=True)
+
+    @cached_property
     def legible(self) -> Tensor:
         """The keys whose weight is positive and large enough for its logarithm to be read."""
         largest = self.weights.abs().amax(dim=-1, keepdim=True)

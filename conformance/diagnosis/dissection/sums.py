@@ -15,7 +15,7 @@ from ..mistakes._steps import BLOCKS, present, unmasked_logits, weighing
 from ..mistakes.named_mistake import CoreChange
 from .reading import Reading
 from .statement import statement
-from .terms import Number, numbers
+from .terms import Number, in_turns, numbers
 
 _FIX: Final = "divide the exponentials by their own sum over the keys that the query attends"
 
@@ -166,6 +166,26 @@ def weight_statements(reading: Reading) -> Iterator[NamedMistake]:
             yield statement(name, text, _FIX, core=_weighing(weights_of))
 
 
+def turned_weight_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """Weights of another head of a group: heads are dealt out in turns."""
+    order = in_turns(reading.sizes)
+    weights = reading.attention.weights
+    if order is None or not reading.agree(reading.weights, weights[:, order]):
+        return
+
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
+        order = in_turns(call.inputs.geometry)
+        return None if order is None else weighing(attention, attention.weights[:, order])
+
+    yield statement(
+        "weights: of the head dealt out in turns over the groups",
+        "values meet the weights of the head that follows if heads are dealt out in turns over "
+        "the groups",
+        "let the weights of each head meet the values that this head reads",
+        core=core,
+    )
+
+
 def _made(function: Callable[[Tensor], Tensor]) -> Callable[[golden.Attention], Tensor]:
     """A function of the right weights, zero for hidden keys."""
     return lambda attention: function(attention.weights).masked_fill(~attention.allowed, 0.0)
@@ -233,7 +253,7 @@ def sum_statements(reading: Reading) -> Iterator[NamedMistake]:
     Within each row the weights must be in the right proportion.
     """
     exact, read = reading.attention.weights, reading.weights
-    rows = reading.attention.allowed.any(dim=-1, keepdim=True)
+    rows = reading.attention.allowed.any(dim=-1, keepdim=True) & reading.wrong
     sums = read.sum(dim=-1, keepdim=True)
     room = reading.same * sums.abs() * exact + 4 * reading.error
     if not rows.any() or bool((((read - sums * exact).abs() > room) & rows).any()):

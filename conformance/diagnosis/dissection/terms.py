@@ -62,6 +62,28 @@ def _products(query: Callable[[Tensor], Tensor], key: Callable[[Tensor], Tensor]
     return values
 
 
+def _in_turns(roles: str) -> TermValues:
+    """Scaled dot products of heads that are dealt out to the groups in turns."""
+
+    def values(call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
+        order = in_turns(call.inputs.geometry)
+        if order is None:
+            return None
+        query = attention.query[:, order] if "q" in roles else attention.query
+        key = attention.key[:, order] if "k" in roles else attention.key
+        return query @ key.mT * attention.scale
+
+    return values
+
+
+def in_turns(sizes: Geometry) -> Tensor | None:
+    """The head ``g * Hkv + j`` in the place of ``j * G + g``, G of them a group; None if alike."""
+    groups = sizes.num_kv_heads
+    if groups in (0, 1, sizes.num_heads):
+        return None
+    return torch.arange(sizes.num_heads).reshape(-1, groups).T.flatten()
+
+
 def _cached_products(change: Callable[[Tensor], Tensor], *, cached: bool) -> TermValues:
     """Scaled dot products with the keys of a cache changed, or with those that are new."""
 
@@ -284,11 +306,14 @@ def _tiled(block: int, kind: str) -> TermValues:
             "tiles behind": torch.arange(tiles - 1, -1, -1).double().expand_as(largest),
             "first": (torch.arange(tiles) == 0).double().expand_as(largest),
             "last": (torch.arange(tiles) == tiles - 1).double().expand_as(largest),
+            "overlap": (torch.arange(tiles) < tiles - 1).double().expand_as(largest),
             "short": ((torch.arange(tiles) == tiles - 1) & torch.tensor(count % block != 0))
             .double()
             .expand_as(largest),
         }[kind]
-        return table[..., tile]
+        values = table[..., tile]
+        ends = (torch.arange(count) + 1) % block == 0
+        return values * ends if kind == "overlap" else values
 
     return values
 
@@ -302,6 +327,7 @@ _TILE_WORDS: Final = {
     "tiles behind": "the number of tiles of {} keys behind",
     "first": "one for the keys of the first tile of {}",
     "last": "one for the keys of the last tile of {}",
+    "overlap": "one for the last key of each tile of {} but the last tile",
     "short": "one for the keys of a last tile that is shorter than {}",
 }
 
@@ -362,7 +388,12 @@ UNCAPPED: Final = Term(
     lambda _call, a: plain_scores(a),
     operand=True,
 )
-OPERANDS: Final = (UNCAPPED, *_operands())
+_IN_TURNS: Final = tuple(
+    Term(words, words, _in_turns(roles), operand=True)
+    for role, roles in (("query", "q"), ("key", "k"), ("query and key", "qk"))
+    for words in (f"the {role} of the head dealt out in turns over the groups",)
+)
+OPERANDS: Final = (UNCAPPED, *_operands(), *_IN_TURNS)
 ADDED: Final = tuple(_added())
 
 

@@ -25,6 +25,7 @@ from ..mistakes._steps import (
     unmasked_logits,
     weighing,
 )
+from ..mistakes.named_mistake import CoreChange
 from .reading import Reading
 from .statement import statement
 
@@ -159,6 +160,17 @@ def _before_a_hidden_tile(size: int) -> Callable[[DeclaredCall], Tensor]:
     return cells
 
 
+def _of_first_tiles() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
+    """Masks whose part for the first tile of queries, or of keys, serves for every tile."""
+    for size in BLOCKS[3:]:
+        yield f"of the same place in the first tile of {size} queries", _repeated(2, size)
+        yield f"of the same place in the first tile of {size} keys", _repeated(3, size)
+
+
+def _repeated(axis: int, size: int) -> Callable[[Tensor], Tensor]:
+    return lambda table: table.index_select(axis, torch.arange(table.shape[axis]) % size)
+
+
 def _every_kind() -> Iterator[Cells]:
     yield from (_KEPT, _not(_KEPT, "that the mask hides"))
     yield from (_REACHED, _not(_REACHED, "that causality or window hides"))
@@ -213,6 +225,7 @@ def _every_kind() -> Iterator[Cells]:
         ("of the opposite head", lambda t: t.flip(1)),
         ("up to the first key that it hides", lambda t: t.cumprod(-1).bool()),
         ("from the last key that it hides on", lambda t: t.flip(-1).cumprod(-1).bool().flip(-1)),
+        *_of_first_tiles(),
         ("of the query before", lambda t: t.roll(1, 2)),
         ("of the query after", lambda t: t.roll(-1, 2)),
     ):
@@ -372,20 +385,30 @@ def _without_every(some: tuple[Cells, ...]) -> tuple[Cells, ...]:
 
 
 def _filled(fills: Sequence[float | None]) -> Iterator[NamedMistake]:
-    """Every hidden key with one logit; rows without keys as declared, or the mean of all values."""
+    """Every hidden key with one logit, in all rows or in those that have other keys."""
     for fill in fills:
         if fill is None:
             continue
-        for words, rows in (
-            ("", {}),
-            (", also in rows without other keys", {"empty_rows": "mean-of-all"}),
-        ):
-            yield statement(
-                f"visibility: hidden keys with a logit of {fill:g}{words}",
-                f"keys that are hidden have a logit of {fill:g}, and so a weight{words}",
-                "give keys that are hidden a logit of minus infinity",
-                changes={"mask_fill": fill, **rows},
-            )
+        words = f"keys that are hidden have a logit of {fill:g}, and so a weight"
+        fix = "give keys that are hidden a logit of minus infinity"
+        name = f"visibility: hidden keys with a logit of {fill:g}"
+        yield statement(name, words, fix, core=_filled_where_others_are(fill))
+        yield statement(
+            f"{name}, in rows without other keys, too",
+            f"{words}, in rows without other keys, too",
+            fix,
+            changes={"mask_fill": fill},
+        )
+
+
+def _filled_where_others_are(fill: float) -> CoreChange:
+    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        logits = torch.where(attention.allowed, unmasked_logits(attention), fill)
+        filled = relogited(attention, logits).weights
+        empty = attention.empty[..., None]
+        return weighing(attention, torch.where(empty, attention.weights, filled))
+
+    return core
 
 
 def _as_mistake(

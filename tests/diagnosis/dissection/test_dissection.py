@@ -169,3 +169,16 @@ def test_a_correct_core_is_read_as_it_is() -> None:
         error = (reading.weights - reading.attention.weights).abs()
         assert bool((error <= 4.0 * reading.error + 1e-12).all())
     assert statements(subject, observed) == []
+
+
+def test_a_mistake_is_read_next_to_one_of_the_catalogue() -> None:
+    """Of two mistakes one has a name and the other is read: both are stated."""
+
+    def both(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        values = value.roll(1, 1)  # those of the head before
+        logits = scores(query, key) + 0.25 * torch.arange(key.shape[2])
+        return torch.softmax(logits, dim=-1) @ values
+
+    (entry,) = diagnose(Subject(core(both, **PLAIN), "float32"))
+    assert "index of the key added" in entry["name"]
+    assert "+" in entry["name"]

@@ -1,0 +1,75 @@
+"""Wrong triangles and windows are read, and stated by the place that they are counted from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from examples import core
+from torch import Tensor
+
+from conformance.clauses.subject import Subject
+from conformance.diagnosis import diagnose
+
+Window = tuple[int, int] | None
+
+
+def banded(
+    shift: Callable[[int], int] = lambda more: more,
+    distance: Callable[[Tensor, int], Tensor] = lambda distance, _keys: distance,
+    hidden: float = -math.inf,
+) -> Callable[..., Tensor]:
+    """A core whose query i stands at ``i + shift(keys - queries)``."""
+
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        causal: bool = False,
+        window: Window = None,
+    ) -> Tensor:
+        queries, keys = query.shape[2], key.shape[2]
+        places = torch.arange(queries)[:, None] + shift(keys - queries)
+        before = distance(places - torch.arange(keys), keys)
+        left, right = (-1, -1) if window is None else window
+        seen = torch.ones_like(before, dtype=torch.bool)
+        if left >= 0:
+            seen &= before <= left
+        if causal or right >= 0:
+            seen &= before >= (0 if causal else -right)
+        scores = query @ key.mT / math.sqrt(query.shape[-1])
+        weights = scores.masked_fill(~seen, hidden).softmax(dim=-1)
+        return weights.masked_fill(~seen.any(dim=-1, keepdim=True), 0.0) @ value
+
+    return attend
+
+
+STATED: dict[str, tuple[Callable[..., Tensor], str]] = {
+    "a reversed shift": (banded(lambda more: -more), "less the number by which keys are more"),
+    "the middle": (banded(lambda more: more // 2), "moved, from the middle of the keys"),
+    "a ring": (
+        banded(distance=lambda before, keys: before % keys),
+        "band: distances are taken modulo the number of keys",
+    ),
+    "a finite logit": (banded(hidden=-10.0), "hidden keys with a logit of -10"),
+}
+
+
+@pytest.mark.parametrize("wrong", STATED, ids=str)
+def test_what_a_window_shows_instead_is_stated(wrong: str) -> None:
+    """Where queries stand, how distances are counted, and a logit of hidden keys are stated."""
+    function, name = STATED[wrong]
+    candidate = core(
+        function,
+        masks=[],
+        causal="bottom-right",
+        features=["window"],
+        empty_rows="zeros",
+        dtypes=["float32"],
+    )
+    (entry,) = diagnose(Subject(candidate, "float32"))
+    assert name in entry["name"]
+    assert entry["fix"]

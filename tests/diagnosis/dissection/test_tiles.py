@@ -1,0 +1,41 @@
+"""Online softmaxes that rescale their sums a wrong number of times are stated with their tile."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from examples import core
+from torch import Tensor
+
+from conformance.clauses.subject import Subject
+from conformance.diagnosis import diagnose
+
+PLAIN = {"masks": [], "causal": None, "features": [], "empty_rows": "any", "dtypes": ["float32"]}
+
+
+@pytest.mark.parametrize(
+    ("summed", "totalled", "text"),
+    [
+        (2, 1, "with tiles of 8 keys the weighted sum so far is rescaled twice"),
+        (1, 2, "with tiles of 8 keys the sum of the weights so far is rescaled twice"),
+    ],
+)
+def test_a_sum_that_is_rescaled_twice_is_stated(summed: int, totalled: int, text: str) -> None:
+    """The statement says which sum it is, how large the tiles are and when it happens."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = query @ key.mT / math.sqrt(query.shape[-1])
+        mixed, total = torch.zeros(()), torch.zeros(())
+        largest = torch.full_like(scores[..., :1], -1e30)
+        for tile, values in zip(scores.split(8, -1), value.split(8, 2), strict=True):
+            grown = torch.maximum(largest, tile.amax(-1, keepdim=True))
+            decay, powers = (largest - grown).exp(), (tile - grown).exp()
+            mixed = mixed * decay**summed + powers @ values
+            total = total * decay**totalled + powers.sum(-1, keepdim=True)
+            largest = grown
+        return mixed / total
+
+    (entry,) = diagnose(Subject(core(attend, **PLAIN), "float32"))
+    assert text in entry["text"]
