@@ -53,7 +53,10 @@ class MistakenAnswer:
         largest, before = (float(_finite(t).abs().max()) for t in (self.output, exact.output))
         grown = max(1.0, largest / before) if before > 0.0 else 1.0
         room = model.ACTED_ROOM * min(grown, model.MOST_GROWN) ** 2
-        return torch.full_like(self.output, room * float(_finite(exact.bound).max()))
+        # Where the right answer is next to nothing, so is its bound: numbers are rounded anyway.
+        rounded = model.ACTED_ROOM * torch.finfo(self.inputs.query.dtype).eps * largest
+        wide = max(room * float(_finite(exact.bound).max()), rounded)
+        return torch.full_like(self.output, wide)
 
     def _small(self, limit: float) -> bool:
         """Whether nothing comes near the largest number: the root of it leaves room for products.

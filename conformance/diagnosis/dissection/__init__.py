@@ -12,14 +12,16 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ...clauses.subject import Subject
+from ...problems.inputs import Inputs
 from ..agreement import margin
 from ..battery import BatteryAnswer
 from ..conditions import CONDITIONS
 from ..mistaken_answer import Combination
 from ..mistakes import NamedMistake
 from .bands import band_statements, window_statements
+from .layers import LayerReader
 from .logits import logit_statements
-from .reading import Reading, read, readable
+from .reading import MOST_KEYS, Reading, read, readable
 from .sources import operand_statements, value_statements
 from .sums import sum_statements, turned_weight_statements, weight_statements
 from .tiles import tile_statements
@@ -27,6 +29,8 @@ from .visibility import table_statements, visibility_statements
 
 # Numbers of keys that tell tiles apart: an answer of each range is read.
 RANGES: Final = (8, 16, 32, 64, 160)
+# Tokens and channels of a head from which on few statements fit the same layer.
+ENOUGH: Final = 4
 OF_WEIGHTS: Final = (
     table_statements,
     band_statements,
@@ -53,6 +57,11 @@ def statements(
     """
     proposed: dict[str, NamedMistake] = {}
     wrong = [one for one in observed if margin(subject, one) > 1.0]
+    layers = LayerReader(subject, OF_WEIGHTS, known)
+    of_layers = _plainest([one for one in wrong if _readable_layer(one.inputs)])
+    for answer in sorted(of_layers, key=lambda one: _is_tiny(one.inputs)):
+        for one in layers.statements(answer.inputs):
+            proposed.setdefault(one.name, one)
     for reading in readings(subject, wrong, known):
         for proposer in (*(OF_WEIGHTS if reading.explained else ()), *OF_ANSWERS):
             for one in proposer(reading):
@@ -64,7 +73,25 @@ def readings(
     subject: Subject, wrong: Sequence[BatteryAnswer], known: Combination = ()
 ) -> Iterator[Reading]:
     """Readings of wrong answers: the plainest of each range of key lengths and each condition."""
-    ordered = sorted((answer for answer in wrong if readable(answer.inputs)), key=_size)
+    for answer in _plainest([answer for answer in wrong if readable(answer.inputs)]):
+        reading = read(subject, answer.inputs, known)
+        if reading is not None:
+            yield reading
+
+
+def _readable_layer(inputs: Inputs) -> bool:
+    return inputs.is_layer and 0 < inputs.geometry.key_length <= MOST_KEYS
+
+
+def _is_tiny(inputs: Inputs) -> bool:
+    """Whether sizes are so small that many statements fit what is read."""
+    sizes = inputs.geometry
+    return min(sizes.query_length, sizes.key_length, sizes.head_size) < ENOUGH
+
+
+def _plainest(answers: Sequence[BatteryAnswer]) -> list[BatteryAnswer]:
+    """Of some answers the plainest of each range of key lengths and each condition."""
+    ordered = sorted(answers, key=_size)
     chosen: dict[str, BatteryAnswer] = {}
     for answer in ordered:
         keys = answer.inputs.geometry.key_length
@@ -72,10 +99,7 @@ def readings(
         for condition in CONDITIONS:
             if condition.holds(answer.inputs):
                 chosen.setdefault(condition.name, answer)
-    for answer in dict.fromkeys(chosen.values()):
-        reading = read(subject, answer.inputs, known)
-        if reading is not None:
-            yield reading
+    return list(dict.fromkeys(chosen.values()))
 
 
 def _size(answer: BatteryAnswer) -> tuple[bool, bool, int, int]:

@@ -43,20 +43,21 @@ class LogitFit:
         self.used = legible & (legible.sum(dim=-1, keepdim=True) > 1)
         self.count = int((legible.sum(dim=-1) - 1).clamp_min(0).sum())
         self.room = (model.LOGIT_READ_TO + reading.logit_error)[self.used]
-        self.logits = self._centred(reading.logits)
+        self.logits = self.centred(reading.logits)
 
-    def _centred(self, values: Tensor) -> Tensor:
-        """The values of the cells that are used, less their mean in each row."""
-        used = torch.where(self.used, values, 0.0)
-        mean = used.sum(dim=-1, keepdim=True) / self.used.sum(dim=-1, keepdim=True).clamp_min(1)
-        return (values - mean)[self.used]
+    def centred(self, values: Tensor, cells: Tensor | None = None) -> Tensor:
+        """The values ``[.., B, H, Lq, Lk]`` of the cells that are used, less their rows' means."""
+        cells = self.used if cells is None else cells
+        used = torch.where(cells, values, 0.0)
+        mean = used.sum(dim=-1, keepdim=True) / cells.sum(dim=-1, keepdim=True).clamp_min(1)
+        return (values - mean)[..., cells]
 
     def column(self, term: Term) -> Tensor | None:
         """A term as a column of equations; None where it is absent or the same for all keys."""
         values = term.values(self.reading.call, self.reading.attention)
         if values is None:
             return None
-        column = self._centred(values.expand_as(self.reading.weights))
+        column = self.centred(values.expand_as(self.reading.weights))
         if not bool(torch.isfinite(column).all()) or not bool(
             (column.abs() > model.LOGIT_READ_TO).any()
         ):
@@ -165,7 +166,7 @@ def logit_statements(reading: Reading) -> Iterator[NamedMistake]:
             for term, factor in zip(composition.terms, composition.factors, strict=True)
         ]
         for chosen in product(*choices):
-            yield _as_mistake(composition.terms, chosen)
+            yield as_mistake(composition.terms, chosen)
 
 
 def _scales(reading: Reading, read: float) -> Iterator[NamedMistake]:
@@ -209,7 +210,7 @@ _SCALES: Final[tuple[tuple[str, Callable[[DeclaredCall], float | None]], ...]] =
 )
 
 
-def _as_mistake(terms: Sequence[Term], factors: Sequence[Number]) -> NamedMistake:
+def as_mistake(terms: Sequence[Term], factors: Sequence[Number]) -> NamedMistake:
     """Logits put together of terms; a bias that is no term counts as it should."""
     words = " and ".join(
         f"{number.words} times {term.words}" if number.words != "1" else term.words
@@ -243,5 +244,8 @@ def _as_mistake(terms: Sequence[Term], factors: Sequence[Number]) -> NamedMistak
         fix = f"take {named} out of the logits"
     else:
         name, text = f"logits: {words}", f"the logits are made with {words}"
-        fix = "multiply each query with each key of its own head and item, and scale the product"
+        fix = next(
+            (term.fix for term in terms if term.fix),
+            "multiply each query with each key of its own head and item, and scale the product",
+        )
     return statement(name, text, fix, core=core)

@@ -43,6 +43,8 @@ class Reading:
         Whether these weights and the values of a query's own head and item make that answer.
     error
         How far a weight may be off at the declared precision: ``[B, H, Lq, Lk]``.
+    given
+        The inputs that the candidate answered.
     """
 
     call: DeclaredCall
@@ -51,6 +53,7 @@ class Reading:
     answer: Tensor
     explained: bool
     error: Tensor
+    given: Inputs
 
     @property
     def sizes(self) -> Geometry:
@@ -139,6 +142,7 @@ def read(subject: Subject, inputs: Inputs, known: Combination = ()) -> Reading |
         answer=answer,
         explained=bool(((answer - composed).abs() <= room).all()),
         error=subject.oracle.weights_bound(inputs),
+        given=inputs,
     )
 
 

@@ -30,12 +30,14 @@ class Term:
     """Something that may be part of a logit: values ``[B, H, Lq, Lk]``, None where there are none.
 
     ``words`` are a noun phrase; ``operand`` says whether it takes the place of the dot products.
+    ``fix`` says what to do instead, where that depends on the term.
     """
 
     name: str
     words: str
     values: TermValues
     operand: bool = False
+    fix: str = ""
 
 
 def _of_scores(function: Callable[[Tensor], Tensor]) -> TermValues:

@@ -1,0 +1,231 @@
+"""The weights of a layer's attention, read through its projections.
+
+The answer of a layer is linear in its values, and the values are linear in the matrix of their
+projection, which queries and keys do not depend on. So answers for several such matrices are
+equations for the weights, if it is known which way the values go.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..._golden import golden
+from ...base.geometry import Geometry
+from ...clauses.subject import Subject
+from ...oracle.oracle import known_weights
+from ...problems.fitting import fitted_geometry
+from ...problems.inputs import Inputs
+from ...problems.problem import Problem
+from ...problems.space import Space
+from ..battery import answer_to
+from ..mistaken_answer import Combination, made_on, mistaken_attention, mistaken_call
+from ..mistakes import NotExpressible
+from .projections import ValuePath
+from .reading import ROOM, Reading
+
+# Equations for each unknown weight.
+TIMES: Final = 2.0
+# Weights of one item that are read together, and answers that are asked for.
+MOST_UNKNOWN: Final = 400
+MOST_CALLS: Final = 16
+# Widths of tokens that leave the values of all keys independent.
+WIDER: Final = 1.25
+_SEED: Final = 17
+# Directions of the equations that are this part of the largest count as none.
+_SAME: Final = 1e-6
+
+
+def read_layer(
+    subject: Subject, inputs: Inputs, path: ValuePath, known: Combination = ()
+) -> Reading | None:
+    """Read the weights of a layer whose values go a known way; None where they cannot be read."""
+    wide = _wide_enough(subject, inputs)
+    if wide is None:
+        return None
+    inputs = wide
+    sizes, declared = inputs.geometry, subject.declaration.semantics
+    made = made_on(declared, (path.mistake(), *known) if not path.right else known, inputs)
+    try:
+        equations = [
+            _Equations(subject, one, path, made) for one in _variants(inputs, _count(sizes))
+        ]
+    except (NotExpressible, ValueError, RuntimeError):
+        return None
+    if any(one.left is None for one in equations):
+        return None
+    solved = _solve(equations, sizes, path)
+    if solved is None:
+        return None
+    weights, left, spread = solved
+    made = made_on(declared, known, inputs)
+    call = mistaken_call(declared, made, inputs)
+    _, attention = mistaken_attention(call, made, every_key=True)
+    size = max(float(one.left.abs().amax()) for one in equations if one.left is not None)
+    rounding = ROOM * torch.finfo(inputs.query.dtype).eps * size
+    return Reading(
+        call=call,
+        attention=attention,
+        weights=weights,
+        answer=attention.output,
+        explained=left <= ROOM**2 * rounding,
+        error=subject.oracle.weights_bound(inputs) + rounding * spread,
+        given=inputs,
+    )
+
+
+def _count(sizes: Geometry) -> int:
+    unknown = sizes.num_heads * sizes.key_length
+    return min(MOST_CALLS, math.ceil(TIMES * unknown / max(sizes.output_size, 1)) + 1)
+
+
+def _variants(inputs: Inputs, count: int) -> list[Inputs]:
+    """The inputs with other matrices of the value projection, without its bias."""
+    generator = torch.Generator().manual_seed(_SEED)
+    weights = known_weights(inputs)
+
+    def drawn() -> Tensor:
+        matrix = torch.randn(weights.v.shape, generator=generator, dtype=torch.float64)
+        return (matrix / math.sqrt(weights.v.shape[1])).to(weights.v.dtype)
+
+    return [
+        inputs.replace(weights=dataclasses.replace(weights, v=drawn()), generic=False)
+        for _ in range(count)
+    ]
+
+
+def _wide_enough(subject: Subject, inputs: Inputs) -> Inputs | None:
+    """The inputs, or others of the same lengths whose tokens can be told apart by their values."""
+    if not subject.candidate.draws_weights or inputs.past:
+        return None
+    if inputs.geometry.value_size >= WIDER * inputs.geometry.key_length:
+        return inputs
+    width = math.ceil(WIDER * inputs.geometry.key_length)
+    heads = inputs.geometry.num_heads
+    size = 2 * math.ceil(width / heads / 2)
+    wanted = inputs.geometry.replace(
+        head_size=max(size, inputs.geometry.head_size),
+        value_head_size=max(size, inputs.geometry.value_head_size),
+        query_size=width,
+        key_size=width,
+        value_size=width,
+        output_size=heads * size,
+    )
+    geometry = fitted_geometry(wanted, subject.candidate, Space(values=("normal",)))
+    same = ("batch", "num_heads", "query_length", "key_length")
+    if any(getattr(geometry, name) != getattr(inputs.geometry, name) for name in same):
+        return None
+    if geometry.value_size < geometry.key_length:
+        return None
+    causal = inputs.causal
+    problem = Problem(
+        geometry=geometry, dtype=subject.dtype, seed=_SEED, values="normal", causal=causal
+    )
+    drawn = subject.inputs(problem)
+    return inputs.replace(
+        geometry=geometry,
+        query=drawn.query,
+        key=drawn.key,
+        value=drawn.value,
+        weights=drawn.weights,
+        generic=False,
+    )
+
+
+class _Equations:
+    """What one answer says of the weights.
+
+    ``values [B, H, Lk, Dv]`` are those that the weights meet, ``out [H, Lq, Dv, Lq, Eo]`` is what
+    each head's answer adds to the layer's, ``left [B, Lq, Eo]`` the answer without what is added.
+    """
+
+    def __init__(
+        self, subject: Subject, inputs: Inputs, path: ValuePath, made: Combination
+    ) -> None:
+        declared = subject.declaration.semantics
+        self.call = call = mistaken_call(declared, made, inputs)
+        heads = call.projected_heads()
+        for mistake in made:
+            if mistake.heads is not None:
+                heads = mistake.heads(call, heads) or heads
+        self.values = golden.repeat_heads(heads[2], inputs.geometry.num_heads, call.semantics)
+        offset = self._answer(path, torch.zeros(self._shape()))
+        answer = answer_to(subject, inputs)
+        usable = answer is not None and answer.output.shape == offset.shape
+        self.left = answer.output - offset if answer is not None and usable else None
+        if self.left is not None and not bool(torch.isfinite(self.left).all()):
+            self.left = None
+
+    def _shape(self) -> tuple[int, int, int, int]:
+        sizes = self.call.inputs.geometry
+        return sizes.batch, sizes.num_heads, sizes.query_length, self.values.shape[-1]
+
+    def _answer(self, path: ValuePath, output: Tensor) -> Tensor:
+        answer = self._linear(path, output)
+        weights, point = known_weights(self.call.inputs), self.call.semantics
+        bias = weights.taking_part(point).o_bias
+        if bias is not None and weights.o is not None:
+            answer = answer + bias
+        added = path.added
+        if added.tokens:
+            tokens = getattr(self.call.inputs, added.tokens).double()
+            answer = answer + added.residual.value(self.call.inputs.geometry) * tokens
+        return answer
+
+    def _linear(self, path: ValuePath, output: Tensor) -> Tensor:
+        merged = path.steps.merged(self.call, output.double())
+        matrix = known_weights(self.call.inputs).o
+        return merged if matrix is None else golden.project(merged, matrix, None)
+
+    def out(self, path: ValuePath) -> Tensor:
+        """What each head's answer adds to that of the layer, by unit answers."""
+        _, heads, queries, channels = self._shape()
+        count = heads * queries * channels
+        units = torch.eye(count, dtype=torch.float64).reshape(count, heads, queries, channels)
+        answers = self._linear(path, units)
+        return answers.reshape(heads, queries, channels, *answers.shape[1:])
+
+
+def _solve(
+    equations: Sequence[_Equations], sizes: Geometry, path: ValuePath
+) -> tuple[Tensor, float, Tensor] | None:
+    """The weights, the largest equation that they leave, and how far an error of one spreads.
+
+    None where the equations leave weights open.
+    """
+    out = equations[0].out(path)
+    heads, queries = out.shape[:2]
+    keys = sizes.key_length
+    own = torch.diagonal(out, dim1=1, dim2=3)  # [H, D, Eo, Lq]
+    mixed = bool((out.abs().sum() - own.abs().sum()).abs() > own.abs().sum() * _SAME)
+    left = torch.stack([one.left for one in equations if one.left is not None])  # [C, B, Lq, Eo]
+    values = torch.stack([one.values for one in equations])  # [C, B, H, Lk, Dv]
+    count, batch, _, width = left.shape
+    if mixed:
+        unknown = heads * queries * keys
+        if unknown > MOST_UNKNOWN:
+            return None
+        table = torch.einsum("hqdpe,cbhkd->bcpehqk", out, values)
+        table = table.reshape(batch, count * queries * width, unknown)
+        target = left.transpose(0, 1).reshape(batch, count * queries * width, 1)
+    else:
+        unknown = heads * keys
+        table = torch.einsum("hde,cbhkd->bcehk", own[..., 0], values)
+        table = table.reshape(batch, count * width, unknown)
+        target = left.permute(1, 0, 3, 2).reshape(batch, count * width, queries)
+    if unknown == 0 or int(torch.linalg.matrix_rank(table, rtol=_SAME).min()) < unknown:
+        return None
+    inverse = torch.linalg.pinv(table)
+    solved = inverse @ target
+    rest = float((target - table @ solved).abs().amax())
+    spread = torch.linalg.vector_norm(inverse, dim=-1)
+    shape = (batch, heads, queries, keys)
+    if mixed:
+        return solved.reshape(shape), rest, spread.reshape(shape)
+    weights = solved.reshape(batch, heads, keys, queries).transpose(-1, -2)
+    return weights, rest, spread.reshape(batch, heads, 1, keys).expand(shape)

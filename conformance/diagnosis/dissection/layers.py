@@ -1,0 +1,221 @@
+"""What a layer computes instead: the path of its values first, then its queries and keys."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ...clauses.subject import Subject
+from ...problems.inputs import Inputs
+from ...tolerance import model
+from ..mistaken_answer import Combination, made_on, mistaken_attention, mistaken_call
+from ..mistakes import NamedMistake, NotExpressible
+from .layer_weights import read_layer
+from .logits import Composition, LogitFit, as_mistake
+from .operands import operand_terms, pair_terms
+from .positions import Fitted, PairProducts, families, turn_terms, turned
+from .projections import ValuePath, value_paths
+from .reading import ROOM, Reading
+from .statement import together
+from .terms import ADDED, SCORES, Term, numbers
+
+Proposer = Callable[[Reading], Iterator[NamedMistake]]
+# Numbers of a family that are looked at more closely, in how many steps, at how many points each.
+MOST_MINIMA: Final = 4
+ZOOMS: Final = 9
+MOST_ROWS: Final = 8
+POINTS: Final = 33
+# Statements of the plainest weights besides which more is looked for.
+MOST_REMEMBERED: Final = 3
+# How many compositions of a kind are put into words.
+MOST_SAID: Final = 4
+# Keys of a layer whose weights are read: the time grows with the cube of their number.
+FEW_KEYS: Final = 12
+MOST_KEYS_OF_LAYERS: Final = 40
+
+
+class LayerReader:
+    """Reads what a layer computes at several inputs; what the plainest of them says is remembered.
+
+    ``of_weights`` are the proposers of what weights say, those of cores.
+    """
+
+    def __init__(
+        self, subject: Subject, of_weights: Sequence[Proposer], known: Combination = ()
+    ) -> None:
+        self.subject = subject
+        self.proposers = of_weights
+        self.known = known
+        self._plainest: list[NamedMistake] = []
+        self._paths: list[ValuePath] = []
+        self._said: list[NamedMistake] = []
+
+    def statements(self, inputs: Inputs) -> Iterator[NamedMistake]:
+        """What the layer may compute instead, read at some inputs of a wrong answer."""
+        paths = value_paths(self.subject, inputs, self.known, self._paths)
+        self._paths += [path for path in paths if path not in self._paths]
+        wrong = [path.mistake() for path in paths if not path.right]
+        yield from wrong
+        reading = self._reading(inputs, paths[0], said=bool(wrong)) if paths else None
+        if reading is None:
+            return
+        parts = self._parts(reading)
+        for one in parts:
+            every = (together(first, one, answers_last=True) for first in wrong)
+            yield from every if wrong else (one,)
+
+    def _reading(self, inputs: Inputs, path: ValuePath, *, said: bool) -> Reading | None:
+        """The weights at some inputs, or at the first tokens of those that are too long.
+
+        Many tokens cost time: they are read where nothing is ``said`` already of fewer.
+        """
+        keys = inputs.geometry.key_length
+        if keys > FEW_KEYS and (said or self._said):
+            return None
+        if keys > MOST_KEYS_OF_LAYERS:
+            if inputs.masked or inputs.mode != "self" or inputs.past:
+                return None  # not to be cut short
+            inputs = inputs.map_tokens(lambda tokens: tokens[:, :MOST_KEYS_OF_LAYERS].contiguous())
+        reading = read_layer(self.subject, inputs, path, self.known)
+        return reading if reading is not None and reading.explained else None
+
+    def _parts(self, reading: Reading) -> list[NamedMistake]:
+        """What the weights say, alone and with what those of the plainest inputs say."""
+        if any(_as_expected(self._with(reading, one)) for one in self._said):
+            return []  # said already
+        parts = self._of_weights(reading)
+        shortest = sorted(parts, key=lambda one: len(one.sentence))
+        self._said += shortest[:MOST_REMEMBERED]
+        if not self._plainest:
+            self._plainest = shortest[:MOST_REMEMBERED]
+            return parts
+        for one in self._plainest:
+            besides = self._with(reading, one)
+            if besides is not None:
+                more = self._of_weights(besides, thorough=False)
+                parts += [together(one, two) for two in more]
+        return parts
+
+    def _of_weights(self, reading: Reading, *, thorough: bool = True) -> list[NamedMistake]:
+        parts = [one for proposer in self.proposers for one in proposer(reading)]
+        parts += query_and_key_statements(reading, thorough=thorough and not parts)
+        return parts
+
+    def _with(self, reading: Reading, one: NamedMistake) -> Reading | None:
+        """A reading that is compared with what the golden makes with one mistake."""
+        declared, inputs = self.subject.declaration.semantics, reading.given
+        made = made_on(declared, (*self.known, one), inputs)
+        try:
+            call = mistaken_call(declared, made, inputs)
+            _, attention = mistaken_attention(call, made, every_key=True)
+        except (NotExpressible, ValueError, RuntimeError):
+            return None
+        return dataclasses.replace(reading, call=call, attention=attention)
+
+
+def _as_expected(reading: Reading | None) -> bool:
+    """Whether the weights that were read are those that the golden has."""
+    if reading is None:
+        return False
+    apart = (reading.weights - reading.attention.weights).abs()
+    return bool((apart <= ROOM * reading.error).all())
+
+
+def query_and_key_statements(reading: Reading, *, thorough: bool = True) -> Iterator[NamedMistake]:
+    """Queries and keys that are projected, cut, normalised or turned otherwise than declared.
+
+    ``thorough`` looks for numbers, too, and for both operands made otherwise.
+    """
+    fit = LogitFit(reading)
+    scores, bias = fit.column(SCORES), fit.column(ADDED[0])
+    fixed = [] if bias is None else [bias]
+    if not fit.count or scores is None:
+        return
+    if fit.solve([scores, *fixed], []) is not None or fit.solve(fixed, [scores]) is not None:
+        return  # right, or scaled, which is said elsewhere
+    composed: list[Composition] = []
+    for terms in _kinds(reading):
+        for term in terms:
+            column = fit.column(term)
+            if column is not None:
+                composed += fit.composed((term,), fixed, [column])
+        if composed:
+            break
+    if not composed and thorough:
+        composed = list(_fitted(fit, fixed)) or list(_of_both(fit, fixed))
+    for composition in composed[:MOST_SAID]:
+        for number in numbers(composition.factors[0], reading.sizes, reading.same):
+            yield as_mistake(composition.terms, [number])
+
+
+def _kinds(reading: Reading) -> Iterator[Iterable[Term]]:
+    if reading.call.inputs.is_layer:
+        yield operand_terms()
+    if reading.call.semantics.rotary != "none":
+        yield turn_terms(reading.sizes)
+
+
+def _of_both(fit: LogitFit, fixed: list[Tensor]) -> Iterator[Composition]:
+    """Both operands made otherwise, each in its own way."""
+    if fit.reading.call.inputs.is_layer:
+        for term in pair_terms():
+            column = fit.column(term)
+            if column is not None:
+                yield from fit.composed((term,), fixed, [column])
+
+
+def _fitted(fit: LogitFit, fixed: list[Tensor]) -> Iterator[Composition]:
+    """Turns by a number that explain the logits: the number is read."""
+    point = fit.reading.call.semantics
+    if point.rotary == "none":
+        return
+    some = SomeRows(fit)
+    for family in families(point):
+        for rounded in family.rounded(some.least(family)):
+            term = turned(family.words(rounded), family.turn(rounded))
+            column = fit.column(term)
+            made = [] if column is None else fit.composed((term,), fixed, [column])
+            if made:
+                yield made[0]
+                break
+
+
+class SomeRows:
+    """The logits of a few rows: enough to read a number from, and quickly."""
+
+    def __init__(self, fit: LogitFit) -> None:
+        reading, self.fit = fit.reading, fit
+        step = max(1, reading.weights.shape[2] // MOST_ROWS)
+        products = PairProducts.of(reading.call, reading.attention)
+        self.products = products.rows(step)
+        self.used = fit.used[:, :, ::step]
+        room = model.LOGIT_READ_TO + reading.logit_error[:, :, ::step]
+        self.weight = room[self.used].reciprocal()
+        bias = ADDED[0].values(reading.call, reading.attention)
+        logits = reading.logits if bias is None else reading.logits - bias
+        self.target = fit.centred(logits[:, :, ::step], self.used) * self.weight
+
+    def left(self, numbers_tried: Tensor, family: Fitted) -> Tensor:
+        """How much of the logits turns by some numbers leave, each at the best factor."""
+        angles = family.angles(numbers_tried, self.products)
+        columns = self.fit.centred(self.products.scores(*angles), self.used) * self.weight
+        sizes = columns.square().sum(-1).clamp_min(torch.finfo(torch.float64).tiny)
+        factors = (columns @ self.target) / sizes
+        return (self.target - factors[:, None] * columns).square().sum(-1)
+
+    def least(self, family: Fitted) -> float:
+        """The number of a family that leaves the least, by ever finer grids around the best."""
+        grid = torch.tensor(family.grid, dtype=torch.float64)
+        best = (float("inf"), 0.0)
+        for index in self.left(grid, family).argsort()[:MOST_MINIMA].tolist():
+            middle, width = float(grid[index]), float(grid[1] - grid[0])
+            for _ in range(ZOOMS):
+                finer = middle + width * torch.linspace(-1.0, 1.0, POINTS, dtype=torch.float64)
+                left = self.left(finer, family)
+                middle, width = float(finer[left.argmin()]), 4.0 * width / POINTS
+                best = min(best, (float(left.min()), middle))
+        return best[1]

@@ -1,0 +1,208 @@
+"""What the queries and keys of a layer, and their positions, may be in place of what they should.
+
+Each kind is a product of queries and keys made in another way, from the tokens of the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..._golden import golden
+from ...oracle.oracle import known_weights
+from ..mistakes import DeclaredCall, NotExpressible
+from ..mistakes._steps import require
+from .terms import Term, TermValues
+from .value_steps import cuts, fused, fused_bias, groups, other_matrices
+
+HeadsOf = Callable[[DeclaredCall], Tensor]
+_NAMES: Final = {"q": "query", "k": "key", "v": "value"}
+_PLURALS: Final = {"q": "queries", "k": "keys"}
+
+
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """Heads ``[B, H, L, D]`` of queries or keys before their positions; words are a noun phrase."""
+
+    words: str
+    heads: HeadsOf
+
+
+def _heads_of(role: str, call: DeclaredCall) -> tuple[Tensor, int]:
+    sizes = call.inputs.geometry
+    if role == "q":
+        return call.inputs.query, sizes.num_heads
+    return call.inputs.key, sizes.num_kv_heads
+
+
+def _projected(
+    role: str,
+    matrix: Callable[[DeclaredCall], Tensor] | None = None,
+    bias: tuple[str, float] | None = None,
+    cut: Callable[[Tensor, int], Tensor] | None = None,
+    added: Callable[[DeclaredCall], Tensor | None] | None = None,
+) -> HeadsOf:
+    """Projected heads with another matrix, another bias or a multiple of one, or cut otherwise."""
+
+    def heads(call: DeclaredCall) -> Tensor:
+        require(call.inputs.is_layer)
+        weights = known_weights(call.inputs)
+        own = getattr(weights, role)
+        used = own if matrix is None else matrix(call)
+        require(used is not None and used.shape == own.shape)
+        given = _given_bias(role, bias, call) if added is None else added(call)
+        require(given is None or given.shape[0] == own.shape[0])
+        tokens, count = _heads_of(role, call)
+        projected = golden.project(tokens, used, given)
+        if cut is None:
+            return golden.split_heads(projected, count, call.semantics)
+        return cut(projected, count)
+
+    return heads
+
+
+def _given_bias(role: str, bias: tuple[str, float] | None, call: DeclaredCall) -> Tensor | None:
+    """A multiple of the bias of some projection; the role's own one for None."""
+    source, factor = bias or (role, 1.0)
+    weights = known_weights(call.inputs)
+    require(bias is None or getattr(weights, f"{source}_bias") is not None)
+    given: Tensor | None = getattr(weights.taking_part(call.semantics), f"{source}_bias")
+    return None if given is None else factor * given
+
+
+def _operands(role: str) -> Iterator[Operand]:
+    name = _PLURALS[role]
+    for words, matrix in other_matrices(role):
+        yield Operand(f"{name} projected by {words}", _projected(role, matrix))
+        other = next((r for r in "qkv" if words == f"the matrix of the {_NAMES[r]} projection"), "")
+        if other and other != role:
+            yield Operand(
+                f"{name} projected by {words} and its bias",
+                _projected(role, matrix, (other, 1.0)),
+            )
+        yield Operand(
+            f"{name} projected by {words}, without a bias",
+            _projected(role, matrix, (role, 0.0)),
+        )
+    for by_channel, order in ((False, "head by head"), (True, "channel by channel")):
+        yield Operand(
+            f"{name} projected by rows of a fused matrix that is read {order}",
+            _projected(role, fused("qkv".index(role), by_channel=by_channel)),
+        )
+        yield Operand(
+            f"{name} projected by rows of a fused matrix and bias that are read {order}",
+            _projected(
+                role,
+                fused("qkv".index(role), by_channel=by_channel),
+                added=fused_bias("qkv".index(role), by_channel=by_channel),
+            ),
+        )
+    for factor, words in ((0.0, "without their bias"), (2.0, "with their bias added twice")):
+        yield Operand(f"{name} {words}", _projected(role, None, (role, factor)))
+    yield Operand(f"{name} with their bias taken off", _projected(role, None, (role, -1.0)))
+    for other in "qkv":
+        if other != role:
+            words = f"{name} with the bias of the {_NAMES[other]} projection"
+            yield Operand(words, _projected(role, None, (other, 1.0)))
+    for words, cut in cuts():
+        yield Operand(f"projected {name} {words}", _projected(role, cut=cut))
+    for words, change in (
+        ("divided by their length in each head", _unit),
+        ("divided by the root of the mean square of each head", _rms),
+        ("normalised to mean 0 and variance 1 in each head", _layer),
+        ("of which each has the softmax over its channels taken", lambda t: t.softmax(-1)),
+    ):
+        own = _projected(role)
+        yield Operand(f"{name} {words}", _changed(own, change))
+
+
+def _changed(own: HeadsOf, change: Callable[[Tensor], Tensor]) -> HeadsOf:
+    return lambda call: change(own(call))
+
+
+def _unit(heads: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(heads, dim=-1)
+
+
+def _rms(heads: Tensor) -> Tensor:
+    return torch.nn.functional.rms_norm(heads, heads.shape[-1:], eps=_EPSILON)
+
+
+def _layer(heads: Tensor) -> Tensor:
+    return torch.nn.functional.layer_norm(heads, heads.shape[-1:])
+
+
+_EPSILON: Final = 1e-6
+QUERIES: Final = tuple(_operands("q"))
+KEYS: Final = tuple(_operands("k"))
+OWN_QUERIES: Final = Operand("", _projected("q"))
+OWN_KEYS: Final = Operand("", _projected("k"))
+
+
+def product_of(query: Operand, key: Operand) -> TermValues:
+    """Scaled products of some queries and keys, turned by their positions as is declared."""
+
+    def values(call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
+        try:
+            queries, keys = query.heads(call), key.heads(call)
+        except (NotExpressible, ValueError, RuntimeError):
+            return None
+        if queries.shape[-1] != keys.shape[-1]:
+            return None
+        queries, keys = golden.position_heads(queries, keys, call.semantics)
+        keys = golden.repeat_heads(keys, queries.shape[1], call.semantics)
+        products = queries @ keys.mT * attention.scale
+        return products if products.shape == attention.scores.shape else None
+
+    return values
+
+
+def operand_terms() -> Iterator[Term]:
+    """Products with one operand that is made otherwise, or both in the same way."""
+    for one in QUERIES:
+        yield Term(one.words, one.words, product_of(one, OWN_KEYS), operand=True)
+    for one in KEYS:
+        yield Term(one.words, one.words, product_of(OWN_QUERIES, one), operand=True)
+    for one, two in zip(QUERIES, KEYS, strict=True):
+        words = f"{one.words} and {two.words}"
+        yield Term(words, words, product_of(one, two), operand=True)
+    for words, group in groups("keys"):
+        yield Term(words, words, _grouped(group), operand=True)
+    yield Term(
+        "one head of the whole width",
+        "one head of the whole width",
+        _of_one_head,
+        operand=True,
+    )
+
+
+def _grouped(group: Callable[[Tensor, int], Tensor]) -> TermValues:
+    """Products where each head reads the keys of other key/value heads."""
+
+    def values(call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
+        queries, keys = golden.position_heads(
+            OWN_QUERIES.heads(call), OWN_KEYS.heads(call), call.semantics
+        )
+        return queries @ group(keys, queries.shape[1]).mT * attention.scale
+
+    return values
+
+
+def pair_terms() -> Iterator[Term]:
+    """Products with both operands made otherwise, each in its own way."""
+    for (i, one), (j, two) in product(enumerate(QUERIES), enumerate(KEYS)):
+        if i != j:
+            words = f"{one.words} and {two.words}"
+            yield Term(words, words, product_of(one, two), operand=True)
+
+
+def _of_one_head(_call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
+    if attention.query.shape[1] == 1:
+        return None
+    products = (attention.query @ attention.key.mT).sum(1, keepdim=True) * attention.scale
+    return products.expand_as(attention.scores)

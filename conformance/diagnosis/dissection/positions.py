@@ -1,0 +1,452 @@
+"""What rotary positions may be in place of those that are declared.
+
+Numbers are read: the base of the frequencies, a factor of all angles, the place from which
+positions are counted otherwise. What is left is which channels are turned together, and how.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..._golden import golden
+from ...base.geometry import Geometry
+from ..mistakes import DeclaredCall
+from .terms import Term, TermValues
+
+Angles = Callable[[Tensor], Tensor]
+Places = Callable[[Tensor, "Place"], Tensor]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where positions are needed: how many queries and keys there are, and whether of queries."""
+
+    queries: int
+    keys: int
+    heads: int
+    batch: int
+    of_query: bool
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One way to turn heads by positions.
+
+    queries, keys
+        Whether they are turned at all.
+    places
+        Other positions ``[L]`` or ``[B, H, L]``, from the right ones.
+    exponent
+        What the logarithm of the base is multiplied by.
+    factor
+        What angles are multiplied by.
+    pairs
+        Whether channels are turned together in the "other" pairs than those that are declared.
+    angles
+        Which frequency each channel has: that of its pair, or "halves" or "interleaved".
+    form
+        The 2x2 matrix of cosine and sine by which a pair is multiplied.
+    whole
+        Whether heads are turned as one wide head, before they are cut.
+    fraction
+        Another part of the channels that is turned.
+    rounded
+        The dtype that frequencies are rounded to.
+    late
+        Whether queries and keys are normalised after they are turned.
+    """
+
+    queries: bool = True
+    keys: bool = True
+    places: Places | None = None
+    exponent: float = 1.0
+    factor: float = 1.0
+    pairs: str = ""
+    angles: str = ""
+    form: str = "turn"
+    whole: bool = False
+    fraction: float | None = None
+    rounded: torch.dtype | None = None
+    late: bool = False
+
+    def scores(self, call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
+        """The scaled products of queries and keys that are turned so."""
+        if call.semantics.rotary == "none":
+            return None
+        query, key, _ = call.projected_heads()
+        queries, keys = query.shape[-2], key.shape[-2]
+        sizes = (queries, keys, query.shape[1], query.shape[0])
+        at = golden.query_positions(queries, keys, call.semantics)
+        query = self._side(query, at, call, Place(*sizes, of_query=True), turned=self.queries)
+        key = self._side(
+            key, torch.arange(keys), call, Place(*sizes, of_query=False), turned=self.keys
+        )
+        key = golden.repeat_heads(key, query.shape[1], call.semantics)
+        return query @ key.mT * attention.scale
+
+    def _side(
+        self, heads: Tensor, at: Tensor, call: DeclaredCall, place: Place, *, turned: bool
+    ) -> Tensor:
+        point = call.semantics
+        heads = heads.double()
+        if not self.late:
+            heads = golden.normalise_heads(heads, point)
+        if turned:
+            places = at.double() if self.places is None else self.places(at.double(), place)
+            heads = self._turned(heads, places, point)
+        return golden.normalise_heads(heads, point) if self.late else heads
+
+    def _turned(self, heads: Tensor, places: Tensor, point: golden.Semantics) -> Tensor:
+        if self.whole:
+            count = heads.shape[1]
+            wide = golden.merge_heads(heads)[:, None]
+            narrow = replace(self, whole=False)
+            wide = narrow._turned(wide, places, point)  # noqa: SLF001 (of the same class)
+            return golden.split_heads(wide[:, 0], count)
+        if self.fraction is not None:
+            point = point.replace(rotary_fraction=self.fraction)
+        pairs = point
+        if self.pairs:
+            pairs = point.replace(rotary="halves" if point.rotary != "halves" else "interleaved")
+        first, second = golden.rotary_pairs(heads.shape[-1], pairs)
+        if not len(first):
+            return heads
+        base = float(point.rotary_base) ** self.exponent
+        frequencies = golden.rotary_frequencies(heads.shape[-1], point.replace(rotary_base=base))
+        if self.rounded is not None:
+            frequencies = frequencies.to(self.rounded).double()
+        angles = places[..., None] * frequencies * self.factor
+        if angles.dim() > 2 and angles.shape[1] != heads.shape[1]:  # noqa: PLR2004 (heads alike)
+            angles = angles[:, : heads.shape[1]]
+        one, two = self._angles_of(angles, first, second)
+        a, b = heads[..., first], heads[..., second]
+        turned = heads.clone()
+        turned[..., first], turned[..., second] = _FORMS[self.form](a, b, one, two)
+        return turned
+
+    def _angles_of(self, angles: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        """The angles of the first and the second channel of each pair."""
+        if not self.angles:
+            return angles, angles
+        every = (
+            torch.cat([angles, angles], dim=-1)
+            if self.angles == "halves"
+            else angles.repeat_interleave(2, dim=-1)
+        )
+        return every[..., first], every[..., second]
+
+
+Form = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+_FORMS: Final[dict[str, Form]] = {
+    "turn": lambda a, b, s, t: (a * s.cos() - b * s.sin(), b * t.cos() + a * t.sin()),
+    "not negated": lambda a, b, s, t: (a * s.cos() + b * s.sin(), b * t.cos() + a * t.sin()),
+    "both negated": lambda a, b, s, t: (a * s.cos() - b * s.sin(), b * t.cos() - a * t.sin()),
+    "no sine": lambda a, b, s, t: (a * s.cos(), b * t.cos()),
+    "no cosine": lambda a, b, s, t: (a - b * s.sin(), b + a * t.sin()),
+    "sine alone": lambda a, b, s, t: (-b * s.sin(), a * t.sin()),
+    "own sine": lambda a, b, s, t: (a * (s.cos() - s.sin()), b * (t.cos() + t.sin())),
+    "first alone": lambda a, b, s, _t: (a * s.cos() - b * s.sin(), b),
+    "second alone": lambda a, b, _s, t: (a, b * t.cos() + a * t.sin()),
+}
+_FORM_WORDS: Final = {
+    "not negated": "the sine is added in both channels of a pair, though one takes it off",
+    "both negated": "the sine is taken off in both channels of a pair, though one adds it",
+    "no sine": "channels are multiplied by their cosine, and the part with the sine is missing",
+    "no cosine": "the part with the sine is added, and channels keep their size without the cosine",
+    "sine alone": "the part with the cosine is missing",
+    "own sine": "each channel meets its own sine instead of that of its partner",
+    "first alone": "only the first channel of each pair is turned",
+    "second alone": "only the second channel of each pair is turned",
+}
+
+
+def turned(words: str, turn: Turn) -> Term:
+    """Products of queries and keys that are turned in a way."""
+    return Term(words, words, _values(turn), operand=True, fix=FIX)
+
+
+FIX: Final = (
+    "turn queries and keys by position * base ** (-2 i / R), in the pairs that are declared, "
+    "with each token at its own position"
+)
+
+
+def _values(turn: Turn) -> TermValues:
+    return turn.scores
+
+
+def _of(side: str, change: Callable[[Tensor], Tensor]) -> Places:
+    def places(at: Tensor, place: Place) -> Tensor:
+        mine = side == "both" or (side == "query") == place.of_query
+        return change(at) if mine else at
+
+    return places
+
+
+_SIDES: Final = {
+    "both": "queries and keys",
+    "query": "queries",
+    "key": "keys",
+}
+
+
+def turn_terms(sizes: Geometry) -> Iterator[Term]:
+    """Ways to turn heads, at some sizes: what is lost or exchanged, and other positions."""
+    yield turned("queries that are turned and keys that are not", Turn(keys=False))
+    yield turned("keys that are turned and queries that are not", Turn(queries=False))
+    yield turned("queries and keys without positions", Turn(queries=False, keys=False))
+    for form, words in _FORM_WORDS.items():
+        yield turned(f"positions by which {words}", Turn(form=form))
+    yield turned(
+        "rotary positions of channels 2i and 2i + 1 together where i and i + R/2 are declared, or "
+        "the other way around",
+        Turn(pairs="other"),
+    )
+    for factor in (-1.0, 2.0, 0.5):
+        yield turned(_factor_words(factor), Turn(factor=factor))
+    yield from _of_angles()
+    yield turned("heads that are turned as one wide head, before they are cut", Turn(whole=True))
+    yield turned("queries and keys that are normalised after they are turned", Turn(late=True))
+    for fraction, words in ((0.5, "the first half"), (1.0, "all"), (0.25, "a quarter")):
+        yield turned(f"{words} of the channels turned", Turn(fraction=fraction))
+    for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
+        yield turned(f"rotary frequencies rounded to {name}", Turn(rounded=dtype))
+    yield from _of_places(sizes)
+
+
+def _of_angles() -> Iterator[Term]:
+    for kind, which in (("interleaved", "c // 2"), ("halves", "c modulo R/2")):
+        yield turned(
+            f"rotary angles by which channel c has the frequency of index {which}",
+            Turn(angles=kind),
+        )
+        yield turned(
+            f"rotary angles by which channel c has the frequency of index {which}, in pairs other "
+            "than the declared ones",
+            Turn(angles=kind, pairs="other"),
+        )
+
+
+def _of_places(sizes: Geometry) -> Iterator[Term]:
+    longest = max(sizes.query_length, sizes.key_length)
+    for side, name in _SIDES.items():
+        for number in range(1, longest - 1):
+            yield turned(
+                f"positions of {name} that end at {number}",
+                Turn(places=_of(side, partial(_clamped, number=number))),
+            )
+        for number in range(2, longest):
+            yield turned(
+                f"positions of {name} counted modulo {number}",
+                Turn(places=_of(side, partial(_counted_modulo, number=number))),
+            )
+            yield turned(
+                f"positions of {name} divided by {number} and rounded down",
+                Turn(places=_of(side, partial(_divided, number=number))),
+            )
+        yield turned(
+            f"positions of {name} counted from the last token",
+            Turn(places=_of(side, lambda at: at.flip(0))),
+        )
+    for number in (n for size in range(1, max(longest, 4)) for n in (size, -size)):
+        ahead = "ahead" if number > 0 else "behind"
+        yield turned(
+            f"queries that stand {abs(number)} {ahead} of their positions",
+            Turn(places=_of("query", partial(_moved, number=number))),
+        )
+    yield turned("the head's index as the position of each token", Turn(places=_by_head))
+    yield turned("the batch item's index as the position of each token", Turn(places=_by_item))
+    for side, name in (("query", "queries"), ("key", "keys")):
+        yield turned(
+            f"positions of {name} at the batch item's index", Turn(places=_one_side(side, _by_item))
+        )
+
+
+def _clamped(at: Tensor, number: int) -> Tensor:
+    return at.clamp(max=number)
+
+
+def _counted_modulo(at: Tensor, number: int) -> Tensor:
+    return at % number
+
+
+def _divided(at: Tensor, number: int) -> Tensor:
+    return at // number
+
+
+def _moved(at: Tensor, number: int) -> Tensor:
+    return at + number
+
+
+def _times(at: Tensor, number: float) -> Tensor:
+    return at * number
+
+
+def _by_head(at: Tensor, place: Place) -> Tensor:
+    return torch.arange(place.heads).double()[None, :, None].expand(1, -1, len(at))
+
+
+def _by_item(at: Tensor, place: Place) -> Tensor:
+    return torch.arange(place.batch).double()[:, None, None].expand(-1, 1, len(at))
+
+
+def _one_side(side: str, places: Places) -> Places:
+    return lambda at, place: places(at, place) if (side == "query") == place.of_query else at
+
+
+@dataclass(frozen=True)
+class PairProducts:
+    """What each turned pair of channels adds to a score: ``even cos t + odd sin t``.
+
+    ``even`` and ``odd [B, H, Lq, Lk, R/2]`` hold the products, ``t`` is the angle of the query less
+    that of the key; ``rest [B, H, Lq, Lk]`` is what channels add that are not turned.
+    """
+
+    even: Tensor
+    odd: Tensor
+    rest: Tensor
+    queries: Tensor
+    keys: Tensor
+    head_size: int
+    point: golden.Semantics
+
+    @classmethod
+    def of(cls, call: DeclaredCall, attention: golden.Attention) -> PairProducts:
+        """The products of a call whose point has rotary positions."""
+        point = call.semantics
+        query, key, _ = call.projected_heads()
+        query, key = (golden.normalise_heads(heads, point) for heads in (query, key))
+        key = golden.repeat_heads(key, query.shape[1], point)
+        first, second = golden.rotary_pairs(query.shape[-1], point)
+        a, b = query[..., first].unsqueeze(3), query[..., second].unsqueeze(3)
+        c, d = key[..., first].unsqueeze(2), key[..., second].unsqueeze(2)
+        size = golden.rotary_size(query.shape[-1], point)
+        lengths = query.shape[-2], key.shape[-2]
+        return cls(
+            even=(a * c + b * d) * attention.scale,
+            odd=(b * c - a * d) * -attention.scale,
+            rest=query[..., size:] @ key[..., size:].mT * attention.scale,
+            queries=golden.query_positions(*lengths, point).double(),
+            keys=torch.arange(lengths[1]).double(),
+            head_size=query.shape[-1],
+            point=point,
+        )
+
+    def rows(self, step: int) -> PairProducts:
+        """Those of every ``step``-th query."""
+        return replace(
+            self,
+            even=self.even[:, :, ::step],
+            odd=self.odd[:, :, ::step],
+            rest=self.rest[:, :, ::step],
+            queries=self.queries[::step],
+        )
+
+    def scores(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Scores for several angles of queries ``[N, Lq, R/2]`` and of keys ``[N, Lk, R/2]``."""
+        apart = queries[:, :, None] - keys[:, None]
+        even = torch.einsum("bhqkr,nqkr->nbhqk", self.even, apart.cos())
+        return even + torch.einsum("bhqkr,nqkr->nbhqk", self.odd, apart.sin()) + self.rest
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A family of turns by one number: its words for a number, and the numbers that are tried.
+
+    ``angles`` are those of queries and keys for several numbers ``[N]``; ``rounded`` are numbers
+    near one that was read, the plainest first.
+    """
+
+    words: Callable[[float], str]
+    turn: Callable[[float], Turn]
+    angles: Callable[[Tensor, PairProducts], tuple[Tensor, Tensor]]
+    rounded: Callable[[float], Iterator[float]]
+    grid: tuple[float, ...]
+
+
+def families(point: golden.Semantics) -> Iterator[Fitted]:
+    """Ways to turn heads whose number is read."""
+    base = float(point.rotary_base)
+    if base != 1.0:
+        yield Fitted(
+            words=lambda number: _base_words(number, base),
+            turn=lambda number: Turn(exponent=number),
+            angles=_by_exponent,
+            rounded=lambda number: _rounded_exponents(number, base),
+            grid=tuple(step / 100 for step in range(-100, 251)),
+        )
+    factors = tuple(step / 40 for step in range(-160, 161))
+    yield Fitted(
+        words=_factor_words,
+        turn=lambda number: Turn(factor=number),
+        angles=partial(_by_factor, side="both"),
+        rounded=_rounded,
+        grid=factors,
+    )
+    for side, name in (("query", "queries"), ("key", "keys")):
+        yield Fitted(
+            words=partial("{0} turned by {1:.6g} times their angles".format, name),
+            turn=partial(_turn_of, side),
+            angles=partial(_by_factor, side=side),
+            rounded=_rounded,
+            grid=factors,
+        )
+
+
+def _turn_of(side: str, number: float) -> Turn:
+    return Turn(places=_of(side, partial(_times, number=number)))
+
+
+def _by_exponent(numbers: Tensor, products: PairProducts) -> tuple[Tensor, Tensor]:
+    frequencies = golden.rotary_frequencies(products.head_size, products.point)
+    powers = frequencies ** numbers[:, None, None]
+    return products.queries[None, :, None] * powers, products.keys[None, :, None] * powers
+
+
+def _by_factor(numbers: Tensor, products: PairProducts, side: str) -> tuple[Tensor, Tensor]:
+    frequencies = golden.rotary_frequencies(products.head_size, products.point)
+    factors, ones = numbers[:, None, None], torch.ones(len(numbers), 1, 1).double()
+    queries = products.queries[None, :, None] * frequencies
+    keys = products.keys[None, :, None] * frequencies
+    return (
+        queries * (ones if side == "key" else factors),
+        keys * (ones if side == "query" else factors),
+    )
+
+
+def _base_words(exponent: float, base: float) -> str:
+    also = {2.0: " (exponents twice as large)", 0.5: " (exponents half as large)"}
+    if exponent == -1.0:
+        return "rotary positions whose exponents lack their sign"
+    return f"rotary positions of base {base**exponent:.6g}{also.get(exponent, '')}"
+
+
+def _factor_words(factor: float) -> str:
+    if factor == -1.0:
+        return "rotary positions by negative angles: turned backwards"
+    return f"rotary angles multiplied by {factor:.6g}"
+
+
+def _rounded(read: float) -> Iterator[float]:
+    """A number that was read, rounded to ever more digits."""
+    for digits in range(1, MOST_DIGITS):
+        yield float(f"{read:.{digits}g}")
+
+
+def _rounded_exponents(read: float, base: float) -> Iterator[float]:
+    """The exponents near one that was read that make a plain base of another."""
+    yield from (2.0, 0.5, -1.0)
+    for number in _rounded(base**read):
+        if number > 0.0:
+            yield math.log(number) / math.log(base)
+
+
+# Digits to which a number is said that was read.
+MOST_DIGITS: Final = 7

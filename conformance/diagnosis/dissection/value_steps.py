@@ -1,0 +1,357 @@
+"""What a layer may do with its values at each step from tokens to answer, right or wrong.
+
+Tokens, matrix, cut into heads, heads for every query head, turn, merge of heads, output matrix:
+each step has alternatives, and a path takes one of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import layer_norm, normalize
+
+from ..._golden import golden
+from ...oracle.oracle import known_weights
+from ..mistakes import DeclaredCall, NotExpressible
+from ..mistakes._steps import require
+
+STEPS: Final = ("tokens", "matrix", "cut", "group", "turn", "merge", "output")
+
+
+@dataclass(frozen=True, eq=False)
+class Alternative:
+    """One way to take a step; ``words`` and ``fix`` are clauses, ``change`` depends on the step."""
+
+    step: str
+    words: str
+    fix: str
+    change: Callable[..., Any]
+
+
+def projected_widths(call: DeclaredCall) -> tuple[int, int]:
+    """The width of all value heads as projected, and as merged."""
+    sizes = call.inputs.geometry
+    return sizes.num_kv_heads * sizes.value_head_size, sizes.num_heads * sizes.value_head_size
+
+
+def fused_cut(packed: Tensor, heads: int, *, by_channel: bool) -> tuple[Tensor, ...]:
+    """Query, key and value rows of a fused matrix ``[3 H D, ..]`` that is read in another order.
+
+    As ``[H, 3, D]``, or ``by_channel`` as ``[H, D, 3]``, where it is ``[3, H, D]``.
+    """
+    require(packed.shape[0] % (3 * heads) == 0)
+    if by_channel:
+        return tuple(packed[part::3] for part in range(3))
+    split = packed.reshape(heads, 3, -1, *packed.shape[1:])
+    return tuple(split[:, part].flatten(0, 1) for part in range(3))
+
+
+def _other(role: str) -> Callable[[DeclaredCall], Tensor]:
+    return lambda call: getattr(known_weights(call.inputs), role)
+
+
+def _transposed(role: str) -> Callable[[DeclaredCall], Tensor]:
+    return lambda call: getattr(known_weights(call.inputs), role).T
+
+
+def identity_of(role: str) -> Callable[[DeclaredCall], Tensor]:
+    """The identity in place of a square matrix."""
+
+    def matrix(call: DeclaredCall) -> Tensor:
+        own = getattr(known_weights(call.inputs), role)
+        require(own is not None and own.shape[0] == own.shape[1])
+        return torch.eye(own.shape[0], dtype=own.dtype)
+
+    return matrix
+
+
+def fused(part: int, *, by_channel: bool) -> Callable[[DeclaredCall], Tensor]:
+    """The rows that a part of a fused matrix is made of where it is read in another order."""
+
+    def matrix(call: DeclaredCall) -> Tensor:
+        weights = known_weights(call.inputs)
+        require(weights.q.shape == weights.k.shape == weights.v.shape)
+        packed = torch.cat([weights.q, weights.k, weights.v])
+        return fused_cut(packed, call.inputs.geometry.num_heads, by_channel=by_channel)[part]
+
+    return matrix
+
+
+def other_matrices(role: str) -> Iterator[tuple[str, Callable[[DeclaredCall], Tensor]]]:
+    """What may stand for the matrix of a projection, each with a noun phrase."""
+    names = {"q": "query", "k": "key", "v": "value", "o": "output"}
+    yield "its own matrix transposed", _transposed(role)
+    for other, name in names.items():
+        if other != role:
+            yield f"the matrix of the {name} projection", _other(other)
+            yield f"the matrix of the {name} projection transposed", _transposed(other)
+    yield "no matrix", identity_of(role)
+
+
+def cuts() -> Iterator[tuple[str, Callable[[Tensor, int], Tensor]]]:
+    """Ways to cut ``[B, L, H * D]`` into ``[B, H, L, D]``, each with what a head is made of."""
+
+    def at(kind: Any) -> Callable[[Tensor, int], Tensor]:
+        point = golden.STANDARD.replace(head_split=kind)
+        return lambda tokens, heads: golden.split_heads(tokens, heads, point)
+
+    blocks = at("blocks")
+    yield "cut so that head h takes every H-th channel from the h-th on", at("interleaved")
+    yield "read in memory as [B, H, L, D], without moving an axis", at("reinterpret")
+    yield "cut into heads in reversed order", lambda t, heads: blocks(t, heads).flip(1)
+    yield "cut into heads that are moved by one", lambda t, heads: blocks(t, heads).roll(1, 1)
+    yield "cut into heads with their channels reversed", lambda t, n: blocks(t, n).flip(-1)
+
+
+def _merges() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
+    def at(kind: Any) -> Callable[[Tensor], Tensor]:
+        point = golden.STANDARD.replace(head_merge=kind)
+        return lambda heads: golden.merge_heads(heads, point)
+
+    blocks = at("blocks")
+    yield (
+        "put together channel by channel: channel d of head h goes to d * H + h",
+        at("interleaved"),
+    )
+    yield "read in memory as [B, L, H * D], without moving the heads back", at("reinterpret")
+    yield "put together in reversed order", lambda heads: blocks(heads.flip(1))
+    yield "put together moved by one head", lambda heads: blocks(heads.roll(1, 1))
+    yield "put together with the channels of each reversed", lambda heads: blocks(heads.flip(-1))
+    yield (
+        "averaged, and their mean stands for each",
+        lambda heads: blocks(heads.mean(1, keepdim=True).expand_as(heads)),
+    )
+    yield (
+        "summed, and their sum stands for each",
+        lambda heads: blocks(heads.sum(1, keepdim=True).expand_as(heads)),
+    )
+
+
+def groups(name: str) -> Iterator[tuple[str, Callable[[Tensor, int], Tensor]]]:
+    """Ways to give each query head its values or keys, the plural of which is ``name``."""
+    tiled = golden.STANDARD.replace(group_order="tile")
+    yield (
+        f"{name} of key/value head h modulo their number in head h",
+        lambda value, heads: golden.repeat_heads(value, heads, tiled),
+    )
+    yield (
+        f"{name} of the first key/value head in all heads",
+        lambda value, heads: value[:, :1].expand(-1, heads, -1, -1),
+    )
+    yield (
+        f"{name} of the last key/value head in all heads",
+        lambda value, heads: value[:, -1:].expand(-1, heads, -1, -1),
+    )
+    yield (
+        f"{name} averaged over all key/value heads in all heads",
+        lambda value, heads: value.mean(1, keepdim=True).expand(-1, heads, -1, -1),
+    )
+
+
+def _turned_by(factor: float, **point_changes: Any) -> Callable[[Tensor, DeclaredCall], Tensor]:
+    def turned(value: Tensor, call: DeclaredCall) -> Tensor:
+        point = call.semantics.replace(**point_changes)
+        require(call.semantics.rotary != "none")
+        require(golden.rotary_size(value.shape[-1], point) > 0)
+        return golden.rotate_heads(value, factor * torch.arange(value.shape[-2]), point)
+
+    return turned
+
+
+def _normed(kind: str) -> Callable[[Tensor], Tensor]:
+    def norm(tokens: Tensor) -> Tensor:
+        tokens = tokens.double()
+        if kind == "layer":
+            return layer_norm(tokens, tokens.shape[-1:])
+        if kind == "rms":
+            return tokens / (tokens.square().mean(-1, keepdim=True) + _EPSILON).sqrt()
+        if kind == "softmax":
+            return tokens.softmax(-1)
+        return normalize(tokens, dim=-1)
+
+    return norm
+
+
+# What norms are usually kept from dividing by zero with.
+_EPSILON: Final = 1e-6
+
+
+def _alternatives() -> Iterator[Alternative]:
+    for kind, words in (
+        ("layer", "normalised to mean 0 and variance 1"),
+        ("rms", "divided by the root of its mean square"),
+        ("length", "divided by its length"),
+        ("softmax", "replaced by its softmax"),
+    ):
+        yield Alternative(
+            "tokens",
+            f"each token of the input is {words} before it is projected",
+            "project the tokens as they are given",
+            _normed(kind),
+        )
+    for words, matrix in (*other_matrices("v"), *_fused_of_value()):
+        yield Alternative(
+            "matrix",
+            f"values are projected by {words}",
+            "multiply values by the matrix of the value projection, (out, in), as nn.Linear does",
+            matrix,
+        )
+    for words, cut in cuts():
+        yield Alternative(
+            "cut",
+            f"projected values are {words}",
+            "view the projected values as [B, L, H, D], then exchange L and H",
+            cut,
+        )
+    for words, group in groups("values"):
+        yield Alternative(
+            "group",
+            f"the weights meet the {words}",
+            "let head h read the values of key/value head h // group",
+            group,
+        )
+    for words, turn in (
+        ("", _turned_by(1.0)),
+        (", backwards", _turned_by(-1.0)),
+        (", doubled", _turned_by(2.0)),
+        (", channels 2i and 2i + 1 together", _turned_by(1.0, rotary="interleaved")),
+        (", channels i and i + R/2 together", _turned_by(1.0, rotary="halves")),
+    ):
+        yield Alternative(
+            "turn",
+            f"values are turned by the angles of their positions, too{words}",
+            "turn queries and keys alone",
+            turn,
+        )
+    for words, merge in _merges():
+        yield Alternative(
+            "merge",
+            f"the heads of the answer are {words}",
+            "exchange H and L of [B, H, L, D], then put the heads side by side",
+            merge,
+        )
+    for words, matrix in other_matrices("o"):
+        yield Alternative(
+            "output",
+            f"the merged heads are projected by {words}",
+            "multiply the merged heads by the matrix of the output projection, (out, in)",
+            matrix,
+        )
+
+
+def _fused_of_value() -> Iterator[tuple[str, Callable[[DeclaredCall], Tensor]]]:
+    yield "rows of a fused matrix that is read head by head", fused(2, by_channel=False)
+    yield "rows of a fused matrix that is read channel by channel", fused(2, by_channel=True)
+
+
+def biases() -> Iterator[tuple[str, Callable[[DeclaredCall], Tensor | None]]]:
+    """What may be added in place of the bias of the value projection, its own first."""
+
+    def of(role: str) -> Callable[[DeclaredCall], Tensor | None]:
+        def bias(call: DeclaredCall) -> Tensor | None:
+            weights = known_weights(call.inputs)
+            given: Tensor | None = getattr(weights.taking_part(call.semantics), f"{role}_bias")
+            require(given is None or given.shape[0] == weights.v.shape[0])
+            return given
+
+        return bias
+
+    yield "", of("v")
+    yield "the bias of the query projection", of("q")
+    yield "the bias of the key projection", of("k")
+    yield "rows of a fused bias that is read head by head", fused_bias(2, by_channel=False)
+    yield "rows of a fused bias that is read channel by channel", fused_bias(2, by_channel=True)
+
+
+def fused_bias(part: int, *, by_channel: bool) -> Callable[[DeclaredCall], Tensor | None]:
+    """What a part of a fused bias is made of where it is read in another order."""
+
+    def bias(call: DeclaredCall) -> Tensor | None:
+        weights = known_weights(call.inputs)
+        given = [one for one in (weights.q_bias, weights.k_bias, weights.v_bias) if one is not None]
+        if not given:
+            return None
+        require(len({one.shape for one in given}) == 1 and len(given) == len("qkv"))
+        packed = torch.cat(given).double()
+        return fused_cut(packed, call.inputs.geometry.num_heads, by_channel=by_channel)[part]
+
+    return bias
+
+
+ALTERNATIVES: Final = tuple(_alternatives())
+BIASES: Final = dict(biases())
+
+
+@dataclass(frozen=True)
+class Steps:
+    """One way to take every step: the alternatives that are wrong, the rest as declared."""
+
+    wrong: tuple[Alternative, ...] = ()
+
+    def of(self, step: str) -> Alternative | None:
+        """The alternative that is taken for a step; None where it is right."""
+        return next((one for one in self.wrong if one.step == step), None)
+
+    def changed(self, *steps: str) -> bool:
+        """Whether any of some steps is wrong."""
+        return any(self.of(step) for step in steps)
+
+    def matrices(self, call: DeclaredCall) -> tuple[Tensor, Tensor | None]:
+        """The matrices of the value and output projections; NotExpressible for other shapes."""
+        weights = known_weights(call.inputs)
+        own, out = self.of("matrix"), self.of("output")
+        value = weights.v if own is None else own.change(call)
+        require(value is not None and value.shape == weights.v.shape)
+        if weights.o is None:
+            require(out is None)
+            return value, None
+        output = weights.o if out is None else out.change(call)
+        require(output is not None and output.shape == weights.o.shape)
+        return value, output
+
+    def tokens(self, call: DeclaredCall) -> Tensor:
+        """The tokens of the values as they are projected."""
+        norm = self.of("tokens")
+        return call.inputs.value if norm is None else norm.change(call.inputs.value)
+
+    def heads(self, call: DeclaredCall, projected: Tensor) -> Tensor:
+        """Projected values ``[B, L, width]`` as the heads ``[B, H, L, D]`` that queries read."""
+        sizes, point = call.inputs.geometry, call.semantics
+        cut, group, turn = self.of("cut"), self.of("group"), self.of("turn")
+        if cut is None:
+            value = golden.split_heads(projected, sizes.num_kv_heads, point)
+        else:
+            value = cut.change(projected, sizes.num_kv_heads)
+        if turn is not None:
+            value = turn.change(value, call)
+        if group is None:
+            return golden.repeat_heads(value, sizes.num_heads, point)
+        grouped: Tensor = group.change(value, sizes.num_heads)
+        return grouped
+
+    def merged(self, call: DeclaredCall, output: Tensor) -> Tensor:
+        """Heads ``[B, H, L, D]`` of the answer side by side."""
+        merge = self.of("merge")
+        if merge is None:
+            return golden.merge_heads(output, call.semantics)
+        merged: Tensor = merge.change(output)
+        return merged
+
+    def answer(
+        self, call: DeclaredCall, weights: Tensor, bias: Tensor | None = None, *, zero: bool = False
+    ) -> Tensor:
+        """The answer without the output bias where the values meet some weights.
+
+        ``zero`` leaves the tokens out: what a bias of the value projection alone makes.
+        """
+        value, output = self.matrices(call)
+        tokens = self.tokens(call)
+        projected = golden.project(torch.zeros_like(tokens) if zero else tokens, value, bias)
+        merged = self.merged(call, weights @ self.heads(call, projected))
+        if merged.shape[-1] != projected_widths(call)[1]:
+            raise NotExpressible
+        return merged if output is None else golden.project(merged, output, None)

@@ -1,0 +1,157 @@
+"""A layer is read through its projections: the way of its values, then queries and keys."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import conformance
+from conformance._golden import golden
+from conformance.clauses.subject import Subject
+from conformance.diagnosis import diagnose
+from conformance.diagnosis.battery import observe
+from conformance.diagnosis.dissection.layer_weights import read_layer
+from conformance.diagnosis.dissection.projections import ValuePath, value_paths
+
+Heads = tuple[Tensor, Tensor, Tensor]
+Weights = conformance.ProjectionWeights
+ROTARY = conformance.Semantics(rotary="halves")
+
+
+def even(geometry: conformance.Geometry) -> conformance.Geometry:
+    """Even head sizes, as rotary positions need."""
+    size = geometry.head_size + geometry.head_size % 2
+    width = geometry.num_heads * size
+    return geometry.replace(
+        head_size=size,
+        value_head_size=size,
+        num_kv_heads=geometry.num_heads,
+        query_size=width,
+        key_size=width,
+        value_size=width,
+        output_size=width,
+        key_length=geometry.query_length,
+    )
+
+
+def layer(
+    weights_of: Callable[[Weights], Weights] = lambda weights: weights,
+    heads_of: Callable[[Heads], Heads] = lambda heads: heads,
+    merged_of: Callable[[Tensor], Tensor] = golden.merge_heads,
+    answer_of: Callable[[Tensor, Tensor], Tensor] = lambda answer, _tokens: answer,
+    point: conformance.Semantics = golden.STANDARD,
+    made: conformance.Semantics | None = None,
+) -> Any:
+    """A layer of one input that goes wrong at some step, declared at a point."""
+
+    def build(geometry: conformance.Geometry, weights: Weights) -> Callable[[Tensor], Tensor]:
+        changed = weights_of(weights)
+
+        def forward(x: Tensor) -> Tensor:
+            heads = geometry.num_heads
+            used = made or point
+            projected = golden.project_tokens((x, x, x), changed, used)
+            query, key, value = heads_of(golden.cut_heads(projected, heads, heads, used))
+            output = golden.attend(query, key, value, semantics=used).output
+            answer = golden.project_output(merged_of(output), changed, used)
+            return answer_of(answer, x.double()).to(x.dtype)
+
+        return forward
+
+    return conformance.layer(
+        name="layer",
+        inputs="self",
+        masks=[],
+        causal=None,
+        empty_rows="any",
+        geometry=even,
+        semantics=point,
+        dtypes=["float32", "bfloat16"],
+    )(build)
+
+
+def subject_of(function: Any, dtype: str = "float32") -> Subject:
+    """What diagnosis looks at."""
+    return Subject(function, dtype)
+
+
+def biased(**factors: float) -> Callable[[Weights], Weights]:
+    """Multiples of some biases."""
+
+    def change(weights: Weights) -> Weights:
+        changed = {name: getattr(weights, name) * factor for name, factor in factors.items()}
+        return dataclasses.replace(weights, **changed)
+
+    return change
+
+
+STATED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "a multiple of a bias": (
+        {"weights_of": biased(v_bias=-0.5)},
+        ("the bias of the value projection is added -0.5 times",),
+    ),
+    "a multiple of the input": (
+        {"answer_of": lambda answer, tokens: answer + 0.3 * tokens},
+        ("0.3 times the query's tokens are added to the answer",),
+    ),
+    "another bias": (
+        {"weights_of": lambda weights: dataclasses.replace(weights, q_bias=weights.k_bias)},
+        ("queries with the bias of the key projection",),
+    ),
+    "two steps": (
+        {
+            "weights_of": biased(o_bias=3.0),
+            "heads_of": lambda heads: (heads[0] * 1.7, heads[1], heads[2]),
+        },
+        ("output projection is added 3 times", "1.7 times"),
+    ),
+    "another base": (
+        {"point": ROTARY, "made": ROTARY.replace(rotary_base=7300.0)},
+        ("rotary positions of base 7300",),
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", STATED, ids=str)
+def test_what_a_layer_computes_instead_is_stated(wrong: str) -> None:
+    """A mistake in projections or positions that is in no catalogue is told with its numbers."""
+    changes, words = STATED[wrong]
+    entries = diagnose(subject_of(layer(**changes)))
+    assert entries
+    for entry in entries:
+        assert all(part in entry["text"] for part in words), entry["text"]
+        assert entry["fix"]
+
+
+def test_a_right_layer_has_right_weights_and_a_right_path() -> None:
+    """Where nothing is wrong the weights that are read are the golden ones, within their error."""
+    subject = subject_of(layer())
+    inputs = observe(subject)[0].inputs
+    assert value_paths(subject, inputs) == [ValuePath()]
+    reading = read_layer(subject, inputs, ValuePath())
+    assert reading is not None
+    assert reading.explained
+    assert bool(((reading.weights - reading.attention.weights).abs() <= reading.error).all())
+
+
+def test_weights_are_read_behind_a_wrong_path() -> None:
+    """Heads that are merged without moving them back do not hide the weights."""
+    merged = golden.STANDARD.replace(head_merge="reinterpret")
+    subject = subject_of(layer(merged_of=lambda heads: golden.merge_heads(heads, merged)))
+    inputs = observe(subject)[0].inputs
+    (path,) = value_paths(subject, inputs)
+    assert not path.right
+    reading = read_layer(subject, inputs, path)
+    assert reading is not None
+    assert bool(((reading.weights - reading.attention.weights).abs() <= reading.error).all())
+
+
+def test_an_answer_at_random_has_no_path() -> None:
+    """Nothing is stated of values that no path explains."""
+    subject = subject_of(layer(answer_of=lambda answer, _tokens: torch.tanh(answer) * answer))
+    assert value_paths(subject, observe(subject)[0].inputs) == []
