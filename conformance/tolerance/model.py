@@ -286,6 +286,9 @@ FILL_READ_TO: Final = 0.05
 # where float32 has no digits left.
 ACTED_ROOM: Final = 8.0
 MOST_GROWN: Final = 1e3
+# Weights are solved from equations: one that is such a part of the largest says nothing, as float32
+# leaves no digit of it.
+NO_EQUATION: Final = 1e-6
 # A constant ratio or difference is a fact if it leaves a millionth of the squared errors.
 NEARLY_NOTHING: Final = 1e-6
 # Without known weights no bound exists. A convention: rounding in a candidate is like nudging its

@@ -23,6 +23,7 @@ from ...problems.fitting import fitted_geometry
 from ...problems.inputs import Inputs
 from ...problems.problem import Problem
 from ...problems.space import Space
+from ...tolerance import model
 from ..battery import answer_to
 from ..mistaken_answer import Combination, made_on, mistaken_attention, mistaken_call
 from ..mistakes import NotExpressible
@@ -37,8 +38,6 @@ MOST_CALLS: Final = 16
 # Widths of tokens that leave the values of all keys independent.
 WIDER: Final = 1.25
 _SEED: Final = 17
-# Directions of the equations that are this part of the largest count as none.
-_SAME: Final = 1e-6
 
 
 def read_layer(
@@ -202,7 +201,7 @@ def _solve(
     heads, queries = out.shape[:2]
     keys = sizes.key_length
     own = torch.diagonal(out, dim1=1, dim2=3)  # [H, D, Eo, Lq]
-    mixed = bool((out.abs().sum() - own.abs().sum()).abs() > own.abs().sum() * _SAME)
+    mixed = bool((out.abs().sum() - own.abs().sum()).abs() > own.abs().sum() * model.NO_EQUATION)
     left = torch.stack([one.left for one in equations if one.left is not None])  # [C, B, Lq, Eo]
     values = torch.stack([one.values for one in equations])  # [C, B, H, Lk, Dv]
     count, batch, _, width = left.shape
@@ -218,7 +217,7 @@ def _solve(
         table = torch.einsum("hde,cbhkd->bcehk", own[..., 0], values)
         table = table.reshape(batch, count * width, unknown)
         target = left.permute(1, 0, 3, 2).reshape(batch, count * width, queries)
-    if unknown == 0 or int(torch.linalg.matrix_rank(table, rtol=_SAME).min()) < unknown:
+    if unknown == 0 or int(torch.linalg.matrix_rank(table, rtol=model.NO_EQUATION).min()) < unknown:
         return None
     inverse = torch.linalg.pinv(table)
     solved = inverse @ target
