@@ -84,6 +84,8 @@ MOST_REPORTED: Final = 6
 RETURNS_WEIGHTS: Final = ("shape.weights",)
 OF_WEIGHTS: Final = "gradients.weights"
 PAIR_SECONDS: Final = 0.5
+# Statements that explain every answer, of which the shortest that is confirmed is said.
+MOST_STATED: Final = 6
 # Failing problems whose neighbours are searched for what explains them.
 MOST_SEARCHES: Final = 2
 # Added to the seed of a problem for values that no search has looked at.
@@ -259,7 +261,7 @@ class Diagnostician:
         Each explains the neighbours of ``problem`` with other values, too.
         """
         proposed = self._search(observed, statements(self.subject, observed))
-        stated: list[Combination] = proposed.singles()
+        stated = proposed.singles(MOST_STATED)
         named = [] if stated else self._search(observed, self.mistakes).narrowed()
         read = [] if stated else proposed.narrowed()
         if named and read and read[0].conditions < named[0].conditions:

@@ -67,9 +67,13 @@ class MistakeSearch:
         self._judged: dict[int, int] = {}
         self._explained: dict[int, int] = {}
 
-    def singles(self) -> list[Combination]:
-        """The mistakes that alone explain every answer."""
-        return [(one,) for one in self.mistakes if self.explains_every((one,))]
+    def singles(self, most: int | None = None) -> list[Combination]:
+        """The mistakes that alone explain every answer; of ``most`` those of the shortest text."""
+        mistakes = self.mistakes
+        if most is not None:
+            mistakes = sorted(mistakes, key=lambda one: len(one.sentence))
+        explaining = ((one,) for one in mistakes if self.explains_every((one,)))
+        return list(islice(explaining, most))
 
     def narrowed(self) -> list[Narrowed]:
         """The mistakes that explain every wrong row, each made under as few conditions as suffice.

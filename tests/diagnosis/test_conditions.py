@@ -62,7 +62,8 @@ class TurnedTopLeft(Prepared):
         (MaskOfFirstItem, {"masks": ["keep", "lengths"]}, "mask-of-first-item"),
         (MaskOfFirstItem, {"masks": FIVE_FORMS}, "mask-of-first-item"),
         (CausalLostToMask, {}, "causal-lost-to-mask"),
-        (CausalLostToMask, {"masks": ["keep", "lengths"]}, "causal-lost-to-mask"),
+        # Of two forms it is one alone: the condition says which, and that there is a mask.
+        (CausalLostToMask, {"masks": ["keep", "lengths"]}, "causal-ignored"),
         (TurnedTopLeft, {"semantics": Semantics(rotary="halves")}, "causal-top-left"),
     ],
 )

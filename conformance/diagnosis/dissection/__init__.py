@@ -9,6 +9,7 @@ that were not read.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain, product
 from typing import Final
 
 from ...clauses.subject import Subject
@@ -22,7 +23,8 @@ from .bands import band_statements, window_statements
 from .layers import LayerReader
 from .logits import logit_statements
 from .reading import MOST_KEYS, Reading, read, readable
-from .sources import operand_statements, value_statements
+from .sources import moved_value_statements, operand_statements, value_statements
+from .statement import together
 from .sums import sum_statements, turned_weight_statements, weight_statements
 from .tiles import tile_statements
 from .visibility import table_statements, visibility_statements
@@ -63,10 +65,20 @@ def statements(
         for one in layers.statements(answer.inputs):
             proposed.setdefault(one.name, one)
     for reading in readings(subject, wrong, known):
-        for proposer in (*(OF_WEIGHTS if reading.explained else ()), *OF_ANSWERS):
-            for one in proposer(reading):
-                proposed.setdefault(one.name, one)
+        for one in _of_reading(reading):
+            proposed.setdefault(one.name, one)
     return list(proposed.values())
+
+
+def _of_reading(reading: Reading) -> Iterator[NamedMistake]:
+    """Statements about the weights, the answer, or both where both are wrong."""
+    of_weights = chain.from_iterable(proposer(reading) for proposer in OF_WEIGHTS)
+    if reading.explained:
+        yield from of_weights
+    yield from chain.from_iterable(proposer(reading) for proposer in OF_ANSWERS)
+    moved = [] if reading.explained else list(moved_value_statements(reading))
+    if moved:
+        yield from (together(one, two) for one, two in product(of_weights, moved))
 
 
 def readings(

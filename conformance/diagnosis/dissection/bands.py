@@ -102,24 +102,40 @@ def band_statements(reading: Reading) -> Iterator[NamedMistake]:
     if not seen.any() or bool((seen == reading.attention.allowed).all()):
         return
     left, right = (-1, -1) if inputs.window is None else inputs.window
+    for places, distances, declared in _tellable(reading, hidden=bool((seen != kept).any())):
+        ahead = _ahead(inputs, places, distances).expand(seen.shape)
+        least, most = int(ahead[seen].min()), int(ahead[seen].max())
+        if not bool((seen == (kept & (ahead >= least) & (ahead <= most))).all()):
+            continue
+        before: int | None = 0
+        behind: int | None = 0  # an end that the call does not limit is taken to be right
+        if left >= 0:
+            before = least + left if least > int(ahead.min()) else None
+        if inputs.causal or right >= 0:
+            end = 0 if inputs.causal else right
+            behind = most - end if most < int(ahead.max()) else None
+        if not declared or distances.words or (before, behind) != (0, 0):
+            yield _band(before, behind, places, distances, declared=declared)
+
+
+def _tellable(reading: Reading, *, hidden: bool) -> Iterator[tuple[Places, Distances, bool]]:
+    """Places and distances that differ for the inputs of a reading, the plainest of those alike.
+
+    The declared places come first, and alone where no key is ``hidden``. The third says whether
+    places are the declared ones.
+    """
+    inputs = reading.call.inputs
     bottom_right = reading.call.semantics.causal_alignment == "bottom-right"
-    for distances in DISTANCES:
-        for places in PLACES:
-            ahead = _ahead(inputs, places, distances).expand(seen.shape)
-            least, most = int(ahead[seen].min()), int(ahead[seen].max())
-            if not bool((seen == (kept & (ahead >= least) & (ahead <= most))).all()):
-                continue
-            before: int | None = 0
-            behind: int | None = 0  # an end that the call does not limit is taken to be right
-            if left >= 0:
-                before = least + left if least > int(ahead.min()) else None
-            if inputs.causal or right >= 0:
-                end = 0 if inputs.causal else right
-                behind = most - end if most < int(ahead.max()) else None
-            aligned = "the last key" if bottom_right else "the first key"
-            moved = places.words != aligned or distances.words
-            if moved or (before, behind) != (0, 0):
-                yield _band(before, behind, places, distances, declared=places.words == aligned)
+    aligned = "the last key" if bottom_right else "the first key"
+    seen: list[Tensor] = []
+    for distances in DISTANCES if hidden else DISTANCES[:1]:
+        for places in sorted(PLACES, key=lambda one: one.words != aligned):
+            ahead = _ahead(inputs, places, distances)
+            if not any(torch.equal(ahead, other) for other in seen):
+                seen.append(ahead)
+                yield places, distances, places.words == aligned
+            if not hidden:
+                return
 
 
 # Windows that are made of the right one, from its numbers of keys before and after the query.

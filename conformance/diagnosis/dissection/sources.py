@@ -76,6 +76,17 @@ def value_statements(reading: Reading) -> Iterator[NamedMistake]:
     yield from _functions(reading)
 
 
+def moved_value_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """Values that are moved, such that the weights that were read make the answer of them."""
+    value = reading.attention.value
+    for words, move in MOVES:
+        moved = move(value)
+        if moved.shape != value.shape or torch.equal(moved, value):
+            continue
+        if reading.agree(reading.weights @ moved, reading.answer):
+            yield _statement_of_value(words, move)
+
+
 def operand_statements(reading: Reading) -> Iterator[NamedMistake]:
     """Queries or keys that are laid out or read in another order of axes."""
     attention = reading.attention

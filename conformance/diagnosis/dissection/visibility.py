@@ -256,16 +256,23 @@ HIDDEN: Final = (
 CELLS: Final = tuple(_every_kind())
 
 
+def _tables(call: DeclaredCall) -> list[tuple[Cells, Tensor]]:
+    """The kinds of keys that a call can tell apart, the plainest of those alike, as tables."""
+    tables: dict[bytes, tuple[Cells, Tensor]] = {}
+    for cells in CELLS:
+        table = cells.holds(call)
+        if table is not None:
+            tables.setdefault(table.numpy().tobytes(), (cells, table))
+    return list(tables.values())
+
+
 def table_statements(reading: Reading) -> Iterator[NamedMistake]:
     """Another table of keys in place of the mask, of causality and window, or of both."""
     seen = reading.visible
     kept, reached = _KEPT.holds(reading.call), _REACHED.holds(reading.call)
     if bool((seen == reading.attention.allowed).all()):
         return
-    for cells in CELLS:
-        table = cells.holds(reading.call)
-        if table is None:
-            continue
+    for cells, table in _tables(reading.call):
         if kept is not None and reached is not None and bool((seen == (table & reached)).all()):
             yield _replaced(cells, "the mask", keeps_structure=True, keeps_mask=False)
         if kept is not None and bool((seen == (table & kept)).all()):
@@ -335,11 +342,8 @@ def _described(reading: Reading, chosen: Tensor, others: Tensor) -> list[tuple[C
     """The fewest properties that all chosen cells have and none of the others has together."""
     if not chosen.any():
         return [()]
-    tables = []
-    for cells in CELLS:
-        table = cells.holds(reading.call)
-        if table is not None and bool(table[chosen].all()):
-            tables.append((cells, table[others]))
+    every = _tables(reading.call)
+    tables = [(cells, table[others]) for cells, table in every if bool(table[chosen].all())]
     if not others.any():
         return [(_EVERY,), *((cells,) for cells, _ in tables[:4])]
     for count in range(1, MOST_TOGETHER + 1):

@@ -171,8 +171,8 @@ def test_a_correct_core_is_read_as_it_is() -> None:
     assert statements(subject, observed) == []
 
 
-def test_a_mistake_is_read_next_to_one_of_the_catalogue() -> None:
-    """Of two mistakes one has a name and the other is read: both are stated."""
+def test_two_mistakes_are_stated_as_two() -> None:
+    """Wrong weights that meet the values of another head are read apart."""
 
     def both(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         values = value.roll(1, 1)  # those of the head before
@@ -181,4 +181,4 @@ def test_a_mistake_is_read_next_to_one_of_the_catalogue() -> None:
 
     (entry,) = diagnose(Subject(core(both, **PLAIN), "float32"))
     assert "index of the key added" in entry["name"]
-    assert "+" in entry["name"]
+    assert "of the head before" in entry["name"]
