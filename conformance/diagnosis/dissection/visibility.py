@@ -31,6 +31,8 @@ from .statement import statement
 
 # Properties that lost or uncovered keys may have together.
 MOST_TOGETHER: Final = 2
+# Kinds of keys that one reading cannot tell apart, of which others may tell the right one.
+MOST_ALIKE: Final = 6
 # Errors of a weight of which it must be a multiple for a small logit to be read from it.
 CLEAR: Final = 20.0
 
@@ -257,13 +259,13 @@ CELLS: Final = tuple(_every_kind())
 
 
 def _tables(call: DeclaredCall) -> list[tuple[Cells, Tensor]]:
-    """The kinds of keys that a call can tell apart, the plainest of those alike, as tables."""
-    tables: dict[bytes, tuple[Cells, Tensor]] = {}
+    """The kinds of keys of a call as tables, of those that it cannot tell apart the plainest."""
+    alike: dict[bytes, list[tuple[Cells, Tensor]]] = {}
     for cells in CELLS:
         table = cells.holds(call)
         if table is not None:
-            tables.setdefault(table.numpy().tobytes(), (cells, table))
-    return list(tables.values())
+            alike.setdefault(table.numpy().tobytes(), []).append((cells, table))
+    return [each for some in alike.values() for each in some[:MOST_ALIKE]]
 
 
 def table_statements(reading: Reading) -> Iterator[NamedMistake]:
