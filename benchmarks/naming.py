@@ -56,12 +56,15 @@ def diagnosed(mutant: Mutant) -> dict[str, Any]:
         "truth": mutant.truth,
         "names": [entry["name"] for entry in entries],
         "texts": [entry["text"] for entry in entries],
+        "failed": failed,
         "seconds": round(seconds, 2),
     }
 
 
 def outcome(entry: dict[str, Any], judged: dict[str, dict[str, str]]) -> str:
-    """Right, wrong, not judged, or unknown."""
+    """Right, wrong, not judged, unknown, or not caught."""
+    if not entry["failed"]:
+        return "not caught"
     names = [name for name in entry["names"] if name != UNKNOWN]
     if not names:
         return "unknown"
@@ -92,7 +95,10 @@ def main() -> None:
         given.json.write_text(json.dumps(entries, indent=1), encoding="utf-8")
     counts = Counter(outcome(entry, judged) for entry in entries)
     seconds = statistics.median(entry["seconds"] for entry in entries)
-    print(f"\n{len(entries)} mutants: {dict(counts)}; a diagnosis took {seconds:.2f} s (median)")
+    print(
+        f"\n{len(entries)} mutants: {dict(counts)}; a diagnosis took {seconds:.2f} s (median), "
+        f"{max(entry['seconds'] for entry in entries):.2f} s at most"
+    )
 
 
 if __name__ == "__main__":

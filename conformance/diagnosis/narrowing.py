@@ -62,6 +62,16 @@ def _without_keys(
     return empty[item, head, query]
 
 
+def _with_hidden_keys(
+    inputs: Inputs, item: Tensor, head: Tensor | None, query: Tensor
+) -> Tensor | None:
+    """Rows from which some key is hidden."""
+    hidden = ~inputs.allowed(inputs.point).all(dim=-1)
+    if head is None:
+        return hidden.any(dim=1)[item, query]
+    return hidden[item, head, query]
+
+
 def _past_the_keys(
     inputs: Inputs, _item: Tensor, _head: Tensor | None, query: Tensor
 ) -> Tensor | None:
@@ -80,6 +90,7 @@ def _in_a_short_tile(size: int) -> Part:
 
 PARTS: Final[tuple[Part, ...]] = (
     Part("rows without keys", "in rows without keys", _without_keys),
+    Part("rows with hidden keys", "in rows from which some key is hidden", _with_hidden_keys),
     *(
         part
         for axis, one, several in (
@@ -196,7 +207,7 @@ class Narrowing:
             dim=-1
         )
         mistaken = within(answer.output, acted.output, acted.bound).all(dim=-1)
-        closer = _much_closer(answer.output, acted, exact.output)
+        closer = _much_closer(answer.output, acted, exact.output, exact.bound)
         return Rows(
             made=judged & mistaken & ~right,
             spared=judged & right & ~mistaken,
@@ -210,11 +221,15 @@ class Narrowing:
         return self._traits[index]
 
 
-def _much_closer(output: Tensor, acted: MistakenAnswer, expected: Tensor) -> Tensor:
-    """Rows that are much closer to the mistake than to the golden; those not finite are both."""
+def _much_closer(output: Tensor, acted: MistakenAnswer, expected: Tensor, bound: Tensor) -> Tensor:
+    """Rows that are much closer to the mistake than to the golden, or as close as rounding lets.
+
+    Those that are not finite are both.
+    """
     left = torch.nan_to_num((output - acted.output).abs()).amax(dim=-1)
     before = (output - expected).abs().amax(dim=-1)
-    return ~(left > model.MUCH_CLOSER * before)
+    rounding = torch.nan_to_num(bound.expand_as(output)).amax(dim=-1)
+    return ~((left > model.MUCH_CLOSER * before) & (left > model.AS_CLOSE * rounding))
 
 
 def _traits(answer: BatteryAnswer) -> Tensor:

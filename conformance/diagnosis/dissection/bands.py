@@ -138,6 +138,12 @@ def _tellable(reading: Reading, *, hidden: bool) -> Iterator[tuple[Places, Dista
                 return
 
 
+def _no_more_after(left: int, right: int) -> tuple[int, int]:
+    if left < 0:
+        return left, right
+    return left, left if right < 0 else min(left, right)
+
+
 # Windows that are made of the right one, from its numbers of keys before and after the query.
 _WINDOWS: Final[tuple[tuple[str, Callable[[int, int], tuple[int, int]]], ...]] = (
     ("half as many keys before the query", lambda left, right: (left // 2, right)),
@@ -146,6 +152,7 @@ _WINDOWS: Final[tuple[tuple[str, Callable[[int, int], tuple[int, int]]], ...]] =
     ("twice as many keys before the query", lambda left, right: (2 * left, right)),
     ("twice as many keys on both sides", lambda left, right: (2 * left, 2 * right)),
     ("as many keys after the query as before it", lambda left, _right: (left, left)),
+    ("no more keys after the query than before it", _no_more_after),
     ("as many keys before the query as after it", lambda _left, right: (right, right)),
 )
 

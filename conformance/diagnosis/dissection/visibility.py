@@ -226,6 +226,8 @@ def _every_kind() -> Iterator[Cells]:
         ("of the opposite batch item", lambda t: t.flip(0)),
         ("of the opposite head", lambda t: t.flip(1)),
         ("up to the first key that it hides", lambda t: t.cumprod(-1).bool()),
+        ("from the first key that it keeps on", lambda t: t.cumsum(-1) > 0),
+        ("up to the last key that it keeps", lambda t: t.flip(-1).cumsum(-1).flip(-1) > 0),
         ("from the last key that it hides on", lambda t: t.flip(-1).cumprod(-1).bool().flip(-1)),
         *_of_first_tiles(),
         ("of the query before", lambda t: t.roll(1, 2)),
@@ -366,7 +368,28 @@ def _sums_to_one(reading: Reading, rows: Tensor) -> bool:
     return bool(((sums - 1.0).abs()[rows] <= reading.same).all())
 
 
-def _fills(reading: Reading, uncovered: Tensor) -> list[float | None]:
+@dataclass(frozen=True)
+class Fill:
+    """The logit of keys that should be hidden: a number, alone or added to their own logit."""
+
+    number: float
+    added: bool
+
+    @property
+    def words(self) -> str:
+        """What follows "keys with"."""
+        return (
+            f"{self.number:g} added to their logits"
+            if self.added
+            else f"a logit of {self.number:g}"
+        )
+
+    def logits(self, own: Tensor) -> Tensor:
+        """The logits, from those that keys have without a mask."""
+        return own + self.number if self.added else torch.full_like(own, self.number)
+
+
+def _fills(reading: Reading, uncovered: Tensor) -> list[Fill | None]:
     """What the logits of uncovered keys may be: None for what they are without a mask."""
     if not uncovered.any():
         return [None]
@@ -375,41 +398,47 @@ def _fills(reading: Reading, uncovered: Tensor) -> list[float | None]:
     anchors = reading.legible & reading.attention.allowed
     apart = torch.where(anchors, logits - exact, torch.nan).nanmean(dim=-1, keepdim=True)
     clear = uncovered & (reading.weights > CLEAR * reading.error)
-    read = (logits - apart)[clear]
-    read = read[torch.isfinite(read)]
-    if read.numel() and float(read.amax() - read.amin()) <= model.FILL_READ_TO:
+    fills: list[Fill | None] = []
+    for own, added in ((torch.zeros_like(exact), False), (exact, True)):
+        read = (logits - apart - own)[clear]
+        read = read[torch.isfinite(read)]
+        if not read.numel() or float(read.amax() - read.amin()) > model.FILL_READ_TO:
+            continue
         middle = float(read.mean())
-        return [
-            float(round(middle)) if abs(middle - round(middle)) < model.FILL_READ_TO else middle,
-            None,
-        ]
-    return [None]
+        whole = float(round(middle))
+        number = whole if abs(middle - whole) < model.FILL_READ_TO else middle
+        if number or not added:
+            fills.append(Fill(number, added))
+    return [*fills, None]
 
 
 def _without_every(some: tuple[Cells, ...]) -> tuple[Cells, ...]:
     return tuple(one for one in some if one is not _EVERY)
 
 
-def _filled(fills: Sequence[float | None]) -> Iterator[NamedMistake]:
+def _filled(fills: Sequence[Fill | None]) -> Iterator[NamedMistake]:
     """Every hidden key with one logit, in all rows or in those that have other keys."""
     for fill in fills:
         if fill is None:
             continue
-        words = f"keys that are hidden have a logit of {fill:g}, and so a weight"
+        words = f"keys that are hidden have {fill.words}, and so a weight"
         fix = "give keys that are hidden a logit of minus infinity"
-        name = f"visibility: hidden keys with a logit of {fill:g}"
+        name = f"visibility: hidden keys with {fill.words}"
         yield statement(name, words, fix, core=_filled_where_others_are(fill))
+        if fill.added:
+            continue
         yield statement(
             f"{name}, in rows without other keys, too",
             f"{words}, in rows without other keys, too",
             fix,
-            changes={"mask_fill": fill},
+            changes={"mask_fill": fill.number},
         )
 
 
-def _filled_where_others_are(fill: float) -> CoreChange:
+def _filled_where_others_are(fill: Fill) -> CoreChange:
     def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        logits = torch.where(attention.allowed, unmasked_logits(attention), fill)
+        own = unmasked_logits(attention)
+        logits = torch.where(attention.allowed, own, fill.logits(own))
         filled = relogited(attention, logits).weights
         empty = attention.empty[..., None]
         return weighing(attention, torch.where(empty, attention.weights, filled))
@@ -422,7 +451,7 @@ def _as_mistake(
     showing: Sequence[Cells],
     hidden: Cells,
     *,
-    fill: float | None,
+    fill: Fill | None,
     normalised: bool,
 ) -> NamedMistake:
     def tables(call: DeclaredCall) -> tuple[Tensor, Tensor]:
@@ -442,7 +471,7 @@ def _as_mistake(
         lost, shown = tables(call)
         logits = unmasked_logits(attention)
         if fill is not None:
-            logits = torch.where(shown, fill, logits)
+            logits = torch.where(shown, fill.logits(logits), logits)
         admitted = attention.allowed | shown
         if normalised:
             return relogited(attention, logits.masked_fill(~(admitted & ~lost), float("-inf")))
@@ -467,7 +496,7 @@ def _texts(
     showing: Sequence[Cells],
     hidden: Cells,
     *,
-    fill: float | None,
+    fill: Fill | None,
     normalised: bool,
 ) -> tuple[str, str, str]:
     """The name, what is wrong, and what to do instead."""
@@ -480,7 +509,7 @@ def _texts(
         fixes.append(f"let the softmax see keys {words}")
     if showing:
         words = " ".join((hidden.words, *(one.words for one in showing if one is not _EVERY)))
-        logit = "" if fill is None else f", with a logit of {fill:g}"
+        logit = "" if fill is None else f", with {fill.words}"
         names.append(f"with keys {words}{logit}")
         texts.append(f"keys {words} have a weight{logit}")
         fixes.append(f"give keys {words} a logit of minus infinity")

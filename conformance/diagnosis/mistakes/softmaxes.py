@@ -276,6 +276,11 @@ SINKS: Final[tuple[NamedMistake, ...]] = (
         _FIX,
         {"inputs": _sunk(lambda call, sinks: call.scale * sinks)},
     ),
+    *named("sink-negated", _SINKS)(
+        "the sink has the other sign",
+        _FIX,
+        {"inputs": _sunk(lambda _call, sinks: -sinks)},
+    ),
     *named("sink-not-exponentiated", _SINKS)(
         "the sink itself, not its exponential, joins the sum",
         _FIX,
