@@ -28,7 +28,7 @@ from conformance.running.clause_run import ClauseRun
 from conformance.running.runner import CandidateRun
 
 JUDGED: Final = Path(__file__).parent / "naming_corpus" / "judged.json"
-# Failing clauses whose diagnosis is looked at: some fail before any answer is compared.
+# Failures whose diagnosis is looked at; those that have none, such as an exception, do not count.
 LOOKED_AT: Final = 3
 
 
@@ -37,7 +37,7 @@ def diagnosed(mutant: Mutant) -> dict[str, Any]:
     torch.set_num_threads(1)
     run = CandidateRun(load(mutant), profile=PROFILES["quick"], dtypes=("float32",))
     entries: list[dict[str, Any]] = []
-    seconds, failed = 0.0, 0
+    seconds, failed, looked_at = 0.0, 0, 0
     for planned in run.planned():
         if planned.reason or planned.level != "MUST":
             continue
@@ -46,10 +46,11 @@ def diagnosed(mutant: Mutant) -> dict[str, Any]:
             continue
         failed += 1
         start = time.process_time()
-        entries = list(run.explain_failure(planned, result).diagnosis) or entries
+        diagnosis = list(run.explain_failure(planned, result).diagnosis)
         seconds = max(seconds, time.process_time() - start)
+        entries, looked_at = diagnosis or entries, looked_at + bool(diagnosis)
         named = entries and entries[0]["name"] != UNKNOWN
-        if named or failed == LOOKED_AT:
+        if named or looked_at == LOOKED_AT:
             break
     return {
         "mutant": mutant.name,
