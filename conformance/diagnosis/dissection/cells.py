@@ -1,0 +1,236 @@
+"""Kinds of keys that a query may lose or see: by place, by tile, by mask and by structure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..mistakes import DeclaredCall
+from ..mistakes._steps import BLOCKS, admitted_by_mask, admitted_by_structure, keys_ahead
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Some keys of some queries: ``words`` follow "the keys"; bool ``[B, H, Lq, Lk]``."""
+
+    words: str
+    holds: Callable[[DeclaredCall], Tensor | None]
+
+
+def _index(axis: int, words: str, holds: Callable[[Tensor, int], Tensor]) -> Cells:
+    def cells(call: DeclaredCall) -> Tensor:
+        shape = call.inputs.score_shape
+        index = torch.arange(shape[axis])
+        view = [1, 1, 1, 1]
+        view[axis] = -1
+        return holds(index, shape[axis]).reshape(view).expand(shape)
+
+    return Cells(words, cells)
+
+
+def _ahead(words: str, holds: Callable[[Tensor], Tensor]) -> Cells:
+    return Cells(words, lambda call: holds(keys_ahead(call)).expand(call.inputs.score_shape))
+
+
+def _from_the_top(words: str, holds: Callable[[Tensor], Tensor]) -> Cells:
+    return Cells(
+        words,
+        lambda call: holds(keys_ahead(call, bottom_right=False)).expand(call.inputs.score_shape),
+    )
+
+
+def _from_the_bottom(words: str, holds: Callable[[Tensor], Tensor]) -> Cells:
+    return Cells(
+        words,
+        lambda call: holds(keys_ahead(call, bottom_right=True)).expand(call.inputs.score_shape),
+    )
+
+
+def _mask(words: str, change: Callable[[Tensor], Tensor]) -> Cells:
+    """Keys that a changed mask keeps."""
+
+    def cells(call: DeclaredCall) -> Tensor | None:
+        shape = call.inputs.score_shape
+        if not call.inputs.masked:
+            return None
+        changed = change(admitted_by_mask(call).expand(shape))
+        return changed if changed.shape == shape else None
+
+    return Cells(words, cells)
+
+
+def _not(cells: Cells, words: str) -> Cells:
+    def holds(call: DeclaredCall) -> Tensor | None:
+        table = cells.holds(call)
+        return None if table is None else ~table
+
+    return Cells(words, holds)
+
+
+def _cached(call: DeclaredCall) -> Tensor:
+    shape = call.inputs.score_shape
+    return (torch.arange(shape[-1]) < call.inputs.past).expand(shape)
+
+
+def _by_structure(call: DeclaredCall) -> Tensor:
+    return admitted_by_structure(call).expand(call.inputs.score_shape)
+
+
+EVERY: Final = Cells(
+    "of every kind", lambda call: torch.ones(call.inputs.score_shape, dtype=torch.bool)
+)
+KEPT: Final = _mask("that the mask keeps", lambda table: table)
+REACHED: Final = Cells("that causality and window leave", _by_structure)
+
+
+def _tiles(size: int) -> Iterator[Cells]:
+    """Keys by their place in tiles of a size."""
+    yield _index(3, f"past the last whole tile of {size}", lambda i, n: i >= n // size * size)
+    yield _index(3, f"past the first {size}", lambda i, _n: i >= size)
+    yield _index(3, f"among the first {size}", lambda i, _n: i < size)
+    yield _index(3, f"in the last tile of {size}", lambda i, n: i >= (n - 1) // size * size)
+    yield _index(3, f"before the last tile of {size}", lambda i, n: i < (n - 1) // size * size)
+    yield _index(3, f"that end a tile of {size}", lambda i, _n: i % size == size - 1)
+    yield _index(3, f"that begin a tile of {size}", lambda i, _n: i % size == 0)
+    for words, holds in (
+        (f"in the query's own tile of {size}", torch.eq),
+        (f"in the query's own tile of {size} or one before it", torch.le),
+        (f"in a tile of {size} after the query's own", torch.gt),
+    ):
+        yield Cells(words, _of_tiles(size, holds))
+    yield Cells(
+        f"before a tile of {size} that is hidden as a whole, with a visible one behind it,",
+        _before_a_hidden_tile(size),
+    )
+
+
+def _of_tiles(
+    size: int, holds: Callable[[Tensor, Tensor], Tensor]
+) -> Callable[[DeclaredCall], Tensor]:
+    """Keys by the numbers of their tile and of that in which the query's index lies."""
+
+    def cells(call: DeclaredCall) -> Tensor:
+        shape = call.inputs.score_shape
+        keys, queries = torch.arange(shape[-1]) // size, torch.arange(shape[-2]) // size
+        return holds(keys, queries[:, None]).expand(shape)
+
+    return cells
+
+
+def _before_a_hidden_tile(size: int) -> Callable[[DeclaredCall], Tensor]:
+    """Keys behind which a whole tile is hidden from the query and a later one is not."""
+
+    def cells(call: DeclaredCall) -> Tensor:
+        allowed = call.inputs.allowed(call.semantics).expand(call.inputs.score_shape)
+        tile = torch.arange(allowed.shape[-1]) // size
+        tiles = int(tile[-1]) + 1 if len(tile) else 0
+        table = torch.zeros_like(allowed)
+        for number in range(1, tiles - 1):
+            hidden = ~allowed[..., tile == number].any(dim=-1, keepdim=True)
+            later = allowed[..., tile > number].any(dim=-1, keepdim=True)
+            table = table | (hidden & later & (tile < number))
+        return table
+
+    return cells
+
+
+def _of_first_tiles() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
+    """Masks whose part for the first tile of queries, or of keys, serves for every tile."""
+    for size in BLOCKS[3:]:
+        yield f"of the same place in the first tile of {size} queries", _repeated(2, size)
+        yield f"of the same place in the first tile of {size} keys", _repeated(3, size)
+
+
+def _repeated(axis: int, size: int) -> Callable[[Tensor], Tensor]:
+    return lambda table: table.index_select(axis, torch.arange(table.shape[axis]) % size)
+
+
+def _every_kind() -> Iterator[Cells]:
+    yield from (KEPT, _not(KEPT, "that the mask hides"))
+    yield from (REACHED, _not(REACHED, "that causality or window hides"))
+    for axis, of, ofs in (
+        (3, "(the {} key)", "({} keys)"),
+        (2, "of the {} query", "of {} queries"),
+    ):
+        yield _index(axis, of.format("first"), lambda i, _n: i == 0)
+        yield _index(axis, of.format("last"), lambda i, n: i == n - 1)
+        yield _index(axis, ofs.format("all but the first"), lambda i, _n: i > 0)
+        yield _index(axis, ofs.format("all but the last"), lambda i, n: i < n - 1)
+        yield _index(axis, ofs.format("odd"), lambda i, _n: i % 2 == 1)
+        yield _index(axis, ofs.format("even"), lambda i, _n: i % 2 == 0)
+    for block in BLOCKS[1:]:
+        yield from _tiles(block)
+    yield _index(3, "in the second half", lambda i, n: i >= n // 2)
+    yield _index(3, "in the first half", lambda i, n: i < n // 2)
+    for words, make in (
+        ("", _ahead),
+        (", counted from the first key,", _from_the_top),
+        (", counted from the last key,", _from_the_bottom),
+    ):
+        yield make(f"at the query's own place{words}", lambda ahead: ahead == 0)
+        yield make(f"after the query{words}", lambda ahead: ahead > 0)
+        yield make(f"before the query{words}", lambda ahead: ahead < 0)
+        yield make(f"at or after the query{words}", lambda ahead: ahead >= 0)
+        yield make(f"at or before the query{words}", lambda ahead: ahead <= 0)
+        yield make(f"one after the query{words}", lambda ahead: ahead == 1)
+        yield make(f"more than one after the query{words}", lambda ahead: ahead > 1)
+        yield make(f"one before the query{words}", lambda ahead: ahead == -1)
+    yield Cells("that are cached", _cached)
+    yield _not(Cells("", _cached), "that are new")
+    for words, change in (
+        ("of the first batch item", lambda t: t[:1].expand_as(t)),
+        ("of the last batch item", lambda t: t[-1:].expand_as(t)),
+        ("of the first head", lambda t: t[:, :1].expand_as(t)),
+        ("of the last head", lambda t: t[:, -1:].expand_as(t)),
+        ("of the first query", lambda t: t[:, :, :1].expand_as(t)),
+        ("of the last query", lambda t: t[:, :, -1:].expand_as(t)),
+        ("of the first key", lambda t: t[..., :1].expand_as(t)),
+        ("with queries and keys exchanged", lambda t: t.mT),
+        ("read from the last key to the first", lambda t: t.flip(-1)),
+        ("moved by one key", lambda t: t.roll(1, -1)),
+        ("moved back by one key", lambda t: t.roll(-1, -1)),
+        ("of any query", lambda t: t.any(2, keepdim=True).expand_as(t)),
+        ("of every query", lambda t: t.all(2, keepdim=True).expand_as(t)),
+        ("of any head", lambda t: t.any(1, keepdim=True).expand_as(t)),
+        ("of every head", lambda t: t.all(1, keepdim=True).expand_as(t)),
+        ("of any batch item", lambda t: t.any(0, keepdim=True).expand_as(t)),
+        ("of every batch item", lambda t: t.all(0, keepdim=True).expand_as(t)),
+        ("of the opposite batch item", lambda t: t.flip(0)),
+        ("of the opposite head", lambda t: t.flip(1)),
+        ("up to the first key that it hides", lambda t: t.cumprod(-1).bool()),
+        ("from the first key that it keeps on", lambda t: t.cumsum(-1) > 0),
+        ("up to the last key that it keeps", lambda t: t.flip(-1).cumsum(-1).flip(-1) > 0),
+        ("from the last key that it hides on", lambda t: t.flip(-1).cumprod(-1).bool().flip(-1)),
+        *_of_first_tiles(),
+        ("of the query before", lambda t: t.roll(1, 2)),
+        ("of the query after", lambda t: t.roll(-1, 2)),
+    ):
+        kept = _mask(f"that the mask {words} keeps", change)
+        yield kept
+        yield _not(kept, f"that the mask {words} hides")
+
+
+def _alone(one: Cells, other: Cells, words: str) -> Cells:
+    def holds(call: DeclaredCall) -> Tensor | None:
+        table, others = one.holds(call), other.holds(call)
+        return None if table is None or others is None else ~table & others
+
+    return Cells(words, holds)
+
+
+# What the mask keeps: without one, every key.
+_LEFT: Final = Cells(
+    "that no mask hides",
+    lambda call: admitted_by_mask(call).expand(call.inputs.score_shape),
+)
+# Ways in which keys are hidden: a part of them may be uncovered.
+HIDDEN: Final = (
+    Cells("that are hidden", lambda call: ~call.inputs.allowed(call.semantics)),
+    _alone(KEPT, REACHED, "that the mask alone hides"),
+    _alone(REACHED, _LEFT, "that causality or window alone hides"),
+)
+CELLS: Final = tuple(_every_kind())
