@@ -147,7 +147,11 @@ def _where(facts: dict[str, Any], wrong: Tensor) -> list[str]:
         if len(indices) < count:
             texts.append(f"{_AXIS_NAMES[axis]} {_listed(indices)} of {count}")
     place = " and ".join(texts)
-    return [f"only {place} are affected" if texts else "no batch item, head or row is spared"]
+    return [
+        f"in this example only {place} are affected"
+        if texts
+        else "no batch item, head or row is spared"
+    ]
 
 
 def _listed(indices: list[int]) -> str:

@@ -26,6 +26,9 @@ from .mistakes._steps import has_causal, has_mask, has_softcap, has_window, hide
 from .mistakes.named_mistake import Heads
 
 Combination = tuple[NamedMistake, ...]
+# What acting a mistake out raises where nobody can compute it: the golden refuses, shapes do not
+# meet, or a number has no value at a size.
+IMPOSSIBLE: Final = (ValueError, RuntimeError, TypeError, IndexError, ArithmeticError)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -121,12 +124,10 @@ def act(
     if inputs.point != declared:
         inputs = inputs.replace(point=declared)
     made = made_on(declared, made, inputs)
-    call = mistaken_call(declared, made, inputs)
     try:
         with torch.no_grad():
-            answer = _answer(oracle, call, made)
-    except (ValueError, RuntimeError, TypeError, IndexError) as error:
-        # The golden refuses, or shapes do not meet: nobody can compute this.
+            answer = _answer(oracle, mistaken_call(declared, made, inputs), made)
+    except IMPOSSIBLE as error:
         raise NotExpressible from error
     for mistake in made:
         if mistake.rows is not None:
@@ -238,7 +239,7 @@ def touches(mistake: NamedMistake, call: DeclaredCall) -> bool:
         return False
     try:
         return mistake.inputs(call) is not None
-    except NotExpressible:
+    except (NotExpressible, *IMPOSSIBLE):
         return True
 
 

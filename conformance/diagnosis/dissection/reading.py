@@ -19,8 +19,14 @@ from ...clauses.subject import Subject
 from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..battery import answer_to
-from ..mistaken_answer import Combination, made_on, mistaken_attention, mistaken_call
-from ..mistakes import DeclaredCall
+from ..mistaken_answer import (
+    IMPOSSIBLE,
+    Combination,
+    made_on,
+    mistaken_attention,
+    mistaken_call,
+)
+from ..mistakes import DeclaredCall, NotExpressible
 
 # Keys that one reading may have: each costs a call.
 MOST_KEYS: Final = 160
@@ -129,8 +135,11 @@ def read(subject: Subject, inputs: Inputs, known: Combination = ()) -> Reading |
         return None
     declared = subject.declaration.semantics
     made = made_on(declared, known, inputs)
-    call = mistaken_call(declared, made, inputs)
-    _, attention = mistaken_attention(call, made, every_key=True)
+    try:
+        call = mistaken_call(declared, made, inputs)
+        _, attention = mistaken_attention(call, made, every_key=True)
+    except (NotExpressible, *IMPOSSIBLE):
+        return None  # what is known cannot be made of these inputs
     composed = offset + weights @ attention.value
     room = ROOM * (
         subject.golden(inputs).bound + torch.finfo(inputs.query.dtype).eps * composed.abs()

@@ -182,3 +182,16 @@ def test_two_mistakes_are_stated_as_two() -> None:
     (entry,) = diagnose(Subject(core(both, **PLAIN), "float32"))
     assert "index of the key added" in entry["name"]
     assert "of the head before" in entry["name"]
+
+
+def test_a_number_without_a_value_at_some_size_is_no_error() -> None:
+    """A scale of 1 / (D - 1) has none at D = 1: the statement is not made there."""
+    declared = {**PLAIN, "features": ["scale"]}
+
+    def scaled(query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = None) -> Tensor:
+        size = query.shape[-1] - 1
+        factor = scale if scale is not None else 1.0 / size if size else 1.0
+        return torch.softmax(query @ key.mT * factor, dim=-1) @ value
+
+    (entry,) = diagnose(Subject(core(scaled, **declared), "float32"))
+    assert entry["name"] == "unknown-mistake" or "less than the head size" in entry["name"]
