@@ -83,7 +83,7 @@ MOST_REPORTED: Final = 6
 # The clauses that judge returned weights whatever the problem asks for, and their gradient.
 RETURNS_WEIGHTS: Final = ("shape.weights",)
 OF_WEIGHTS: Final = "gradients.weights"
-PAIR_SECONDS: Final = 0.5
+PAIR_SECONDS: Final = 1.2
 # Statements that explain every answer, of which the shortest that is confirmed is said.
 MOST_STATED: Final = 6
 # Failing problems whose neighbours are searched for what explains them.
