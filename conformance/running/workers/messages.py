@@ -27,6 +27,7 @@ class RunOptions:
     what is replayed is the first call of its process. With ``compile`` each candidate also runs
     through torch.compile. A ``shard`` runs only its part of the examples. ``databases`` name where
     failing problems are kept. ``unchecked`` are globs of parameters that may stay unchecked.
+    Without ``explain`` failures are neither made small nor diagnosed.
     """
 
     targets: tuple[str, ...]
@@ -44,6 +45,7 @@ class RunOptions:
     shard: Shard = WHOLE
     databases: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
+    explain: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -298,6 +298,7 @@ def _planned(
             only=options.only,
             skip=options.skip,
             shard=options.shard,
+            explain=options.explain,
             memory=memory,
         )
         return run, run.planned()

@@ -117,7 +117,7 @@ def _checked(
         progress(step, done, total)
 
     for run in runs:
-        options = RunOptions(targets=(str(path),), profile=CHECK_PROFILE, **run)
+        options = RunOptions(targets=(str(path),), profile=CHECK_PROFILE, explain=False, **run)
         entries += check(options, timeout=timeout, progress=report)["candidates"]
     worst = next((entry for entry in entries if entry["verdict"] not in GREEN), entries[0])
     return {
