@@ -8,9 +8,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..calls.calling import CandidateFailure
+from ..calls.calling import CandidateFailure, arguments, guarded
 from ..clauses.subject import Subject
 from ..oracle.comparison import AXES
+from ..problems.problem import Problem
 from ..tolerance import model
 from .agreement import margin, wrong_elements
 from .battery import BatteryAnswer, answer_to
@@ -207,6 +208,23 @@ def repeats(subject: Subject, answer: BatteryAnswer) -> bool:
     bound = exact.bound if fits else torch.zeros_like(answer.output)
     differs = (again.output - answer.output).abs() > bound
     return not bool((differs & torch.isfinite(again.output)).any())
+
+
+def keeps_state(subject: Subject, problem: Problem) -> bool:
+    """Whether one built candidate answers the same call differently the second time."""
+    inputs = subject.inputs(problem)
+    positional, keywords = arguments(inputs)
+    try:
+        forward = subject.forward(inputs)
+        first, second = (guarded(forward, positional, keywords) for _ in range(2))
+    except CandidateFailure:
+        return False
+    if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
+        return False
+    if first.shape != second.shape or first.shape != inputs.output_shape:
+        return False
+    apart = (first.double() - second.double()).abs()
+    return bool((apart > subject.golden(inputs).bound).any())
 
 
 def _values_of_one(

@@ -14,7 +14,7 @@ from ..clauses.subject import Subject
 from ..oracle.gradient_oracle import why_unknown
 from ..problems.problem import Problem
 from ..tolerance import model
-from .answer_facts import NO_MISTAKE, UNKNOWN
+from .answer_facts import NO_MISTAKE, UNKNOWN, keeps_state
 from .dissection.backward import backward_statements
 from .mistakes import BACKWARD, NamedMistake, NotExpressible
 from .mistakes.backward_pass import gradients_with
@@ -38,6 +38,16 @@ FORMATS: Final = (torch.bfloat16, torch.float16)
 WHOLE: Final = ("gradients.golden", "gradients.options")
 
 
+_OF_STATE: Final[dict[str, Any]] = {
+    "name": UNKNOWN,
+    "text": f"{NO_MISTAKE}: the answer to the same call is another the second time: something is "
+    "kept from call to call",
+    "fix": "",
+    "confidence": 0.0,
+    "facts": {},
+}
+
+
 class BackwardDiagnostician:
     """Explains wrong gradients of one candidate in one dtype; the battery runs once."""
 
@@ -56,6 +66,8 @@ class BackwardDiagnostician:
         every = [*self.observed, *([] if shown is None else [shown])]
         wrong = [gradients for gradients in every if gradients.wrong]
         if not wrong:
+            if keeps_state(self.subject, problem):
+                return [_OF_STATE]  # the clause may fail because of that alone
             explanations = _by_clause(clause, problem)
         else:
             explanations = self._by_gradients(every) or self._read(every)
