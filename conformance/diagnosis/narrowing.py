@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import combinations
 from operator import and_
 from typing import Final
 
@@ -25,6 +24,7 @@ from .battery import BatteryAnswer
 from .conditions import FINER, Condition
 from .mistaken_answer import ActedAnswers, MistakenAnswer, touches
 from .mistakes import DeclaredCall, NamedMistake, NotExpressible
+from .telling_apart import fewest
 
 # Conditions that a mistake may have together.
 MOST_TOGETHER: Final = 3
@@ -261,30 +261,14 @@ LITERALS: Final[tuple[Condition | Part, ...]] = (
 def _telling_apart(made: Tensor, spared: Tensor) -> tuple[Condition | Part, ...] | None:
     """The fewest literals that all rows of ``made`` meet and none of ``spared`` does together.
 
-    None where no three tell them apart. Of equally many, and of those that tell the same rows
-    apart, the plainest are taken.
+    None where no three tell them apart. Of equally many the plainest are taken.
     """
-    if not len(spared):
-        return ()
-    everything = (1 << len(spared)) - 1
-    plainest: dict[int, int] = {}
-    for index in made.all(dim=0).nonzero().flatten().tolist():
-        left = sum(1 << row for row in spared[:, index].nonzero().flatten().tolist())
-        if left != everything:
-            plainest.setdefault(left, index)
-    masks = list(plainest)
-    if masks and _common(masks):
-        return None
-    for count in range(1, MOST_TOGETHER + 1):
-        for chosen in combinations(masks, count):
-            if not _common(chosen):
-                return tuple(LITERALS[plainest[left]] for left in chosen)
-    return None
-
-
-def _common(masks: Sequence[int]) -> int:
-    """The bits that all of some numbers have."""
-    return reduce(and_, masks)
+    common = made.all(dim=0).nonzero().flatten().tolist()
+    left = [
+        sum(1 << row for row in spared[:, index].nonzero().flatten().tolist()) for index in common
+    ]
+    chosen = fewest(left, len(spared), MOST_TOGETHER)
+    return None if chosen is None else tuple(LITERALS[common[index]] for index in chosen)
 
 
 def made_under(mistake: NamedMistake, literals: Sequence[Condition | Part]) -> NamedMistake:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from itertools import combinations
+from operator import and_
 from typing import Final
 
 from ..problems.inputs import Inputs
@@ -18,13 +20,38 @@ def telling_apart(made: Sequence[Inputs], spared: Sequence[Inputs]) -> tuple[Con
 
     The plainest of equally many; None where no two tell them apart.
     """
-    if not spared:
-        return ()
     literals = [each for one in FINER for each in (one, one.negated) if each.words]
     common = [one for one in literals if all(one.holds(inputs) for inputs in made)]
-    left = [{index for index, inputs in enumerate(spared) if one.holds(inputs)} for one in common]
-    for count in range(1, MOST_TOGETHER + 1):
-        for chosen in combinations(range(len(common)), count):
-            if not set.intersection(*(left[index] for index in chosen)):
-                return tuple(common[index] for index in chosen)
+    left = [
+        sum(1 << index for index, inputs in enumerate(spared) if one.holds(inputs))
+        for one in common
+    ]
+    chosen = fewest(left, len(spared), MOST_TOGETHER)
+    return None if chosen is None else tuple(common[index] for index in chosen)
+
+
+def fewest(left: Sequence[int], count: int, most: int) -> tuple[int, ...] | None:
+    """The fewest of some properties that none of ``count`` things has together, as indices.
+
+    ``left`` holds a number for each property, bit i for the thing i that has it. Of equally many
+    the first are taken; None where no ``most`` of them suffice.
+    """
+    if not count:
+        return ()
+    plainest: dict[int, int] = {}
+    for index, mask in enumerate(left):
+        if mask != (1 << count) - 1:
+            plainest.setdefault(mask, index)
+    masks = list(plainest)
+    if masks and _common(masks):
+        return None
+    for number in range(1, most + 1):
+        for chosen in combinations(masks, number):
+            if not _common(chosen):
+                return tuple(plainest[mask] for mask in chosen)
     return None
+
+
+def _common(masks: Sequence[int]) -> int:
+    """The bits that all of some numbers have."""
+    return reduce(and_, masks)
