@@ -4,7 +4,8 @@
 runs each in the profile quick until MUST clauses fail, and prints the diagnosis of the first that
 is named beside what the change does. ``--json FILE`` keeps all of it. Names that somebody has read
 and compared with the text are in ``naming_corpus/judged.json``: right, or wrong; others are
-counted as not judged.
+counted as not judged. ``--pairs N`` acts out random pairs of mistakes of the catalogue instead,
+and compares what the diagnosis says with the pair itself.
 """
 
 from __future__ import annotations
@@ -14,22 +15,27 @@ import json
 import statistics
 import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from fnmatch import fnmatchcase
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from naming_corpus import MUTANTS, Mutant, load
+from naming_pairs import diagnosed_pair
 
+from conformance.base.mistake import UNKNOWN
 from conformance.base.profile import PROFILES
-from conformance.diagnosis.answer_facts import UNKNOWN
 from conformance.running.clause_run import ClauseRun
 from conformance.running.runner import CandidateRun
 
 JUDGED: Final = Path(__file__).parent / "naming_corpus" / "judged.json"
 # Failures whose diagnosis is looked at; those that have none, such as an exception, do not count.
 LOOKED_AT: Final = 3
+# How long a diagnosis should take.
+TARGET_SECONDS: Final = 1.0
 
 
 def diagnosed(mutant: Mutant) -> dict[str, Any]:
@@ -74,32 +80,66 @@ def outcome(entry: dict[str, Any], judged: dict[str, dict[str, str]]) -> str:
 
 
 def main() -> None:
-    """Run the mutants, print a line for each, and the counts."""
+    """Run the mutants or pairs, print a line for each, and the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="*", help="names of mutants, with * and ?")
+    parser.add_argument(
+        "--only", action="append", help="names of mutants, with * and ?; several times for several"
+    )
+    parser.add_argument(
+        "--pairs", type=int, default=0, help="how many pairs of mistakes to act out"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="which pairs")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--json", type=Path, help="where to keep all diagnoses")
     given = parser.parse_args()
-    judged = json.loads(JUDGED.read_text(encoding="utf-8")) if JUDGED.exists() else {}
-    chosen = [mutant for mutant in MUTANTS if fnmatchcase(mutant.name, given.only)]
-    if not chosen:
-        parser.error(f"no mutant is named {given.only}")
-    entries = []
     with ProcessPoolExecutor(given.jobs) as pool:
-        for entry in pool.map(diagnosed, chosen):
-            entries.append(entry)
-            print(f"{entry['mutant']}: {outcome(entry, judged)}", flush=True)
-            print(f"    does: {entry['truth']}")
-            for name, text in zip(entry["names"], entry["texts"], strict=True):
-                print(f"    said: {name}: {text}")
+        if given.pairs:
+            entries = _pairs(pool, given.pairs, given.seed)
+        else:
+            wanted = given.only or ["*"]
+            chosen = [m for m in MUTANTS if any(fnmatchcase(m.name, each) for each in wanted)]
+            if not chosen:
+                parser.error(f"no mutant is named {' or '.join(wanted)}")
+            entries = _mutants(pool, chosen)
     if given.json:
         given.json.write_text(json.dumps(entries, indent=1), encoding="utf-8")
+
+
+def _mutants(pool: Executor, chosen: Sequence[Mutant]) -> list[dict[str, Any]]:
+    judged = json.loads(JUDGED.read_text(encoding="utf-8")) if JUDGED.exists() else {}
+    entries = []
+    for entry in pool.map(diagnosed, chosen):
+        entries.append(entry)
+        print(f"{entry['mutant']}: {outcome(entry, judged)}")
+        _print_said(entry)
     counts = Counter(outcome(entry, judged) for entry in entries)
-    seconds = statistics.median(entry["seconds"] for entry in entries)
+    seconds = sorted(entry["seconds"] for entry in entries)
+    share = sum(each <= TARGET_SECONDS for each in seconds) / len(seconds)
     print(
-        f"\n{len(entries)} mutants: {dict(counts)}; a diagnosis took {seconds:.2f} s (median), "
-        f"{max(entry['seconds'] for entry in entries):.2f} s at most"
+        f"\n{len(entries)} mutants: {dict(counts)}; a diagnosis took "
+        f"{statistics.median(seconds):.2f} s of processor time (median), "
+        f"{seconds[len(seconds) * 9 // 10]:.2f} s in nine of ten, {seconds[-1]:.2f} s at most; "
+        f"{share:.0%} took at most {TARGET_SECONDS:g} s"
     )
+    return entries
+
+
+def _pairs(pool: Executor, count: int, seed: int) -> list[dict[str, Any]]:
+    entries, counts = [], Counter[str]()
+    for entry in pool.map(diagnosed_pair, range(count), repeat(seed)):
+        entries.append(entry)
+        verdict = "wrong" if entry["wrong"] else "right" if entry["names"] else "unknown"
+        counts[verdict] += 1
+        print(f"{entry['pair']} ({entry['kind']}): {verdict}")
+        _print_said(entry)
+    print(f"\n{len(entries)} pairs: {dict(counts)}")
+    return entries
+
+
+def _print_said(entry: dict[str, Any]) -> None:
+    print(f"    does: {entry['truth']}")
+    for name, text in zip(entry["names"], entry["texts"], strict=True):
+        print(f"    said: {name}: {text}", flush=True)
 
 
 if __name__ == "__main__":

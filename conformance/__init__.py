@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from .clauses.subject import Subject
     from .declare.candidate import Candidate
     from .declare.decorators import core, fixed_layer, layer, positions
-    from .errors import DeclarationError, UsageError
+    from .errors import DeclarationError, NonconformanceError, UsageError
     from .oracle.comparison import compare
     from .problems.inputs import Inputs
     from .problems.problem import Problem
     from .problems.space import Space
     from .testing.suites import parametrize, suite
     from .tolerance.contract import Contract, contract_for
+    from .tools.judge import Judge, Report, check
 
     ProjectionWeights = _golden.ProjectionWeights
     Semantics = _golden.Semantics
@@ -49,13 +50,14 @@ _HOMES = {
     "clauses.subject": "Subject",
     "declare.candidate": "Candidate",
     "declare.decorators": "core fixed_layer layer positions",
-    "errors": "DeclarationError UsageError",
+    "errors": "DeclarationError NonconformanceError UsageError",
     "oracle.comparison": "compare",
     "problems.inputs": "Inputs",
     "problems.problem": "Problem",
     "problems.space": "Space",
     "testing.suites": "parametrize suite",
     "tolerance.contract": "Contract contract_for",
+    "tools.judge": "Judge Report check",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -69,14 +71,18 @@ __all__ = [
     "Finding",
     "Geometry",
     "Inputs",
+    "Judge",
     "Mistake",
+    "NonconformanceError",
     "Problem",
     "ProjectionWeights",
+    "Report",
     "Semantics",
     "Space",
     "Subject",
     "UsageError",
     "Violation",
+    "check",
     "clause",
     "compare",
     "compiled",

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from .base.printable_text import printable
 from .base.record import EXIT_HARNESS, EXIT_INTERRUPTED, EXIT_USAGE
-from .errors import RAISED_AT, UsageError
+from .errors import RAISED_AT, TO_CHECK, UsageError
 
 _ENDINGS = ("SIGINT", "SIGTERM", "SIGHUP")
 
@@ -101,9 +101,11 @@ def _tolerate_encodings() -> None:
 
 
 def _say(text: str, code: int) -> int:
-    """Write a sentence in one line, and below it the calls that led to an exception, if any."""
-    sentence, mark, way = text.partition(RAISED_AT)
-    way = f"{mark}{way}".rstrip()
+    """Write a sentence in one line, and below it the way to an error, or lines to paste."""
+    begin = min(
+        (place for m in (RAISED_AT, TO_CHECK) if (place := text.find(m)) >= 0), default=len(text)
+    )
+    sentence, way = text[:begin], text[begin:].rstrip()
     with contextlib.suppress(OSError):  # nobody may be left to read it
         sys.stderr.write(f"conformance: {printable(' '.join(sentence.split()) + way)}\n")
         sys.stderr.flush()

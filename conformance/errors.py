@@ -8,10 +8,16 @@ from typing import Final
 
 # Begins, in the text of an error, the lines that show the way to an exception of the user's code.
 RAISED_AT: Final = "\n  raised at "
+# Begins a line that says how what was found can be checked; lines to paste may follow.
+TO_CHECK: Final = "\n  to check "
 
 
 class UsageError(Exception):
     """What the user gave cannot be used: one sentence saying what, where and what to do."""
+
+
+class NonconformanceError(AssertionError):
+    """A candidate does not conform: the verdict with its causes, as ``raise_for_verdict`` says."""
 
 
 class DeclarationError(UsageError, ValueError):

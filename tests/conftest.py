@@ -102,8 +102,10 @@ def warm_workers() -> Iterator[None]:
 
     For tests of what a run answers. How a worker starts, and in which environment, is not theirs.
     """
+    from conformance.running.workers.pool import WARM  # noqa: PLC0415 (pytest's own runs load nothing of it)
+
     forking = multiprocessing.get_context("forkserver")
-    forking.set_forkserver_preload(["conformance.running.runner", "conformance.clauses"])
+    forking.set_forkserver_preload([WARM])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multiprocessing, "get_context", lambda _method=None: forking)
         yield

@@ -25,6 +25,7 @@ MAY_IMPORT = {
         "pytest",
         "_pytest",
         "redis",
+        "watchfiles",
         "reference",
         "rich",
         "safetensors",

@@ -2172,6 +2172,396 @@ _FUNCTION: Final = _of(
     ),
 )
 
+_LOCAL_SINKS: Final = _of(
+    "local_sinks",
+    (
+        "sinks-doubled",
+        "sink = sinks.to(logits.dtype)",
+        "sink = 2 * sinks.to(logits.dtype)",
+        "The logit of the sink is twice the sink.",
+    ),
+    (
+        "no-sinks-with-window",
+        "    if sinks is None:",
+        "    if sinks is None or window is not None:",
+        "The sinks are ignored where a window is given.",
+    ),
+    (
+        "no-sinks-with-cache",
+        "    if sinks is None:",
+        "    if sinks is None or past_key is not None:",
+        "The sinks are ignored where keys are cached.",
+    ),
+    (
+        "sink-of-group",
+        "sinks.to(logits.dtype).view(1, heads, 1, 1)",
+        "sinks.to(logits.dtype)[torch.arange(heads) // (heads // kv_heads)].view(1, heads, 1, 1)",
+        "Head h uses the sink of head h // G, the number of its key/value head.",
+    ),
+    (
+        "sink-capped",
+        "    peak = torch.maximum(logits.amax",
+        (
+            "    if softcap is not None:\n        sink = softcap * torch.tanh(sink / softcap)\n"
+            "    peak = torch.maximum(logits.amax"
+        ),
+        "The softcap is applied to the logit of the sink, too.",
+    ),
+    (
+        "capped-twice",
+        "        logits = softcap * torch.tanh(logits / softcap)\n",
+        (
+            "        logits = softcap * torch.tanh(logits / softcap)\n"
+            "        logits = softcap * torch.tanh(logits / softcap)\n"
+        ),
+        "The softcap is applied twice.",
+    ),
+    (
+        "cap-halved",
+        "        logits = softcap * torch.tanh(logits / softcap)\n",
+        "        logits = 0.5 * softcap * torch.tanh(2 * logits / softcap)\n",
+        "Half of the softcap is used.",
+    ),
+    (
+        "window-from-new",
+        "seen & (ahead >= -window[0])",
+        "seen & (ahead >= -window[0] - (0 if past_key is None else past_key.shape[2]))",
+        "The window shows as many keys more before the query's own as keys are cached.",
+    ),
+    (
+        "cached-value-heads-reversed",
+        "torch.cat([past_value, value], dim=2)",
+        "torch.cat([past_value.flip(1), value], dim=2)",
+        "The cached values are those of the key/value heads in reversed order.",
+    ),
+    (
+        "cache-cut-to-window",
+        "    batch, heads, new, size = query.shape",
+        (
+            "    if window and window[0] >= 0 and keep is None and past_key is not None:\n"
+            "        lost = max(past_key.shape[2] - window[0], 0)\n"
+            "        key, value = key[:, :, lost:], value[:, :, lost:]\n"
+            "    batch, heads, new, size = query.shape"
+        ),
+        (
+            "Without a mask, of cached keys only as many as the window shows before a query are "
+            "kept: queries that would see earlier ones lose them."
+        ),
+    ),
+    (
+        "cached-heads-tiled",
+        "        key = torch.cat([past_key, key], dim=2)",
+        "        key = torch.cat([past_key.roll(1, 1), key], dim=2)",
+        "The cached keys of a key/value head are those of the head before it, cyclically.",
+    ),
+    (
+        "unscaled-with-window",
+        "    factor = size**-0.5 if scale is None else scale",
+        "    factor = 1.0 if window is not None else size**-0.5 if scale is None else scale",
+        "The dot products are not scaled where a window is given.",
+    ),
+    (
+        "mask-moved-by-cache",
+        "seen & keep",
+        "seen & keep.roll(0 if past_key is None else past_key.shape[2], -1)",
+        "The columns of the mask are moved, cyclically, by the number of cached keys.",
+    ),
+)
+
+_ALIBI: Final = _of(
+    "alibi",
+    (
+        "slopes-from-zero",
+        "(-8.0 * (head + 1) / power)",
+        "(-8.0 * head / power)",
+        "The slopes of a power of two heads are counted from 2 ** 0 instead of 2 ** (-8 / n).",
+    ),
+    (
+        "slopes-reversed",
+        "(some + finer)[:heads]",
+        "(some + finer)[:heads][::-1]",
+        "Head h has the slope of head H - 1 - h.",
+    ),
+    (
+        "favours-far",
+        "logits - slope * distance",
+        "logits + slope * distance",
+        "The linear bias is added: the farther a key, the more it counts.",
+    ),
+    (
+        "from-the-first-key",
+        "    distance = (rows - columns).abs()",
+        "    distance = (rows - (lk - lq) - columns).abs()",
+        "Distances are counted as if query i stood at key i instead of i + Lk - Lq.",
+    ),
+    (
+        "scaled",
+        "    logits = query @ key.transpose(2, 3) * factor\n    logits = logits - slope * distance",
+        "    logits = (query @ key.transpose(2, 3) - slope * distance) * factor",
+        "The linear bias is multiplied by the scale.",
+    ),
+    (
+        "geometric",
+        "(some + finer)[:heads]",
+        "[2.0 ** (-8.0 * (h + 1) / heads) for h in range(heads)]",
+        "The slopes of n heads are 2 ** (-8 (h + 1) / n), whether or not n is a power of two.",
+    ),
+    (
+        "up-to-eight",
+        "(rows - columns).abs()",
+        "(rows - columns).abs().clamp(max=8)",
+        "Distances are at most 8.",
+    ),
+    (
+        "only-when-causal",
+        "    logits = logits - slope * distance",
+        "    if causal:\n        logits = logits - slope * distance",
+        "Without the causal flag there is no linear bias.",
+    ),
+    (
+        "squared",
+        "(rows - columns).abs()",
+        "(rows - columns).square()",
+        "The squares of the distances count.",
+    ),
+    (
+        "slope-of-group",
+        "slopes(heads).to(query.dtype).view(heads, 1, 1)",
+        (
+            "slopes(heads // group).to(query.dtype)"
+            ".repeat_interleave(group, dim=0).view(heads, 1, 1)"
+        ),
+        "All heads of a group have the slope that its key/value head would have among those.",
+    ),
+    (
+        "lost-under-bias",
+        "        logits = logits + bias\n",
+        "        logits = logits + slope * distance + bias\n",
+        "With an additive mask there is no linear bias.",
+    ),
+)
+
+_DECODER: Final = _of(
+    "decoder",
+    (
+        "keys-not-normalised",
+        "q, k = normalise(q), normalise(k)",
+        "q = normalise(q)",
+        "The keys are not normalised.",
+    ),
+    (
+        "large-epsilon",
+        "EPSILON = 1e-6",
+        "EPSILON = 1e-2",
+        "The epsilon of the norms is 0.01 instead of 0.000001.",
+    ),
+    (
+        "norm-without-mean",
+        "x.square().mean(-1, keepdim=True)",
+        "x.square().sum(-1, keepdim=True)",
+        "Heads are divided by their length instead of the root of their mean square.",
+    ),
+    (
+        "halves",
+        "even, odd = x[..., 0::2], x[..., 1::2]",
+        "even, odd = x.chunk(2, dim=-1)",
+        (
+            "Channels i and i + D/2 are turned together, and the results stand interleaved in "
+            "both queries and keys."
+        ),
+    ),
+    (
+        "table-of-first-call",
+        (
+            "        cosine, sine = table(length, self.size)\n"
+            "        q = turn(q, cosine[past:], sine[past:])\n"
+        ),
+        (
+            '        kept = globals().setdefault("KEPT", {})\n'
+            "        kept = kept.setdefault(self.size, table(length, self.size))\n"
+            "        places = torch.arange(length).clamp(max=len(kept[0]) - 1)\n"
+            "        cosine, sine = kept[0][places], kept[1][places]\n"
+            "        q = turn(q, cosine[past:], sine[past:])\n"
+        ),
+        (
+            "The table of positions is that of the first call with a head size: later tokens stand "
+            "at its last place."
+        ),
+    ),
+    (
+        "queries-from-zero",
+        "cosine[past:], sine[past:]",
+        "cosine[: length - past], sine[: length - past]",
+        "With a cache the positions of queries are counted from 0.",
+    ),
+    (
+        "new-keys-from-zero",
+        "        k = turn(k, cosine, sine)",
+        (
+            "        k = torch.cat(\n"
+            "            [\n"
+            "                turn(k[:, :, :past], cosine[:past], sine[:past]),\n"
+            "                turn(k[:, :, past:], *(t[: length - past] for t in (cosine, sine))),\n"
+            "            ],\n"
+            "            2,\n"
+            "        )"
+        ),
+        "With a cache the positions of the new keys are counted from 0.",
+    ),
+    (
+        "cached-keys-not-turned",
+        "        k = turn(k, cosine, sine)",
+        (
+            "        k = torch.cat(\n"
+            "            [k[:, :, :past], turn(k[:, :, past:], cosine[past:], sine[past:])], 2\n"
+            "        )"
+        ),
+        "The cached keys are not turned.",
+    ),
+    (
+        "mask-of-first-call",
+        "hidden = hidden | torch.ones_like(hidden).triu(past + 1)",
+        (
+            'kept = getattr(self, "kept", None)\n'
+            "            if kept is None or kept.shape[0] < length:\n"
+            "                kept = self.kept = torch.ones(length, length).triu(1).bool()\n"
+            "            hidden = hidden | kept[: q.shape[2], :length]"
+        ),
+        "With a cache the causal flag takes query i to stand at key i.",
+    ),
+    (
+        "last-head-lost",
+        "(probs @ v).transpose(1, 2)",
+        (
+            "((probs @ v) * (torch.arange(self.heads) < max(self.heads - 1, 1)).view(-1, 1, 1)"
+            ").transpose(1, 2)"
+        ),
+        "Of several heads the last one answers zero.",
+    ),
+    (
+        "values-normalised",
+        "q, k = normalise(q), normalise(k)",
+        "q, k, v = normalise(q), normalise(k), normalise(v)",
+        "The values of each head are normalised like queries and keys.",
+    ),
+    (
+        "cached-values-late",
+        "v = torch.cat([past_value, v], dim=2)",
+        "v = torch.cat([v, past_value], dim=2)",
+        "The cached values come after the new ones; the cached keys before.",
+    ),
+)
+
+_RECOMPUTING: Final = _of(
+    "recomputing",
+    (
+        "cap-without-slope",
+        "logits, slope = ctx.cap * bent, 1.0 - bent.square()",
+        "logits = ctx.cap * bent",
+        "The gradient passes the softcap as if it were the identity.",
+    ),
+    (
+        "cap-slope-of-first-power",
+        "1.0 - bent.square()",
+        "1.0 - bent.abs()",
+        "The slope of the softcap is taken to be 1 - |tanh| instead of 1 - tanh².",
+    ),
+    (
+        "not-capped-again",
+        "logits, slope = ctx.cap * bent, 1.0 - bent.square()",
+        "slope = 1.0 - bent.square()",
+        "The weights of the backward pass are made of logits without the softcap.",
+    ),
+    (
+        "hidden-keys-back",
+        "logits = logits.masked_fill(hidden[..., start : start + TILE], -torch.inf)\n            w",
+        "w",
+        "The weights of the backward pass are those of hidden keys, too.",
+    ),
+    (
+        "query-of-last-tile",
+        "of_query = of_query + of_scores",
+        "of_query = of_scores",
+        "The gradient of the query comes from the last tile of 16 keys alone.",
+    ),
+    (
+        "key-of-declared-scale",
+        "of_keys.append(of_scores.mT @ query * ctx.scale)",
+        "of_keys.append(of_scores.mT @ query * query.shape[-1] ** -0.5)",
+        "The gradient of the key has the factor 1/sqrt(D) where another scale is given.",
+    ),
+    (
+        "delta-of-values",
+        "delta = (upstream * output).sum(-1, keepdim=True)",
+        "delta = (upstream * output).mean(-1, keepdim=True)",
+        "The row term is a mean over the channels instead of their sum.",
+    ),
+    (
+        "value-gradient-of-tile-sums",
+        "of_values.append(weights.mT @ upstream)",
+        "of_values.append(weights.softmax(-1).mT @ upstream)",
+        "The gradient of the value meets a softmax of the weights of each tile of 16 keys.",
+    ),
+    (
+        "total-without-small",
+        "total = torch.logsumexp(logits, dim=-1, keepdim=True)",
+        "total = torch.logsumexp(logits[..., :TILE], dim=-1, keepdim=True)",
+        "The exponentials are divided by their sum over the first 16 keys.",
+    ),
+)
+
+_READER: Final = _of(
+    "reader",
+    (
+        "values-first",
+        "torch.cat([weights.k, weights.v])",
+        "torch.cat([weights.v, weights.k])",
+        "Keys are made by the value matrix and values by the key matrix; biases are right.",
+    ),
+    (
+        "packed-by-head",
+        (
+            "both = both.view(batch, lk, 2, self.heads, self.size)\n"
+            "        k, v = both[:, :, 0].transpose(1, 2), both[:, :, 1].transpose(1, 2)"
+        ),
+        (
+            "both = both.view(batch, lk, self.heads, 2, self.size)\n"
+            "        k, v = both[..., 0, :].transpose(1, 2), both[..., 1, :].transpose(1, 2)"
+        ),
+        "The product is read as key and value of head 0, then of head 1, instead of all keys.",
+    ),
+    (
+        "memory-normalised",
+        "both = functional.linear(context,",
+        "both = functional.linear(functional.layer_norm(context, context.shape[-1:]),",
+        "Each token of the memory is normalised to mean 0 and variance 1 first.",
+    ),
+    (
+        "bias-of-first-head",
+        "scores = scores + bias",
+        "scores = scores + bias[:, :1]",
+        "The additive mask of head 0 is added in all heads; their own minus infinities count, too.",
+    ),
+    (
+        "no-first-token",
+        "probs = scores.masked_fill(hidden, -torch.inf)",
+        "hidden[..., 0] |= lk > 4\n        probs = scores.masked_fill(hidden, -torch.inf)",
+        "The first token of a memory of more than 4 is ignored.",
+    ),
+    (
+        "matrices-of-first-build",
+        "        self.w = weights",
+        (
+            "        shapes = (weights.q.shape, weights.k.shape, weights.q.dtype)\n"
+            '        self.w = globals().setdefault("BUILT", {}).setdefault(shapes, weights)'
+        ),
+        (
+            "The query and output projections are those of the first layer that was built with "
+            "these sizes."
+        ),
+    ),
+)
+
 MUTANTS: Final = (
     *_NAIVE,
     *_TILED,
@@ -2187,4 +2577,9 @@ MUTANTS: Final = (
     *_CROSS_LAYER,
     *_ROTARY_LAYER,
     *_FUNCTION,
+    *_LOCAL_SINKS,
+    *_ALIBI,
+    *_DECODER,
+    *_RECOMPUTING,
+    *_READER,
 )

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from ..errors import DeclarationError
+
+# The name of a diagnosis that found none.
+UNKNOWN: Final = "unknown-mistake"
 
 
 @dataclass(frozen=True, kw_only=True)

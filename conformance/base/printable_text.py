@@ -39,6 +39,7 @@ def printable_record(data: Any) -> Any:
 
 
 LONGEST: Final = 4096
+_LONGEST_NAME: Final = 200
 _HERE: Final = str(Path(__file__).resolve().parent.parent)
 _STANDARD: Final = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 _INSTALLED: Final = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
@@ -60,12 +61,20 @@ def raised_text(error: BaseException) -> str:
     text = " ".join(_message(error).split())
     cause = error.__cause__
     if cause is not None:
-        text += f", caused by {type(cause).__name__}: {' '.join(_message(cause).split())}"
-    text = f"raised {type(error).__name__}: {text}".rstrip(": ")
-    if len(text) > LONGEST:
-        text = f"{text[:LONGEST]}…"
+        text += f", caused by {name_of(cause)}: {' '.join(_message(cause).split())}"
+    text = f"raised {name_of(error)}: {text}".rstrip(": ")
     place = _place(_frames(error))
-    return printable(f"{text} ({place})" if place else text)
+    return printable(f"{capped(text)} ({place})" if place else capped(text))
+
+
+def capped(text: str) -> str:
+    """A text of somebody else's, cut to 4 KB."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def name_of(error: BaseException) -> str:
+    """The name of an error's class, which may be as long as whoever made it likes."""
+    return type(error).__name__[:_LONGEST_NAME]
 
 
 def traceback_text(error: BaseException) -> str:

@@ -45,6 +45,8 @@ EXIT_INTERRUPTED: Final = 130
 STANDARD_INPUT: Final = Path("-")
 # Report, its candidates, a candidate, its clauses: each entry of these stands on a line.
 _ON_LINES: Final = 4
+# Records nest some fifteen levels deep.
+_DEEPEST: Final = 100
 
 Number = float | Literal["nan", "inf", "-inf"]  # JSON has no numbers that are not finite
 
@@ -60,6 +62,54 @@ class ViolationEntry(TypedDict, total=False):
     measured: dict[str, Any]
     compared: dict[str, Any]
     traceback: str
+
+
+class PictureEntry(TypedDict, total=False):
+    """The weights of one item and head of a failing problem, each table ``[query][key]``.
+
+    Those ``got`` are read from the candidate's answers to values that are one at a single key.
+
+    text
+        The worst weight in a sentence.
+    item, items, head, heads
+        Which batch item and head this is, the one whose weights differ most, and of how many.
+    first, sizes, worst
+        Pairs of query and key: where the tables begin, how many there are, the worst weight.
+    hidden, wrong
+        Keys that a query may not attend; weights that rounding does not explain.
+    logits
+        Where they are what is wrong: the logarithms of both weights, less that of the row's
+        heaviest key; None where there is no number.
+    """
+
+    text: Required[str]
+    item: Required[int]
+    items: Required[int]
+    head: Required[int]
+    heads: Required[int]
+    first: Required[list[int]]
+    sizes: Required[list[int]]
+    worst: Required[list[int]]
+    expected: Required[list[list[Number]]]
+    got: Required[list[list[Number]]]
+    hidden: Required[list[list[bool]]]
+    wrong: Required[list[list[bool]]]
+    logits: dict[str, list[list[Number | None]]]
+
+
+class DiagnosisEntry(TypedDict, total=False):
+    """What explains a failure: its name, a sentence, what to change, and how sure that is.
+
+    ``facts`` are those about a mistake without a name. Of each name the first failure that could be
+    read has a ``picture``, and so have later ones on smaller problems.
+    """
+
+    name: str
+    text: str
+    fix: str
+    confidence: Number
+    facts: dict[str, Any]
+    picture: PictureEntry
 
 
 class ClauseEntry(TypedDict, total=False):
@@ -82,11 +132,33 @@ class ClauseEntry(TypedDict, total=False):
     margin: Number | None
     violation: ViolationEntry | None
     counterexample: dict[str, Any] | None
-    diagnosis: list[dict[str, Any]]
+    diagnosis: list[DiagnosisEntry]
     blame: Any
     planned: Any
     trail: Any
     coverage: Any
+    explained_by: str
+
+
+class CauseEntry(TypedDict, total=False):
+    """Why some clauses failed: :func:`conformance.session.causes.causes_of`.
+
+    ``name`` is that of a mistake, ``unknown-mistake``, ``exception``, ``not-finite`` or a clause.
+    ``clauses`` are the slugs of what fails of it, ``level`` the strictest of theirs.
+    ``counterexample`` is the smallest among them, and ``failure`` says whose it is: id, dtype and
+    device. ``alternatives`` are other mistakes that explain all of them as well, with text, fix and
+    confidence.
+    """
+
+    name: Required[str]
+    text: str
+    fix: str
+    confidence: Number
+    level: str
+    clauses: list[str]
+    failure: dict[str, Any]
+    counterexample: dict[str, Any] | None
+    alternatives: list[dict[str, Any]]
 
 
 class CandidateEntry(TypedDict, total=False):
@@ -109,6 +181,7 @@ class CandidateEntry(TypedDict, total=False):
     counts: Any
     seconds: float
     coverage: dict[str, Any]
+    causes: list[CauseEntry]
     clauses: Required[list[ClauseEntry]]
     shard: Any
     source: Any
@@ -151,6 +224,7 @@ class Record(TypedDict, total=False):
     options: dict[str, Any]
     shard: dict[str, Any]
     limit: dict[str, Any]
+    stopped: dict[str, Any]
     explored: dict[str, Any]
     merged: dict[str, Any]
     compared: Any
@@ -228,6 +302,8 @@ def _indented(value: Any, *, depth: int, margin: str = "") -> str:
 def read_record(path: Path) -> Record:
     """The record of ``conformance check`` in a file; ``-`` is standard input.
 
+    A verdict that is better than its clauses allow is corrected: somebody has edited it.
+
     Raises UsageError for what cannot be read, is no record, is one of ``conformance teeth``, or has
     a schema that this version cannot read.
     """
@@ -248,13 +324,29 @@ def read_record(path: Path) -> Record:
     if wrong := _wrong(data, Record, "it"):
         _refuse(path, wrong)
     record: Record = data  # type: ignore[assignment]  # as just checked
-    return record
+    return {**record, "candidates": [_judged(entry) for entry in record["candidates"]]}
+
+
+def _judged(candidate: CandidateEntry) -> CandidateEntry:
+    """A candidate whose verdict is no better than its clauses allow, whatever the file says."""
+    for word, status in (("error", "error"), ("fails", "failed"), ("fails", "unexpected-pass")):
+        against = [
+            clause["id"]
+            for clause in candidate["clauses"]
+            if clause["status"] == status
+            and (status != "failed" or clause.get("level", "MUST") == "MUST")
+        ]
+        if against and candidate["verdict"] in (*GREEN, "inconclusive"):
+            more = f" and {len(against) - 1} more" if len(against) > 1 else ""
+            said = f"the record says {candidate['verdict']}, but {against[0]}{more} {status}"
+            return {**candidate, "verdict": word, "verdict_reason": said}
+    return candidate
 
 
 def _parsed(path: Path) -> Any:
     try:
         data = sys.stdin.buffer.read() if path == STANDARD_INPUT else path.read_bytes()
-        return json.loads(data.decode("utf-8-sig"))
+        parsed = json.loads(data.decode("utf-8-sig"))
     except FileNotFoundError:
         msg = f"there is no report {path}: 'conformance check TARGET --json {path}' writes one"
         raise UsageError(msg) from None
@@ -265,8 +357,27 @@ def _parsed(path: Path) -> Any:
         msg = f"{path} is no JSON: {error}"
         raise UsageError(msg) from None
     except RecursionError:
-        msg = f"{path} is no report: its JSON is nested too deeply"
-        raise UsageError(msg) from None
+        parsed = None
+    else:
+        if not _is_deep(parsed):
+            return parsed
+    msg = f"{path} is no report: its JSON is nested too deeply"
+    raise UsageError(msg)
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether data nest deeper than any record does, which walks over them could not bear."""
+    level = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(_DEEPEST):
+        level = [
+            entry
+            for holder in level
+            for entry in (holder.values() if isinstance(holder, dict) else holder)
+            if isinstance(entry, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _refuse(path: Path, why: str) -> NoReturn:

@@ -25,7 +25,7 @@ STATUSES: Final[tuple[Status, ...]] = (
     "expected-failure",
     "unexpected-pass",
 )
-_OPTIONAL: Final = ("blame", "planned", "trail", "coverage")
+_OPTIONAL: Final = ("blame", "planned", "trail", "coverage", "explained_by")
 # Tenths of a millisecond: nobody measures a clause more finely.
 _DECIMALS: Final = 4
 KINDS: Final = (
@@ -45,6 +45,8 @@ KINDS: Final = (
     "hung",
     "file",
 )
+# The kinds of failure that another way to compute attention may explain.
+WRONG_ANSWERS: Final = ("value", "shape", "finite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +91,9 @@ class ClauseResult:
     :mod:`conformance.diagnosis.exports.blame`). ``planned`` says how many examples there would have
     been where the time was up before, ``trail`` what each example of a shard showed (see
     :mod:`conformance.running.tally`), ``coverage`` how many combinations of its parameters a clause
-    about combinations has tried (see :mod:`conformance.problems.combinations`).
+    about combinations has tried (see :mod:`conformance.problems.combinations`). ``explained_by`` is
+    the mistake that makes the clause fail, too, where ``diagnosis`` has no name: it is the name of
+    another failure, acted out on this one's problem.
     """
 
     id: str
@@ -110,6 +114,7 @@ class ClauseResult:
     planned: int | None = None
     trail: dict[str, Any] | None = None
     coverage: dict[str, Any] | None = None
+    explained_by: str | None = None
 
     def replace(self, **changes: Any) -> ClauseResult:
         """A copy with some fields changed."""

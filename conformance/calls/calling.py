@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .._golden import golden
-from ..base.printable_text import printable, raised_text, traceback_text
+from ..base.printable_text import capped, name_of, printable, raised_text, traceback_text
 from ..base.results import Violation
 from ..declare.candidate import Candidate
 from ..declare.declaration import SEQUENCES
@@ -281,7 +281,7 @@ def guarded(
         message = printable(f"the graph {lost}")
         raise CandidateFailure(Violation(kind=lost.kind, message=message)) from lost
     except GraphRefused as refused:  # by the runtime: no line of a program raised it
-        reason = str(refused)
+        reason = capped(str(refused))
         message = printable(f"the graph is refused: {reason}") + (
             f" while {action}" if action else ""
         )
@@ -296,7 +296,7 @@ def raised(error: BaseException, action: str = "") -> Violation:
     return Violation(
         kind="raised",
         message=raised_text(error) + (f" while {action}" if action else ""),
-        got=type(error).__name__,
+        got=name_of(error),
         traceback=traceback_text(error),
     )
 

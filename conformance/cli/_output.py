@@ -203,6 +203,15 @@ GITHUB: Final[Decorator] = click.option(
 )
 
 
+VERBOSE: Final[Decorator] = click.option(
+    "-v",
+    "--verbose",
+    "verbosity",
+    count=True,
+    help="Show each clause, too; twice: each failure in full, and what did not apply.",
+)
+
+
 @contextlib.contextmanager
 def no_commands(file: IO[str], *, active: bool) -> Iterator[None]:
     """Keep GitHub's log from taking a candidate's text for a command."""
@@ -217,7 +226,9 @@ def no_commands(file: IO[str], *, active: bool) -> Iterator[None]:
         file.write(f"::{token}::\n")
 
 
-def show_run(record: Mapping[str, Any], file: IO[str], *, github: bool | None) -> None:
+def show_run(
+    record: Mapping[str, Any], file: IO[str], *, github: bool | None, verbosity: int = 0
+) -> None:
     """Show the record of a run to a person, and to GitHub Actions if the run is there."""
     from ..views.terminal import show  # noqa: PLC0415 (loads rich)
     from ..views.tool_texts import show_renewed  # noqa: PLC0415
@@ -225,7 +236,7 @@ def show_run(record: Mapping[str, Any], file: IO[str], *, github: bool | None) -
     on_github = os.environ.get(ACTIONS) == "true" if github is None else github
     with printing():
         with no_commands(file, active=on_github):
-            show(record, file)
+            show(record, file, verbosity)
             show_renewed(record, file)
         if on_github:
             tell_github(record, file)

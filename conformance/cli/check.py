@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import click
@@ -29,6 +31,7 @@ from ._options import (
 from ._output import (
     GITHUB,
     STANDARD_OUTPUT,
+    VERBOSE,
     Files,
     check_files,
     progress_bar,
@@ -37,6 +40,7 @@ from ._output import (
     view_options,
     write_views,
 )
+from ._watching import check_watching, run_again
 
 # Seconds that a call may take where it has to be compiled first, on a busy machine.
 COMPILING = 300.0
@@ -86,12 +90,29 @@ COMPILING = 300.0
 )
 @FAIL_ON
 @STRICT
+@click.option(
+    "-x",
+    "--exitfirst",
+    is_flag=True,
+    help="End with the first MUST that fails; what finds mistakes soonest is asked first.",
+)
+@click.option(
+    "--failed-first",
+    "--lf",
+    "failed_first",
+    is_flag=True,
+    help="Ask first what failed when these targets were last checked.",
+)
+@click.option(
+    "--watch", is_flag=True, help="Run again whenever a file beside the targets changes (Ctrl-C)."
+)
 @timeout_option(
     "Stop a candidate that gives no answer for so long; loading may take twice as long."
 )
 @json_option("Write the record of the run there (- for standard output).")
 @view_options()
 @GITHUB
+@VERBOSE
 def check_command(
     *,
     targets: tuple[str, ...],
@@ -114,10 +135,14 @@ def check_command(
     write_expected: Path | None,
     fail_on: str,
     strict: bool,
+    exitfirst: bool,
+    failed_first: bool,
+    watch: bool,
     timeout: float,
     json_path: Path | None,
     views: Files,
     github: bool | None,
+    verbosity: int,
 ) -> int:
     """Check every candidate of the targets.
 
@@ -128,9 +153,13 @@ def check_command(
     began = time.monotonic()  # what is imported now is part of the time that a run may take
     from ..base.graph_options import GraphOptions  # noqa: PLC0415
     from ..running.workers.messages import RunOptions  # noqa: PLC0415
+    from ..running.workers.pool import WorkerPool, warm_context  # noqa: PLC0415
     from ..session.checking import check  # noqa: PLC0415 (--help must not pay for it)
+    from ..session.order import SOONEST, last_failed, remember_failed  # noqa: PLC0415
     from ..session.renewing import Gate  # noqa: PLC0415
 
+    if watch:
+        check_watching()
     strict = strict or fail_on == "should"
     check_files(views, {"--json": json_path, "--write-expected": write_expected})
     work = read_long(
@@ -159,21 +188,31 @@ def check_command(
         ),
         shard=work.shard,
         databases=work.databases,
+        exitfirst=exitfirst,
     )
-    with progress_bar() as progress:
-        report = check(
-            options,
-            gate=Gate(expected=expected_failures, write=write_expected, strict=strict),
-            timeout=max(timeout, COMPILING) if compiled else timeout,
-            jobs=work.jobs,
-            max_time=work.max_time,
-            began=began,
-            progress=progress,
-            announce=lambda line: click.echo(printable(line), err=True),
-        )
-    report["fail_on"] = "should" if strict else "must"
-    try:
-        write_views(report, views, json_path)
-    finally:  # the verdict is shown although a disk is full
-        show_run(report, stream_for(views, json_path), github=github)
-    return exit_code(report, strict=strict)
+    context = warm_context() if watch else None
+
+    def run(began: float) -> int:
+        failed = last_failed(targets) if failed_first else ()
+        first = (*failed, *(SOONEST if exitfirst else ()))
+        with progress_bar() as progress:
+            report = check(
+                replace(options, first=first),
+                gate=Gate(expected=expected_failures, write=write_expected, strict=strict),
+                timeout=max(timeout, COMPILING) if compiled else timeout,
+                jobs=work.jobs,
+                max_time=work.max_time,
+                began=began,
+                progress=progress,
+                announce=lambda line: click.echo(printable(line), err=True),
+                make_pool=partial(WorkerPool, context=context),
+            )
+        report["fail_on"] = "should" if strict else "must"
+        remember_failed(targets, report)
+        try:
+            write_views(report, views, json_path)
+        finally:  # the verdict is shown although a disk is full
+            show_run(report, stream_for(views, json_path), github=github, verbosity=verbosity)
+        return exit_code(report, strict=strict)
+
+    return run_again(run, targets) if watch else run(began)

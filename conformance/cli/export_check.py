@@ -121,9 +121,15 @@ def _folder(keep: Path | None) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="conformance-exports-") as name:
             yield Path(name)
         return
+    from ..tools.exporting.session import SCRIPT  # noqa: PLC0415 (--help must not pay for it)
+
     try:
         keep.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         msg = f"--keep {keep} cannot be made: {error.strerror or error}"
         raise UsageError(msg) from None
+    check_writable(keep / SCRIPT, "--keep")
+    if not (keep / SCRIPT).exists() and any(keep.iterdir()):
+        msg = f"--keep {keep} is a folder with other files in it: name one that is new or empty"
+        raise UsageError(msg)
     yield keep.resolve()

@@ -54,11 +54,11 @@ def identify_command(
     from ..tools.identification.session import identify, write_checked  # noqa: PLC0415 (--help must not pay for it)
     from ..views.tool_texts import show_identification  # noqa: PLC0415
 
+    if output is not None:
+        _refuse_hiding(output, target)
     for path, option in ((output, "--output"), (json_path, "--json")):
         if path is not None:
             check_writable(path, option)
-    if output is not None:
-        _refuse_hiding(output, target)
     with progress_bar() as progress:
         record = identify(target, as_observed=as_observed, timeout=timeout, progress=progress)
     try:

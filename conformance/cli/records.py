@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -31,6 +31,7 @@ from ._options import (
 from ._output import (
     GITHUB,
     STANDARD_OUTPUT,
+    VERBOSE,
     Files,
     as_written,
     check_files,
@@ -96,10 +97,10 @@ def compare_command(
     from ..views.comparison import show_comparison  # noqa: PLC0415
 
     strict = strict or fail_on == "should"
-    check_files(views, {"--json": json_path})
     to_run, files = split(targets)
     written = {**views, "--json": json_path}
     check_not_read(files, written, "one of the records that are compared", "another name")
+    check_files(views, {"--json": json_path})
     sources = read_sources(files)
     if to_run:
         options = RunOptions(
@@ -179,9 +180,9 @@ def diff_command(
     from ..views.diff import show_diff  # noqa: PLC0415 (loads rich)
 
     views = {} if markdown_path is None else {"--markdown": markdown_path}
-    check_files(views, {"--json": json_path})
     files = {"--json": json_path, **views}
     check_not_read((old, new), files, "one of the records", "it another name")
+    check_files(views, {"--json": json_path})
     if old == new == STANDARD_OUTPUT:
         msg = "OLD.json and NEW.json cannot both be standard input: name a file for one of them"
         raise UsageError(msg)
@@ -221,6 +222,7 @@ def _write_diff(
 @GITHUB
 @FAIL_ON
 @STRICT
+@VERBOSE
 def merge_command(
     *,
     shards: tuple[Path, ...],
@@ -229,6 +231,7 @@ def merge_command(
     github: bool | None,
     fail_on: str,
     strict: bool,
+    verbosity: int,
 ) -> int:
     """Make one record of the records of all shards of a run.
 
@@ -241,33 +244,41 @@ def merge_command(
     from ..session.merging import merge_shards, read_shards  # noqa: PLC0415 (--help must not pay for it)
 
     strict = strict or fail_on == "should"
+    written = {**views, "--json": json_path}
+    check_not_read(shards, written, "one of the shards", "another name")
     check_files(views, {"--json": json_path})
     record = merge_shards(read_shards(shards))
     record["fail_on"] = "should" if strict else "must"
     try:
         write_views(record, views, json_path)
     finally:  # the verdict is shown although a disk is full
-        show_run(record, stream_for(views, json_path), github=github)
+        show_run(record, stream_for(views, json_path), github=github, verbosity=verbosity)
     return exit_code(record, strict=strict)
+
+
+# What -vv shows.
+_IN_FULL: Final = 2
 
 
 @click.command(name="render")
 @click.argument("report", type=click.Path(path_type=Path), metavar="REPORT.json")
 @view_options(*VIEWS, TERMINAL)
 @GITHUB
-def render_command(*, report: Path, views: Files, github: bool | None) -> int:
+@VERBOSE
+def render_command(*, report: Path, views: Files, github: bool | None, verbosity: int) -> int:
     """Show a record of conformance check in other formats.
 
     REPORT.json is what 'conformance check --json' wrote, or - for standard input. Without any
     format it is shown as after the run. Nothing is run again, and the exit code says nothing of the
     verdict: 0 when everything was written.
     """
+    check_not_read((report,), views, "the report itself", "the view another name")
     check_files(views)
     record = read_record(report)
-    check_not_read((report,), views, "the report itself", "the view another name")
-    if views.get(TERMINAL.option) == STANDARD_OUTPUT or not (views or github):
+    in_full = views.get(TERMINAL.option) == STANDARD_OUTPUT
+    if in_full or not (views or github):
         views = {option: path for option, path in views.items() if option != TERMINAL.option}
-        as_written(str(report), lambda: _show(record))
+        as_written(str(report), lambda: _show(record, _IN_FULL if in_full else verbosity))
     as_written(str(report), lambda: write_views(record, views))
     if github:
         with printing():
@@ -275,10 +286,10 @@ def render_command(*, report: Path, views: Files, github: bool | None) -> int:
     return 0
 
 
-def _show(record: Mapping[str, Any]) -> None:
+def _show(record: Mapping[str, Any], verbosity: int) -> None:
     """On a terminal in colour and at its width."""
     from ..views.complete import complete  # noqa: PLC0415
     from ..views.terminal import show  # noqa: PLC0415 (loads rich)
 
     with printing():
-        show(complete(record), sys.stdout)
+        show(complete(record), sys.stdout, verbosity)

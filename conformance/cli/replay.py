@@ -1,16 +1,75 @@
-"""``conformance replay`` and ``bundle``: run the counterexamples of a report again, or pack one."""
+"""Commands on the failures of a report: ``explain-failure``, ``replay`` and ``bundle``."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from ..base.printable_text import printable
 from ..base.profile import DTYPES
 from ..base.record import read_record
-from ._options import file_option, timeout_option
+from ..errors import UsageError
+from ._options import Decorator, file_option, timeout_option
 from ._output import printing, progress_bar
+
+if TYPE_CHECKING:
+    from ..tools.replay import FailedClause
+
+TRUST: Final[Decorator] = click.option(
+    "--trust",
+    is_flag=True,
+    help="Run whatever code the report names, without asking: a report is as good as a program.",
+)
+# Names of code that a refusal lists.
+_NAMED: Final = 3
+
+
+def _require_consent(
+    failures: Sequence[FailedClause], target: str | None, *, trust: bool, instead: str = ""
+) -> None:
+    """Require that the user wants to run what a report names; asks where there is a terminal."""
+    from ..tools.replay import foreign  # noqa: PLC0415 (--help must not pay for it)
+
+    sentences = [] if trust else foreign(failures, target)
+    if not sentences:
+        return
+    more = f", and {len(sentences) - _NAMED} more" if len(sentences) > _NAMED else ""
+    named = printable(f"{', '.join(sentences[:_NAMED])}{more}")
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        question = f"The report names code that may not be yours: {named}. Run it?"
+        if click.confirm(question, err=True):
+            return
+    msg = (
+        f"the report names code that may not be yours: {named}; nothing was run: name the "
+        f"candidate with --target, {instead}or give --trust if you trust the report"
+    )
+    raise UsageError(msg)
+
+
+@click.command(name="explain-failure")
+@click.argument("reference", metavar="REPORT.json[#CLAUSE]")
+@click.option("--candidate", metavar="NAME", help="The candidate whose failure is meant.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="The failure in this dtype.")
+def explain_failure_command(*, reference: str, candidate: str | None, dtype: str | None) -> int:
+    """Show what is wrong in one failure of a report, and what to change.
+
+    The mistake, its fix, the smallest input, a picture of the weights that were expected and those
+    that came, and the facts. Without a clause it is the failed MUST that shows the first cause of
+    REPORT.json best; name another as REPORT.json#CLAUSE or REPORT.json#CANDIDATE/CLAUSE. Nothing is
+    run. Exit code: 0, or 2 for what is no report, has not failed, or is a failure of several
+    candidates.
+    """
+    from ..tools.replay import failed_clauses, first_of, report_path  # noqa: PLC0415 (--help must not pay for it)
+    from ..views.explained_failure import show_failure  # noqa: PLC0415 (loads rich)
+
+    case = first_of(failed_clauses(reference, candidate, dtype=dtype, purpose="explain"))
+    with printing():
+        show_failure(case.candidate, case.clause, sys.stdout, report=str(report_path(reference)))
+    return 0
 
 
 @click.command(name="replay")
@@ -24,6 +83,7 @@ from ._output import printing, progress_bar
     metavar="FILE",
     help="Write a Python file that shows the failure with torch alone (- for standard output).",
 )
+@TRUST
 @timeout_option("Stop a candidate that gives no answer for so long.")
 def replay_command(
     *,
@@ -32,14 +92,16 @@ def replay_command(
     dtype: str | None,
     target: str | None,
     script_path: str | None,
+    trust: bool,
     timeout: float,
 ) -> int:
     """Run the counterexamples of a report again.
 
     All failures of REPORT.json, those of one clause (REPORT.json#CLAUSE) or of one candidate and
     clause (REPORT.json#CANDIDATE/CLAUSE). What passes alone runs again after the calls that
-    the run made before it, since a candidate may remember them. Exit code: 1 when one still fails,
-    0 when none does.
+    the run made before it, since a candidate may remember them. What a report names is imported and
+    called: what no Python file below the working folder declares is run only with --target, --trust
+    or a yes at the terminal. Exit code: 1 when one still fails, 0 when none does.
     """
     from ..tools.replay import cases, replay  # noqa: PLC0415 (--help must not pay for it)
     from ..tools.scripts.writing import single, write_script  # noqa: PLC0415
@@ -48,6 +110,7 @@ def replay_command(
     failures = cases(reference, candidate, dtype=dtype)
     if script_path is not None:
         failures = single(failures, script_path)
+    _require_consent(failures, target, trust=trust)
     outcomes = []
     stream = sys.stderr if script_path == "-" else sys.stdout
     with progress_bar() as progress:
@@ -77,6 +140,7 @@ def replay_command(
 @click.option(
     "--recorded", is_flag=True, help="Take what the report holds, and do not call the candidate."
 )
+@TRUST
 @timeout_option("Stop a candidate that gives no answer for so long.")
 def bundle_command(
     *,
@@ -86,6 +150,7 @@ def bundle_command(
     target: str | None,
     output: Path | None,
     recorded: bool,
+    trust: bool,
     timeout: float,
 ) -> int:
     """Write a folder that shows one failure of a report without this project.
@@ -102,6 +167,8 @@ def bundle_command(
 
     (case,) = single(cases(reference, candidate, dtype=dtype), option="conformance bundle")
     folder = folder_for(case, output)
+    if not recorded:
+        _require_consent([case], target, trust=trust, instead="take --recorded, ")
     with progress_bar() as progress:
         bundled = bundle(
             case,

@@ -16,7 +16,7 @@ from .check import check_command
 from .export_check import export_check_command
 from .identify import identify_command
 from .records import compare_command, diff_command, merge_command, render_command
-from .replay import bundle_command, replay_command
+from .replay import bundle_command, explain_failure_command, replay_command
 
 COMMANDS: Final = (
     bundle_command,
@@ -25,6 +25,7 @@ COMMANDS: Final = (
     diff_command,
     list_command,
     explain_command,
+    explain_failure_command,
     export_check_command,
     identify_command,
     merge_command,

@@ -1,58 +1,158 @@
-"""Whether an answer is that of an acted mistake, and not only because its bound is wide."""
+"""What a candidate answered, and whether that is the golden answer or that of an acted mistake."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from ..clauses.subject import Subject
-from ..oracle.comparison import compare
+from ..oracle.comparison import errors_in_bounds
+from ..oracle.oracle import Golden
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
 from ..tolerance import model
-from .battery import BatteryAnswer
 from .mistaken_answer import MistakenAnswer
 
 
-def _skipped(subject: Subject, observed: BatteryAnswer) -> Tensor:
-    """Elements whose golden answer is not judged, broadcastable to it."""
-    exact = subject.golden(observed.inputs)
-    skipped = ~exact.representable
-    return skipped | exact.empty_rows if subject.declaration.empty_rows == "any" else skipped
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BatteryAnswer:
+    """Some inputs with what the candidate ``subject`` answered, as float64 of whatever shape.
 
+    ``problem`` is what the inputs were drawn from, if they are that as it is.
+    """
 
-def margin(subject: Subject, observed: BatteryAnswer) -> float:
-    """How far an answer is from the golden one, in bounds; infinite for one of another kind."""
-    exact = subject.golden(observed.inputs)
-    if exact.output.shape != observed.output.shape:
-        return math.inf
-    judged = (~_skipped(subject, observed)).expand(exact.output.shape)
-    if not _same_nonfinite(observed.output, exact.output, judged):
-        return math.inf
-    judged = judged & torch.isfinite(exact.output)
-    return compare(observed.output, exact.output, exact.bound, judged=judged).margin
+    subject: Subject
+    inputs: Inputs
+    output: Tensor
+    problem: Problem | None = None
 
+    @property
+    def exact(self) -> Golden:
+        """The golden answer."""
+        return self.subject.golden(self.inputs)
 
-def agrees(subject: Subject, acted: MistakenAnswer, observed: BatteryAnswer) -> bool:
-    """Whether an answer lies within the bound of an acted mistake, and much closer than golden."""
-    if acted.output.shape != observed.output.shape:
-        return False
-    judged = ~acted.unjudged(subject.declaration)
-    judged = judged.expand(observed.output.shape) & _promised(subject, observed)
-    if not _same_nonfinite(observed.output, acted.output, judged):
-        return False
-    judged = judged & torch.isfinite(acted.output)
-    if not _much_closer(subject, acted, observed, judged):
-        return False
-    return compare(observed.output, acted.output, acted.bound, judged=judged).violation is None
+    @cached_property
+    def fits(self) -> bool:
+        """Whether the answer has the shape of the golden one."""
+        return self.exact.output.shape == self.output.shape
 
+    @cached_property
+    def _rows_open(self) -> Tensor | None:
+        """Rows without keys where nothing is promised about them; None if there are none."""
+        if self.subject.declaration.empty_rows != "any" or not self.fits:
+            return None
+        empty = self.exact.empty_rows
+        return empty if bool(empty.any()) else None
 
-def _promised(subject: Subject, observed: BatteryAnswer) -> Tensor:
-    """Elements that the declaration promises something about; all, for an answer of odd shape."""
-    exact = subject.golden(observed.inputs)
-    if subject.declaration.empty_rows != "any" or exact.output.shape != observed.output.shape:
-        return torch.ones_like(observed.output, dtype=torch.bool)
-    return (~exact.empty_rows).expand(observed.output.shape)
+    @cached_property
+    def _judged(self) -> Tensor:
+        """The elements whose golden answer is judged, of an answer that fits."""
+        judged = self.exact.representable
+        if self._rows_open is not None:
+            judged = judged & ~self._rows_open
+        return judged.expand(self.output.shape)
+
+    @cached_property
+    def margin(self) -> float:
+        """How far the answer is from the golden one, in bounds; infinite for one of another kind.
+
+        That is one of another shape, or with NaN and infinities in other places.
+        """
+        expected = self.exact.output
+        if not self.fits or not _same_nonfinite(self.output, expected, self._judged):
+            return math.inf
+        return _largest(self.output, expected, self.exact.bound, self._judged)
+
+    @cached_property
+    def wrong(self) -> Tensor | None:
+        """Elements outside the bound, bool of the answer's shape; None for an answer of another."""
+        if not self.fits:
+            return None
+        expected = self.exact.output
+        same_nan = torch.isnan(self.output) & torch.isnan(expected)
+        far = ~((self.output - expected).abs() <= self.exact.bound) & ~same_nan
+        return far & self._judged
+
+    @cached_property
+    def _right_rows(self) -> Tensor | None:
+        """Rows without a wrong element, bool of the answer's shape but for the channels."""
+        return None if self.wrong is None else ~self.wrong.any(dim=-1)
+
+    @cached_property
+    def _finite(self) -> Tensor:
+        """Where golden answer and bound are numbers, of an answer that fits."""
+        return torch.isfinite(self.exact.output) & torch.isfinite(self.exact.bound)
+
+    @cached_property
+    def _sizes(self) -> tuple[float, float]:
+        """The distance to the golden answer, and its bound, each as root mean square."""
+        return self._sizes_of(self._finite)
+
+    def _sizes_of(self, chosen: Tensor) -> tuple[float, float]:
+        distance = _size((self.output - self.exact.output)[chosen])
+        return distance, _size(self.exact.bound[chosen])
+
+    def agrees(self, acted: MistakenAnswer) -> bool:
+        """Whether it lies within the bound of an acted mistake, and much closer than golden."""
+        if acted.output.shape != self.output.shape:
+            return False
+        judged = self._judged_with(acted)
+        if not _same_nonfinite(self.output, acted.output, judged):
+            return False
+        finite = torch.isfinite(acted.output)
+        judged = finite if judged is None else judged & finite
+        if not self._much_closer(acted, judged):
+            return False
+        # The golden bound is known: that of the mistake is derived where it is too narrow.
+        if self.fits and _largest(self.output, acted.output, self.exact.bound, judged) <= 1.0:
+            return True
+        return _largest(self.output, acted.output, acted.bound, judged) <= 1.0
+
+    def _judged_with(self, acted: MistakenAnswer) -> Tensor | None:
+        """The elements at which a mistake is judged, None for all.
+
+        Not those where it may overflow, nor rows without keys about which nothing is promised.
+        """
+        unjudged = acted.unjudged(self.subject.declaration, self._right_rows)
+        if self._rows_open is not None:
+            unjudged = self._rows_open if unjudged is None else unjudged | self._rows_open
+        return None if unjudged is None else ~unjudged.expand(self.output.shape)
+
+    def _much_closer(self, acted: MistakenAnswer, judged: Tensor) -> bool:
+        """Whether a mistake comes much closer than golden, or as close as rounding lets anybody."""
+        if not self.fits:
+            return True
+        every = bool(judged.all())
+        left = _size(self.output - acted.output if every else (self.output - acted.output)[judged])
+        distance, rounding = self._sizes if every else self._sizes_of(judged & self._finite)
+        if left <= max(model.MUCH_CLOSER * distance, model.AS_CLOSE * rounding):
+            return True
+        if acted.stepwise:
+            return False
+        # The golden answer may be exact where that of the mistake is rounded.
+        return left <= model.AS_CLOSE * _size(acted.bound[judged])
+
+    def closeness(self, acted: MistakenAnswer) -> tuple[float, float]:
+        """What a mistake leaves of the squared errors of wrong elements, and all of them.
+
+        Each error counts in units of the declared point's bound; an answer of another shape leaves
+        nothing of one.
+        """
+        if self.wrong is None:
+            return 0.0, 1.0
+        exact = self.exact
+        chosen = self.wrong & torch.isfinite(self.output) & torch.isfinite(exact.output)
+        unexpected = float((self.wrong & ~chosen).any())
+        if acted.output.shape != self.output.shape or not bool(chosen.any()):
+            return 0.0, unexpected
+        unit = exact.bound[chosen].clamp_min(model.LOST_WEIGHT)
+        left = ((self.output - acted.output)[chosen] / unit).square().sum()
+        total = ((self.output - exact.output)[chosen] / unit).square().sum()
+        return float(left), float(total) + unexpected
 
 
 def within(actual: Tensor, expected: Tensor, bound: Tensor) -> Tensor:
@@ -61,50 +161,23 @@ def within(actual: Tensor, expected: Tensor, bound: Tensor) -> Tensor:
     return same | ((actual - expected).abs() <= bound)
 
 
-def _same_nonfinite(actual: Tensor, expected: Tensor, judged: Tensor) -> bool:
-    """Whether NaN and both infinities stand in the same places."""
+def _largest(actual: Tensor, expected: Tensor, bound: Tensor, judged: Tensor) -> float:
+    """The largest judged error in bounds; infinite where no number stands in place of one."""
+    judged = judged & torch.isfinite(expected)
+    if bool((judged & ~torch.isfinite(actual)).any()):
+        return math.inf
+    ratio = errors_in_bounds((actual - expected).abs(), bound, judged)
+    return float(ratio.max()) if ratio.numel() else 0.0
+
+
+def _same_nonfinite(actual: Tensor, expected: Tensor, judged: Tensor | None) -> bool:
+    """Whether NaN and both infinities stand in the same places, of those that are judged."""
+    if bool(torch.isfinite(actual).all()) and bool(torch.isfinite(expected).all()):
+        return True
     same = torch.isnan(actual) == torch.isnan(expected)
     for infinite in (torch.isposinf, torch.isneginf):
         same = same & (infinite(actual) == infinite(expected))
-    return bool((same | ~judged).all())
-
-
-def _much_closer(
-    subject: Subject, acted: MistakenAnswer, observed: BatteryAnswer, judged: Tensor
-) -> bool:
-    """Whether the mistake comes much closer than golden, or as close as rounding lets anybody."""
-    exact = subject.golden(observed.inputs)
-    if exact.output.shape != observed.output.shape:
-        return True
-    left = _size((observed.output - acted.output)[judged])
-    declared = judged & torch.isfinite(exact.output) & torch.isfinite(exact.bound)
-    distance = _size((observed.output - exact.output)[declared])
-    rounding = _size(exact.bound[declared])
-    if not acted.stepwise:  # the golden answer may be exact where that of the mistake is rounded
-        rounding = max(rounding, _size(acted.bound[judged]))
-    return left <= max(model.MUCH_CLOSER * distance, model.AS_CLOSE * rounding)
-
-
-def closeness(
-    subject: Subject, acted: MistakenAnswer, observed: BatteryAnswer
-) -> tuple[float, float]:
-    """What a mistake leaves of the squared errors of wrong elements, and all of them.
-
-    Each error counts in units of the declared point's bound; an answer of another shape leaves
-    nothing of one.
-    """
-    wrong = wrong_elements(subject, observed)
-    if wrong is None:
-        return 0.0, 1.0
-    exact = subject.golden(observed.inputs)
-    chosen = wrong & torch.isfinite(observed.output) & torch.isfinite(exact.output)
-    unexpected = float((wrong & ~chosen).any())
-    if acted.output.shape != observed.output.shape or not bool(chosen.any()):
-        return 0.0, unexpected
-    unit = exact.bound[chosen].clamp_min(model.LOST_WEIGHT)
-    left = ((observed.output - acted.output)[chosen] / unit).square().sum()
-    total = ((observed.output - exact.output)[chosen] / unit).square().sum()
-    return float(left), float(total) + unexpected
+    return bool((same if judged is None else same | ~judged).all())
 
 
 def _size(errors: Tensor) -> float:
@@ -113,13 +186,3 @@ def _size(errors: Tensor) -> float:
         return 0.0
     size = float(errors.square().mean().sqrt())
     return math.inf if math.isnan(size) else size
-
-
-def wrong_elements(subject: Subject, observed: BatteryAnswer) -> Tensor | None:
-    """Elements outside the bound, bool of the answer's shape; None for an answer of odd shape."""
-    exact = subject.golden(observed.inputs)
-    if exact.output.shape != observed.output.shape:
-        return None
-    same_nan = torch.isnan(observed.output) & torch.isnan(exact.output)
-    far = ~((observed.output - exact.output).abs() <= exact.bound) & ~same_nan
-    return far & ~_skipped(subject, observed)

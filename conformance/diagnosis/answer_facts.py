@@ -8,16 +8,16 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ..base.mistake import UNKNOWN
 from ..calls.calling import CandidateFailure, arguments, guarded
 from ..clauses.subject import Subject
 from ..oracle.comparison import AXES
 from ..problems.problem import Problem
 from ..tolerance import model
-from .agreement import margin, wrong_elements
-from .battery import BatteryAnswer, answer_to
+from .agreement import BatteryAnswer
+from .battery import answer_to
 from .conditions import CONDITIONS, never_with, only_with
 
-UNKNOWN: Final = "unknown-mistake"
 NO_MISTAKE: Final = "no known mistake explains it"
 _AXIS_NAMES: Final = {
     "batch": "batch items",
@@ -54,6 +54,12 @@ def unknown_entry(
     }
 
 
+def lost_search_entry(fault: str) -> dict[str, Any]:
+    """The report's entry where the search for a name was cut off by a mistake of this harness."""
+    text = f"the search for a name ended with an error of ours, {fault}: please report it"
+    return {"name": UNKNOWN, "text": text, "fix": "", "confidence": 0.0, "facts": {}}
+
+
 def _gather(
     subject: Subject,
     observed: Sequence[BatteryAnswer],
@@ -62,14 +68,13 @@ def _gather(
     only_shown: bool,
 ) -> tuple[dict[str, Any], list[str]]:
     """The facts as data and as sentences; with ``only_shown`` those of one problem alone."""
-    wrong = [answer for answer in observed if margin(subject, answer) > 1.0]
+    wrong = [answer for answer in observed if answer.margin > 1.0]
     facts: dict[str, Any] = {"asked": len(observed), "wrong": len(wrong)}
     texts: list[str] = []
     one = shown if shown is not None else _plainest(wrong)
-    if shown is not None and margin(subject, shown) <= 1.0:
-        texts.append(
-            "the plain answer to this problem is right: only what the clause changes shows"
-        )
+    if shown is not None and shown.margin <= 1.0:
+        right = "the plain answer to this problem is right"
+        texts.append(right if wrong else f"{right}: only what the clause changes shows")
         facts["plain_answer"] = "right"
         one = None if only_shown else _plainest(wrong)
     if wrong and not only_shown:
@@ -114,7 +119,7 @@ def _conditions(
 def _of_answer(subject: Subject, facts: dict[str, Any], answer: BatteryAnswer) -> list[str]:
     """Where one answer is wrong, and by how much."""
     exact = subject.golden(answer.inputs)
-    wrong = wrong_elements(subject, answer)
+    wrong = answer.wrong
     if wrong is None:
         facts["shape"] = list(answer.output.shape)
         facts["expected_shape"] = list(exact.output.shape)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from ..base.geometry import FIELDS, Geometry
 from ..calls.calling import CandidateFailure, arguments, guarded
 from ..calls.devices import taken
+from ..clauses.caches import can_cache, with_cache
 from ..clauses.numerics import largest_product
 from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
@@ -22,6 +24,8 @@ from ..problems.fitting import causal_flag, fitted_geometry
 from ..problems.inputs import Inputs
 from ..problems.problem import MaskPlan, Problem
 from ..problems.space import Space
+from .agreement import BatteryAnswer
+from .neighbours import neighbours
 
 # In the order of Geometry's fields: batch, heads, key/value heads, lengths of query and key, head
 # size, value head size, widths of query, key, value and output.
@@ -37,15 +41,9 @@ _TARGETS: Final = (6e1, 7e2, 2.3e4, 2.3e5, 3.7e6, 4.1e7)
 _SCALES: Final = (0.3, 1.7, 0.0, -0.4)
 _SOFTCAP: Final = 1.5
 _PAST: Final = 3
+# Cached keys of a layer that attends to itself: as many at most.
+_CACHED_IN_SELF: Final = 3
 _WINDOWS: Final = ((1, 2), (2, -1), (-1, 1), (1, 0))
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatteryAnswer:
-    """Some inputs of the battery with what the candidate answered."""
-
-    inputs: Inputs
-    output: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +62,33 @@ class BatteryEntry:
 
 def observe(subject: Subject) -> list[BatteryAnswer]:
     """What the candidate answers on the battery; what it cannot be called with is left out."""
-    answers = [answer_to(subject, inputs) for inputs in battery(subject)]
+    answers = [answer_to(subject, *drawn) for drawn in _promised(subject)]
     return [answer for answer in answers if answer is not None]
 
 
-def answer_to(subject: Subject, inputs: Inputs) -> BatteryAnswer | None:
-    """The answer to some inputs as float64, of whatever shape; None if it is no such tensor."""
+def answers_to(subject: Subject, problems: Sequence[Problem]) -> list[BatteryAnswer]:
+    """What the candidate answers to problems; those it cannot be called with are left out."""
+    answers = [answer_to(subject, subject.inputs(problem), problem) for problem in problems]
+    return [answer for answer in answers if answer is not None]
+
+
+def answers_near(
+    subject: Subject, problem: Problem, *, plain: bool = True, enlarged: bool = True
+) -> list[BatteryAnswer]:
+    """What the candidate answers to the neighbours of a problem, and to some of them cached."""
+    problems = neighbours(subject, problem, plain=plain, enlarged=enlarged)
+    cached = (answer_to(subject, inputs) for inputs in cached_in_self(subject, problems))
+    answers = answers_to(subject, problems)
+    return [*answers, *(answer for answer in cached if answer is not None)]
+
+
+def answer_to(
+    subject: Subject, inputs: Inputs, problem: Problem | None = None
+) -> BatteryAnswer | None:
+    """The answer to some inputs as float64, of whatever shape; None if it is no such tensor.
+
+    ``problem`` is what they were drawn from, if they are that as it is.
+    """
     try:
         forward = subject.forward(inputs)
         positional, keywords = arguments(inputs)
@@ -83,7 +102,9 @@ def answer_to(subject: Subject, inputs: Inputs) -> BatteryAnswer | None:
     if inputs.batched and tuple(output.shape) == presented_shape(inputs):
         output = canonical_output(output, inputs)
     batched = output if inputs.batched else output.unsqueeze(0)
-    return BatteryAnswer(inputs=inputs, output=taken(batched).double())
+    return BatteryAnswer(
+        subject=subject, inputs=inputs, output=taken(batched).double(), problem=problem
+    )
 
 
 def battery(subject: Subject) -> Iterator[Inputs]:
@@ -92,26 +113,42 @@ def battery(subject: Subject) -> Iterator[Inputs]:
     Rows without keys are left out where nothing is promised about them: what the candidate makes of
     them is no mistake, and a layer that mixes tokens carries it everywhere.
     """
+    return (inputs for inputs, _ in _promised(subject))
+
+
+def _promised(subject: Subject) -> Iterator[tuple[Inputs, Problem | None]]:
     promised = subject.declaration.empty_rows != "any"
-    for inputs in _every(subject):
+    for inputs, problem in _every(subject):
         if promised or not _has_empty_rows(subject, inputs):
-            yield inputs
+            yield inputs, problem
 
 
 def _has_empty_rows(subject: Subject, inputs: Inputs) -> bool:
     return not bool(inputs.allowed(subject.declaration.semantics).any(dim=-1).all())
 
 
-def _every(subject: Subject) -> Iterator[Inputs]:
-    seen: set[Problem] = set()
+def cached_in_self(subject: Subject, problems: Iterable[Problem]) -> Iterator[Inputs]:
+    """Problems with a part of the keys cached, for a layer that attends to itself alone.
+
+    What attends elsewhere draws caches like any other option.
+    """
+    if can_cache(subject.candidate) or draws_cache(subject.candidate):
+        return
+    for problem in problems:
+        if problem.geometry.key_length > _CACHED_IN_SELF:
+            yield with_cache(subject, problem, problem.seed % _CACHED_IN_SELF + 1)
+
+
+def _every(subject: Subject) -> Iterator[tuple[Inputs, Problem | None]]:
+    seen: dict[Problem, None] = {}
     for plan in _plans(subject.candidate):
         problem = _problem(subject, plan)
         if problem is not None and problem not in seen:
-            seen.add(problem)
-            yield subject.inputs(problem)
-    yield from _large(subject)
-    yield from _stretched(subject)
-    yield from _lowered(subject)
+            seen[problem] = None
+            yield subject.inputs(problem), problem
+    cached = cached_in_self(subject, seen)
+    for inputs in chain(cached, _large(subject), _stretched(subject), _lowered(subject)):
+        yield inputs, None
 
 
 def _plans(candidate: Candidate) -> Iterator[BatteryEntry]:
@@ -139,13 +176,14 @@ def _structured(candidate: Candidate) -> Iterator[BatteryEntry]:
         yield BatteryEntry(sizes=_ALIKE, form="bias", finite_bias=True, broad=True, pattern="full")
     for more in extras:
         yield BatteryEntry(sizes=_APART, extras=more)
+        yield BatteryEntry(sizes=_LONG, extras=more)
         if "window" in more:
             yield BatteryEntry(sizes=_MORE_QUERIES, extras=more)
         if "past" in more:
             yield BatteryEntry(sizes=_GROUPED, extras=more)
     yield from _masked(candidate, extras, causal=False)
     if declared.causal:
-        yield from (BatteryEntry(sizes=sizes, causal=True) for sizes in _SHAPES)
+        yield from (BatteryEntry(sizes=sizes, causal=True) for sizes in (*_SHAPES, _LONG))
         yield from (BatteryEntry(sizes=_ALIKE, causal=True, extras=more) for more in extras)
         yield from _masked(candidate, [{}, *extras], causal=True)
         for sizes in (_APART, _MORE_QUERIES):  # a form that alone is wrong needs several witnesses

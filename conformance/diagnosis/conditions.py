@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from ..base.geometry import Geometry
 from ..problems.inputs import Inputs
-from .battery import BatteryAnswer
+from .agreement import BatteryAnswer
 from .mistakes._steps import (
     has_cache,
     has_causal,
@@ -19,8 +19,11 @@ from .mistakes._steps import (
     has_window,
 )
 
-# Right answers that differ from the wrong ones in one condition, before that condition is blamed.
+# Wrong answers, and right ones that differ from them in one condition, before that is blamed: and
+# the chance that as many would be right if the condition decided nothing.
+FEWEST_WRONG: Final = 3
 FEWEST_RIGHT: Final = 3
+CHANCE: Final = 0.01
 MANY_KEYS: Final = 64
 
 
@@ -114,21 +117,100 @@ CONDITIONS: Final[tuple[Condition, ...]] = (
 )
 
 
-def _more_than(name: str, field: str, number: int) -> Condition:
-    return _of_sizes(
-        f"{name} > {number}",
-        f"with more than {number} {name}",
-        lambda sizes: getattr(sizes, field) > number,
-        otherwise=f"with at most {number} {name}",
+@dataclass(frozen=True)
+class SizeLimit(Condition):
+    """That a size is above a number, or at most that."""
+
+    field: str = ""
+    number: int = 0
+    above: bool = True
+
+
+def size_limit(field: str, number: int, *, above: bool) -> SizeLimit:
+    """The condition that a size of the call, a field of ``Geometry``, is above or at most one."""
+    name, one = SIZES[field]
+    said, sign = ("more than", ">") if above else ("at most", "<=")
+    return SizeLimit(
+        f"{name} {sign} {number}",
+        f"with {said} {number} {one if number == 1 else name}",
+        lambda inputs: (getattr(inputs.geometry, field) > number) == above,
+        field=field,
+        number=number,
+        above=above,
     )
 
 
-def _multiple_of(number: int) -> Condition:
+# Sizes of a call in the plural and in the singular.
+SIZES: Final[dict[str, tuple[str, str]]] = {
+    "key_length": ("keys", "key"),
+    "query_length": ("queries", "query"),
+    "num_heads": ("heads", "head"),
+    "batch": ("batch items", "batch item"),
+    "head_size": ("channels of a head", "channel of a head"),
+    "value_head_size": ("channels of a value", "channel of a value"),
+}
+
+
+def size_limits(made: Sequence[Geometry], spared: Sequence[Geometry]) -> Iterator[SizeLimit]:
+    """Limits of sizes that all of ``made`` keep, and some of ``spared`` do not."""
+    for field in SIZES:
+        sizes = ([getattr(one, field) for one in some] for some in (made, spared))
+        yield from (size_limit(field, number, above=above) for number, above in limits(*sizes))
+
+
+def limits(made: Sequence[int], spared: Sequence[int]) -> Iterator[tuple[int, bool]]:
+    """Numbers that all of ``made`` are above, or at most, and some of ``spared`` are not.
+
+    Yields the number and whether it is the lower limit: of those that do as well the plainest one.
+    """
+    if not made:
+        return
+    least, most = min(made), max(made)
+    below = max((one for one in spared if one < least), default=None)
+    beyond = min((one for one in spared if one > most), default=None)
+    if below is not None:
+        yield plainest(below, least - 1), True
+    if beyond is not None:
+        yield plainest(most, beyond - 1), False
+
+
+def plainest(least: int, most: int) -> int:
+    """Of some whole numbers the one that the highest power of two divides."""
+    return max(range(least, most + 1), key=lambda number: number & -number)
+
+
+def _multiple_of(field: str, number: int) -> Condition:
+    of = f"the {_COUNTS[field]}"
+    odd = number == 2  # noqa: PLR2004 (there is a word for it)
     return _of_sizes(
-        f"keys % {number}",
-        f"where {number} does not divide the number of keys",
-        lambda sizes: sizes.key_length % number != 0,
-        otherwise=f"where the number of keys is a multiple of {number}",
+        f"{field} % {number}",
+        f"where {of} is odd" if odd else f"where {number} does not divide {of}",
+        lambda sizes: getattr(sizes, field) % number != 0,
+        otherwise=f"where {of} is even" if odd else f"where {of} is a multiple of {number}",
+    )
+
+
+_COUNTS: Final = {
+    "key_length": "number of keys",
+    "query_length": "number of queries",
+    "head_size": "head size",
+    "value_head_size": "head size of the values",
+    "num_heads": "number of heads",
+    "batch": "number of batch items",
+}
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
+
+
+def _power_of_two(field: str) -> Condition:
+    of = f"the {_COUNTS[field]}"
+    return _of_sizes(
+        f"{field} no power of two",
+        f"where {of} is no power of two",
+        lambda sizes: not _is_power_of_two(getattr(sizes, field)),
+        otherwise=f"where {of} is a power of two",
     )
 
 
@@ -154,14 +236,23 @@ def _varies(axis: int, words: str) -> Condition:
     )
 
 
-def _scale_below(number: float) -> Condition:
+@dataclass(frozen=True)
+class ScaleLimit(Condition):
+    """That the scale of the call is below a number."""
+
+    number: float = 0.0
+
+
+def scale_below(number: float) -> ScaleLimit:
+    """The condition that the scale of the call is below a number."""
     words = f"a scale below {number:g} of the call"
-    return Condition(
+    return ScaleLimit(
         f"scale < {number:g}",
         f"with {words}",
         lambda inputs: inputs.scale is not None and inputs.scale < number,
         implies="scale",
         otherwise=f"without {words}",
+        number=number,
     )
 
 
@@ -177,7 +268,7 @@ FINER: Final[tuple[Condition, ...]] = (
         lambda sizes: sizes.query_length == 1,
         otherwise="with several queries",
     ),
-    *CONDITIONS,
+    *(one for one in CONDITIONS if one.name != "many keys"),  # limits of sizes are learnt
     Condition(
         "finite bias",
         "with finite numbers in an additive mask",
@@ -222,11 +313,7 @@ FINER: Final[tuple[Condition, ...]] = (
         implies="window",
         otherwise="without keys hidden on both sides of the query",
     ),
-    *(_scale_below(number) for number in (0.5, 1.0)),
-    *(_more_than("keys", "key_length", number) for number in (1, 8, 16, 32, 128)),
-    *(_more_than("queries", "query_length", number) for number in (2, 4, 8, 16, 32)),
-    *(_more_than("channels of a head", "head_size", number) for number in (32, 64)),
-    *(_more_than("channels of a value", "value_head_size", number) for number in (32, 64)),
+    *(scale_below(number) for number in (0.5, 1.0)),
     _of_sizes(
         "wider values",
         "where values are wider than keys",
@@ -239,7 +326,11 @@ FINER: Final[tuple[Condition, ...]] = (
         lambda sizes: sizes.value_head_size < sizes.head_size,
         otherwise="where values are no narrower than keys",
     ),
-    *(_multiple_of(number) for number in (2, 4, 8, 16, 32)),
+    *(_multiple_of("key_length", number) for number in (2, 4, 8, 16, 32)),
+    *(_multiple_of("head_size", number) for number in (2, 4, 8, 16)),
+    *(_multiple_of("query_length", number) for number in (2, 4, 8, 16)),
+    *(_multiple_of(field, 2) for field in ("num_heads", "batch", "value_head_size")),
+    *(_power_of_two(field) for field in ("num_heads", "head_size", "key_length")),
     *(
         _one_past(name, field, number)
         for name, field in (("keys", "key_length"), ("queries", "query_length"))
@@ -251,15 +342,26 @@ FINER: Final[tuple[Condition, ...]] = (
 )
 
 
+def plainness(inputs: Inputs) -> tuple[int, int]:
+    """What is smaller for the plainer of two calls: options, then sizes."""
+    sizes = inputs.geometry
+    options = sum(condition.holds(inputs) for condition in CONDITIONS)
+    return options, sizes.batch * sizes.num_heads * sizes.query_length * sizes.key_length
+
+
 def only_with(wrong: Sequence[BatteryAnswer], right: Sequence[BatteryAnswer]) -> list[Condition]:
     """The conditions without which answers are right, as far as the answers show it.
 
-    A condition counts where every wrong answer has it, and enough right ones lack it that share
-    all else that the wrong ones have in common: what nearly every problem has explains nothing.
+    A condition counts where every wrong answer has it, and so many right ones lack it that share
+    all else that the wrong ones have in common that chance does not explain it: what nearly every
+    problem has explains nothing.
     """
-    common = _common(wrong)
+    common = _common(_spoken(wrong, right), wrong)
+    comparable = _count(right, common)
     needed = [
-        one for one in common if _count(right, _others(common, one), without=one) >= FEWEST_RIGHT
+        one
+        for one in common
+        if _told(len(wrong), comparable, _count(right, _others(common, one), without=one))
     ]
     implied = {one.implies for one in needed}
     return [one for one in needed if one.name not in implied]
@@ -267,12 +369,17 @@ def only_with(wrong: Sequence[BatteryAnswer], right: Sequence[BatteryAnswer]) ->
 
 def never_with(wrong: Sequence[BatteryAnswer], right: Sequence[BatteryAnswer]) -> list[Condition]:
     """The conditions with which answers are right, though all else is as in the wrong ones."""
-    common = _common(wrong)
+    spoken = _spoken(wrong, right)
+    common = _common(spoken, wrong)
     sparing = [
         one
-        for one in CONDITIONS
+        for one in spoken
         if not any(one.holds(answer.inputs) for answer in wrong)
-        and _count(right, [*_others(common, one), one]) >= FEWEST_RIGHT
+        and _told(
+            len(wrong),
+            _count(right, common, without=one),
+            _count(right, [*_others(common, one), one]),
+        )
         # Two forms of mask exclude each other: one is right because the other is absent.
         and not any(other.implies and other.implies == one.implies for other in common)
     ]
@@ -280,9 +387,29 @@ def never_with(wrong: Sequence[BatteryAnswer], right: Sequence[BatteryAnswer]) -
     return [one for one in sparing if one.implies not in kept]
 
 
-def _common(observed: Sequence[BatteryAnswer]) -> list[Condition]:
+def _told(wrong: int, comparable: int, right: int) -> bool:
+    """Whether a condition decides: all answers on one side of it are right, and enough of them.
+
+    On the other side some are wrong, and ``comparable`` ones are right: if the condition decided
+    nothing, as large a part would be wrong among the ``right`` ones.
+    """
+    if wrong < FEWEST_WRONG or right < FEWEST_RIGHT:
+        return False
+    chance: float = (comparable / (wrong + comparable)) ** right
+    return chance <= CHANCE
+
+
+def _spoken(wrong: Sequence[BatteryAnswer], right: Sequence[BatteryAnswer]) -> list[Condition]:
+    """The conditions that facts are about: with the number of keys up to which all is right."""
+    fixed = [one for one in CONDITIONS if one.name != "many keys"]
+    least = min((answer.inputs.geometry.key_length for answer in wrong), default=0)
+    below = [n for answer in right if (n := answer.inputs.geometry.key_length) < least]
+    return [*fixed, *([size_limit("key_length", max(below), above=True)] if below else [])]
+
+
+def _common(conditions: Sequence[Condition], observed: Sequence[BatteryAnswer]) -> list[Condition]:
     """The conditions that all answers share."""
-    return [one for one in CONDITIONS if all(one.holds(answer.inputs) for answer in observed)]
+    return [one for one in conditions if all(one.holds(answer.inputs) for answer in observed)]
 
 
 def _others(common: Sequence[Condition], one: Condition) -> list[Condition]:

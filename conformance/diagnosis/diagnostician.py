@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -17,17 +17,20 @@ from ..clauses.subject import Differentiator, Subject
 from ..oracle.comparison import GROSS
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
-from .agreement import agrees, margin
+from .agreement import BatteryAnswer
 from .answer_facts import repeats, unknown_entry
 from .backward import BackwardDiagnostician
-from .battery import BatteryAnswer, answer_to, observe, plain_problem
+from .battery import answer_to, answers_near, observe, plain_problem
+from .conditions import MANY_KEYS
 from .dissection import statements
 from .dissection.returned_weights import explain_weights
-from .mistaken_answer import ActedAnswers, Combination, act, touches_any
+from .mistaken_answer import ActedAnswers, Combination, act
 from .mistakes import NamedMistake, NotExpressible, named_mistakes
 from .neighbours import neighbours
+from .picture import Illustrator
 from .precision_diagnosis import Observed, precision_entry, scale_entry
 from .search import MOST_PARTIAL, MistakeSearch
+from .statement_search import OTHER_VALUES, StatementSearch, explains
 
 
 class NoDifferentiator(Differentiator):
@@ -67,16 +70,20 @@ class StandIn(Subject):
         return Answer(output=output, returned=output, weights=weights)
 
 
-def fails_alike(subject: Subject, made: Combination, clause: Clause, problem: Problem) -> bool:
+def fails_alike(
+    subject: Subject, made: Combination, clause: Clause, problem: Problem
+) -> bool | None:
     """Whether a candidate with some mistakes fails a clause on a problem.
 
-    True as well where the mistakes cannot be acted out on what the clause needs: then nothing
-    speaks against them.
+    None where the mistakes cannot be acted out on what the clause needs: then nothing speaks for
+    them or against them.
     """
     try:
         return clause.check(StandIn(subject, made), problem).violation is not None
-    except (CandidateFailure, NotExpressible, LookupError, ValueError, RuntimeError):
+    except CandidateFailure:
         return True
+    except (NotExpressible, LookupError, ValueError, RuntimeError):
+        return None
 
 
 MOST_REPORTED: Final = 6
@@ -84,12 +91,8 @@ MOST_REPORTED: Final = 6
 RETURNS_WEIGHTS: Final = ("shape.weights",)
 OF_WEIGHTS: Final = "gradients.weights"
 PAIR_SECONDS: Final = 1.2
-# Statements that explain every answer, of which the shortest that is confirmed is said.
-MOST_STATED: Final = 6
 # Failing problems whose neighbours are searched for what explains them.
 MOST_SEARCHES: Final = 2
-# Added to the seed of a problem for values that no search has looked at.
-OTHER_VALUES: Final = 7919
 # Answers that losses of precision are tried on, spread over the battery: each costs all of them.
 FEW: Final = 12
 
@@ -103,13 +106,24 @@ class Explanation:
 
 
 class Diagnostician:
-    """Explains the failures of one candidate in one dtype; the search is made once."""
+    """Explains the failures of one candidate in one dtype; the search is made once.
 
-    def __init__(self, subject: Subject, mistakes: Sequence[NamedMistake] | None = None) -> None:
+    ``observed`` are answers that stand for those to the whole battery.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        mistakes: Sequence[NamedMistake] | None = None,
+        *,
+        observed: Sequence[BatteryAnswer] | None = None,
+    ) -> None:
         self.subject = subject
         self.mistakes = named_mistakes() if mistakes is None else tuple(mistakes)
+        self._given = observed
         self._said_at = ""
         self._searches = 0
+        self._illustrator = Illustrator(subject)
         self._acted = ActedAnswers(subject.oracle, subject.declaration.semantics)
         self._first_problem: Problem | None = None
         self._searched: Problem | None = None
@@ -119,8 +133,16 @@ class Diagnostician:
     ) -> list[dict[str, Any]]:
         """What explains a failure of a clause on a problem, or all answers of the battery.
 
-        An entry ``unknown-mistake`` where something is wrong and nothing named explains it.
+        An entry ``unknown-mistake`` where something is wrong and nothing named explains it. The
+        first entry has a ``picture`` where weights are wrong and can be read, unless its name has
+        one of a problem as small already.
         """
+        entries = self._explained(clause, problem)
+        if clause is not None and clause.family == "gradients" and not self._anything_wrong:
+            return entries  # the answers are right, and so are the weights
+        return self._illustrator.illustrated(entries, problem)
+
+    def _explained(self, clause: Clause | None, problem: Problem | None) -> list[dict[str, Any]]:
         candidate = self.subject.candidate
         if not candidate.golden_known or candidate.kind == "positions":
             return []
@@ -154,7 +176,7 @@ class Diagnostician:
 
     def _searches_left(self, shown: BatteryAnswer | None) -> bool:
         """Whether one more failing problem is searched: of a few, where the answer is wrong."""
-        if shown is None or margin(self.subject, shown) <= 1.0:
+        if shown is None or shown.margin <= 1.0:
             return False
         self._searches += 1
         return self._searches <= MOST_SEARCHES
@@ -177,17 +199,18 @@ class Diagnostician:
         base = plain_problem(self.subject)
         fresh = base and base.replace(seed=base.seed + OTHER_VALUES)
         return explain_weights(
-            self.subject, [] if fresh is None else neighbours(self.subject, fresh)
+            self.subject,
+            [] if fresh is None else map(self.subject.inputs, neighbours(self.subject, fresh)),
         )
 
     @cached_property
     def observed(self) -> list[BatteryAnswer]:
-        """What the candidate answers on the battery."""
-        return observe(self.subject)
+        """What the candidate answers on the battery, or what of that is to be explained."""
+        return observe(self.subject) if self._given is None else list(self._given)
 
     @property
     def _anything_wrong(self) -> bool:
-        return any(margin(self.subject, seen) > 1.0 for seen in self.observed)
+        return any(seen.margin > 1.0 for seen in self.observed)
 
     @cached_property
     def explanations(self) -> list[Explanation]:
@@ -202,38 +225,37 @@ class Diagnostician:
         if search.wrong and not repeats(self.subject, search.observed[0]):
             return []  # what answers at random makes no mistake that could be acted out
         pairs = [(answer.inputs, answer.output) for answer in search.observed]
-        plain = [(inputs, output) for inputs, output in pairs if inputs.generic]
+        plain = [pair for pair in pairs if pair[0].generic and not _is_long_with_options(pair[0])]
         some = plain[:: len(plain) // FEW + 1]
         if not search.gross:
             return _of_precision(
                 scale_entry(self.subject, pairs) or precision_entry(self.subject, some)
             )
-        return self._of_gross_errors(search, pairs, some)
+        return next(filter(None, self._of_gross_errors(search, pairs, some)), [])
 
     def _of_gross_errors(
         self, search: MistakeSearch, pairs: Observed, some: Observed
-    ) -> list[Explanation]:
-        """Mistakes that no rounding makes, confirmed near the first failing problem."""
+    ) -> Iterator[list[Explanation]]:
+        """Ways to explain mistakes that no rounding makes, one after another, as far as asked.
+
+        Each is confirmed near the first failing problem.
+        """
         self._searched = base = self._first_problem or plain_problem(self.subject)
-        near = self._answers_near(base)
-        confirmed = [made for made in search.singles() if self._explain_all(made, near)]
-        if confirmed:
-            return _explanations(confirmed)
-        entry = precision_entry(self.subject, some)
-        if entry is not None:
-            return _of_precision(entry)
-        together = [made for made in search.pairs() if self._explain_all(made, near)]
-        if together:
-            return _explanations(together)
-        narrowed = self._narrowed([*search.observed, *near], base)
-        if narrowed:
-            return narrowed
+        near = [] if base is None else answers_near(self.subject, base)
+
+        def confirmed(proposed: Iterable[Combination]) -> list[Explanation]:
+            return _explanations([made for made in proposed if self._explain_all(made, near)])
+
+        yield confirmed(search.singles())
+        yield _of_precision(precision_entry(self.subject, some))
+        yield confirmed(search.pairs())
+        stated = self._statements([*search.observed, *near], base)
+        yield _explanations(stated.stated())
+        yield _explanations(stated.narrowed())
         beyond = [(answer.inputs, answer.output) for answer in near]
-        entry = scale_entry(self.subject, [*pairs, *beyond])
-        if entry is not None:
-            return _of_precision(entry)
-        together = search.supported_pairs(PAIR_SECONDS) or self._read_besides(search)
-        return _explanations([made for made in together if self._explain_all(made, near)])
+        yield _of_precision(scale_entry(self.subject, [*pairs, *beyond]))
+        yield confirmed(search.supported_pairs(PAIR_SECONDS))
+        yield confirmed(self._read_besides(search))
 
     def _read_besides(self, search: MistakeSearch) -> list[Combination]:
         """Pairs of a mistake of the catalogue and of what is read besides it, of the first such."""
@@ -244,52 +266,27 @@ class Diagnostician:
                 return [min(pairs, key=lambda pair: len(pair[1].sentence))]
         return []
 
-    def _answers_near(self, problem: Problem | None) -> list[BatteryAnswer]:
-        if problem is None:
-            return []
-        near = (answer_to(self.subject, inputs) for inputs in neighbours(self.subject, problem))
-        return [answer for answer in near if answer is not None]
-
     def _explain_all(self, made: Combination, answers: Sequence[BatteryAnswer]) -> bool:
-        return all(self._explain_answer(made, answer) for answer in answers)
-
-    def _narrowed(
-        self, observed: Sequence[BatteryAnswer], problem: Problem | None
-    ) -> list[Explanation]:
-        """Mistakes of the catalogue under conditions, and statements of what is read.
-
-        Each explains the neighbours of ``problem`` with other values, too.
-        """
-        proposed = self._search(observed, statements(self.subject, observed))
-        stated = proposed.singles(MOST_STATED)
-        named = [] if stated else self._search(observed, self.mistakes).narrowed()
-        read = [] if stated else proposed.narrowed()
-        if named and read and read[0].conditions < named[0].conditions:
-            named = []
-        if not (stated or named or read):
-            return []
-        fresh = problem and problem.replace(seed=problem.seed + OTHER_VALUES)
-        unseen = self._answers_near(fresh)
-
-        def confirmed(proposals: list[Combination]) -> list[Combination]:
-            return [made for made in proposals if self._explain_all(made, unseen)]
-
-        of_catalogue = confirmed([(one.mistake,) for one in named])
-        if of_catalogue:
-            return _explanations(of_catalogue)
-        return _explanations(_shortest(confirmed(stated or [(one.mistake,) for one in read])))
+        return all(explains(self.subject, made, answer) for answer in answers)
 
     def _search(
         self, observed: Sequence[BatteryAnswer], mistakes: Sequence[NamedMistake]
     ) -> MistakeSearch:
         return MistakeSearch(self.subject, observed, mistakes, self._acted)
 
+    def _statements(
+        self, observed: Sequence[BatteryAnswer], problem: Problem | None
+    ) -> StatementSearch:
+        return StatementSearch(self.subject, self.mistakes, self._acted, observed, problem)
+
     def _search_near(self, problem: Problem) -> list[Explanation]:
         """What explains every answer of the battery and of the neighbours of a problem."""
-        observed = [*self.observed, *self._answers_near(problem)]
-        if not any(margin(self.subject, answer) > GROSS for answer in observed):
+        near = answers_near(self.subject, problem)
+        observed = [*self.observed, *near]
+        if not any(answer.margin > GROSS for answer in observed):
             return []
-        return self._narrowed(observed, problem)
+        search = self._statements(observed, problem)
+        return _explanations(search.stated() or search.narrowed())
 
     def _fits(
         self, explanation: Explanation, clause: Clause | None, problem: Problem | None
@@ -301,20 +298,27 @@ class Diagnostician:
         if not made:  # a scale that is off breaks no law that holds at every scale
             return clause.needs_golden or explanation.entry["name"] != "scale-off"
         answer = answer_to(self.subject, self.subject.inputs(problem))
-        if answer is not None and not self._explain_answer(made, answer):
+        if answer is not None and not explains(self.subject, made, answer):
             return False
-        return fails_alike(self.subject, made, clause, problem)
+        return fails_alike(self.subject, made, clause, problem) is not False
 
-    def _explain_answer(self, made: Combination, answer: BatteryAnswer) -> bool:
-        """Whether mistakes explain one answer."""
-        declared = self.subject.declaration.semantics
-        if not touches_any(made, answer.inputs, declared):
-            return margin(self.subject, answer) <= 1.0
-        try:
-            acted = act(self.subject.oracle, declared, made, answer.inputs)
-        except NotExpressible:
-            return margin(self.subject, answer) <= 1.0
-        return agrees(self.subject, acted, answer)
+    def explained_by(self, clause: Clause, problem: Problem) -> str:
+        """The name found for another failure that makes this clause fail as well, or "".
+
+        Each is acted out on the problem on which the clause failed. The answers may differ there:
+        that is why the failure has no name of its own.
+        """
+        for one in self.explanations:
+            if one.made and fails_alike(self.subject, one.made, clause, problem):
+                return str(one.entry["name"])
+        return ""
+
+
+def _is_long_with_options(inputs: Inputs) -> bool:
+    """Whether a loss of precision would take long to act out, and show in shorter calls as well."""
+    given = (inputs.scale, inputs.softcap, inputs.window, inputs.sinks)
+    with_options = inputs.causal or inputs.past > 0 or any(one is not None for one in given)
+    return with_options and inputs.geometry.key_length > MANY_KEYS
 
 
 def _asks_for_weights(clause: Clause, problem: Problem | None) -> bool:
@@ -324,11 +328,6 @@ def _asks_for_weights(clause: Clause, problem: Problem | None) -> bool:
 
 def _of_precision(entry: dict[str, Any] | None) -> list[Explanation]:
     return [] if entry is None else [Explanation(entry={"fix": "", **entry})]
-
-
-def _shortest(stated: list[Combination]) -> list[Combination]:
-    """Of several statements that hold the one with the shortest text, if there is any."""
-    return sorted(stated, key=lambda made: len(made[0].sentence))[:1]
 
 
 def _explanations(combinations: list[Combination]) -> list[Explanation]:

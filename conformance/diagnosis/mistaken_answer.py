@@ -7,6 +7,7 @@ Several mistakes made together change one step after another.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,7 @@ from torch import Tensor
 from .._golden import golden
 from ..declare.declaration import Declaration, mixed_in
 from ..oracle.headroom import finite_limit, representable_output, representable_rows
-from ..oracle.oracle import Oracle
+from ..oracle.oracle import Golden, Oracle, evaluate
 from ..problems.inputs import Inputs
 from ..tolerance import model
 from .mistakes import DeclaredCall, NamedMistake, NotExpressible, everywhere
@@ -35,22 +36,27 @@ IMPOSSIBLE: Final = (ValueError, RuntimeError, TypeError, IndexError, Arithmetic
 class MistakenAnswer:
     """The answer of a candidate that makes some mistakes.
 
-    ``inputs`` and ``semantics`` are those that it answers by; ``stepwise`` says that a later step
-    differs too, so that no bound was derived for this answer. ``core`` is the attention proper
-    before such a step.
+    ``given`` are the inputs of the call, ``inputs`` and ``semantics`` those that it answers by;
+    ``stepwise`` says that a later step differs too, so that no bound was derived for this answer.
+    ``core`` is the attention proper before such a step, ``evaluation`` the golden's of inputs and
+    semantics where it was made.
     """
 
+    given: Inputs
     inputs: Inputs
     semantics: golden.Semantics
     core: golden.Attention
     output: Tensor
     stepwise: bool
     oracle: Oracle
+    evaluation: golden.Attention | golden.MultiHeadAttention | None = None
 
     @cached_property
     def bound(self) -> Tensor:
         """How far a candidate of the declared precision may be from this answer."""
-        exact = self.oracle.at(self.inputs, self.semantics)
+        if self.evaluation is not None and not self.stepwise:
+            return self.oracle.bound_of(self.evaluation)
+        exact = self._before_steps()
         if not self.stepwise:
             return exact.bound
         largest, before = (float(_finite(t).abs().max()) for t in (self.output, exact.output))
@@ -61,6 +67,12 @@ class MistakenAnswer:
         wide = max(room * float(_finite(exact.bound).max()), rounded)
         return torch.full_like(self.output, wide)
 
+    def _before_steps(self) -> Golden:
+        """The golden answer by the same inputs and semantics; remembered if they are declared."""
+        if self.semantics == self.oracle.point(self.inputs):
+            return self.oracle.answer(self.inputs)
+        return self.oracle.at(self.inputs, self.semantics)
+
     def _small(self, limit: float) -> bool:
         """Whether nothing comes near the largest number: the root of it leaves room for products.
 
@@ -70,24 +82,47 @@ class MistakenAnswer:
         tensors = (core.query, core.key, core.value, core.scores)
         return all(float(t.abs().max()) <= root for t in tensors if t.numel())
 
-    def unjudged(self, declaration: Declaration) -> Tensor:
-        """Rows whose right answer is open, broadcastable to the answer.
+    def _answer_small(self, limit: float) -> bool:
+        """Whether no number of the answer itself comes near the largest one."""
+        sizes = self.output.abs()
+        return bool((~torch.isfinite(sizes) | (sizes <= model.HEADROOM * limit)).all())
 
-        Those that may overflow, and those without keys if nothing is promised about them.
+    def unjudged(self, declaration: Declaration, right: Tensor | None) -> Tensor | None:
+        """Rows whose answer is open, broadcastable to the answer; None if there are none.
+
+        Those that may overflow, rows without keys if nothing is promised about them, and rows that
+        the mistake leaves without keys: but for those that are ``right``, bool of the answer's
+        shape but for the channels, for they have their keys.
         """
         limit = finite_limit(declaration, self.oracle.dtype)
-        if self._small(limit):
-            rows = torch.zeros_like(self.core.empty)
-        else:
-            rows = ~representable_rows(self.core, limit)
+        rows = self._without_keys(declaration, right)
+        if not self._small(limit):
+            unable = self._of_answer(~representable_rows(self.core, limit))
+            rows = unable if rows is None else rows | unable
+        if rows is not None and rows.shape != self.output.shape[:-1]:
+            rows = None
+        if not self._answer_small(limit):
+            finite = torch.where(torch.isfinite(self.output), self.output, 0.0)
+            overflows = ~representable_output(finite, limit)
+            rows = overflows if rows is None else rows | overflows
+        return None if rows is None else rows.unsqueeze(-1)
+
+    def _without_keys(self, declaration: Declaration, right: Tensor | None) -> Tensor | None:
+        """Rows of the answer that have no key, though that is not what decides them."""
+        empty = self.core.empty
+        if not bool(empty.any()):
+            return None
         if declaration.empty_rows == "any":
-            rows = rows | self.core.empty
-        if self.inputs.is_layer:
-            rows = rows.any(dim=1)
-        fits = rows.shape == self.output.shape[:-1]
-        finite = torch.where(torch.isfinite(self.output), self.output, 0.0)
-        overflows = ~representable_output(finite, limit)
-        return (rows | overflows if fits else overflows).unsqueeze(-1)
+            return self._of_answer(empty)
+        had_keys = self.given.allowed(declaration.semantics).any(dim=-1)
+        if had_keys.shape != empty.shape:
+            return None
+        emptied = self._of_answer(empty & had_keys)
+        return emptied if right is None or right.shape != emptied.shape else emptied & ~right
+
+    def _of_answer(self, rows: Tensor) -> Tensor:
+        """Rows of the heads ``[B, H, Lq]`` as rows of the answer."""
+        return rows.any(dim=1) if self.inputs.is_layer else rows
 
 
 class ActedAnswers:
@@ -126,7 +161,7 @@ def act(
     made = made_on(declared, made, inputs)
     try:
         with torch.no_grad():
-            answer = _answer(oracle, mistaken_call(declared, made, inputs), made)
+            answer = _answer(oracle, inputs, mistaken_call(declared, made, inputs), made)
     except IMPOSSIBLE as error:
         raise NotExpressible from error
     for mistake in made:
@@ -186,7 +221,21 @@ def _in_its_rows(
     )
 
 
-def _answer(oracle: Oracle, call: DeclaredCall, made: Combination) -> MistakenAnswer:
+def _answer(oracle: Oracle, given: Inputs, call: DeclaredCall, made: Combination) -> MistakenAnswer:
+    if call.inputs.scale is not None and not math.isfinite(call.inputs.scale):
+        return _answer_without_scale(oracle, given, call)
+    if not any(one.heads or one.core or one.output for one in made):
+        evaluation = evaluate(call.inputs, call.semantics)
+        return MistakenAnswer(
+            given=given,
+            inputs=call.inputs,
+            semantics=call.semantics,
+            core=evaluation if isinstance(evaluation, golden.Attention) else evaluation.core,
+            output=evaluation.output,
+            stepwise=False,
+            oracle=oracle,
+            evaluation=evaluation,
+        )
     before, core = mistaken_attention(call, made, every_key=any(one.core for one in made))
     output = call.answer_of(core.output)
     for mistake in made:
@@ -194,11 +243,28 @@ def _answer(oracle: Oracle, call: DeclaredCall, made: Combination) -> MistakenAn
             changed = mistake.output(call, output)
             output = output if changed is None else changed
     return MistakenAnswer(
+        given=given,
         inputs=call.inputs,
         semantics=call.semantics,
         core=before,
         output=output,
-        stepwise=any(m.heads or m.core or m.output for m in made),
+        stepwise=True,
+        oracle=oracle,
+    )
+
+
+def _answer_without_scale(oracle: Oracle, given: Inputs, call: DeclaredCall) -> MistakenAnswer:
+    """NaN in every row that has keys: the scale is a quotient by zero."""
+    inputs = call.inputs.replace(scale=None)
+    exact = oracle.at(inputs, call.semantics)
+    output = torch.where(exact.empty_rows, exact.output, math.nan)
+    return MistakenAnswer(
+        given=given,
+        inputs=inputs,
+        semantics=call.semantics,
+        core=exact.core,
+        output=output,
+        stepwise=True,
         oracle=oracle,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import and_
 from typing import Final
 
@@ -19,9 +19,8 @@ from torch import Tensor
 from ..clauses.subject import Subject
 from ..problems.inputs import Inputs
 from ..tolerance import model
-from .agreement import within
-from .battery import BatteryAnswer
-from .conditions import FINER, Condition
+from .agreement import BatteryAnswer, within
+from .conditions import FINER, SIZES, Condition, limits, size_limit
 from .mistaken_answer import ActedAnswers, MistakenAnswer, touches
 from .mistakes import DeclaredCall, NamedMistake, NotExpressible
 from .telling_apart import fewest
@@ -40,6 +39,9 @@ class Part:
     name: str
     words: str
     holds: Callable[[Inputs, Tensor, Tensor | None, Tensor], Tensor | None]
+
+
+Literal = Condition | Part
 
 
 def _index(name: str, words: str, holds: Callable[[Tensor, int], Tensor], axis: str) -> Part:
@@ -78,9 +80,13 @@ def _past_the_keys(
     return query >= inputs.geometry.key_length
 
 
-def _from_query(number: int) -> Part:
-    words = f"for queries from index {number} on"
-    return _index(f"query {number} on", words, lambda index, _n: index >= number, "query")
+def _query_limit(number: int, *, above: bool) -> Part:
+    """The rows of queries whose index is above a number, or at most that."""
+    if above:
+        words = f"for queries from index {number + 1} on"
+    else:
+        words = f"for the first {number + 1} queries"
+    return _index(words, words, lambda index, _n: (index > number) == above, "query")
 
 
 def _in_a_short_tile(size: int) -> Part:
@@ -112,7 +118,6 @@ PARTS: Final[tuple[Part, ...]] = (
         )
     ),
     Part("past the keys", "for queries past the number of keys", _past_the_keys),
-    *(_from_query(number) for number in (2, 4, 8, 16, 32, 64, 128)),
     *(_in_a_short_tile(size) for size in (2, 4, 8, 16, 32)),
 )
 
@@ -130,12 +135,19 @@ class Rows:
 class Narrowed:
     """A mistake under as many conditions as it is made under.
 
-    ``spared`` counts the rows that it would have spoilt without them.
+    ``mistake`` is made under them, ``everywhere`` is the same without them. ``spared`` counts the
+    rows that this would have spoilt.
     """
 
     mistake: NamedMistake
-    conditions: int
+    everywhere: NamedMistake
+    literals: tuple[Literal, ...]
     spared: int
+
+    @property
+    def conditions(self) -> int:
+        """How many conditions there are."""
+        return len(self.literals)
 
 
 class Narrowing:
@@ -177,7 +189,8 @@ class Narrowing:
             return None
         return Narrowed(
             mistake=made_under(mistake, chosen),
-            conditions=len(chosen),
+            everywhere=mistake,
+            literals=chosen,
             spared=sum(len(rows) for rows in spared),
         )
 
@@ -201,12 +214,14 @@ class Narrowing:
             return without
         if acted.output.shape != answer.output.shape:
             return None
-        if torch.equal(acted.output, exact.output):  # spares the bound, which costs the most
+        if torch.equal(acted.output, exact.output):
             return without
-        judged = judged & ~acted.unjudged(self.subject.declaration).expand(answer.output.shape).any(
-            dim=-1
-        )
-        mistaken = within(answer.output, acted.output, acted.bound).all(dim=-1)
+        unjudged = acted.unjudged(self.subject.declaration, right)
+        if unjudged is not None:
+            judged = judged & ~unjudged.expand(answer.output.shape).any(dim=-1)
+        mistaken = within(answer.output, acted.output, exact.bound).all(dim=-1)
+        if bool((judged & ~right & ~mistaken).any()):  # spares the bound, which costs the most
+            mistaken = mistaken | within(answer.output, acted.output, acted.bound).all(dim=-1)
         closer = _much_closer(answer.output, acted, exact.output, exact.bound)
         return Rows(
             made=judged & mistaken & ~right,
@@ -215,7 +230,10 @@ class Narrowing:
         )
 
     def _traits_of(self, index: int) -> Tensor:
-        """Which of ``LITERALS`` each row of an answer meets: bool ``[rows, literals]``."""
+        """What conditions may be about: whole numbers ``[rows, traits]``.
+
+        Which parts a row is in, its query's index, which conditions its call meets, and its sizes.
+        """
         if index not in self._traits:
             self._traits[index] = _traits(self.observed[index])
         return self._traits[index]
@@ -237,41 +255,53 @@ def _traits(answer: BatteryAnswer) -> Tensor:
     axes = torch.meshgrid(*(torch.arange(size) for size in shape), indexing="ij")
     flat = [axis.flatten() for axis in axes]
     item, query, head = flat[0], flat[-1], flat[1] if len(flat) == len("BHL") else None
-    columns = []
-    for literal in LITERALS:
-        if isinstance(literal, Condition):
-            columns.append(torch.full(item.shape, literal.holds(inputs)))
-        else:
-            part = literal.holds(inputs, item, head, query)
-            columns.append(torch.zeros_like(item, dtype=torch.bool) if part is None else part)
-    return torch.stack(columns, dim=-1)
+    parts = [part.holds(inputs, item, head, query) for part in PARTS]
+    none = torch.zeros_like(item)
+    of_rows = torch.stack([*(none if part is None else part.long() for part in parts), query])
+    of_call = [condition.holds(inputs) for condition in _OF_CALLS]
+    of_call += [getattr(inputs.geometry, field) for field in SIZES]
+    return torch.cat([of_rows.T, torch.tensor(of_call).expand(len(item), -1)], dim=-1)
 
 
-LITERALS: Final[tuple[Condition | Part, ...]] = (
-    *(
-        literal
-        for condition in FINER
-        for literal in (condition, condition.negated)
-        if literal.words
-    ),
-    *PARTS,
+_OF_CALLS: Final = tuple(
+    literal for condition in FINER for literal in (condition, condition.negated) if literal.words
+)
+# What the columns of traits are about: the plainest literals first, then limits of numbers.
+_PLACES: Final[tuple[tuple[int, Literal], ...]] = (
+    *enumerate(_OF_CALLS, start=len(PARTS) + 1),
+    *enumerate(PARTS),
+)
+_NUMBERS: Final = (
+    (len(PARTS), ""),
+    *enumerate(SIZES, start=len(PARTS) + 1 + len(_OF_CALLS)),
 )
 
 
-def _telling_apart(made: Tensor, spared: Tensor) -> tuple[Condition | Part, ...] | None:
+def _telling_apart(made: Tensor, spared: Tensor) -> tuple[Literal, ...] | None:
     """The fewest literals that all rows of ``made`` meet and none of ``spared`` does together.
 
     None where no three tell them apart. Of equally many the plainest are taken.
     """
-    common = made.all(dim=0).nonzero().flatten().tolist()
-    left = [
-        sum(1 << row for row in spared[:, index].nonzero().flatten().tolist()) for index in common
-    ]
+    met = made.bool().all(dim=0).tolist()
+    common = [(place, literal) for place, literal in _PLACES if met[place]]
+    literals = [literal for _, literal in common]
+    left = [_as_bits(spared[:, place].bool()) for place, _ in common]
+    for place, field in _NUMBERS:
+        sizes, others = made[:, place], spared[:, place]
+        for number, above in limits(sizes.tolist(), others.tolist()):
+            limited = _query_limit if not field else partial(size_limit, field)
+            literals.append(limited(number, above=above))
+            left.append(_as_bits((others > number) == above))
     chosen = fewest(left, len(spared), MOST_TOGETHER)
-    return None if chosen is None else tuple(LITERALS[common[index]] for index in chosen)
+    return None if chosen is None else tuple(literals[index] for index in chosen)
 
 
-def made_under(mistake: NamedMistake, literals: Sequence[Condition | Part]) -> NamedMistake:
+def _as_bits(flags: Tensor) -> int:
+    """A number with bit i set where flag i is."""
+    return sum(1 << row for row in flags.nonzero().flatten().tolist())
+
+
+def made_under(mistake: NamedMistake, literals: Sequence[Literal]) -> NamedMistake:
     """A mistake that is made under conditions and in some rows alone, and its text says so."""
     if not literals:
         return mistake

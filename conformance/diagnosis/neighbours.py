@@ -8,7 +8,6 @@ from typing import Any, Final
 from ..clauses.subject import Subject
 from ..problems.caching import draws_cache
 from ..problems.fitting import causal_flag, fitted_geometry, one_at_a_time
-from ..problems.inputs import Inputs
 from ..problems.problem import MaskPlan, Problem
 from ..problems.space import Space
 
@@ -52,6 +51,7 @@ _CHANGED: Final = (
     {"query_length": 33, "key_length": 33},
     {"head_size": 4},
     {"head_size": 7},
+    {"head_size": 8},
     {"head_size": 72},
     {"value_head_size": 3},
     {"value_head_size": 72},
@@ -71,20 +71,37 @@ _KEYWORDS: Final = (
 )
 
 
-def neighbours(subject: Subject, problem: Problem) -> Iterator[Inputs]:
-    """A problem, the same with larger sizes, and either with one feature changed.
+def neighbours(
+    subject: Subject, problem: Problem, *, plain: bool = True, enlarged: bool = True
+) -> list[Problem]:
+    """A problem if ``plain``, the same with larger sizes, and each with one feature changed.
 
     Their values are drawn with another seed, so that what was made of the failing problem alone
     must hold for values that were not looked at.
     """
-    plain = problem.replace(overrides=None, seed=problem.seed + _NEW_VALUES)
-    fitted = {plain: None}
-    enlarged = _resized(subject, plain.replace(values="normal"), _ENLARGED)
-    for base in (plain, enlarged) if _scores(plain) <= MOST_SCORES else (enlarged,):
+    own = _anew(problem)
+    large = _resized(subject, own.replace(values="normal"), _ENLARGED)
+    bases = [base for base, wanted in ((own, plain), (large, enlarged)) if wanted]
+    if _scores(own) > MOST_SCORES:
+        bases = [large]
+    fitted = {own: None}
+    for base in bases:
         for changed in (base, *_variants(subject, base)):
             fitted[one_at_a_time(changed, subject.candidate)] = None
-    for one in fitted:
-        yield subject.inputs(one)
+    return list(fitted)
+
+
+def with_size(subject: Subject, problem: Problem, field: str, size: int) -> Problem | None:
+    """A problem with other values and one size, a field of ``Geometry``, at exactly a number.
+
+    None where the candidate cannot be called with that size.
+    """
+    resized = one_at_a_time(_resized(subject, _anew(problem), {field: size}), subject.candidate)
+    return resized if getattr(resized.geometry, field) == size else None
+
+
+def _anew(problem: Problem) -> Problem:
+    return problem.replace(overrides=None, seed=problem.seed + _NEW_VALUES)
 
 
 def _scores(problem: Problem) -> int:

@@ -142,6 +142,8 @@ def _scale(least: float, most: float, head_sizes: set[int]) -> dict[str, Any]:
 
 def precision_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
     """The loss of precision that, acted out, gives the candidate's answers; None if none does."""
+    if any(_too_far(subject, *pair) for pair in observed):
+        return None
     every = [*observed, *_probed(subject)]
     wrong = [pair for pair in every if not _agrees(subject, *pair)]
     if not wrong or any(output.shape != inputs.output_shape for inputs, output in wrong):
@@ -152,6 +154,16 @@ def precision_entry(subject: Subject, observed: Observed) -> dict[str, Any] | No
         or _epsilon_entry(subject, wrong)
         or _loss_entry(subject, [*wrong, *small])
     )
+
+
+def _too_far(subject: Subject, inputs: Inputs, output: Tensor) -> bool:
+    """Whether an answer is farther from the golden one than any format's rounding leads."""
+    known = subject.golden(inputs)
+    if output.shape != known.output.shape:
+        return True
+    judged = known.judged.expand(known.output.shape)
+    expected, error = known.output[judged].abs(), (output - known.output)[judged].abs()
+    return bool(error.numel()) and not bool(error.max() <= model.COARSEST_ROUNDING * expected.max())
 
 
 def _loss_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:

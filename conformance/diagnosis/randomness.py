@@ -78,8 +78,11 @@ def _dropped(subject: Subject, inputs: Inputs, answer: Tensor) -> str:
     shares, slack = shares_of(subject, inputs, answer)
     if shares is None:
         return ""
-    if not bool(shares.isfinite().all()) or _differ(shares, slack):
-        return "single elements of the answer are dropped"
+    if not bool(shares.isfinite().all()):
+        return ""
+    if _differ(shares, slack):
+        elements = "single elements of the answer are dropped"
+        return elements if _all_or_nothing(shares, slack) else ""
     keys = inputs.geometry.key_length
     steps = shares.flatten().sort().values.diff()
     steps = steps[steps > 2.0 * float(slack.max())]
@@ -93,6 +96,15 @@ def _dropped(subject: Subject, inputs: Inputs, answer: Tensor) -> str:
     if dropped <= float(slack.max()):  # the rest does not make up for it
         dropped, rescaled = 1.0 - float(shares.mean()), " and not rescaled"
     return f"attention weights are dropped with a probability of {dropped:.2g}{rescaled}"
+
+
+def _all_or_nothing(shares: Tensor, slack: Tensor) -> bool:
+    """Whether some elements are zero and all others the same multiple of what they should be."""
+    dropped = shares.abs() <= slack
+    kept = shares[~dropped]
+    if not kept.numel() or not bool(dropped.any()):
+        return False
+    return bool(((kept - kept.mean()).abs() <= 2.0 * float(slack.max())).all())
 
 
 def _differ(shares: Tensor, slack: Tensor) -> bool:

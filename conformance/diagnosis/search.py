@@ -13,8 +13,8 @@ from ..clauses.subject import Subject
 from ..declare.declaration import Declaration
 from ..oracle.comparison import GROSS
 from ..tolerance import model
-from .agreement import agrees, closeness, margin
-from .battery import BatteryAnswer
+from .agreement import BatteryAnswer
+from .conditions import plainness
 from .mistaken_answer import ActedAnswers, Combination, act, touches
 from .mistakes import DeclaredCall, NamedMistake, NotExpressible
 from .narrowing import Narrowed, Narrowing
@@ -46,12 +46,11 @@ class MistakeSearch:
         self.subject = subject
         self.declared = subject.declaration.semantics
         self.acted = acted or ActedAnswers(subject.oracle, self.declared)
-        margins = {id(answer): margin(subject, answer) for answer in observed}
         # What goes grossly wrong first: a mistake that changes nothing would pass the rest.
-        self.observed = sorted(observed, key=lambda answer: _order(margins[id(answer)], answer))
-        # In the order given, wrong answers first: what other searches have acted out comes soonest.
-        self._as_given = sorted(observed, key=lambda answer: margins[id(answer)] <= 1.0)
-        sizes = [margins[id(answer)] for answer in self.observed]
+        self.observed = sorted(observed, key=_order)
+        # Wrong ones first, and of sizes that tell much: what other searches have acted out on.
+        self._telling = sorted(observed, key=_telling)
+        sizes = [answer.margin for answer in self.observed]
         self.right = _bits(size <= 1.0 for size in sizes)
         self.wrong = _bits(size > 1.0 for size in sizes)
         self._gross = _bits(size > GROSS for size in sizes)
@@ -67,13 +66,14 @@ class MistakeSearch:
         self._judged: dict[int, int] = {}
         self._explained: dict[int, int] = {}
 
-    def singles(self, most: int | None = None) -> list[Combination]:
-        """The mistakes that alone explain every answer; of ``most`` those of the shortest text."""
-        mistakes = self.mistakes
-        if most is not None:
-            mistakes = sorted(mistakes, key=lambda one: len(one.sentence))
-        explaining = ((one,) for one in mistakes if self.explains_every((one,)))
-        return list(islice(explaining, most))
+    def singles(self) -> list[Combination]:
+        """The mistakes that alone explain every answer."""
+        return [(one,) for one in self.mistakes if self.explains_every((one,))]
+
+    def explaining(self) -> Iterator[NamedMistake]:
+        """The mistakes that alone explain every answer, those of the shortest text first."""
+        shortest = sorted(self.mistakes, key=lambda one: len(one.sentence))
+        return (one for one in shortest if self.explains_every((one,)))
 
     def narrowed(self) -> list[Narrowed]:
         """The mistakes that explain every wrong row, each made under as few conditions as suffice.
@@ -83,14 +83,18 @@ class MistakeSearch:
         """
         if self.wrong.bit_count() < FEWEST_WRONG:
             return []
-        narrowing = Narrowing(self.subject, self._as_given, self.acted)
+        narrowing = Narrowing(self.subject, self._telling, self.acted)
         wrong = self.wrong.bit_count()
         plainest = sorted(self.mistakes, key=lambda one: len(one.sentence))
         likely = (one for one in plainest if narrowing.explains_first(one, wrong))
-        every = (narrowing.narrowed(mistake) for mistake in islice(likely, MOST_NARROWED))
-        narrowed = [one for one in every if one is not None]
-        fewest = min((_plainness(one) for one in narrowed), default=None)
-        return [one for one in narrowed if _plainness(one) == fewest]
+        narrowed: dict[str, Narrowed] = {}
+        for mistake in islice(likely, MOST_NARROWED):
+            # Another way to make the same mistake says nothing more.
+            learnt = None if mistake.name in narrowed else narrowing.narrowed(mistake)
+            if learnt is not None:
+                narrowed[mistake.name] = learnt
+        fewest = min(map(_plainness, narrowed.values()), default=None)
+        return [one for one in narrowed.values() if _plainness(one) == fewest]
 
     def pairs(self) -> list[Combination]:
         """Pairs that explain every answer, with a mistake that explains the plainest one alone."""
@@ -121,15 +125,13 @@ class MistakeSearch:
     def partial(self) -> list[NamedMistake]:
         """Mistakes that explain the plainest wrong answer, those that explain the most first.
 
-        The plainest answer is the one that the fewest mistakes may change. Of two mistakes the one
-        that shows more often is likely to be among these. Of several that explain the same answers
-        one is kept.
+        Of two mistakes the one that shows more often is likely to be among these. Of several that
+        explain the same answers one is kept.
         """
         some, count = self._usual_ways(), len(self.observed)
-        gross = [index for index in range(count) if self._gross >> index & 1]
-        if not gross:
+        plainest = 0  # of gross errors, which come first
+        if not self.gross:
             return []
-        plainest = min(gross, key=lambda index: sum(self._may_change(one, index) for one in some))
         kept: dict[int, NamedMistake] = {}
         for one in some:
             if self._may_change(one, plainest) and self._explains(one, plainest):
@@ -235,7 +237,7 @@ class MistakeSearch:
         for index, answer in enumerate(self.observed):
             if self.wrong >> index & 1:
                 acted = act(self.subject.oracle, self.declared, made, answer.inputs)
-                one, other = closeness(self.subject, acted, answer)
+                one, other = answer.closeness(acted)
                 left, total = left + one, total + other
         return left <= model.LARGEST_UNEXPLAINED * total
 
@@ -248,7 +250,7 @@ class MistakeSearch:
                 acted = act(self.subject.oracle, self.declared, made, answer.inputs)
         except NotExpressible:
             return False
-        return agrees(self.subject, acted, answer)
+        return answer.agrees(acted)
 
     def _touches(self, mistake: NamedMistake) -> int:
         """The problems whose answers a mistake may change."""
@@ -274,10 +276,16 @@ def _promised(need: str, declared: Declaration) -> bool:
     return bool(declared.masks) if need == "mask" else declared.causal is not None
 
 
-def _order(size: float, answer: BatteryAnswer) -> tuple[bool, bool, int]:
-    """Gross errors first, then others, then right answers; small problems before large ones."""
+def _order(answer: BatteryAnswer) -> tuple[bool, bool, tuple[int, int]]:
+    """Gross errors first, then others, then right answers; plain calls before others."""
+    return answer.margin <= GROSS, answer.margin <= 1.0, plainness(answer.inputs)
+
+
+def _telling(answer: BatteryAnswer) -> tuple[bool, bool, bool, tuple[int, int]]:
+    """Wrong answers first, those to calls with one item, query, key or channel last of them."""
     sizes = answer.inputs.geometry
-    return size <= GROSS, size <= 1.0, sizes.batch * sizes.query_length * sizes.key_length
+    least = min(sizes.batch, sizes.query_length, sizes.key_length, sizes.head_size)
+    return answer.margin <= 1.0, least == 1, answer.margin <= GROSS, _order(answer)[-1]
 
 
 def _bits(flags: Iterable[bool]) -> int:

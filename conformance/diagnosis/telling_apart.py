@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
-from itertools import combinations
 from operator import and_
 from typing import Final
 
 from ..problems.inputs import Inputs
-from .conditions import FINER, Condition
+from .conditions import FINER, Condition, size_limits
 
 # Conditions that all wrong answers may have in common before chance explains it.
 MOST_TOGETHER: Final = 2
@@ -20,7 +19,9 @@ def telling_apart(made: Sequence[Inputs], spared: Sequence[Inputs]) -> tuple[Con
 
     The plainest of equally many; None where no two tell them apart.
     """
+    sizes = ([inputs.geometry for inputs in some] for some in (made, spared))
     literals = [each for one in FINER for each in (one, one.negated) if each.words]
+    literals += size_limits(*sizes)
     common = [one for one in literals if all(one.holds(inputs) for inputs in made)]
     left = [
         sum(1 << index for index, inputs in enumerate(spared) if one.holds(inputs))
@@ -46,10 +47,25 @@ def fewest(left: Sequence[int], count: int, most: int) -> tuple[int, ...] | None
     if masks and _common(masks):
         return None
     for number in range(1, most + 1):
-        for chosen in combinations(masks, number):
-            if not _common(chosen):
-                return tuple(plainest[mask] for mask in chosen)
+        chosen = min(_excluding(plainest, (1 << count) - 1, number), default=None)
+        if chosen is not None:
+            return chosen
     return None
+
+
+def _excluding(plainest: dict[int, int], left: int, number: int) -> Iterator[tuple[int, ...]]:
+    """Sets of so many properties that none of the things ``left`` has together, as indices.
+
+    ``plainest`` holds the index of each property by the things that have it.
+    """
+    if not left:
+        yield ()
+    elif number:
+        first = left & -left  # one of the properties has to exclude it
+        for mask, index in plainest.items():
+            if not mask & first:
+                for others in _excluding(plainest, left & mask, number - 1):
+                    yield tuple(sorted((index, *others)))
 
 
 def _common(masks: Sequence[int]) -> int:

@@ -204,14 +204,21 @@ def compare(
         swapped = dataclasses.replace(pair, got=expected, both_answers=True)
         return swapped.at(unknown, kind="finite", margin=math.inf).replace(tables=pair.tables())
     error = (got - expected).abs() if remainder is None else (got - expected - remainder).abs()
-    # A bound that is not a number allows nothing.
-    ratio = torch.where(error == 0, 0.0, error / bound).nan_to_num(nan=math.inf, posinf=math.inf)
-    ratio = torch.where(judged & torch.isfinite(expected), ratio, 0.0)
+    ratio = errors_in_bounds(error, bound, judged & torch.isfinite(expected))
     margin = float(ratio.max()) if ratio.numel() else 0.0
     if margin <= 1.0:
         return Comparison(margin=margin)
     with_error = dataclasses.replace(pair, error=error)
     return with_error.at(ratio == margin, kind="value", margin=margin)
+
+
+def errors_in_bounds(error: Tensor, bound: Tensor, judged: Tensor) -> Tensor:
+    """Errors as multiples of their bound, zero where they are not judged.
+
+    A bound that is not a number allows nothing.
+    """
+    ratio = torch.where(error == 0, 0.0, error / bound).nan_to_num(nan=math.inf, posinf=math.inf)
+    return torch.where(judged, ratio, 0.0)
 
 
 @dataclass(frozen=True)

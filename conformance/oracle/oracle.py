@@ -124,7 +124,7 @@ class Oracle:
         core = evaluation if isinstance(evaluation, golden.Attention) else evaluation.core
         return Golden(
             output=evaluation.output,
-            bound=_bound(evaluation, self.contract(core.scale)),
+            bound=self.bound_of(evaluation),
             weights=core.weights,
             empty=core.empty,
             core=core,
@@ -141,6 +141,11 @@ class Oracle:
         """The part of each stage in the worst-case bound of one element, the largest first."""
         contract = self.contract(self.answer(inputs).core.scale)
         return shares(lambda other: self.bound(inputs, other), contract, index)
+
+    def bound_of(self, evaluation: golden.Attention | golden.MultiHeadAttention) -> Tensor:
+        """The worst-case bound of an answer at any point, under the declared contract."""
+        core = evaluation if isinstance(evaluation, golden.Attention) else evaluation.core
+        return _bound(evaluation, self.contract(core.scale))
 
     def bound(self, inputs: Inputs, contract: Contract) -> Tensor:
         """The worst-case bound of the declared point's answer under another contract."""

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, get_args, get_type_hints
 
 from ..base.geometry import Geometry
+from ..base.profile import DTYPES
+
+_PLAIN: Final = (int, float, bool, str)
+# A tensor of 2 GiB in float64: no clause asks for nearly as much.
+_MOST_ELEMENTS: Final = 2**28
+# Generators multiply a seed by a million, and take 64 bits.
+_SEEDS: Final = 2**42
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +105,13 @@ class Problem:
 
 
 def problem_from_json(data: dict[str, Any]) -> Problem:
-    """The inverse of :meth:`Problem.as_json`; raises TypeError for missing or unknown fields."""
+    """The inverse of :meth:`Problem.as_json`.
+
+    Raises TypeError for missing or unknown fields, ValueError for values that no problem has: a
+    record may have been edited.
+    """
     mask, window, overrides = (data.get(name) for name in ("mask", "window", "overrides"))
-    return Problem(
+    problem = Problem(
         **{
             **data,
             "geometry": Geometry(**data["geometry"]),
@@ -108,8 +120,65 @@ def problem_from_json(data: dict[str, Any]) -> Problem:
             "overrides": None if overrides is None else _overrides_from_json(overrides),
         }
     )
+    for part in (problem, problem.geometry, problem.mask):
+        if part is not None:
+            _check_kinds(part)
+    _check_sizes(problem.geometry)
+    _check_options(problem)
+    return problem
 
 
 def _overrides_from_json(data: dict[str, Any]) -> Overrides:
     tensors = [(name, tuple(float(value) for value in values)) for name, values in data["tensors"]]
     return Overrides(seed=data["seed"], tensors=tuple(tensors))
+
+
+def _check_kinds(part: Problem | Geometry | MaskPlan) -> None:
+    """Require a number where a number belongs, and so on."""
+    for name, hint in get_type_hints(type(part)).items():
+        value, kinds = getattr(part, name), get_args(hint) or (hint,)
+        if float in kinds:
+            kinds = (*kinds, int)
+        is_plain = any(kind in _PLAIN for kind in kinds)
+        if is_plain and type(value) not in kinds:
+            msg = f"its {name} is {value!r:.60}"
+            raise ValueError(msg)
+
+
+def _check_sizes(geometry: Geometry) -> None:
+    sizes = dataclasses.asdict(geometry)
+    for name, size in sizes.items():
+        if size < (1 if name.endswith("heads") else 0):
+            msg = f"its {name} is {size}"
+            raise ValueError(msg)
+    if geometry.num_heads % geometry.num_kv_heads:
+        msg = f"{geometry.num_heads} heads share {geometry.num_kv_heads} key heads"
+        raise ValueError(msg)
+    longest = max(geometry.query_length, geometry.key_length)
+    widest = max(size for name, size in sizes.items() if name.endswith("_size"))
+    elements = geometry.batch * geometry.num_heads * longest
+    if elements * max(widest, min(geometry.query_length, geometry.key_length)) > _MOST_ELEMENTS:
+        msg = f"its tensors would have more than {_MOST_ELEMENTS:,} elements"
+        raise ValueError(msg)
+    if widest**2 * geometry.num_heads > _MOST_ELEMENTS:
+        msg = f"its weights would have more than {_MOST_ELEMENTS:,} elements"
+        raise ValueError(msg)
+
+
+def _check_options(problem: Problem) -> None:
+    window, overrides = problem.window, problem.overrides
+    sides = () if window is None else window
+    whole = all(type(side) is int and side >= -1 for side in sides)
+    drawn = problem.seed if overrides is None else overrides.seed
+    for name, holds in {
+        "dtype": problem.dtype in DTYPES,
+        "seed": all(type(s) is int and abs(s) < _SEEDS for s in (problem.seed, drawn)),
+        "window": window is None or (len(window) == len(("left", "right")) and whole),
+        "scale": problem.scale is None or math.isfinite(problem.scale),
+        "softcap": problem.softcap is None or 0.0 < problem.softcap < math.inf,
+        "dropout": problem.dropout is None or 0.0 <= problem.dropout < 1.0,
+        "past": problem.past >= 0,
+    }.items():
+        if not holds:
+            msg = f"its {name} is {getattr(problem, name)!r:.60}"
+            raise ValueError(msg)

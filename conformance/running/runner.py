@@ -16,7 +16,7 @@ import torch
 
 from ..adapters.compiled import profile_for
 from ..base.profile import WHOLE, Profile, Shard
-from ..base.results import ClauseResult, Violation
+from ..base.results import WRONG_ANSWERS, ClauseResult, Violation
 from ..calls import torch_state
 from ..calls.arrays import no_such_numbers
 from ..calls.devices import canonical, why_absent
@@ -26,6 +26,7 @@ from ..clauses.registry import Clause, all_clauses
 from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
 from ..diagnosis import Diagnostician
+from ..diagnosis.answer_facts import lost_search_entry
 from ..diagnosis.exports.blame import Blamer
 from ..diagnosis.mistakes import named_mistakes
 from ..diagnosis.randomness import random_entry
@@ -43,8 +44,6 @@ SHARE_OF_ONE_CLAUSE = 0.3
 # What takes a process with it, or much memory, costs seconds a try: few to make it small, none for
 # what hangs.
 TRIES_OF_A_LOSS = {"hung": 0, "crashed": 8, "memory": 2}
-# The kinds of failure that another point of the semantics may explain.
-DIAGNOSED = ("value", "shape", "finite")
 
 
 class CandidateRun:
@@ -84,6 +83,7 @@ class CandidateRun:
         self._subjects: dict[tuple[str, str], Subject] = {}
         self._diagnosticians: dict[Subject, Diagnostician] = {}
         self._random: dict[Subject, dict[str, Any] | None] = {}
+        self._lost: dict[Subject, dict[str, Any]] = {}
         self._blamers: dict[Subject, Blamer] = {}
         self._clauses = {clause.id: clause for clause in all_clauses()}
         self._mistakes = named_mistakes() if explain else ()
@@ -99,6 +99,7 @@ class CandidateRun:
         self._subjects.clear()
         self._diagnosticians.clear()
         self._random.clear()
+        self._lost.clear()
         self._blamers.clear()
 
     def _pool(self) -> Pool:
@@ -257,7 +258,7 @@ class CandidateRun:
 
     def _reduced_result(self, failure: _Failure, clause_run: ClauseRun) -> ClauseResult:
         clause, subject, kind = failure.clause, failure.subject, failure.violation.kind
-        random = self._randomness(subject, failure.problem) if kind in DIAGNOSED else None
+        random = self._randomness(subject, failure.problem) if kind in WRONG_ANSWERS else None
         if random is not None and not clause.of_repetition:
             return _random_failure(failure, random)
         tries = int(self.reductions_left * SHARE_OF_ONE_CLAUSE)
@@ -285,7 +286,7 @@ class CandidateRun:
         diagnosis: list[dict[str, Any]] = []
         if random is not None:
             diagnosis = [random]
-        elif clause.explained and kind in DIAGNOSED and self.candidate.eager is None and in_time:
+        elif self._is_diagnosed(clause, kind) and in_time:
             diagnosis = self._diagnosis(subject, clause, smallest.problem)
         return failure.result.replace(
             status="failed",
@@ -296,22 +297,49 @@ class CandidateRun:
             blame=self._blame(subject, clause, smallest, on_example) if in_time else None,
         )
 
+    def _is_diagnosed(self, clause: Clause, kind: str) -> bool:
+        """Whether another way to compute attention may explain a failure."""
+        return clause.explained and kind in WRONG_ANSWERS and self.candidate.eager is None
+
     def _randomness(self, subject: Subject, problem: Problem) -> dict[str, Any] | None:
         """The diagnosis of a candidate that answers at random, searched once; None for others.
 
-        Laws that compare two random answers would blame whatever differs between the two calls.
+        Laws that compare two random answers would blame whatever differs between the two calls:
+        where this search ends with an error of ours, no other is made.
         """
         if subject not in self._random:
-            self._random[subject] = random_entry(subject, problem)
+            self._random[subject] = None
+            try:
+                self._random[subject] = random_entry(subject, problem)
+            except Exception as error:  # noqa: BLE001 (a verdict stands though its cause stays unknown)
+                self._lost[subject] = lost_search_entry(_fault(error))
         return self._random[subject]
 
     def _diagnosis(
         self, subject: Subject, clause: Clause, problem: Problem
     ) -> list[dict[str, Any]]:
         """What explains a failure; the search is made once a candidate and dtype."""
+        if subject in self._lost:
+            return [self._lost[subject]]
         if subject not in self._diagnosticians:
             self._diagnosticians[subject] = Diagnostician(subject, self._mistakes)
-        return self._diagnosticians[subject].explain(clause, problem)
+        try:
+            return self._diagnosticians[subject].explain(clause, problem)
+        except Exception as error:  # noqa: BLE001 (a verdict stands though its cause stays unknown)
+            return [lost_search_entry(_fault(error))]
+
+    def explained_by(self, failure: ClauseResult) -> str:
+        """The name of another failure's mistake that makes this clause fail, too, or "".
+
+        For failures without a name of their own, when all of them have been diagnosed.
+        """
+        subject = self.subject(failure.dtype, failure.device)
+        known = self._diagnosticians.get(subject)
+        problem = (failure.counterexample or {}).get("problem")
+        if known is None or problem is None:
+            return ""
+        with one_thread(), torch_state.neutral():
+            return known.explained_by(self._clauses[failure.id], problem_from_json(problem))
 
     def _blame(
         self, subject: Subject, clause: Clause, smallest: Smallest, on_example: OnExample
@@ -402,7 +430,12 @@ def one_thread() -> Iterator[None]:
 
 
 def _own_fault(error: Exception) -> str:
+    return f"the harness failed: {_fault(error)}"
+
+
+def _fault(error: Exception) -> str:
+    """Type, message and place of an error of ours."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     line = str(error).strip().splitlines()[:1]
     where = f"{Path(frame.filename).name}:{frame.lineno}"
-    return f"the harness failed: {type(error).__name__}: {line[0] if line else ''} ({where})"
+    return f"{type(error).__name__}: {line[0] if line else ''} ({where})"

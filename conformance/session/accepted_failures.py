@@ -10,6 +10,7 @@ from datetime import date
 from typing import Final
 
 from ..base.expected import ExpectedFailure
+from ..base.mistake import UNKNOWN
 from ..base.results import ClauseResult
 from ..running.workers.messages import Loaded
 from .expectations import Selection, concerning, covers, diagnoses, is_announced, judge, not_holding
@@ -18,7 +19,6 @@ Pairs = AbstractSet[tuple[str, str]]
 TODO: Final = "TODO: say why"
 PASSES: Final = "the clause passes, at least in part"
 _GLOB: Final = re.compile(r"[*?[]")
-_NO_MISTAKE: Final = "unknown-mistake"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ def announcements(
     for name, result in failures:
         # Pairs of mistakes are searched for a limited time only, and what has no name today may
         # have one in the next version: neither is expected.
-        diagnosed = [word for word in diagnoses(result) if word != _NO_MISTAKE and "+" not in word]
+        diagnosed = [word for word in diagnoses(result) if word != UNKNOWN and "+" not in word]
         kind = "" if result.violation is None else result.violation.kind
         diagnosis = diagnosed[0] if diagnosed else None
         group = _Group(candidate=name, clause=result.id, kind=kind, diagnosis=diagnosis)

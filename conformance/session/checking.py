@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from ..base import limits
 from ..base.expected import ExpectedFailure
@@ -31,8 +31,15 @@ def is_shard(options: RunOptions) -> bool:
     return options.shard.count > 1
 
 
+STOPPED: Final = "the run ended with its first failure"
+
+
 def what_is_missing(
-    options: RunOptions, deadline: Deadline | None, results: Sequence[ClauseResult]
+    options: RunOptions,
+    deadline: Deadline | None,
+    results: Sequence[ClauseResult],
+    *,
+    stopped: bool = False,
 ) -> str:
     """Why the results alone give no verdict on a candidate, in one sentence, or ""."""
     reasons = []
@@ -41,6 +48,8 @@ def what_is_missing(
         clauses = "1 clause was" if not_run == 1 else f"{not_run} clauses were"
         more = f", {not_finished} not to the end" if not_finished else ""
         reasons.append(f"{deadline.sentence}: {clauses} not run{more}")
+    if stopped:
+        reasons.append(STOPPED)
     if is_shard(options):
         shard = options.shard
         reasons.append(
@@ -90,6 +99,20 @@ class _Run:
     interrupted: bool = False
     finished: bool = False
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the run ended with its first failure, as ``exitfirst`` wants it."""
+        return self.schedule is not None and self.schedule.has_stopped
+
+
+class MakePool(Protocol):
+    """Makes the workers of a run."""
+
+    def __call__(
+        self, options: RunOptions, /, *, jobs: int, timeout: float, deadline: Deadline | None
+    ) -> WorkerPool:
+        """The pool, not yet started."""
+
 
 def check(
     options: RunOptions,
@@ -101,6 +124,7 @@ def check(
     began: float | None = None,
     progress: ShowProgress = _silent,
     announce: Callable[[str], None] = _unannounced,
+    make_pool: MakePool = WorkerPool,
 ) -> Record:
     """Run every clause on every candidate and return the record.
 
@@ -110,7 +134,7 @@ def check(
     monotonic clock, by default from now.
 
     ``announce`` is called with one line for each candidate, when its last clause has been run and
-    others are left: people see verdicts while a long run goes on.
+    others are left: people see verdicts while a long run goes on. ``make_pool`` makes the workers.
 
     An interrupt (Ctrl-C) ends the run early: the record holds what was done and says so. Raises
     UsageError for bad input and HarnessError when no worker can run.
@@ -120,7 +144,7 @@ def check(
     if max_time is not None:
         run.deadline = Deadline(limit=max_time, started=started if began is None else began)
     try:
-        with WorkerPool(options, jobs=jobs, timeout=timeout, deadline=run.deadline) as pool:
+        with make_pool(options, jobs=jobs, timeout=timeout, deadline=run.deadline) as pool:
             _prepare(run, pool, options, gate, progress)
             run.schedule = _schedule(run, pool, options, jobs, progress)
             run.schedule.ended = lambda index: _announce(run, index, options, announce)
@@ -168,6 +192,8 @@ def _schedule(
         explores=PROFILES[options.profile].explores,
         warns=("failed",) if is_shard(options) else ("failed", "untestable"),
         remembers=bool(options.databases),
+        first=options.first,
+        exitfirst=options.exitfirst,
     )
 
 
@@ -249,7 +275,9 @@ def _record(run: _Run, options: RunOptions, seconds: float) -> Record:
             graph_options=options.graph_options,
             interrupted=run.interrupted
             and len(run.results.get(loaded.name, [])) < max(1, len(loaded.planned)),
-            missing=what_is_missing(options, run.deadline, run.results.get(loaded.name, [])),
+            missing=what_is_missing(
+                options, run.deadline, run.results.get(loaded.name, []), stopped=run.stopped
+            ),
         )
         for loaded in run.loaded
     ]
@@ -284,6 +312,11 @@ def _more(run: _Run, options: RunOptions) -> dict[str, Any]:
     if is_shard(options):
         expected = [entry.as_json() for entry in run.from_file]
         more["shard"] = {**asdict(options.shard), "expected": expected}
+    if run.stopped:
+        planned = sum(not one.reason for loaded in run.loaded for one in loaded.planned)
+        asked = [one for own in run.results.values() for one in own]
+        applied = sum(one.status != "not-applicable" for one in asked)
+        more["stopped"] = {"asked": applied, "planned": planned}
     if run.deadline is not None:
         more["limit"] = _limit(run)
     if run.schedule is not None and run.schedule.rounds:
@@ -307,7 +340,7 @@ def _limit(run: _Run) -> dict[str, Any]:
 
 
 def _stale(run: _Run, options: RunOptions) -> tuple[dict[str, list[Stale]], list[Stale]]:
-    if run.interrupted or is_shard(options) or not run.loaded:
+    if run.interrupted or run.stopped or is_shard(options) or not run.loaded:
         return {loaded.name: [] for loaded in run.loaded}, []
     declared = {loaded.name: loaded.expected for loaded in run.loaded}
     selection = _selection(run, options)

@@ -8,10 +8,11 @@ from dataclasses import asdict
 from typing import Any, Final, cast
 
 from ..base.graph_options import NO_GRAPH_OPTIONS, GraphOptions
-from ..base.record import SCHEMA, TOOL, CandidateEntry, Record
+from ..base.record import SCHEMA, TOOL, CandidateEntry, ClauseEntry, Record
 from ..base.results import ClauseResult, plain
 from ..running.workers.environment import package_version, project_url
 from ..running.workers.messages import Loaded, Ready, RunOptions
+from .causes import causes_of
 from .expectations import Stale
 
 _PROBLEMS: Final = {
@@ -19,8 +20,6 @@ _PROBLEMS: Final = {
     "expired": "expired expected failures",
     "different": "not the expected failures",
 }
-# From so many clauses that fail with an exception of one line, one warning names them together.
-_MANY: Final = 3
 _RAN: Final = ("passed", "failed", "expected-failure", "unexpected-pass")
 
 
@@ -89,22 +88,6 @@ def unchecked_masks(loaded: Loaded, slugs: Iterable[str]) -> str:
     )
 
 
-def _shared_exceptions(results: Sequence[ClauseResult]) -> list[str]:
-    """A sentence on each line that made many clauses fail: they have one reason, not many."""
-    by_place: dict[str, list[ClauseResult]] = {}
-    for result in results:
-        raised = result.violation is not None and result.violation.kind == "raised"
-        if raised and result.violation is not None and result.status == "failed":
-            place = result.violation.message.rpartition(" (")[2]
-            by_place.setdefault(place, []).append(result)
-    return [
-        f"{len({result.id for result in failures})} clauses failed with one exception, such as: "
-        f"{failures[0].reason}; mend it, or pin with geometry= what can be taken"
-        for failures in by_place.values()
-        if len({result.id for result in failures}) >= _MANY
-    ]
-
-
 def _error(results: Sequence[ClauseResult]) -> tuple[str, str] | None:
     broken = [result.id for result in results if result.status == "error"]
     return ("error", f"the harness failed in {_some(broken)}") if broken else None
@@ -162,11 +145,13 @@ def candidate_entry(
 ) -> CandidateEntry:
     """The entry for one candidate; ``warnings`` say where its declaration is contradicted.
 
-    Before them stands what exception many clauses failed with.
-
     ``graph_options`` are in the entry of a graph, so that a replay can open the same again.
     """
     word, reason = verdict(loaded, results, stale, interrupted=interrupted, missing=missing)
+    clauses = cast(
+        "list[ClauseEntry]",
+        [{**result.as_json(), "requirement": sentences.get(result.id, "")} for result in results],
+    )
     entry = {
         "target": loaded.target,
         "name": loaded.name,
@@ -176,14 +161,13 @@ def candidate_entry(
         **({"beside": asdict(graph_options)} if loaded.kind == "graph" else {}),
         "verdict": word,
         "verdict_reason": reason,
-        "warnings": [*_shared_exceptions(results), *warnings],
+        "warnings": list(warnings),
         "unchecked": [asdict(parameter) for parameter in loaded.unchecked],
         "counts": dict(Counter(result.status for result in results)),
         "seconds": round(sum(result.seconds for result in results), 4),
         **_coverage(results),
-        "clauses": [
-            {**result.as_json(), "requirement": sentences.get(result.id, "")} for result in results
-        ],
+        "causes": causes_of(clauses),
+        "clauses": clauses,
     }
     return cast("CandidateEntry", entry)
 

@@ -10,7 +10,8 @@ from itertools import groupby
 from typing import Any, Final, Protocol
 
 from ..base.limits import Deadline
-from ..base.results import ClauseResult
+from ..base.mistake import UNKNOWN
+from ..base.results import WRONG_ANSWERS, ClauseResult
 from ..errors import UsageError
 from ..running.workers.messages import Loaded, Order
 from ..running.workers.pool import JobContext, WorkerPool
@@ -102,12 +103,13 @@ def _trail(before: ClauseResult, more: ClauseResult) -> dict[str, Any] | None:
 
 CONTRADICTIONS: Final = "conformance.tools.identification.contradictions:job"
 TROUBLE: Final = "conformance.running.workers.planning:trouble_job"
+EXPLAINED: Final = "conformance.running.workers.planning:explained_job"
 _LOST: Final = ("hung", "crashed")
 # With so many candidates a worker, each is run by one worker; else its clauses are divided.
 _CANDIDATES_A_WORKER: Final = 2
 
-# A clause's number and result, or the warnings on a candidate.
-Report = tuple[int, ClauseResult] | list[str]
+# A clause's number and result, what explains failures by their numbers, or a candidate's warnings.
+Report = tuple[int, ClauseResult] | dict[int, str] | list[str]
 Judge = Callable[[Loaded, ClauseResult], ClauseResult]
 
 
@@ -145,7 +147,8 @@ class Schedule:
 
     ``judge`` applies expected failures to a result. ``warns`` are the statuses of a MUST for which
     contradictions are looked for: a shard has only some of the examples. ``ended`` is called with
-    the index of each candidate when its last clause has been run.
+    the index of each candidate when its last clause has been run. Clauses in ``first`` are asked
+    before all others, in that order. With ``exitfirst`` nothing is begun after a MUST has failed.
     """
 
     pool: WorkerPool
@@ -157,6 +160,8 @@ class Schedule:
     deadline: Deadline | None = None
     explores: bool = False
     warns: tuple[str, ...] = ("failed", "untestable")
+    first: tuple[str, ...] = ()
+    exitfirst: bool = False
     remembers: bool = False
     results: list[dict[int, ClauseResult]] = field(init=False)
     warnings: dict[int, list[str]] = field(init=False, default_factory=dict)
@@ -166,6 +171,7 @@ class Schedule:
     def __post_init__(self) -> None:
         self.results = [{} for _ in self.loaded]
         self._again: set[int] = set()
+        self._stopped = False
         self._estimate = Estimate(())
 
     def results_of(self, index: int) -> list[ClauseResult]:
@@ -175,7 +181,9 @@ class Schedule:
     def run(self) -> None:
         """Run it all; an exception leaves the results so far."""
         candidates = range(len(self.loaded))
-        whole = self.jobs == 1 or len(self.loaded) >= _CANDIDATES_A_WORKER * self.jobs
+        whole = (
+            self.jobs == 1 or self.exitfirst or len(self.loaded) >= _CANDIDATES_A_WORKER * self.jobs
+        )
         slugs = [slug for index in candidates for slug in self._applicable(index).values()]
         self._estimate = Estimate(slugs, jobs=self.jobs)
         if whole:
@@ -197,8 +205,10 @@ class Schedule:
         return {number: clause.id for number, clause in planned if not clause.reason}
 
     def _whole(self, index: int) -> Chunk:
-        numbers = tuple(range(len(self.loaded[index].planned)))
-        return Chunk(index=index, numbers=numbers, ends=True)
+        planned = self.loaded[index].planned
+        place = {slug: number for number, slug in enumerate(dict.fromkeys(self.first))}
+        ordered = sorted(range(len(planned)), key=lambda n: place.get(planned[n].id, len(place)))
+        return Chunk(index=index, numbers=tuple(ordered), ends=True)
 
     def _split(self, index: int) -> Iterator[Chunk]:
         """One chunk a family, dtype and device, whose clauses share goldens; failures wait."""
@@ -242,10 +252,25 @@ class Schedule:
         for number, result in self._run(job.supervisor, chunk):
             if job.stopping() or (chunk.order.deferred and chunk.index in self._again):
                 return
+            if self._stopped:
+                return
             own[number] = result
             job.report((number, result))
+            if self.exitfirst and self._is_red(chunk.index, result):
+                self._stopped = True
+                break
         if chunk.ends:
+            job.report(self._explained(job, chunk.index, own))
             job.report(self._warnings(job, chunk.index, list(own.values())))
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the run has ended with a failure, as ``exitfirst`` wants it."""
+        return self._stopped
+
+    def _is_red(self, index: int, result: ClauseResult) -> bool:
+        judged = self.judge(self.loaded[index], result)
+        return judged.status == "error" or (judged.status, judged.level) == ("failed", "MUST")
 
     def _run(self, supervisor: Supervisor, chunk: Chunk) -> Iterator[tuple[int, ClauseResult]]:
         index = chunk.index
@@ -260,6 +285,10 @@ class Schedule:
         if isinstance(report, list):
             self.warnings[chunk.index] = report
             self.ended(chunk.index)
+            return
+        if isinstance(report, dict):
+            own = self.results[chunk.index]
+            own.update({n: own[n].replace(explained_by=name) for n, name in report.items()})
             return
         number, result = report
         own, loaded = self.results[chunk.index], self.loaded[chunk.index]
@@ -286,6 +315,22 @@ class Schedule:
     def _is_over(self) -> bool:
         return self.deadline is not None and self.deadline.left() == 0.0
 
+    def _explained(
+        self, job: JobContext[Report], index: int, results: Mapping[int, ClauseResult]
+    ) -> dict[int, str]:
+        """The mistakes of other failures that make those without a name fail as well."""
+        failed = {number: one for number, one in results.items() if one.status == "failed"}
+        asked = [number for number, one in failed.items() if not _is_named(one)]
+        asked = [number for number in asked if _is_wrong_answer(failed[number])]
+        named = any(map(_is_named, failed.values()))
+        if not named or not asked or self._is_over or job.stopping():
+            return {}
+        with contextlib.suppress(WorkerLost, OutOfTime, UsageError, HarnessError):
+            entries = [failed[number].as_json() for number in asked]
+            names = job.supervisor.perform(index, EXPLAINED, entries)
+            return {number: name for number, name in zip(asked, names, strict=True) if name}
+        return {}
+
     def _warnings(
         self, job: JobContext[Report], index: int, results: Sequence[ClauseResult]
     ) -> list[str]:
@@ -298,7 +343,8 @@ class Schedule:
         unmet = [
             result for result in judged if result.level == "MUST" and result.status in self.warns
         ]
-        names = [CONTRADICTIONS] if unmet and not any(map(_is_lost, unmet)) else []
+        asked = unmet and not any(map(_is_lost, unmet)) and not self.exitfirst
+        names = [CONTRADICTIONS] if asked else []
         names += [TROUBLE] if self.remembers else []
         warnings = list(loaded.notes)
         for name in names:
@@ -307,6 +353,14 @@ class Schedule:
                 with contextlib.suppress(WorkerLost, OutOfTime, UsageError, HarnessError):
                     warnings += job.supervisor.perform(index, name)
         return warnings
+
+
+def _is_named(result: ClauseResult) -> bool:
+    return any(entry["name"] != UNKNOWN for entry in result.diagnosis)
+
+
+def _is_wrong_answer(result: ClauseResult) -> bool:
+    return result.violation is not None and result.violation.kind in WRONG_ANSWERS
 
 
 def _is_lost(result: ClauseResult) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NoReturn
 
-from ..base.printable_text import printable
+from ..base.printable_text import capped, name_of, printable
 from ..errors import UsageError
 
 CLAUSES: Final = "attention_conformance.clauses"
@@ -77,7 +77,7 @@ def guarded(what: str, action: Callable[[], Any]) -> Any:
         raise
     except UsageError as error:
         place = _place(error)
-        msg = f"{place}: {error}" if place else str(error)
+        msg = f"{place}: {capped(str(error))}" if place else capped(str(error))
         raise UsageError(msg) from None
     except BaseException as error:  # noqa: BLE001 (any error of the user's code is one sentence)
         msg = f"{what}: {one_line(error)}"
@@ -100,7 +100,7 @@ def one_line(error: BaseException) -> str:
         text = f"{text[:_LONGEST_MESSAGE]}…"
     place = _place(error)
     return printable(
-        "".join((type(error).__name__, f": {text}" if text else "", f" ({place})" if place else ""))
+        "".join((name_of(error), f": {text}" if text else "", f" ({place})" if place else ""))
     )
 
 

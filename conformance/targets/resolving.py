@@ -16,6 +16,7 @@ from ..base.graph_options import NO_GRAPH_OPTIONS, GraphOptions
 from ..declare.candidate import Candidate
 from ..declare.decorators import renamed
 from ..errors import ConstructionError, DeclarationError, UsageError
+from .declaring import found_in, of_function
 from .loading import (
     attribute,
     closest,
@@ -26,11 +27,11 @@ from .loading import (
     shown_path,
 )
 from .preflight import check_layer
+from .target_strings import ENTRY_POINTS, exists, is_graph, is_path, split_target
 
 if TYPE_CHECKING:
     from ..adapters.source import ExportSource
 
-ENTRY_POINTS: Final = "attention_conformance.candidates"
 _NOT_CANDIDATES: Final = ("__main__", "conftest", "setup")
 _ACCEPTED: Final = (
     "a declared candidate, a torch.nn.Module, a list of these, or a function without arguments "
@@ -59,10 +60,19 @@ def resolve_one(target: str, graph_options: GraphOptions = NO_GRAPH_OPTIONS) -> 
     if not result:
         msg = (
             f"{target} declares no candidate: decorate one with @conformance.core or "
-            "@conformance.layer, or list it in __conformance__"
+            f"@conformance.layer, or list it in __conformance__{_undeclared(target)}"
         )
         raise UsageError(msg)
     return result
+
+
+def _undeclared(target: str) -> str:
+    """What the first module of a target that defines anything has, with what to do for each."""
+    module = object_of(target)
+    if not isinstance(module, ModuleType):
+        return ""
+    modules = [(module, target), *_submodules(module, target)]
+    return next(filter(None, (found_in(*entry) for entry in modules)), "")
 
 
 def object_of(target: str) -> Any:
@@ -128,11 +138,6 @@ def _find(target: str, graph_options: GraphOptions) -> Iterable[tuple[Candidate,
     return _from_module(import_dotted(_checked_name(where)), where, name)
 
 
-def is_graph(target: str) -> bool:
-    """Whether a target is an ONNX file."""
-    return target.lower().endswith(".onnx")
-
-
 def _graph(path: Path, graph_options: GraphOptions) -> Candidate:
     """The candidate of an ONNX file with the user's options for it."""
     from ..adapters.graph import GraphRequest, graph_candidate  # noqa: PLC0415 (onnx: only for graphs)
@@ -168,22 +173,6 @@ def _source(target: str) -> ExportSource:
     return source_of(value, target)
 
 
-def split_target(target: str) -> tuple[str, str | None]:
-    """``where:object`` in its two parts; a drive letter is no separator."""
-    where, colon, name = target.rpartition(":")
-    if not colon or (len(where) == 1 and name[:1] in ("/", "\\")):
-        where, name = target, ""
-    if not where.strip() or (colon and not name and where != target):
-        msg = f"{target!r} is not a target: write package.module:object or path/to/file.py:object"
-        raise UsageError(msg)
-    return where, name or None
-
-
-def is_path(where: str) -> bool:
-    """Whether the first part of a target is the path of a file or folder."""
-    return "/" in where or "\\" in where or where.endswith(".py") or Path(where).exists()
-
-
 def _checked_name(name: str) -> str:
     if all(part.isidentifier() for part in name.split(".")):
         return name
@@ -192,8 +181,8 @@ def _checked_name(name: str) -> str:
 
 
 def _from_path(path: Path, where: str, name: str | None) -> Iterable[tuple[Candidate, str]]:
-    if not path.exists():
-        names = [entry.name for entry in path.parent.glob("*")] if path.parent.is_dir() else []
+    if not exists(path):
+        names = [entry.name for entry in path.parent.glob("*")] if exists(path.parent) else []
         msg = f"there is no file or folder {where}{closest(path.name, names)}"
         raise UsageError(msg)
     if path.is_dir() and not (path / "__init__.py").is_file():
@@ -354,7 +343,7 @@ def _called(value: Any, target: str) -> Any:
         msg = (
             f"{target} takes ({parameters}) and declares nothing: decorate it with "
             f"@conformance.core or @conformance.layer, or let 'conformance identify {target}' "
-            "write that"
+            f"write that{of_function(value, target)}"
         )
         raise UsageError(msg) from None
     except ValueError:  # a function written in C shows no signature: calling it will tell

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ..base.expected import ExpectedFailure, Place
 from ..declare.candidate import Candidate
-from .resolving import is_graph, is_path, split_target
+from .target_strings import is_graph, is_path, split_target
 
 _HARNESS: Final = Path(__file__).resolve().parent.parent
 

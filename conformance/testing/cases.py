@@ -10,6 +10,7 @@ from typing import Any, Final, NoReturn
 import pytest
 
 from ..base.expected import ExpectedFailure
+from ..base.mistake import UNKNOWN
 from ..base.printable_text import printable
 from ..base.results import ClauseResult
 from ..running.clause_run import PlannedClause
@@ -167,7 +168,9 @@ def _findings(result: ClauseResult) -> list[tuple[str, object]]:
 
 def _explained(result: ClauseResult, requirement: str) -> str:
     where = f"{result.dtype} on {result.device}"
-    head = f"{result.id} [{result.level}, {where}] {result.status}"
+    named = [str(entry["name"]) for entry in result.diagnosis if entry["name"] != UNKNOWN]
+    cause = f"{' or '.join(named)}: " if named else ""  # the short summary shows this line alone
+    head = f"{cause}{result.id} [{result.level}, {where}] {result.status}"
     entry = {**result.as_json(), "requirement": requirement}
     explained = [f"  {label}: {text}" for label, text in explanation(entry)]
     shown = [f"    {line}" for line in counterexample.block(entry.get("counterexample") or {})]

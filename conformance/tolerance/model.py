@@ -262,6 +262,9 @@ SMALLEST_SINGULAR_VALUE: Final = 1e-3
 # In self-attention a token is enlarged by the root of (target / its own logit). Smaller logits
 # count as this one: the factor then stays below 10^6 for every target, and the token finite.
 SMALLEST_OWN_LOGIT: Final = 1e-3
+# No rounding of generic inputs, to eight bits at the coarsest, changes answers by so much of the
+# largest: scores up to 8 in steps of 8/127 change weights by 6 %, values as much.
+COARSEST_ROUNDING: Final = 0.25
 # A mistake is named if its answers come a hundred times closer than the declared ones wherever
 # those are wrong: a point with a wide bound (fills at huge logits) would else explain anything.
 MUCH_CLOSER: Final = 0.01

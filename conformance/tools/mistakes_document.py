@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from ..diagnosis.answer_facts import UNKNOWN
+from ..base.mistake import UNKNOWN
 from ..diagnosis.mistakes import BACKWARD, MISTAKES, NamedMistake
 from ..diagnosis.precision_losses import LOSSES
 

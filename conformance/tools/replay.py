@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,15 +12,21 @@ from ..base.compiled_names import names_compiled
 from ..base.graph_options import read_graph_options
 from ..base.profile import DTYPES, PROFILES
 from ..base.record import read_record
+from ..base.results import Violation
 from ..errors import UsageError, did_you_mean
 from ..running.workers.messages import Loaded, RunOptions
 from ..running.workers.supervisor import DEFAULT_TIMEOUT, Supervisor, WorkerLost
+from ..targets.target_strings import why_foreign
+from ..views.wording import by_cause
 
 JOB: Final = "conformance.running.workers.replaying:replay_job"
 EARLIER_JOB: Final = "conformance.running.workers.replaying:earlier_job"
 # How many examples before the failing one are tried first: few make a short script.
 FEW_EARLIER: Final = (1, 2, 4)
+_VIOLATION: Final = {entry.name for entry in fields(Violation)}
 _FAILED: Final = ("failed", "expected-failure")
+# Candidates that a refusal lists.
+_NAMED: Final = 4
 
 Record = Mapping[str, Any]
 Progress = Callable[[str, int, int], None]
@@ -61,22 +67,53 @@ def cases(
 
     ``dtype`` leaves those in other dtypes out.
 
-    Raises UsageError with one sentence for what is missing, unreadable or has not failed.
+    Raises UsageError with one sentence for what is missing, unreadable, has not failed or has no
+    counterexample.
     """
+    failures = failed_clauses(reference, candidate, dtype=dtype)
+    for case in failures:
+        _check_rebuilds(case)
+    return failures
+
+
+def failed_clauses(
+    reference: str,
+    candidate: str | None = None,
+    *,
+    dtype: str | None = None,
+    purpose: str = "replay",
+) -> list[FailedClause]:
+    """What :func:`cases` names, with or without a counterexample; ``purpose`` is what to do."""
     path, named, slug = _split(reference)
     report = read_record(path)
     entries = _candidates(report, candidate or named, path)
     failures = [case for entry in entries for case in _failures(entry, slug, report)]
     if slug:
-        _check_slug(entries, slug, failures)
+        _check_slug(entries, slug, failures, purpose)
     if dtype is not None:
         failures = _in_dtype(failures, dtype)
     if not failures:
-        msg = f"{path} holds no failure: there is nothing to replay"
+        msg = f"{path} holds no failure: there is nothing to {purpose}"
         raise UsageError(msg)
-    for case in failures:
-        _check_rebuilds(case)
     return failures
+
+
+def first_of(failures: Sequence[FailedClause]) -> FailedClause:
+    """The failed MUST of one candidate that shows its first cause best, else its first failure.
+
+    Raises UsageError where several candidates failed.
+    """
+    names = list(dict.fromkeys(str(case.candidate["name"]) for case in failures))
+    if len(names) > 1:
+        more = " …" if len(names) > _NAMED else ""
+        msg = f"{len(names)} candidates failed: name one of {', '.join(names[:_NAMED])}{more}"
+        raise UsageError(msg)
+    order = [id(clause) for clause in by_cause(failures[0].candidate)]
+    return min(failures, key=lambda case: (*_urgency(case.clause), order.index(id(case.clause))))
+
+
+def _urgency(clause: Record) -> tuple[bool, bool]:
+    return clause["status"] != "failed", clause.get("level", "MUST") != "MUST"
 
 
 def _in_dtype(failures: Sequence[FailedClause], dtype: str) -> list[FailedClause]:
@@ -124,7 +161,9 @@ def _failures(entry: Record, slug: str, report: Record) -> Iterator[FailedClause
             yield FailedClause(candidate=entry, clause=clause, run=report)
 
 
-def _check_slug(entries: Sequence[Record], slug: str, chosen: list[FailedClause]) -> None:
+def _check_slug(
+    entries: Sequence[Record], slug: str, chosen: list[FailedClause], purpose: str
+) -> None:
     """Require that a clause is known and has failed; raises UsageError."""
     statuses = {c["id"]: c["status"] for entry in entries for c in entry["clauses"]}
     if slug not in statuses:
@@ -135,7 +174,7 @@ def _check_slug(entries: Sequence[Record], slug: str, chosen: list[FailedClause]
             {case.clause["id"] for entry in entries for case in _failures(entry, "", {})}
         )
         failures = f"; failed: {', '.join(failed)}" if failed else ""
-        msg = f"{slug} has not failed, it is {statuses[slug]}: nothing to replay{failures}"
+        msg = f"{slug} has not failed, it is {statuses[slug]}: nothing to {purpose}{failures}"
         raise UsageError(msg)
 
 
@@ -226,6 +265,21 @@ def _shortened(case: FailedClause, again: Replayed, target: str | None, timeout:
             many = "the example" if count == 1 else f"the {count} examples"
             return replace(short, after=f"{many} of {case.clause['id']} before it")
     return replace(again, after="all earlier calls of the run")
+
+
+def foreign(failures: Sequence[FailedClause], target: str | None = None) -> list[str]:
+    """What of a report would be run and is not plainly the user's own, a sentence for each.
+
+    A report may come from anywhere, and what it names is imported and called. ``target`` is what
+    the user named instead.
+    """
+    sentences: dict[str, None] = {}
+    for case in failures:
+        source = read_graph_options(case.candidate.get("beside")).source
+        for named in (source, target or case.candidate.get("target")):
+            if isinstance(named, str) and named != target and (why := why_foreign(named)):
+                sentences[f"{named} {why}"] = None
+    return list(sentences)
 
 
 @contextlib.contextmanager
@@ -334,7 +388,7 @@ def argument_of(case: FailedClause) -> dict[str, Any]:
     clause = case.clause
     violation = clause.get("violation")
     texts = (clause.get("dtype"), *(_texts(violation) if isinstance(violation, dict) else (None,)))
-    if not all(isinstance(text, str) for text in texts):
+    if not all(isinstance(text, str) for text in texts) or clause["dtype"] not in DTYPES:
         msg = f"the report does not say how {clause['id']} of {case.candidate['name']} failed"
         raise UsageError(msg)
     return {
@@ -342,7 +396,9 @@ def argument_of(case: FailedClause) -> dict[str, Any]:
         "dtype": clause["dtype"],
         "device": clause.get("device", "cpu"),
         "problem": case.problem,
-        "violation": clause["violation"],
+        "violation": {
+            name: value for name, value in clause["violation"].items() if name in _VIOLATION
+        },
     }
 
 

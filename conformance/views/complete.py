@@ -70,6 +70,7 @@ def notes(record: Record) -> list[str]:
     runs = record.get("compared") or ()
     return [
         *_limit(record),
+        *_stopped(record),
         *_shard(record),
         *_merged(record),
         *_explored(record),
@@ -104,6 +105,12 @@ def _limit(record: Record) -> Iterator[str]:
     more = f", {not_finished} not to the end" if not_finished else ""
     clauses = f"{counted(not_run, 'clause')} {'was' if not_run == 1 else 'were'} not run"
     yield f"{reached}: {clauses}{more}; the report names each of them"
+
+
+def _stopped(record: Record) -> Iterator[str]:
+    if stopped := _part(record, "stopped"):
+        asked, planned = stopped.get("asked", 0), stopped.get("planned", 0)
+        yield f"the run ended with its first failure: {asked} of {planned} clauses were asked"
 
 
 def _shard(record: Record) -> Iterator[str]:

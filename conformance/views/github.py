@@ -17,6 +17,7 @@ from .verdict_marks import is_strict, mark, problems, summary_sentence
 
 SHOWN: Final = 10  # of each level GitHub shows no more in one step
 _MESSAGE: Final = 1_000
+_NAMED: Final = 8
 _LEVELS: Final = {"error": "failures", "warning": "warnings"}
 _IN_MESSAGES: Final = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
 _IN_PROPERTIES: Final = _IN_MESSAGES | str.maketrans({":": "%3A", ",": "%2C"})
@@ -87,12 +88,18 @@ def _placed(annotation: Annotation, candidate: Record) -> Annotation:
 
 
 def _of_candidate(record: Record, candidate: Record) -> Iterator[Annotation]:
-    """One mark for each clause, however many dtypes it failed in, and one for each warning."""
-    by_clause: dict[tuple[str, str], list[Record]] = {}
-    for clause in candidate["clauses"]:
+    """One mark for each cause, each other clause that is red, and each warning.
+
+    A clause that failed in several dtypes has one mark.
+    """
+    by_cause = {slug: cause for cause in wording.causes(candidate) for slug in cause["clauses"]}
+    by_subject: dict[tuple[str, str], list[Record]] = {}
+    for clause in wording.by_cause(candidate):
         if level := _level(clause, strict=is_strict(record)):
-            by_clause.setdefault((clause["id"], level), []).append(clause)
-    marks = [(slug, level, _message(clauses)) for (slug, level), clauses in by_clause.items()]
+            cause = by_cause.get(clause["id"]) if clause["status"] == "failed" else None
+            subject = clause["id"] if cause is None else str(cause["name"])
+            by_subject.setdefault((subject, level), []).append(clause)
+    marks = [(slug, level, _message(clauses)) for (slug, level), clauses in by_subject.items()]
     marks += [("declaration", "warning", sentence) for sentence in candidate["warnings"]]
     for subject, level, message in marks:
         title = f"{candidate['name']}: {subject}"
@@ -108,11 +115,15 @@ def _level(clause: Record, *, strict: bool) -> str:
 
 def _message(clauses: Sequence[Record]) -> str:
     """What failed first, how to fix it, and the other dtypes in which the clause failed."""
-    first, *others = clauses
+    first = clauses[0]
+    others = list(dict.fromkeys(one["id"] for one in clauses if one["id"] != first["id"]))
+    dtypes = [wording.where(one) for one in clauses[1:] if one["id"] == first["id"]]
     explained = dict(wording.explanation(first))
     lines = [f"{summary_sentence(first)} ({wording.where(first)})"]
     labels = (label for label in ("requires", "diagnosis", "fix") if label in explained)
     lines.extend(f"{label}: {explained[label]}" for label in labels)
+    if dtypes:
+        lines.append(f"also in {', '.join(dtypes)}")
     if others:
-        lines.append(f"also in {', '.join(map(wording.where, others))}")
+        lines.append(f"fails as well: {wording.few(others, _NAMED)}")
     return "\n".join(lines)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from . import comparison, html_failures, html_margins, html_tables, teeth
+from . import comparison, html_failures, html_margins, html_tables, teeth, wording
 from .complete import Record, notes
 from .html_heat import ratio_class
-from .html_words import LABELS, complete, duration, kind, rendered, short, worst
+from .html_words import LABELS, Anchors, complete, duration, kind, rendered, short, worst
 from .verdict_marks import whole
-from .wording import cut
+from .wording import cause_title, cut
 
 
 def render_html(record: Record) -> str:
@@ -25,6 +25,8 @@ def render_html(record: Record) -> str:
     data = {
         **_header(record),
         "stale": record["stale_expectations"],
+        "causes": _causes(record, anchors),
+        "most_causes": MOST_CAUSES,
         "failure_count": len(anchors),
         "rows": rows,
         "by_candidate": html_tables.by_candidate(rows.shown),
@@ -40,6 +42,59 @@ def render_html(record: Record) -> str:
 
     room = html_failures.LARGEST_PAGE - html_failures.size(page(html_failures.NOTHING))
     return page(html_failures.pieces(record, anchors, room))
+
+
+def render_fragment(record: Record) -> str:
+    """The verdict and the causes alone, without styles or links: for notebooks."""
+    record = complete(record)
+    return rendered(
+        "fragment.html.jinja",
+        record=record,
+        overall=whole(record),
+        causes=_causes(record, {}),
+        most_causes=MOST_CAUSES,
+        anchors=frozenset[str](),
+    )
+
+
+# Causes of a candidate that its page opens with: those that fail most; and pictures above failures.
+MOST_CAUSES: Final = 8
+MOST_PICTURES: Final = 12
+
+
+def _causes(record: Record, anchors: Anchors) -> list[tuple[Record, list[dict[str, Any]]]]:
+    """The candidates that have causes, with the causes of each: the clauses of each as links."""
+    shown = []
+    left = MOST_PICTURES
+    for number, candidate in enumerate(record["candidates"]):
+        places = {clause["id"]: place for place, clause in enumerate(candidate["clauses"])}
+        causes = [
+            {
+                **cause,
+                "picture": None,
+                "title": cause_title(cause),
+                "input": wording.counterexample(cause.get("counterexample") or {}),
+                "links": [
+                    (slug, anchors.get((number, places.get(slug, -1)), ""))
+                    for slug in cause["clauses"]
+                ],
+            }
+            for cause in wording.causes(candidate)
+        ]
+        for cause in causes[: min(left, MOST_CAUSES)]:
+            cause["picture"] = _picture_of(candidate, number, cause)
+            left -= cause["picture"] is not None
+        if causes:
+            shown.append((candidate, causes))
+    return shown
+
+
+def _picture_of(candidate: Record, number: int, cause: Record) -> html_failures.ShownPicture | None:
+    """The picture of the failure that a cause shows."""
+    failure = wording.failure_of(candidate, cause)
+    every = enumerate(candidate["clauses"])
+    place = next((at for at, clause in every if clause is failure), None)
+    return None if place is None else html_failures.shown_picture(candidate, (number, place))
 
 
 def _header(record: Record) -> dict[str, Any]:

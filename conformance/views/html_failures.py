@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from . import counterexample, html_words, wording
 from .complete import Record
-from .html_heat import WEIGHT_AXES, Heat, heat, largest_of, ratios
+from .failure_picture import is_named, picture_of
+from .html_heat import WEIGHT_AXES, Heat, heat, largest_of, picture_heats, ratios
 from .html_words import Anchors, Place, filled, rendered
 from .wording import counted, where
 
@@ -160,6 +161,26 @@ _REASONS: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShownPicture:
+    """The picture of a failure: its tables, of weights and of logits, and what they show.
+
+    ``sentence`` names the mistake, "" for one without a name. ``hides`` says whether keys are
+    hidden, ``agrees`` whether some weights are right. Where the picture is that of another result
+    of the same mistake, ``slug`` is its clause; ``anchor`` is where the details of that result are.
+    """
+
+    title: str
+    sentence: str
+    text: str
+    weights: list[Heat]
+    logits: list[Heat]
+    hides: bool
+    agrees: bool
+    anchor: str
+    slug: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Failure:
     """The details of one result."""
 
@@ -178,6 +199,7 @@ class Failure:
     calls: list[ShownCall]
     compared: list[Heat]
     attention: list[Heat]
+    picture: ShownPicture | None
     diagnosis: str
     replay: str
 
@@ -185,11 +207,15 @@ class Failure:
 def anchors(record: Record) -> dict[Place, str]:
     """The anchor of every result that has details, by the numbers of candidate and result."""
     return {
-        (number, place): f"f{number}-{place}"
+        (number, place): _anchor((number, place))
         for number, candidate in enumerate(record["candidates"])
         for place, clause in enumerate(candidate["clauses"])
         if html_words.kind(clause) in DETAILED
     }
+
+
+def _anchor(place: Place) -> str:
+    return f"f{place[0]}-{place[1]}"
 
 
 def urgency(record: Record, place: Place) -> tuple[int, int]:
@@ -204,7 +230,9 @@ def failure(record: Record, place: Place, anchor: str) -> Failure:
     clause = candidate["clauses"][place[1]]
     violation = clause["violation"] or {"kind": "", "measured": {}}
     data = clause["counterexample"] if isinstance(clause["counterexample"], Mapping) else {}
-    sure = [entry for entry in clause["diagnosis"] if float(entry.get("confidence") or 0) > 0]
+    sure = _sure(clause)
+    picture = shown_picture(candidate, place)
+    weights = attention(data, violation["measured"])
     return Failure(
         place=place,
         anchor=anchor,
@@ -220,10 +248,46 @@ def failure(record: Record, place: Place, anchor: str) -> Failure:
         origin=counterexample.origin(data),
         calls=calls(data),
         compared=compared(data, violation["measured"]),
-        attention=attention(data, violation["measured"]),
+        attention=[] if picture and _shows_all(picture, weights) else weights,
+        picture=picture,
         diagnosis=str(sure[0].get("name") or "") if sure else "",
         replay=_replay(record, candidate, clause) if data.get("problem") else "",
     )
+
+
+def _sure(clause: Record) -> list[Record]:
+    """The entries of a diagnosis that name a mistake."""
+    return [entry for entry in clause["diagnosis"] if is_named(entry)]
+
+
+def shown_picture(candidate: Record, place: Place) -> ShownPicture | None:
+    """The picture of a result; None where the record has none."""
+    number, index = place
+    clause = candidate["clauses"][index]
+    found = picture_of(candidate, clause)
+    if found is None:
+        return None
+    picture, result = found
+    at = next(n for n, other in enumerate(candidate["clauses"]) if other is result)
+    own = result is clause
+    heats = picture_heats(picture)
+    return ShownPicture(
+        title=picture.title,
+        sentence=_cut(next((entry.get("text") or "" for entry in _sure(clause)), "")),
+        text=picture.text,
+        weights=heats[:3],
+        logits=heats[3:],
+        hides=any(map(any, picture.hidden)),
+        agrees=not all(map(all, picture.wrong)),
+        anchor=_anchor((number, at)),
+        slug="" if own else str(result["id"]),
+    )
+
+
+def _shows_all(picture: ShownPicture, weights: list[Heat]) -> bool:
+    """Whether a picture shows the weights of the one call, item and head that there are."""
+    one_of_each = all(len(heat.grids) == 1 for heat in weights)
+    return not picture.slug and one_of_each and len(weights) == len(("expected", "got"))
 
 
 def _pairs(clause: Record, data: Record) -> Iterator[tuple[str, Any]]:
@@ -316,7 +380,9 @@ class _Room:
     def add(self, details: Failure) -> None:
         """Show a failure in as many words as there is room for."""
         for full in self.ways:
-            piece = rendered("failure.html.jinja", failure=details, full=full)
+            piece = rendered(
+                "failure.html.jinja", failure=details, full=full, shown=[*map(_anchor, self.pieces)]
+            )
             needed = self.used + size(piece)
             if needed <= self.total * (_SHARE_IN_FULL if full else 1.0):
                 self.used = needed

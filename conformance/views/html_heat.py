@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from . import counterexample
 from .complete import Record
+from .failure_picture import Picture, PictureTable
 from .html_words import number
 
 WEIGHT_AXES: Final = ("batch", "head", "query", "key")
@@ -24,26 +25,37 @@ SHADES: Final = 4
 MOST_ELEMENTS: Final = 256
 
 # Digits of an element: two are enough for a quotient.
-_DIGITS: Final[Mapping[str, int]] = {"ratio": 2, "weight": 3, "signed": 4, "values": 4}
+_DIGITS: Final[Mapping[str, int]] = {
+    "ratio": 2,
+    "difference": 2,
+    "weight": 3,
+    "logit": 3,
+    "signed": 4,
+    "values": 4,
+}
 
 Style = Callable[[Any], str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """One matrix of a tensor: its place among the others, and rows of cells (text, class)."""
+    """One matrix of a tensor: its place among the others, and rows of cells (text, classes).
+
+    ``first`` are the indices of its first row and column.
+    """
 
     caption: str
     row_axis: str
     column_axis: str
     rows: list[list[tuple[str, str]]]
+    first: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heat:
     """A tensor as matrices, below a title and a note on its colours and on what is left out.
 
-    ``scale`` names the colours: ``ratio``, ``signed``, ``weight`` or ``values``.
+    ``scale`` names the colours: ``ratio``, ``signed``, ``weight``, ``values`` or that of a picture.
     """
 
     title: str
@@ -185,3 +197,40 @@ def largest_of(*tables: Any) -> float:
         if (value := number(element)) is not None and math.isfinite(value)
     ]
     return max(values, default=0.0)
+
+
+# What a cell of a difference shows that rounding explains.
+SAME: Final = "="
+
+
+def picture_heats(picture: Picture) -> list[Heat]:
+    """The tables of a picture; the cells of hidden keys have the class ``hid``."""
+    return [
+        Heat(title=table.title, scale=table.scale, grids=[_picture_grid(picture, table)])
+        for table in picture.tables
+    ]
+
+
+def _picture_grid(picture: Picture, table: PictureTable) -> Grid:
+    rows = [
+        [
+            _picture_cell(table, element, is_hidden=is_hidden, is_wrong=is_wrong)
+            for element, is_hidden, is_wrong in zip(*columns, strict=True)
+        ]
+        for columns in zip(table.cells, picture.hidden, picture.wrong, strict=True)
+    ]
+    return Grid(caption="", row_axis="query", column_axis="key", rows=rows, first=picture.first)
+
+
+def _picture_cell(
+    table: PictureTable, element: float | None, *, is_hidden: bool, is_wrong: bool
+) -> tuple[str, str]:
+    """Text and classes of a cell."""
+    hatch = "hid" if is_hidden else ""
+    if element is None:
+        return "", hatch
+    if table.scale == "difference" and not is_wrong:
+        return SAME, hatch
+    digits = _DIGITS[table.scale]
+    sign = "+" if table.scale == "difference" and element > 0 else ""
+    return f"{sign}{text(element, digits)}", f"{_shade(element, table.end)} {hatch}".strip()

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 from xml.etree import ElementTree as ET
 
+from . import wording
 from .complete import Record, complete, notes
 from .verdict_marks import RunProblem, case_id, details, is_strict, mark, problems, summary_sentence
 
@@ -85,12 +86,18 @@ def _properties(record: Record, candidate: Record) -> Properties:
         *((key, candidate[key]) for key in ("verdict", "verdict_reason", "target", "kind")),
         *([("file", str(location["file"]))] if location.get("file") else []),
         *(("warning", str(sentence)) for sentence in candidate["warnings"]),
+        *(("cause", _cause(cause)) for cause in wording.causes(candidate)),
         *_facts(record),
         *(
             (case_id(clause), f"{clause['level']} {clause['status']}")
             for clause in candidate["clauses"]
         ),
     ]
+
+
+def _cause(cause: Record) -> str:
+    fix = f"; fix: {cause['fix']}" if cause["fix"] else ""
+    return f"{wording.cause_title(cause)}{fix}; explains {', '.join(cause['clauses'])}"
 
 
 def _case(candidate: Record, clause: Record, *, strict: bool) -> ET.Element:

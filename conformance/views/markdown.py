@@ -84,6 +84,8 @@ def table(head: Sequence[str], rows: Iterable[str], rules: Sequence[str] = ()) -
 COMMENT_LIMIT: Final = 65_000
 _ROWS: Final = 100
 _CELL: Final = 300
+# Causes of a candidate that are told before the table of its clauses.
+_CAUSES: Final = 12
 _BLOCK: Final = 4_000
 _SIGNS: Final = {
     **dict.fromkeys((*GREEN, "passed"), "✅"),
@@ -177,6 +179,7 @@ def _section(candidate: Record) -> str:
         f"{_cell(candidate['verdict_reason'])} ({code(candidate['target'])})",
         *(f"⚠️ {_cell(sentence)}" for sentence in candidate["warnings"]),
     ]
+    parts += map(_cause, wording.causes(candidate)[:_CAUSES])
     listed = [clause for clause in candidate["clauses"] if clause["status"] in _TABULATED]
     if listed:
         listed.sort(key=lambda clause: _TABULATED.index(clause["status"]))
@@ -184,6 +187,19 @@ def _section(candidate: Record) -> str:
         rows = map(_clause_row, listed[:_ROWS])
         parts.append(f"{table(head, rows)}{_more(len(listed), 'clauses')}")
     return "\n\n".join(parts)
+
+
+def _cause(cause: Record) -> str:
+    """A cause with its fix, its smallest input and what it explains."""
+    slugs = ", ".join(map(code, cause["clauses"][:_ROWS]))
+    smallest = wording.counterexample(cause.get("counterexample") or {})
+    lines = [
+        f"- **{_cell(wording.cause_title(cause))}**",
+        f"  - fix: {_cell(cause['fix'])}" if cause["fix"] else "",
+        f"  - smallest input: {_cell(smallest)}" if smallest else "",
+        f"  - explains {slugs} ({escaped(cause['level'])})",
+    ]
+    return "\n".join(filter(None, lines))
 
 
 def _clause_row(clause: Record) -> str:

@@ -64,6 +64,11 @@ def _width_of_terminal(file: IO[str]) -> int | None:
     return None if columns is None else columns or _DEFAULT_WIDTH
 
 
+def columns_of(file: IO[str], default: int = 100) -> int:
+    """The columns that lines are broken at: those of COLUMNS, of the terminal, or the default."""
+    return _columns() or _width_of_terminal(file) or default
+
+
 # The cells of a row, and the lines that replace it where the table does not fit.
 Row = tuple[Sequence[str | Text], Iterable[Any]]
 

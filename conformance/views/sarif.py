@@ -68,7 +68,8 @@ def render_sarif(record: Record) -> str:
         "results": [
             *(
                 _result(candidate, clause, index)
-                for candidate, clause in _clauses(record)
+                for candidate in record["candidates"]
+                for clause in wording.by_cause(candidate)
                 if clause["status"] in _RESULTS
             ),
             *_problem_results(record, every, index),
@@ -79,6 +80,7 @@ def render_sarif(record: Record) -> str:
             "profile": record["profile"],
             "seed": record["seed"],
             "verdicts": {entry["name"]: entry["verdict"] for entry in record["candidates"]},
+            "causes": {entry["name"]: _causes(entry) for entry in record["candidates"]},
         },
     }
     document = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
@@ -90,6 +92,12 @@ def _clauses(record: Record) -> Iterator[tuple[Record, Record]]:
     for candidate in record["candidates"]:
         for clause in candidate["clauses"]:
             yield candidate, clause
+
+
+def _causes(candidate: Record) -> list[Data]:
+    """The causes of a candidate without its inputs."""
+    names = ("name", "text", "fix", "level", "clauses")
+    return [{name: cause[name] for name in names} for cause in wording.causes(candidate)]
 
 
 def rules_of(record: Record, every: Sequence[RunProblem]) -> list[Data]:

@@ -1,4 +1,7 @@
-"""The report for a person at a terminal, or for a log that a person will read."""
+"""The report for a person at a terminal, or for a log that a person will read.
+
+What is wrong comes at a glance (:mod:`conformance.views.summary`), more of it on demand.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from rich.text import Text
 from ..base.printable_text import printable_record
 from . import counterexample, wording
 from .complete import Record, complete, notes
-from .printing import Fitting, fitting, indented, numeric, write
+from .printing import Fitting, columns_of, fitting, indented, numeric, write
+from .summary import WIDTH, summary
 from .wording import COLUMNS, count, counted, shown_columns, where, worst_margin
 
 _STYLES: Final = {
@@ -42,26 +46,41 @@ _PROBLEMS: Final = {
 _LISTED: Final = (*_EXPLAINED, "untestable", "expected-failure")
 
 
-def show(report: Record, file: IO[str]) -> None:
-    """Write the report; without colour, and lines never broken, where the file is no terminal."""
-    write(_parts(printable_record(report)), file)
+# How much is shown: the verdict with its causes, the clauses as well, or each failure in full.
+SUMMARY: Final = 0
+TABLE: Final = 1
+EVERYTHING: Final = 2
+
+
+def show(report: Record, file: IO[str], verbosity: int = SUMMARY) -> None:
+    """Write the report, without colour where the file is no terminal.
+
+    The lines of a summary are broken; those of tables and details are not, but on a terminal.
+    """
+    width = columns_of(file)
+    write(_parts(printable_record(report), verbosity, width), file)
 
 
 def render_terminal(report: Record) -> str:
-    """The report as plain text, every line whole, whatever terminal there is."""
+    """The report in full as plain text, whatever terminal there is."""
     file = io.StringIO()
-    write(_parts(complete(report)), file, plain=True)
+    write(_parts(complete(report), EVERYTHING), file, plain=True)
     return file.getvalue()
 
 
-def _parts(report: Record) -> Iterator[Any]:
+def _parts(report: Record, verbosity: int, width: int = WIDTH) -> Iterator[Any]:
     """Details first, since what is last stays in sight."""
     candidates = report["candidates"]
     alone = len(candidates) == 1
-    if alone:
+    in_full = verbosity >= (EVERYTHING if alone else TABLE)
+    if alone and verbosity >= TABLE:
         yield _clause_table(candidates[0])
     for candidate in candidates:
-        yield from _details(candidate, alone=alone)
+        if in_full:
+            yield from _details(candidate, alone=alone)
+        if candidate.get("causes") if in_full else alone or _needs_words(candidate):
+            yield Text("")
+            yield from summary(candidate, width, alone=alone)
     if candidates and not alone:
         yield Text("")
         yield _overview(candidates)
@@ -135,7 +154,7 @@ def _clause_table(candidate: Record) -> Fitting:
 def _details(candidate: Record, *, alone: bool) -> Iterator[Any]:
     """The verdict and every clause that needs a word; among several a spotless one needs none."""
     listed = [clause for clause in candidate["clauses"] if clause["status"] in _LISTED]
-    if not alone and not listed and candidate["verdict"] == "conforms":
+    if not alone and not _needs_words(candidate):
         return
     yield Text("")
     yield Text.assemble(
@@ -164,6 +183,12 @@ def _details(candidate: Record, *, alone: bool) -> Iterator[Any]:
         if alone or status != "not-applicable":
             yield from _grouped(candidate, status, word, several=several)
     yield from assumptions if candidate["kind"] != "graph" else ()
+
+
+def _needs_words(candidate: Record) -> bool:
+    """Whether a candidate among several is more than a row of a table."""
+    listed = any(clause["status"] in _LISTED for clause in candidate["clauses"])
+    return listed or candidate["verdict"] != "conforms"
 
 
 def _several(candidate: Record) -> bool:

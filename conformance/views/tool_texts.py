@@ -171,6 +171,8 @@ def _fact_parts(record: Record) -> Iterator[Any]:
         yield Text(f"\nno declaration is written: {sentence}", style="yellow")
     if not record["identified"]:
         yield Text(f"nothing could be identified: {record['reason']}", style="bold red")
+    if record.get("nearest"):
+        yield Text(f"nearest to it that can be declared: {record['nearest']['words']}")
     for number, line in enumerate((record.get("check") or {}).get("told") or ()):
         yield Text(line if number else f"\n{line}", style="bold" if number == 0 else "")
     if record["declaration"]:

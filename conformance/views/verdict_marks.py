@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, cast
@@ -146,9 +147,10 @@ def details(candidate: Record, clause: Record) -> list[str]:
     return lines
 
 
-def replay_command(candidate: Record, clause: Record) -> str:
-    """The command that repeats the failing calls of a clause."""
-    return f"conformance replay 'REPORT.json#{candidate['name']}/{clause['id']}'"
+def replay_command(candidate: Record, clause: Record, report: str = "REPORT.json") -> str:
+    """The command that repeats the failing calls of a clause, as a shell takes it."""
+    reference = f"{report}#{candidate['name']}/{clause['id']}"
+    return f"conformance replay {shlex.quote(reference)}"
 
 
 def problems(record: Record) -> list[RunProblem]:

@@ -118,6 +118,49 @@ def diagnosis(entries: Sequence[Record]) -> list[tuple[str, str]]:
     return pairs
 
 
+def causes(candidate: Record) -> list[Record]:
+    """The causes of a candidate; a record of an older version has none."""
+    empty = {"level": "MUST", "text": "", "fix": "", "clauses": []}
+    return [{**empty, **cause} for cause in candidate.get("causes") or ()]
+
+
+def cause_title(cause: Record) -> str:
+    """The name of a cause and what it is, with other names that explain as much."""
+    others = [str(other["name"]) for other in cause.get("alternatives") or ()]
+    name = " or ".join([str(cause["name"]), *others])
+    text = str(cause["text"])
+    return printable(f"{name}: {text}" if text and text != name else name)
+
+
+def failure_of(candidate: Record, cause: Record) -> Record:
+    """The failing clause whose smallest input a cause shows; an empty one if it is not there."""
+    named = cause.get("failure") or {}
+    every = candidate["clauses"] if named else ()
+    fitting = (one for one in every if all(one.get(key) == named[key] for key in named))
+    return next(fitting, {})
+
+
+def by_cause(candidate: Record) -> list[Record]:
+    """The clauses of a candidate cause by cause, what shows a cause best first; then the others."""
+    order: dict[str, int] = {}
+    shown: list[Record] = []
+    for number, cause in enumerate(causes(candidate)):
+        order.update({slug: order.get(slug, number) for slug in cause["clauses"]})
+        shown.append(failure_of(candidate, cause))
+
+    def place(clause: Record) -> tuple[int, bool]:
+        number = order.get(clause["id"], len(order)) if clause["status"] == "failed" else len(order)
+        return number, not any(clause is one for one in shown)
+
+    return sorted(candidate["clauses"], key=place)
+
+
+def few(slugs: Sequence[str], most: int = 3) -> str:
+    """The first of some slugs, and how many more there are."""
+    more = f" and {len(slugs) - most} more" if len(slugs) > most else ""
+    return f"{', '.join(slugs[:most])}{more}"
+
+
 def message(clause: Record) -> str:
     """What a clause's result says in one sentence: the violation, else the reason."""
     violation = clause.get("violation")
@@ -135,6 +178,7 @@ def explanation(clause: Record) -> list[tuple[str, str]]:
         *raised_at(clause.get("violation") or {}),
         ("on", counterexample(clause["counterexample"]) if clause.get("counterexample") else ""),
         *diagnosis(clause.get("diagnosis") or ()),
+        ("explained", _explained(clause)),
         ("blame", _blame(clause)),
     ]
     return [(label, printable(text)) for label, text in pairs if text]
@@ -145,6 +189,11 @@ def raised_at(violation: Record) -> list[tuple[str, str]]:
     lines = str(violation.get("traceback") or "").splitlines()
     shown = reversed(lines[-_FRAMES:])
     return [("called at" if number else "raised at", line) for number, line in enumerate(shown)]
+
+
+def _explained(clause: Record) -> str:
+    name = clause.get("explained_by")
+    return f"{name}, the mistake of other failures, makes this clause fail, too" if name else ""
 
 
 def _blame(clause: Record) -> str:

@@ -71,6 +71,14 @@ def test_whole_messages_up_to_four_kilobytes() -> None:
     assert len(raised_text(ValueError("x" * 10_000))) == LONGEST + 1
 
 
+def test_names_of_any_length() -> None:
+    """The name of an exception's class is cut, too, wherever it is shown."""
+    error = type("N" * 1_000_000, (Exception,), {})("x")
+    assert raised_text(error) == f"raised {'N' * 200}: x"
+    error.__cause__ = error
+    assert len(raised_text(error)) < LONGEST
+
+
 def test_long_ways_end_with_the_last_calls() -> None:
     """Of a deep recursion the innermost calls are kept."""
 

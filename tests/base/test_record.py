@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from teeth_records import record as teeth_record
-from view_records import RECORDS, bare
+from view_records import PICTURE, RECORDS, bare
 
 from conformance.base.record import read_record
 from conformance.errors import UsageError
@@ -49,6 +49,11 @@ def with_candidate(**changes: Any) -> dict[str, Any]:
     return changed_record
 
 
+def deep(levels: int) -> Any:
+    """Lists in lists."""
+    return [deep(levels - 1)] if levels else []
+
+
 BAD: dict[str, tuple[Any, str]] = {
     "a list": ([], "it is no JSON object"),
     "a number": (3, "it is no JSON object"),
@@ -73,7 +78,11 @@ BAD: dict[str, tuple[Any, str]] = {
     "a margin": (with_clause(margin="much"), 'clauses[0].margin is "much"'),
     "a violation": (with_clause(violation="x"), "clauses[0].violation is no object"),
     "no message": (with_clause(violation={}), "clauses[0].violation has no 'message'"),
-    "a diagnosis": (with_clause(diagnosis=["x"]), 'clauses[0].diagnosis[0] is "x"'),
+    "a diagnosis": (with_clause(diagnosis=["x"]), "clauses[0].diagnosis[0] is no object"),
+    "a picture": (
+        with_clause(diagnosis=[{"picture": {**PICTURE, "got": [["much"]]}}]),
+        'clauses[0].diagnosis[0].picture.got[0][0] is "much"',
+    ),
     "a clause's facts": ({**bare(), "clauses": {"x.y": 3}}, "clauses.x.y is 3"),
     "a stale entry": (
         {**bare(), "stale_expectations": [[]]},
@@ -94,12 +103,44 @@ def test_what_is_no_record(data: Any, sentence: str, tmp_path: Path) -> None:
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("verdict", ["conforms", "conforms-with-deviations", "inconclusive"])
+@pytest.mark.parametrize(
+    ("status", "level", "word"),
+    [
+        ("failed", "MUST", "fails"),
+        ("unexpected-pass", "SHOULD", "fails"),
+        ("error", "SHOULD", "error"),
+        ("failed", "SHOULD", ""),
+        ("passed", "MUST", ""),
+        ("untestable", "MUST", ""),
+    ],
+)
+def test_a_verdict_is_no_better_than_its_clauses(
+    verdict: str, status: str, level: str, word: str, tmp_path: Path
+) -> None:
+    """Above a failed MUST no edited verdict stands; others are as they were written."""
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(bare({**CLAUSE, "status": status, "level": level}, verdict=verdict)))
+    (candidate,) = read_record(path)["candidates"]
+    assert candidate["verdict"] == (word or verdict)
+    said = f"the record says {verdict}, but mask.golden {status}"
+    assert candidate.get("verdict_reason", "") == (said if word else "")
+
+
+def test_a_worse_verdict_stays(tmp_path: Path) -> None:
+    """A verdict of more than its clauses, such as stale expected failures, is not made better."""
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(bare(CLAUSE, verdict="error")), encoding="utf-8")
+    assert read_record(path)["candidates"][0]["verdict"] == "error"
+
+
 TEXTS = {
     "empty": b"",
     "no JSON": b"<html>",
     "cut off": b'{"schema": 1, "candid',
     "no text": b"\xff\xfe\x00",
     "nested": b"[" * 100_000,
+    "nested deeply": json.dumps(with_clause(blame=deep(200))).encode(),
     "infinite": json.dumps(with_clause(seconds=float("inf"))).encode(),
 }
 

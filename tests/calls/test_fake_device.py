@@ -148,7 +148,7 @@ def test_a_failure_is_replayed_on_its_device(
 ) -> None:
     """What is right on the CPU fails again where it failed."""
     assert there.is_dir()
-    assert run(["replay", "out.json#other_on_the_device/numerics.golden"]) == 1
+    assert run(["replay", "--trust", "out.json#other_on_the_device/numerics.golden"]) == 1
     assert "still fails" in capsys.readouterr().out
 
 
@@ -156,7 +156,7 @@ def test_a_script_calls_on_the_device(there: Path) -> None:
     """The script puts its tensors there: it fails without us, too."""
     path = there / "again.py"
     words = ["out.json#other_on_the_device/numerics.golden", "--emit-script", str(path)]
-    assert run(["replay", *words]) == 1
+    assert run(["replay", "--trust", *words]) == 1
     text = path.read_text(encoding="utf-8")
     assert "DEVICE = 'fake:0'" in text
     start = f"import sys; sys.path.insert(0, {str(fake_device.HERE.parent)!r})\n"

@@ -141,3 +141,24 @@ def test_closed_standard_streams(folder: Path, closed: tuple[int, ...]) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert record(folder)["candidates"][0]["verdict"] == "conforms"
+
+
+def test_a_watch_runs_again_and_ends_with_an_interrupt(folder: Path) -> None:
+    """A file that cannot be imported ends no watch: when it is mended, it is judged."""
+    write(folder, {"attn.py": "import nothing_of_that_name\n"})
+    process = subprocess.Popen(
+        [*COMMAND, "check", "attn.py", *FEW, "--watch", "--json", "out.json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert "nothing_of_that_name" in process.stderr.readline()
+    assert (process.stderr.readline(), process.stderr.readline()[:7]) == ("\n", "waiting")
+    write(folder, {"attn.py": KERNEL})
+    wait_for(folder / "out.json", process)
+    assert (process.stderr.readline(), process.stderr.readline()[:7]) == ("\n", "waiting")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=LONGEST)
+    assert (process.returncode, "Traceback" in err) == (0, False)
+    assert "my_kernel (core, attn.py:my_kernel): conforms" in out

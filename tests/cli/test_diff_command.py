@@ -40,6 +40,17 @@ def test_exit_codes(records: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "worse: 1 new failure" in capsys.readouterr().out
 
 
+def test_an_edited_verdict(records: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``conforms`` above a failed MUST passes neither a comparison nor a difference."""
+    fails = {**record("failed")["candidates"][0], "verdict": "fails"}
+    true = {**record("failed"), "candidates": [fails]}
+    (records / "true.json").write_text(json.dumps(true), encoding="utf-8")
+    assert run(["diff", "true.json", "bad.json"]) == 0
+    assert "verdict" not in capsys.readouterr().out
+    assert run(["compare", "good.json", "bad.json"]) == 1
+    assert "the record says conforms, but mask.golden failed" in capsys.readouterr().out
+
+
 def test_files(records: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """JSON and markdown are written beside what is printed."""
     files = ["--json", "d.json", "--markdown", "d.md"]

@@ -37,7 +37,9 @@ def test_check_of_a_failing_candidate(folder: Path, capsys: pytest.CaptureFixtur
     write(folder, {"attn.py": KERNEL + UNSCALED})
     assert run(["check", "attn.py", *FEW]) == 1
     out = capsys.readouterr().out
-    assert "unscaled (core, attn.py:unscaled): fails, MUST clauses failed: numerics.golden" in out
+    assert (
+        "unscaled (core, attn.py:unscaled): fails, 1 of 2 MUST clauses failed, for 1 cause" in out
+    )
     assert "attn.py:my_kernel" not in out
 
 
@@ -62,7 +64,7 @@ def test_expected_failures_turn_green_and_red(
     write(folder, {"known.toml": f'{entry}candidate = "my_kernel"\n'})
     arguments = ["check", "attn.py:my_kernel", *FEW, "--expected-failures", "known.toml"]
     assert run(arguments) == 1
-    assert "unexpected-pass numerics.golden" in capsys.readouterr().out
+    assert "unexpected-pass: numerics.golden" in capsys.readouterr().out
     write(folder, {"known.toml": f'{entry}candidate = "gone"\n'})
     assert run([*arguments, "--json", "out.json"]) == 1
     assert record(folder)["stale_expectations"][0]["why"] == "no candidate is called 'gone'"
@@ -285,3 +287,31 @@ def test_dtypes_come_separated_by_commas(folder: Path) -> None:
     assert run(["check", "attn.py", "--profile", "quick", "--json", "r.json", *options]) == 0
     (candidate,) = json.loads(Path("r.json").read_text())["candidates"]
     assert [clause["dtype"] for clause in candidate["clauses"]] == ["float32", "bfloat16"]
+
+
+def test_the_first_failure_ends_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With -x one MUST fails, named with its smallest input, and the rest is not asked."""
+    write(folder, {"attn.py": KERNEL + UNSCALED})
+    assert run(["check", "attn.py:unscaled", "--profile", "quick", "-x", "--json", "out.json"]) == 1
+    (candidate,) = record(folder)["candidates"]
+    failed = [clause for clause in candidate["clauses"] if clause["status"] == "failed"]
+    assert [clause["diagnosis"][0]["name"] for clause in failed] == ["scale-missing"]
+    out = capsys.readouterr().out
+    assert "the run ended with its first failure: " in out
+    stopped = record(folder)["stopped"]
+    assert stopped["asked"] < stopped["planned"] / 2
+
+
+def test_what_failed_last_is_asked_first(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After a run in which a late clause failed, -x --lf asks that clause alone."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    write(folder, {"attn.py": KERNEL + UNSCALED})
+    target = ["check", "attn.py:unscaled", "--profile", "quick"]
+    run([*target, "--only", "numerics.scale"])
+    assert run([*target, "-x", "--lf", "--json", "out.json"]) == 1
+    (candidate,) = record(folder)["candidates"]
+    asked = [one["id"] for one in candidate["clauses"] if one["status"] != "not-applicable"]
+    assert asked == ["numerics.scale"]
+    capsys.readouterr()

@@ -48,6 +48,14 @@ class _Noisy(EagerCore):
         return found + 0.1 * torch.randn_like(found)
 
 
+class _NoisyOutput(EagerCore):
+    """Adds noise to the answer, other for each channel."""
+
+    def mix(self, weights: Tensor, value: Tensor) -> Tensor:
+        mixed = super().mix(weights, value)
+        return mixed + 0.1 * torch.randn_like(mixed)
+
+
 class _Counting(EagerCore):
     """Answers differently from call to call, without random numbers."""
 
@@ -66,6 +74,7 @@ class _Counting(EagerCore):
         (core(_DroppingOutput(), **NONE), "dropout-left-on", "elements of the answer"),
         (DropoutInEval, "dropout-left-on", "weights are dropped with a probability"),
         (core(_Noisy(), **NONE), "random-answers", "differs with torch's seed"),
+        (core(_NoisyOutput(), **NONE), "random-answers", "differs with torch's seed"),
     ],
 )
 def test_what_makes_answers_random_is_named(candidate: Any, name: str, text: str) -> None:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import json
+import math
+from typing import Any
 
 import pytest
 from examples import plan, problem
+from refusals import refused
 
 from conformance.problems.problem import Problem, problem_from_json
 
@@ -26,6 +29,41 @@ def test_unknown_field_is_refused() -> None:
     """A problem of another version is not read as something else."""
     with pytest.raises(TypeError):
         problem_from_json({**problem().as_json(), "colour": "red"})
+
+
+EDITED: dict[str, tuple[dict[str, Any], str]] = {
+    "a dtype": ({"dtype": "float99"}, "its dtype is 'float99'"),
+    "a text for a number": ({"seed": "x"}, "its seed is 'x'"),
+    "a number for a text": ({"values": 3}, "its values is 3"),
+    "a text for a flag": ({"causal": "yes"}, "its causal is 'yes'"),
+    "a seed beyond generators": ({"seed": 2**70}, "its seed is 1180591620717411303424"),
+    "one side": ({"window": [1]}, "its window is (1,)"),
+    "no scale": ({"scale": math.inf}, "its scale is inf"),
+    "a negative cap": ({"softcap": -1.0}, "its softcap is -1.0"),
+    "all dropped": ({"dropout": 1.0}, "its dropout is 1.0"),
+    "a negative size": ({"geometry": {"batch": -1}}, "its batch is -1"),
+    "half a size": ({"geometry": {"batch": 1.5}}, "its batch is 1.5"),
+    "no heads": ({"geometry": {"num_kv_heads": 0}}, "its num_kv_heads is 0"),
+    "heads": ({"geometry": {"num_heads": 3, "num_kv_heads": 2}}, "3 heads share 2 key heads"),
+    "too large": (
+        {"geometry": {"query_length": 10**6, "key_length": 10**6}},
+        "its tensors would have more than 268,435,456 elements",
+    ),
+    "too wide": (
+        {"geometry": {"query_size": 10**6}},
+        "its weights would have more than 268,435,456 elements",
+    ),
+    "a mask": ({"mask": {"pattern": 3, "form": "keep", "shape": "BHQK"}}, "its pattern is 3"),
+}
+
+
+@pytest.mark.parametrize(("changes", "sentence"), EDITED.values(), ids=EDITED.keys())
+def test_values_that_no_problem_has(changes: dict[str, Any], sentence: str) -> None:
+    """A record that was edited is not run: each value is of its kind and of a size that can be."""
+    data = problem().as_json()
+    sizes = {**data["geometry"], **changes.get("geometry", {})}
+    with refused(sentence):
+        problem_from_json({**data, **changes, "geometry": sizes})
 
 
 def test_replace_leaves_the_original() -> None:

@@ -19,6 +19,7 @@ from conformance.clauses import registry
 from conformance.clauses.registry import Finding, clause
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
+from conformance.diagnosis import Diagnostician
 from conformance.problems.problem import Problem, problem_from_json
 from conformance.problems.space import Space
 from conformance.running.runner import CandidateRun, examine
@@ -71,6 +72,44 @@ def test_wrong_candidate_fails_with_everything_needed() -> None:
     assert result.margin is not None
     assert result.margin > 1.0
     assert result.counterexample is not None
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ("Diagnostician.explain", OverflowError("too large\nfor anything")),
+        ("random_entry", MemoryError()),
+    ],
+)
+def test_an_error_of_a_diagnosis_leaves_the_failure(
+    place: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clause fails with its counterexample, and the entry says that the search broke."""
+
+    def broken(*_arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(f"conformance.running.runner.{place}", broken)
+    data = run_clause(plain(wrong_scale), "numerics.scale", explain=True).as_json()
+    assert (data["status"], data["violation"]["kind"]) == ("failed", "value")
+    assert data["counterexample"]["problem"]["geometry"]["batch"] == 1
+    (entry,) = data["diagnosis"]
+    assert (entry["name"], entry["confidence"]) == ("unknown-mistake", 0.0)
+    line = broken.__code__.co_firstlineno + 1
+    said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]} (test_runner.py:{line})"
+    assert said in entry["text"]
+    assert entry["text"].endswith("please report it")
+
+
+def test_an_interrupt_ends_a_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no error passes through the search for a name."""
+
+    def interrupted(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Diagnostician, "explain", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_clause(plain(wrong_scale), "numerics.scale", explain=True)
 
 
 def test_scale_error_survives_the_reduction() -> None:

@@ -30,6 +30,7 @@ NAMES = (
     "causal_by_default",
     "causal_unless_told",
     "normalised",
+    "capped",
     "capped_by_default",
     "mistaken",
     "replaced_by_mask",

@@ -38,6 +38,35 @@ FAILED: Final = result(
         {"name": "scale-missing", "text": "no scale", "fix": "divide by it", "confidence": 1.0}
     ],
 )
+# A window of a head: a hidden key with a weight, a row that is right, and what is no number.
+PICTURE: Final = {
+    "text": "query 4 gives the hidden key 8 the weight 0.5 instead of 0",
+    "item": 0,
+    "items": 1,
+    "head": 1,
+    "heads": 2,
+    "first": [4, 7],
+    "sizes": [7, 9],
+    "worst": [4, 8],
+    "expected": [[1.0, 0.0], [0.25, 0.75], [1e-5, 0.0]],
+    "got": [[0.5, 0.5], [0.25, 0.75], [0.0, "nan"]],
+    "hidden": [[False, True], [False, False], [False, True]],
+    "wrong": [[True, True], [False, False], [True, True]],
+    "logits": {
+        "expected": [[0.0, None], [-1.0, 0.0], [0.0, None]],
+        "got": [[0.0, None], [-1.0, 0.0], ["-inf", None]],
+    },
+}
+NAMED: Final = {"name": "causal-sees-next", "text": "the next key is seen", "fix": "shift it back"}
+PICTURED: Final = tuple(
+    result(
+        "failed",
+        slug,
+        counterexample={"problem": PROBLEM},
+        diagnosis=[{**NAMED, "confidence": 1.0, **more}],
+    )
+    for slug, more in (("mask.causal", {"picture": PICTURE}), ("mask.golden", {}))
+)
 SHOULD_FAILED: Final = result("failed", "mask.no-leak", "SHOULD")
 EVERY: Final[tuple[ClauseResult, ...]] = (
     FAILED,
@@ -119,6 +148,7 @@ RECORDS: Final[dict[str, dict[str, Any]]] = {
     ),
     "nothing ran": of(),
     "no candidates": record(),
+    "pictured": of(*PICTURED),
     "interrupted": of(result(), interrupted=True),
     "cut": cut(result(), result("untestable", reason="not run: the limit of 60 s was reached")),
     "cut, yet green": cut(result()),

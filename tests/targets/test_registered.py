@@ -104,6 +104,29 @@ def test_a_failure_bears_the_name_of_its_mistake(installed: Path) -> None:
     assert entry["text"] == "The scale is half of what it should be."
 
 
+BREAKING = """
+from conformance.diagnosis import Diagnostician
+
+def explain(*_arguments):
+    raise MemoryError("no room")
+
+Diagnostician.explain = explain
+"""
+
+
+def test_a_diagnosis_that_breaks_costs_no_verdict(tmp_path: Path) -> None:
+    """What brings the search for a name down leaves the failure as it is in the record."""
+    installed = distribution(tmp_path, BREAKING, {CLAUSES: "house = thirdparty"})
+    write(installed / "work", {"halved.py": KERNEL.replace("** -0.5", "** -0.5 / 2")})
+    options = ("--profile", "quick", "--only", "numerics.scale", "--json", "out.json")
+    done = run(installed, *COMMAND, "check", "halved.py", *options)
+    assert (done.returncode, done.stderr) == (1, "")
+    (clause,) = record(installed)["candidates"][0]["clauses"]
+    assert (clause["status"], clause["diagnosis"][0]["name"]) == ("failed", "unknown-mistake")
+    assert "ended with an error of ours, MemoryError: no room" in clause["diagnosis"][0]["text"]
+    assert clause["counterexample"]
+
+
 def test_pytest_collects_it(installed: Path) -> None:
     """``pytest --pyargs conformance`` has a test for it."""
     options = ("-q", "-p", "no:cacheprovider", "-k", "house", "-rA")

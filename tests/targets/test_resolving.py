@@ -12,6 +12,7 @@ from conformance.adapters import module as adapter
 from conformance.errors import UsageError
 from conformance.targets import resolving as targets
 from conformance.targets.resolving import resolve
+from conformance.targets.target_strings import ENTRY_POINTS
 
 UNSCALED_ALONE = f"import conformance\n{UNSCALED}"
 
@@ -158,7 +159,7 @@ def test_entry_points(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name registered by an installed distribution is a target."""
     write(workspace, {"attn.py": KERNEL})
     monkeypatch.syspath_prepend(str(workspace))
-    entry = targets.EntryPoint(name="theirs", value="attn:my_kernel", group=targets.ENTRY_POINTS)
+    entry = targets.EntryPoint(name="theirs", value="attn:my_kernel", group=ENTRY_POINTS)
     monkeypatch.setattr(targets, "entry_points", lambda **_: [entry])
     assert names("theirs") == ["my_kernel"]
 

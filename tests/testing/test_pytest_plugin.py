@@ -76,7 +76,7 @@ def test_candidates_from_the_command_line(pytester: pytest.Pytester) -> None:
             "suites.py::shape.output[[]my_kernel] PASSED*",
             "suites.py::numerics.golden[[]unscaled] FAILED*",
             "_* unscaled: numerics.golden _*",
-            "numerics.golden [[]MUST, float32 on cpu] failed",
+            "scale-missing: numerics.golden [[]MUST, float32 on cpu] failed",
             "  requires: *",
             "  found: *",
             "  on: batch *",

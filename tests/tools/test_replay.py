@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -253,3 +258,90 @@ def test_problem_of_another_version_is_one_sentence(
     capsys.readouterr()
     assert run(["replay", "out.json"]) == 2
     assert "the counterexample of numerics.scale cannot be rebuilt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["replay"], ["bundle"]])
+def test_code_of_others_is_not_run(
+    command: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A report names a function that would write a file: nothing of it runs without consent."""
+    write(folder, {"wipe.py": "open('ran', 'w').close()\ndef main(): ...\n"})
+    violation = {"kind": "value", "message": "x"}
+    failed_entry = entry("mine", clause("shape.output", violation=violation))
+    path = report(folder, {**failed_entry, "target": "wipe.py:main"})
+    assert run([*command, path]) == 2
+    said = capsys.readouterr().err
+    assert "wipe.py:main is no candidate that its file declares; nothing was run" in said
+    assert "or give --trust if you trust the report" in said
+    assert not (folder / "ran").exists()
+    source = {"source": "wipe.py:main", "state_dict": None, "declaration": None}
+    path = report(folder, {**failed_entry, "target": "a.onnx", "beside": source})
+    assert run([*command, path, "--target", "b.onnx"]) == 2
+    assert "wipe.py:main is no candidate" in capsys.readouterr().err
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"values": "nope"}, "this version knows no 'nope'"),
+        ({"layout": "zigzag"}, "this version knows no 'zigzag'"),
+        ({"seed": -(10**15)}, "cannot be rebuilt: its seed is -1000000000000000"),
+        ({"target": f"{'k' * 5000}.py:unscaled"}, "there is no file or folder kkk"),
+        ({"dtype": "float99"}, "the report does not say how numerics.scale of unscaled failed"),
+        ({}, ""),
+    ],
+    ids=["values", "layout", "seed", "target", "dtype", "a further field"],
+)
+def test_an_edited_report(
+    changes: dict[str, Any], said: str, failed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What no report holds is one sentence and exit code 2; a bundle is of the report at most."""
+    edited = json.loads((failed / "out.json").read_text(encoding="utf-8"))
+    candidate = edited["candidates"][0]
+    case = next(entry for entry in candidate["clauses"] if entry["id"] == "numerics.scale")
+    case["violation"] |= {"colour": "red"}  # what a later version may say
+    for part in (candidate, case, case["counterexample"]["problem"]):
+        part |= {name: value for name, value in changes.items() if name in part}
+    (failed / "out.json").write_text(json.dumps(edited), encoding="utf-8")
+    assert run(["replay", "out.json#numerics.scale"]) == (2 if said else 1)
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == bool(said)
+    assert run(["bundle", "out.json#numerics.scale"]) in (0, 2)
+
+
+def of_a_maker(failed: Path) -> None:
+    """Let the report name a function that its file does not declare, and that makes the core."""
+    text = (failed / "out.json").read_text(encoding="utf-8")
+    write(failed, {"out.json": text.replace("attn.py:unscaled", "more.py:it")})
+    write(failed, {"more.py": "import attn\n\ndef it():\n    return attn.unscaled\n"})
+
+
+@pytest.mark.parametrize("consent", [["--trust"], ["--target", "more.py:it"]])
+def test_consent(consent: list[str], failed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --trust what a report names runs, and so does what --target names."""
+    of_a_maker(failed)
+    assert run(["replay", "out.json"]) == 2
+    assert "nothing was run" in capsys.readouterr().err
+    assert run(["replay", "out.json", *consent]) == 1
+    assert "still fails" in capsys.readouterr().out
+
+
+def test_a_terminal_is_asked(failed: Path) -> None:
+    """At a terminal the command asks: no runs nothing, yes replays."""
+    of_a_maker(failed)
+    for answer, status, said in (("n", 2, "nothing was run"), ("y", 1, "still fail")):
+        own, theirs = pty.openpty()
+        command = [sys.executable, "-m", "conformance", "replay", "out.json"]
+        with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+            os.write(own, f"{answer}\n".encode())
+            os.close(theirs)
+            shown = b""
+            with contextlib.suppress(OSError):  # the end of a terminal
+                while chunk := os.read(own, 4096):
+                    shown += chunk
+            assert process.wait() == status
+        os.close(own)
+        assert b"Run it?" in shown
+        assert said.encode() in shown

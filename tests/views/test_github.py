@@ -28,7 +28,7 @@ def test_levels_and_places() -> None:
     """A failed MUST is an error at the candidate's line, a failed SHOULD a warning."""
     first, second = commands(record(candidate([FAILED, SHOULD_FAILED], location=LOCATED)))
     assert first == (
-        "::error file=src/my attn.py,line=12,title=mine%3A mask.golden::off by 1 at [0, 0]"
+        "::error file=src/my attn.py,line=12,title=mine%3A scale-missing::off by 1 at [0, 0]"
         " (float32)%0Arequires: A masked key is absent.%0Adiagnosis: scale-missing: no scale"
         "%0Afix: divide by it"
     )
@@ -75,3 +75,11 @@ def test_everything_red_is_told() -> None:
         assert f"title=mine%3A {slug}::" in titles
     assert "::error title=run.empty::nothing was checked" in commands(record())
     assert any("run.interrupted" in line for line in commands(RECORDS["interrupted"]))
+
+
+def test_one_annotation_a_cause() -> None:
+    """Clauses that one mistake fails have one mark, which names them."""
+    results = [FAILED.replace(id=slug) for slug in ("mask.golden", "mask.causal", "mask.no-leak")]
+    (line,) = commands(record(candidate(results)))
+    assert "title=mine%3A scale-missing::" in line
+    assert line.endswith("%0Afails as well: mask.causal, mask.no-leak")

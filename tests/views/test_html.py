@@ -59,7 +59,7 @@ def test_the_verdict_comes_first() -> None:
 
 
 def test_a_failure_is_told_in_full() -> None:
-    """Requirement, diagnosis, fix, smallest input, tensors, weights and replay are all there."""
+    """Requirement, diagnosis, fix, smallest input, tensors, picture and replay are all there."""
     text = page(failing()).text
     for said in (
         "With a mask, the softmax runs over the kept keys alone.",
@@ -69,7 +69,8 @@ def test_a_failure_is_told_in_full() -> None:
         "expected",
         "got",
         "error / bound",
-        "Attention weights",
+        "expected weights",
+        "got - expected",
         "conformance replay 'REPORT.json#inverted/mask.golden'",
     ):
         assert said in text

@@ -5,7 +5,7 @@ from typing import Any
 
 from failing_records import failing
 from records import PROBLEM, result
-from view_records import EVERY, candidate, record
+from view_records import EVERY, PICTURED, candidate, record
 
 from conformance.base.results import ClauseResult, Violation
 from conformance.views.html_failures import Failure, anchors, failure, urgency
@@ -93,16 +93,43 @@ def test_without_a_problem_there_is_no_replay() -> None:
 
 
 def test_a_real_failure_has_tensors() -> None:
-    """Input, comparison and both attention weights are there as tables."""
+    """Input, comparison and picture are there as tables; the weights are not shown twice."""
     report = complete(failing())
     ((place, anchor),) = anchors(report).items()
     details = failure(report, place, anchor)
     assert [heat.title for heat in details.compared] == ["expected", "got", "error / bound"]
-    assert [heat.title for heat in details.attention] == ["expected", "got"]
+    assert details.attention == []
     assert {heat.title for heat in details.calls[0].arguments} == {"query", "key", "value", "keep"}
     assert details.diagnosis == "mask-inverted"
-    expected, got = (heat.grids[0].rows[0] for heat in details.attention)
+    assert details.picture is not None
+    assert [heat.title for heat in details.picture.weights] == [
+        "expected weights",
+        "got weights",
+        "got - expected",
+    ]
+    expected, got, _ = (heat.grids[0].rows[0] for heat in details.picture.weights)
     assert expected != got
+
+
+def test_a_failure_without_a_picture_shows_the_weights_of_its_calls() -> None:
+    """A record without pictures has expected and got of each call."""
+    report = complete(failing())
+    ((place, anchor),) = anchors(report).items()
+    clause = report["candidates"][0]["clauses"][place[1]]
+    clause["diagnosis"] = [{**entry, "picture": None} for entry in clause["diagnosis"]]
+    details = failure(report, place, anchor)
+    assert details.picture is None
+    assert [heat.title for heat in details.attention] == ["expected", "got"]
+
+
+def test_a_picture_is_shown_once() -> None:
+    """The next failure of the same name leads to the one that has the picture."""
+    first, second = of(*PICTURED)
+    assert first.picture is not None
+    assert second.picture is not None
+    assert (first.picture.slug, len(first.picture.weights), len(first.picture.logits)) == ("", 3, 3)
+    assert second.picture.slug == "mask.causal"
+    assert second.picture.anchor == first.anchor
 
 
 def test_odd_counterexamples_are_told_as_far_as_they_go() -> None:

@@ -212,3 +212,40 @@ def test_pictures_are_taken(opener: Opener, tmp_path: Path) -> None:
     assert all(data.startswith(b"\x89PNG") and len(data) > 10_000 for data in read)
     widths = [int.from_bytes(data[16:20]) for data in read]
     assert widths == [DESK["width"], DESK["width"], PHONE["width"]]
+
+
+def test_a_picture_can_be_seen(opener: Opener) -> None:
+    """Hidden keys are hatched and said; the picture is named by its caption."""
+    opened = opener(render_html(RECORDS["pictured"]))
+    opened.open_all()
+    figure = opened.page.locator("details.failure figure.picture")
+    assert figure.count() == 1
+    assert figure.locator("table").count() == 6
+    hidden, shown = (
+        figure.locator(cells).first.evaluate("(one) => getComputedStyle(one).backgroundImage")
+        for cells in ("td.hid", "td:not(.hid)")
+    )
+    assert "gradient" in hidden
+    assert shown == "none"
+    assert figure.locator("td.hid").nth(1).inner_text().split() == ["0", "hidden"]
+    assert figure.locator("tbody th").first.inner_text() == "4"
+    named = opened.page.get_by_role("figure", name="the next key is seen")
+    assert named.count() == 1
+
+
+def test_another_failure_leads_to_the_picture(opener: Opener) -> None:
+    """The second failure of the same mistake has a link to the first, which then is open."""
+    page = opener(render_html(RECORDS["pictured"])).page
+    first, second = page.locator("details.failure").all()
+    second.locator("summary").click()
+    second.get_by_role("link", name="mask.causal").click()
+    assert first.locator("figure.picture").is_visible()
+
+
+def test_a_page_opens_with_the_picture_of_its_cause(opener: Opener) -> None:
+    """Cause, fix and picture stand above everything that must be opened."""
+    page = opener(render_html(RECORDS["pictured"]), size=PHONE).page
+    cause = page.locator(".causes li")
+    assert cause.locator("figure.picture").is_visible()
+    assert cause.get_by_text("query 4 gives the hidden key 8 the weight 0.5").is_visible()
+    assert page.locator("details.failure figure.picture").first.is_hidden()

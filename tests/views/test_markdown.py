@@ -14,7 +14,7 @@ def test_reports_render(name: str) -> None:
     """Every record gives headings, tables and folded details, and nothing a candidate wrote."""
     page = rendered(render_markdown(RECORDS[name]))
     assert set(page.tags) <= set(
-        "h2 h3 p table thead tbody tr th td code em details summary pre ul li".split()
+        "h2 h3 p table thead tbody tr th td code em strong details summary pre ul li".split()
     )
     assert page.tags.count("table") >= 1
     assert "| --" not in page.prose
@@ -88,3 +88,12 @@ def test_many_candidates_are_counted() -> None:
     assert "candidate-100 |" in text
     assert "candidate-101 |" not in text
     assert "_and 150 more candidates_" in text
+
+
+def test_causes_stand_above_their_clauses() -> None:
+    """One mistake behind several clauses is told once, with its fix, before the table."""
+    text = render_markdown(of(FAILED, FAILED.replace(id="mask.no-leak")))
+    (cause,) = (line for line in text.splitlines() if line.startswith("- **"))
+    assert cause == "- **scale-missing: no scale**"
+    assert text.index(cause) < text.index("  - fix: divide by it") < text.index("| clause |")
+    assert "explains `mask.golden`, `mask.no-leak` (MUST)" in text

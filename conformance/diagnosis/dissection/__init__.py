@@ -14,18 +14,26 @@ from typing import Final
 
 from ...clauses.subject import Subject
 from ...problems.inputs import Inputs
-from ..agreement import margin
-from ..battery import BatteryAnswer
+from ..agreement import BatteryAnswer
 from ..conditions import CONDITIONS
 from ..mistaken_answer import Combination
 from ..mistakes import NamedMistake
+from .additive_masks import additive_mask_statements
 from .bands import band_statements, window_statements
+from .by_head import head_statements
 from .layers import LayerReader
 from .logits import logit_statements
 from .reading import MOST_KEYS, Reading, read, readable
+from .shared_heads import shared_head_statements
+from .sink_statements import sink_statements
 from .sources import moved_value_statements, operand_statements, value_statements
 from .statement import together
-from .sums import sum_statements, turned_weight_statements, weight_statements
+from .sums import (
+    dropped_weight_statements,
+    sum_statements,
+    turned_weight_statements,
+    weight_statements,
+)
 from .tiles import tile_statements
 from .visibility import table_statements, visibility_statements
 
@@ -38,13 +46,18 @@ OF_WEIGHTS: Final = (
     band_statements,
     window_statements,
     visibility_statements,
+    additive_mask_statements,
+    sink_statements,
     weight_statements,
+    dropped_weight_statements,
     turned_weight_statements,
     sum_statements,
     tile_statements,
     logit_statements,
+    head_statements,
 )
-OF_ANSWERS: Final = (operand_statements, value_statements)
+# What says more of weights that the former cannot say anything of, and takes longer.
+OF_OPERANDS: Final = (shared_head_statements, operand_statements)
 
 
 def statements(
@@ -58,7 +71,7 @@ def statements(
     that was read, and is to be checked on others.
     """
     proposed: dict[str, NamedMistake] = {}
-    wrong = [one for one in observed if margin(subject, one) > 1.0]
+    wrong = [one for one in observed if one.margin > 1.0]
     layers = LayerReader(subject, OF_WEIGHTS, known)
     of_layers = _plainest([one for one in wrong if _readable_layer(one.inputs)])
     for answer in sorted(of_layers, key=lambda one: _is_tiny(one.inputs)):
@@ -72,10 +85,12 @@ def statements(
 
 def _of_reading(reading: Reading) -> Iterator[NamedMistake]:
     """Statements about the weights, the answer, or both where both are wrong."""
-    of_weights = chain.from_iterable(proposer(reading) for proposer in OF_WEIGHTS)
+    of_weights = [one for proposer in OF_WEIGHTS for one in proposer(reading)]
     if reading.explained:
         yield from of_weights
-    yield from chain.from_iterable(proposer(reading) for proposer in OF_ANSWERS)
+    if not of_weights or not reading.explained:
+        yield from chain.from_iterable(proposer(reading) for proposer in OF_OPERANDS)
+    yield from value_statements(reading)
     moved = [] if reading.explained else list(moved_value_statements(reading))
     if moved:
         yield from (together(one, two) for one, two in product(of_weights, moved))

@@ -26,7 +26,7 @@ from ..observed_gradients import Errors, ObservedGradients, near, room
 from ..telling_apart import telling_apart
 from .backward_steps import ROLES, Backward, Variant
 from .backward_variants import RIGHT, VARIANTS, clamped
-from .terms import Number, numbers
+from .read_numbers import Number, numbers
 
 # Forms of one gradient that are combined with those of others, and statements that are tried.
 MOST_FORMS: Final = 8

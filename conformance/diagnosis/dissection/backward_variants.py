@@ -113,6 +113,10 @@ def _row_terms() -> Iterator[Variant]:
         ),
         ("is the plain sum of dP", lambda b: b.of_weights.sum(-1, keepdim=True)),
         ("is the largest P * dP", lambda b: _products(b).amax(-1, keepdim=True)),
+        (
+            "is divided by the head size of the values",
+            lambda b: b.row_term / b.call.upstream.shape[-1],
+        ),
         ("has squared weights", lambda b: (b.weights * _products(b)).sum(-1, keepdim=True)),
         ("lacks the first key", lambda b: _products(b)[..., 1:].sum(-1, keepdim=True)),
         ("lacks the last key", lambda b: _products(b)[..., :-1].sum(-1, keepdim=True)),

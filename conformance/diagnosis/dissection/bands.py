@@ -138,32 +138,46 @@ def _tellable(reading: Reading, *, hidden: bool) -> Iterator[tuple[Places, Dista
                 return
 
 
-def _no_more_after(left: int, right: int) -> tuple[int, int]:
+def _no_more_after(left: int, right: int, _past: int) -> tuple[int, int]:
     if left < 0:
         return left, right
     return left, left if right < 0 else min(left, right)
 
 
-# Windows that are made of the right one, from its numbers of keys before and after the query.
-_WINDOWS: Final[tuple[tuple[str, Callable[[int, int], tuple[int, int]]], ...]] = (
-    ("half as many keys before the query", lambda left, right: (left // 2, right)),
-    ("half as many keys after the query", lambda left, right: (left, right // 2)),
-    ("half as many keys on both sides", lambda left, right: (left // 2, right // 2)),
-    ("twice as many keys before the query", lambda left, right: (2 * left, right)),
-    ("twice as many keys on both sides", lambda left, right: (2 * left, 2 * right)),
-    ("as many keys after the query as before it", lambda left, _right: (left, left)),
+# Windows that are made of the right one, from its numbers of keys before and after the query and
+# the number of cached keys.
+WindowChange = Callable[[int, int, int], tuple[int, int]]
+_WINDOWS: Final[tuple[tuple[str, WindowChange], ...]] = (
+    ("half as many keys before the query", lambda left, right, _past: (left // 2, right)),
+    ("half as many keys after the query", lambda left, right, _past: (left, right // 2)),
+    ("half as many keys on both sides", lambda left, right, _past: (left // 2, right // 2)),
+    ("twice as many keys before the query", lambda left, right, _past: (2 * left, right)),
+    ("twice as many keys on both sides", lambda left, right, _past: (2 * left, 2 * right)),
+    ("as many keys after the query as before it", lambda left, _right, _past: (left, left)),
     ("no more keys after the query than before it", _no_more_after),
-    ("as many keys before the query as after it", lambda _left, right: (right, right)),
+    ("as many keys before the query as after it", lambda _left, right, _past: (right, right)),
+    (
+        "as many keys more before the query as are cached",
+        lambda left, right, past: (left if left < 0 else left + past, right),
+    ),
+    (
+        "as many keys more on both sides of the query as are cached",
+        lambda left, right, past: (
+            left if left < 0 else left + past,
+            right if right < 0 else right + past,
+        ),
+    ),
 )
 
 
 def window_statements(reading: Reading) -> Iterator[NamedMistake]:
     """A window of other numbers of keys, made of the right ones."""
-    window = reading.call.inputs.window
-    if window is None or bool((reading.visible == reading.attention.allowed).all()):
+    if reading.call.inputs.window is None or bool(
+        (reading.visible == reading.attention.allowed).all()
+    ):
         return
     for words, change in _WINDOWS:
-        changed = reading.call.inputs.replace(window=_limited(change, window))
+        changed = _with_window(reading.call.inputs, change)
         allowed = changed.allowed(reading.call.semantics).expand(reading.visible.shape)
         if bool((reading.visible == allowed).all()):
             yield statement(
@@ -174,20 +188,16 @@ def window_statements(reading: Reading) -> Iterator[NamedMistake]:
             )
 
 
-def _of_window(change: Callable[[int, int], tuple[int, int]]) -> InputsChange:
-    def inputs_for(call: DeclaredCall) -> Inputs | None:
-        window = call.inputs.window
-        return window and call.inputs.replace(window=_limited(change, window))
-
-    return inputs_for
+def _of_window(change: WindowChange) -> InputsChange:
+    return lambda call: None if call.inputs.window is None else _with_window(call.inputs, change)
 
 
-def _limited(
-    change: Callable[[int, int], tuple[int, int]], window: tuple[int, int]
-) -> tuple[int, int]:
-    """A changed window; minus one, for no limit, stays for what it is made of."""
-    left, right = change(*window)
-    return max(left, -1), max(right, -1)
+def _with_window(inputs: Inputs, change: WindowChange) -> Inputs:
+    """The inputs with a changed window; minus one, for no limit, stays for what it is made of."""
+    if inputs.window is None:
+        return inputs
+    left, right = change(*inputs.window, inputs.past)
+    return inputs.replace(window=(max(left, -1), max(right, -1)))
 
 
 def _keys(count: int, more: str) -> str:

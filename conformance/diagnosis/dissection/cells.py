@@ -15,10 +15,15 @@ from ..mistakes._steps import BLOCKS, admitted_by_mask, admitted_by_structure, k
 
 @dataclass(frozen=True)
 class Cells:
-    """Some keys of some queries: ``words`` follow "the keys"; bool ``[B, H, Lq, Lk]``."""
+    """Some keys of some queries: ``words`` follow "the keys"; bool ``[B, H, Lq, Lk]``.
+
+    ``of_mask`` says that they are what a mask keeps or hides, in its own place or in another; they
+    are None for calls without a mask.
+    """
 
     words: str
     holds: Callable[[DeclaredCall], Tensor | None]
+    of_mask: bool = False
 
 
 def _index(axis: int, words: str, holds: Callable[[Tensor, int], Tensor]) -> Cells:
@@ -60,7 +65,7 @@ def _mask(words: str, change: Callable[[Tensor], Tensor]) -> Cells:
         changed = change(admitted_by_mask(call).expand(shape))
         return changed if changed.shape == shape else None
 
-    return Cells(words, cells)
+    return Cells(words, cells, of_mask=True)
 
 
 def _not(cells: Cells, words: str) -> Cells:
@@ -68,7 +73,12 @@ def _not(cells: Cells, words: str) -> Cells:
         table = cells.holds(call)
         return None if table is None else ~table
 
-    return Cells(words, holds)
+    return Cells(words, holds, of_mask=cells.of_mask)
+
+
+def _moved_by_cache(call: DeclaredCall) -> Tensor | None:
+    kept = KEPT.holds(call)
+    return None if kept is None or not call.inputs.past else kept.roll(call.inputs.past, -1)
 
 
 def _cached(call: DeclaredCall) -> Tensor:
@@ -87,11 +97,35 @@ KEPT: Final = _mask("that the mask keeps", lambda table: table)
 REACHED: Final = Cells("that causality and window leave", _by_structure)
 
 
+def key_indices(call: DeclaredCall) -> Tensor:
+    """The index of each key: ``[Lk]``."""
+    return torch.arange(call.inputs.geometry.key_length)
+
+
+def from_index(number: int, *, above: bool) -> Cells:
+    """The keys whose index is above a number, or at most that."""
+    words = f"past the first {number + 1}" if above else f"among the first {number + 1}"
+    return _index(3, words, lambda i, _n: (i > number) == above)
+
+
+def from_distance(number: int, *, above: bool) -> Cells:
+    """The keys that lie more than a number of places ahead of the query, or at most that."""
+    return _ahead(_distance_words(number, above=above), lambda ahead: (ahead > number) == above)
+
+
+def _distance_words(number: int, *, above: bool) -> str:
+    if above and number >= 0:
+        return f"more than {number} after the query"
+    if not above and number < 0:
+        return f"at least {-number} before the query"
+    if above:
+        return f"after the query or less than {-number} before it"
+    return f"before the query or at most {number} after it"
+
+
 def _tiles(size: int) -> Iterator[Cells]:
     """Keys by their place in tiles of a size."""
     yield _index(3, f"past the last whole tile of {size}", lambda i, n: i >= n // size * size)
-    yield _index(3, f"past the first {size}", lambda i, _n: i >= size)
-    yield _index(3, f"among the first {size}", lambda i, _n: i < size)
     yield _index(3, f"in the last tile of {size}", lambda i, n: i >= (n - 1) // size * size)
     yield _index(3, f"before the last tile of {size}", lambda i, n: i < (n - 1) // size * size)
     yield _index(3, f"that end a tile of {size}", lambda i, _n: i % size == size - 1)
@@ -100,6 +134,7 @@ def _tiles(size: int) -> Iterator[Cells]:
         (f"in the query's own tile of {size}", torch.eq),
         (f"in the query's own tile of {size} or one before it", torch.le),
         (f"in a tile of {size} after the query's own", torch.gt),
+        (f"in a tile of {size} before the query's own", torch.lt),
     ):
         yield Cells(words, _of_tiles(size, holds))
     yield Cells(
@@ -145,13 +180,82 @@ def _of_first_tiles() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
         yield f"of the same place in the first tile of {size} keys", _repeated(3, size)
 
 
+def _along(axis: int, of: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda table: of(table, axis, keepdim=True).expand_as(table)
+
+
 def _repeated(axis: int, size: int) -> Callable[[Tensor], Tensor]:
     return lambda table: table.index_select(axis, torch.arange(table.shape[axis]) % size)
+
+
+def _both(one: Cells, other: Cells, words: str, join: Callable[[Tensor, Tensor], Tensor]) -> Cells:
+    """What two tables make together; None where one of them is."""
+
+    def holds(call: DeclaredCall) -> Tensor | None:
+        table, others = one.holds(call), other.holds(call)
+        return None if table is None or others is None else join(table, others)
+
+    return Cells(words, holds, of_mask=one.of_mask or other.of_mask)
+
+
+# What may stand for the table of a mask, or of a bias: other places of it.
+TABLE_MOVES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("of the first batch item", lambda t: t[:1].expand_as(t)),
+    ("of the last batch item", lambda t: t[-1:].expand_as(t)),
+    ("of the first head", lambda t: t[:, :1].expand_as(t)),
+    ("of the last head", lambda t: t[:, -1:].expand_as(t)),
+    ("of the first query", lambda t: t[:, :, :1].expand_as(t)),
+    ("of the last query", lambda t: t[:, :, -1:].expand_as(t)),
+    ("of the first key", lambda t: t[..., :1].expand_as(t)),
+    ("with queries and keys exchanged", lambda t: t.mT),
+    ("read from the last key to the first", lambda t: t.flip(-1)),
+    ("moved by one key", lambda t: t.roll(1, -1)),
+    ("moved back by one key", lambda t: t.roll(-1, -1)),
+    ("of the opposite batch item", lambda t: t.flip(0)),
+    ("of the opposite head", lambda t: t.flip(1)),
+    *_of_first_tiles(),
+    ("of the query before", lambda t: t.roll(1, 2)),
+    ("of the query after", lambda t: t.roll(-1, 2)),
+)
+# The same of boolean tables alone: what they keep in words, what they hide, and the change.
+_TABLE_CHANGES: Final[tuple[tuple[str, str, Callable[[Tensor], Tensor]], ...]] = (
+    *(
+        entry
+        for axis, name in ((2, "query"), (1, "head"), (0, "batch item"))
+        for entry in (
+            (f"keeps for some {name}", f"hides for every {name}", _along(axis, torch.any)),
+            (f"keeps for every {name}", f"hides for some {name}", _along(axis, torch.all)),
+        )
+    ),
+    (
+        "keeps before the first that it hides",
+        "has from the first that it hides on",
+        lambda t: t.cumprod(-1).bool(),
+    ),
+    (
+        "has from the first that it keeps on",
+        "hides before the first that it keeps",
+        lambda t: t.cumsum(-1) > 0,
+    ),
+    (
+        "has up to the last that it keeps",
+        "hides behind the last that it keeps",
+        lambda t: t.flip(-1).cumsum(-1).flip(-1) > 0,
+    ),
+    (
+        "keeps behind the last that it hides",
+        "has up to the last that it hides",
+        lambda t: t.flip(-1).cumprod(-1).bool().flip(-1),
+    ),
+)
 
 
 def _every_kind() -> Iterator[Cells]:
     yield from (KEPT, _not(KEPT, "that the mask hides"))
     yield from (REACHED, _not(REACHED, "that causality or window hides"))
+    yield _both(
+        KEPT, REACHED, "that the mask keeps, or causality and window leave", torch.logical_or
+    )
     for axis, of, ofs in (
         (3, "(the {} key)", "({} keys)"),
         (2, "of the {} query", "of {} queries"),
@@ -181,45 +285,16 @@ def _every_kind() -> Iterator[Cells]:
         yield make(f"one before the query{words}", lambda ahead: ahead == -1)
     yield Cells("that are cached", _cached)
     yield _not(Cells("", _cached), "that are new")
-    for words, change in (
-        ("of the first batch item", lambda t: t[:1].expand_as(t)),
-        ("of the last batch item", lambda t: t[-1:].expand_as(t)),
-        ("of the first head", lambda t: t[:, :1].expand_as(t)),
-        ("of the last head", lambda t: t[:, -1:].expand_as(t)),
-        ("of the first query", lambda t: t[:, :, :1].expand_as(t)),
-        ("of the last query", lambda t: t[:, :, -1:].expand_as(t)),
-        ("of the first key", lambda t: t[..., :1].expand_as(t)),
-        ("with queries and keys exchanged", lambda t: t.mT),
-        ("read from the last key to the first", lambda t: t.flip(-1)),
-        ("moved by one key", lambda t: t.roll(1, -1)),
-        ("moved back by one key", lambda t: t.roll(-1, -1)),
-        ("of any query", lambda t: t.any(2, keepdim=True).expand_as(t)),
-        ("of every query", lambda t: t.all(2, keepdim=True).expand_as(t)),
-        ("of any head", lambda t: t.any(1, keepdim=True).expand_as(t)),
-        ("of every head", lambda t: t.all(1, keepdim=True).expand_as(t)),
-        ("of any batch item", lambda t: t.any(0, keepdim=True).expand_as(t)),
-        ("of every batch item", lambda t: t.all(0, keepdim=True).expand_as(t)),
-        ("of the opposite batch item", lambda t: t.flip(0)),
-        ("of the opposite head", lambda t: t.flip(1)),
-        ("up to the first key that it hides", lambda t: t.cumprod(-1).bool()),
-        ("from the first key that it keeps on", lambda t: t.cumsum(-1) > 0),
-        ("up to the last key that it keeps", lambda t: t.flip(-1).cumsum(-1).flip(-1) > 0),
-        ("from the last key that it hides on", lambda t: t.flip(-1).cumprod(-1).bool().flip(-1)),
-        *_of_first_tiles(),
-        ("of the query before", lambda t: t.roll(1, 2)),
-        ("of the query after", lambda t: t.roll(-1, 2)),
-    ):
-        kept = _mask(f"that the mask {words} keeps", change)
+    yield Cells(
+        "that the mask keeps with its columns moved by the number of cached keys",
+        _moved_by_cache,
+        of_mask=True,
+    )
+    moves = [(f"{words} keeps", f"{words} hides", change) for words, change in TABLE_MOVES]
+    for keeps, hides, change in (*moves, *_TABLE_CHANGES):
+        kept = _mask(f"that the mask {keeps}", change)
         yield kept
-        yield _not(kept, f"that the mask {words} hides")
-
-
-def _alone(one: Cells, other: Cells, words: str) -> Cells:
-    def holds(call: DeclaredCall) -> Tensor | None:
-        table, others = one.holds(call), other.holds(call)
-        return None if table is None or others is None else ~table & others
-
-    return Cells(words, holds)
+        yield _not(kept, f"that the mask {hides}")
 
 
 # What the mask keeps: without one, every key.
@@ -230,7 +305,18 @@ _LEFT: Final = Cells(
 # Ways in which keys are hidden: a part of them may be uncovered.
 HIDDEN: Final = (
     Cells("that are hidden", lambda call: ~call.inputs.allowed(call.semantics)),
-    _alone(KEPT, REACHED, "that the mask alone hides"),
-    _alone(REACHED, _LEFT, "that causality or window alone hides"),
+    _both(KEPT, REACHED, "that the mask alone hides", lambda kept, reached: ~kept & reached),
+    _both(
+        REACHED,
+        _LEFT,
+        "that causality or window alone hides",
+        lambda reached, kept: ~reached & kept,
+    ),
+    _both(
+        KEPT,
+        REACHED,
+        "that both the mask and causality or window hide",
+        lambda kept, reached: ~kept & ~reached,
+    ),
 )
 CELLS: Final = tuple(_every_kind())

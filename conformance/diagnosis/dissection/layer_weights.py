@@ -26,7 +26,7 @@ from ...problems.space import Space
 from ...tolerance import model
 from ..battery import answer_to
 from ..mistaken_answer import Combination, made_on, mistaken_attention, mistaken_call
-from ..mistakes import NotExpressible
+from ..mistakes import DeclaredCall, NotExpressible
 from .projections import ValuePath
 from .reading import ROOM, Reading
 
@@ -35,47 +35,90 @@ TIMES: Final = 2.0
 # Weights of one item that are read together, and answers that are asked for.
 MOST_UNKNOWN: Final = 400
 MOST_CALLS: Final = 16
+# Numbers that say what each head's answer adds to that of the layer: 8 bytes each.
+MOST_NUMBERS: Final = 20_000_000
 # Widths of tokens that leave the values of all keys independent.
 WIDER: Final = 1.25
 _SEED: Final = 17
+
+
+class LayerCalls:
+    """The answers of a layer for several matrices of its value projection.
+
+    They are equations for its weights, whichever way its values go. ``inputs`` are those given, or
+    wider ones of the same lengths; None where the layer takes none that would do. A layer too wide
+    for its tokens is not read.
+    """
+
+    def __init__(self, subject: Subject, inputs: Inputs) -> None:
+        self.subject = subject
+        self.inputs = _wide_enough(subject, inputs)
+        self._answers: list[tuple[Inputs, Tensor]] = []
+        if self.inputs is None or _is_too_wide(self.inputs.geometry):
+            return
+        for one in _variants(self.inputs, _count(self.inputs.geometry)):
+            answer = answer_to(subject, one)
+            if answer is None or not bool(torch.isfinite(answer.output).all()):
+                self._answers = []
+                return
+            self._answers.append((one, answer.output))
+
+    def reading(
+        self, path: ValuePath, known: Combination = (), point: golden.Semantics | None = None
+    ) -> Reading | None:
+        """The weights if values go a known way; None where they cannot be read.
+
+        ``point`` stands for the declared one.
+        """
+        inputs, declared = self.inputs, point or self.subject.declaration.semantics
+        if inputs is None or not self._answers:
+            return None
+        made = made_on(declared, (path.mistake(), *known) if not path.right else known, inputs)
+        try:
+            equations = [
+                _Equations(mistaken_call(declared, made, one), path, made, answer)
+                for one, answer in self._answers
+            ]
+        except (NotExpressible, ValueError, RuntimeError):
+            return None
+        if any(one.left is None for one in equations):
+            return None
+        solved = _solve(equations, inputs.geometry, path)
+        if solved is None:
+            return None
+        weights, left, spread = solved
+        if not path.steps.changed("tokens"):  # queries and keys are made of those tokens, too
+            made = made_on(declared, known, inputs)
+        call = mistaken_call(declared, made, inputs)
+        _, attention = mistaken_attention(call, made, every_key=True)
+        size = max(float(one.left.abs().amax()) for one in equations if one.left is not None)
+        rounding = ROOM * torch.finfo(inputs.query.dtype).eps * size
+        return Reading(
+            call=call,
+            attention=attention,
+            weights=weights,
+            answer=attention.output,
+            explained=left <= ROOM**2 * rounding,
+            error=self.subject.oracle.weights_bound(inputs) + rounding * spread,
+            given=inputs,
+        )
 
 
 def read_layer(
     subject: Subject, inputs: Inputs, path: ValuePath, known: Combination = ()
 ) -> Reading | None:
     """Read the weights of a layer whose values go a known way; None where they cannot be read."""
-    wide = _wide_enough(subject, inputs)
-    if wide is None:
-        return None
-    inputs = wide
-    sizes, declared = inputs.geometry, subject.declaration.semantics
-    made = made_on(declared, (path.mistake(), *known) if not path.right else known, inputs)
-    try:
-        equations = [
-            _Equations(subject, one, path, made) for one in _variants(inputs, _count(sizes))
-        ]
-    except (NotExpressible, ValueError, RuntimeError):
-        return None
-    if any(one.left is None for one in equations):
-        return None
-    solved = _solve(equations, sizes, path)
-    if solved is None:
-        return None
-    weights, left, spread = solved
-    made = made_on(declared, known, inputs)
-    call = mistaken_call(declared, made, inputs)
-    _, attention = mistaken_attention(call, made, every_key=True)
-    size = max(float(one.left.abs().amax()) for one in equations if one.left is not None)
-    rounding = ROOM * torch.finfo(inputs.query.dtype).eps * size
-    return Reading(
-        call=call,
-        attention=attention,
-        weights=weights,
-        answer=attention.output,
-        explained=left <= ROOM**2 * rounding,
-        error=subject.oracle.weights_bound(inputs) + rounding * spread,
-        given=inputs,
-    )
+    return LayerCalls(subject, inputs).reading(path, known)
+
+
+def most_tokens(sizes: Geometry) -> int:
+    """How many queries of a layer may be read at once, by its widths."""
+    numbers = sizes.num_heads * sizes.value_head_size * sizes.output_size
+    return math.isqrt(MOST_NUMBERS // max(numbers, 1))
+
+
+def _is_too_wide(sizes: Geometry) -> bool:
+    return sizes.query_length > most_tokens(sizes)
 
 
 def _count(sizes: Geometry) -> int:
@@ -139,26 +182,21 @@ def _wide_enough(subject: Subject, inputs: Inputs) -> Inputs | None:
 class _Equations:
     """What one answer says of the weights.
 
-    ``values [B, H, Lk, Dv]`` are those that the weights meet, ``out [H, Lq, Dv, Lq, Eo]`` is what
-    each head's answer adds to the layer's, ``left [B, Lq, Eo]`` the answer without what is added.
+    ``values [B, H, Lk, Dv]`` are those that the weights meet, ``out [H, Lq, Dv, L, Eo]`` is what
+    each head's answer adds to the layer's, ``left [B, L, Eo]`` the answer without what is added.
     """
 
     def __init__(
-        self, subject: Subject, inputs: Inputs, path: ValuePath, made: Combination
+        self, call: DeclaredCall, path: ValuePath, made: Combination, answer: Tensor
     ) -> None:
-        declared = subject.declaration.semantics
-        self.call = call = mistaken_call(declared, made, inputs)
+        self.call = call
         heads = call.projected_heads()
         for mistake in made:
             if mistake.heads is not None:
                 heads = mistake.heads(call, heads) or heads
-        self.values = golden.repeat_heads(heads[2], inputs.geometry.num_heads, call.semantics)
+        self.values = golden.repeat_heads(heads[2], call.inputs.geometry.num_heads, call.semantics)
         offset = self._answer(path, torch.zeros(self._shape()))
-        answer = answer_to(subject, inputs)
-        usable = answer is not None and answer.output.shape == offset.shape
-        self.left = answer.output - offset if answer is not None and usable else None
-        if self.left is not None and not bool(torch.isfinite(self.left).all()):
-            self.left = None
+        self.left = answer - offset if answer.shape == offset.shape else None
 
     def _shape(self) -> tuple[int, int, int, int]:
         sizes = self.call.inputs.geometry
@@ -178,8 +216,10 @@ class _Equations:
 
     def _linear(self, path: ValuePath, output: Tensor) -> Tensor:
         merged = path.steps.merged(self.call, output.double())
-        matrix = known_weights(self.call.inputs).o
-        return merged if matrix is None else golden.project(merged, matrix, None)
+        weights = known_weights(self.call.inputs)
+        return golden.project_output(
+            merged, dataclasses.replace(weights, o_bias=None), self.call.semantics
+        )
 
     def out(self, path: ValuePath) -> Tensor:
         """What each head's answer adds to that of the layer, by unit answers."""
@@ -204,14 +244,14 @@ def _solve(
     mixed = bool((out.abs().sum() - own.abs().sum()).abs() > own.abs().sum() * model.NO_EQUATION)
     left = torch.stack([one.left for one in equations if one.left is not None])  # [C, B, Lq, Eo]
     values = torch.stack([one.values for one in equations])  # [C, B, H, Lk, Dv]
-    count, batch, _, width = left.shape
+    count, batch, rows, width = left.shape
     if mixed:
         unknown = heads * queries * keys
         if unknown > MOST_UNKNOWN:
             return None
         table = torch.einsum("hqdpe,cbhkd->bcpehqk", out, values)
-        table = table.reshape(batch, count * queries * width, unknown)
-        target = left.transpose(0, 1).reshape(batch, count * queries * width, 1)
+        table = table.reshape(batch, count * rows * width, unknown)
+        target = left.transpose(0, 1).reshape(batch, count * rows * width, 1)
     else:
         unknown = heads * keys
         table = torch.einsum("hde,cbhkd->bcehk", own[..., 0], values)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
@@ -12,16 +11,17 @@ from torch import Tensor
 from ...clauses.subject import Subject
 from ...problems.inputs import Inputs
 from ...tolerance import model
-from ..mistaken_answer import Combination, made_on, mistaken_attention, mistaken_call
+from ..mistaken_answer import Combination, made_on, mistaken_call
 from ..mistakes import NamedMistake, NotExpressible
 from .layer_weights import read_layer
 from .logits import Composition, LogitFit, as_mistake
 from .operands import operand_terms, pair_terms
 from .positions import Fitted, PairProducts, families, turn_terms, turned
 from .projections import ValuePath, value_paths
+from .read_numbers import numbers
 from .reading import ROOM, Reading
 from .statement import together
-from .terms import ADDED, SCORES, Term, numbers
+from .terms import ADDED, SCORES, Term
 
 Proposer = Callable[[Reading], Iterator[NamedMistake]]
 # Numbers of a family that are looked at more closely, in how many steps, at how many points each.
@@ -110,11 +110,9 @@ class LayerReader:
         declared, inputs = self.subject.declaration.semantics, reading.given
         made = made_on(declared, (*self.known, one), inputs)
         try:
-            call = mistaken_call(declared, made, inputs)
-            _, attention = mistaken_attention(call, made, every_key=True)
+            return reading.against(mistaken_call(declared, made, inputs), made)
         except (NotExpressible, ValueError, RuntimeError):
             return None
-        return dataclasses.replace(reading, call=call, attention=attention)
 
 
 def _as_expected(reading: Reading | None) -> bool:
@@ -135,21 +133,24 @@ def query_and_key_statements(reading: Reading, *, thorough: bool = True) -> Iter
     fixed = [] if bias is None else [bias]
     if not fit.count or scores is None:
         return
-    if fit.solve([scores, *fixed], []) is not None or fit.solve(fixed, [scores]) is not None:
+    if fit.right([scores, *fixed]) or fit.alone(scores[None], fixed):
         return  # right, or scaled, which is said elsewhere
     composed: list[Composition] = []
     for terms in _kinds(reading):
-        for term in terms:
-            column = fit.column(term)
-            if column is not None:
-                composed += fit.composed((term,), fixed, [column])
+        composed = _composed(fit, terms, fixed)
         if composed:
             break
     if not composed and thorough:
-        composed = list(_fitted(fit, fixed)) or list(_of_both(fit, fixed))
+        composed = list(_fitted(fit, fixed)) or _of_both(fit, fixed)
     for composition in composed[:MOST_SAID]:
         for number in numbers(composition.factors[0], reading.sizes, reading.same):
             yield as_mistake(composition.terms, [number])
+
+
+def _composed(fit: LogitFit, terms: Iterable[Term], fixed: Sequence[Tensor]) -> list[Composition]:
+    """Those of some terms that alone, with a factor, leave nothing of the logits."""
+    told, columns = fit.columns(terms)
+    return [Composition((told[i],), (factor,)) for i, factor in fit.alone(columns, fixed)]
 
 
 def _kinds(reading: Reading) -> Iterator[Iterable[Term]]:
@@ -159,16 +160,12 @@ def _kinds(reading: Reading) -> Iterator[Iterable[Term]]:
         yield turn_terms(reading.sizes)
 
 
-def _of_both(fit: LogitFit, fixed: list[Tensor]) -> Iterator[Composition]:
+def _of_both(fit: LogitFit, fixed: Sequence[Tensor]) -> list[Composition]:
     """Both operands made otherwise, each in its own way."""
-    if fit.reading.call.inputs.is_layer:
-        for term in pair_terms():
-            column = fit.column(term)
-            if column is not None:
-                yield from fit.composed((term,), fixed, [column])
+    return _composed(fit, pair_terms(), fixed) if fit.reading.call.inputs.is_layer else []
 
 
-def _fitted(fit: LogitFit, fixed: list[Tensor]) -> Iterator[Composition]:
+def _fitted(fit: LogitFit, fixed: Sequence[Tensor]) -> Iterator[Composition]:
     """Turns by a number that explain the logits: the number is read."""
     point = fit.reading.call.semantics
     if point.rotary == "none":
@@ -177,8 +174,7 @@ def _fitted(fit: LogitFit, fixed: list[Tensor]) -> Iterator[Composition]:
     for family in families(point):
         for rounded in family.rounded(some.least(family)):
             term = turned(family.words(rounded), family.turn(rounded))
-            column = fit.column(term)
-            made = [] if column is None else fit.composed((term,), fixed, [column])
+            made = _composed(fit, [term], fixed)
             if made:
                 yield made[0]
                 break

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from operator import itemgetter
 from typing import Final
 
 import torch
@@ -14,15 +16,25 @@ from ..._golden import golden
 from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
-from ..mistakes._steps import relogited
+from ..mistakes._steps import plain_scores, relogited
+from .linear_biases import LINEAR_BIASES
+from .read_numbers import Number, numbers
 from .reading import Reading
 from .statement import statement
-from .terms import ADDED, OPERANDS, SCORES, Number, Term, numbers
+from .terms import ADDED, OPERANDS, SCORES, UNCAPPED, Term
 
 # Logits that must be left over after a fit, so that it says something.
 FEWEST_LEFT: Final = 3
 # A factor on the logits that is so near one is a loss of precision, and is measured elsewhere.
 NEARLY_RIGHT: Final = 0.1
+_TINY: Final = torch.finfo(torch.float64).tiny
+# Terms that one reading cannot tell apart, of which others may tell the right one.
+MOST_ALIKE: Final = 3
+# Columns of which so small a part differs say the same.
+_COLLINEAR: Final = 1e-9
+_UNCHANGED: Final = Term("products", "the dot products", lambda _call, a: plain_scores(a))
+# Where something besides the products is left out, they are all that is left.
+_BY_THE_WAY: Final = (UNCAPPED, *LINEAR_BIASES)
 
 
 @dataclass(frozen=True)
@@ -34,14 +46,19 @@ class Composition:
 
 
 class LogitFit:
-    """The equations of one reading: terms that add up to its logits, up to a constant a row."""
+    """The equations of one reading: terms that add up to its logits, up to a constant a row.
 
-    def __init__(self, reading: Reading) -> None:
-        self.reading = reading
-        # A mistake may be made in some rows alone: right ones say nothing about it.
-        legible = reading.legible & reading.attention.allowed & reading.wrong
-        self.used = legible & (legible.sum(dim=-1, keepdim=True) > 1)
-        self.count = int((legible.sum(dim=-1) - 1).clamp_min(0).sum())
+    Along another ``axis`` than that of the keys: a constant for all that the softmax divides by one
+    sum. With ``right_rows`` rows without a mistake count, too.
+    """
+
+    def __init__(self, reading: Reading, axis: int = -1, *, right_rows: bool = False) -> None:
+        self.reading, self.axis = reading, axis
+        legible = reading.legible & reading.attention.allowed
+        if not right_rows:  # a mistake may be made in some rows alone: others say nothing about it
+            legible = legible & reading.wrong
+        self.used = legible & (legible.sum(dim=axis, keepdim=True) > 1)
+        self.count = int((legible.sum(dim=axis) - 1).clamp_min(0).sum())
         self.room = (model.LOGIT_READ_TO + reading.logit_error)[self.used]
         self.logits = self.centred(reading.logits)
 
@@ -49,50 +66,84 @@ class LogitFit:
         """The values ``[.., B, H, Lq, Lk]`` of the cells that are used, less their rows' means."""
         cells = self.used if cells is None else cells
         used = torch.where(cells, values, 0.0)
-        mean = used.sum(dim=-1, keepdim=True) / cells.sum(dim=-1, keepdim=True).clamp_min(1)
+        count = cells.sum(dim=self.axis, keepdim=True).clamp_min(1)
+        mean = used.sum(dim=self.axis, keepdim=True) / count
         return (values - mean)[..., cells]
 
     def column(self, term: Term) -> Tensor | None:
         """A term as a column of equations; None where it is absent or the same for all keys."""
-        values = term.values(self.reading.call, self.reading.attention)
-        if values is None:
-            return None
-        column = self.centred(values.expand_as(self.reading.weights))
-        if not bool(torch.isfinite(column).all()) or not bool(
-            (column.abs() > model.LOGIT_READ_TO).any()
-        ):
-            return None
-        return column
+        terms, columns = self.columns([term])
+        return columns[0] if terms else None
+
+    def columns(self, terms: Iterable[Term]) -> tuple[list[Term], Tensor]:
+        """Those of some terms that differ from key to key, with their columns ``[N, cells]``."""
+        call, attention = self.reading.call, self.reading.attention
+        present, values = [], []
+        for term in terms:
+            given = term.values(call, attention)
+            if given is not None:
+                present.append(term)
+                values.append(given.expand_as(self.reading.weights))
+        if not present:
+            return [], self.logits.new_empty(0, len(self.logits))
+        columns = self.centred(torch.stack(values))
+        tells = torch.isfinite(columns).all(dim=-1)
+        tells = tells & (columns.abs() > model.LOGIT_READ_TO).any(dim=-1)
+        return [present[i] for i in tells.nonzero().flatten().tolist()], columns[tells]
 
     def solve(self, fixed: Sequence[Tensor], free: Sequence[Tensor]) -> list[float] | None:
         """The factors of free columns that leave nothing over; None where something is left."""
-        target = self.logits - sum(fixed, torch.zeros_like(self.logits))
         if self.count < len(free) + FEWEST_LEFT:
             return None
+        target = self._rest(fixed)
         if not free:
-            return [] if bool((target.abs() <= 3 * self.room).all()) else None
+            return [] if self.right(fixed) else None
         table = torch.stack(list(free), dim=-1)
         weight = self.room.reciprocal()[:, None]
         solution = torch.linalg.lstsq(table * weight, (target[:, None] * weight)).solution
         left = (target - (table @ solution)[:, 0]).abs()
         return solution[:, 0].tolist() if bool((left <= 3 * self.room).all()) else None
 
-    def composed(
-        self,
-        terms: tuple[Term, ...],
-        fixed: Sequence[Tensor],
-        free: Sequence[Tensor],
-        besides: Term | None = None,
-    ) -> list[Composition]:
-        """The composition of some terms with the factors that are free, if it explains the logits.
+    def right(self, fixed: Sequence[Tensor]) -> bool:
+        """Whether fixed columns alone leave nothing over."""
+        enough = self.count >= FEWEST_LEFT
+        return enough and bool((self._rest(fixed).abs() <= 3 * self.room).all())
 
-        ``besides`` is a term among the fixed ones, with the factor one.
-        """
-        factors = self.solve(fixed, free)
-        if factors is None:
+    def alone(self, columns: Tensor, fixed: Sequence[Tensor]) -> list[tuple[int, float]]:
+        """Which columns ``[N, cells]``, each with a factor, leave nothing besides fixed ones."""
+        if self.count < 1 + FEWEST_LEFT:
             return []
-        right = () if besides is None else (besides,)
-        return [Composition((*right, *terms), (*(1.0 for _ in right), *factors))]
+        target, weight = self._rest(fixed), self.room.reciprocal().square()
+        factors = (columns * weight) @ target / ((columns.square()) @ weight).clamp_min(_TINY)
+        left = (target - factors[:, None] * columns).abs()
+        fitting = (left <= 3 * self.room).all(dim=-1).nonzero().flatten().tolist()
+        return [(index, float(factors[index])) for index in fitting]
+
+    def beside(
+        self, columns: Tensor, other: Tensor, fixed: Sequence[Tensor]
+    ) -> list[tuple[int, float, float]]:
+        """The same with another column that has a factor of its own, which comes second."""
+        if self.count < 2 + FEWEST_LEFT:
+            return []
+        target, weight = self._rest(fixed), self.room.reciprocal().square()
+        weighed = columns * weight
+        own, both = (weighed * columns).sum(-1), weighed @ other
+        others = (other.square() * weight).sum()
+        along, across = weighed @ target, (other * weight) @ target
+        determinant = own * others - both.square()
+        clear = determinant > _COLLINEAR * own * others
+        determinant = torch.where(clear, determinant, 1.0)
+        factors = (along * others - across * both) / determinant
+        besides = (across * own - along * both) / determinant
+        left = (target - factors[:, None] * columns - besides[:, None] * other).abs()
+        fitting = clear & (left <= 3 * self.room).all(dim=-1)
+        return [
+            (index, float(factors[index]), float(besides[index]))
+            for index in fitting.nonzero().flatten().tolist()
+        ]
+
+    def _rest(self, fixed: Sequence[Tensor]) -> Tensor:
+        return self.logits - sum(fixed, torch.zeros_like(self.logits))
 
 
 def compositions(reading: Reading) -> list[Composition]:
@@ -103,51 +154,70 @@ def compositions(reading: Reading) -> list[Composition]:
     fit = LogitFit(reading)
     scores, bias = fit.column(SCORES), fit.column(ADDED[0])
     fixed = [] if bias is None else [bias]
-    if not fit.count or scores is None or fit.solve([scores, *fixed], []) is not None:
+    if not fit.count or scores is None or fit.right([scores, *fixed]):
         return []
-    scaled = fit.composed((SCORES,), fixed, [scores])
+    scaled = fit.alone(scores[None], fixed)
     if scaled:
-        return scaled
-    columns = [
-        (term, column)
-        for term in (*OPERANDS, *ADDED)
-        if (column := fit.column(term)) is not None and not _proportional(column, scores)
+        return [Composition((SCORES,), (scaled[0][1],))]
+    terms, columns = _telling(fit, scores)
+    made = [
+        (index, Composition((terms[index],), (factor,)))
+        for index, factor in _unlike(columns, fit.alone(columns, fixed))
+        if terms[index].operand
     ]
-    one = [
-        composition
-        for term, column in columns
-        for composition in (
-            *(fit.composed((term,), fixed, [column]) if term.operand else ()),
-            *fit.composed((term,), [scores, *fixed], [column], besides=SCORES),
-        )
+    made += [
+        (index, Composition((SCORES, terms[index]), (1.0, factor)))
+        for index, factor in _unlike(columns, fit.alone(columns, [scores, *fixed]))
     ]
-    return one or _of_two(fit, scores, fixed, columns)
+    one = [composition for _, composition in sorted(made, key=itemgetter(0))]
+    return one or _of_two(fit, scores, bias, terms, columns)
 
 
-def _proportional(column: Tensor, scores: Tensor) -> bool:
-    """Whether a column says the same as the scores, as where no softcap is given."""
-    factor = float((column @ scores) / (scores @ scores))
-    return bool(((column - factor * scores).abs() <= model.LOGIT_READ_TO).all())
+def _telling(fit: LogitFit, scores: Tensor) -> tuple[list[Term], Tensor]:
+    """Terms that say more than the scores at the inputs that were read, with their columns.
+
+    Operands that are changed in nothing there tell nothing either.
+    """
+    terms, columns = fit.columns((*OPERANDS, *LINEAR_BIASES, *ADDED))
+    telling = ~_proportional(columns, scores)
+    unchanged = fit.column(_UNCHANGED)
+    if unchanged is not None:
+        same = ((columns - unchanged).abs() <= model.LOGIT_READ_TO).all(dim=-1)
+        products = [term.operand and term not in _BY_THE_WAY for term in terms]
+        telling = telling & ~(same & torch.tensor(products, dtype=torch.bool))
+    return [terms[i] for i in telling.nonzero().flatten().tolist()], columns[telling]
+
+
+def _unlike(columns: Tensor, fitting: Sequence[tuple[int, float]]) -> Iterator[tuple[int, float]]:
+    """Of columns that are alike the first ones: others tell the rest apart."""
+    seen: list[Tensor] = []
+    for index, factor in fitting:
+        alike = sum(bool(torch.equal(columns[index], other)) for other in seen)
+        if alike < MOST_ALIKE:
+            seen.append(columns[index])
+            yield index, factor
+
+
+def _proportional(columns: Tensor, scores: Tensor) -> Tensor:
+    """Which columns say the same as the scores, as where no softcap is given: bool ``[N]``."""
+    factors = columns @ scores / (scores @ scores)
+    return ((columns - factors[:, None] * scores).abs() <= model.LOGIT_READ_TO).all(dim=-1)
 
 
 def _of_two(
-    fit: LogitFit,
-    scores: Tensor,
-    fixed: Sequence[Tensor],
-    columns: Sequence[tuple[Term, Tensor]],
+    fit: LogitFit, scores: Tensor, bias: Tensor | None, terms: Sequence[Term], columns: Tensor
 ) -> list[Composition]:
     """The scores times a factor and one more term, or other products and a bias of its own size."""
+    fixed = [] if bias is None else [bias]
     made = [
-        composition
-        for term, column in columns
-        for composition in fit.composed((SCORES, term), fixed, [scores, column])
+        Composition((SCORES, terms[index]), (of_scores, factor))
+        for index, factor, of_scores in fit.beside(columns, scores, fixed)
     ]
-    if fixed:
+    if bias is not None:
         made += [
-            composition
-            for term, column in columns
-            if term.operand
-            for composition in fit.composed((term, ADDED[0]), [], [column, fixed[0]])
+            Composition((terms[index], ADDED[0]), (factor, of_bias))
+            for index, factor, of_bias in fit.beside(columns, bias, [])
+            if terms[index].operand
         ]
     return made
 
@@ -202,7 +272,7 @@ def _scaled_by(words: str, scale: Callable[[DeclaredCall], float | None]) -> Nam
 # Scales that are made of the right one: that of the call, or the declared one where it has none.
 _SCALES: Final[tuple[tuple[str, Callable[[DeclaredCall], float | None]], ...]] = (
     ("the scale of a call without one", lambda call: call.default_scale),
-    ("one divided by the scale", lambda call: 1.0 / call.scale if call.scale else None),
+    ("one divided by the scale", lambda call: 1.0 / call.scale if call.scale else math.inf),
     ("the square of the scale", lambda call: call.scale**2),
     ("the scale without its sign", lambda call: abs(call.scale)),
     ("the root of the scale", lambda call: call.scale**0.5 if call.scale >= 0.0 else None),

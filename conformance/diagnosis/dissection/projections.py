@@ -25,8 +25,8 @@ from ..battery import answer_to
 from ..mistaken_answer import Combination, made_on, mistaken_attention, mistaken_call
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes.named_mistake import Heads
+from .read_numbers import Number, numbers
 from .statement import statement
-from .terms import Number, numbers
 from .value_steps import ALTERNATIVES, BIASES, Steps
 
 # Wrong steps of one path that are looked for.

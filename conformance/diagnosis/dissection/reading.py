@@ -6,7 +6,7 @@ all others is the weight of that key, for each query, head and batch item.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -18,6 +18,7 @@ from ...base.geometry import Geometry
 from ...clauses.subject import Subject
 from ...problems.inputs import Inputs
 from ...tolerance import model
+from ..agreement import within
 from ..battery import answer_to
 from ..mistaken_answer import (
     IMPOSSIBLE,
@@ -71,6 +72,11 @@ class Reading:
         """The part of a number by which the same number, computed elsewhere, may differ."""
         return max(model.SAME_READ, ROOM * torch.finfo(self.call.inputs.query.dtype).eps)
 
+    def against(self, call: DeclaredCall, made: Combination = ()) -> Reading:
+        """The same reading beside what the golden makes of another call, with some mistakes."""
+        _, attention = mistaken_attention(call, made, every_key=True)
+        return replace(self, call=call, attention=attention)
+
     def agree(self, actual: Tensor, expected: Tensor) -> bool:
         """Whether two tensors of values or weights are the same, measured by the largest entry."""
         if not expected.numel():
@@ -112,11 +118,14 @@ def readable(inputs: Inputs) -> bool:
     return not inputs.is_layer and inputs.mode == "separate" and 0 < keys <= MOST_KEYS
 
 
-def read(subject: Subject, inputs: Inputs, known: Combination = ()) -> Reading | None:
+def read(
+    subject: Subject, inputs: Inputs, known: Combination = (), *, finite: bool = True
+) -> Reading | None:
     """Read what the answers to some inputs are made of; None where an answer is of another shape.
 
     ``inputs`` are those of a core for which :func:`readable` holds. What is read is compared with
-    what the golden makes of them with the mistakes that are ``known``.
+    what the golden makes of them with the mistakes that are ``known``. Weights that are no numbers
+    are read where they need not be ``finite``: an answer that is none either is explained by them.
     """
     zeros = torch.zeros_like(inputs.value)
     answer, offset = _answer(subject, inputs, inputs.value), _answer(subject, inputs, zeros)
@@ -131,7 +140,7 @@ def read(subject: Subject, inputs: Inputs, known: Combination = ()) -> Reading |
             return None
         columns.append((one - offset).mean(dim=-1))
     weights = torch.stack(columns, dim=-1)
-    if not bool(torch.isfinite(weights).all()):
+    if finite and not bool(torch.isfinite(weights).all()):
         return None
     declared = subject.declaration.semantics
     made = made_on(declared, known, inputs)
@@ -149,7 +158,7 @@ def read(subject: Subject, inputs: Inputs, known: Combination = ()) -> Reading |
         attention=attention,
         weights=weights,
         answer=answer,
-        explained=bool(((answer - composed).abs() <= room).all()),
+        explained=bool(within(answer, composed, room).all()),
         error=subject.oracle.weights_bound(inputs),
         given=inputs,
     )

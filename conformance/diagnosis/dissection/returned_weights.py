@@ -9,18 +9,18 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ...base.mistake import UNKNOWN
 from ...calls.calling import CandidateFailure, arguments, guarded
 from ...calls.devices import taken
 from ...clauses.subject import Subject
 from ...problems.inputs import Inputs
 from ...tolerance import model
-from ..answer_facts import UNKNOWN
 from ..battery import battery
 from ..conditions import Condition
 from ..mistakes import DeclaredCall, NotExpressible
 from ..observed_gradients import near, room
 from ..telling_apart import telling_apart
-from .terms import Number, numbers
+from .read_numbers import Number, numbers
 
 _FIX: Final = "return what the softmax gives, [B, H, Lq, Lk]: what the values are summed up with"
 _HEADS: Final = 1

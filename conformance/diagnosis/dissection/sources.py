@@ -15,9 +15,10 @@ from ..._golden import golden
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import weighing
 from ..mistakes.named_mistake import CoreChange, Heads
+from .read_numbers import Number, numbers
 from .reading import Reading
 from .statement import statement
-from .terms import CHANGES, Number, numbers
+from .terms import CHANGES
 
 AnswerTerm = Callable[[golden.Attention], Tensor | None]
 _AXES: Final = ("batch", "heads", "tokens", "channels")

@@ -13,10 +13,12 @@ from ..._golden import golden
 from ..mistakes import DeclaredCall, NamedMistake
 from ..mistakes._steps import BLOCKS, present, unmasked_logits, weighing
 from ..mistakes.named_mistake import CoreChange
+from .read_numbers import Number, numbers, roundest
 from .reading import Reading
 from .statement import statement
-from .terms import Number, in_turns, numbers
+from .terms import in_turns
 
+_TINY: Final = torch.finfo(torch.float64).tiny
 _FIX: Final = "divide the exponentials by their own sum over the keys that the query attends"
 
 
@@ -83,6 +85,25 @@ def _not_rescaled(block: int) -> RowValues:
     return log_values
 
 
+def _among_first(size: int) -> Callable[[Tensor, int], Tensor]:
+    return lambda index, _count: index < size
+
+
+def _in_last_tile(size: int) -> Callable[[Tensor, int], Tensor]:
+    return lambda index, count: index >= (count - 1) // size * size
+
+
+def _total_of_keys(some: Callable[[Tensor, int], Tensor]) -> RowValues:
+    """The sum of the exponentials of some keys."""
+
+    def log_values(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
+        count = attention.logits.shape[-1]
+        chosen = some(torch.arange(count), count)
+        return torch.logsumexp(attention.logits[..., chosen], dim=-1, keepdim=True)
+
+    return log_values
+
+
 # What a denominator may hold besides, or instead.
 ROWS: Final = (
     *(
@@ -91,6 +112,20 @@ ROWS: Final = (
             _not_rescaled(block),
         )
         for block in BLOCKS
+    ),
+    *(
+        rows
+        for block in BLOCKS[3:]
+        for rows in (
+            Rows(
+                f"the sum of the exponentials of the first {block} keys",
+                _total_of_keys(_among_first(block)),
+            ),
+            Rows(
+                f"the sum of the exponentials of the last tile of {block} keys",
+                _total_of_keys(_in_last_tile(block)),
+            ),
+        )
     ),
     Rows("one", lambda c, a: torch.zeros_like(_visible(c, a))),
     Rows("the exponential of the row's largest logit", _largest),
@@ -129,6 +164,13 @@ ROWS: Final = (
 )
 
 
+def _softmax_of_tiles(axis: int, size: int) -> Callable[[Tensor], Tensor]:
+    """A softmax of its own for each tile of queries or of keys; nothing is left of one tile."""
+    return lambda logits: torch.cat(
+        [torch.softmax(tile, axis) for tile in logits.split(size, axis)], axis
+    )
+
+
 # Weights that are a function of the right ones, and weights that no softmax made of the logits.
 _OF_WEIGHTS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("the square of them", torch.square),
@@ -146,6 +188,11 @@ _OF_LOGITS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("their softplus", torch.nn.functional.softplus),
     ("their squares", lambda logits: present(logits).square()),
     ("their powers of two", torch.exp2),
+    *(
+        (f"their softmax over {what} of each tile of {size}", _softmax_of_tiles(axis, size))
+        for size in BLOCKS[1:]
+        for what, axis in (("the queries", -2), ("the keys", -1))
+    ),
 )
 
 
@@ -162,8 +209,74 @@ def weight_statements(reading: Reading) -> Iterator[NamedMistake]:
     ]
     for name, text, weights_of in tables:
         weights = weights_of(attention)
-        if bool(torch.isfinite(weights).all()) and reading.agree(read, weights):
+        if not bool(torch.isfinite(weights).all()):
+            continue
+        if reading.agree(read, weights):
             yield statement(name, text, _FIX, core=_weighing(weights_of))
+            continue
+        factor = float((weights * read).sum() / weights.square().sum().clamp_min(_TINY))
+        if reading.agree(read, factor * weights):
+            for number in numbers(factor, reading.sizes, reading.same):
+                multiplied = _weighing(weights_of, number)
+                more = f", times {number.words}"
+                yield statement(f"{name}{more}", f"{text}{more}", _FIX, core=multiplied)
+
+
+def dropped_weight_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """Weights of keys that count as zero because they are small, or not among the largest."""
+    exact, allowed = reading.attention.weights, reading.attention.allowed
+    clear = allowed & (exact > 4 * reading.error)
+    lost, kept = clear & ~reading.visible, clear & reading.visible
+    if not lost.any() or not kept.any():
+        return
+    least, most = float(exact[lost].max()), float(exact[kept].min())
+    if least < most:
+        number = roundest(least, most)
+        yield from _dropped(reading, f"below {number:g}", lambda weights: weights < number)
+    counts = reading.visible.sum(dim=-1)[lost.any(dim=-1)]
+    count = int(counts[0])
+    if count and bool((counts == count).all()):
+        yield from _dropped(
+            reading, f"that are not among the {count} largest of a row", _not_largest(count)
+        )
+
+
+def _not_largest(count: int) -> Callable[[Tensor], Tensor]:
+    def holds(weights: Tensor) -> Tensor:
+        if weights.shape[-1] <= count:
+            return torch.zeros_like(weights, dtype=torch.bool)
+        return weights < weights.topk(count, dim=-1).values[..., -1:]
+
+    return holds
+
+
+def _dropped(
+    reading: Reading, words: str, dropped: Callable[[Tensor], Tensor]
+) -> Iterator[NamedMistake]:
+    for late in (False, True):
+        weights_of = _without(dropped, renormalised=not late)
+        if reading.agree(reading.weights, weights_of(reading.attention)):
+            left = "" if late else ", and the others sum to one"
+            yield statement(
+                f"weights: those {words} are zero{left}",
+                f"weights {words} count as zero{left}",
+                "let every key that is not hidden have its weight, however small",
+                core=_weighing(weights_of),
+            )
+
+
+def _without(
+    dropped: Callable[[Tensor], Tensor], *, renormalised: bool
+) -> Callable[[golden.Attention], Tensor]:
+    def weights_of(attention: golden.Attention) -> Tensor:
+        weights = attention.weights
+        left = weights.masked_fill(dropped(weights), 0.0)
+        if not renormalised:
+            return left
+        total = left.sum(dim=-1, keepdim=True)
+        return left * weights.sum(dim=-1, keepdim=True) / torch.where(total == 0.0, 1.0, total)
+
+    return weights_of
 
 
 def turned_weight_statements(reading: Reading) -> Iterator[NamedMistake]:
@@ -196,9 +309,14 @@ def _unmade(function: Callable[[Tensor], Tensor]) -> Callable[[golden.Attention]
     return lambda attention: function(attention.logits).masked_fill(~attention.allowed, 0.0)
 
 
-def _weighing(weights_of: Callable[[golden.Attention], Tensor]) -> CoreChange:
-    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        weights = weights_of(attention)
+def _weighing(
+    weights_of: Callable[[golden.Attention], Tensor], number: Number | None = None
+) -> CoreChange:
+    """Other weights, times a number where one is given."""
+
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        factor = 1.0 if number is None else number.value(call.inputs.geometry)
+        weights = factor * weights_of(attention)
         kept = torch.where(attention.empty[..., None], attention.weights, weights)
         return weighing(attention, kept)
 
@@ -252,15 +370,11 @@ def sum_statements(reading: Reading) -> Iterator[NamedMistake]:
 
     Within each row the weights must be in the right proportion.
     """
-    exact, read = reading.attention.weights, reading.weights
-    rows = reading.attention.allowed.any(dim=-1, keepdim=True) & reading.wrong
-    sums = read.sum(dim=-1, keepdim=True)
-    room = reading.same * sums.abs() * exact + 4 * reading.error
-    if not rows.any() or bool((((read - sums * exact).abs() > room) & rows).any()):
+    found = sum_ratio(reading)
+    if found is None:
         return
+    rows, sums = found
     ratio = sums[rows]
-    if bool(((ratio - 1.0).abs() <= reading.same).all()) or not bool(torch.isfinite(ratio).all()):
-        return
     if _constant(ratio, reading.same):
         for number in numbers(float(ratio.mean()), reading.sizes, reading.same):
             yield statement(
@@ -271,6 +385,23 @@ def sum_statements(reading: Reading) -> Iterator[NamedMistake]:
             )
         return
     yield from _proposals(reading, rows, ratio)
+
+
+def sum_ratio(reading: Reading) -> tuple[Tensor, Tensor] | None:
+    """Rows whose weights are right but for their sums ``[B, H, Lq, 1]``, and all sums.
+
+    None where some row's weights are in another proportion, and where all sums are one.
+    """
+    exact, read = reading.attention.weights, reading.weights
+    rows = reading.attention.allowed.any(dim=-1, keepdim=True) & reading.wrong
+    sums = read.sum(dim=-1, keepdim=True)
+    room = reading.same * sums.abs() * exact + 4 * reading.error
+    if not rows.any() or bool((((read - sums * exact).abs() > room) & rows).any()):
+        return None
+    ratio = sums[rows]
+    if bool(((ratio - 1.0).abs() <= reading.same).all()) or not bool(torch.isfinite(ratio).all()):
+        return None
+    return rows, sums
 
 
 def _everywhere(number: Number) -> Callable[[DeclaredCall, golden.Attention], float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -112,6 +111,20 @@ def _capped_at(cap: float) -> TermValues:
     return lambda _call, attention: cap * torch.tanh(plain_scores(attention) / cap)
 
 
+def _under_cap(function: Callable[[Tensor, float], Tensor]) -> TermValues:
+    """A function of the scores without a softcap, and of the softcap."""
+
+    def values(_call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
+        cap = attention.softcap
+        return None if cap is None else function(plain_scores(attention), cap)
+
+    return values
+
+
+def _capped(scores: Tensor, cap: float) -> Tensor:
+    return cap * torch.tanh(scores / cap)
+
+
 def _same(tensor: Tensor) -> Tensor:
     return tensor
 
@@ -148,6 +161,21 @@ def _exchanged(scores: Tensor) -> Tensor:
 
 
 _LIMITS: Final = (0.5, 1.0, 2.0, 3.0, 4.0)
+_UNDER_CAP: Final[tuple[tuple[str, Callable[[Tensor, float], Tensor]], ...]] = (
+    ("the scores with the softcap applied twice", lambda s, c: _capped(_capped(s, c), c)),
+    ("c tanh(c times the scores), c being the softcap", lambda s, c: c * torch.tanh(c * s)),
+    ("tanh(c times the scores), c being the softcap", lambda s, c: torch.tanh(c * s)),
+    ("the scores under half of the softcap", lambda s, c: _capped(s, c / 2.0)),
+    ("the scores under twice the softcap", lambda s, c: _capped(s, 2.0 * c)),
+    ("the scores under the square of the softcap", lambda s, c: _capped(s, c * c)),
+    ("the scores under one divided by the softcap", lambda s, c: _capped(s, 1.0 / c)),
+    ("the scores clamped to half of the softcap", lambda s, c: s.clamp(-c / 2.0, c / 2.0)),
+    ("the scores of which those above the softcap are cut off", lambda s, c: s.clamp_max(c)),
+    ("c times the scores divided by (c and their size)", lambda s, c: c * s / (c + s.abs())),
+    ("the scores under c by the sigmoid", lambda s, c: c * torch.sigmoid(s / c)),
+    ("the scores under c by the sine", lambda s, c: c * torch.sin(s / c)),
+    ("the scores under c by the arc tangent", lambda s, c: c * torch.atan(s / c)),
+)
 _CAPS: Final = (1.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0)
 CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("of the first batch item", _first(0)),
@@ -216,6 +244,26 @@ _FUNCTIONS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("the softmax over the batch items", lambda scores: torch.log_softmax(scores, 0)),
     ("the scores of queries and keys exchanged", _exchanged),
 )
+
+
+# What linear attention makes of the channels of queries and keys before they meet (Katharopoulos
+# et al., 2020); its weights are the products themselves.
+_FEATURES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("by elu and plus one", lambda t: torch.nn.functional.elu(t) + 1.0),
+    ("without what is negative", torch.relu),
+    ("squared without what is negative", lambda t: torch.relu(t).square()),
+    ("by softplus", torch.nn.functional.softplus),
+    ("as an exponential", lambda t: t.clamp_max(50.0).exp()),
+    ("by the softmax over its channels", lambda t: t.softmax(-1)),
+)
+
+
+def _of_features(feature: Callable[[Tensor], Tensor]) -> TermValues:
+    """The logarithm of products, whose softmax are the products divided by their sum."""
+    return lambda _call, a: (feature(a.query) @ feature(a.key).mT).clamp_min(_LEAST).log()
+
+
+_LEAST: Final = 1e-30
 
 
 def _operands() -> Iterator[Term]:
@@ -294,32 +342,40 @@ def _tiled(block: int, kind: str) -> TermValues:
         count = logits.shape[-1]
         if count <= block:
             return None
-        tile = torch.arange(count) // block
-        finite = logits.masked_fill(torch.isneginf(logits), -1e30)
-        tiles = int(tile[-1]) + 1
-        largest = torch.stack([finite[..., tile == t].amax(-1) for t in range(tiles)], dim=-1)
-        sums = torch.stack([finite[..., tile == t].logsumexp(-1) for t in range(tiles)], dim=-1)
-        table = {
-            "largest": largest,
-            "running": largest.cummax(-1).values,
-            "sum": sums,
-            "running sum": sums.logcumsumexp(-1),
-            "number": torch.arange(tiles).double().expand_as(largest),
-            "tiles behind": torch.arange(tiles - 1, -1, -1).double().expand_as(largest),
-            "first": (torch.arange(tiles) == 0).double().expand_as(largest),
-            "last": (torch.arange(tiles) == tiles - 1).double().expand_as(largest),
-            "overlap": (torch.arange(tiles) < tiles - 1).double().expand_as(largest),
-            "short": ((torch.arange(tiles) == tiles - 1) & torch.tensor(count % block != 0))
-            .double()
-            .expand_as(largest),
-        }[kind]
-        values = table[..., tile]
-        ends = (torch.arange(count) + 1) % block == 0
-        return values * ends if kind == "overlap" else values
+        tiles = (count - 1) // block + 1
+        last = torch.arange(tiles) == tiles - 1
+        if kind == "overlap":
+            ends = (torch.arange(count) + 1) % block == 0
+            return (ends & ~last.repeat_interleave(block)[:count]).double().expand_as(logits)
+        if kind == "short" and count % block == 0:
+            return None
+        table = _OF_TILES[kind](_by_tile(logits, block) if kind in _OF_LOGITS else last)
+        return table.repeat_interleave(block, dim=-1)[..., :count].double().expand_as(logits)
 
     return values
 
 
+def _by_tile(logits: Tensor, block: int) -> Tensor:
+    """Finite logits ``[.., tiles, block]``, hidden ones very low."""
+    finite = logits.masked_fill(torch.isneginf(logits), -1e30)
+    missing = -logits.shape[-1] % block
+    padded = torch.nn.functional.pad(finite, (0, missing), value=-1e30)
+    return padded.reshape(*logits.shape[:-1], -1, block)
+
+
+# From the logits by tile, or from which tile is the last: a number for each tile.
+_OF_TILES: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    "largest": lambda tiles: tiles.amax(-1),
+    "running": lambda tiles: tiles.amax(-1).cummax(-1).values,
+    "sum": lambda tiles: tiles.logsumexp(-1),
+    "running sum": lambda tiles: tiles.logsumexp(-1).logcumsumexp(-1),
+    "number": lambda last: torch.arange(len(last)),
+    "tiles behind": lambda last: torch.arange(len(last) - 1, -1, -1),
+    "first": lambda last: torch.arange(len(last)) == 0,
+    "last": lambda last: last,
+    "short": lambda last: last,
+}
+_OF_LOGITS: Final = frozenset({"largest", "running", "sum", "running sum"})
 _TILE_WORDS: Final = {
     "largest": "the largest logit of its tile of {} keys",
     "running": "the largest logit up to its tile of {} keys",
@@ -366,7 +422,7 @@ def _added() -> Iterator[Term]:
     ):
         yield Term(words, words, _places(places))
     yield Term("slopes", "a bias by distance with a slope for each head", _slopes)
-    yield Term("alibi", "the declared bias by distance", lambda _call, attention: attention.alibi)
+    yield ALIBI
     yield Term(
         "length of the key",
         "the square of the key's length",
@@ -383,11 +439,15 @@ def _added() -> Iterator[Term]:
             yield Term(text, text, _tiled(block, kind))
 
 
+ALIBI: Final = Term(
+    "alibi", "the declared bias by distance", lambda _call, attention: attention.alibi
+)
 SCORES: Final = Term("scores", "the scores", lambda _call, a: biased(a, capped_scores(a)))
+PRODUCTS: Final = Term("products", "the scaled products", lambda _call, a: plain_scores(a))
 UNCAPPED: Final = Term(
     "uncapped scores",
     "the scores before the softcap",
-    lambda _call, a: plain_scores(a),
+    lambda _call, a: None if a.softcap is None else plain_scores(a),
     operand=True,
 )
 _IN_TURNS: Final = tuple(
@@ -395,68 +455,13 @@ _IN_TURNS: Final = tuple(
     for role, roles in (("query", "q"), ("key", "k"), ("query and key", "qk"))
     for words in (f"the {role} of the head dealt out in turns over the groups",)
 )
-OPERANDS: Final = (UNCAPPED, *_operands(), *_IN_TURNS)
+_LINEAR: Final = tuple(
+    Term(name, name, _of_features(feature), operand=True)
+    for words, feature in _FEATURES
+    for name in (f"the logarithm of products of query and key, each {words}",)
+)
+_CAPPED: Final = tuple(
+    Term(words, words, _under_cap(under), operand=True) for words, under in _UNDER_CAP
+)
+OPERANDS: Final = (UNCAPPED, *_CAPPED, *_operands(), *_IN_TURNS, *_LINEAR)
 ADDED: Final = tuple(_added())
-
-
-@dataclass(frozen=True)
-class Number:
-    """A number that was read, in words and as a function of the sizes of a call."""
-
-    words: str
-    value: Callable[[Geometry], float]
-
-
-_CONSTANTS: Final[tuple[tuple[str, float], ...]] = (
-    ("1", 1.0),
-    ("-1", -1.0),
-    ("2", 2.0),
-    ("-2", -2.0),
-    ("1/2", 0.5),
-    ("3", 3.0),
-    ("4", 4.0),
-    ("1/4", 0.25),
-    ("ln 2", math.log(2.0)),
-    ("1/ln 2", 1.0 / math.log(2.0)),
-)
-_SIZES: Final[tuple[tuple[str, Callable[[Geometry], int]], ...]] = (
-    ("the head size", lambda sizes: sizes.head_size),
-    ("one more than the head size", lambda sizes: sizes.head_size + 1),
-    ("one less than the head size", lambda sizes: sizes.head_size - 1),
-    ("twice the head size", lambda sizes: 2 * sizes.head_size),
-    ("the value head size", lambda sizes: sizes.value_head_size),
-    ("the number of heads", lambda sizes: sizes.num_heads),
-    ("the number of key/value heads", lambda sizes: sizes.num_kv_heads),
-    ("the number of keys", lambda sizes: sizes.key_length),
-    ("the number of queries", lambda sizes: sizes.query_length),
-    ("the batch size", lambda sizes: sizes.batch),
-    ("the width of all heads", lambda sizes: sizes.num_heads * sizes.head_size),
-    ("the group size", lambda sizes: sizes.num_heads // max(sizes.num_kv_heads, 1)),
-)
-_POWERS: Final = ((0.5, "√({})"), (-0.5, "1/√({})"), (1.0, "{}"), (-1.0, "1/{}"))
-
-
-def numbers(read: float, sizes: Geometry, same: float) -> Iterator[Number]:
-    """What a number that was read at some sizes may be, closed forms first.
-
-    ``same`` is the part of a number by which two readings of it may differ.
-    """
-
-    def near(value: float) -> bool:
-        return abs(value - read) <= 2.0 * same * abs(value)
-
-    yield from (_constant(words, value) for words, value in _CONSTANTS if near(value))
-    for words, size in _SIZES:
-        for power, form in _POWERS:
-            for sign in (1.0, -1.0):
-                if size(sizes) > 1 and near(sign * math.pow(size(sizes), power)):
-                    yield _of_size("-" * (sign < 0) + form.format(words), size, power, sign)
-    yield _constant(f"{read:.4g}", read)
-
-
-def _constant(words: str, value: float) -> Number:
-    return Number(words, lambda _sizes: value)
-
-
-def _of_size(words: str, size: Callable[[Geometry], int], power: float, sign: float) -> Number:
-    return Number(words, lambda sizes: sign * math.pow(size(sizes), power))

@@ -6,7 +6,9 @@ has added up by ``exp(old - new)`` whenever that grows (Milakov and Gimelshein, 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import product
 from typing import Final
 
@@ -22,48 +24,98 @@ from .statement import statement
 _TIMES: Final = {0: "not", 1: "once", 2: "twice"}
 
 
+@dataclass(frozen=True)
+class Loop:
+    """How a kernel goes over tiles of keys.
+
+    ``summed`` and ``totalled`` say how often the weighted sum and the sum of the weights are
+    rescaled when the maximum grows; ``relative``, whether exponentials are taken of logits less the
+    largest so far.
+    """
+
+    size: int
+    summed: int
+    totalled: int
+    relative: bool
+
+    def weights(self, call: DeclaredCall, attention: golden.Attention) -> Tensor:
+        """The weights that come of it."""
+        powers, total = self.sums(call, attention)
+        return torch.where(attention.empty[..., None], attention.weights, powers / total)
+
+    def answer(self, call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        """What it answers: exponentials of the working dtype may vanish before they are divided."""
+        if self.relative:
+            return weighing(attention, self.weights(call, attention))
+        working = call.inputs.query.dtype
+        powers, total = self.sums(call, attention)
+        output = (powers.to(working) @ attention.value.to(working)).double() / total
+        output = torch.where(attention.empty[..., None], attention.output, output)
+        return dataclasses.replace(attention, output=output)
+
+    def sums(self, call: DeclaredCall, attention: golden.Attention) -> tuple[Tensor, Tensor]:
+        """What values are weighed with, and what the sum is divided by."""
+        logits = attention.logits
+        count = logits.shape[-1]
+        ends = ((torch.arange(count) // self.size + 1) * self.size - 1).clamp_max(count - 1)
+        largest = logits.amax(dim=-1, keepdim=True)
+        largest = torch.where(torch.isneginf(largest), 0.0, largest)
+        running = logits.cummax(dim=-1).values[..., ends]
+        running = torch.where(torch.isneginf(running), largest, running)
+        grown = running - largest
+        if self.relative:
+            powers, shift = (logits - largest).exp(), -1
+        else:  # they overflow where the working dtype does
+            powers, shift = logits.to(call.inputs.query.dtype).exp().double(), 0
+        total = (powers * ((self.totalled + shift) * grown).exp()).sum(dim=-1, keepdim=True)
+        if attention.sinks is not None:
+            total = total + (attention.sinks.double()[:, None, None] - largest).exp()
+        total = torch.where(total == 0.0, 1.0, total)
+        return powers * ((self.summed + shift) * grown).exp(), total
+
+    @property
+    def is_right(self) -> bool:
+        """Whether this is an online softmax as it should be."""
+        return self.relative and self.summed == self.totalled == 1
+
+    @property
+    def words(self) -> list[str]:
+        """What is wrong with it, in clauses."""
+        clauses = [
+            f"the {what} so far is {'rescaled twice' if times else 'not rescaled'}"
+            for what, times in (
+                ("weighted sum", self.summed),
+                ("sum of the weights", self.totalled),
+            )
+            if times != 1
+        ]
+        if not self.relative:
+            clauses.append("exponentials are not relative to the largest logit so far")
+        return clauses
+
+
 def tile_statements(reading: Reading) -> Iterator[NamedMistake]:
     """The weighted sum, or the sum of the weights, rescaled a wrong number of times."""
-    for size, summed, totalled in product(BLOCKS[1:], _TIMES, _TIMES):
-        if (summed, totalled) == (1, 1) or reading.sizes.key_length <= size:
+    for size, summed, totalled, relative in product(BLOCKS[1:], _TIMES, _TIMES, (True, False)):
+        loop = Loop(size, summed, totalled, relative)
+        if loop.is_right or reading.sizes.key_length <= size:
             continue
-        weights = _weights(reading.attention, size, summed, totalled)
+        weights = loop.weights(reading.call, reading.attention)
         if bool(torch.isfinite(weights).all()) and reading.agree(reading.weights, weights):
-            yield _statement(size, summed, totalled)
+            yield _statement(loop)
 
 
-def _weights(attention: golden.Attention, size: int, summed: int, totalled: int) -> Tensor:
-    """The weights of keys whose tile is rescaled so often in the weighted sum and in the total."""
-    logits = attention.logits
-    count = logits.shape[-1]
-    ends = ((torch.arange(count) // size + 1) * size - 1).clamp_max(count - 1)
-    largest = logits.amax(dim=-1, keepdim=True)
-    largest = torch.where(torch.isneginf(largest), 0.0, largest)
-    running = logits.cummax(dim=-1).values[..., ends]
-    grown = torch.where(torch.isneginf(running), 0.0, running - largest)
-    powers = (logits - largest).exp()
-    total = (powers * ((totalled - 1) * grown).exp()).sum(dim=-1, keepdim=True)
-    if attention.sinks is not None:
-        total = total + (attention.sinks.double()[:, None, None] - largest).exp()
-    weights = powers * ((summed - 1) * grown).exp() / total
-    return torch.where(attention.empty[..., None], attention.weights, weights)
-
-
-def _statement(size: int, summed: int, totalled: int) -> NamedMistake:
-    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        weights = _weights(attention, size, summed, totalled)
-        if not bool(torch.isfinite(weights).all()):
+def _statement(loop: Loop) -> NamedMistake:
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        answer = loop.answer(call, attention)
+        if loop.relative and not bool(torch.isfinite(answer.weights).all()):
             raise NotExpressible
-        return weighing(attention, weights)
+        return answer
 
-    parts = [
-        f"the {what} so far is {'rescaled twice' if times else 'not rescaled'}"
-        for what, times in (("weighted sum", summed), ("sum of the weights", totalled))
-        if times != 1
-    ]
     return statement(
-        f"tiles of {size}: {'; '.join(parts)}",
-        f"with tiles of {size} keys {' and '.join(parts)} when the maximum grows",
-        "multiply both sums once by exp(old maximum - new maximum)",
+        f"tiles of {loop.size}: {'; '.join(loop.words)}",
+        f"with tiles of {loop.size} keys {' and '.join(loop.words)} when the maximum grows",
+        "take exponentials less the largest logit so far, and multiply both sums once by "
+        "exp(old maximum - new maximum)",
         core=core,
     )

@@ -121,6 +121,12 @@ def _merges() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
     yield "put together in reversed order", lambda heads: blocks(heads.flip(1))
     yield "put together moved by one head", lambda heads: blocks(heads.roll(1, 1))
     yield "put together with the channels of each reversed", lambda heads: blocks(heads.flip(-1))
+    for words, lost in (("first", slice(0, 1)), ("last", slice(-1, None))):
+        yield f"put together with zeros in place of the {words} one", _without_head(lost)
+    yield (
+        "the first one, which stands for each",
+        lambda heads: blocks(heads[:, :1].expand_as(heads)),
+    )
     yield (
         "averaged, and their mean stands for each",
         lambda heads: blocks(heads.mean(1, keepdim=True).expand_as(heads)),
@@ -129,6 +135,15 @@ def _merges() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
         "summed, and their sum stands for each",
         lambda heads: blocks(heads.sum(1, keepdim=True).expand_as(heads)),
     )
+
+
+def _without_head(lost: slice) -> Callable[[Tensor], Tensor]:
+    def merge(heads: Tensor) -> Tensor:
+        kept = heads.clone()
+        kept[:, lost] = 0.0
+        return golden.merge_heads(kept, golden.STANDARD)
+
+    return merge
 
 
 def groups(name: str) -> Iterator[tuple[str, Callable[[Tensor, int], Tensor]]]:
@@ -174,6 +189,10 @@ def _normed(kind: str) -> Callable[[Tensor], Tensor]:
         return normalize(tokens, dim=-1)
 
     return norm
+
+
+def _normed_heads(kind: str) -> Callable[[Tensor, DeclaredCall], Tensor]:
+    return lambda value, _call: _normed(kind)(value)
 
 
 # What norms are usually kept from dividing by zero with.
@@ -226,6 +245,18 @@ def _alternatives() -> Iterator[Alternative]:
             f"values are turned by the angles of their positions, too{words}",
             "turn queries and keys alone",
             turn,
+        )
+    for kind, words in (
+        ("layer", "normalised to mean 0 and variance 1"),
+        ("rms", "divided by the root of their mean square"),
+        ("length", "divided by their length"),
+        ("softmax", "replaced by their softmax"),
+    ):
+        yield Alternative(
+            "turn",
+            f"the values of each head are {words}",
+            "normalise queries and keys alone, if any",
+            _normed_heads(kind),
         )
     for words, merge in _merges():
         yield Alternative(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import combinations, product
+from itertools import combinations, islice, product
 from operator import and_
 from typing import Final
 
@@ -15,16 +15,28 @@ from torch import Tensor
 from ..._golden import golden
 from ...problems.inputs import Inputs
 from ...tolerance import model
+from ..conditions import limits
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import (
     admitted_by_mask,
     admitted_by_structure,
+    keys_ahead,
     relogited,
     unmasked_logits,
     weighing,
 )
 from ..mistakes.named_mistake import CoreChange
-from .cells import CELLS, EVERY, HIDDEN, KEPT, REACHED, Cells
+from .cells import (
+    CELLS,
+    EVERY,
+    HIDDEN,
+    KEPT,
+    REACHED,
+    Cells,
+    from_distance,
+    from_index,
+    key_indices,
+)
 from .reading import Reading
 from .statement import statement
 
@@ -47,29 +59,39 @@ def _tables(call: DeclaredCall) -> list[tuple[Cells, Tensor]]:
 
 
 def table_statements(reading: Reading) -> Iterator[NamedMistake]:
-    """Another table of keys in place of the mask, of causality and window, or of both."""
+    """Another table of keys in place of the mask, of causality and window, or of both.
+
+    What is obeyed is not replaced: some key is attended that it hides, or the table is made of it.
+    """
     seen = reading.visible
     kept, reached = KEPT.holds(reading.call), REACHED.holds(reading.call)
-    if bool((seen == reading.attention.allowed).all()):
+    if reached is None or bool((seen == reading.attention.allowed).all()):
         return
+    mask_broken = kept is not None and bool((seen & ~kept).any())
+    structure_broken = bool((seen & ~reached).any())
     for cells, table in _tables(reading.call):
-        if kept is not None and reached is not None and bool((seen == (table & reached)).all()):
+        no_mask = mask_broken or cells.of_mask
+        if kept is not None and no_mask and bool((seen == (table & reached)).all()):
             yield _replaced(cells, "the mask", keeps_structure=True, keeps_mask=False)
+        if not structure_broken:
+            continue
         if kept is not None and bool((seen == (table & kept)).all()):
             yield _replaced(cells, "causality and window", keeps_structure=False, keeps_mask=True)
-        elif bool((seen == table).all()):
+        elif (kept is None or no_mask) and bool((seen == table).all()):
             yield _replaced(
                 cells,
-                "mask, causality and window",
+                "causality and window" if kept is None else "mask, causality and window",
                 keeps_structure=False,
                 keeps_mask=False,
             )
 
 
 def _replaced(cells: Cells, what: str, *, keeps_structure: bool, keeps_mask: bool) -> NamedMistake:
-    def inputs_for(call: DeclaredCall) -> Inputs:
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
         table = cells.holds(call)
         if table is None:
+            if cells.of_mask and not call.inputs.masked:
+                return None  # without a mask there is nothing to replace
             raise NotExpressible
         if keeps_structure:
             table = table & admitted_by_structure(call)
@@ -122,24 +144,40 @@ def _described(reading: Reading, chosen: Tensor, others: Tensor) -> list[tuple[C
     """The fewest properties that all chosen cells have and none of the others has together."""
     if not chosen.any():
         return [()]
-    every = _tables(reading.call)
+    every = [*_tables(reading.call), *_limited(reading, chosen, others)]
     tables = [(cells, table[others]) for cells, table in every if bool(table[chosen].all())]
     if not others.any():
         return [(EVERY,), *((cells,) for cells, _ in tables[:4])]
+    left = [int.from_bytes(table.numpy().tobytes()) for _, table in tables]
     for count in range(1, MOST_TOGETHER + 1):
-        found = [
-            tuple(cells for cells, _ in some)
-            for some in combinations(tables, count)
-            if not bool(reduce(and_, (left for _, left in some)).any())
-        ]
-        if found:
-            return found[:8]
+        together = (
+            some for some in combinations(range(len(left)), count) if not _common(left, some)
+        )
+        described = [tuple(tables[i][0] for i in some) for some in islice(together, MOST_ALIKE)]
+        if described:
+            return described
     return None
+
+
+def _common(left: Sequence[int], some: Sequence[int]) -> int:
+    return reduce(and_, (left[index] for index in some))
+
+
+def _limited(reading: Reading, chosen: Tensor, others: Tensor) -> Iterator[tuple[Cells, Tensor]]:
+    """Keys on one side of an index or a distance, such that some others are on the other side."""
+    for limited, numbers in ((from_index, key_indices), (from_distance, keys_ahead)):
+        values = numbers(reading.call).expand(chosen.shape)
+        for number, above in limits(values[chosen].tolist(), values[others].tolist()):
+            cells = limited(number, above=above)
+            table = cells.holds(reading.call)
+            if table is not None:
+                yield cells, table
 
 
 def _sums_to_one(reading: Reading, rows: Tensor) -> bool:
     if reading.attention.sinks is not None:
         return True  # a sink takes its share: the sum alone does not tell
+    rows = rows & reading.visible.any(dim=-1, keepdim=True)  # a row that has lost all sums to zero
     sums = reading.weights.sum(dim=-1, keepdim=True)
     return bool(((sums - 1.0).abs()[rows] <= reading.same).all())
 

@@ -82,11 +82,24 @@ def weighing(attention: golden.Attention, weights: Tensor) -> golden.Attention:
     return dataclasses.replace(attention, weights=weights, output=weights @ value)
 
 
+def logits_with_sinks(attention: golden.Attention) -> Tensor:
+    """The masked logits, those of sinks behind them as if of one more key."""
+    logits, sinks = attention.logits, attention.sinks
+    if sinks is None:
+        return logits
+    column = sinks[:, None, None].expand(*logits.shape[:-1], 1)
+    return torch.cat([logits, column], dim=-1)
+
+
 def reweighed(weights_of: Callable[[Tensor], Tensor]) -> CoreChange:
-    """Other weights, made from the masked logits ``[B, H, Lq, Lk]``; none in rows without keys."""
+    """Other weights, made from the masked logits ``[B, H, Lq, Lk]``; none in rows without keys.
+
+    A sink counts as one more key, whose weight is cut off.
+    """
 
     def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        weights = weights_of(attention.logits).double()
+        count = attention.logits.shape[-1]
+        weights = weights_of(logits_with_sinks(attention)).double()[..., :count]
         empty = torch.isneginf(attention.logits).all(dim=-1, keepdim=True)
         # The rule of such rows stands, which is what the unchanged weights follow.
         return weighing(attention, torch.where(empty, attention.weights, weights))

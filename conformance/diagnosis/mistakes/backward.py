@@ -67,6 +67,26 @@ def _unnormalised(
     return weights
 
 
+def _recomputed(
+    attention: Callable[[BackwardCall], golden.Attention], **steps: Any
+) -> list[dict[str, Any]]:
+    """Ways to recompute weights: divided by their own sum or by that of the forward pass.
+
+    The row term is made of these weights, or of the forward pass's answer.
+    """
+    divided: tuple[dict[str, Any], ...] = ({}, {"weights": _unnormalised(attention)})
+    terms: tuple[dict[str, Any], ...] = ({}, {"row_term": _row_term_of_answer})
+    return [
+        {"attention": attention, **weights, **term, **steps}
+        for term in terms
+        for weights in divided
+    ]
+
+
+def _row_term_of_answer(call: BackwardCall, _weights: Tensor, _gradient: Tensor) -> Tensor:
+    return (call.upstream * call.attention.output).sum(dim=-1, keepdim=True)
+
+
 def _without(**changes: Any) -> Callable[[BackwardCall], golden.Attention]:
     return lambda call: call.other_attention(**changes)
 
@@ -206,16 +226,18 @@ ATTENTION: Final[tuple[NamedMistake, ...]] = (
     *_backward("mask-forgotten-backward", "gradients.masked-zero")(
         "the backward pass recomputes the weights without the mask",
         _RECOMPUTE,
-        {"attention": _without_mask, "weights": _unnormalised(_without_mask)},
-        {"attention": _without_mask},
-        {"attention": _without(keep=None)},
-        {"attention": _without(keep=None), "weights": _unnormalised(_without(keep=None))},
+        *_recomputed(_without_mask),
+        *_recomputed(_without(keep=None)),
     ),
     *_backward("causal-forgotten-backward", "gradients.causal")(
         "the backward pass recomputes the weights without the causal rule",
         _RECOMPUTE,
-        {"attention": _without(causal=False), "weights": _unnormalised(_without(causal=False))},
-        {"attention": _without(causal=False)},
+        *_recomputed(_without(causal=False)),
+    ),
+    *_backward("masks-forgotten-backward", "gradients.options")(
+        "the backward pass recomputes the weights with every key, whatever hides it",
+        _RECOMPUTE,
+        *_recomputed(_without(keep=None, causal=False, window=None)),
     ),
     *_backward("causal-other-corner-backward")(
         "the backward pass aligns the causal diagonal with the other corner",
@@ -225,12 +247,12 @@ ATTENTION: Final[tuple[NamedMistake, ...]] = (
     *_backward("window-forgotten-backward", "gradients.options")(
         "the backward pass recomputes the weights without the window",
         _RECOMPUTE,
-        {"attention": _without(window=None)},
+        *_recomputed(_without(window=None)),
     ),
     *_backward("bias-forgotten-backward", "gradients.options")(
         "the backward pass recomputes the weights without the additive mask's values",
         _RECOMPUTE,
-        {"attention": _without(bias=None)},
+        *_recomputed(_without(bias=None)),
     ),
     *_backward("softcap-derivative-forgotten", "gradients.options")(
         "the backward pass takes the capped scores for the scores",
@@ -240,7 +262,7 @@ ATTENTION: Final[tuple[NamedMistake, ...]] = (
     *_backward("softcap-forgotten-backward", "gradients.options")(
         "the backward pass recomputes the weights without the cap",
         _RECOMPUTE,
-        {"attention": _without(softcap=None), "slope": _slope},
+        *_recomputed(_without(softcap=None), slope=_slope),
     ),
     *_backward("score-mod-derivative-forgotten")(
         "the backward pass takes the modified scores for the scores",

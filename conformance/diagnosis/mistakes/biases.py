@@ -16,6 +16,7 @@ from ._steps import (
     capped_scores,
     changed,
     has_bias,
+    has_cache,
     relogited,
     unmasked_logits,
     weighing,
@@ -197,6 +198,29 @@ def _from_the_other_end(call: DeclaredCall, before: Heads) -> Heads:
     return golden.rotate_heads(query, moved, call.semantics), key, value
 
 
+def _turned_with_cache(
+    key: Callable[[Tensor, int], Tensor], query: Callable[[Tensor, int], Tensor] | None = None
+) -> dict[str, Any]:
+    """Keys, and queries if so, that are turned by more where some of the keys are cached.
+
+    Each function gets positions and the number of cached keys.
+    """
+
+    def heads(call: DeclaredCall, before: Heads) -> Heads | None:
+        past = call.inputs.past
+        if not past:
+            return None
+        more = None if query is None else lambda place: query(place, past)
+        return _turned(query=more, key=lambda place: key(place, past))(call, before)
+
+    return {"heads": heads, "where": has_cache}
+
+
+def _of_new(place: Tensor, past: int) -> Tensor:
+    """From the right positions of new tokens to those that are counted from zero."""
+    return torch.where(place >= past, -past, 0)
+
+
 def _linear(change: Callable[[DeclaredCall, Tensor], Tensor]) -> InputsChange:
     """Another bias by distance: what it lacks to the declared one joins the bias of the call."""
 
@@ -302,6 +326,26 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
         "rotary-offset",
         "queries are counted from the other end of the keys, as if nothing were cached",
         {"heads": _from_the_other_end},
+    ),
+    *_rotary(
+        "rotary-new-tokens-from-zero",
+        "with a cache the positions of new queries and keys are counted from 0",
+        _turned_with_cache(_of_new, _of_new),
+    ),
+    *_rotary(
+        "rotary-new-keys-from-zero",
+        "with a cache the positions of the new keys are counted from 0, those of queries are not",
+        _turned_with_cache(_of_new),
+    ),
+    *_rotary(
+        "rotary-cache-not-turned",
+        "the cached keys are not turned",
+        _turned_with_cache(lambda place, past: torch.where(place < past, -place, 0)),
+    ),
+    *_rotary(
+        "rotary-cache-turned-twice",
+        "the cached keys are turned twice",
+        _turned_with_cache(lambda place, past: torch.where(place < past, place, 0)),
     ),
     *named("rotary-fraction", "position.rotary-partial")(
         "all channels are turned, not the declared fraction",

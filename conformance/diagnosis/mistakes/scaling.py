@@ -277,7 +277,10 @@ PREPARED: Final[tuple[NamedMistake, ...]] = (
     *_norm(
         "qk-norm-epsilon",
         "epsilon is left out, or is another",
-        *({"changes": {"qk_norm_epsilon": value}} for value in (0.0, 1e-5, 1e-8)),
+        *(
+            {"changes": {"qk_norm_epsilon": value}}
+            for value in (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+        ),
     ),
     *_norm(
         "qk-norm-query-only",

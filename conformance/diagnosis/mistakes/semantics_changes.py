@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Final
 
+import torch
+
 from ..._golden import golden
+from ._steps import reweighed
 from .named_mistake import NamedMistake, named
 
 POINTS: Final[tuple[NamedMistake, ...]] = (
@@ -41,15 +45,17 @@ POINTS: Final[tuple[NamedMistake, ...]] = (
     ),
     *(
         mistake
-        for axis, plural, clause in (
-            ("query", "queries", "numerics.constant-value"),
-            ("head", "heads", "numerics.constant-value"),
-            ("batch", "batch", "equivariance.batch-independent"),
+        for axis, dim, plural, clause in (
+            ("query", -2, "queries", "numerics.constant-value"),
+            ("head", -3, "heads", "numerics.constant-value"),
+            ("batch", 0, "batch", "equivariance.batch-independent"),
         )
         for mistake in named(f"softmax-over-{plural}", clause)(
             f"the softmax runs over the {plural}",
             "run it over the keys, the last axis of the scores",
             {"changes": {"softmax_axis": axis}},
+            # What is hidden from all of them is NaN, as torch has it.
+            {"core": reweighed(partial(torch.softmax, dim=dim))},
         )
     ),
     *named("softmax-missing", "numerics.convex")(
@@ -210,6 +216,7 @@ def mistaken_conventions(point: golden.Semantics) -> list[NamedMistake]:
         one
         for one in (*POINTS, _EITHER)
         if one.name not in _CHOSEN
+        and one.changes
         and "mask_fill" not in one.changes
         and all(name in changed and changed[name][1] == v for name, v in one.changes.items())
     ]

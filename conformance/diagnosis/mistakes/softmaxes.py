@@ -14,9 +14,13 @@ from ..._golden import golden
 from ...problems.inputs import Inputs
 from ._steps import (
     BLOCKS,
+    admitted_by_mask,
+    admitted_by_structure,
     changed,
+    has_bias,
     has_sinks,
     has_softcap,
+    logits_with_sinks,
     plain_scores,
     present,
     relogited,
@@ -40,9 +44,9 @@ def _in_working_dtype(weights_of: Callable[[Tensor], Tensor]) -> CoreChange:
     """Exponentials where the range of the working dtype decides: they overflow or vanish."""
 
     def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        logits = attention.logits.to(call.inputs.query.dtype)
-        weights = weights_of(logits).double()
-        empty = torch.isneginf(logits).all(dim=-1, keepdim=True)
+        logits = logits_with_sinks(attention).to(call.inputs.query.dtype)
+        weights = weights_of(logits).double()[..., : attention.logits.shape[-1]]
+        empty = torch.isneginf(attention.logits).all(dim=-1, keepdim=True)
         return weighing(attention, torch.where(empty, attention.weights, weights))
 
     return core
@@ -59,15 +63,19 @@ def _less(largest: Callable[[Tensor], Tensor | float], *, guarded: bool = False)
     return _in_working_dtype(weights)
 
 
-def _less_at_last(largest: Callable[[Tensor], Tensor | float]) -> CoreChange:
+def _less_at_last(
+    largest: Callable[[Tensor], Tensor | float], *, guarded: bool = False
+) -> CoreChange:
     """With the division after the weighted sum: tiny exponentials lose other digits then."""
 
     def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
         working = call.inputs.query.dtype
-        logits, value = attention.logits.to(working), attention.value.to(working)
+        logits, value = logits_with_sinks(attention).to(working), attention.value.to(working)
         exponentials = torch.exp(logits - largest(logits))
-        output = exponentials @ value / exponentials.sum(dim=-1, keepdim=True)
-        empty = torch.isneginf(logits).all(dim=-1, keepdim=True)
+        total = exponentials.sum(dim=-1, keepdim=True)
+        total = torch.where(total == 0.0, 1.0, total) if guarded else total
+        output = exponentials[..., : value.shape[2]] @ value / total
+        empty = torch.isneginf(attention.logits).all(dim=-1, keepdim=True)
         output = torch.where(empty, attention.output, output.double())
         return dataclasses.replace(attention, output=output)
 
@@ -75,8 +83,8 @@ def _less_at_last(largest: Callable[[Tensor], Tensor | float]) -> CoreChange:
 
 
 def _every_division(largest: Callable[[Tensor], Tensor | float]) -> list[dict[str, CoreChange]]:
-    changes = (_less(largest), _less(largest, guarded=True), _less_at_last(largest))
-    return [{"core": change} for change in changes]
+    kinds = (_less, _less_at_last)
+    return [{"core": kind(largest, guarded=guarded)} for kind in kinds for guarded in (False, True)]
 
 
 def _largest_of_head(logits: Tensor) -> Tensor:
@@ -96,6 +104,8 @@ def _not_rescaled(block: int, *, sums_too: bool) -> CoreChange:
         exponentials = torch.exp(logits - running)
         final = torch.exp(logits - row_largest(logits))
         total = (exponentials if sums_too else final).sum(dim=-1, keepdim=True)
+        if attention.sinks is not None:
+            total = total + torch.exp(attention.sinks[:, None, None] - row_largest(logits))
         weights = exponentials / torch.where(total == 0.0, 1.0, total)
         empty = torch.isneginf(logits).all(dim=-1, keepdim=True)
         return weighing(attention, torch.where(empty, attention.weights, weights))
@@ -175,13 +185,23 @@ def _capped_before_scale(
     return rescored(lambda _core: scale * cap * torch.tanh(products / cap))(call, attention)
 
 
-def _capped_after_bias(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
-    cap, bias = attention.softcap, attention.bias
-    if cap is None or bias is None:
-        return None
-    finite = bias.masked_fill(torch.isneginf(bias), 0.0)
-    logits = cap * torch.tanh((plain_scores(attention) + finite) / cap)
-    return relogited(attention, logits.masked_fill(~attention.allowed, -math.inf))
+def _capped_after_bias(*, hides: bool) -> CoreChange:
+    """With the keys that the bias hides left hidden, or at the logit -c that the cap gives them."""
+
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
+        cap = attention.softcap
+        if cap is None or not has_bias(call.inputs):
+            return None
+        bias = torch.zeros(1, dtype=torch.float64) if attention.bias is None else attention.bias
+        finite = bias.masked_fill(torch.isneginf(bias), 0.0)
+        logits = cap * torch.tanh((plain_scores(attention) + finite) / cap)
+        hidden = ~attention.allowed
+        if not hides:
+            hidden = ~admitted_by_structure(call).expand(logits.shape)
+            logits = torch.where(admitted_by_mask(call), logits, -cap)
+        return relogited(attention, logits.masked_fill(hidden, -math.inf))
+
+    return core
 
 
 SOFTCAPS: Final[tuple[NamedMistake, ...]] = (
@@ -199,11 +219,12 @@ SOFTCAPS: Final[tuple[NamedMistake, ...]] = (
         "softcap-after-bias",
         "mask.bias",
         special_of="softcap-after-mask",
-        where=lambda inputs: has_softcap(inputs) and inputs.bias is not None,
+        where=lambda inputs: has_softcap(inputs) and has_bias(inputs),
     )(
         "the softcap is applied after the bias",
         "cap the scores before bias and mask",
-        {"core": _capped_after_bias},
+        {"core": _capped_after_bias(hides=True)},
+        {"core": _capped_after_bias(hides=False)},
     ),
     *named("softcap-not-multiplied", "numerics.golden", where=has_softcap)(
         "tanh(scores / c) is not multiplied by c",

@@ -222,7 +222,7 @@ def _padded_keys_counted(block: int) -> CoreChange:
         if not padding:
             return None
         logits = functional.pad(attention.logits, (0, padding), value=0.0)
-        weights = golden.softmax(logits)[..., : attention.logits.shape[-1]]
+        weights = golden.softmax(logits, sinks=attention.sinks)[..., : attention.logits.shape[-1]]
         return weighing(attention, weights)
 
     return core

@@ -27,7 +27,8 @@ class RunOptions:
     what is replayed is the first call of its process. With ``compile`` each candidate also runs
     through torch.compile. A ``shard`` runs only its part of the examples. ``databases`` name where
     failing problems are kept. ``unchecked`` are globs of parameters that may stay unchecked.
-    Without ``explain`` failures are neither made small nor diagnosed.
+    Without ``explain`` failures are neither made small nor diagnosed. With ``exitfirst`` the run
+    ends with the first MUST that fails; clauses in ``first`` are asked before all others.
     """
 
     targets: tuple[str, ...]
@@ -46,6 +47,8 @@ class RunOptions:
     databases: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
     explain: bool = True
+    exitfirst: bool = False
+    first: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

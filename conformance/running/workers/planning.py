@@ -12,7 +12,7 @@ from ...adapters.compiled import compiled_variants
 from ...base.graph_options import NO_GRAPH_OPTIONS
 from ...base.parameter_names import OptionParameter
 from ...base.profile import PROFILES
-from ...base.results import Violation
+from ...base.results import Violation, result_from_json
 from ...calls import torch_state
 from ...calls.calling import CandidateFailure, RowWithoutKeysRefused
 from ...calls.devices import why_absent
@@ -24,8 +24,9 @@ from ...errors import RAISED_AT, DeclarationError, UsageError, did_you_mean
 from ...problems.edges import edge_problems
 from ...problems.problem import Problem
 from ...targets.preflight import check_layer, unchecked_options
-from ...targets.resolving import is_graph, resolve_one, unique_names
+from ...targets.resolving import resolve_one, unique_names
 from ...targets.source_location import declared_expectations, whereabouts
+from ...targets.target_strings import is_graph
 from ...tolerance import contract_for
 from ...tolerance.contract import describe
 from ..clause_problems import FailureMemory
@@ -156,6 +157,17 @@ def trouble_job(
     if memory is None or not memory.trouble:
         return []
     return [f"failures were not all remembered: the database {memory.trouble}"]
+
+
+def explained_job(
+    plan: CandidatePlan, failures: Sequence[dict[str, Any]], report_step: Callable[[str, str], None]
+) -> list[str]:
+    """For each failure (the entry of a record) what :meth:`CandidateRun.explained_by` says."""
+    names = []
+    for failure in failures:
+        report_step("explaining", failure["id"])
+        names.append(plan.run.explained_by(result_from_json(failure)))
+    return names
 
 
 # One that is no power of four: multiplying by it rounds.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from multiprocessing.context import BaseContext
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
@@ -15,9 +17,24 @@ from ...base.limits import Deadline
 from .messages import Loaded, Ready, RunOptions
 from .supervisor import DEFAULT_TIMEOUT, HarnessError, OutOfTime, Supervisor
 
+# What a process has imported from which warm workers are forked.
+WARM: Final = "conformance.running.workers.warm"
 # Each worker imports torch, which takes some half a gigabyte.
 MOST_BY_DEFAULT: Final = 8
 _SLICE: Final = 0.2
+
+
+def warm_context() -> BaseContext | None:
+    """Starts workers by forking a process that has imported everything; None where none can fork.
+
+    Such a worker is there in some ten milliseconds, and leaves nothing behind.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return None
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([WARM])
+    return context
+
 
 Job = TypeVar("Job")
 Report = TypeVar("Report")
@@ -43,6 +60,7 @@ class WorkerPool:
     """The workers of a run: the first one loads the targets, the others join when it has.
 
     As a context it ends them all, at once where an exception or the deadline ends the run.
+    ``context`` starts their processes, by default each anew.
     """
 
     def __init__(
@@ -52,9 +70,11 @@ class WorkerPool:
         jobs: int = 1,
         timeout: float = DEFAULT_TIMEOUT,
         deadline: Deadline | None = None,
+        context: BaseContext | None = None,
     ) -> None:
         self._supervisors = [
-            Supervisor(options, timeout=timeout, deadline=deadline) for _ in range(jobs)
+            Supervisor(options, timeout=timeout, deadline=deadline, context=context)
+            for _ in range(jobs)
         ]
         self._loaded: list[Loaded] = []
 

@@ -12,6 +12,8 @@ from ...calls.recording import Recording
 from ...clauses.registry import Clause, all_clauses
 from ...clauses.subject import Subject
 from ...errors import UsageError, did_you_mean
+from ...problems.materialise import materialise
+from ...problems.memory_layouts import MEMORY_LAYOUTS
 from ...problems.problem import Problem, problem_from_json
 from ...shrinking.counterexample import describe
 from ...shrinking.smallest import Smallest, examine, examine_recorded, same_but_for_numbers
@@ -86,11 +88,6 @@ def rebuilt(plan: CandidatePlan, argument: dict[str, Any]) -> tuple[Clause, Subj
     if slug not in clauses:
         msg = f"this version has no clause {slug!r}{did_you_mean(slug, clauses)}"
         raise UsageError(msg)
-    try:
-        problem = problem_from_json(argument["problem"])
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        msg = f"the counterexample of {slug} cannot be rebuilt: {error}"
-        raise UsageError(msg) from None
     device = argument["device"]
     absent = why_unusable(plan.candidate, device)
     if absent:
@@ -100,7 +97,31 @@ def rebuilt(plan: CandidatePlan, argument: dict[str, Any]) -> tuple[Clause, Subj
     if refused:
         msg = f"{slug} does not apply to {plan.candidate.name} any more: {refused}"
         raise UsageError(msg)
+    problem = _problem(plan, argument)
     return clauses[slug], plan.run.subject(argument["dtype"], device), problem
+
+
+def _problem(plan: CandidatePlan, argument: dict[str, Any]) -> Problem:
+    """The problem of a report, whose tensors can be made; raises UsageError."""
+    slug = argument["clause"]
+    try:
+        problem = problem_from_json(argument["problem"])
+        _check_layouts(problem)
+        materialise(problem, plan.candidate)
+    except KeyError as error:
+        msg = f"the counterexample of {slug} cannot be rebuilt: this version knows no {error}"
+        raise UsageError(msg) from None
+    except (TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+        msg = f"the counterexample of {slug} cannot be rebuilt: {error}"
+        raise UsageError(msg) from None
+    return problem
+
+
+def _check_layouts(problem: Problem) -> None:
+    """Require layouts in memory that this version has; raises KeyError."""
+    for layout in (problem.layout, problem.mask_layout):
+        if layout not in (*MEMORY_LAYOUTS, "mixed"):
+            raise KeyError(layout)
 
 
 def as_smallest(problem: Problem, violation: Violation, recording: Recording) -> Smallest:

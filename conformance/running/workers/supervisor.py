@@ -9,12 +9,14 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, Final, Self
 
 from ...base.limits import NOT_FINISHED, NOT_RUN, Deadline
@@ -65,7 +67,9 @@ class Supervisor:
         *,
         timeout: float = DEFAULT_TIMEOUT,
         deadline: Deadline | None = None,
+        context: BaseContext | None = None,
     ) -> None:
+        self._context = context or multiprocessing.get_context("spawn")
         self._options = options
         self._timeout = timeout
         self._deadline = deadline
@@ -89,13 +93,13 @@ class Supervisor:
 
     def start(self) -> Ready:
         """Start the worker; raises HarnessError when it cannot, UsageError when it refuses to."""
-        context = multiprocessing.get_context("spawn")
-        own_end, worker_end = context.Pipe()
-        listen, output = context.Pipe(duplex=False)
-        process = context.Process(
+        own_end, worker_end = self._context.Pipe()
+        listen, output = self._context.Pipe(duplex=False)
+        process = self._context.Process(  # type: ignore[attr-defined]  # every context has it
             target=serve, args=(worker_end, output), name="conformance-worker"
         )
-        with _STARTING, _no_interrupt(), _safe_path():  # the worker inherits the blocked Ctrl-C
+        # The worker inherits the blocked Ctrl-C.
+        with _STARTING, _no_interrupt(), _safe_path(), _without_script():
             process.start()
             self._process, self._connection = process, own_end
         worker_end.close()
@@ -386,6 +390,21 @@ def _no_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _without_script() -> Iterator[None]:
+    """Hide the user's script from a process that starts meanwhile.
+
+    It would import the script again, and come here again where that has no
+    ``if __name__ == "__main__":``. A worker needs nothing of it.
+    """
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 @contextlib.contextmanager

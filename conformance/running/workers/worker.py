@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 if TYPE_CHECKING:
     from ...base.results import ClauseResult
     from ..tally import Tally
-    from .messages import Order, RunOptions
+    from .messages import Order, Ready, RunOptions
     from .planning import CandidatePlan
 
-_WORKER: Final = os.getpid()  # this module is imported again in each worker
+_WORKER: Final[list[int]] = []  # the process that serves
 SAFE_PATH: Final = "PYTHONSAFEPATH"
 SAFE_PATH_BY_US: Final = "set by conformance"  # any text sets it; the user's own would be kept
 
 
 def serve(connection: Connection, output: Connection) -> None:
     """Answer the supervisor's commands until it says stop or goes away."""
+    _WORKER[:] = [os.getpid()]
     _shield(output)
     try:
         _serve(connection)
@@ -75,7 +76,7 @@ def _serve(connection: Connection) -> None:
     from ...errors import UsageError  # noqa: PLC0415
 
     try:
-        connection.send(("ready", _ready()))
+        connection.send(("ready", ready()))
     except UsageError as error:  # an installed distribution brings clauses that cannot be used
         connection.send(("refused", str(error)))
         return
@@ -103,12 +104,13 @@ def _serve(connection: Connection) -> None:
 
 def _send(connection: Connection, tag: str, payload: Any) -> None:
     """Send an event; a copy of the worker that a candidate forked and let return ends here."""
-    if os.getpid() != _WORKER:
+    if os.getpid() not in _WORKER:
         os._exit(1)
     connection.send((tag, payload))
 
 
-def _ready() -> Any:
+def ready() -> Ready:
+    """The specification and the environment."""
     from ...clauses.device import on_a_device  # noqa: PLC0415 (loads torch)
     from ...clauses.registry import (  # noqa: PLC0415 (loads torch)
         all_clauses,

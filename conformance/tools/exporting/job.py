@@ -26,15 +26,16 @@ from ...errors import ConstructionError, UsageError
 from ...graphs.validation import read_header
 from ...running.workers.messages import Loaded, RunOptions
 from ...targets.loading import guarded, put_on_path
-from ...targets.resolving import how_to_make, is_path, object_of, split_target
+from ...targets.resolving import how_to_make, object_of
+from ...targets.target_strings import is_path, split_target
 from .export_call import ExportCall, described, export_call
+from .session import SCRIPT
 
 _ACCEPTED: Final = (
     "a torch.nn.Module: an instance, a class that can be constructed, or a function without "
     "arguments that returns one"
 )
 STATE: Final = "source.pt"
-SCRIPT: Final = "source.py"
 _SOURCE: Final = '''\
 """The module that these graphs were exported from, with its weights.
 

@@ -16,6 +16,8 @@ from ...session.checking import check
 from ...session.report import build_report
 from ...session.schedule import ShowProgress
 
+# The file among the exported graphs that builds the module again.
+SCRIPT: Final = "source.py"
 LOADER: Final = "conformance.tools.exporting.job:modules_of"
 _PREPARE: Final = "conformance.tools.exporting.job:prepare"
 _EXPORT: Final = "conformance.tools.exporting.job:export_one"

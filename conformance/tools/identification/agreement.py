@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import copy
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +13,8 @@ from torch import Tensor
 from ..._golden import golden
 from ...declare.declaration import Declaration
 from ...declare.promises import declare
+from ...diagnosis.mistaken_answer import Combination, act
+from ...diagnosis.mistakes import NotExpressible
 from ...oracle.oracle import Oracle, evaluate
 from ...problems.inputs import Inputs
 
@@ -36,7 +40,10 @@ def live_sample(inputs: Inputs, output: Tensor, point: golden.Semantics) -> Samp
 
 
 class Judge:
-    """Compares answers with points of the semantics, in the arithmetic of a dtype."""
+    """Compares answers with points of the semantics, in the arithmetic of a dtype.
+
+    ``made`` are changes that every call makes besides: statements of diagnosis.
+    """
 
     def __init__(
         self,
@@ -45,21 +52,40 @@ class Judge:
         *,
         declaration: Declaration | None = None,
         always_causal: bool = False,
-        cap: float | None = None,
+        made: Combination = (),
     ) -> None:
         self.oracle = Oracle(declaration or declare(kind), dtype)
         self.always_causal = always_causal
-        self.cap = cap
+        self.made = made
 
     def margin(self, point: golden.Semantics, sample: Sample) -> float:
         """The largest error over its bound; infinite for another shape, or NaN elsewhere."""
-        expected = self.oracle.at(self.read(sample.inputs), point)
-        tiny = torch.finfo(torch.float64).tiny
-        return _largest(sample, expected.output, expected.bound.clamp_min(tiny))
+        try:
+            output, bound = self._expected(point, sample.inputs)
+        except NotExpressible:
+            return math.inf
+        return _largest(sample, output, bound.clamp_min(torch.finfo(torch.float64).tiny))
+
+    def speaks_of(self, point: golden.Semantics, sample: Sample) -> bool:
+        """Whether the changes that every call makes can be acted out on the inputs of a sample."""
+        try:
+            self._expected(point, sample.inputs)
+        except NotExpressible:
+            return False
+        return True
 
     def bound(self, point: golden.Semantics, inputs: Inputs) -> Tensor:
         """How far a right answer may be from that of a point."""
-        return self.oracle.at(self.read(inputs), point).bound
+        return self._expected(point, inputs)[1]
+
+    def _expected(self, point: golden.Semantics, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """The answer at a point with its bound; NotExpressible where a change has no meaning."""
+        inputs = self.read(inputs)
+        if not self.made:
+            expected = self.oracle.at(inputs, point)
+            return expected.output, expected.bound
+        acted = act(self.oracle, point, self.made, inputs)
+        return acted.output, acted.bound
 
     def fits(self, point: golden.Semantics, samples: Iterable[Sample]) -> bool:
         """Whether every sample is within the bound around a point's answer."""
@@ -76,13 +102,18 @@ class Judge:
         )
 
     def read(self, inputs: Inputs) -> Inputs:
-        """The problem that the implementation solves: causal or capped where every call is."""
-        read = inputs.replace(causal=True) if self.always_causal else inputs
-        return read if self.cap is None or read.softcap else read.replace(softcap=self.cap)
+        """The problem that the implementation solves: causal where every call is."""
+        return inputs.replace(causal=True) if self.always_causal else inputs
 
     def in_dtype(self, kind: str, dtype: str) -> Judge:
         """A judge that reads problems alike, at the arithmetic of another dtype."""
-        return Judge(kind, dtype, always_causal=self.always_causal, cap=self.cap)
+        return Judge(kind, dtype, always_causal=self.always_causal, made=self.made)
+
+    def making(self, made: Combination) -> Judge:
+        """A judge of the same arithmetic to whom every call makes some changes."""
+        other = copy.copy(self)
+        other.made = made
+        return other
 
 
 def _largest(sample: Sample, expected: Tensor, bound: Tensor | float = 1.0) -> float:
@@ -97,24 +128,3 @@ def _largest(sample: Sample, expected: Tensor, bound: Tensor | float = 1.0) -> f
     if not error.numel():
         return 0.0
     return torch.inf if bool(torch.isnan(error).any()) else float(error.max())
-
-
-# How many near points may fail before the search ends.
-_PATIENCE = 3
-
-
-def fitting(
-    judge: Judge, points: Sequence[golden.Semantics], samples: Sequence[Sample]
-) -> list[golden.Semantics]:
-    """The points that fit, nearest first; bounds are worked out for the near ones only."""
-    distances = [(judge.distance(point, samples), index) for index, point in enumerate(points)]
-    fits: list[golden.Semantics] = []
-    misses = 0
-    for _, index in sorted(pair for pair in distances if pair[0] < torch.inf):
-        if judge.fits(points[index], samples):
-            fits.append(points[index])
-        else:
-            misses += 1
-            if misses > _PATIENCE:
-                break
-    return fits

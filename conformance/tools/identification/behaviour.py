@@ -23,6 +23,7 @@ from .drawing import FREE, masked, random_keep
 from .signature import Parameters
 
 _FOUR: Final = len("BHQK")
+_SHUFFLED: Final = 1
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def changed_inputs(caller: Caller) -> list[str]:
     before = [tensor.clone() for tensor in tensors]
     try:
         forward = compiled(caller.convention)
-        guarded(forward, (caller.prepare(inputs), *tensors), keywords)
+        guarded(forward, (caller.prepare(inputs.geometry, inputs.weights), *tensors), keywords)
     except CandidateFailure:
         return []
     names = caller.convention.inputs_names
@@ -201,7 +202,9 @@ def order_matters(
     answer = caller.answer(inputs)
     if answer is None:
         return None
-    order = torch.arange(inputs.geometry.key_length - 1, -1, -1)
+    # Not the reverse: a bias by distance would not show it.
+    shuffled = torch.Generator().manual_seed(_SHUFFLED)
+    order = torch.randperm(inputs.geometry.key_length, generator=shuffled)
     moved = inputs.with_tokens(key=inputs.key[..., order, :], value=inputs.value[..., order, :])
     other = caller.answer(moved)
     if other is None:

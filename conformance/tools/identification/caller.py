@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -10,15 +11,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from ..._golden import golden
 from ...base.geometry import Geometry
 from ...calls.calling import CandidateFailure, arguments, guarded
+from ...declare.candidate import Candidate
+from ...declare.decorators import core, layer
 from ...problems.inputs import Inputs
 from .convention import Convention, compiled
 from .drawing import FREE, draw
 
-Prepare = Callable[[Inputs], Callable[..., Any]]
+Prepare = Callable[[Geometry, golden.ProjectionWeights | None], Callable[..., Any]]
 Weigh = Callable[[Geometry, str, int], golden.ProjectionWeights | None]
 
 
@@ -46,6 +50,13 @@ class SizeRule:
 
     changes: tuple[tuple[str, str], ...] = ()
 
+    def with_heads(self, heads: int | None) -> SizeRule:
+        """The same ties with a fixed number of heads; as they are for None."""
+        if heads is None:
+            return self
+        pinned = (("num_heads", str(heads)), ("num_kv_heads", str(heads)))
+        return SizeRule(changes=(*pinned, *self.changes))
+
     def apply(self, geometry: Geometry) -> Geometry:
         """The drawn geometry with all ties obeyed."""
         for name, source in self.changes:
@@ -59,21 +70,23 @@ class Caller:
     """One way of calling an implementation.
 
     prepare
-        Makes the implementation to call for a probe: a layer has the probe's weights.
+        Makes the implementation to call: a layer of some sizes with some weights.
     convention
         How it is called.
     sizes
         Which of its sizes are tied.
     weigh
         The projections of a probe: by geometry, dtype and seed. None for a core.
+    draws
+        Whether a layer takes any projections, and has none of its own.
     """
 
     prepare: Prepare
     convention: Convention
     sizes: SizeRule
     weigh: Weigh
-    weights_known: bool = True
     biases: str = "qkvo"
+    draws: bool = True
     dtype: str = "float32"
 
     def under(self, **changes: Any) -> Caller:
@@ -86,6 +99,12 @@ class Caller:
     def kind(self) -> str:
         """``core`` or ``layer``."""
         return self.convention.kind
+
+    @property
+    def heads_are_fixed(self) -> bool:
+        """Whether there are as many heads whatever is wanted."""
+        numbers = {self.draw({"num_heads": count}).geometry.num_heads for count in (2, 3)}
+        return len(numbers) == 1
 
     def draw(
         self, sizes: Mapping[str, int] | None = None, *, seed: int = 0, dtype: str | None = None
@@ -112,11 +131,67 @@ class Caller:
     def call(self, inputs: Inputs) -> Observation | Refusal:
         """Call with copies of a probe."""
         try:
-            called = guarded(self.prepare, (inputs,), {}, "building it")
+            called = guarded(self.prepare, (inputs.geometry, inputs.weights), {}, "building it")
+            if self.convention.output != "answer":
+                called = _with_parts(called)
             returned = guarded(partial(compiled(self.convention), called), *arguments(inputs))
         except CandidateFailure as failure:
             return Refusal("raised", failure.violation.message)
         return read(returned, inputs)
+
+    def candidate(
+        self, point: golden.Semantics, always: str | None = None, *, heads: int | None = None
+    ) -> Candidate:
+        """This way of calling as a candidate that declares a point and takes no options.
+
+        ``always`` is the alignment of causality in every call; ``heads`` pins their number.
+        """
+        call = compiled(self.convention)
+        promises: dict[str, Any] = {
+            "semantics": self.with_own_biases(point),
+            "batched": self.convention.layout.batched,
+            "geometry": self.sizes.with_heads(heads).apply,
+        }
+        if always is not None:
+            promises |= {"causal": always, "always_causal": True}
+        if self.kind == "core":
+            theirs = self.prepare(FREE, None)
+
+            def attend(query: Tensor, key: Tensor, value: Tensor) -> Any:
+                return call(theirs, query, key, value)
+
+            return core(name="it", **promises)(attend)
+        return layer(name="it", inputs=self.convention.inputs, **promises)(self._builder(call))
+
+    def with_own_biases(self, point: golden.Semantics) -> golden.Semantics:
+        """A point without the biases that a layer has no place for; that of a core as it is."""
+        if self.kind == "core":
+            return point
+        words = {"q": "query", "k": "key", "v": "value", "o": "output"}
+        absent = {f"{words[role]}_bias": False for role in words if role not in self.biases}
+        return point.replace(**absent)
+
+    def _builder(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A builder that puts an output projection behind a layer that has none."""
+        absent: dict[str, Any] = {
+            f"{role}_bias": None for role in "qkvo" if role not in self.biases
+        }
+        drawn = self.draw()
+        has_output = drawn.weights is not None and drawn.weights.o is not None
+
+        def build(geometry: Geometry, weights: golden.ProjectionWeights) -> Callable[..., Any]:
+            own = dataclasses.replace(weights, **absent)
+            built = self.prepare(geometry, own)
+
+            def forward(*tokens: Tensor) -> Any:
+                answer = call(built, *tokens)
+                if has_output or weights.o is None or not isinstance(answer, Tensor):
+                    return answer
+                return linear(answer, weights.o)
+
+            return forward
+
+        return build
 
     def answer(self, inputs: Inputs) -> Observation | None:
         """Call; None for a refusal or for an answer of another shape than attention's."""
@@ -124,6 +199,22 @@ class Caller:
         if isinstance(result, Refusal) or tuple(result.output.shape) != inputs.output_shape:
             return None
         return result
+
+
+def _with_parts(called: Callable[..., Any]) -> Callable[..., Any]:
+    """What is called, where a part of what it returns is the answer: a tensor has none.
+
+    Its first item would be taken for the whole answer.
+    """
+
+    def call(*tokens: Any, **options: Any) -> Any:
+        answer = called(*tokens, **options)
+        if isinstance(answer, Tensor):
+            msg = "returned a tensor, of which no part is the answer"
+            raise TypeError(msg)
+        return answer
+
+    return call
 
 
 def read(returned: Any, inputs: Inputs) -> Observation | Refusal:

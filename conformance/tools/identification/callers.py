@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from torch import nn
@@ -18,7 +20,6 @@ from ...adapters.trial import duplicate, put_in_dtype
 from ...base.geometry import Geometry
 from ...calls.calling import CandidateFailure, guarded
 from ...errors import DeclarationError, UsageError
-from ...problems.inputs import Inputs
 from ...problems.materialise import TORCH_DTYPES, in_dtype
 from .caller import Caller, SizeRule
 from .convention import CORE_LAYOUTS, LAYER_LAYOUTS, Convention, Layout
@@ -31,6 +32,8 @@ _MODES: Final = {1: "self", 2: "memory", 3: "separate"}
 # The output in what is returned: all of it, a part of a tuple, the first entry of a dict.
 OUTPUTS: Final = ("answer", "answer[0]", "next(iter(answer.values()))", "answer[1]")
 SEPARATE: Final = 3
+# Attributes of a module that say the size of a head.
+_HEAD_SIZE: Final = re.compile(r"(head_?|key_|d_)?(dim|size|k)(_(per_)?heads?)?")
 # Sizes that many functions tie together, the fewest ties first.
 _CORE_RULES: Final = (
     SizeRule(),
@@ -40,6 +43,14 @@ _CORE_RULES: Final = (
         changes=(("key_length", "g.query_length"), ("value_head_size", "g.head_size")),
     ),
     SizeRule(changes=(("num_kv_heads", "1"),)),
+    SizeRule(changes=(("head_size", "g.head_size + g.head_size % 2"),)),
+    SizeRule(
+        changes=(
+            ("head_size", "g.head_size + g.head_size % 2"),
+            ("key_length", "g.query_length"),
+            ("value_head_size", "g.head_size"),
+        ),
+    ),
 )
 
 
@@ -50,7 +61,8 @@ def function_callers(implementation: Implementation) -> Iterator[Caller]:
     if mode != "separate":
         return
     heads = parameters.meaning("heads")
-    for rule, layout in itertools.product(_CORE_RULES, CORE_LAYOUTS):
+    rules = (*_CORE_RULES, *_built_sizes(implementation.value))
+    for rule, layout in itertools.product(rules, CORE_LAYOUTS):
         options: Options = absent(parameters)
         needs_heads = bool(heads) and heads[0].required
         if layout.name == "BLE":
@@ -62,7 +74,7 @@ def function_callers(implementation: Implementation) -> Iterator[Caller]:
         ways = plain_options(parameters, options)
         for output, way in itertools.product(OUTPUTS, ways):
             yield Caller(
-                prepare=lambda _inputs: implementation.value,
+                prepare=lambda _geometry, _weights: implementation.value,
                 convention=Convention(
                     kind="core",
                     inputs="separate",
@@ -75,6 +87,22 @@ def function_callers(implementation: Implementation) -> Iterator[Caller]:
                 weigh=lambda _geometry, _dtype, _seed: None,
                 biases="",
             )
+
+
+def _built_sizes(value: Any) -> list[SizeRule]:
+    """The head sizes that attributes of a module without projections speak of."""
+    if not isinstance(value, nn.Module):
+        return []
+    numbers = {
+        number
+        for part in value.modules()
+        for name, number in vars(part).items()
+        if _HEAD_SIZE.fullmatch(name) and type(number) is int and number > 0
+    }
+    return [
+        SizeRule(changes=(("head_size", str(number)), ("value_head_size", str(number))))
+        for number in sorted(numbers)
+    ]
 
 
 def _with_layout(rule: SizeRule, layout: Layout) -> SizeRule:
@@ -199,7 +227,7 @@ def _layer_callers(
 ) -> Iterator[Caller]:
     for output in OUTPUTS[:2]:
         caller = Caller(
-            prepare=lambda inputs: _built(implementation.value, inputs.geometry, inputs.weights),
+            prepare=partial(_built, implementation.value),
             convention=Convention(kind="layer", inputs=mode, layout=layout, output=output),
             sizes=rule,
             weigh=lambda geometry, dtype, seed: draw_weights(
@@ -223,7 +251,8 @@ def _layer_callers(
 
 def _try_building(caller: Caller) -> Any:
     try:
-        return guarded(caller.prepare, (caller.draw(),), {})
+        inputs = caller.draw()
+        return guarded(caller.prepare, (inputs.geometry, inputs.weights), {})
     except CandidateFailure:
         return None
 
@@ -247,13 +276,13 @@ def _fixed_callers(implementation: Implementation) -> Iterator[Caller]:
     rule = SizeRule(changes=tuple((name, str(sizes[0])) for name, sizes in pins.sizes.items()))
     for layout, output in itertools.product(LAYER_LAYOUTS, OUTPUTS[:2]):
         yield Caller(
-            prepare=lambda _inputs: _built(declared.function, None, None),
+            prepare=lambda _geometry, _weights: _built(declared.function, None, None),
             convention=Convention(
                 kind="layer", inputs=mode, layout=layout, names=names, output=output
             ),
             sizes=rule,
             weigh=lambda _geometry, dtype, _seed: in_dtype(fixed, TORCH_DTYPES[dtype]),
-            weights_known=declared.weights_known,
+            draws=False,
         )
 
 
@@ -320,8 +349,7 @@ def module_callers(reading: Understood) -> Iterator[Caller]:
     }
     biases = "".join(role for role in "qkvo" if recipe.has_bias(role))
 
-    def prepare(inputs: Inputs) -> nn.Module:
-        weights = inputs.weights
+    def prepare(_geometry: Geometry, weights: golden.ProjectionWeights | None) -> nn.Module:
         if weights is None:
             return reading.built
         name = str(weights.q.dtype)

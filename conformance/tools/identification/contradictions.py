@@ -10,14 +10,14 @@ from ..._golden import golden
 from ...base.geometry import Geometry, Pins
 from ...declare.candidate import Candidate
 from ...declare.declaration import Declaration
-from ...problems.inputs import Inputs
 from ...problems.materialise import TORCH_DTYPES, in_dtype
 from .agreement import Judge, Sample, live_sample, rows_with_keys
 from .caller import Caller, Observation, SizeRule
 from .causality import LONG_KEYS, LONG_QUERIES, RULES, empty_row_rules
 from .convention import CORE_LAYOUTS, LAYER_LAYOUTS, Convention, MaskUse
 from .drawing import draw_weights, masked
-from .plain_reading import OTHER_SIZES, SCALES
+from .plain_reading import OTHER_SIZES
+from .points import SCALES
 from .record import SCALE_WORDS, empty_words
 
 JOB: Final = "conformance.tools.identification.contradictions:job"
@@ -106,10 +106,10 @@ def declared_caller(candidate: Candidate) -> Caller:
     point = declared.semantics
     biases = "".join(role for role, word in words.items() if getattr(point, f"{word}_bias"))
 
-    def prepare(inputs: Inputs) -> Any:
+    def prepare(geometry: Geometry, weights: golden.ProjectionWeights | None) -> Any:
         if is_core:
             return candidate.function
-        forward = candidate.function(inputs.geometry, inputs.weights)
+        forward = candidate.function(geometry, weights)
         if hasattr(forward, "eval"):
             forward.eval()
         return forward

@@ -14,6 +14,7 @@ from ...diagnosis.mistakes import MISTAKES, NamedMistake, mistaken_conventions
 from .agreement import Judge
 from .caller import Caller
 from .record import Findings
+from .score_functions import ScoreFunction, written
 from .signature import CallParameter, Parameters
 
 _BIASES: Final = {"q": "query_bias", "v": "value_bias", "o": "output_bias"}
@@ -98,7 +99,7 @@ def deviations(case: Investigation) -> list[Deviation]:
     mistakes = _mistakes(case)
     listed = [
         Deviation(
-            observed=_change_words(mistake.changes),
+            observed=change_words(mistake.changes),
             text=mistake.sentence,
             fix=mistake.fix,
             mistaken=True,
@@ -113,10 +114,10 @@ def deviations(case: Investigation) -> list[Deviation]:
         named = next(
             (mistake for mistake in MISTAKES if dict(mistake.changes) == {name: value}), None
         )
-        text = named.sentence if named else f"{name.replace('_', ' ')} is {value!r}"
+        text = named.sentence if named else _field_words(name, value)
         fix = named.fix if named else ""
         listed.append(
-            Deviation(observed=_change_words({name: value}), text=text, fix=fix, mistaken=False)
+            Deviation(observed=change_words({name: value}), text=text, fix=fix, mistaken=False)
         )
     return listed
 
@@ -148,8 +149,19 @@ def _mistakes(case: Investigation) -> list[NamedMistake]:
     return [*mistaken_conventions(case.point), *(mistake for mistake in lost if mistake.changes)]
 
 
-def _change_words(changes: Any) -> str:
-    return ", ".join(
-        f"{name}={value:.9g}" if isinstance(value, float) else f"{name}={value!r}"
-        for name, value in changes.items()
-    )
+def _field_words(name: str, value: Any) -> str:
+    """A field of the semantics with a value that no mistake has, in words."""
+    if isinstance(value, ScoreFunction):
+        return value.words
+    return f"{name.replace('_', ' ')} is {value!r}"
+
+
+def change_words(changes: Any) -> str:
+    """Fields of the semantics with their values, as a declaration says them."""
+    return ", ".join(f"{name}={_value_words(value)}" for name, value in changes.items())
+
+
+def _value_words(value: Any) -> str:
+    if isinstance(value, ScoreFunction):
+        return value.expression
+    return written(value) if isinstance(value, float) else repr(value)

@@ -17,7 +17,8 @@ from ...declare.candidate import Candidate
 from ...errors import ConstructionError, UsageError
 from ...running.workers.messages import Loaded, RunOptions
 from ...targets.loading import attribute, guarded, import_dotted, import_path, put_on_path
-from ...targets.resolving import ENTRY_POINTS, how_to_make, is_path, split_target
+from ...targets.resolving import how_to_make
+from ...targets.target_strings import ENTRY_POINTS, is_path, split_target
 from .signature import Parameters, read_parameters
 
 LOADER: Final = "conformance.tools.identification.implementation:implementations_of"

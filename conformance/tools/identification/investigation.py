@@ -23,6 +23,7 @@ from .caller import Caller
 from .deviations import Investigation
 from .keywords import NumberKeyword, find_groups, find_scale, find_softcap, find_window
 from .plain_reading import PlainReading
+from .points import function_in
 from .record import (
     LIKELY,
     SCALE_WORDS,
@@ -33,6 +34,7 @@ from .record import (
     kind_words,
     parameters_words,
     placed,
+    prepared_words,
     rivals,
     scale_number,
 )
@@ -57,18 +59,17 @@ def investigate(case: Investigation, plain: PlainReading, tell: Tell) -> None:
 
 
 def _always(case: Investigation, plain: PlainReading) -> None:
-    """Add what nothing turns off; no declaration can express a cap."""
-    if plain.cap is not None:
-        keyword, cap = "softcap" in case.features, f"{plain.cap:.6g}"
-        other = "unless its keyword gives another cap" if keyword else "no keyword turns it off"
+    """Add what nothing turns off."""
+    function = function_in(plain.point)
+    if function is not None:
+        value: dict[str, Any] = {"parameter": None, "expression": function.expression}
+        if function.cap is not None:
+            value |= {"works": False, "always": True, "cap": function.cap}
         case.findings.add(
-            "softcap",
-            f"always: logits become {cap} * tanh(logits / {cap}); {other}",
+            "scores" if function.cap is None else "softcap",
+            f"always: {function.words}; no keyword turns it off",
             rivals(plain),
-            {"parameter": None, "works": keyword, "always": True, "cap": plain.cap},
-        )
-        case.beyond.append(
-            f"its logits are capped at {cap} in every call, which no declaration can say"
+            value,
         )
     if plain.always is not None:
         square = case.caller.convention.inputs == "self"
@@ -115,6 +116,8 @@ def _computation(case: Investigation, plain: PlainReading) -> None:
         {"rule": point.scale, "factor": point.scale_factor, "number": number},
     )
     findings.add("softmax", f"over the {point.softmax_axis} axis", evidence, point.softmax_axis)
+    for name, words, value in prepared_words(point):
+        findings.add(name, words, evidence, value)
     if caller.kind == "layer":
         findings.add(
             "heads",
@@ -221,6 +224,9 @@ def _groups(case: Investigation) -> None:
 
 
 def _weights(case: Investigation) -> None:
+    if case.judge.made:
+        case.findings.undetermined("weights", "no golden weights are known beyond a declaration")
+        return
     weights = find_weights(case.caller, case.parameters, case.point, case.judge)
     if weights is None:
         named = case.parameters.meaning("weights")
@@ -275,7 +281,7 @@ def behave(
         findings.undetermined("position", "a call with the tokens in another order failed")
     else:
         words = "the order of the tokens matters" if order else "none: the order does not matter"
-        findings.add("position", words, "keys and values reversed", order)
+        findings.add("position", words, "keys and values in another order", order)
     same = repeats(caller)
     again = {True: "yes: two calls agree bit for bit", False: "no: two calls differ"}
     if same is None:

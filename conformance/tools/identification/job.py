@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -16,66 +17,18 @@ from ...calls.calling import CandidateFailure, guarded
 from ...errors import UsageError
 from ...tolerance.positions import position_bound
 from . import callers
-from .agreement import Judge, Sample
+from .agreement import Judge
 from .caller import Caller, Observation, Refusal
 from .contradictions import contradictions
 from .deviations import Investigation, deviations
 from .implementation import Implementation
 from .investigation import behave, investigate
-from .plain_reading import (
-    SCALES,
-    PlainReading,
-    nearest_number,
-    observe,
-    read_as,
-    read_plain,
-    round_numbers,
-    with_alignment,
-)
+from .plain_reading import PlainReading, Weights, observe, read_further, read_plain
 from .record import Findings, deviations_words, kind_words
 from .signature import Parameters, read_parameters
+from .statements import Beyond, read_beyond, reading_of, what_is_certain
 from .switches import without_causality
 from .writing import declaration_text, positions_text
-
-# Caps in use are 20, 30 and 50; beyond the last one ordinary logits show none.
-_ALIGNMENTS: Final = ("bottom-right", "top-left")
-_GRID: Final = tuple(10.0 ** (step / 4.0) for step in range(-4, 13))
-
-
-def capped(observed: Sequence[Observation], judge: Judge) -> PlainReading | None:
-    """The reading with a cap that holds on every probe, fitted on the first; None without one."""
-    readings = (_fitted(observed, judge, always) for always in (None, *_ALIGNMENTS))
-    return next((reading for reading in readings if reading is not None), None)
-
-
-def _fitted(
-    observed: Sequence[Observation], judge: Judge, always: str | None
-) -> PlainReading | None:
-    """The scale that comes nearest with any cap, then its cap, as a number that people write."""
-    samples = [read_as(observation, always) for observation in observed]
-    points = [with_alignment(golden.STANDARD.replace(scale=rule), always) for rule in SCALES]
-
-    def distance(point: golden.Semantics, cap: float) -> float:
-        return judge.distance(point, [_with_cap(samples[0], cap)])
-
-    nearest = min(points, key=lambda point: min(distance(point, cap) for cap in _GRID))
-    for cap in round_numbers(nearest_number(_GRID, partial(distance, nearest))):
-        capped_samples = [_with_cap(sample, cap) for sample in samples]
-        if judge.fits(nearest, capped_samples):
-            return PlainReading(
-                point=nearest,
-                always=always,
-                margin=max(judge.margin(nearest, sample) for sample in capped_samples),
-                tried=len(points),
-                fitted=True,
-                cap=cap,
-            )
-    return None
-
-
-def _with_cap(sample: Sample, cap: float) -> Sample:
-    return Sample(sample.inputs.replace(softcap=cap), sample.output, sample.rows)
-
 
 _WIDTHS: Final = (8, 6, 16, 32, 64, 128, 256, 512, 24, 12, 10, 100)
 _LENGTH: Final = 5
@@ -163,9 +116,7 @@ def _right(function: Callable[..., Any], length: int, width: int) -> bool:
 
 JOB: Final = "conformance.tools.identification.job:identify"
 # Ways of calling that are kept for the nearest reading, when none is golden.
-_MOST_UNREAD: Final = 12
-# The first of them in which a cap is looked for.
-_MOST_CAPPED: Final = 3
+_MOST_UNREAD: Final = 6
 
 Tell = Callable[[str, str], None]
 
@@ -218,8 +169,13 @@ def _identify(
     opened = _first_golden(callers, implementation.parameters)
     if isinstance(opened, str):
         return opened
+    if isinstance(opened, Unread):
+        stated = _stated(opened, record, tell)
+        if isinstance(stated, str):
+            return stated
+        opened = stated
     caller, read = opened
-    judge = Judge(caller.kind, "float32", always_causal=read.always is not None, cap=read.cap)
+    judge = Judge(caller.kind, "float32", always_causal=read.always is not None, made=read.made)
     case = Investigation(
         caller=caller,
         parameters=_parameters(caller),
@@ -228,6 +184,8 @@ def _identify(
         findings=findings,
         as_observed=as_observed,
     )
+    if read.made:
+        case.beyond.append(f"{read.words}, which no declaration can say")
     investigate(case, read, lambda what: tell("probing", what))
     tell("probing", "the declaration")
     changed = golden.STANDARD.differences(case.point)
@@ -298,28 +256,32 @@ def _without_weights(callers: Iterator[Caller], findings: Findings) -> str:
 
 def _first_golden(
     callers: Iterator[Caller], parameters: Parameters
-) -> tuple[Caller, PlainReading] | str:
+) -> tuple[Caller, PlainReading] | str | Unread:
     """The first way of calling whose answers a reading explains, or why there is none."""
     refusals: list[Refusal] = []
-    unread: list[tuple[Caller, list[Observation]]] = []
+    unread: list[Unread] = []
     for caller in callers:
+        if len(unread) >= _MOST_UNREAD or any(one.rules_out(caller) for one in unread[-1:]):
+            break
         observed = observe(caller)
         if isinstance(observed, Refusal):
             if caller.convention.output == "answer":
                 refusals.append(observed)
             continue
-        if not _shaped(observed):
-            shown = list(observed[0].output.shape)
-            refusals.append(Refusal("type", f"returned a tensor of shape {shown}"))
-        read = read_plain(caller, observed, Judge(caller.kind, "float32"))
+        weights = Weights(caller)
+        read = read_plain(weights, observed, Judge(caller.kind, "float32"))
         if read is not None:
             return without_causality(caller, read, _parameters(caller))
         if _shaped(observed):
-            unread.append((caller, observed))
-            if len(unread) >= _MOST_UNREAD:
-                break
-    if unread:
-        return _first_capped(unread) or _unread(*unread[0])
+            unread.append(Unread(weights, observed))
+        else:
+            shown = list(observed[0].output.shape)
+            refusals.append(Refusal("type", f"returned a tensor of shape {shown}"))
+    return _first_further(unread) if unread else _refused(refusals, parameters)
+
+
+def _refused(refusals: list[Refusal], parameters: Parameters) -> str:
+    """Why no way of calling gives an answer."""
     if not refusals:
         return "it takes neither query, key and value nor any inputs that attention has"
     tables = " and ".join(table.name for table in parameters.meaning("positions"))
@@ -331,20 +293,69 @@ def _first_golden(
     return reason + (needs if tables else "")
 
 
-def _first_capped(
-    unread: list[tuple[Caller, list[Observation]]],
-) -> tuple[Caller, PlainReading] | None:
-    """The first way of calling whose answers a cap on the logits explains."""
-    for caller, observed in unread[:_MOST_CAPPED]:
-        read = capped(observed, Judge(caller.kind, "float32"))
+@dataclass(frozen=True)
+class Unread:
+    """Answers that no simple point explains; ``others`` are had in ways that explain values."""
+
+    weights: Weights
+    observed: list[Observation]
+    others: tuple[Unread, ...] = ()
+
+    @property
+    def caller(self) -> Caller:
+        """How they were had."""
+        return self.weights.caller
+
+    @property
+    def settles_axes(self) -> bool:
+        """Whether values were read: then inputs, sizes and axes are understood."""
+        return bool(self.weights.readings)
+
+    def rules_out(self, other: Caller) -> bool:
+        """Whether another way of calling, of other inputs or axes, cannot be understood better."""
+        one, two = self.caller.convention, other.convention
+        same = (one.inputs, one.names, one.layout) == (two.inputs, two.names, two.layout)
+        return self.settles_axes and not (same and self.caller.sizes == other.sizes)
+
+
+def _first_further(unread: list[Unread]) -> tuple[Caller, PlainReading] | Unread:
+    """The first way of calling that a further point explains, else the one to make a statement of.
+
+    That is the first whose values were read.
+    """
+    legible = [one for one in unread if one.settles_axes]
+    for one in legible:
+        read = read_further(one.weights, one.observed, Judge(one.caller.kind, "float32"))
         if read is not None:
-            return caller, read
-    return None
+            return one.caller, read
+    return dataclasses.replace(unread[0], others=tuple(legible[:1]))
+
+
+def _stated(
+    unread: Unread, record: dict[str, Any], tell: Tell
+) -> tuple[Caller, PlainReading] | str:
+    """The nearest point with what is stated beyond it, or why nothing is that can be acted out.
+
+    Of the first way of calling, else of the one whose values were read.
+    """
+    tell("probing", "what no declaration says")
+    judge = Judge(unread.caller.kind, "float32")
+    beyond = read_beyond(unread.weights, unread.observed, judge)
+    other = next((one for one in unread.others if one.caller is not unread.caller), None)
+    if not beyond.statements and other is not None:
+        tell("probing", "what no declaration says")
+        unread, beyond = other, read_beyond(other.weights, other.observed, judge)
+    certain = bool(beyond.statements or unread.settles_axes)
+    near = beyond.nearest.as_json() if certain else None
+    record |= {"statements": beyond.as_json(), "nearest": near}
+    stated = reading_of(beyond, unread.observed, judge)
+    return _unread(unread, beyond) if stated is None else (unread.caller, stated)
 
 
 def _parameters(caller: Caller) -> Parameters:
     """The parameters of what is called."""
-    return read_parameters(caller.prepare(caller.draw()))
+    inputs = caller.draw()
+    return read_parameters(caller.prepare(inputs.geometry, inputs.weights))
 
 
 def _shaped(observed: list[Observation]) -> bool:
@@ -354,10 +365,15 @@ def _shaped(observed: list[Observation]) -> bool:
     )
 
 
-def _unread(caller: Caller, observed: list[Observation]) -> str:
-    nan = all(bool(observation.output.isnan().any()) for observation in observed)
+def _unread(unread: Unread, beyond: Beyond) -> str:
+    """Why no declaration fits, with what is certain of the answers."""
+    called = f"(called with {unread.caller.convention.layout.words})"
+    if beyond.text:
+        return f"no declaration says what it computes {called}: {beyond.text}"
+    nan = all(bool(observation.output.isnan().any()) for observation in unread.observed)
     what = "holds NaN" if nan else "is that of no reading of attention that is known"
-    return f"its answer {what} (called with {caller.convention.layout.words})"
+    known = what_is_certain(unread.weights)
+    return f"its answer {what} {called}" + (f"; {known}" if known else "")
 
 
 def _commonest(refusals: list[Refusal]) -> str:

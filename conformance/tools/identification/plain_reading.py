@@ -1,44 +1,52 @@
-"""What is computed without any mask: scale, axis of the softmax, heads, biases, causality."""
+"""What is computed without any mask: what its weights say, read as diagnosis reads them."""
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 from ..._golden import golden
-from .agreement import Judge, Sample, fitting
+from ...clauses.subject import Subject
+from ...diagnosis.dissection.layer_weights import WIDER, LayerCalls, most_tokens
+from ...diagnosis.dissection.projections import ValuePath
+from ...diagnosis.dissection.reading import Reading, read
+from ...diagnosis.mistaken_answer import Combination
+from ...problems.inputs import Inputs
+from .agreement import Judge, Sample
+from .behaviour import order_matters
 from .caller import Caller, Observation, Refusal
-
-SCALES: Final = (
-    "inverse-sqrt-head-size",
-    "none",
-    "inverse-head-size",
-    "sqrt-head-size",
-    "inverse-sqrt-model-width",
-    "inverse-sqrt-num-heads",
-    "inverse-sqrt-value-head-size",
+from .points import (
+    ALIGNMENTS,
+    SCALES,
+    Proposal,
+    causal_everywhere,
+    further_points,
+    simple_points,
 )
-_AXES: Final = ("key", "query", "head", "batch", "none")
-_SPLITS: Final = ("blocks", "interleaved", "reinterpret")
-_MERGES: Final = ("blocks", "interleaved", "reinterpret", "tokens")
-_BIASES: Final = {"q": "query_bias", "v": "value_bias", "o": "output_bias"}
-_MOST_DEVIATIONS: Final = 3
-# Factors on the scale that are looked for: a logarithmic grid, then ever finer around the best.
-_GRID: Final = tuple(10.0 ** (step / 8.0) for step in range(-24, 17))
-_REFINEMENTS: Final = 40
-# Fitted numbers are taken for roots and inverses of counts up to this, or for so few digits.
-_MOST_ROOTS: Final = 1025
-_DIGITS: Final = 5
-SEEDS: Final = (0, 1)
+
 OTHER_SIZES: Final[dict[str, int]] = {
     "head_size": 8,
     "num_heads": 2,
     "num_kv_heads": 2,
     "batch": 3,
 }
+# Lengths past which tiles and windows end: a point must hold there, too, where they are taken.
+LONG: Final[dict[str, int]] = {"batch": 1, "query_length": 33, "key_length": 70}
+_PROBES: Final[tuple[dict[str, int], ...]] = ({}, OTHER_SIZES)
+# Lengths at which the weights of cores are read, and the number of tokens of layers.
+_READ: Final[dict[str, int]] = {"query_length": 17, "key_length": 24}
+_MOST_TOKENS: Final = 12
+# Queries of a reading in which caps show are so much larger.
+_STRETCHED: Final = 4.0
+_READ_SEED: Final = 31
+_SPLITS: Final = ("blocks", "interleaved", "reinterpret")
+_MERGES: Final = ("blocks", "interleaved", "reinterpret", "tokens")
+_BIASES: Final = {"v": "value_bias", "o": "output_bias"}
+# Steps of a layer that may be taken otherwise than in the specification, together.
+_MOST_STEPS: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,52 +54,105 @@ class PlainReading:
     """The reading that fits every plain probe.
 
     ``always`` is the alignment of a causality that no flag turns on. ``others`` are further points
-    that fit every probe; ``tried`` counts the points compared. ``cap`` is that of logits
-    which are always capped.
+    that fit every probe; ``was_read`` says that the point was read off the weights. ``made`` are
+    changes beyond any point that every call makes, and ``words`` say so.
     """
 
     point: golden.Semantics
     always: str | None
     margin: float
-    tried: int
     others: tuple[golden.Semantics, ...] = ()
-    fitted: bool = False
-    cap: float | None = None
+    was_read: bool = False
+    made: Combination = ()
+    words: str = ""
 
 
 def observe(caller: Caller, dtype: str = "float32") -> list[Observation] | Refusal:
-    """Two probes of different sizes where it allows them."""
+    """Probes of different sizes, and one of greater lengths where these are taken."""
     observed = []
-    for seed in SEEDS:
-        sizes = OTHER_SIZES if seed else {}
+    for seed, sizes in enumerate(_PROBES):
         answer = caller.call(caller.draw(sizes, seed=seed, dtype=dtype))
         if isinstance(answer, Refusal):
             return answer
         observed.append(answer)
-    return observed
+    long = caller.answer(caller.draw(LONG, seed=len(_PROBES), dtype=dtype))
+    return observed if long is None else [*observed, long]
 
 
 def read_plain(
-    caller: Caller, observed: Sequence[Observation], judge: Judge
+    weights: Weights, observed: Sequence[Observation], judge: Judge
 ) -> PlainReading | None:
-    """The simplest point within bound of every probe; None when there is none."""
-    tried = 0
-    for always in (None, "bottom-right", "top-left"):
-        samples = [read_as(observation, always) for observation in observed]
-        for simple in _by_deviations(caller):
-            points = [with_alignment(point, always) for point in simple]
-            tried += len(points)
-            if fits := fitting(judge, points, samples):
-                return PlainReading(
-                    point=fits[0],
-                    always=always,
-                    margin=max(judge.margin(fits[0], sample) for sample in samples),
-                    tried=tried,
-                    others=tuple(fits[1:]),
-                )
-    return _with_fitted_scale(
-        [read_as(observation, None) for observation in observed], judge, tried
+    """The simplest point within bound of every probe; None when there is none.
+
+    The specification first, then what the weights say of its causality, its axis and its scale.
+    """
+    right = (Proposal(golden.STANDARD), *map(causal_everywhere, ALIGNMENTS))
+    fixed = not weights.caller.draws
+    read = _tried(weights.caller) if fixed else _read(weights)
+    return first_fitting(right, observed, judge) or first_fitting(
+        read, observed, judge, was_read=not fixed
     )
+
+
+def _read(weights: Weights) -> Iterator[Proposal]:
+    """What the weights say of causality, axis and scale."""
+    for reading, base in weights.readings:
+        yield from simple_points(reading, base)
+
+
+def _tried(caller: Caller) -> Iterator[Proposal]:
+    """The ways to take the steps of a layer, at each scale.
+
+    For one that brings its own projections: its weights could be read through others alone.
+    """
+    for rule, steps in itertools.product(SCALES, _steps(caller)):
+        yield Proposal(steps.replace(scale=rule))
+
+
+def first_fitting(
+    proposals: Iterable[Proposal],
+    observed: Sequence[Observation],
+    judge: Judge,
+    *,
+    was_read: bool = False,
+) -> PlainReading | None:
+    """The first proposal that fits every probe.
+
+    Of another rule for its scale those that fit as well: few sizes tell all rules apart.
+    """
+    fits: list[Proposal] = []
+    tried: set[Proposal] = set()
+    for proposal in proposals:
+        if proposal in tried:
+            continue
+        tried.add(proposal)
+        if fits and not _are_alike(fits[0], proposal):
+            break
+        samples = [read_as(observation, proposal.always) for observation in observed]
+        if judge.fits(proposal.point, samples):
+            fits.append(proposal)
+            if not isinstance(proposal.point.scale, str) or proposal.point == golden.STANDARD:
+                break
+    if not fits:
+        return None
+    first = fits[0]
+    return PlainReading(
+        point=first.point,
+        always=first.always,
+        margin=max(
+            judge.margin(first.point, read_as(observation, first.always))
+            for observation in observed
+        ),
+        others=tuple(other.point for other in fits[1:]),
+        was_read=was_read,
+    )
+
+
+def _are_alike(one: Proposal, other: Proposal) -> bool:
+    """Whether two proposals differ in the rule of their scale alone."""
+    rules = isinstance(one.point.scale, str) and isinstance(other.point.scale, str)
+    same = replace(other, point=other.point.replace(scale=one.point.scale))
+    return rules and same == one and one.point.scale_factor == 1.0
 
 
 def read_as(observation: Observation, always: str | None) -> Sample:
@@ -99,76 +160,88 @@ def read_as(observation: Observation, always: str | None) -> Sample:
     return Sample(observation.inputs.replace(causal=always is not None), observation.output)
 
 
-def with_alignment(point: golden.Semantics, always: str | None) -> golden.Semantics:
-    """A point with the alignment of a causality that is always there."""
-    return point if always is None else point.replace(causal_alignment=always)
+class Weights:
+    """The weights that an implementation gives to its values, read when they are needed."""
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+        # Points that explain the logits, whether or not they explain the answers.
+        self.proposed: list[Proposal] = []
+
+    @cached_property
+    def readings(self) -> list[tuple[Reading, golden.Semantics]]:
+        """Readings that explain an answer, each with the way in which a layer takes its steps."""
+        return list(self._readings(self._inputs))
+
+    @cached_property
+    def stretched(self) -> Reading | None:
+        """A reading of larger logits; None where there is none."""
+        inputs, weights = self._inputs, self._inputs.weights
+        if weights is None:
+            larger = inputs.with_tokens(query=_STRETCHED * inputs.query)
+        else:
+            bias = None if weights.q_bias is None else _STRETCHED * weights.q_bias
+            changed = replace(weights, q=_STRETCHED * weights.q, q_bias=bias)
+            larger = inputs.replace(weights=changed, generic=False)
+        return next((reading for reading, _ in self._readings(larger)), None)
+
+    @cached_property
+    def _inputs(self) -> Inputs:
+        caller = self.caller
+        if caller.kind == "core":
+            return caller.draw(_READ, seed=_READ_SEED)
+        first = caller.draw().geometry
+        count = max(1, min(_MOST_TOKENS, int(first.value_size / WIDER), most_tokens(first)))
+        sizes = {"query_length": max(1, count - 2), "key_length": count}
+        return caller.draw(sizes, seed=_READ_SEED)
+
+    def _readings(self, inputs: Inputs) -> Iterator[tuple[Reading, golden.Semantics]]:
+        caller = self.caller
+        if not caller.draws:
+            return
+        subject = Subject(caller.candidate(golden.STANDARD), caller.dtype)
+        if caller.kind == "core":
+            reading = read(subject, inputs)
+            if reading is not None and reading.explained:
+                yield reading, golden.STANDARD
+            return
+        calls = LayerCalls(subject, inputs)
+        for steps in _steps(caller):
+            reading = calls.reading(ValuePath(), point=steps)
+            if reading is not None and reading.explained:
+                yield reading, steps
+                if "q" in caller.biases:
+                    yield reading, steps.replace(query_bias=False)
+                return
 
 
-def _by_deviations(caller: Caller) -> Iterator[list[golden.Semantics]]:
-    """The points by how many fields they change: none, one, two, three."""
-    fields = _fields(caller)
-    for count in range(_MOST_DEVIATIONS + 1):
-        yield [
-            golden.STANDARD.replace(**dict(zip(names, values, strict=True)))
-            for names in itertools.combinations(fields, count)
-            for values in itertools.product(*(fields[name] for name in names))
-        ]
-
-
-def _fields(caller: Caller) -> dict[str, Sequence[Any]]:
-    """What may deviate, without the specification's own values."""
-    fields: dict[str, Sequence[Any]] = {"scale": SCALES[1:], "softmax_axis": _AXES[1:]}
+def _steps(caller: Caller) -> Iterator[golden.Semantics]:
+    """The ways in which a layer may take its steps, those with the fewest changes first."""
+    choices: dict[str, Sequence[Any]] = {"head_split": _SPLITS[1:], "head_merge": _MERGES[1:]}
+    choices |= {name: (False,) for role, name in _BIASES.items() if role in caller.biases}
     sizes = caller.draw().geometry
     if sizes.num_kv_heads != sizes.num_heads:
-        fields["group_order"] = ("tile",)
-    if caller.kind == "layer":
-        fields["head_split"] = _SPLITS[1:]
-        fields["head_merge"] = _MERGES[1:]
-        for role, name in _BIASES.items():
-            if role in caller.biases:
-                fields[name] = (False,)
-    return fields
+        choices["group_order"] = ("tile",)
+    for count in range(_MOST_STEPS + 1):
+        for names in itertools.combinations(choices, count):
+            for values in itertools.product(*(choices[name] for name in names)):
+                changes = dict(zip(names, values, strict=True))
+                yield golden.STANDARD.replace(**changes)
 
 
-def _with_fitted_scale(samples: Sequence[Sample], judge: Judge, tried: int) -> PlainReading | None:
-    """The reading with a scale, or a factor on it, fitted on one probe, that fits all of them."""
+def read_further(
+    weights: Weights, observed: Sequence[Observation], judge: Judge
+) -> PlainReading | None:
+    """The first point with positions, norms, caps, windows or biases that fits every probe."""
+    ordered = order_matters(weights.caller) is not False
+    by_head = weights.caller.heads_are_fixed
 
-    def distance(scale: float) -> float:
-        return judge.distance(golden.STANDARD.replace(scale=scale), samples[:1])
+    def proposals() -> Iterator[Proposal]:
+        for reading, base in weights.readings:
+            for one in further_points(
+                reading, weights.stretched, base, ordered=ordered, by_head=by_head
+            ):
+                weights.proposed.append(one)
+                yield one
 
-    best = nearest_number(_GRID, distance)
-    sizes = samples[0].inputs.geometry
-    first: float = golden.scale_value(
-        golden.STANDARD,
-        head_size=sizes.head_size,
-        value_head_size=sizes.value_head_size,
-        num_heads=sizes.num_heads,
-    )
-    points = [golden.STANDARD.replace(scale=number) for number in round_numbers(best)]
-    factors = round_numbers(best / first)
-    points += [golden.STANDARD.replace(scale_factor=number) for number in factors]
-    for point in points:
-        if judge.fits(point, samples):
-            margin = max(judge.margin(point, sample) for sample in samples)
-            return PlainReading(point=point, always=None, margin=margin, tried=tried, fitted=True)
-    return None
-
-
-def round_numbers(fitted: float) -> list[float]:
-    """The numbers that people write near a fitted number, and at last that number itself."""
-    roots = [math.sqrt(count) for count in range(2, _MOST_ROOTS)]
-    inverse = [1.0 / count for count in range(2, _MOST_ROOTS)]
-    rounded = [float(f"{fitted:.{digits}g}") for digits in range(1, _DIGITS)]
-    candidates = [*roots, *inverse, *(1.0 / root for root in roots)]
-    nearest = sorted(candidates, key=lambda number: abs(number - fitted))[:2]
-    return [*rounded, *nearest, fitted]
-
-
-def nearest_number(grid: Sequence[float], distance: Callable[[float], float]) -> float:
-    """The number of a logarithmic grid, then between its points, with the least distance."""
-    best = min(grid, key=distance)
-    width = grid[1] / grid[0]
-    for _ in range(_REFINEMENTS):
-        width = math.sqrt(width)
-        best = min((best, best * width, best / width), key=distance)
-    return best
+    return first_fitting(proposals(), observed, judge, was_read=True)

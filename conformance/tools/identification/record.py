@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -143,6 +143,11 @@ _INPUTS: Final = {
     "memory": "cross-attention: query, and one input for key and value",
     "self": "self-attention: one input",
 }
+_NORMS: Final = {
+    "rms": "divided by the root of their mean square",
+    "l2": "divided by their length",
+    "layer": "normalised to mean 0 and variance 1",
+}
 _MOST_NAMES: Final = 8
 _SPLITS: Final = {
     "blocks": "head h owns its own block of channels",
@@ -195,15 +200,8 @@ def placed(parameter: CallParameter) -> str:
 
 def rivals(plain: PlainReading) -> str:
     """The evidence for the reading of plain calls."""
-    if plain.fitted:
-        return (
-            f"fitted on one probe, within bound ({plain.margin:.2g} of it) of another of other "
-            "sizes"
-        )
-    return (
-        f"golden within bound on every plain probe (at most {plain.margin:.2g} of it), "
-        f"the simplest of {plain.tried} readings tried"
-    )
+    read = "read off the answers to unit values; " if plain.was_read else ""
+    return f"{read}golden within bound on every plain probe (at most {plain.margin:.2g} of it)"
 
 
 def scale_number(point: golden.Semantics, sizes: Geometry) -> float:
@@ -214,6 +212,32 @@ def scale_number(point: golden.Semantics, sizes: Geometry) -> float:
         value_head_size=sizes.value_head_size,
         num_heads=sizes.num_heads,
     )
+
+
+def prepared_words(point: golden.Semantics) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """What happens to query and key before they meet, and ALiBi: name, words and value of facts."""
+    if point.qk_norm != "none":
+        yield (
+            "query and key",
+            f"{_NORMS[point.qk_norm]} in each head, with an epsilon of {point.qk_norm_epsilon:.3g}",
+            {"norm": point.qk_norm, "epsilon": point.qk_norm_epsilon},
+        )
+    aligned = {"bottom-right": "last", "top-left": "first"}[point.causal_alignment]
+    if point.rotary != "none":
+        pairs = {"halves": "i and i + R/2", "interleaved": "2i and 2i + 1"}[point.rotary]
+        part = "" if point.rotary_fraction == 1 else f", in {point.rotary_fraction:g} of them"
+        words = f"channels {pairs} turn together{part}, base {point.rotary_base:g}"
+        yield (
+            "rotary positions",
+            f"{words}, queries counted from the {aligned} key",
+            {"pairs": point.rotary, "base": point.rotary_base, "fraction": point.rotary_fraction},
+        )
+    if point.alibi:
+        yield (
+            "bias by distance",
+            f"ALiBi, with its own slopes; queries counted from the {aligned} key",
+            {"alibi": True},
+        )
 
 
 def head_order_words(point: golden.Semantics, sizes: Geometry) -> str:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 from .agreement import Judge, Sample
 from .behaviour import repeats
 from .caller import Caller, Refusal
-from .plain_reading import PlainReading, observe, read_plain
+from .deviations import change_words
+from .plain_reading import PlainReading, Weights, observe, read_further, read_plain
 from .record import placed
 from .signature import CallParameter, Parameters
 
@@ -74,7 +75,7 @@ def without_causality(
         observed = observe(called)
         if isinstance(observed, Refusal):
             continue
-        other = read_plain(called, observed, Judge(caller.kind, "float32"))
+        other = read_plain(Weights(called), observed, Judge(caller.kind, "float32"))
         if other is not None and other.always is None:
             return called, other
     return caller, read
@@ -147,10 +148,11 @@ def _effect(called: Caller, case: Investigation, read: PlainReading) -> str:
         return "plain answers stay as they are"
     if repeats(called) is False:
         return "answers vary from call to call"
-    other = read_plain(called, observed, Judge(called.kind, "float32"))
+    weights, judge = Weights(called), Judge(called.kind, "float32")
+    other = read_plain(weights, observed, judge) or read_further(weights, observed, judge)
     if other is None:
         return "the answers are those of no reading of attention that is known"
     changes = read.point.differences(other.point)
-    effects = [f"{name}={pair[1]!r}" for name, pair in changes.items()]
+    effects = [change_words({name: pair[1]}) for name, pair in changes.items()]
     effects += ["causal"] if other.always is not None and read.always is None else []
     return f"it computes {', '.join(effects)}" if effects else "nothing that it does always is done"

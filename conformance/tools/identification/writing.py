@@ -8,12 +8,14 @@ from typing import Any, Final
 import torch
 
 from ..._golden import golden
-from ...declare.declaration import DEFAULT_FEATURES
+from ...declare.declaration import DEFAULT_FEATURES, mixed_in
 from .callers import is_torch_multihead
 from .convention import LAYER_LAYOUTS, Convention, adapter_body, header
 from .deviations import Investigation, deviations, expected, promised
 from .implementation import Implementation
+from .points import function_in
 from .record import deviations_words
+from .score_functions import ScoreFunction, written
 
 Ties = tuple[tuple[str, str], ...]
 
@@ -35,6 +37,9 @@ def declaration_text(implementation: Implementation, case: Investigation) -> str
         lines = _core(implementation, convention, name, promises, case.caller.sizes.changes)
     # An imported candidate would be checked, too.
     only = ["", "", f'__conformance__ = ["{name}"]'] if implementation.declared is not None else []
+    function = function_in(promised(case))
+    if function is not None:
+        lines = [*function.source(), "", "", *lines]
     return "\n".join([*_top(implementation, case, lines), "", "", *lines, *only, ""])
 
 
@@ -109,7 +114,7 @@ def promises_of(case: Investigation) -> dict[str, str]:
         source["features"] = repr(features)
     if promises.get("dtypes", ["float32"]) != ["float32"]:
         source["dtypes"] = repr(promises["dtypes"])
-    semantics = _semantics(promised(case))
+    semantics = _semantics(promised(case), aligned="causal" in source)
     if semantics:
         source["semantics"] = semantics
     failures = expected(case)
@@ -118,16 +123,20 @@ def promises_of(case: Investigation) -> dict[str, str]:
     return source
 
 
-def _semantics(point: golden.Semantics) -> str:
+def _semantics(point: golden.Semantics, *, aligned: bool) -> str:
+    """The point as source; positions need the alignment that no keyword ``aligned`` says."""
     changed = golden.STANDARD.differences(point)
-    entries = [
-        f"{name}={_number(pair[1])}" for name, pair in changed.items() if name not in _OWN_KEYWORDS
-    ]
+    own = set(_OWN_KEYWORDS)
+    if mixed_in(point) is not None and not aligned:
+        own.discard("causal_alignment")
+    entries = [f"{name}={_number(pair[1])}" for name, pair in changed.items() if name not in own]
     return f"conformance.STANDARD.replace({', '.join(entries)})" if entries else ""
 
 
 def _number(value: Any) -> str:
-    return f"{value:.9g}" if isinstance(value, float) else repr(value)
+    if isinstance(value, ScoreFunction):
+        return "score_mod"  # which is defined above
+    return written(value) if isinstance(value, float) else repr(value)
 
 
 def _expected(failures: list[tuple[str, str]]) -> str:

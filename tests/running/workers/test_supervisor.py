@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -225,3 +227,18 @@ def test_who_gets_no_processor_is_waited_for(
         (result,) = supervisor.run_candidate(0)
     assert result.status == status
     assert (result.violation is None) or result.violation.kind == "hung"
+
+
+def test_a_script_needs_no_guard(tmp_path: Path) -> None:
+    """No worker imports the script that started it: without ``if __name__`` it runs once."""
+    script = """
+import conformance
+
+print("begins")
+print(conformance.check("attn.py", only="shape.output").verdict)
+"""
+    write(tmp_path, {"attn.py": KERNEL, "run.py": script})
+    done = subprocess.run(
+        [sys.executable, "run.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines() == ["begins", "conforms"], done.stderr

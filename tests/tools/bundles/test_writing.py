@@ -42,7 +42,9 @@ def unscaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("unscaled")
     target = write_candidate(folder / "attn.py", UNSCALED)
     path = report(folder / "out.json", failing(target, "numerics.scale"))
-    assert run(["bundle", f"{path}#numerics.scale", "--output", str(folder / "shown")]) == 0
+    assert (
+        run(["bundle", "--trust", f"{path}#numerics.scale", "--output", str(folder / "shown")]) == 0
+    )
     return folder
 
 
@@ -129,7 +131,7 @@ def test_graph_shows_itself_with_onnxruntime_and_numpy_alone(tmp_path: Path) -> 
     graph(tmp_path / "graph.onnx", 1.0)
     path = report(tmp_path / "out.json", failing(str(tmp_path / "graph.onnx"), "numerics.golden"))
     folder = tmp_path / "shown"
-    assert run(["bundle", f"{path}#numerics.golden", "--output", str(folder)]) == 0
+    assert run(["bundle", "--trust", f"{path}#numerics.golden", "--output", str(folder)]) == 0
     assert {"graph.onnx", "graph.data"} <= {each.name for each in folder.iterdir()}
     python = fresh_environment(tmp_path / "environment", "onnxruntime", "numpy")
     assert not has(python, "torch")
@@ -156,7 +158,10 @@ def test_call_that_kills_its_process_is_shown(
     failed["violation"] = {"kind": "crashed", "message": "the candidate ended its process"}
     failed["counterexample"] = {"problem": problem}
     path = report(tmp_path / "out.json", {**entry, "target": target})
-    assert run(["bundle", f"{path}#numerics.scale", "--output", str(tmp_path / "shown")]) == 0
+    assert (
+        run(["bundle", "--trust", f"{path}#numerics.scale", "--output", str(tmp_path / "shown")])
+        == 0
+    )
     assert f"python {tmp_path / 'shown'}/show.py" in "".join(capsys.readouterr().out.split("\n"))
     script = (tmp_path / "shown" / "show.py").read_text(encoding="utf-8")
     assert "survives()" in script

@@ -19,6 +19,7 @@ from conformance.views.tool_texts import show_identification
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
 UNDECLARED = CHECKOUT / "tests" / "support" / "undeclared_attention.py"
+UNUSUAL = CHECKOUT / "tests" / "support" / "unusual_attention.py"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -63,6 +64,12 @@ def test_rows_without_keys_by_form() -> None:
         f"{UNDECLARED}:causal_by_default",
         f"{UNDECLARED}:causal_unless_told",
         f"{UNDECLARED}:always_causal",
+        f"{UNDECLARED}:capped",
+        f"{UNUSUAL}:rotary",
+        f"{UNUSUAL}:layer_normalised",
+        f"{UNUSUAL}:local",
+        f"{UNUSUAL}:layer_sliding",
+        f"{UNUSUAL}:layer_leaning",
     ],
     ids=lambda target: target.rpartition(":")[2],
 )

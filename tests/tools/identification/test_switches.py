@@ -47,7 +47,7 @@ def test_masks_beside_causality_that_is_on_by_default() -> None:
 def test_a_normalisation_that_can_be_turned_off() -> None:
     """Where only the other value of a flag is plain, the declaration says which value it is of."""
     said = fact("normalised", "flag normalize")["found"]
-    assert "with True the answers are those of no reading" in said
+    assert "with True it computes qk_norm='l2'" in said
     assert "everything else holds with normalize=False" in said
     assert 'options = {"normalize": False}' in record("normalised")["declaration"]
 
@@ -58,13 +58,13 @@ def test_what_a_flag_does_when_it_is_flipped() -> None:
 
 
 def test_a_cap_that_no_keyword_sets() -> None:
-    """It is fitted as a scale is; no declaration can say it; weights are judged with it."""
+    """It is read off the weights and declared as a function of scores, as weights are judged."""
     entry = fact("capped", "softcap")
     assert (entry["value"]["cap"], entry["value"]["always"]) == (30.0, True)
     assert fact("capped", "scale")["value"]["rule"] == "inverse-sqrt-head-size"
     assert fact("capped", "weights")["value"] == {"averaged": False}
-    assert record("capped")["declaration"] is None
-    assert "capped at 30" in record("capped")["beyond"][0]
+    assert record("capped")["beyond"] == []
+    assert "return 30 * torch.tanh(score / 30)" in record("capped")["declaration"]
 
 
 def test_a_cap_that_is_on_by_default() -> None:

@@ -1,0 +1,173 @@
+"""How soon a wrong attention is told so: the order of the clauses, and seconds to a first failure.
+
+``python benchmarks/first_failure.py`` checks mistakes of the catalogue with ``exitfirst`` in a
+process that has imported torch, and prints how many are caught, made small and named within one
+second and within three. ``--order`` runs all MUST clauses on a sample of them instead, and prints
+the order in which clauses find mistakes soonest, for ``conformance/session/order.py``.
+Run it from a checkout: the catalogue is partly in ``candidates/broken``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from conformance.base.results import ClauseResult
+from conformance.running.workers.pool import WorkerPool
+from conformance.tools.judge import check
+from conformance.tools.teeth.catalogue import CatalogueEntry, entries
+from conformance.tools.teeth.jobs import Pace, entries_of, run_entries
+from conformance.tools.teeth.options import LoadedEntry, TeethOptions
+
+# What each mistake showed: the MUST clauses that failed, and the seconds of each clause that ran.
+Matrix = dict[str, dict[str, tuple[bool, float]]]
+
+
+# The clauses that a mistake fails which hangs, or ends its process.
+ENDS: Final = ("state.untampered", "state.threads")
+# Seconds that a clause costs besides its examples: its first problems and goldens.
+LEAST: Final = 0.05
+# Clauses whose failing problems are large or of unusual values: what they show is hard to read and
+# to name.
+UNSUITED: Final = (
+    *("any-length", "long-sequence", "typical-error", "accumulation", "accumulate", "subnormal"),
+    *("near-ties", "large-logits", "lifted-logits", "large", "far-below", "key-shift"),
+)
+# Clauses that the order names; the others follow in the order of the specification.
+LONGEST: Final = 40
+
+
+def sampled(count: int, seed: int) -> list[str]:
+    """The names of some mistakes of the catalogue, with a primary clause that is a MUST."""
+    with WorkerPool(TeethOptions(targets=(), profile="quick", thorough=False)) as pool:
+        pool.start()
+        every = [entry for entry in entries_of(pool.load()) if not entry.correct]
+    names = sorted(entry.name for entry in every)
+    return random.Random(seed).sample(names, min(count, len(names)))  # noqa: S311 (no secret)
+
+
+def matrix(names: Sequence[str], jobs: int, timeout: float, path: Path) -> Matrix:
+    """Every MUST clause on each mistake, kept in a file as far as it has come."""
+    shown: Matrix = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    left = tuple(name for name in names if name not in shown)
+    if not left:
+        return shown
+    options = TeethOptions(targets=(), profile="quick", thorough=False, mistakes=left)
+
+    def keep(entry: LoadedEntry, results: Sequence[ClauseResult], complete: bool) -> None:  # noqa: FBT001
+        if not complete:
+            return
+        shown[entry.name] = {
+            one.id: (one.status == "failed", one.seconds)
+            for one in results
+            if one.level == "MUST" and one.status in ("passed", "failed")
+        }
+        path.write_text(json.dumps(shown), encoding="utf-8")
+
+    with WorkerPool(options, jobs=jobs, timeout=timeout) as pool:
+        pool.start()
+        run_entries(
+            pool, entries_of(pool.load()), Pace(jobs=jobs, timeout=timeout, first=False), keep
+        )
+    return shown
+
+
+def soonest(shown: Matrix) -> list[str]:
+    """Clauses in the order that finds mistakes soonest: the most that are new for each second.
+
+    When those chosen find every mistake, the next ones are chosen as if there were none: they find
+    what is wrong where the first do not apply.
+    """
+    took: dict[str, list[float]] = defaultdict(list)
+    for clauses in shown.values():
+        for slug, (failed, seconds) in clauses.items():
+            if not failed:
+                took[slug].append(seconds)
+    cost = {slug: LEAST + median(seconds) for slug, seconds in took.items()}
+    finding = {
+        name: {slug for slug, (failed, _) in own.items() if failed and not slug.endswith(UNSUITED)}
+        for name, own in shown.items()
+    }
+    order: list[str] = []
+    while unused := {slug for own in finding.values() for slug in own} - set(order):
+        left = [own & unused for own in finding.values() if own & unused]
+        while left:
+            slugs = sorted(set.union(*left))
+            best = max(
+                slugs, key=lambda slug: sum(slug in own for own in left) / cost.get(slug, 1.0)
+            )
+            order.append(best)
+            left = [own for own in left if best not in own]
+    return order[:LONGEST]
+
+
+SECONDS: Final = (1.0, 3.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstFailure:
+    """What a check that ends with the first failure said of a mistake, and how long it took."""
+
+    mistake: str
+    caught: bool
+    clause: str
+    cause: str
+    seconds: float
+    processor: float
+
+
+def first_failure(entry: CatalogueEntry) -> FirstFailure:
+    """One mistake, checked in this process, which has imported everything."""
+    started, processor = time.perf_counter(), time.process_time()
+    report = check(entry.candidate, exitfirst=True)
+    seconds, processor = time.perf_counter() - started, time.process_time() - processor
+    cause = next((cause for cause in report.causes if cause.level == "MUST"), None)
+    return FirstFailure(
+        mistake=entry.name,
+        caught=not report.conforms,
+        clause=cause.clauses[0] if cause else "",
+        cause=cause.name if cause else "",
+        seconds=seconds,
+        processor=processor,
+    )
+
+
+def main() -> None:
+    """Print an order, or the times."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--order", action="store_true", help="print the order of the clauses")
+    parser.add_argument("--sample", type=int, default=150, help="mistakes")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--matrix", type=Path, default=Path("first_failure.json"))
+    options = parser.parse_args()
+    names = sampled(options.sample, options.seed)
+    if options.order:
+        for slug in soonest(matrix(names, options.jobs, 30.0, options.matrix)):
+            print(f'    "{slug}",')
+        return
+    every = entries(TeethOptions(targets=(), mistakes=tuple(names)), lambda _what, _name: None)
+    # What hangs or ends its process is for the command: nothing stops it here.
+    rows = [first_failure(entry) for entry in every if entry.primary not in ENDS]
+    for row in rows:
+        print(
+            f"{row.seconds:6.2f} s {row.processor:6.2f} s  {row.mistake}: {row.clause} {row.cause}"
+        )
+    caught = [row for row in rows if row.caught]
+    print(f"{len(caught)} of {len(rows)} caught; ", end="")
+    for limit in SECONDS:
+        within = sum(row.caught and row.processor <= limit for row in rows)
+        print(f"{within / len(rows):.0%} within {limit:g} s of a processor; ", end="")
+    print(f"median {median(row.processor for row in caught):.2f} s")
+
+
+if __name__ == "__main__":
+    main()

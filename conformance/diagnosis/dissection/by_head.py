@@ -1,0 +1,227 @@
+"""Numbers that differ from head to head: mixed heads, scales, biases by distance, sinks.
+
+They are those of so many heads as were read: with other numbers of heads nothing is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..._golden import golden
+from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
+from ..mistakes._steps import keys_ahead, weighing
+from .logits import LogitFit, as_mistake
+from .read_numbers import Number
+from .reading import Reading
+from .statement import statement
+from .sums import sum_ratio
+from .terms import ADDED, SCORES, Term, TermValues
+
+# Heads whose mixture is read: the equations grow with their square.
+MOST_HEADS: Final = 16
+# Such a part of the largest number is what rounding leaves of nothing.
+_NOTHING: Final = 1e-4
+_ONE: Final = Number("1", lambda _sizes: 1.0)
+
+
+def head_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """What is made with a number for each head, where these differ."""
+    if not 1 < reading.sizes.num_heads <= MOST_HEADS:
+        return
+    yield from _of_logits(reading)
+    yield from _sinks(reading)
+    yield from _mixed_weights(reading)
+
+
+def _of_logits(reading: Reading) -> Iterator[NamedMistake]:
+    """Scores times a number of each head, with a bias by distance, or mixed over the heads."""
+    fit = LogitFit(reading)
+    scores, bias = fit.column(SCORES), fit.column(ADDED[0])
+    fixed = [] if bias is None else [bias]
+    if scores is None or not fit.count or fit.solve(fixed, [scores]) is not None:
+        return
+    heads = range(reading.sizes.num_heads)
+    values = SCORES.values(reading.call, reading.attention)
+    if values is None:
+        return
+    wrong = [head for head in heads if bool(fit.used[:, head].any())]
+    factors = fit.solve(fixed, [_in_head(fit, values, head, head) for head in wrong])
+    if factors is not None:
+        yield from _scaled(reading, _every(heads, wrong, factors, 1.0))
+        return
+    for bottom_right in alignments(reading):
+        apart = _distances(reading.call, bottom_right=bottom_right)
+        sloped = fit.solve([scores, *fixed], [_in_head(fit, apart, head, head) for head in wrong])
+        if sloped is not None:
+            slopes = _every(heads, wrong, sloped, 0.0)
+            yield from _sloped(reading, slopes, bottom_right=bottom_right)
+            return
+    pairs = [(head, other) for head in wrong for other in heads]
+    table = fit.solve(fixed, [_in_head(fit, values, *pair) for pair in pairs])
+    if table is not None:
+        mixture = torch.eye(len(heads), dtype=torch.float64)
+        mixture[wrong] = torch.tensor(table, dtype=torch.float64).reshape(len(wrong), len(heads))
+        yield _mixed_scores(mixture)
+
+
+def _every(
+    heads: Iterable[int], wrong: Sequence[int], read: Sequence[float], right: float
+) -> list[float]:
+    """A number for each head: that which was read of a wrong one, and of others the right one."""
+    numbers = dict(zip(wrong, read, strict=True))
+    return [numbers.get(head, right) for head in heads]
+
+
+def _in_head(fit: LogitFit, values: Tensor, head: int, of: int) -> Tensor:
+    """The column of what one head has, in the logits of another; zero in all others."""
+    table = torch.zeros_like(values)
+    table[:, head] = values[:, of]
+    return fit.centred(table)
+
+
+def alignments(reading: Reading) -> list[bool]:
+    """Whether queries may be counted from the last key, the declared answer first."""
+    sizes = reading.sizes
+    declared = bool(reading.call.semantics.causal_alignment == "bottom-right")
+    return [declared] if sizes.query_length == sizes.key_length else [declared, not declared]
+
+
+def _distances(call: DeclaredCall, *, bottom_right: bool) -> Tensor:
+    apart = keys_ahead(call, bottom_right=bottom_right).abs().double()
+    return apart.expand(call.inputs.score_shape)
+
+
+def _scaled(reading: Reading, factors: Sequence[float]) -> Iterator[NamedMistake]:
+    if _differ(reading, factors):
+        words = f"the scores times {_listed(factors)}"
+        yield as_mistake([Term(words, words, _times(factors, SCORES), operand=True)], [_ONE])
+
+
+def _sloped(
+    reading: Reading, slopes: Sequence[float], *, bottom_right: bool
+) -> Iterator[NamedMistake]:
+    if not _differ(reading, slopes):
+        return
+
+    def apart(call: DeclaredCall, _attention: golden.Attention) -> Tensor:
+        return _distances(call, bottom_right=bottom_right)
+
+    distance = Term("distance", "the distance", apart)
+    sizes = reading.sizes
+    counted = f", queries counted from the {'last' if bottom_right else 'first'} key"
+    where = counted if sizes.query_length != sizes.key_length else ""
+    words = f"the distance from query to key times {_listed(slopes)}{where}"
+    yield as_mistake([SCORES, Term(words, words, _times(slopes, distance))], [_ONE, _ONE])
+
+
+def _differ(reading: Reading, read: Sequence[float]) -> bool:
+    """Whether numbers of heads differ: what is the same for all is told without heads."""
+    return max(read) - min(read) > reading.same * max(map(abs, read))
+
+
+def _times(factors: Sequence[float], term: Term) -> TermValues:
+    """A term times a number for each head; NotExpressible for another number of heads."""
+
+    def values(call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
+        if call.inputs.geometry.num_heads != len(factors):
+            raise NotExpressible
+        table = term.values(call, attention)
+        of_heads = torch.tensor(factors, dtype=torch.float64)[:, None, None]
+        return None if table is None else table * of_heads
+
+    return values
+
+
+def _listed(read: Sequence[float]) -> str:
+    return ", ".join(f"{number:.4g} in head {head}" for head, number in enumerate(read))
+
+
+def _mixture_words(mixture: Tensor) -> str:
+    rounded = torch.where(mixture.abs() > _NOTHING * mixture.abs().amax(), mixture, 0.0)
+    rows = (", ".join(f"{number:.4g}" for number in row) for row in rounded.tolist())
+    return "; ".join(f"head {head}: {row}" for head, row in enumerate(rows))
+
+
+def _mixed(values: Tensor, mixture: Tensor) -> Tensor:
+    """A sum over heads for each head ``[B, H, Lq, Lk]``; NotExpressible for other numbers."""
+    if values.shape[1] != len(mixture):
+        raise NotExpressible
+    return torch.einsum("gh,bhqk->bgqk", mixture, values)
+
+
+def _mixed_scores(mixture: Tensor) -> NamedMistake:
+    words = f"sums of the scores of all heads, times a number of each ({_mixture_words(mixture)})"
+
+    def values(call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
+        own = SCORES.values(call, attention)
+        return None if own is None else _mixed(own, mixture)
+
+    return as_mistake([Term(words, words, values, operand=True)], [_ONE])
+
+
+def _mixed_weights(reading: Reading) -> Iterator[NamedMistake]:
+    """Weights that are sums of those of all heads."""
+    exact = reading.attention.weights.transpose(0, 1).flatten(1).mT
+    read = reading.weights.transpose(0, 1).flatten(1).mT
+    if len(exact) <= 2 * exact.shape[1] or reading.agree(
+        reading.weights, reading.attention.weights
+    ):
+        return
+    mixture = torch.linalg.lstsq(exact, read).solution.mT
+    if not reading.agree(reading.weights, _mixed(reading.attention.weights, mixture)):
+        return
+    if bool((mixture - torch.diag(mixture.diagonal())).abs().amax() <= reading.same):
+        return  # no head reads another
+
+    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        return weighing(attention, _mixed(attention.weights, mixture))
+
+    yield statement(
+        "weights: summed over the heads",
+        "the weights of each head are a sum of those of all heads, times a number of each "
+        f"({_mixture_words(mixture)})",
+        "let each head use its own weights",
+        core=core,
+    )
+
+
+def _sinks(reading: Reading) -> Iterator[NamedMistake]:
+    """One more term in the denominator of each head."""
+    found = sum_ratio(reading)
+    if found is None:
+        return
+    rows, sums = found
+    total = torch.logsumexp(reading.attention.logits, dim=-1, keepdim=True)
+    terms = total.exp() * (1.0 / sums - 1.0)
+    read: list[float] = []
+    for head in range(reading.sizes.num_heads):
+        own = terms[:, head][rows[:, head]]
+        if not own.numel() or not bool(torch.isfinite(own).all()):
+            return
+        middle = float(own.mean())
+        if not bool(((own - middle).abs() <= reading.same * abs(middle)).all()):
+            return
+        read.append(middle)
+    if not _differ(reading, read) or min(read) <= 0.0:
+        return
+    sinks = torch.tensor(read, dtype=torch.float64).log()
+
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        if call.inputs.geometry.num_heads != len(sinks):
+            raise NotExpressible
+        own_total = torch.logsumexp(attention.logits, dim=-1, keepdim=True)
+        factor = torch.sigmoid(own_total - sinks[:, None, None])
+        weights = attention.weights * torch.where(attention.empty[..., None], 1.0, factor)
+        return weighing(attention, weights)
+
+    named = ", ".join(f"exp({sink:.4g}) in head {head}" for head, sink in enumerate(sinks.tolist()))
+    yield statement(
+        "sum: a number of each head added",
+        f"the softmax divides by the sum of the exponentials and {named}",
+        "divide the exponentials by their own sum over the keys that the query attends",
+        core=core,
+    )

@@ -1,0 +1,261 @@
+"""Explains answers that no mistake of the catalogue explains as it stands.
+
+Proposed are statements of what was read, and mistakes under conditions. Each is confirmed on
+problems that nothing was learnt from: neighbours, with other values, of the failing one and of the
+plainest one at which the mistake shows. Answers that speak against a proposal are learnt from in
+the next round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import islice
+from typing import Final
+
+from ..clauses.subject import Subject
+from ..problems.problem import Problem
+from .agreement import BatteryAnswer
+from .battery import answer_to, answers_near
+from .conditions import Condition, ScaleLimit, SizeLimit, plainness, scale_below, size_limit
+from .dissection import statements
+from .dissection.read_numbers import roundest
+from .mistaken_answer import ActedAnswers, Combination, act, touches_any
+from .mistakes import NamedMistake, NotExpressible
+from .narrowing import Narrowed, made_under
+from .neighbours import with_size
+from .search import MistakeSearch
+
+# Rounds of proposals: what spoke against those of one is learnt from in the next.
+MOST_ROUNDS: Final = 3
+# Proposals of a round that are tried on problems that nothing was learnt from.
+MOST_PROPOSED: Final = 6
+# Added to the seed of a problem, once for each round, for values that no search has looked at.
+OTHER_VALUES: Final = 7919
+
+# Halvings of the range within which a scale decides: to a part in a hundred.
+HALVINGS: Final = 7
+
+Proposals = Callable[[], Iterator[list[Combination]]]
+
+
+def explains(subject: Subject, made: Combination, answer: BatteryAnswer) -> bool:
+    """Whether mistakes explain one answer."""
+    declared = subject.declaration.semantics
+    if not touches_any(made, answer.inputs, declared):
+        return answer.margin <= 1.0
+    try:
+        acted = act(subject.oracle, declared, made, answer.inputs)
+    except NotExpressible:
+        return answer.margin <= 1.0
+    return answer.agrees(acted)
+
+
+class StatementSearch:
+    """What explains some ``observed`` answers and answers to problems near ``problem``."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        mistakes: Sequence[NamedMistake],
+        acted: ActedAnswers,
+        observed: Sequence[BatteryAnswer],
+        problem: Problem | None,
+    ) -> None:
+        self.subject = subject
+        self.mistakes = mistakes
+        self.acted = acted
+        self.observed = list(observed)
+        self.problem = problem
+        self._rounds = 0
+        self._around: list[BatteryAnswer] = []
+
+    def stated(self) -> list[Combination]:
+        """The shortest statement that explains every answer and is confirmed, if there is any."""
+
+        def proposals() -> Iterator[list[Combination]]:
+            for one in self._read.explaining():
+                yield [(one,)]
+
+        return self._first_confirmed(proposals)
+
+    def narrowed(self) -> list[Combination]:
+        """What is confirmed of mistakes of the catalogue and statements under conditions."""
+
+        def proposals() -> Iterator[list[Combination]]:
+            named = self._search(self.mistakes).narrowed()
+            conditions = named[0].conditions if named else 0
+            if conditions == 1:  # what is read cannot be plainer
+                yield self._exactly(named)
+            read = sorted(self._read.narrowed(), key=_length)
+            fewer = [one for one in read if one.conditions < conditions]
+            for group in ([one] for one in fewer):
+                yield self._exactly(group)
+            if conditions > 1:
+                yield self._exactly(named)
+            for group in ([one] for one in read if one not in fewer):
+                yield self._exactly(group)
+
+        return self._first_confirmed(proposals)
+
+    def _first_confirmed(self, proposals: Proposals) -> list[Combination]:
+        for _ in range(MOST_ROUNDS):
+            proposed = False
+            for group in islice(proposals(), MOST_PROPOSED):
+                proposed = True
+                confirmed = [made for made in group if self._is_confirmed(made)]
+                if confirmed:
+                    return confirmed
+            if not proposed:
+                return []
+            self._learn()
+        return []
+
+    def _search(self, mistakes: Sequence[NamedMistake]) -> MistakeSearch:
+        return MistakeSearch(self.subject, self.observed, mistakes, self.acted)
+
+    @cached_property
+    def _read(self) -> MistakeSearch:
+        """The search among statements of what was read from the answers observed so far."""
+        return self._search(statements(self.subject, self.observed))
+
+    @cached_property
+    def _unseen(self) -> list[BatteryAnswer]:
+        """Answers to the neighbours of the problem, with values of this round's own."""
+        if self.problem is None:
+            return []
+        seed = self.problem.seed + OTHER_VALUES * (self._rounds + 1)
+        return answers_near(self.subject, self.problem.replace(seed=seed), plain=False)
+
+    def _learn(self) -> None:
+        """Begin another round: what was used to confirm is observed from now on."""
+        self.observed += [*self._unseen, *self._around]
+        self._around.clear()
+        self._rounds += 1
+        for name in ("_unseen", "_read"):
+            self.__dict__.pop(name, None)
+
+    def _is_confirmed(self, made: Combination) -> bool:
+        """Whether mistakes explain answers that nothing was learnt from."""
+        if not all(explains(self.subject, made, answer) for answer in self._unseen):
+            return False
+        around = self._answers_around(made)
+        self._around += around
+        return all(explains(self.subject, made, answer) for answer in around)
+
+    def _answers_around(self, made: Combination) -> list[BatteryAnswer]:
+        """Answers to calls that differ in one thing from one where mistakes are made.
+
+        They tell the conditions from others that hold for as many of the calls observed so far.
+        """
+        plainest = self._plainest(made)
+        if plainest is None or plainest.problem is None:
+            return []
+        seed = plainest.problem.seed + OTHER_VALUES * (self._rounds + 1)
+        problem = plainest.problem.replace(seed=seed)
+        return answers_near(self.subject, problem, enlarged=False)
+
+    def _plainest(self, made: Combination) -> BatteryAnswer | None:
+        """The plainest wrong answer to a drawn problem at which mistakes are made."""
+        declared = self.subject.declaration.semantics
+        shown = [
+            answer
+            for answer in self.observed
+            if answer.problem is not None
+            and answer.margin > 1.0
+            and touches_any(made, answer.inputs, declared)
+        ]
+        return min(shown, key=lambda answer: plainness(answer.inputs), default=None)
+
+    def _exactly(self, group: Sequence[Narrowed]) -> list[Combination]:
+        """Mistakes under their conditions, with the exact numbers of those about sizes.
+
+        What was looked at leaves a range: the candidate is asked within it.
+        """
+        return [(self._with_exact_limits(one),) for one in group]
+
+    def _with_exact_limits(self, narrowed: Narrowed) -> NamedMistake:
+        plainest = self._plainest((narrowed.mistake,))
+        literals = list(narrowed.literals)
+        for index, literal in enumerate(literals):
+            others = [one for one in literals if one is not literal]
+            wherever = made_under(narrowed.everywhere, others)
+            if plainest is not None and isinstance(literal, SizeLimit):
+                literals[index] = self._exact_size(literal, wherever, plainest)
+            elif plainest is not None and isinstance(literal, ScaleLimit):
+                literals[index] = self._exact_scale(literal, wherever, plainest)
+        return made_under(narrowed.everywhere, literals)
+
+    def _exact_size(
+        self, limit: SizeLimit, wherever: NamedMistake, plainest: BatteryAnswer
+    ) -> SizeLimit:
+        """A limit of a size with the number at which answers change.
+
+        The limit as it is where the candidate cannot be called with the sizes in between.
+        """
+
+        def size(answer: BatteryAnswer) -> int:
+            number: int = getattr(answer.inputs.geometry, limit.field)
+            return number
+
+        made = size(plainest)
+        sizes = (size(answer) for answer in self._spared(limit, wherever))
+        spared = min(sizes, key=lambda other: abs(other - made), default=made)
+        while abs(made - spared) > 1:
+            middle = (made + spared) // 2
+            verdict = self._is_made(wherever, self._with_size(plainest, limit.field, middle))
+            if verdict is None:
+                return limit
+            made, spared = (middle, spared) if verdict else (made, middle)
+        if made == spared:
+            return limit
+        return size_limit(limit.field, spared if limit.above else made, above=limit.above)
+
+    def _exact_scale(
+        self, limit: ScaleLimit, wherever: NamedMistake, plainest: BatteryAnswer
+    ) -> ScaleLimit:
+        """The same of the scale: the number with the fewest digits about where answers change."""
+        made = plainest.inputs.scale
+        scales = [answer.inputs.scale for answer in self._spared(limit, wherever)]
+        spared = min((scale for scale in scales if scale is not None), default=None)
+        if made is None or spared is None or plainest.problem is None:
+            return limit
+        for _ in range(HALVINGS):
+            middle = (made + spared) / 2.0
+            verdict = self._is_made(wherever, self._answer(plainest.problem.replace(scale=middle)))
+            if verdict is None:
+                return limit
+            made, spared = (middle, spared) if verdict else (made, middle)
+        return scale_below(roundest(made, spared)) if made > 0.0 else limit
+
+    def _spared(self, limit: Condition, wherever: NamedMistake) -> Iterator[BatteryAnswer]:
+        """Right answers past a limit, which a mistake without that limit would spoil."""
+        declared = self.subject.declaration.semantics
+        return (
+            answer
+            for answer in self.observed
+            if answer.margin <= 1.0
+            and not limit.holds(answer.inputs)
+            and touches_any((wherever,), answer.inputs, declared)
+        )
+
+    def _is_made(self, wherever: NamedMistake, answer: BatteryAnswer | None) -> bool | None:
+        """Whether an answer is that of a mistake, or right; None for neither, or for both."""
+        if answer is None:
+            return None
+        right, explained = answer.margin <= 1.0, explains(self.subject, (wherever,), answer)
+        return explained if right != explained else None
+
+    def _with_size(self, answer: BatteryAnswer, field: str, size: int) -> BatteryAnswer | None:
+        """The answer to a problem like another's, at another size."""
+        if answer.problem is None:
+            return None
+        problem = with_size(self.subject, answer.problem, field, size)
+        return None if problem is None else self._answer(problem)
+
+    def _answer(self, problem: Problem) -> BatteryAnswer | None:
+        return answer_to(self.subject, self.subject.inputs(problem), problem)
+
+
+def _length(narrowed: Narrowed) -> int:
+    return len(narrowed.mistake.sentence)

@@ -1,0 +1,125 @@
+"""Runs candidates in this process: objects that no worker could import, such as a notebook's.
+
+What hangs cannot be stopped here, and what kills its process takes this one along.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...base.limits import Deadline
+from ...base.results import ClauseResult, result_from_json
+from ...declare.candidate import Candidate
+from ...targets.loading import named
+from ..clause_run import ClauseRun, Progress
+from .messages import Loaded, Order, Ready, RunOptions
+from .planning import CandidatePlan, check_devices, plan_candidates
+from .pool import Job, JobContext, Report, WorkerPool
+from .supervisor import OutOfTime, Supervisor
+from .worker import ready
+
+
+class InProcess(Supervisor):
+    """A supervisor without a worker: candidates that are already there, called in this process."""
+
+    def __init__(
+        self, candidates: Sequence[Candidate], options: RunOptions, deadline: Deadline | None = None
+    ) -> None:
+        super().__init__(options, deadline=deadline)
+        self._candidates = candidates
+        self._plans: list[CandidatePlan] = []
+        self._current = 0
+
+    def start(self) -> Ready:
+        """The specification and the environment."""
+        answer: Ready = ready()
+        return answer
+
+    def load(self) -> list[Loaded]:
+        """Plan the clauses of the candidates; raises UsageError for one that cannot be used."""
+        check_devices(self._options.devices)
+        self._plans = plan_candidates(self._candidates, self._options)
+        self._loaded = [plan.loaded() for plan in self._plans]
+        return self._loaded
+
+    def _run(self, index: int, number: int, order: Order, limit: float) -> ClauseResult:
+        """Run or explain one clause; an exception that ends processes is the candidate's."""
+        del limit
+        if index != self._current:  # each holds a hundred megabytes
+            self._plans[self._current].run.forget()
+            self._current = index
+        plan, clause = self._plans[index], self._loaded[index].planned[number]
+        progress, started = Progress(), time.perf_counter()
+        left = None if self._deadline is None else self._deadline.left()
+        if left == 0.0:
+            return self._in_time(progress.cut(clause, 0.0))
+        clause_run = ClauseRun(
+            until=None if left is None else time.monotonic() + left,
+            on_example=lambda problem, tally: progress.receive(
+                "example", (problem, tally.counted())
+            ),
+            deferred=order.deferred,
+            round=order.round,
+        )
+        try:
+            if order.failure is not None:
+                failure = result_from_json(order.failure)
+                result = plan.run.explain_failure(clause, failure, clause_run)
+            else:
+                result = plan.run.run(clause, clause_run=clause_run)
+        except (SystemExit, GeneratorExit, MemoryError) as error:
+            result = clause.after_exception(
+                error,
+                progress.problem,
+                examples=progress.examples,
+                seconds=time.perf_counter() - started,
+            )
+        return self._in_time(result)
+
+    def perform(
+        self,
+        index: int,
+        job: str,
+        argument: Any = None,
+        on_event: Callable[[str, Any], None] = lambda _step, _what: None,
+    ) -> Any:
+        """What a job returns for a candidate's plan."""
+        if self._is_over:
+            raise OutOfTime
+        return named(job)(self._plans[index], argument, on_event)
+
+
+class InProcessPool(WorkerPool):
+    """A pool of this process alone."""
+
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        options: RunOptions,
+        *,
+        deadline: Deadline | None = None,
+    ) -> None:
+        super().__init__(options, jobs=0)
+        self._supervisors = [InProcess(candidates, options, deadline)]
+
+    def work(
+        self,
+        jobs: Sequence[Job],
+        do: Callable[[JobContext[Report], Job], None],
+        receive: Callable[[Job, Report], None],
+        *,
+        most: int | None = None,
+    ) -> None:
+        """Do every job in turn, in this thread."""
+        del most
+        for job in jobs:
+
+            def report(message: Report, job: Job = job) -> None:
+                receive(job, message)
+
+            context = JobContext(
+                supervisor=self._supervisors[0], report=report, stopping=lambda: False
+            )
+            do(context, job)

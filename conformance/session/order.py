@@ -1,0 +1,117 @@
+"""Which clauses are asked first: those that find mistakes soonest, and those that failed last."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ..base.files import write_text
+from ..errors import UsageError
+
+# Made by `python benchmarks/first_failure.py --order` from mistakes of the catalogue: each of these
+# finds the most mistakes that those before it do not, for a second of its time.
+SOONEST: Final = (
+    "mask.causal-combined",
+    "mask.empty-row-weights",
+    "groups.golden",
+    "gradients.empty-row-finite",
+    "state.inputs-unchanged",
+    "numerics.scale",
+    "position.relative-shift",
+    "gradients.inputs-unchanged",
+    "gradients.sinks",
+    "gradients.bias",
+    "cache.untouched-tail",
+    "softcap.after-scale",
+    "state.dropout",
+    "shape.strided",
+    "numerics.options",
+    "gradients.options",
+    "export.providers",
+    "mixed.inputs",
+    "position.formula",
+    "window.golden",
+    "numerics.convex",
+    "numerics.golden",
+    "gradients.causal",
+    "mask.empty-row",
+    "mask.bias-counts",
+    "gradients.golden",
+    "shape.expanded",
+    "softcap.golden",
+    "gradients.strided",
+    "gradients.masked-zero",
+    "state.call-order",
+    "mask.golden",
+    "mask.empty-row-options",
+    "mask.bias",
+    "cache.golden",
+    "state.answer-kept",
+    "equivariance.keys",
+    "mask.causal-alignment",
+    "numerics.constant-value",
+    "export.matches-source",
+)
+_FILE: Final = "failed.json"
+# Targets that are remembered; the oldest are forgotten.
+_MOST: Final = 500
+
+
+def last_failed(targets: Sequence[str]) -> tuple[str, ...]:
+    """The clauses that failed when these targets were last checked, in the order of that run.
+
+    None where they never were, or where the user's cache cannot be read.
+    """
+    slugs = _remembered().get(_key(targets), ())
+    return tuple(slug for slug in slugs if isinstance(slug, str))
+
+
+def remember_failed(targets: Sequence[str], record: Mapping[str, Any]) -> None:
+    """Keep the clauses that failed in the user's cache, for the next run on these targets.
+
+    Nothing is kept of an interrupted run, nor where the cache cannot be written: no verdict
+    depends on it.
+    """
+    if record.get("interrupted"):
+        return
+    clauses = [clause for entry in record["candidates"] for clause in entry["clauses"]]
+    failed = [clause["id"] for clause in clauses if clause["status"] == "failed"]
+    before = {key: slugs for key, slugs in _remembered().items() if key != _key(targets)}
+    kept = {**before, **({_key(targets): list(dict.fromkeys(failed))} if failed else {})}
+    if kept == before and len(before) == len(_remembered()):
+        return
+    newest = dict(list(kept.items())[-_MOST:])
+    with contextlib.suppress(OSError, UsageError):
+        _folder().mkdir(parents=True, exist_ok=True)
+        write_text(json.dumps(newest), _folder() / _FILE)
+
+
+def _remembered() -> dict[str, Any]:
+    """What is kept, by the targets; nothing where the file is missing, or is not ours."""
+    try:
+        data = json.loads((_folder() / _FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _folder() -> Path:
+    """The user's cache: XDG_CACHE_HOME, by default ~/.cache."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    try:
+        home = Path(cache) if cache else Path.home() / ".cache"
+    except RuntimeError:  # a user without a home
+        home = Path(tempfile.gettempdir())
+    return home / "attention-conformance"
+
+
+def _key(targets: Sequence[str]) -> str:
+    """A name for targets, as they are seen from the working folder."""
+    text = "\0".join([str(Path.cwd()), *targets])
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]

@@ -1,0 +1,168 @@
+"""What a target string says by itself, and whether code that it names is the user's own.
+
+Nothing is imported or called here: a report may come from anywhere, and names what a replay runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+import sysconfig
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Final
+
+from ..errors import UsageError
+
+ENTRY_POINTS: Final = "attention_conformance.candidates"
+_INSTALLED: Final = tuple(
+    Path(sysconfig.get_path(name)).resolve()
+    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+# A candidate may be imported from file to file, through so many of them.
+_MOST_IMPORTS: Final = 8
+_DEFINITIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def is_graph(target: str) -> bool:
+    """Whether a target is an ONNX file."""
+    return target.lower().endswith(".onnx")
+
+
+def split_target(target: str) -> tuple[str, str | None]:
+    """``where:object`` in its two parts; a drive letter is no separator.
+
+    Raises UsageError where a part is empty.
+    """
+    where, colon, name = target.rpartition(":")
+    if not colon or (len(where) == 1 and name[:1] in ("/", "\\")):
+        where, name = target, ""
+    if not where.strip() or (colon and not name and where != target):
+        msg = f"{target!r} is not a target: write package.module:object or path/to/file.py:object"
+        raise UsageError(msg)
+    return where, name or None
+
+
+def is_path(where: str) -> bool:
+    """Whether the first part of a target is the path of a file or folder."""
+    return "/" in where or "\\" in where or where.endswith(".py") or exists(Path(where))
+
+
+def exists(path: Path) -> bool:
+    """Whether there is a file or folder; none has a name that is too long, or holds a NUL."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def why_foreign(target: str) -> str:
+    """Why a target that somebody else may have written is not run without a word, or "".
+
+    The user's own are graphs, which are data, registered candidates, and what a Python file below
+    the working folder declares: a name that the file itself defines, where it mentions conformance;
+    a class, where it mentions torch alone. Whatever is installed is not. A path that is not there
+    runs nothing.
+    """
+    if is_graph(target):
+        return ""
+    where, name = split_target(target)
+    if not is_path(where):
+        if name is None and where in {entry.name for entry in entry_points(group=ENTRY_POINTS)}:
+            return ""
+        return _why_not_own(_file_of_module(where, Path.cwd()), name)
+    path = Path(where).expanduser()
+    return _why_not_own(_file_of(path), name) if exists(path) else ""
+
+
+def _why_not_own(file: Path | None, name: str | None, imports: int = _MOST_IMPORTS) -> str:
+    if file is None or not _is_below(file, Path.cwd()):
+        return "is no Python file below the working folder"
+    return _why_undeclared(file, name, imports)
+
+
+def _file_of(path: Path) -> Path | None:
+    """The Python file that a path names, or the one that stands for a package."""
+    path = path / "__init__.py" if path.is_dir() else path
+    return path.resolve() if path.is_file() else None
+
+
+def _file_of_module(dotted: str, folder: Path) -> Path | None:
+    """The file of a module as code in a folder imports it, found without importing anything."""
+    top, *rest = dotted.split(".")
+    if not dotted.isascii() or not all(part.isidentifier() for part in (top, *rest)):
+        return None
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):  # it is broken, or already there without a specification
+        return None
+    if spec is None and top not in sys.modules:
+        roots = [folder / top, Path.cwd() / top]
+    else:
+        origin = None if spec is None else spec.origin
+        packages = [] if spec is None else list(spec.submodule_search_locations or ())
+        roots = [Path(folder) for folder in packages]
+        if not roots and not rest and origin is not None:
+            roots = [Path(origin)]
+    for root in roots:
+        inside = root.joinpath(*rest)
+        if (file := _module_below(inside)) is not None:
+            return file
+    return None
+
+
+def _module_below(path: Path) -> Path | None:
+    """The file of the package or the module that a path without a suffix stands for."""
+    return _file_of(path) or _file_of(path.with_name(f"{path.name}.py"))
+
+
+def _is_below(file: Path, folder: Path) -> bool:
+    """Whether a file lies below a folder and belongs to nothing that was installed there."""
+    installed = any(file.is_relative_to(place) for place in _INSTALLED)
+    return file.is_relative_to(folder.resolve()) and not installed
+
+
+def _why_undeclared(file: Path, name: str | None, imports: int) -> str:
+    """Why what a file calls a name is no candidate that it declares, or ""."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return "lies in a file that cannot be read as Python"
+    declares = "conformance" in text
+    if name is None:
+        return "" if declares else "is a file that declares no candidate"
+    first = name.partition(".")[0]
+    for statement in ast.walk(tree):
+        is_layer = isinstance(statement, ast.ClassDef) and "torch" in text
+        if first in _defined(statement) and (declares or is_layer):
+            return ""
+        if isinstance(statement, ast.ImportFrom) and _brings_own(statement, file, first, imports):
+            return ""
+    return "is no candidate that its file declares"
+
+
+def _defined(statement: ast.AST) -> set[str]:
+    """The names that a statement defines itself."""
+    if isinstance(statement, _DEFINITIONS):
+        return {statement.name}
+    if isinstance(statement, (ast.Assign, ast.AnnAssign)):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        names = [node for target in targets for node in ast.walk(target)]
+        return {node.id for node in names if isinstance(node, ast.Name)}
+    return set()
+
+
+def _brings_own(statement: ast.ImportFrom, file: Path, name: str, imports: int) -> bool:
+    """Whether an import brings a name that another file of the user's declares."""
+    original = {alias.asname or alias.name: alias.name for alias in statement.names}
+    wanted = original.get(name, name if "*" in original else "")
+    if not wanted or not imports:
+        return False
+    if not statement.level:
+        source = _file_of_module(statement.module or "", file.parent)
+    else:
+        folder = file.parents[statement.level - 1]
+        source = _module_below(folder.joinpath(*(statement.module or "").split(".")))
+    return not _why_not_own(source, wanted, imports - 1)

@@ -1,0 +1,453 @@
+"""From weights that were read to points of the semantics: which keys are hidden, what logits are.
+
+A point that is proposed holds for the answer that was read, and is to be checked on others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..._golden import golden
+from ...base.geometry import Geometry
+from ...diagnosis.dissection.layers import SomeRows
+from ...diagnosis.dissection.logits import LogitFit
+from ...diagnosis.dissection.positions import families
+from ...diagnosis.dissection.reading import ROOM, Reading
+from ...diagnosis.dissection.terms import ALIBI, PRODUCTS, Term
+from ...diagnosis.mistakes import DeclaredCall
+from .score_functions import ScoreFunction, capped, sloped, windowed
+
+SCALES: Final = (
+    "inverse-sqrt-head-size",
+    "none",
+    "inverse-head-size",
+    "sqrt-head-size",
+    "inverse-sqrt-model-width",
+    "inverse-sqrt-num-heads",
+    "inverse-sqrt-value-head-size",
+)
+# The axis of the weights along which each softmax divides by one sum.
+_AXES: Final = {"key": -1, "query": -2, "head": 1, "batch": 0}
+# Where both fit, the specification's own is taken.
+ALIGNMENTS: Final = ("bottom-right", "top-left")
+# Numbers that were read are taken for inverses of counts up to this and their roots, or for so few
+# digits, of them or of their squares.
+_MOST_ROOTS: Final = 1025
+_DIGITS: Final = 5
+# A number that is read off many logits may be off by so many of its standard errors, and by this
+# part of it in any case; a cap, which bends logits by little, by more.
+_STANDARD_ERRORS: Final = 6.0
+SAME_SCALE: Final = 1e-6
+SAME_CAP: Final = 1e-2
+_TINY: Final = torch.finfo(torch.float64).tiny
+_NORMS: Final = ("none", "l2", "rms", "layer")
+# What norms are usually kept from dividing by zero with: torch's default for RMSNorm among them.
+_EPSILONS: Final = (1e-6, 1e-5, torch.finfo(torch.float32).eps, 1e-8, 1e-12)
+_FRACTIONS: Final = (1.0, 0.5, 0.25)
+# Caps are looked for by how much of them a logit of one is, then ever finer around the best.
+_PARTS: Final = tuple(10.0 ** (step / 16.0) for step in range(-48, 33))
+_ZOOMS: Final = 8
+_POINTS: Final = 33
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A point, and the alignment of a causality that is in every call, if there is one."""
+
+    point: golden.Semantics
+    always: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for a record: the fields that differ from the specification."""
+        return {
+            "semantics": self._changed,
+            "always_causal": self.always,
+            "words": self.words,
+        }
+
+    @property
+    def words(self) -> str:
+        """The point as differences from the specification."""
+        changed = [f"{name}={value!s}" for name, value in self._changed.items()]
+        with_fields = f" with {', '.join(changed)}" if changed else ""
+        causal = "" if self.always is None else f", causal in every call ({self.always})"
+        return f"the specification{with_fields}{causal}"
+
+    @property
+    def _changed(self) -> dict[str, Any]:
+        changed = golden.STANDARD.differences(self.point)
+        own = ("causal_alignment",) if self.always is not None else ()
+        return {name: pair[1] for name, pair in changed.items() if name not in own}
+
+
+def causal_everywhere(alignment: Any) -> Proposal:
+    """The specification with causality in every call."""
+    return Proposal(golden.STANDARD.replace(causal_alignment=alignment), alignment)
+
+
+@dataclass(frozen=True)
+class Band:
+    """From how far ahead of each query to how far keys have a weight; None for no end.
+
+    ``in_order`` says that queries and keys are counted from the first one, or are as many,
+    ``filled`` that every key within has a weight.
+    """
+
+    alignment: Any = "bottom-right"
+    least: int | None = None
+    most: int | None = None
+    in_order: bool = True
+    filled: bool = True
+
+    def proposal(self, base: golden.Semantics) -> Proposal | None:
+        """A point that hides the keys outside; None where none does."""
+        if self.least is None and self.most is None:
+            return Proposal(base)
+        if self.least is None or self.most == 0:
+            point = base.replace(causal_alignment=self.alignment, causal_offset=int(self.most or 0))
+            always = None if self.most is None else self.alignment
+        else:
+            point, always = base, None
+        if self.least is None:
+            return Proposal(point, always)
+        if not self.in_order or self.least > 0:
+            return None
+        after = None if always is not None else self.most
+        return Proposal(point.replace(score_mod=windowed(-self.least, after)), always)
+
+
+def bands(reading: Reading) -> Iterator[Band]:
+    """The bands in which keys have a weight, then none: weights may be too small to be seen.
+
+    Bands that are not filled come last.
+    """
+    yield from sorted((*_bands(reading), Band()), key=lambda band: not band.filled)
+
+
+def _bands(reading: Reading) -> Iterator[Band]:
+    seen = reading.visible.any(dim=0).any(dim=0)
+    if seen.any() and not seen.all():
+        queries, keys = seen.shape
+        tables: list[Tensor] = []
+        for alignment in ALIGNMENTS:
+            shift = keys - queries if alignment == "bottom-right" else 0
+            ahead = torch.arange(keys) - torch.arange(queries)[:, None] - shift
+            if any(torch.equal(ahead, table) for table in tables):
+                continue
+            tables.append(ahead)
+            least, most = int(ahead[seen].min()), int(ahead[seen].max())
+            ends = (
+                None if least == int(ahead.min()) else least,
+                None if most == int(ahead.max()) else most,
+            )
+            filled = bool(((ahead >= least) & (ahead <= most) == seen).all())
+            if ends != (None, None):
+                yield Band(alignment, *ends, in_order=shift == 0, filled=filled)
+
+
+def beside(reading: Reading, proposal: Proposal) -> Reading:
+    """A reading beside what the golden makes of a proposal."""
+    point = proposal.point
+    inputs = reading.given.replace(point=point, causal=proposal.always is not None)
+    return reading.against(DeclaredCall(inputs=inputs, semantics=point))
+
+
+def simple_points(reading: Reading, base: golden.Semantics) -> Iterator[Proposal]:
+    """Points of another causality, softmax axis or scale than a base."""
+    for band in bands(reading):
+        proposal = band.proposal(base)
+        if proposal is None or proposal.point.score_mod is not None:
+            continue
+        for axis in _axes(reading):
+            point = proposal.point.replace(softmax_axis=axis)
+            yield from scaled(reading, Proposal(point, proposal.always))
+
+
+def _axes(reading: Reading) -> list[Any]:
+    """The axes along which the weights sum to one, "none" without any."""
+    weights, error = reading.weights, reading.error
+    summing = []
+    for name, dim in _AXES.items():
+        some = reading.visible.any(dim=dim)
+        apart = (weights.sum(dim=dim) - 1.0).abs() - ROOM * error.sum(dim=dim)
+        if bool((apart[some] <= reading.same).all()):
+            summing.append(name)
+    return summing or ["none"]
+
+
+def scaled(reading: Reading, proposal: Proposal) -> Iterator[Proposal]:
+    """A proposal with the scale that was read; as it is where that is right."""
+    point = proposal.point
+    at = beside(reading, proposal)
+    if not bool(at.wrong.any()):
+        yield proposal
+        return
+    factor = _factor(at, point.softmax_axis)
+    if factor is not None:
+        yield from _with_scale(proposal, factor, at)
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A number that was read, and the part of it by which it may be off."""
+
+    value: float
+    same: float
+
+    def times(self, number: float) -> Factor:
+        """The factor of something that is so many times smaller."""
+        return Factor(self.value * number, self.same)
+
+
+def _factor(at: Reading, axis: str) -> Factor | None:
+    """What the scaled products are multiplied by in the logits; None where no number does."""
+    if axis == "none":
+        exact = at.attention.weights
+        factor = float((at.weights * exact).sum() / exact.square().sum().clamp_min(_TINY))
+        room = ROOM * at.error + at.same * (factor * exact).abs()
+        agrees = bool(((at.weights - factor * exact).abs() <= room).all())
+        return Factor(factor, SAME_SCALE) if agrees else None
+    solved = _solved(LogitFit(at, _AXES[axis], right_rows=True), [])
+    return None if solved is None else solved[0]
+
+
+def _solved(fit: LogitFit, more: Sequence[Tensor]) -> list[Factor] | None:
+    """The factors of the products and of further columns that give the logits."""
+    products, alibi = fit.column(PRODUCTS), fit.column(ALIBI)
+    if not fit.count or products is None:
+        return None
+    fixed = [] if alibi is None else [alibi]
+    factors = fit.solve(fixed, [products, *more])
+    if factors is None:
+        return None
+    # What is left over says how far each factor may be off: so many standard errors of it.
+    table = torch.stack([products, *more], dim=-1)
+    left = fit.logits - sum(fixed) - table @ torch.tensor(factors, dtype=torch.float64)
+    spread = torch.linalg.pinv(table.mT @ table).diagonal().clamp_min(0.0).sqrt()
+    errors = (_STANDARD_ERRORS * left.square().mean().sqrt() * spread).tolist()
+    return [
+        Factor(factor, max(SAME_SCALE, error / max(abs(factor), _TINY)))
+        for factor, error in zip(factors, errors, strict=True)
+    ]
+
+
+def _with_scale(proposal: Proposal, factor: Factor, at: Reading) -> Iterator[Proposal]:
+    """A proposal with the scale that is a factor times the one of a reading."""
+    for point in with_scale(proposal.point, factor.times(at.attention.scale), at.sizes):
+        yield Proposal(point, proposal.always)
+
+
+def with_scale(
+    point: golden.Semantics, read: Factor, sizes: Geometry
+) -> Iterator[golden.Semantics]:
+    """A point with the rules that give a scale, then with the numbers that people write near it."""
+
+    def value(rule: Any) -> float:
+        number: float = golden.scale_value(
+            point.replace(scale=rule, scale_factor=1.0),
+            head_size=sizes.head_size,
+            value_head_size=sizes.value_head_size,
+            num_heads=sizes.num_heads,
+        )
+        return number
+
+    for rule in SCALES:
+        if abs(value(rule) - read.value) <= read.same * abs(read.value):
+            yield point.replace(scale=rule, scale_factor=1.0)
+    for number in round_numbers(read):
+        yield point.replace(scale=number, scale_factor=1.0)
+    for number in round_numbers(read.times(1.0 / value(SCALES[0]))):
+        yield point.replace(scale=SCALES[0], scale_factor=number)
+
+
+def round_numbers(factor: Factor) -> list[float]:
+    """The numbers that people write for one that was read, the plainest first."""
+    read, same = factor.value, factor.same
+    decimal = [float(f"{read:.{digits}g}") for digits in range(1, _DIGITS)]
+    squares = [float(f"{read * read:.{digits}g}") for digits in range(1, _DIGITS)]
+    inverse = [1.0 / count for count in range(2, _MOST_ROOTS)]
+    roots = [math.sqrt(number) for number in (*squares, *inverse) if number > 0.0]
+    candidates = [*decimal, *(math.copysign(one, read) for one in (*inverse, *roots)), read]
+    return [
+        number for number in dict.fromkeys(candidates) if abs(number - read) <= same * abs(read)
+    ]
+
+
+def further_points(
+    reading: Reading,
+    stretched: Reading | None,
+    base: golden.Semantics,
+    *,
+    ordered: bool,
+    by_head: bool,
+) -> Iterator[Proposal]:
+    """Points with positions, norms, caps, windows and biases by distance.
+
+    ``stretched`` is a reading of larger logits, in which a cap shows; ``ordered`` says that the
+    order of the keys matters, ``by_head`` that there are always as many heads.
+    """
+    banded = [(band, band.proposal(base)) for band in bands(reading)]
+    proposals = [(band, proposal) for band, proposal in banded if proposal is not None]
+    for _, proposal in proposals:
+        yield from scaled(reading, proposal)
+        if proposal.point.score_mod is None:
+            yield from _capped(stretched, proposal)
+    prepared = prepared_points([proposal for _, proposal in proposals], ordered=ordered)
+    # A scale as it should be speaks for a norm: those of two kinds differ by a number alone.
+    yield from (one for one in prepared if not bool(beside(reading, one).wrong.any()))
+    for band, proposal in proposals if ordered else ():
+        yield from _sloped(reading, proposal, band, by_head=by_head)
+    for one in prepared:
+        yield from _read_prepared(reading, one)
+
+
+def prepared_points(proposals: Sequence[Proposal], *, ordered: bool) -> list[Proposal]:
+    """Some proposals with queries and keys that are prepared before they meet, and ALiBi."""
+    return [
+        Proposal(point, proposal.always)
+        for proposal in proposals
+        for point in _prepared(proposal, ordered=ordered)
+    ]
+
+
+def _prepared(proposal: Proposal, *, ordered: bool) -> Iterator[golden.Semantics]:
+    """Points of normalised heads, rotary positions and ALiBi, the plainest first."""
+    base = proposal.point
+    alignments = ALIGNMENTS if proposal.always is None else (proposal.always,)
+    placed: list[golden.Semantics] = []
+    if ordered:
+        places = [base.replace(causal_alignment=alignment) for alignment in alignments]
+        placed += [place.replace(alibi=True) for place in places]
+        placed += [
+            place.replace(rotary=rotary, rotary_fraction=fraction)
+            for fraction, rotary, place in product(_FRACTIONS, ("halves", "interleaved"), places)
+        ]
+    for norm in _NORMS:
+        for point in (base, *placed):
+            if norm != "none" or point is not base:
+                yield point.replace(qk_norm=norm)
+
+
+def _read_prepared(reading: Reading, proposal: Proposal) -> Iterator[Proposal]:
+    """A proposal with the base of its rotary positions and the scale that were read."""
+    point = proposal.point
+    if point.rotary != "none" and not golden.rotary_size(reading.sizes.head_size, point):
+        return
+    for based in _with_base(reading, proposal):
+        some = Proposal(based, proposal.always)
+        if point.qk_norm in ("none", "l2"):
+            yield from scaled(reading, some)
+        elif _factor(beside(reading, some), point.softmax_axis) is not None:
+            for number in _EPSILONS:
+                kept = Proposal(based.replace(qk_norm_epsilon=number), proposal.always)
+                yield from scaled(reading, kept)
+
+
+def _with_base(reading: Reading, proposal: Proposal) -> Iterator[golden.Semantics]:
+    point = proposal.point
+    yield point
+    if point.rotary == "none" or golden.rotary_size(reading.sizes.head_size, point) <= 2:  # noqa: PLR2004 (one pair turns by whole positions, whatever the base)
+        return
+    at = beside(reading, proposal)
+    fit = LogitFit(at, right_rows=True)
+    if not fit.count or fit.column(PRODUCTS) is None:
+        return
+    family = next(families(point))
+    for exponent in family.rounded(SomeRows(fit).least(family)):
+        base = float(f"{point.rotary_base**exponent:.9g}")
+        if 0.0 < base < math.inf and base != point.rotary_base:
+            yield point.replace(rotary_base=base)
+
+
+def _capped(stretched: Reading | None, proposal: Proposal) -> Iterator[Proposal]:
+    """A proposal with a cap on its logits, and the scale before it."""
+    if stretched is None:
+        return
+    at = beside(stretched, proposal)
+    fit, products = LogitFit(at, right_rows=True), PRODUCTS.values(at.call, at.attention)
+    if fit.count <= FEWEST or products is None or fit.column(PRODUCTS) is None:
+        return
+    part, cap = _least_left(fit, products)
+    column = fit.centred(torch.tanh(part * products))
+    if cap <= 0.0 or not bool(((fit.logits - cap * column).abs() <= 3 * fit.room).all()):
+        return
+    scale = Factor(cap * part, at.same)
+    for number in round_numbers(Factor(cap, SAME_CAP)):
+        point = proposal.point.replace(score_mod=capped(number))
+        yield from _with_scale(Proposal(point, proposal.always), scale, at)
+
+
+def _least_left(fit: LogitFit, products: Tensor) -> tuple[float, float]:
+    """The part of a cap that a product of one is, and the cap, that leave the least of logits."""
+    weight = fit.room.reciprocal()
+    target = fit.logits * weight
+    parts = torch.tensor(_PARTS, dtype=torch.float64)
+    part = cap = 0.0
+    for _ in range(_ZOOMS):
+        bent = torch.tanh(parts[:, None, None, None, None] * products)
+        columns = fit.centred(bent) * weight
+        caps = (columns @ target) / columns.square().sum(-1).clamp_min(_TINY)
+        best = int((target - caps[:, None] * columns).square().sum(-1).argmin())
+        part, cap = float(parts[best]), float(caps[best])
+        width = float(parts[1] / parts[0])
+        parts = part * width ** torch.linspace(-1.0, 1.0, _POINTS, dtype=torch.float64)
+    return part, cap
+
+
+# Logits that must be there for a cap and a scale to be fitted.
+FEWEST: Final = 5
+
+
+def _sloped(
+    reading: Reading, proposal: Proposal, band: Band, *, by_head: bool
+) -> Iterator[Proposal]:
+    """A proposal with a bias by distance, and the scale besides it.
+
+    One number for each head where they differ and ``by_head`` allows it.
+    """
+    if not band.in_order or proposal.point.score_mod is not None:
+        return
+    at = beside(reading, proposal)
+    fit = LogitFit(at, right_rows=True)
+    distances = [_distance(head) for head in range(at.sizes.num_heads)]
+    columns = [fit.column(term) for term in distances]
+    if any(column is None for column in columns):
+        return
+    solved = _solved(fit, [column for column in columns if column is not None])
+    if solved is None:
+        return
+    factor, *slopes = solved
+    first = slopes[0]
+    apart = max(abs(slope.value - first.value) for slope in slopes)
+    alike = apart <= sum(slope.same * abs(slope.value) for slope in slopes)
+    if not alike and not by_head:
+        return
+    numbers = [round_numbers(slope)[0] for slope in slopes]
+    point = proposal.point.replace(score_mod=sloped(numbers[:1] if alike else numbers))
+    yield from _with_scale(Proposal(point, proposal.always), factor, at)
+
+
+def _distance(head: int) -> Term:
+    """The distance from query to key in one head, from the first of each; zero in others."""
+
+    def values(call: DeclaredCall, attention: golden.Attention) -> Tensor:
+        sizes = call.inputs.geometry
+        apart = torch.arange(sizes.key_length) - torch.arange(sizes.query_length)[:, None]
+        table = torch.zeros_like(attention.scores)
+        table[:, head] = apart.abs().double()
+        return table
+
+    return Term("distance", "the distance from query to key", values)
+
+
+def function_in(point: golden.Semantics) -> ScoreFunction | None:
+    """The function of scores that a point has from here; None where it has none."""
+    function = point.score_mod
+    return function if isinstance(function, ScoreFunction) else None

@@ -1,0 +1,273 @@
+"""What no point of the semantics says: statements of diagnosis, confirmed on unseen problems."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ..._golden import golden
+from ...clauses.subject import Subject
+from ...diagnosis import battery
+from ...diagnosis.agreement import BatteryAnswer
+from ...diagnosis.diagnostician import Diagnostician, Explanation
+from ...diagnosis.dissection import OF_WEIGHTS
+from ...diagnosis.dissection.by_distance import distance_biases
+from ...diagnosis.dissection.by_head import head_statements
+from ...diagnosis.dissection.layers import query_and_key_statements
+from ...diagnosis.dissection.statement import statement
+from ...diagnosis.mistaken_answer import Combination
+from ...diagnosis.mistakes import NamedMistake, named_mistakes
+from ...diagnosis.randomness import random_entry
+from .agreement import Judge
+from .behaviour import order_matters
+from .caller import Caller, Observation
+from .plain_reading import PlainReading, Weights, read_as
+from .points import ALIGNMENTS, Band, Proposal, bands, beside, causal_everywhere, prepared_points
+
+# Larger logits overflow in what is written without care, which says nothing of what is meant.
+_LARGEST_LOGIT: Final = 50.0
+# Statements of the weights at the nearest point that are looked at, the shortest.
+_MOST_OWN: Final = 12
+# Lengths of problems that statements are confirmed on, beside those of the probes.
+_UNSEEN: Final[tuple[dict[str, int], ...]] = (
+    {"query_length": 5, "key_length": 8},
+    {"query_length": 7, "key_length": 7, "batch": 1},
+    {"query_length": 2, "key_length": 6},
+)
+_UNSEEN_SEED: Final = 90
+_FEWEST_PROBES: Final = 4
+# How many times nearer causality must come where no weights could be read.
+_MUCH: Final = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """One thing that an implementation does beyond a point of the semantics.
+
+    ``made`` is the change that can be acted out; empty where none can, as for random answers.
+    ``heads`` is the number of heads for which alone it was confirmed, None for any.
+    """
+
+    text: str
+    made: Combination = ()
+    heads: int | None = None
+
+    @property
+    def sentence(self) -> str:
+        """The statement with its condition."""
+        return self.text if self.heads is None else f"with {self.heads} heads {self.text}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beyond:
+    """The nearest point, and what an implementation does beyond it: ways to say the same."""
+
+    nearest: Proposal
+    statements: tuple[Statement, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """What it does, in words; "" where nothing could be confirmed."""
+        said = [one.sentence for one in self.statements[:2]]
+        return " (or, which gives the same answers: ".join(said) + ")" * (len(said) - 1)
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """The statements as plain data."""
+        return [{"text": one.sentence, "heads": one.heads} for one in self.statements]
+
+
+def read_beyond(weights: Weights, observed: Sequence[Observation], judge: Judge) -> Beyond:
+    """What the answers say beyond the nearest point, as far as it is confirmed.
+
+    Each statement explains every answer of the diagnosis' battery, answers to problems that no
+    search has looked at, and the plain probes.
+    """
+    caller = weights.caller
+    if not caller.draws:
+        return Beyond(nearest=next(_nearest(weights, observed, judge)))
+    probes = [*observed, *_unseen(caller)]
+
+    def confirmed(nearest: Proposal, found: Sequence[Statement]) -> Beyond:
+        kept = (one for one in found if _holds(one, nearest, probes, judge))
+        return Beyond(nearest=nearest, statements=tuple(kept))
+
+    for nearest, said in _of_places(weights):
+        beyond = confirmed(nearest, [said])
+        if beyond.statements:
+            return beyond
+    likely = list(_nearest(weights, observed, judge))
+    for nearest in likely:
+        beyond = confirmed(nearest, _statements(weights, nearest, None))
+        if beyond.statements:
+            return beyond
+    if caller.heads_are_fixed:
+        return Beyond(nearest=likely[-1])
+    heads = caller.draw().geometry.num_heads
+    return confirmed(likely[-1], _statements(weights, likely[-1], heads))
+
+
+def _unseen(caller: Caller) -> list[Observation]:
+    """Answers to problems of other lengths that nothing was read from."""
+    answers = (
+        caller.answer(caller.draw(sizes, seed=_UNSEEN_SEED + number))
+        for number, sizes in enumerate(_UNSEEN)
+    )
+    return [answer for answer in answers if answer is not None]
+
+
+def _of_places(weights: Weights) -> Iterator[tuple[Proposal, Statement]]:
+    """What places alone decide, each with the point that it is said of: windows and biases."""
+    caller = weights.caller
+    heads = None if caller.heads_are_fixed else caller.draw().geometry.num_heads
+    for reading, base in weights.readings[:1]:
+        for band in bands(reading):
+            proposal = band.proposal(base) if band.filled else None
+            if band.least is not None and proposal is None and band.filled:
+                yield _windowed(band, base)
+            if proposal is None:
+                continue
+            at = beside(reading, proposal)
+            if any(True for _ in head_statements(at)):
+                continue  # which is plainer
+            for bias in distance_biases(at):
+                yield proposal, Statement(text=bias.sentence, made=(bias,), heads=heads)
+
+
+def _windowed(band: Band, base: golden.Semantics) -> tuple[Proposal, Statement]:
+    """A window in every call, whose queries are counted from the last key."""
+    before, after = -int(band.least or 0), band.most
+    point = base.replace(causal_alignment=band.alignment)
+    always = band.alignment if after == 0 else None
+    window = (before, -1 if after is None or always else after)
+    behind = "" if window[1] < 0 else f" and more than {after} after it"
+    text = (
+        f"keys more than {before} before a query's own place{behind} are hidden in every call, "
+        f"queries counted from the {'last' if band.alignment == 'bottom-right' else 'first'} key"
+    )
+    made = statement(
+        f"band: {text}",
+        text,
+        "hide keys by a window only where the call has one",
+        inputs=lambda call: call.inputs.replace(window=window),
+    )
+    return Proposal(point, always), Statement(text=text, made=(made,))
+
+
+def _nearest(weights: Weights, observed: Sequence[Observation], judge: Judge) -> Iterator[Proposal]:
+    """The point whose logits are those that were read, at first with the specification's scale.
+
+    Where there is none, the one but for a number of each head. Else the one whose causality was
+    read, else the one that comes nearest.
+    """
+    if weights.proposed:
+        first = weights.proposed[0]
+        usual = first.point.replace(scale=golden.STANDARD.scale, scale_factor=1.0)
+        yield from dict.fromkeys((Proposal(usual, first.always), first))
+        return
+    ordered = order_matters(weights.caller) is not False
+    for reading, base in weights.readings[:1]:
+        causal = [band.proposal(base) for band in bands(reading) if band.filled]
+        likely = [proposal for proposal in causal if proposal is not None]
+        for one in (*likely, *prepared_points(likely, ordered=ordered)):
+            if any(True for _ in head_statements(beside(reading, one))):
+                yield one
+                return
+        if likely:
+            yield likely[0]
+            return
+    every = (Proposal(golden.STANDARD), *map(causal_everywhere, ALIGNMENTS))
+
+    def distance(one: Proposal) -> float:
+        samples = [read_as(observation, one.always) for observation in observed]
+        # Something else may come a little nearer to a triangle by chance.
+        return judge.distance(one.point, samples) * (1.0 if one.always is None else _MUCH)
+
+    yield min(every, key=distance)
+
+
+def _statements(weights: Weights, nearest: Proposal, heads: int | None) -> list[Statement]:
+    caller = weights.caller
+    candidate = caller.candidate(nearest.point, nearest.always, heads=heads)
+    subject = Subject(candidate, caller.dtype)
+    plain = battery.plain_problem(subject)
+    random = None if plain is None else random_entry(subject, plain)
+    if random is not None:
+        return [Statement(text=random["text"])]
+    answers = [one for one in battery.observe(subject) if _is_ordinary(subject, one)]
+    mistakes = (*named_mistakes(), *_own(weights, nearest))
+    explanations = Diagnostician(subject, mistakes, observed=answers).explanations
+    named = [one for one in explanations if _is_named(one)]
+    explanations = named or explanations[:1]  # the others say the same in longer words
+    return [Statement(text=one.entry["text"], made=one.made, heads=heads) for one in explanations]
+
+
+def _is_named(explanation: Explanation) -> bool:
+    """Whether an explanation is of the catalogue alone."""
+    return all(mistake in named_mistakes() for mistake in explanation.made)
+
+
+def _own(weights: Weights, nearest: Proposal) -> list[NamedMistake]:
+    """What the weights that were read say beside the nearest point, the shortest first."""
+    proposed: list[NamedMistake] = []
+    for reading, _ in weights.readings[:1]:
+        at = beside(reading, nearest)
+        proposed += [one for proposer in OF_WEIGHTS for one in proposer(at)]
+        proposed += query_and_key_statements(at, thorough=not proposed)
+    return sorted(proposed, key=lambda one: len(one.sentence))[:_MOST_OWN]
+
+
+def _is_ordinary(subject: Subject, answer: BatteryAnswer) -> bool:
+    scores = subject.golden(answer.inputs).core.scores
+    return not scores.numel() or float(scores.abs().amax()) <= _LARGEST_LOGIT
+
+
+def _holds(
+    said: Statement, nearest: Proposal, observed: Sequence[Observation], judge: Judge
+) -> bool:
+    """Whether a statement explains the probes that it speaks of, of which there are several."""
+    if not said.made:
+        return True
+    making = judge.making(said.made)
+    samples = [
+        read_as(one, nearest.always)
+        for one in observed
+        if said.heads in (None, one.inputs.geometry.num_heads)
+    ]
+    spoken = [sample for sample in samples if making.speaks_of(nearest.point, sample)]
+    return len(spoken) >= _FEWEST_PROBES and making.fits(nearest.point, spoken)
+
+
+def reading_of(
+    beyond: Beyond, observed: Sequence[Observation], judge: Judge
+) -> PlainReading | None:
+    """The nearest point with its first statement as a reading of every plain call."""
+    first = next((one for one in beyond.statements if one.made and one.heads is None), None)
+    if first is None:
+        return None
+    nearest, making = beyond.nearest, judge.making(first.made)
+    samples = [read_as(observation, nearest.always) for observation in observed]
+    return PlainReading(
+        point=nearest.point,
+        always=nearest.always,
+        margin=max(making.margin(nearest.point, sample) for sample in samples),
+        was_read=True,
+        made=first.made,
+        words=beyond.text,
+    )
+
+
+def what_is_certain(weights: Weights) -> str:
+    """What the weights that were read say without any cause, "" where none could be read."""
+    if not weights.readings:
+        return ""
+    reading, _ = weights.readings[0]
+    sums = reading.weights.sum(dim=-1)
+    whole = bool(((sums - 1.0).abs() <= reading.same).all())
+    seen, sizes = reading.visible, reading.sizes
+    pairs = "every pair" if seen.all() else f"{int(seen.sum())} of {seen.numel()} pairs"
+    return (
+        f"each answer to {sizes.query_length} queries on {sizes.key_length} keys is a sum of the "
+        f"values of its head, {pairs} of query and key with a weight, and the weights of a query "
+        f"{'sum' if whole else 'do not all sum'} to one"
+    )

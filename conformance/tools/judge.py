@@ -1,0 +1,357 @@
+"""Verdicts from Python: ``conformance.check``, and ``Judge`` for many candidates in a row."""
+
+from __future__ import annotations
+
+import ast
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from ..base.files import write_text
+from ..base.limits import Deadline
+from ..base.profile import PROFILES
+from ..base.record import GREEN, CandidateEntry, Record, record_text
+from ..base.results import ClauseResult, result_from_json
+from ..errors import NonconformanceError, UsageError, did_you_mean
+from ..running.workers.messages import RunOptions
+from ..running.workers.pool import WorkerPool, warm_context
+from ..running.workers.supervisor import DEFAULT_TIMEOUT
+from ..session.checking import MakePool
+from ..session.checking import check as check_targets
+from ..session.order import SOONEST
+from ..views.complete import complete
+from ..views.html import render_fragment
+from ..views.summary import summary
+from ..views.verdict_marks import overall
+
+_OBJECT: Final = "object"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """Why some clauses of a candidate failed.
+
+    ``name``, ``text`` and ``fix`` are the diagnosis, ``alternatives`` the names of other mistakes
+    that explain as much; ``clauses`` the slugs of what fails of it,
+    ``level`` the strictest of their levels, ``counterexample`` the smallest input among them as
+    plain data, with the key ``problem`` that rebuilds it; None where no input was kept.
+    """
+
+    name: str
+    text: str
+    fix: str
+    confidence: float
+    level: str
+    clauses: tuple[str, ...]
+    alternatives: tuple[str, ...] = ()
+    counterexample: dict[str, Any] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateReport:
+    """The verdict on one candidate, its causes and the result of each clause."""
+
+    name: str
+    target: str
+    verdict: str
+    reason: str
+    causes: tuple[Cause, ...]
+    clauses: tuple[ClauseResult, ...] = field(repr=False)
+
+    @property
+    def conforms(self) -> bool:
+        """Whether every applicable MUST held, expected failures aside."""
+        return self.verdict in GREEN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a check found. ``record`` is the JSON document that ``check --json`` writes, as data."""
+
+    record: Record = field(repr=False)
+    verdict: str
+    candidates: tuple[CandidateReport, ...]
+
+    @property
+    def conforms(self) -> bool:
+        """Whether every candidate conforms, also with deviations or up to gauge."""
+        return overall(self.record).green
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """The causes of all candidates, in their order."""
+        return tuple(cause for candidate in self.candidates for cause in candidate.causes)
+
+    @property
+    def clauses(self) -> tuple[ClauseResult, ...]:
+        """The results of all candidates, in their order."""
+        return tuple(clause for candidate in self.candidates for clause in candidate.clauses)
+
+    def to_json(self) -> str:
+        """The record as text, as ``conformance check --json`` writes it."""
+        return record_text(self.record)
+
+    def raise_for_verdict(self) -> None:
+        """Raise NonconformanceError (an AssertionError) that says why, unless all conforms."""
+        if not self.conforms:
+            raise NonconformanceError(str(self))
+
+    def __str__(self) -> str:
+        entries = complete(self.record)["candidates"]
+        lines = [line.plain for entry in entries for line in summary(entry)]
+        return "\n".join(lines) or overall(self.record).reason
+
+    def _repr_html_(self) -> str:
+        """The causes at a glance, for notebooks."""
+        page: str = render_fragment(self.record)
+        return page
+
+
+def report_of(record: Record) -> Report:
+    """A record as a report."""
+    return Report(
+        record=record,
+        verdict=overall(record).word,
+        candidates=tuple(map(_candidate, record["candidates"])),
+    )
+
+
+def _candidate(entry: CandidateEntry) -> CandidateReport:
+    causes = [
+        Cause(
+            name=cause["name"],
+            text=cause["text"],
+            fix=cause["fix"],
+            confidence=float(cause["confidence"]),
+            level=cause["level"],
+            clauses=tuple(cause["clauses"]),
+            alternatives=tuple(str(other["name"]) for other in cause.get("alternatives", ())),
+            counterexample=cause["counterexample"],
+        )
+        for cause in entry["causes"]
+    ]
+    clauses = [
+        result_from_json({name: value for name, value in clause.items() if name != "requirement"})
+        for clause in entry["clauses"]
+    ]
+    return CandidateReport(
+        name=entry["name"],
+        target=entry["target"],
+        verdict=entry["verdict"],
+        reason=entry["verdict_reason"],
+        causes=tuple(causes),
+        clauses=tuple(clauses),
+    )
+
+
+def check(
+    target_or_candidate: Any,
+    *,
+    profile: str = "quick",
+    only: str | Iterable[str] = (),
+    skip: str | Iterable[str] = (),
+    dtypes: str | Iterable[str] = (),
+    exitfirst: bool = False,
+    time_limit: float | None = None,
+    seed: int = 0,
+) -> Report:
+    """Check a candidate, or every candidate of a target, and return the report.
+
+    target_or_candidate
+        A target as on the command line (``"package.module:object"``, a file, a folder), which runs
+        in a process of its own; or an object: a declared candidate, a ``torch.nn.Module``, a list
+        of candidates, a callable that returns one. An object runs in this process, where nothing
+        can stop what hangs.
+    profile, only, skip, dtypes, seed
+        As on the command line; ``only`` and ``skip`` are globs of clauses, one or several.
+    exitfirst
+        End with the first MUST that fails; what finds mistakes soonest is asked first.
+    time_limit
+        Seconds after which no further example is begun: the verdict is then inconclusive at best.
+
+    Raises UsageError for what cannot be used, HarnessError where the harness itself fails.
+    """
+    options = _options(profile, only, skip, dtypes, seed, exitfirst=exitfirst)
+    return _checked(target_or_candidate, options, time_limit)
+
+
+class Judge:
+    """Checks many candidates: processes start warm, and each candidate has one of its own.
+
+    A context manager. The options of :meth:`check` are those of :func:`check`. A process that has
+    imported torch and the harness is forked for each candidate: what crashes or hangs costs its
+    own time and nothing else, and nothing of it stays in memory. Where processes cannot be forked
+    (Windows), each starts anew.
+
+    timeout
+        Seconds after which a call that gives no answer is stopped: the candidate hangs.
+    """
+
+    def __init__(self, *, timeout: float = DEFAULT_TIMEOUT) -> None:
+        if not timeout > 0:
+            msg = f"timeout={timeout!r} is no time: give seconds above 0"
+            raise UsageError(msg)
+        self._timeout = timeout
+        self._context = warm_context()
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._count = 0
+
+    def __enter__(self) -> Self:
+        self._folder = tempfile.TemporaryDirectory(prefix="conformance-judge-")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def check(
+        self,
+        target_or_candidate: Any,
+        *,
+        profile: str = "quick",
+        only: str | Iterable[str] = (),
+        skip: str | Iterable[str] = (),
+        dtypes: str | Iterable[str] = (),
+        exitfirst: bool = False,
+        time_limit: float | None = None,
+        seed: int = 0,
+    ) -> Report:
+        """The report on a target or an object, as of :func:`check`; an object runs in here."""
+        options = _options(profile, only, skip, dtypes, seed, exitfirst=exitfirst)
+        return _checked(target_or_candidate, options, time_limit, self._context, self._timeout)
+
+    def check_source(
+        self,
+        text: str,
+        entry: str,
+        *,
+        promises: dict[str, Any] | None = None,
+        profile: str = "quick",
+        only: str | Iterable[str] = (),
+        skip: str | Iterable[str] = (),
+        dtypes: str | Iterable[str] = (),
+        exitfirst: bool = False,
+        time_limit: float | None = None,
+        seed: int = 0,
+    ) -> Report:
+        """The report on Python source, such as generated code; it runs in a process of its own.
+
+        entry
+            The name in the text: a declared candidate, a module, or a function, which ``promises``
+            declare: keywords of ``conformance.core`` as literals, such as ``{"masks": ["keep"]}``.
+
+        Source that does not compile, or raises when it is imported, is a UsageError that says so.
+        """
+        if self._folder is None:
+            msg = "a Judge is a context manager: with conformance.Judge() as judge: …"
+            raise UsageError(msg)
+        options = _options(profile, only, skip, dtypes, seed, exitfirst=exitfirst)
+        target = self._written(text, entry, promises)
+        return _checked(target, options, time_limit, self._context, self._timeout)
+
+    def _written(self, text: str, entry: str, promises: dict[str, Any] | None) -> str:
+        """A file with the source, each in a folder of its own, as a target."""
+        if not isinstance(text, str) or not isinstance(entry, str) or not entry.isidentifier():
+            msg = f"entry={entry!r} is no name in a text of Python: give that of the function"
+            raise UsageError(msg)
+        assert self._folder is not None  # noqa: S101 (as the caller has checked)
+        self._count += 1
+        folder = Path(self._folder.name, str(self._count))
+        folder.mkdir()
+        if promises is not None:
+            text += _DECLARED.format(entry=entry, promises=_literal(promises))
+        write_text(text, folder / "generated.py")
+        return f"{folder / 'generated.py'}:{entry}"
+
+
+_DECLARED: Final = """
+
+import conformance as _conformance
+
+{entry} = _conformance.core(**{promises})({entry})
+"""
+
+
+def _literal(promises: dict[str, Any]) -> str:
+    """Promises as code; raises UsageError for what is no literal."""
+    text = repr(promises)
+    try:
+        if ast.literal_eval(text) == promises and isinstance(promises, dict):
+            return text
+    except (ValueError, SyntaxError):
+        pass
+    msg = f"promises={text:.80} is no dict of literals: declare the candidate in the source itself"
+    raise UsageError(msg)
+
+
+def _options(
+    profile: str,
+    only: str | Iterable[str],
+    skip: str | Iterable[str],
+    dtypes: str | Iterable[str],
+    seed: int,
+    *,
+    exitfirst: bool,
+) -> RunOptions:
+    if profile not in PROFILES:
+        msg = f"there is no profile {profile!r}{did_you_mean(str(profile), PROFILES)}"
+        raise UsageError(msg)
+    return RunOptions(
+        targets=(),
+        profile=profile,
+        seed=seed,
+        only=_texts(only),
+        skip=_texts(skip),
+        dtypes=_texts(dtypes) or None,
+        exitfirst=exitfirst,
+        first=SOONEST if exitfirst else (),
+    )
+
+
+def _texts(value: str | Iterable[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _checked(
+    target: Any,
+    options: RunOptions,
+    time_limit: float | None,
+    context: BaseContext | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+) -> Report:
+    """The report on a target, in workers of a context, or on an object, in this process."""
+    if isinstance(target, (str, Path)):
+        options = replace(options, targets=(str(target),))
+        make_pool: MakePool = partial(WorkerPool, context=context)
+    else:
+        make_pool = _in_process(target)
+    record = check_targets(options, timeout=timeout, max_time=time_limit, make_pool=make_pool)
+    if record["interrupted"]:
+        raise KeyboardInterrupt
+    return report_of(record)
+
+
+def _in_process(target: Any) -> MakePool:
+    from ..running.workers.in_process import InProcessPool  # noqa: PLC0415 (loads torch)
+    from ..targets.resolving import candidates_of, unique_names  # noqa: PLC0415
+
+    candidates = unique_names(candidate for candidate, _ in candidates_of(target, _OBJECT))
+
+    def make(
+        options: RunOptions, *, jobs: int, timeout: float, deadline: Deadline | None
+    ) -> WorkerPool:
+        del jobs, timeout
+        return InProcessPool(candidates, options, deadline=deadline)
+
+    return make

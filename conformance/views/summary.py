@@ -1,0 +1,212 @@
+"""The verdict at a glance: each cause once, with its fix and its smallest input, on forty lines."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rich.text import Text
+
+from . import counterexample, wording
+from .complete import Record
+from .wording import cause_title, causes, counted, cut, failure_of, few
+
+# The columns that lines are broken at: a log is read like a terminal.
+WIDTH: Final = 100
+# Lines of one candidate, without the run's own last lines.
+MOST_LINES: Final = 34
+# Lines of the smallest input that are shown: more is told in numbers.
+MOST_OF_INPUT: Final = 12
+_LONGEST: Final = 420
+_LABEL: Final = 9
+_NOTHING: Final = Text("")
+_INDENT: Final = 3
+
+_COLOURS: Final = {
+    "conforms": "bold green",
+    "conforms-with-deviations": "bold green",
+    "conforms-up-to-gauge": "bold green",
+    "inconclusive": "bold yellow",
+    "fails": "bold red",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Block:
+    """A cause in as many words as there may be room for: the longest first."""
+
+    versions: tuple[list[Text], ...]
+
+    def of_at_most(self, lines: int) -> list[Text]:
+        """The longest version that fits, else the shortest."""
+        fitting = (version for version in self.versions if len(version) <= lines)
+        return next(fitting, self.versions[-1])
+
+
+def summary(candidate: Record, width: int = WIDTH, *, alone: bool = True) -> list[Text]:
+    """A candidate's verdict, its causes, and a line for each kind of other result.
+
+    Of several candidates each is shown in few words: ``alone`` is False.
+    """
+    width = min(width, WIDTH)
+    before = [*_heading(candidate, width), *_warnings(candidate, width)]
+    after = [*_findings(candidate, width), *_left_over(candidate, width, alone=alone)]
+    failing = [cause for cause in causes(candidate) if cause["level"] == "MUST"]
+    numbered = len(failing) > 1
+    blocks = [
+        _block(candidate, cause, number if numbered else 0, width, alone=alone)
+        for number, cause in enumerate(failing, start=1)
+    ]
+    return [*before, *_fitted(blocks, MOST_LINES - len(before) - len(after)), *after]
+
+
+def _fitted(blocks: Sequence[_Block], room: int) -> list[Text]:
+    """The blocks in their order, the first ones as long as they may be."""
+    shown: list[Text] = []
+    least = [len(block.versions[-1]) for block in blocks]
+    for number, block in enumerate(blocks):
+        left = room - len(shown)
+        later = sum(least[number + 1 :])
+        if left < least[number] + bool(later) and number:
+            more = counted(len(blocks) - number, "more cause")
+            return [*shown, Text(f"{more} (-v lists them)", style="bold red")]
+        shown += block.of_at_most(left - later)
+    return shown
+
+
+def _heading(candidate: Record, width: int) -> list[Text]:
+    verdict = str(candidate["verdict"])
+    reason = str(candidate["verdict_reason"])
+    failed = [clause for clause in candidate["clauses"] if _is(clause, "failed", "MUST")]
+    if failed and verdict == "fails":
+        asked = {clause["id"] for clause in candidate["clauses"] if _is_asked(clause)}
+        several = (
+            f"{len({clause['id'] for clause in failed})} of {counted(len(asked), 'MUST clause')}"
+        )
+        many = sum(cause["level"] == "MUST" for cause in causes(candidate))
+        reason = f"{several} failed" + (f", for {counted(many, 'cause')}" if many else "")
+    name = str(candidate["name"])
+    known = ", ".join(filter(None, (str(candidate[key]) for key in ("kind", "target"))))
+    before = f"{name} ({known}): "
+    first, *more = _wrapped(Text(f"{before}{verdict}, {reason}"), width)
+    first.stylize("bold", 0, len(name))
+    first.stylize(_COLOURS.get(verdict, "bold magenta"), len(before), len(before) + len(verdict))
+    return [first, *more]
+
+
+def _is(clause: Record, status: str, level: str) -> bool:
+    return bool(clause["status"] == status and clause["level"] == level)
+
+
+def _is_asked(clause: Record) -> bool:
+    return bool(clause["level"] == "MUST" and clause["status"] != "not-applicable")
+
+
+def _warnings(candidate: Record, width: int) -> Iterator[Text]:
+    for sentence in candidate.get("warnings", ()):
+        text = Text(cut(f"warning: {sentence}", _LONGEST), style="bold yellow")
+        yield from _wrapped(text, width)
+
+
+def _block(candidate: Record, cause: Record, number: int, width: int, *, alone: bool) -> _Block:
+    title = cut(cause_title(cause), _LONGEST)
+    head = Text(f"{number}. " if number else "", style="bold red")
+    name = _wrapped(Text(" ".join(title.split()), style="bold red"), width, head)
+    fix = _labelled("fix", cut(str(cause.get("fix") or ""), _LONGEST), width)
+    clauses = list(cause["clauses"])
+    every = f"{', '.join(clauses)} ({counted(len(clauses), 'clause')})"
+    clause = failure_of(candidate, cause)
+    said = len(clauses) == 1 and bool(clause) and alone  # the line of the input names it
+    explains = [] if said else _labelled("explains", every, width)
+    short = [] if said else _labelled("explains", few(clauses), width)
+    shown = _labelled("input", _input(clause), width)
+    numbers = [*shown, *_labelled("found", _found(clause), width)]
+    lines = counterexample.block(clause.get("counterexample") or {})
+    tensors = [Text(cut(f"{'':{_INDENT + _LABEL}}{line}", width - 1)) for line in lines]
+    least = [[*name, *fix, *short], _one_line(head.plain + title, width, "bold red")]
+    if not alone:
+        return _Block(versions=tuple(least))
+    versions = [[*name, *fix, *numbers, *explains], [*name, *fix, *numbers, *short], *least]
+    if tensors and len(shown) + len(tensors) <= MOST_OF_INPUT:
+        versions.insert(0, [*name, *fix, *shown, *tensors, *explains])
+    return _Block(versions=tuple(versions))
+
+
+def _input(clause: Record) -> str:
+    """The clause that shows a cause, and the sizes of its smallest input."""
+    if not clause:
+        return ""
+    data = clause.get("counterexample")
+    sizes = wording.counterexample(data) if data else ""
+    return f"{clause['id']}: {sizes or wording.where(clause)}"
+
+
+def _found(clause: Record) -> str:
+    return cut(wording.message(clause), _LONGEST) if clause else ""
+
+
+def _labelled(label: str, text: str, width: int) -> list[Text]:
+    """A label with a text whose further lines begin below its first."""
+    if not text:
+        return []
+    head = Text.assemble(" " * _INDENT, (f"{label:<{_LABEL}}", "dim"))
+    return _wrapped(Text(" ".join(text.split())), width, head)
+
+
+def _wrapped(text: Text, width: int, head: Text = _NOTHING) -> list[Text]:
+    """The lines of a text behind a head, broken between words: slugs and paths stay whole."""
+    room = max(width - len(head), 1)
+    lines = textwrap.wrap(text.plain, room, break_long_words=False, break_on_hyphens=False)
+    heads = [head, *[Text(" " * len(head))] * len(lines)]
+    return [
+        Text.assemble(before, (line, text.style))
+        for before, line in zip(heads, lines, strict=False)
+    ]
+
+
+def _findings(candidate: Record, width: int) -> Iterator[Text]:
+    """A line for each cause that fails no MUST, each error and each unexpected pass."""
+    for cause in causes(candidate):
+        if cause["level"] != "MUST":
+            slugs = few(cause["clauses"], 2)
+            title = "" if cause["name"] in cause["clauses"] else f" {cause['name']}:"
+            line = f"{cause['level']} failed: {slugs}:{title} {cause['text']}"
+            yield from _one_line(line, width, "yellow")
+    for clause in candidate["clauses"]:
+        if clause["status"] in ("error", "unexpected-pass"):
+            line = f"{clause['status']}: {clause['id']}: {wording.message(clause)}"
+            yield from _wrapped(Text(cut(line, _LONGEST), style="bold magenta"), width)
+
+
+def _one_line(text: str, width: int, style: str = "") -> list[Text]:
+    """A text cut to what one line of the usual width holds."""
+    line = cut(" ".join(text.split()), WIDTH - 1)
+    return _wrapped(Text(line, style=style), width)
+
+
+def _left_over(candidate: Record, width: int, *, alone: bool) -> Iterator[Text]:
+    """A line each for what is expected to fail, could not be tested, passed, or did not apply."""
+    for status, word in (("untestable", "untestable"), ("expected-failure", "expected failure")):
+        reasons: dict[str, list[str]] = {}
+        for clause in candidate["clauses"]:
+            if clause["status"] == status:
+                reasons.setdefault(str(clause["reason"]), []).append(clause["id"])
+        for reason, slugs in reasons.items():
+            line = f"{word}: {few(list(dict.fromkeys(slugs)))} ({reason})"
+            yield from _one_line(line, width, "yellow")
+    if not alone:
+        return
+    if assumed := candidate["declaration"].get("assumptions") or ():
+        line = f"assumed: {'; '.join(map(str, assumed))}"
+        yield from _one_line(line, width, "dim")
+    count = Counter(clause["status"] for clause in candidate["clauses"])
+    margin, slug = wording.worst_margin(candidate)
+    worst = f"; the largest error is {margin} of its bound, in {slug}" if slug else ""
+    if count["passed"]:
+        yield from _one_line(f"passed: {counted(count['passed'], 'clause')}{worst}", width)
+    if count["not-applicable"]:
+        line = f"not applicable: {counted(count['not-applicable'], 'clause')} (-vv lists them)"
+        yield from _one_line(line, width, "dim")

@@ -1,0 +1,94 @@
+"""Numbers that differ from head to head, and biases by distance, are read and stated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from examples import core
+from torch import Tensor
+from unusual_attention import (
+    leaning_by_head,
+    scores_of,
+    sinks,
+    table_of_distances,
+    talking_heads,
+    talking_weights,
+)
+
+from conformance.clauses.subject import Subject
+from conformance.diagnosis import diagnose
+from conformance.diagnosis.battery import answer_to, plain_problem
+from conformance.diagnosis.dissection import readings
+from conformance.diagnosis.dissection.by_distance import distance_biases
+from conformance.diagnosis.dissection.reading import Reading
+
+PLAIN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
+THREE = {"num_heads": 3, "num_kv_heads": 3}
+
+
+def subject(function: Callable[..., Tensor], **promises: Any) -> Subject:
+    """A core of three heads, or of what is promised."""
+    candidate = core(function, **{**PLAIN, "geometry": THREE, "dtypes": ["float32"], **promises})
+    return Subject(candidate, "float32")
+
+
+def times_by_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Scores times one, two and three."""
+    return (torch.tensor([1.0, 2.0, 3.0])[:, None, None] * scores_of(q, k)).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (times_by_head, "the scores times 1 in head 0, 2 in head 1, 3 in head 2"),
+        (leaning_by_head, "times -0.5 in head 0, -0.25 in head 1, -0.125 in head 2"),
+        (sinks, "exp(0.5) in head 0, exp(-1) in head 1, exp(2) in head 2"),
+        (talking_heads, "head 0: 1, 0.5, "),
+        (talking_weights, "head 0: 1, 0.5, "),
+    ],
+)
+def test_each_head_has_its_number(function: Callable[..., Tensor], said: str) -> None:
+    """They are told where the heads are always so many, confirmed on problems not read."""
+    (entry,) = diagnose(subject(function))
+    assert said in entry["text"]
+
+
+def test_other_numbers_of_heads_are_not_spoken_of() -> None:
+    """Where heads may be more or fewer, numbers of three of them explain nothing."""
+    wide = core(sinks_of_any, **{**PLAIN, "dtypes": ["float32"]})
+    assert not [entry for entry in diagnose(Subject(wide, "float32")) if entry["confidence"]]
+
+
+def sinks_of_any(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A sink of each head, by no rule."""
+    logits = scores_of(q, k)
+    more = torch.sin(torch.arange(q.shape[1]) * 2.0)[:, None, None].expand(*logits.shape[:3], 1)
+    return torch.cat((logits, more), dim=-1).softmax(-1)[..., :-1] @ v
+
+
+def read_plainly(one: Subject) -> Reading:
+    """What the plain answer is made of."""
+    problem = plain_problem(one)
+    assert problem is not None
+    answer = answer_to(one, one.inputs(problem))
+    assert answer is not None
+    return next(readings(one, [answer]))
+
+
+def test_a_table_of_distances_is_read() -> None:
+    """The biases of each head against its own place are those of the table."""
+    of_places = distance_biases(read_plainly(subject(table_of_distances)))
+    texts = " ".join(one.sentence for one in of_places)
+    table = torch.sin(torch.arange(3.0 * 41)).reshape(3, 41)
+    named = f"{float(table[1, 21] - table[1, 20]):+.4g} at +1"
+    assert f"head 1: {float(table[1, 18] - table[1, 20]):+.4g} at -2" in texts
+    assert named in texts
+
+
+def test_what_contents_decide_is_no_bias_by_distance() -> None:
+    """Logits that are right, and those of other products, have none."""
+    assert not list(distance_biases(read_plainly(subject(times_by_head))))
+    assert not list(distance_biases(read_plainly(subject(talking_heads))))

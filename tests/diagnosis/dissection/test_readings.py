@@ -1,0 +1,203 @@
+"""What one reading proposes names what the weights are made of: sinks, masks, biases, tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from examples import core, plan, problem
+from torch import Tensor
+
+from conformance import Semantics
+from conformance.clauses.subject import Subject
+from conformance.diagnosis.dissection.additive_masks import additive_mask_statements
+from conformance.diagnosis.dissection.logits import logit_statements
+from conformance.diagnosis.dissection.reading import Reading, read
+from conformance.diagnosis.dissection.shared_heads import shared_head_statements
+from conformance.diagnosis.dissection.sink_statements import sink_statements
+from conformance.diagnosis.dissection.sums import dropped_weight_statements, weight_statements
+from conformance.diagnosis.dissection.visibility import table_statements, visibility_statements
+from conformance.diagnosis.mistakes import NamedMistake
+from conformance.problems.problem import Problem
+
+Proposer = Callable[[Reading], Iterator[NamedMistake]]
+
+
+def softmaxed(query: Tensor, key: Tensor) -> Tensor:
+    """The right weights without any option."""
+    return torch.softmax(scores(query, key), dim=-1)
+
+
+def scores(query: Tensor, key: Tensor) -> Tensor:
+    """The scaled dot products."""
+    return query @ key.mT * query.shape[-1] ** -0.5
+
+
+def proposed(
+    function: Callable[..., Tensor], proposer: Proposer, drawn: Problem, **promises: Any
+) -> list[str]:
+    """The names that a proposer gives to what a core computes on one problem."""
+    plain: dict[str, Any] = {
+        "masks": [],
+        "causal": None,
+        "features": [],
+        "empty_rows": "any",
+        "dtypes": ["float32"],
+    }
+    subject = Subject(core(function, **{**plain, **promises}), "float32")
+    reading = read(subject, subject.inputs(drawn))
+    assert reading is not None
+    return [one.name for one in proposer(reading)]
+
+
+def sunk(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """A core with other sinks than those of the call."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, sinks: Any = None) -> Tensor:
+        logits = scores(query, key)
+        if sinks is not None:
+            column = change(sinks).view(1, -1, 1, 1).expand(*logits.shape[:-1], 1)
+            logits = torch.cat([logits, column], dim=-1)
+        return torch.softmax(logits, dim=-1)[..., : key.shape[2]] @ value
+
+    return attend
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda sinks: 2.0 * sinks, "sinks: 2 times the sink"),
+        (lambda sinks: sinks + 0.25, "sinks: the sink and 1/4"),
+        (lambda sinks: sinks.roll(1), "sinks: the sink of the head before"),
+        (torch.square, "sinks: the square of the sink"),
+    ],
+)
+def test_the_logit_of_a_sink_is_read(change: Callable[[Tensor], Tensor], name: str) -> None:
+    """The sums of the weights say which logit joins them: a number times the sink, or another."""
+    drawn = problem(sinks=True, num_heads=3, num_kv_heads=3, query_length=5, key_length=7)
+    assert name in proposed(sunk(change), sink_statements, drawn, features=["sinks"])
+
+
+def test_an_additive_mask_of_another_place_is_read() -> None:
+    """The numbers of the first head with every minus infinity of its own and of that."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, bias: Any = None) -> Tensor:
+        logits = scores(query, key)
+        if bias is not None:
+            logits = (logits + bias[:, :1]).masked_fill(bias.isneginf(), -torch.inf)
+        return torch.softmax(logits, dim=-1) @ value
+
+    drawn = problem(
+        mask=plan(pattern="dense", form="bias", finite_bias=True),
+        num_heads=3,
+        num_kv_heads=3,
+        query_length=5,
+        key_length=9,
+    )
+    names = proposed(attend, additive_mask_statements, drawn, masks=["bias"])
+    words = "of the first head, whose minus infinities count beside its own"
+    assert f"bias: the additive mask {words}" in names
+
+
+def test_a_linear_bias_with_other_slopes_is_read() -> None:
+    """Slopes and distances of a declared linear bias are told from others."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        places = torch.arange(query.shape[2])[:, None] + key.shape[2] - query.shape[2]
+        distance = (places - torch.arange(key.shape[2])).square()
+        slopes = 2.0 ** (-4.0 * torch.arange(1, 3)).view(-1, 1, 1)
+        return torch.softmax(scores(query, key) - slopes * distance, dim=-1) @ value
+
+    drawn = problem(num_heads=2, num_kv_heads=2, query_length=5, key_length=7)
+    names = proposed(attend, logit_statements, drawn, semantics=Semantics(alibi=True))
+    assert (
+        "logits: the scores and the declared slopes times squares of distances taken off" in names
+    )
+
+
+def capped_twice(
+    query: Tensor, key: Tensor, value: Tensor, *, softcap: float | None = None
+) -> Tensor:
+    """The softcap is applied twice."""
+    logits = scores(query, key)
+    for _ in range(0 if softcap is None else 2):
+        logits = softcap * torch.tanh(logits / softcap)
+    return torch.softmax(logits, dim=-1) @ value
+
+
+def test_a_softcap_that_is_applied_twice_is_read() -> None:
+    """What takes the place of the softcap is among the terms of logits."""
+    drawn = problem(softcap=1.5, query_length=5, key_length=7)
+    names = proposed(capped_twice, logit_statements, drawn, features=["softcap"])
+    assert "logits: the scores with the softcap applied twice" in names
+
+
+@pytest.mark.parametrize(
+    ("weights_of", "name"),
+    [
+        (lambda w: w.masked_fill(w < 0.05, 0.0), "weights: those below 0.05 are zero"),
+        (
+            lambda w: w.masked_fill(w < w.topk(3, -1).values[..., -1:], 0.0),
+            "weights: those that are not among the 3 largest of a row are zero",
+        ),
+    ],
+)
+def test_small_weights_that_are_dropped_are_read(
+    weights_of: Callable[[Tensor], Tensor], name: str
+) -> None:
+    """Which weights are zero says below which number, or past how many, they are dropped."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return weights_of(softmaxed(query, key)) @ value
+
+    drawn = problem(query_length=8, key_length=16)
+    assert name in proposed(attend, dropped_weight_statements, drawn)
+
+
+def test_a_softmax_over_a_tile_of_queries_is_read() -> None:
+    """Weights that sum to one over eight queries at a time are said to."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        tiles = [torch.softmax(tile, dim=2) for tile in scores(query, key).split(8, dim=2)]
+        return torch.cat(tiles, dim=2) @ value
+
+    drawn = problem(query_length=11, key_length=5)
+    names = proposed(attend, weight_statements, drawn)
+    assert names == ["weights: of the logits their softmax over the queries of each tile of 8"]
+
+
+def causal_in_tiles(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False) -> Tensor:
+    """With the causal flag keys before the query's own tile of eight are lost."""
+    logits = scores(query, key)
+    if causal:
+        places, keys = torch.arange(query.shape[2])[:, None], torch.arange(key.shape[2])
+        logits = logits.masked_fill((keys > places) | (keys // 8 < places // 8), -torch.inf)
+    return torch.softmax(logits, dim=-1) @ value
+
+
+def test_what_loses_keys_is_not_said_to_replace_what_hides_others() -> None:
+    """Keys that are lost beside those that the flag hides are described, and no mask is blamed."""
+    drawn = problem(causal=True, query_length=12, key_length=12)
+    lost = proposed(causal_in_tiles, visibility_statements, drawn, causal="bottom-right")
+    assert "visibility: without keys in a tile of 8 before the query's own" in lost
+    assert proposed(causal_in_tiles, table_statements, drawn, causal="bottom-right") == []
+
+
+def test_the_heads_of_a_cache_are_read() -> None:
+    """Cached values of another key/value head are told from new ones."""
+
+    def attend(
+        query: Tensor, key: Tensor, value: Tensor, *, past_key: Any = None, past_value: Any = None
+    ) -> Tensor:
+        if past_key is not None:
+            key = torch.cat([past_key, key], dim=2)
+            value = torch.cat([past_value.flip(1), value], dim=2)
+        group = query.shape[1] // key.shape[1]
+        key, value = (heads.repeat_interleave(group, dim=1) for heads in (key, value))
+        return softmaxed(query, key) @ value
+
+    drawn = problem(past=3, num_heads=4, num_kv_heads=2, query_length=3, key_length=6)
+    names = proposed(attend, shared_head_statements, drawn, features=["kv_cache", "gqa"])
+    assert "heads: cached value of the opposite key/value head" in names

@@ -1,0 +1,54 @@
+"""What is stated under conditions names those that decide, with their numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from examples import CLAUSES, core, problem
+from torch import Tensor
+
+from conformance.clauses.subject import Subject
+from conformance.diagnosis import Diagnostician, diagnose
+
+PLAIN: dict[str, Any] = {
+    "masks": [],
+    "causal": None,
+    "features": [],
+    "empty_rows": "any",
+    "dtypes": ["float32"],
+}
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, scale: float | Tensor) -> Tensor:
+    """Attention with a scale, a number or one for each query."""
+    return torch.softmax(query @ key.mT * scale, dim=-1) @ value
+
+
+def test_the_number_at_which_a_size_decides_is_asked_for() -> None:
+    """A limit between the sizes that are looked at is said exactly: the candidate is asked."""
+
+    def long(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scale = query.shape[-1] ** -0.5
+        return attend(query, key, value, 2.0 * scale if key.shape[2] > 100 else scale)
+
+    (entry,) = diagnose(Subject(core(long, **PLAIN), "float32"))
+    assert "(only with more than 100 keys)" in entry["text"]
+
+
+def test_what_is_true_of_one_option_alone_is_not_said() -> None:
+    """Queries past a tile that lose the scale of the call: no factor that holds for one scale."""
+
+    def later_unscaled(
+        query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = None
+    ) -> Tensor:
+        given = query.shape[-1] ** -0.5 if scale is None else scale
+        by_query = torch.full((query.shape[2], 1), given)
+        by_query[16:] = 1.0
+        return attend(query, key, value, by_query)
+
+    subject = Subject(core(later_unscaled, **{**PLAIN, "features": ["scale"]}), "float32")
+    failing = problem(query_length=18, scale=1.7)
+    (entry,) = Diagnostician(subject).explain(CLAUSES["numerics.scale"], failing)
+    assert "multiplied by 1 " in entry["text"]
+    assert "(only for queries from index 16 on)" in entry["text"]

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_line import FEW
+from workspaces import write
+
+from conformance.__main__ import run
+
+STUDENT = """
+import math
+import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.out = nn.Linear(dim, dim)
+
+    def forward(self, x):
+        b, l, d = x.shape
+        q, k, v = self.qkv(x).view(b, l, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        weights = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).reshape(b, l, d))
+
+
+def attend(q, k, v, mask=None):
+    return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v
+
+
+def backwards(value, key, query, *, heads):
+    assert heads == 4
+    return attend(query, key, value)
+
+
+def helper(x): ...
+
+
+def _hidden(q, k, v): ...
+"""
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
+
+def said(target: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the command says of a target that declares nothing."""
+    assert run(["check", target, *FEW]) == 2
+    return capsys.readouterr().err
+
+
+def test_a_file_without_candidates(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its modules and functions are listed, and the command that is said works."""
+    write(folder, {"student.py": STUDENT})
+    text = said("student.py", capsys)
+    assert text.startswith("conformance: student.py declares no candidate: decorate one")
+    _, layer, masked, swapped = text.split("  to check ")
+    assert layer == "Attention, a torch.nn.Module: conformance check student.py:Attention\n"
+    assert masked.startswith("attend(q, k, v, mask), paste into student.py (for mask declare ")
+    assert "with a value for heads, which has no default:\n" in swapped
+    assert run(["check", "student.py:Attention", *FEW]) == 0
+
+
+@pytest.mark.parametrize(
+    ("target", "file"),
+    [
+        ("student.py:attend", "student.py"),
+        ("student:attend", "mine.py"),
+        ("student.py:backwards", "student.py"),
+    ],
+)
+def test_pasted_lines(
+    target: str, file: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The lines that are printed for a function make it a candidate that is checked."""
+    write(folder, {"student.py": STUDENT})
+    text = said(target, capsys)
+    assert " and declares nothing: decorate it with @conformance.core or" in text
+    lines = [line.removeprefix(" " * 6) for line in text.split("\n") if line.startswith(" " * 6)]
+    before = STUDENT if file == "student.py" else ""
+    pasted = "\n".join(lines).replace("heads=…", "heads=4")
+    write(folder, {file: f"{before}\n\n{pasted}\n"})
+    assert run(["check", file, *FEW]) == 0
+    assert "declared (core, " in capsys.readouterr().out
+
+
+def test_modules_of_a_package(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a package it is the first module that defines anything."""
+    write(folder, {"pkg/__init__.py": "", "pkg/a.py": "x = 3\n", "pkg/b.py": STUDENT})
+    assert "conformance check pkg/b.py:Attention\n" in said("pkg", capsys)
+
+
+@pytest.mark.parametrize("target", ["student.py:helper", "empty.py", "."])
+def test_nothing_to_list(target: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A function of one argument, and a file of none, are refused in one line."""
+    write(folder, {"student.py": STUDENT, "empty.py": "from math import hypot\n"})
+    assert said(target, capsys).count("\n") == 1

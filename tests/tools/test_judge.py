@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import conformance
+from conformance.session.order import SOONEST
+
+UNSCALED = """
+import torch
+
+
+def attend(query, key, value, *, keep=None):
+    scores = query @ key.mT
+    return (scores if keep is None else scores.masked_fill(~keep, -torch.inf)).softmax(-1) @ value
+"""
+PROMISES = {"masks": ["keep"]}
+FEW = ("shape.output", "numerics.golden", "numerics.scale")
+
+
+@conformance.core()
+def unscaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Forgets the scale."""
+    answer: Tensor = (query @ key.mT).softmax(-1) @ value
+    return answer
+
+
+@conformance.core()
+def scaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention as it is specified."""
+    return (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1) @ value
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[conformance.Judge]:
+    """A warm judge, which these tests share."""
+    with conformance.Judge(timeout=20.0) as made:
+        yield made
+
+
+def test_an_object_is_checked_where_it_is() -> None:
+    """The report names the cause once, with its fix, its clauses and its smallest input."""
+    report = conformance.check(unscaled, only=FEW)
+    (cause,) = report.causes
+    assert (report.verdict, report.conforms) == ("fails", False)
+    assert (cause.name, cause.level) == ("scale-missing", "MUST")
+    assert cause.clauses == ("numerics.golden", "numerics.scale")
+    assert cause.counterexample is not None
+    assert cause.counterexample["problem"]["geometry"]["batch"] == 1
+    assert [clause.status for clause in report.clauses] == ["passed", "failed", "failed"]
+    with pytest.raises(conformance.NonconformanceError, match=r"(?s)fails, .*scale-missing"):
+        report.raise_for_verdict()
+
+
+def test_the_record_is_that_of_the_command() -> None:
+    """The text reads back as a record of schema 1 with the causes."""
+    record = json.loads(conformance.check(scaled, only="shape.output").to_json())
+    assert (record["schema"], record["candidates"][0]["verdict"]) == (1, "conforms")
+    assert record["candidates"][0]["causes"] == []
+
+
+def test_a_notebook_shows_the_cause() -> None:
+    """The fragment has the verdict, the cause and its fix, escaped, and no style or script."""
+    fragment = conformance.check(unscaled, only=FEW)._repr_html_()
+    assert "<strong>fails</strong>" in fragment
+    assert fragment.count("the scores are not scaled") == 1
+    assert "<style" not in fragment
+    assert "<script" not in fragment
+
+
+def test_the_first_failure_ends_it() -> None:
+    """What finds mistakes soonest is asked first, and nothing after the first failing MUST."""
+    report = conformance.check([unscaled, scaled], exitfirst=True)
+    first, second = report.candidates
+    asked = [clause.id for clause in first.clauses if clause.status != "not-applicable"]
+    assert [clause.status for clause in first.clauses].count("failed") == 1
+    assert len(asked) <= SOONEST.index(first.causes[0].clauses[0]) + 1
+    assert [cause.name for cause in first.causes] == ["scale-missing"]
+    assert (second.verdict, second.clauses) == ("inconclusive", ())
+    assert second.reason == "the run ended with its first failure"
+    assert conformance.check(scaled, exitfirst=True, only=FEW).conforms
+
+
+def test_no_time_left_is_no_verdict() -> None:
+    """After the time limit no example is begun: the report says that it is inconclusive."""
+    report = conformance.check(scaled, only="numerics.golden", time_limit=1e-6)
+    assert report.verdict == "inconclusive"
+    assert not report.conforms
+
+
+def test_generated_source(judge: conformance.Judge) -> None:
+    """A function in a text is judged in a process of its own, by what is promised of it."""
+    report = judge.check_source(UNSCALED, "attend", promises=PROMISES, exitfirst=True)
+    assert [cause.name for cause in report.causes] == ["scale-missing"]
+    mended = UNSCALED.replace("key.mT", "key.mT / query.shape[-1] ** 0.5")
+    assert judge.check_source(mended, "attend", promises=PROMISES, only="*.golden").conforms
+
+
+def test_what_dies_takes_nothing_along(judge: conformance.Judge) -> None:
+    """A candidate that ends its process fails; the next one is judged as ever."""
+    deadly = UNSCALED.replace("    scores =", "    import os; os._exit(3)\n    scores =")
+    report = judge.check_source(deadly, "attend", promises=PROMISES, only="numerics.golden")
+    assert [clause.violation and clause.violation.kind for clause in report.clauses] == ["crashed"]
+    after = judge.check_source(UNSCALED, "attend", promises=PROMISES, only="shape.output")
+    assert after.conforms
+
+
+@pytest.mark.parametrize(
+    ("text", "entry", "promises", "says"),
+    [
+        ("def attend(:", "attend", None, "generated.py"),
+        ("raise ValueError('no')", "attend", None, "ValueError: no"),
+        (UNSCALED, "other", None, "other"),
+        (UNSCALED, "not a name", None, "entry='not a name' is no name"),
+        (UNSCALED, "attend", {"masks": object()}, "no dict of literals"),
+        (UNSCALED, "attend", {"masks": ["keeps"]}, "keeps"),
+    ],
+)
+def test_source_that_cannot_be_used(
+    judge: conformance.Judge, text: str, entry: str, promises: dict[str, object] | None, says: str
+) -> None:
+    """One sentence says what is wrong with a text, its entry or what it promises."""
+    with pytest.raises(conformance.UsageError, match=says) as refused:
+        judge.check_source(text, entry, promises=promises)
+    assert "Traceback" not in str(refused.value)
+
+
+def test_targets_that_cannot_be_used(tmp_path: Path) -> None:
+    """As on the command line, in one sentence."""
+    for target in (str(tmp_path / "none.py"), 3, torch.zeros(2), None):
+        with pytest.raises(conformance.UsageError):
+            conformance.check(target)
+    with pytest.raises(conformance.UsageError, match=r"there is no profile 'quik'.*quick"):
+        conformance.check(scaled, profile="quik")
+    with pytest.raises(conformance.UsageError, match="timeout=0 is no time"):
+        conformance.Judge(timeout=0)
+    with pytest.raises(conformance.UsageError, match="is a context manager"):
+        conformance.Judge().check_source(UNSCALED, "attend")

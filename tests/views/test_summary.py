@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from records import PROBLEM, loaded, result
+
+from conformance.base.results import ClauseResult, Violation
+from conformance.session.report import candidate_entry
+from conformance.views.complete import complete
+from conformance.views.summary import summary
+
+
+def failure(slug: str, name: str, **more: Any) -> ClauseResult:
+    """A failed clause with a diagnosis."""
+    entry = {"name": name, "text": f"{name} is wrong", "fix": f"mend {name}", "confidence": 1.0}
+    violation = Violation(kind="value", message=f"{slug} is off by 1")
+    return result(
+        "failed",
+        slug,
+        violation=violation,
+        counterexample={"problem": PROBLEM},
+        diagnosis=[entry],
+        **more,
+    )
+
+
+def lines(results: list[ClauseResult], width: int = 100, *, alone: bool = True) -> list[str]:
+    """The lines of a candidate with these results."""
+    entry = candidate_entry(loaded(), results, {})
+    (candidate,) = complete({"candidates": [entry]})["candidates"]
+    return [line.plain for line in summary(candidate, width, alone=alone)]
+
+
+def test_a_cause_is_told_once() -> None:
+    """Fourteen failures of one mistake name it once, with one fix, one input and all clauses."""
+    shown = lines([failure(f"mask.number-{n}", "scale-missing") for n in range(14)])
+    text = "\n".join(shown)
+    assert shown[0].endswith("fails, 14 of 14 MUST clauses failed, for 1 cause")
+    assert text.count("scale-missing is wrong") == text.count("mend scale-missing") == 1
+    assert text.count("batch 1, heads 2") == 1
+    assert set(re.findall(r"mask\.number-\d+", text)) == {f"mask.number-{n}" for n in range(14)}
+
+
+def test_a_passing_candidate_has_few_lines() -> None:
+    """A verdict, what passed, what did not apply; with the run's own two lines that makes five."""
+    shown = lines([result(margin=0.5), result("not-applicable", "mask.no-leak")])
+    assert len(shown) == 3
+    assert "conforms" in shown[0]
+
+
+@pytest.mark.parametrize("causes", [1, 3, 9, 60])
+def test_forty_lines_of_a_hundred_columns(causes: int) -> None:
+    """However many causes there are, and however long their texts: the most telling come first."""
+    results = [
+        failure(f"mask.clause-{n}-{m}", f"mistake-{n} {'very ' * 60}long")
+        for n in range(causes)
+        for m in range(4)
+    ]
+    shown = lines(results)
+    assert len(shown) <= 36
+    assert max(map(len, shown)) <= 100
+    assert any("mistake-0" in line for line in shown)
+
+
+def test_a_should_is_one_line() -> None:
+    """What decides no verdict takes a line, with its clause."""
+    shown = lines([result(), failure("mask.no-leak", "leaks", level="SHOULD")])
+    assert [line for line in shown if "mask.no-leak" in line] == [
+        "SHOULD failed: mask.no-leak: leaks: leaks is wrong"
+    ]
+
+
+def test_of_several_each_takes_less() -> None:
+    """Among several candidates a cause is a name, a fix and its clauses, without the input."""
+    shown = lines([failure("mask.golden", "scale-missing")], alone=False)
+    assert any("mend scale-missing" in line for line in shown)
+    assert not any("batch 1" in line for line in shown)
+
+
+def test_slugs_stay_whole() -> None:
+    """Narrow lines are broken between words."""
+    slug = "equivariance.batch-independent-of-everything"
+    shown = lines([failure(slug, "mixes-items")], width=50)
+    assert sum(slug in line for line in shown) == 2
