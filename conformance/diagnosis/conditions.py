@@ -8,6 +8,7 @@ from typing import Final
 
 from ..base.geometry import Geometry
 from ..problems.inputs import Inputs
+from ..tolerance import model
 from .agreement import BatteryAnswer
 from .mistakes._steps import (
     has_cache,
@@ -19,11 +20,9 @@ from .mistakes._steps import (
     has_window,
 )
 
-# Wrong answers, and right ones that differ from them in one condition, before that is blamed: and
-# the chance that as many would be right if the condition decided nothing.
+# Wrong answers, and right ones that differ from them in one condition, before that is blamed.
 FEWEST_WRONG: Final = 3
 FEWEST_RIGHT: Final = 3
-CHANCE: Final = 0.01
 MANY_KEYS: Final = 64
 
 
@@ -396,7 +395,7 @@ def _told(wrong: int, comparable: int, right: int) -> bool:
     if wrong < FEWEST_WRONG or right < FEWEST_RIGHT:
         return False
     chance: float = (comparable / (wrong + comparable)) ** right
-    return chance <= CHANCE
+    return chance <= model.COINCIDENCE
 
 
 def _spoken(wrong: Sequence[BatteryAnswer], right: Sequence[BatteryAnswer]) -> list[Condition]:

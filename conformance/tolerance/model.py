@@ -294,6 +294,12 @@ MOST_GROWN: Final = 1e3
 NO_EQUATION: Final = 1e-6
 # A constant ratio or difference is a fact if it leaves a millionth of the squared errors.
 NEARLY_NOTHING: Final = 1e-6
+# Columns of which so small a part differs in float64 say the same.
+COLLINEAR: Final = 1e-9
+# A factor read off many logits in float64 may be off by this part, whatever its standard error.
+SAME_FACTOR: Final = 1e-6
+# A condition is blamed if as many answers would be right with this chance were it of no account.
+COINCIDENCE: Final = 0.01
 # Without known weights no bound exists. A convention: rounding in a candidate is like nudging its
 # inputs a few times over, and four random nudges miss the worst one by some factor.
 SPREAD_FACTOR: Final = 32.0

@@ -26,7 +26,7 @@ def page() -> str:
 def test_what_a_record_says_is_escaped(page: str) -> None:
     """In texts and in attributes: the only script of a page is ours."""
     assert page.count("<script>") == 1
-    assert page.count("alert(1)") == page.count("&lt;script&gt;alert(1)&lt;/script&gt;") > 3
+    assert page.count("alert(1)") == page.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 3
     assert "&#34;&#39;&amp;" in page
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
+from ...tolerance import model
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import keys_ahead, weighing
 from .logits import LogitFit, as_mistake
@@ -23,8 +24,6 @@ from .terms import ADDED, SCORES, Term, TermValues
 
 # Heads whose mixture is read: the equations grow with their square.
 MOST_HEADS: Final = 16
-# Such a part of the largest number is what rounding leaves of nothing.
-_NOTHING: Final = 1e-4
 _ONE: Final = Number("1", lambda _sizes: 1.0)
 
 
@@ -141,7 +140,7 @@ def _listed(read: Sequence[float]) -> str:
 
 
 def _mixture_words(mixture: Tensor) -> str:
-    rounded = torch.where(mixture.abs() > _NOTHING * mixture.abs().amax(), mixture, 0.0)
+    rounded = torch.where(mixture.abs() > model.SAME_READ * mixture.abs().amax(), mixture, 0.0)
     rows = (", ".join(f"{number:.4g}" for number in row) for row in rounded.tolist())
     return "; ".join(f"head {head}: {row}" for head, row in enumerate(rows))
 

@@ -30,8 +30,6 @@ NEARLY_RIGHT: Final = 0.1
 _TINY: Final = torch.finfo(torch.float64).tiny
 # Terms that one reading cannot tell apart, of which others may tell the right one.
 MOST_ALIKE: Final = 3
-# Columns of which so small a part differs say the same.
-_COLLINEAR: Final = 1e-9
 _UNCHANGED: Final = Term("products", "the dot products", lambda _call, a: plain_scores(a))
 # Where something besides the products is left out, they are all that is left.
 _BY_THE_WAY: Final = (UNCAPPED, *LINEAR_BIASES)
@@ -131,7 +129,7 @@ class LogitFit:
         others = (other.square() * weight).sum()
         along, across = weighed @ target, (other * weight) @ target
         determinant = own * others - both.square()
-        clear = determinant > _COLLINEAR * own * others
+        clear = determinant > model.COLLINEAR * own * others
         determinant = torch.where(clear, determinant, 1.0)
         factors = (along * others - across * both) / determinant
         besides = (across * own - along * both) / determinant

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...base.geometry import Geometry
+from ...tolerance import model
 from ..mistakes import DeclaredCall
 from ..mistakes._steps import (
     BLOCKS,
@@ -260,10 +261,9 @@ _FEATURES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
 
 def _of_features(feature: Callable[[Tensor], Tensor]) -> TermValues:
     """The logarithm of products, whose softmax are the products divided by their sum."""
-    return lambda _call, a: (feature(a.query) @ feature(a.key).mT).clamp_min(_LEAST).log()
-
-
-_LEAST: Final = 1e-30
+    return lambda _call, a: (
+        (feature(a.query) @ feature(a.key).mT).clamp_min(model.NEGLIGIBLE_WEIGHT).log()
+    )
 
 
 def _operands() -> Iterator[Term]:

@@ -22,6 +22,7 @@ from ...diagnosis.dissection.positions import families
 from ...diagnosis.dissection.reading import ROOM, Reading
 from ...diagnosis.dissection.terms import ALIBI, PRODUCTS, Term
 from ...diagnosis.mistakes import DeclaredCall
+from ...tolerance import model
 from .score_functions import ScoreFunction, capped, sloped, windowed
 
 SCALES: Final = (
@@ -41,10 +42,9 @@ ALIGNMENTS: Final = ("bottom-right", "top-left")
 # digits, of them or of their squares.
 _MOST_ROOTS: Final = 1025
 _DIGITS: Final = 5
-# A number that is read off many logits may be off by so many of its standard errors, and by this
-# part of it in any case; a cap, which bends logits by little, by more.
+# A number that is read off many logits may be off by so many of its standard errors; a cap, which
+# bends logits by little, by this part of it.
 _STANDARD_ERRORS: Final = 6.0
-SAME_SCALE: Final = 1e-6
 SAME_CAP: Final = 1e-2
 _TINY: Final = torch.finfo(torch.float64).tiny
 _NORMS: Final = ("none", "l2", "rms", "layer")
@@ -213,7 +213,7 @@ def _factor(at: Reading, axis: str) -> Factor | None:
         factor = float((at.weights * exact).sum() / exact.square().sum().clamp_min(_TINY))
         room = ROOM * at.error + at.same * (factor * exact).abs()
         agrees = bool(((at.weights - factor * exact).abs() <= room).all())
-        return Factor(factor, SAME_SCALE) if agrees else None
+        return Factor(factor, model.SAME_FACTOR) if agrees else None
     solved = _solved(LogitFit(at, _AXES[axis], right_rows=True), [])
     return None if solved is None else solved[0]
 
@@ -233,7 +233,7 @@ def _solved(fit: LogitFit, more: Sequence[Tensor]) -> list[Factor] | None:
     spread = torch.linalg.pinv(table.mT @ table).diagonal().clamp_min(0.0).sqrt()
     errors = (_STANDARD_ERRORS * left.square().mean().sqrt() * spread).tolist()
     return [
-        Factor(factor, max(SAME_SCALE, error / max(abs(factor), _TINY)))
+        Factor(factor, max(model.SAME_FACTOR, error / max(abs(factor), _TINY)))
         for factor, error in zip(factors, errors, strict=True)
     ]
 
