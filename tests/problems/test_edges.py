@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from declared import CANDIDATES
-from examples import CLAUSES
 
 from conformance.problems.edges import edge_problems
 from conformance.problems.space import Space
@@ -41,12 +40,3 @@ def test_edges_take_turns() -> None:
     assert {p.biases for p in edges} == {True, False}
     assert len({p.values for p in edges}) >= 6
     assert {p.scale is None for p in edges} == {True, False}
-
-
-def test_each_clause_has_edges() -> None:
-    """Every clause that applies to a candidate has at least one edge for it."""
-    for slug in CLAUSES:
-        clause = CLAUSES[slug]
-        for candidate in CANDIDATES.values():
-            if not clause.space.not_applicable(candidate):
-                assert edge_problems(candidate, clause.space, dtype="float32")

@@ -61,10 +61,12 @@ def outside(problem: Problem, candidate: Candidate, space: Space) -> str:
 
 @pytest.mark.parametrize("name", CANDIDATES)
 def test_edges_obey_the_declaration_and_the_space(name: str) -> None:
-    """Every edge problem of every clause keeps every promise and lies in the clause's space."""
+    """Each clause has edge problems; all keep every promise and lie in the clause's space."""
     candidate = CANDIDATES[name]
     for space in fits(candidate, SPACES):
-        for problem in edge_problems(candidate, space, dtype="float32"):
+        problems = edge_problems(candidate, space, dtype="float32")
+        assert problems
+        for problem in problems:
             assert broken_promise(problem, candidate) == "", problem
             assert outside(problem, candidate, space) == "", problem
 
