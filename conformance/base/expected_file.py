@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from ..errors import DeclarationError, UsageError, did_you_mean
 from .expected import ExpectedFailure, Place
+from .files import parse_toml
 
 _HEADER: Final = re.compile(r"""[ \t]*\[\[[ \t]*(expected|"expected"|'expected')[ \t]*\]\]""")
 _LIST: Final = re.compile(r"""[ \t]*(expected|"expected"|'expected')[ \t]*=""")
@@ -101,11 +102,7 @@ def read_text(path: Path) -> str:
 
 def parse(text: str, path: Path) -> tuple[ExpectedFailure, ...]:
     """The entries of a file's text; raises UsageError that names file and entry."""
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        msg = f"{path} cannot be read as TOML: {error}"
-        raise UsageError(msg) from None
+    data = parse_toml(text, path)
     entries = data.get("expected", [])
     for key in data:
         if key != "expected":

@@ -7,9 +7,10 @@ import os
 import re
 import shutil
 import tempfile
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ..errors import UsageError
 
@@ -163,3 +164,14 @@ def _umask() -> int:
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
+
+
+def parse_toml(text: str, path: Path) -> dict[str, Any]:
+    """The table that a TOML text holds; raises UsageError, which names the file it is from."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        msg = f"{path} cannot be read as TOML: {error}"
+    except RecursionError:
+        msg = f"{path} cannot be read as TOML: its values are nested too deeply"
+    raise UsageError(msg)

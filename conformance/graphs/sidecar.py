@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Final
 from .._golden import golden
 from ..base.expected import ExpectedFailure
 from ..base.expected_file import places_of, read_entry, read_text
+from ..base.files import parse_toml
 from ..errors import UsageError, did_you_mean
 from .reading import MASK_ROLES, OTHER_ROLES, OUTPUT_ROLES, TENSOR_ROLES, Header
 
@@ -86,11 +86,11 @@ def sidecar_of(graph: Path) -> Path | None:
 def read_declaration(path: Path) -> GraphDeclaration:
     """Read a graph's declaration; raises UsageError that names the file, the key and its remedy."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = parse_toml(path.read_text(encoding="utf-8"), path)
     except FileNotFoundError:
         msg = f"there is no file {path} with a graph's declaration"
         raise UsageError(msg) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         msg = f"{path} cannot be read as TOML: {error}"
         raise UsageError(msg) from None
     where = str(path)

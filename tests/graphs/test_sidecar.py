@@ -91,6 +91,7 @@ def test_everything_that_can_be_said_is_read(tmp_path: Path) -> None:
         ('[[expected]]\nclaus = "mask.*"', r"\[\[expected\]\] 1 has an unknown key 'claus'"),
         ("expected = [1]", r"\[\[expected\]\] 1 is 1: write each"),
         ("num_heads = ", r"cannot be read as TOML"),
+        (f"num_heads = {'[' * 5000}", r"cannot be read as TOML: its values are nested too deeply"),
     ],
 )
 def test_a_mistake_is_reported_with_file_place_and_remedy(
