@@ -15,7 +15,7 @@ import torch
 from ..base.graph_options import NO_GRAPH_OPTIONS, GraphOptions
 from ..declare.candidate import Candidate
 from ..declare.decorators import renamed
-from ..errors import ConstructionError, DeclarationError, UsageError
+from ..errors import TO_CHECK, ConstructionError, DeclarationError, UsageError
 from .declaring import found_in, of_function
 from .loading import (
     attribute,
@@ -70,7 +70,10 @@ def _undeclared(target: str) -> str:
     """What the first module of a target that defines anything has, with what to do for each."""
     module = object_of(target)
     if not isinstance(module, ModuleType):
-        return ""
+        files = Path(target).expanduser().glob("*.py")
+        unread = next((str(file) for file in sorted(files) if not _mentions_us(file)), "")
+        check = f"{TO_CHECK}{unread}: conformance check {unread}"
+        return unread and f"; files that never mention conformance are not imported{check}"
     modules = [(module, target), *_submodules(module, target)]
     return next(filter(None, (found_in(*entry) for entry in modules)), "")
 
@@ -197,12 +200,25 @@ def _from_path(path: Path, where: str, name: str | None) -> Iterable[tuple[Candi
 
 
 def _from_folder(folder: Path) -> Iterator[tuple[Candidate, str]]:
-    """Every file and package of a plain folder, but none that belongs to tests or is hidden."""
+    """Every file and package of a plain folder that may declare a candidate.
+
+    None that belongs to tests or is hidden, and none that never mentions ``conformance``: what a
+    folder holds besides candidates may be scripts, which an import would run.
+    """
     for path in sorted(folder.iterdir()):
         is_package = path.is_dir() and (path / "__init__.py").is_file()
         is_file = path.suffix == ".py" and path.is_file()
-        if (is_package or is_file) and not _passed_over(path.stem):
+        files = path.rglob("*.py") if is_package else [path] if is_file else []
+        if not _passed_over(path.stem) and any(map(_mentions_us, files)):
             yield from _declared_in(import_path(path), shown_path(path))
+
+
+def _mentions_us(file: Path) -> bool:
+    """Whether a file has our name in it; one that cannot be read is refused by its import."""
+    try:
+        return b"conformance" in file.read_bytes()
+    except OSError:
+        return True
 
 
 def _passed_over(name: str) -> bool:

@@ -92,7 +92,7 @@ def test_modules_of_a_package(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert "conformance check pkg/b.py:Attention\n" in said("pkg", capsys)
 
 
-@pytest.mark.parametrize("target", ["student.py:helper", "empty.py", "."])
+@pytest.mark.parametrize("target", ["student.py:helper", "empty.py"])
 def test_nothing_to_list(target: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A function of one argument, and a file of none, are refused in one line."""
     write(folder, {"student.py": STUDENT, "empty.py": "from math import hypot\n"})

@@ -118,6 +118,16 @@ def test_plain_folder(workspace: Path) -> None:
     assert names("stuff") == ["my_kernel", "unscaled", "my_kernel-2"]
 
 
+def test_what_a_folder_holds_besides_candidates_is_not_run(workspace: Path) -> None:
+    """Files and packages that never mention us are left alone; the refusal names one of them."""
+    script = "raise SystemExit('it ran')"
+    write(workspace, {"stuff/run.py": script, "stuff/pkg/__init__.py": script})
+    with pytest.raises(UsageError, match=r"not imported\n.*: conformance check stuff/run\.py"):
+        resolve(["stuff"])
+    write(workspace, {"stuff/a.py": KERNEL})
+    assert names("stuff") == ["my_kernel"]
+
+
 def test_names_are_unique_over_all_targets(workspace: Path) -> None:
     """Two candidates of one name are told apart by a number."""
     write(workspace, {"a.py": KERNEL, "b.py": KERNEL})
