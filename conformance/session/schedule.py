@@ -103,6 +103,8 @@ def _trail(before: ClauseResult, more: ClauseResult) -> dict[str, Any] | None:
 
 CONTRADICTIONS: Final = "conformance.tools.identification.contradictions:job"
 TROUBLE: Final = "conformance.running.workers.planning:trouble_job"
+TAMPERED: Final = "conformance.running.workers.planning:tampered_job"
+OF_TAMPERING: Final = "state.untampered"
 EXPLAINED: Final = "conformance.running.workers.planning:explained_job"
 _LOST: Final = ("hung", "crashed")
 # With so many candidates a worker, each is run by one worker; else its clauses are divided.
@@ -334,7 +336,7 @@ class Schedule:
     def _warnings(
         self, job: JobContext[Report], index: int, results: Sequence[ClauseResult]
     ) -> list[str]:
-        """The notes on how a candidate was loaded, contradictions, and trouble of the database.
+        """The notes on how a candidate was loaded, contradictions, tampering, and the database.
 
         Where a MUST is not met, the declaration may contradict what the candidate does.
         """
@@ -346,6 +348,8 @@ class Schedule:
         asked = unmet and not any(map(_is_lost, unmet)) and not self.exitfirst
         names = [CONTRADICTIONS] if asked else []
         names += [TROUBLE] if self.remembers else []
+        watched = any(planned.id == OF_TAMPERING for planned in loaded.planned)
+        names += [] if watched else [TAMPERED]
         warnings = list(loaded.notes)
         for name in names:
             if not self._is_over and not job.stopping():

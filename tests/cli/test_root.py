@@ -315,3 +315,31 @@ def test_what_failed_last_is_asked_first(
     asked = [one["id"] for one in candidate["clauses"] if one["status"] != "not-applicable"]
     assert asked == ["numerics.scale"]
     capsys.readouterr()
+
+
+PATCHING = """
+
+import conformance.oracle.comparison
+
+
+@conformance.core()
+def patching(query, key, value):
+    conformance.oracle.comparison.compare = None
+    return my_kernel(query, key, value)
+"""
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_patched_judge_is_told_whatever_is_asked(
+    asked: bool,  # noqa: FBT001 (a case)
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Where ``--only`` leaves ``state.untampered`` out, a warning says what a call changed."""
+    write(folder, {"attn.py": KERNEL + PATCHING})
+    also = ["--only", "state.untampered"] if asked else []
+    command = ["check", "attn.py:patching", "--profile", "quick", "--only", "shape.output", *also]
+    assert run(command) == int(asked)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.count("a call changed what judges it") == 1
+    assert ("which was not among the clauses" in printed) == (not asked)

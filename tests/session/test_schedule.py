@@ -12,7 +12,7 @@ from conformance.base.results import ClauseResult
 from conformance.running.clause_run import PlannedClause
 from conformance.running.workers.messages import Loaded, Order
 from conformance.running.workers.pool import JobContext
-from conformance.session.schedule import Chunk, Schedule
+from conformance.session.schedule import CONTRADICTIONS, TAMPERED, Chunk, Schedule
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
@@ -106,7 +106,7 @@ def test_one_worker_asks_in_the_order_of_the_plan() -> None:
     run.run()
     assert worker.calls == [("run", slug) for slug in SLUGS]
     assert [clause_result.id for clause_result in run.results_of(0)] == list(SLUGS)
-    assert run.warnings == {0: []}
+    assert run.warnings == {0: [TAMPERED]}
 
 
 def test_failures_of_a_spread_candidate_are_explained_in_order() -> None:
@@ -128,7 +128,7 @@ def test_failures_of_a_spread_candidate_are_explained_in_order() -> None:
         "",
         "explained",
     ]
-    assert run.warnings[0] == ["conformance.tools.identification.contradictions:job"]
+    assert run.warnings[0] == [CONTRADICTIONS, TAMPERED]
 
 
 @pytest.mark.parametrize("kind", ["hung", "crashed"])

@@ -159,6 +159,17 @@ def trouble_job(
     return [f"failures were not all remembered: the database {memory.trouble}"]
 
 
+def tampered_job(
+    plan: CandidatePlan, _argument: Any, _report_step: Callable[[str, str], None]
+) -> list[str]:
+    """One sentence where calls changed the judge and no clause that was asked tells, else none."""
+    names = dict.fromkeys(name for subject in plan.run.subjects for name in subject.tampered())
+    if not names:
+        return []
+    said = f"a call changed what judges it ({', '.join(names)}), and was put right"
+    return [f"{said}: state.untampered, which was not among the clauses, fails for that"]
+
+
 def explained_job(
     plan: CandidatePlan, failures: Sequence[dict[str, Any]], report_step: Callable[[str, str], None]
 ) -> list[str]:
