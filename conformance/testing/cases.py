@@ -58,6 +58,11 @@ class ClauseCase:
         return self._planned.level
 
     @property
+    def is_applicable(self) -> bool:
+        """Whether the declaration leaves the clause anything to ask; a call may still show not."""
+        return not self._planned.reason
+
+    @property
     def candidate(self) -> str:
         """The candidate's name, with dtype and device where it is judged in several."""
         where = f"-{self._planned.dtype}" if self._qualified else ""

@@ -69,6 +69,7 @@ def collect_suite(
 ) -> list[ClauseCase]:
     """The cases of a suite; with ``whole`` it is the only one that files of expectations speak of.
 
+    Clauses that do not apply are left out unless pytest is asked to be verbose.
     Raises CollectError with one sentence for targets and options that cannot be used.
     """
     try:
@@ -92,7 +93,11 @@ def _collect(config: pytest.Config, options: SuiteOptions, *, whole: bool) -> li
         slugs=_slugs(sentences, options), dtypes=settings.dtypes, devices=settings.devices
     )
     _refuse_stale(plans, checked, selection)
-    return [case for plan in plans for case in _cases(plan, sentences, expected=(*own, *shared))]
+    cases = [case for plan in plans for case in _cases(plan, sentences, expected=(*own, *shared))]
+    if config.get_verbosity() > 0:
+        return cases
+    # Where no clause of a suite applies, the skips say why.
+    return [case for case in cases if case.is_applicable] or cases
 
 
 def _slugs(sentences: Iterable[str], options: SuiteOptions) -> list[str]:
