@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import json
 import re
 import shlex
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 
 import action_running
 import pytest
+import view_records
 from _paths import CHECKOUT
 from action_running import ACTION, load
 from sample_repository import surroundings
@@ -269,3 +271,33 @@ def test_the_install_step(
     done = action_running.run("install", input_values, tmp_path, tmp_path / "runner")
     assert done.status == 0, done.log
     assert words_file.read_text(encoding="utf-8").splitlines() == wanted
+
+
+@pytest.mark.parametrize("base", [True, False])
+def test_the_comment_of_a_pull_request(tmp_path: Path, base: bool) -> None:  # noqa: FBT001 (a case)
+    """What changed from the base branch comes first, then the verdict; a push keeps the record."""
+    reports = tmp_path / "reports"
+    reports.mkdir()
+    (reports / "report.json").write_text(json.dumps(view_records.RECORDS["every status"]))
+    (reports / "report.markdown").write_text("## the verdict\n" + "long " * 20_000)
+
+    def compare(event: str) -> action_running.Step:
+        context = {
+            "steps.check.outputs.folder": str(reports),
+            "github.event_name": event,
+            "github.base_ref": "main",
+        }
+        given = {"targets": "attention.py", "comment": "true"}
+        return action_running.run("compare", given, tmp_path, tmp_path / "runner", context)
+
+    if base:
+        pushed = compare("push")
+        assert (pushed.status, pushed.outputs) == (0, {}), pushed.log
+    done = compare("pull_request")
+    assert done.status == 0, done.log
+    comment = Path(done.outputs["comment"]).read_text(encoding="utf-8")
+    assert len(comment) < 65_536
+    first, _, rest = comment.partition("## the verdict")
+    assert rest
+    assert ("No record of `main` to compare with" in first) == (not base)
+    assert ("othing got worse" in first) == base, first

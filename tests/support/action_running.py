@@ -53,10 +53,21 @@ def inputs(values: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def run(name: str, input_values: Mapping[str, str], repository: Path, folder: Path) -> Step:
-    """Run a step in a repository; ``folder`` holds what the runner keeps."""
+def run(
+    name: str,
+    input_values: Mapping[str, str],
+    repository: Path,
+    folder: Path,
+    context: Mapping[str, str] | None = None,
+) -> Step:
+    """Run a step in a repository; ``folder`` holds what the runner keeps.
+
+    ``context`` are further expressions and their values, such as ``github.event_name``.
+    """
     folder.mkdir(exist_ok=True)
-    action_step, values = step(name), inputs(input_values)
+    action_step = step(name)
+    values = {f"inputs.{name}": text for name, text in inputs(input_values).items()}
+    values |= {"github.action_path": str(CHECKOUT), **(context or {})}
     assert action_step["shell"] == "bash"
     assert not _EXPRESSION.search(action_step["run"]), (
         "what users give must not be part of a script"
@@ -95,12 +106,5 @@ def run(name: str, input_values: Mapping[str, str], repository: Path, folder: Pa
 
 
 def _evaluated(text: str, values: Mapping[str, str]) -> str:
-    """A text with the expressions of inputs, and of the action's path, put in."""
-
-    def value(match: re.Match[str]) -> str:
-        scope, _, name = match[1].partition(".")
-        return (
-            str(CHECKOUT) if match[1] == "github.action_path" else {"inputs": values}[scope][name]
-        )
-
-    return _EXPRESSION.sub(value, text)
+    """A text with the values of its expressions put in."""
+    return _EXPRESSION.sub(lambda match: values[match[1]], text)
