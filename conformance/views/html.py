@@ -175,11 +175,23 @@ _LONGEST_REASON: Final = 200
 
 
 def render_teeth(record: Record) -> str:
-    """The page of the matrix of clauses and mistakes; every text of the record is escaped."""
+    """The page of the matrix of clauses and mistakes; every text of the record is escaped.
+
+    Clauses that were run for none of its rows have no column.
+    """
+    rows = [*record["mistakes"], *record["correct"]]
+    empty = [
+        clause["id"]
+        for clause in record["clauses"]
+        if all(teeth.symbol(row, clause["id"]) == teeth.NOT_RUN for row in rows)
+    ]
+    columns = [clause for clause in record["clauses"] if clause["id"] not in empty]
     return rendered(
         "teeth.html.jinja",
         record=record,
-        families=teeth.families(record),
+        families=teeth.families({**record, "clauses": columns}),
+        width=len(columns) + 1,
+        empty=empty,
         clauses={clause["id"]: clause for clause in record["clauses"]},
         groups=[("Mistakes", record["mistakes"]), ("Correct candidates", record["correct"])],
         legend=[(sign, _CLASSES[sign], meaning) for sign, meaning in teeth.SYMBOLS.items()],

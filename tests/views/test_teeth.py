@@ -141,3 +141,16 @@ def test_an_interrupted_run_does_not_blame_clauses() -> None:
     lines = [sentence for _, sentence in summary_lines({**BAD, "interrupted": True})]
     assert lines[-1].startswith("interrupted: ")
     assert not [line for line in lines if line.startswith("catches no mistake")]
+
+
+def test_page_has_no_empty_columns() -> None:
+    """A clause that was run in no row is named above the matrix, and takes no column of it."""
+    page = render_html(BAD)
+    above, _, matrix = page.partition('<div class="frame"')
+    assert "not run in every row: house.rule." in above
+    assert "house.rule" not in matrix
+    assert re.findall(r"<th class=.clause.*?<div>(.*?)</div>", matrix) == [
+        "shape.output",
+        "mask.golden",
+        "mask.no-leak",
+    ]
