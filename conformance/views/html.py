@@ -115,6 +115,7 @@ def _header(record: Record) -> dict[str, Any]:
     return {
         "record": record,
         "overall": total,
+        "verdict_reason": wording.verdict_reason,
         "notes": [note for note in notes(record) if note != total.reason],
         "summaries": summaries,
         "labels": LABELS,

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from . import counterexample, wording
 from .complete import Record
-from .wording import cause_title, causes, counted, cut, failure_of, few
+from .wording import cause_title, causes, counted, cut, failure_of, few, verdict_reason
 
 # The columns that lines are broken at: a log is read like a terminal.
 WIDTH: Final = 100
@@ -78,31 +78,13 @@ def _fitted(blocks: Sequence[_Block], room: int) -> list[Text]:
 
 
 def _heading(candidate: Record, width: int) -> list[Text]:
-    verdict = str(candidate["verdict"])
-    reason = str(candidate["verdict_reason"])
-    failed = [clause for clause in candidate["clauses"] if _is(clause, "failed", "MUST")]
-    if failed and verdict == "fails":
-        asked = {clause["id"] for clause in candidate["clauses"] if _is_asked(clause)}
-        several = (
-            f"{len({clause['id'] for clause in failed})} of {counted(len(asked), 'MUST clause')}"
-        )
-        many = sum(cause["level"] == "MUST" for cause in causes(candidate))
-        reason = f"{several} failed" + (f", for {counted(many, 'cause')}" if many else "")
-    name = str(candidate["name"])
+    verdict, name = str(candidate["verdict"]), str(candidate["name"])
     known = ", ".join(filter(None, (str(candidate[key]) for key in ("kind", "target"))))
     before = f"{name} ({known}): "
-    first, *more = _wrapped(Text(f"{before}{verdict}, {reason}"), width)
+    first, *more = _wrapped(Text(f"{before}{verdict}, {verdict_reason(candidate)}"), width)
     first.stylize("bold", 0, len(name))
     first.stylize(_COLOURS.get(verdict, "bold magenta"), len(before), len(before) + len(verdict))
     return [first, *more]
-
-
-def _is(clause: Record, status: str, level: str) -> bool:
-    return bool(clause["status"] == status and clause["level"] == level)
-
-
-def _is_asked(clause: Record) -> bool:
-    return bool(clause["level"] == "MUST" and clause["status"] != "not-applicable")
 
 
 def _warnings(candidate: Record, width: int) -> Iterator[Text]:

@@ -255,3 +255,15 @@ def worst_margin(candidate: Record) -> tuple[str, str]:
         return "-", ""
     worst = max(passed, key=lambda clause: float(clause["margin"]))
     return margin(worst["margin"]), str(worst["id"])
+
+
+def verdict_reason(candidate: Record) -> str:
+    """Why a candidate has its verdict; of one that fails, how many clauses and causes."""
+    musts = [clause for clause in candidate["clauses"] if clause["level"] == "MUST"]
+    failed = [clause for clause in musts if clause["status"] == "failed"]
+    if not failed or candidate["verdict"] != "fails":
+        return str(candidate["verdict_reason"])
+    asked = {clause["id"] for clause in musts if clause["status"] != "not-applicable"}
+    several = f"{len({clause['id'] for clause in failed})} of {counted(len(asked), 'MUST clause')}"
+    many = sum(cause["level"] == "MUST" for cause in causes(candidate))
+    return f"{several} failed" + (f", for {counted(many, 'cause')}" if many else "")
