@@ -159,6 +159,17 @@ def write_views(record: Mapping[str, Any], views: Files, json_path: Path | None 
         write_to(text, views[option])
 
 
+def keep_so_far(json_path: Path, record: Mapping[str, Any]) -> None:
+    """Write the record of a run that goes on, where it is to be at the end.
+
+    A file that cannot be written now is reported at the end, if it still cannot.
+    """
+    is_file = json_path.is_file() or not json_path.exists()
+    if is_file and json_path != STANDARD_OUTPUT:
+        with contextlib.suppress(UsageError):
+            write_text(record_text(record), json_path)
+
+
 def as_written(files: str, tell: Callable[[], None]) -> None:
     """Show records of files; raises UsageError for a record whose parts are inconsistent.
 

@@ -34,6 +34,7 @@ from ._output import (
     VERBOSE,
     Files,
     check_files,
+    keep_so_far,
     progress_bar,
     show_run,
     stream_for,
@@ -205,6 +206,7 @@ def check_command(
                 began=began,
                 progress=progress,
                 announce=lambda line: click.echo(printable(line), err=True),
+                journal=None if json_path is None else partial(keep_so_far, json_path),
                 make_pool=partial(WorkerPool, context=context),
             )
         report["fail_on"] = "should" if strict else "must"

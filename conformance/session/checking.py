@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, date, datetime
 from typing import Any, Final, Protocol
 
@@ -69,6 +69,8 @@ def _cut(deadline: Deadline | None, results: Iterable[ClauseResult]) -> tuple[in
 
 
 NO_GATE: Final = Gate()
+# What was done is kept so often while a run goes on: as much is lost when it is killed.
+JOURNAL_SECONDS: Final = 10.0
 
 
 def _silent(_activity: str, _done: int, _total: int, _left: float | None = None) -> None:
@@ -124,6 +126,7 @@ def check(
     began: float | None = None,
     progress: ShowProgress = _silent,
     announce: Callable[[str], None] = _unannounced,
+    journal: Callable[[Record], None] | None = None,
     make_pool: MakePool = WorkerPool,
 ) -> Record:
     """Run every clause on every candidate and return the record.
@@ -134,7 +137,9 @@ def check(
     monotonic clock, by default from now.
 
     ``announce`` is called with one line for each candidate, when its last clause has been run and
-    others are left: people see verdicts while a long run goes on. ``make_pool`` makes the workers.
+    others are left: people see verdicts while a long run goes on. ``journal`` gets the record of
+    what was done so far now and then, as that of an interrupted run: nobody can write it after
+    SIGKILL. ``make_pool`` makes the workers.
 
     An interrupt (Ctrl-C) ends the run early: the record holds what was done and says so. Raises
     UsageError for bad input and HarnessError when no worker can run.
@@ -146,6 +151,8 @@ def check(
     try:
         with make_pool(options, jobs=jobs, timeout=timeout, deadline=run.deadline) as pool:
             _prepare(run, pool, options, gate, progress)
+            if journal is not None:
+                progress = _journalled(progress, run, options, started, journal)
             run.schedule = _schedule(run, pool, options, jobs, progress)
             run.schedule.ended = lambda index: _announce(run, index, options, announce)
             run.schedule.run()
@@ -195,6 +202,28 @@ def _schedule(
         first=options.first,
         exitfirst=options.exitfirst,
     )
+
+
+def _journalled(
+    show: ShowProgress,
+    run: _Run,
+    options: RunOptions,
+    started: float,
+    journal: Callable[[Record], None],
+) -> ShowProgress:
+    """Progress that is shown as before, with the record so far kept now and then."""
+    last = time.monotonic()
+
+    def progress(activity: str, done: int, total: int, left: float | None = None) -> None:
+        nonlocal last
+        show(activity, done, total, left)
+        if time.monotonic() - last >= JOURNAL_SECONDS:
+            so_far = replace(run, interrupted=True)
+            _collect(so_far, options)
+            journal(_record(so_far, options, time.monotonic() - started))
+            last = time.monotonic()
+
+    return progress
 
 
 def _announce(run: _Run, index: int, options: RunOptions, announce: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""Every clause passes for the correct candidates, in both dtypes."""
+"""Every clause passes for the correct candidates, in both dtypes: in float64 at night."""
 
 from __future__ import annotations
 
@@ -36,8 +36,19 @@ IN_FLOAT64 = ("gradients.check",)
 LEAST_SHARE = 0.75
 
 
-@pytest.mark.parametrize("candidate", EVERYBODY, ids=lambda candidate: candidate.name)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("candidate", "dtype"),
+    [
+        *((candidate, "float32") for candidate in EVERYBODY),
+        (eager_core, "float64"),
+        *(
+            pytest.param(candidate, "float64", marks=pytest.mark.nightly)
+            for candidate in EVERYBODY
+            if candidate is not eager_core
+        ),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_correct_candidates_pass_every_clause(candidate: Candidate, dtype: str) -> None:
     """Nothing fails, and nothing that applies goes untested, for the correct candidates."""
     run = CandidateRun(candidate, profile=SMALL, dtypes=(dtype,))

@@ -12,6 +12,7 @@ from workspaces import KERNEL, UNSCALED, write
 
 from conformance.__main__ import run
 from conformance.errors import UsageError
+from conformance.session import checking
 from conformance.session.selection import check_selection
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -343,3 +344,27 @@ def test_a_patched_judge_is_told_whatever_is_asked(
     printed = " ".join(capsys.readouterr().out.split())
     assert printed.count("a call changed what judges it") == 1
     assert ("which was not among the clauses" in printed) == (not asked)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_was_done_is_kept_while_a_run_goes_on(
+    kept: bool,  # noqa: FBT001 (a case)
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever kills a run finds the record of what was done, which says that it is not all."""
+    if kept:
+        monkeypatch.setattr(checking, "JOURNAL_SECONDS", 0.0)
+    looking = "    os.path.exists('out.json') and shutil.copy('out.json', 'seen.json')\n"
+    body = KERNEL.replace("    return attend", looking + "    return attend")
+    write(folder, {"attn.py": f"import os, shutil\n{body}"})
+    assert run(["check", "attn.py", *FEW, "--json", "out.json"]) == 0
+    assert (folder / "seen.json").exists() == kept
+    assert not record(folder)["interrupted"]
+    if kept:
+        assert run(["render", "seen.json", "--markdown", "seen.md"]) == 0
+        seen = json.loads((folder / "seen.json").read_text(encoding="utf-8"))
+        assert seen["interrupted"]
+        (candidate,) = seen["candidates"]
+        assert [clause["id"] for clause in candidate["clauses"]] == ["shape.output"]
+        assert candidate["verdict"] == "inconclusive"
