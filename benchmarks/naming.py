@@ -4,8 +4,10 @@
 runs each in the profile quick until MUST clauses fail, and prints the diagnosis of the first that
 is named beside what the change does. ``--json FILE`` keeps all of it. Names that somebody has read
 and compared with the text are in ``naming_corpus/judged.json``: right, or wrong; others are
-counted as not judged. ``--pairs N`` acts out random pairs of mistakes of the catalogue instead,
-and compares what the diagnosis says with the pair itself.
+counted as not judged. ``--lines`` says as well which line each diagnosis blames: the changed one,
+one that uses what that makes, one before which something is missing, none, or another.
+``--every N`` takes one mutant of N. ``--pairs N`` acts out random pairs of mistakes of the
+catalogue instead, and compares what the diagnosis says with the pair itself.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Any, Final
 
 import torch
 from naming_corpus import MUTANTS, Mutant, load
+from naming_corpus.changed_lines import blame
 from naming_pairs import diagnosed_pair
 
 from conformance.base.mistake import UNKNOWN
@@ -62,6 +65,7 @@ def diagnosed(mutant: Mutant) -> dict[str, Any]:
         "mutant": mutant.name,
         "truth": mutant.truth,
         "names": [entry["name"] for entry in entries],
+        "line": entries[0].get("line") if entries else None,
         "texts": [entry["text"] for entry in entries],
         "failed": failed,
         "seconds": round(seconds, 2),
@@ -88,6 +92,8 @@ def main() -> None:
     parser.add_argument(
         "--pairs", type=int, default=0, help="how many pairs of mistakes to act out"
     )
+    parser.add_argument("--lines", action="store_true", help="say which lines are blamed")
+    parser.add_argument("--every", type=int, default=1, help="one mutant of so many")
     parser.add_argument("--seed", type=int, default=0, help="which pairs")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--json", type=Path, help="where to keep all diagnoses")
@@ -98,20 +104,27 @@ def main() -> None:
         else:
             wanted = given.only or ["*"]
             chosen = [m for m in MUTANTS if any(fnmatchcase(m.name, each) for each in wanted)]
+            chosen = chosen[:: given.every]
             if not chosen:
                 parser.error(f"no mutant is named {' or '.join(wanted)}")
-            entries = _mutants(pool, chosen)
+            entries = _mutants(pool, chosen, lines=given.lines)
     if given.json:
         given.json.write_text(json.dumps(entries, indent=1), encoding="utf-8")
 
 
-def _mutants(pool: Executor, chosen: Sequence[Mutant]) -> list[dict[str, Any]]:
+def _mutants(pool: Executor, chosen: Sequence[Mutant], *, lines: bool) -> list[dict[str, Any]]:
     judged = json.loads(JUDGED.read_text(encoding="utf-8")) if JUDGED.exists() else {}
-    entries = []
-    for entry in pool.map(diagnosed, chosen):
+    entries, blamed = [], Counter[str]()
+    for mutant, entry in zip(chosen, pool.map(diagnosed, chosen), strict=True):
         entries.append(entry)
         print(f"{entry['mutant']}: {outcome(entry, judged)}")
         _print_said(entry)
+        if lines:
+            entry["blame"] = blame(mutant, entry["line"])
+            blamed[entry["blame"]] += 1
+            print(f"    line: {entry['blame']}: {entry['line']}", flush=True)
+    if lines:
+        print(f"\nlines: {dict(blamed)}")
     counts = Counter(outcome(entry, judged) for entry in entries)
     seconds = sorted(entry["seconds"] for entry in entries)
     share = sum(each <= TARGET_SECONDS for each in seconds) / len(seconds)

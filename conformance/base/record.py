@@ -97,6 +97,18 @@ class PictureEntry(TypedDict, total=False):
     logits: dict[str, list[list[Number | None]]]
 
 
+class LineEntry(TypedDict, total=False):
+    """The line of a user's file that makes a mistake: from 1, with its text.
+
+    With ``before`` the line is right, and something is missing in front of it.
+    """
+
+    file: Required[str]
+    number: Required[int]
+    text: Required[str]
+    before: bool
+
+
 class DiagnosisEntry(TypedDict, total=False):
     """What explains a failure: its name, a sentence, what to change, and how sure that is.
 
@@ -108,6 +120,7 @@ class DiagnosisEntry(TypedDict, total=False):
     text: str
     fix: str
     confidence: Number
+    line: LineEntry
     facts: dict[str, Any]
     picture: PictureEntry
 
@@ -154,6 +167,7 @@ class CauseEntry(TypedDict, total=False):
     text: str
     fix: str
     confidence: Number
+    line: LineEntry
     level: str
     clauses: list[str]
     failure: dict[str, Any]

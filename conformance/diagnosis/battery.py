@@ -95,6 +95,13 @@ def answer_to(
         output = guarded(forward, positional, keywords)
     except CandidateFailure:
         return None
+    return answer_from(subject, inputs, output, problem)
+
+
+def answer_from(
+    subject: Subject, inputs: Inputs, output: Any, problem: Problem | None = None
+) -> BatteryAnswer | None:
+    """The same of what a candidate returned for some inputs."""
     if isinstance(output, tuple) and output:
         output = output[0]
     if not isinstance(output, Tensor) or not output.is_floating_point():

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
+from ..base.record import LineEntry
 from ..base.results import Violation
 from ..calls.calling import Answer, Arguments, CandidateFailure, Forward
 from ..calls.differentiating import Taped
@@ -21,9 +22,10 @@ from .agreement import BatteryAnswer
 from .answer_facts import repeats, unknown_entry
 from .backward import BackwardDiagnostician
 from .battery import answer_to, answers_near, observe, plain_problem
-from .conditions import MANY_KEYS
+from .conditions import MANY_KEYS, plainness
 from .dissection import statements
 from .dissection.returned_weights import explain_weights
+from .lines import LineFinder
 from .mistaken_answer import ActedAnswers, Combination, act
 from .mistakes import NamedMistake, NotExpressible, named_mistakes
 from .neighbours import neighbours
@@ -124,6 +126,8 @@ class Diagnostician:
         self._said_at = ""
         self._searches = 0
         self._illustrator = Illustrator(subject)
+        self._finder = LineFinder(subject)
+        self._lines: dict[str, LineEntry | None] = {}
         self._acted = ActedAnswers(subject.oracle, subject.declaration.semantics)
         self._first_problem: Problem | None = None
         self._searched: Problem | None = None
@@ -135,11 +139,13 @@ class Diagnostician:
 
         An entry ``unknown-mistake`` where something is wrong and nothing named explains it. The
         first entry has a ``picture`` where weights are wrong and can be read, unless its name has
-        one of a problem as small already.
+        one of a problem as small already. Where it can be known, entries have the ``line`` of the
+        candidate that makes the mistake.
         """
         entries = self._explained(clause, problem)
         if clause is not None and clause.family == "gradients" and not self._anything_wrong:
             return entries  # the answers are right, and so are the weights
+        entries = self._located(entries, problem)
         return self._illustrator.illustrated(entries, problem)
 
     def _explained(self, clause: Clause | None, problem: Problem | None) -> list[dict[str, Any]]:
@@ -168,6 +174,33 @@ class Diagnostician:
         if clause is None and not self._anything_wrong:
             return []
         return [self._unknown(clause, shown)]
+
+    def _located(
+        self, entries: list[dict[str, Any]], problem: Problem | None
+    ) -> list[dict[str, Any]]:
+        """The entries with the line of what they name, which is looked for once."""
+        names = [str(entry["name"]) for entry in entries]
+        key = " | ".join(names)
+        if key not in self._lines:
+            made = [
+                one.made for one in self.explanations if one.made and one.entry["name"] in names
+            ]
+            wrong = self._wrong_answers(problem, named=bool(made))
+            self._lines[key] = self._finder.line(made, wrong)
+        line = self._lines[key]
+        return entries if line is None else [{**entry, "line": line} for entry in entries]
+
+    def _wrong_answers(self, problem: Problem | None, *, named: bool) -> list[BatteryAnswer]:
+        """Answers that are wrong by themselves: those of the battery, else the failing one.
+
+        What is named is made on all of these, and a failing problem is too small to tell much. What
+        has no name may be another mistake there: then the failing one comes first.
+        """
+        shown = None if problem is None else answer_to(self.subject, self.subject.inputs(problem))
+        failing = [shown] if shown is not None and shown.margin > 1.0 else []
+        wrong = [answer for answer in self.observed if answer.margin > GROSS]
+        wrong.sort(key=lambda answer: (not answer.inputs.generic, plainness(answer.inputs)))
+        return (wrong or failing) if named else [*failing, *wrong]
 
     def _entries(
         self, explanations: Sequence[Explanation], clause: Clause | None, problem: Problem | None

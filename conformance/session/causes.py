@@ -81,7 +81,10 @@ def _named(name: str, own: Sequence[ClauseEntry], text: Mapping[str, Any]) -> Ca
     diagnosed = [_names(clause) for clause in own if not clause.get("explained_by")]
     shared = set.intersection(*diagnosed) if diagnosed else set()
     others = {str(entry["name"]): entry for entry in _entries(own) if entry["name"] in shared}
-    return _cause(name, best, own, others=[others[one] for one in others if one != name])
+    blaming = next((entry["line"] for entry in [best, *entries] if entry.get("line")), None)
+    return _cause(
+        name, best, own, others=[others[one] for one in others if one != name], line=blaming
+    )
 
 
 def _kind_of_cause(clause: ClauseEntry) -> tuple[str, str]:
@@ -100,7 +103,9 @@ def _unnamed(own: Sequence[ClauseEntry]) -> CauseEntry:
     """A cause that is no known mistake, with what is known of it."""
     facts = max(_entries(own), key=lambda entry: len(str(entry.get("text"))), default=None)
     if facts is not None:
-        return _cause(UNKNOWN, facts, own)
+        lines = [entry["line"] for entry in _entries(own) if entry.get("line")]
+        alike = bool(lines) and all(line == lines[0] for line in lines)
+        return _cause(UNKNOWN, facts, own, line=lines[0] if alike else None)
     violation = (shown := smallest(own)).get("violation") or _NONE
     text = str(violation.get("message") or shown.get("reason") or "")
     several = len({clause["id"] for clause in own}) > 1
@@ -114,6 +119,7 @@ def _cause(
     entry: Mapping[str, Any],
     own: Sequence[ClauseEntry],
     others: Sequence[Mapping[str, Any]] = (),
+    line: Any = None,
 ) -> CauseEntry:
     shown = smallest(own)
     cause: CauseEntry = {
@@ -127,6 +133,8 @@ def _cause(
         "failure": {key: shown.get(key, "") for key in ("id", "dtype", "device")},
         "counterexample": shown.get("counterexample"),
     }
+    if line is not None:
+        cause["line"] = line
     if others:
         cause["alternatives"] = [_without_data(other) for other in others]
     return cause
@@ -134,7 +142,7 @@ def _cause(
 
 def _without_data(entry: Mapping[str, Any]) -> dict[str, Any]:
     """An entry of a diagnosis without what stands at its failure."""
-    return {key: value for key, value in entry.items() if key not in ("facts", "picture")}
+    return {key: value for key, value in entry.items() if key not in ("facts", "picture", "line")}
 
 
 def _level(clause: ClauseEntry) -> str:

@@ -33,7 +33,7 @@ def whereabouts(candidate: Candidate) -> dict[str, Any] | None:
     if place is None:
         return None
     path, line = place
-    return {"file": _in_repository(path.resolve()), "line": line}
+    return {"file": in_repository(path), "line": line}
 
 
 def _of_graph(target: str) -> FileAndLine | None:
@@ -94,8 +94,9 @@ def _names(target: ast.AST) -> list[ast.Name]:
     return [node for node in ast.walk(target) if isinstance(node, ast.Name)]
 
 
-def _in_repository(path: Path) -> str:
+def in_repository(path: Path) -> str:
     """A path as a repository shows it, else from the working folder, else in full."""
+    path = path.resolve()
     folders = [*path.parents]
     root = next((folder for folder in folders if (folder / ".git").exists()), Path.cwd())
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()

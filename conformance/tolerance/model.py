@@ -298,6 +298,11 @@ NEARLY_NOTHING: Final = 1e-6
 COLLINEAR: Final = 1e-9
 # A factor read off many logits in float64 may be off by this part, whatever its standard error.
 SAME_FACTOR: Final = 1e-6
+# A value on the way to an answer is that of the golden if it is off by so many units of the largest
+# one, for each unit of the largest logit: dozens of products are summed, and exponentials follow.
+STEP_ROOM: Final = 32.0
+# Where that is this part of the largest value or more, rounding hides which value it is.
+STEP_UNKNOWN: Final = 1e-2
 # A condition is blamed if as many answers would be right with this chance were it of no account.
 COINCIDENCE: Final = 0.01
 # Without known weights no bound exists. A convention: rounding in a candidate is like nudging its

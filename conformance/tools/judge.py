@@ -28,6 +28,7 @@ from ..views.complete import complete
 from ..views.html import render_fragment
 from ..views.summary import summary
 from ..views.verdict_marks import overall
+from ..views.wording import said_line
 
 _OBJECT: Final = "object"
 
@@ -39,7 +40,8 @@ class Cause:
     ``name``, ``text`` and ``fix`` are the diagnosis, ``alternatives`` the names of other mistakes
     that explain as much; ``clauses`` the slugs of what fails of it,
     ``level`` the strictest of their levels, ``counterexample`` the smallest input among them as
-    plain data, with the key ``problem`` that rebuilds it; None where no input was kept.
+    plain data, with the key ``problem`` that rebuilds it; None where no input was kept. ``line`` is
+    ``attention.py:32: …``, the line that makes the mistake, or "" where that is not certain.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Cause:
     level: str
     clauses: tuple[str, ...]
     alternatives: tuple[str, ...] = ()
+    line: str = ""
     counterexample: dict[str, Any] | None = field(default=None, repr=False)
 
 
@@ -131,6 +134,7 @@ def _candidate(entry: CandidateEntry) -> CandidateReport:
             level=cause["level"],
             clauses=tuple(cause["clauses"]),
             alternatives=tuple(str(other["name"]) for other in cause.get("alternatives", ())),
+            line=said_line(cause),
             counterexample=cause["counterexample"],
         )
         for cause in entry["causes"]

@@ -90,20 +90,28 @@ def _placed(annotation: Annotation, candidate: Record) -> Annotation:
 def _of_candidate(record: Record, candidate: Record) -> Iterator[Annotation]:
     """One mark for each cause, each other clause that is red, and each warning.
 
-    A clause that failed in several dtypes has one mark.
+    That of a cause stands at the line that it blames. A clause that failed in several dtypes has
+    one mark.
     """
     by_cause = {slug: cause for cause in wording.causes(candidate) for slug in cause["clauses"]}
+    by_name = {str(cause["name"]): cause for cause in wording.causes(candidate)}
     by_subject: dict[tuple[str, str], list[Record]] = {}
     for clause in wording.by_cause(candidate):
         if level := _level(clause, strict=is_strict(record)):
             cause = by_cause.get(clause["id"]) if clause["status"] == "failed" else None
             subject = clause["id"] if cause is None else str(cause["name"])
             by_subject.setdefault((subject, level), []).append(clause)
-    marks = [(slug, level, _message(clauses)) for (slug, level), clauses in by_subject.items()]
-    marks += [("declaration", "warning", sentence) for sentence in candidate["warnings"]]
-    for subject, level, message in marks:
+    for (subject, level), clauses in by_subject.items():
         title = f"{candidate['name']}: {subject}"
-        yield _placed(Annotation(level=level, title=title, message=message), candidate)
+        annotation = Annotation(level=level, title=title, message=_message(clauses))
+        line = wording.blamed_line(by_name.get(subject) or {})
+        if line is None:
+            yield _placed(annotation, candidate)
+        else:
+            yield replace(annotation, file=line.file, line=line.number)
+    for sentence in candidate["warnings"]:
+        title = f"{candidate['name']}: declaration"
+        yield _placed(Annotation(level="warning", title=title, message=sentence), candidate)
 
 
 def _level(clause: Record, *, strict: bool) -> str:
@@ -120,7 +128,7 @@ def _message(clauses: Sequence[Record]) -> str:
     dtypes = [wording.where(one) for one in clauses[1:] if one["id"] == first["id"]]
     explained = dict(wording.explanation(first))
     lines = [f"{summary_sentence(first)} ({wording.where(first)})"]
-    labels = (label for label in ("requires", "diagnosis", "fix") if label in explained)
+    labels = (label for label in ("requires", "diagnosis", "fix", "line") if label in explained)
     lines.extend(f"{label}: {explained[label]}" for label in labels)
     if dtypes:
         lines.append(f"also in {', '.join(dtypes)}")

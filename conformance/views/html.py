@@ -73,6 +73,7 @@ def _causes(record: Record, anchors: Anchors) -> list[tuple[Record, list[dict[st
                 **cause,
                 "picture": None,
                 "title": cause_title(cause),
+                "line": wording.said_line(cause),
                 "input": wording.counterexample(cause.get("counterexample") or {}),
                 "links": [
                     (slug, anchors.get((number, places.get(slug, -1)), ""))

@@ -87,12 +87,19 @@ def _properties(record: Record, candidate: Record) -> Properties:
         *([("file", str(location["file"]))] if location.get("file") else []),
         *(("warning", str(sentence)) for sentence in candidate["warnings"]),
         *(("cause", _cause(cause)) for cause in wording.causes(candidate)),
+        *_lines(candidate),
         *_facts(record),
         *(
             (case_id(clause), f"{clause['level']} {clause['status']}")
             for clause in candidate["clauses"]
         ),
     ]
+
+
+def _lines(candidate: Record) -> Properties:
+    """The lines that causes blame, each with the name of its mistake."""
+    said = [(cause, wording.said_line(cause)) for cause in wording.causes(candidate)]
+    return [("line", f"{cause['name']}: {line}") for cause, line in said if line]
 
 
 def _cause(cause: Record) -> str:

@@ -196,6 +196,7 @@ def _cause(cause: Record) -> str:
     lines = [
         f"- **{_cell(wording.cause_title(cause))}**",
         f"  - fix: {_cell(cause['fix'])}" if cause["fix"] else "",
+        f"  - line: {code(line)}" if (line := wording.said_line(cause)) else "",
         f"  - smallest input: {_cell(smallest)}" if smallest else "",
         f"  - explains {slugs} ({escaped(cause['level'])})",
     ]

@@ -203,7 +203,7 @@ def _result(candidate: Record, clause: Record, index: Record) -> Data:
         "kind": "fail",
         "level": "note" if expected else LEVELS.get(clause["level"], "note"),
         "message": {"text": _message(candidate, clause)},
-        "locations": [_location(candidate)],
+        "locations": [_location(candidate, _blamed(clause))],
         "partialFingerprints": {FINGERPRINT: _fingerprint(*parts)},
         "properties": properties,
         **({"suppressions": [accepted]} if expected else {}),
@@ -221,14 +221,21 @@ def _message(candidate: Record, clause: Record) -> str:
     return "\n".join(lines).replace("](", "] (")
 
 
-def _location(candidate: Record) -> Data:
-    """The candidate's line if it is known, and in any case its name."""
+def _blamed(clause: Record) -> wording.BlamedLine | None:
+    """The line that the diagnosis of a result blames."""
+    return next(filter(None, map(wording.blamed_line, clause["diagnosis"])), None)
+
+
+def _location(candidate: Record, blamed: wording.BlamedLine | None = None) -> Data:
+    """The line to blame, else the candidate's if it is known, and in any case its name."""
     name = {
         "name": candidate["name"],
         "fullyQualifiedName": candidate["target"] or candidate["name"],
         "kind": _LOGICAL.get(candidate["kind"], "module"),
     }
     file, line = file_of(candidate), line_of(candidate)
+    if blamed is not None:
+        file, line = blamed.file, blamed.number
     if not file:
         return {"logicalLocations": [name]}
     uri = uri_of(file)

@@ -12,7 +12,16 @@ from rich.text import Text
 
 from . import counterexample, wording
 from .complete import Record
-from .wording import cause_title, causes, counted, cut, failure_of, few, verdict_reason
+from .wording import (
+    cause_title,
+    causes,
+    counted,
+    cut,
+    failure_of,
+    few,
+    said_line,
+    verdict_reason,
+)
 
 # The columns that lines are broken at: a log is read like a terminal.
 WIDTH: Final = 100
@@ -98,6 +107,7 @@ def _block(candidate: Record, cause: Record, number: int, width: int, *, alone: 
     head = Text(f"{number}. " if number else "", style="bold red")
     name = _wrapped(Text(" ".join(title.split()), style="bold red"), width, head)
     fix = _labelled("fix", cut(str(cause.get("fix") or ""), _LONGEST), width)
+    fix += _labelled("line", said_line(cause), width)
     clauses = list(cause["clauses"])
     every = f"{', '.join(clauses)} ({counted(len(clauses), 'clause')})"
     clause = failure_of(candidate, cause)

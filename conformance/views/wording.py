@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..base.printable_text import printable
 
@@ -21,6 +21,10 @@ _SIZES: Final = {
 # How many calls are shown of the way to an exception.
 _FRAMES: Final = 4
 _OPTIONS: Final = ("causal", "scale", "softcap", "window", "sinks", "dropout")
+# A blamed line as far as it is shown, whatever somebody has written into a record.
+_LONGEST_FILE: Final = 240
+_LONGEST_CODE: Final = 160
+_LAST_LINE: Final = 10**7
 # What combinations of 1, 2 or 3 parameters are called.
 _COMBINED: Final = {1: "values", 2: "pairs", 3: "triples"}
 
@@ -115,7 +119,41 @@ def diagnosis(entries: Sequence[Record]) -> list[tuple[str, str]]:
             text = f"{text} (confidence {number})"
         pairs.append(("or" if index else "diagnosis", text))
         pairs.append(("fix", str(entry.get("fix") or "")))
+    pairs.append(("line", next(filter(None, map(said_line, entries)), "")))
     return pairs
+
+
+class BlamedLine(NamedTuple):
+    """The line of a user's file that makes a mistake; what is missing in front of it ``before``."""
+
+    file: str
+    number: int
+    text: str
+    before: bool
+
+
+def blamed_line(entry: Record) -> BlamedLine | None:
+    """The line that a cause, or an entry of a diagnosis, blames; None where there is none."""
+    line = entry.get("line")
+    if not isinstance(line, Mapping):
+        return None
+    file, text = (
+        printable(" ".join(str(line.get(name) or "").split())) for name in ("file", "text")
+    )
+    number = line.get("number")
+    if not file or type(number) is not int or not 0 < number <= _LAST_LINE:
+        return None
+    whole = file if len(file) <= _LONGEST_FILE else f"…{file[-_LONGEST_FILE:]}"
+    return BlamedLine(whole, number, cut(text, _LONGEST_CODE), line.get("before") is True)
+
+
+def said_line(entry: Record) -> str:
+    """``attention.py:32: scores = query @ key.T``; "" where no line is blamed."""
+    line = blamed_line(entry)
+    if line is None:
+        return ""
+    place = f"{'missing before ' if line.before else ''}{line.file}:{line.number}"
+    return f"{place}: {line.text}" if line.text else place
 
 
 def causes(candidate: Record) -> list[Record]:

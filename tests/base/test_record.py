@@ -83,6 +83,18 @@ BAD: dict[str, tuple[Any, str]] = {
         with_clause(diagnosis=[{"picture": {**PICTURE, "got": [["much"]]}}]),
         'clauses[0].diagnosis[0].picture.got[0][0] is "much"',
     ),
+    "a line that is none": (
+        with_clause(diagnosis=[{"line": "x.py:3"}]),
+        "clauses[0].diagnosis[0].line is no object",
+    ),
+    "a line's number": (
+        with_clause(diagnosis=[{"line": {"file": "x.py", "number": "3", "text": ""}}]),
+        'clauses[0].diagnosis[0].line.number is "3"',
+    ),
+    "a line without a file": (
+        with_candidate(causes=[{"name": "x", "line": {"number": 3, "text": ""}}]),
+        "causes[0].line has no 'file'",
+    ),
     "a clause's facts": ({**bare(), "clauses": {"x.y": 3}}, "clauses.x.y is 3"),
     "a stale entry": (
         {**bare(), "stale_expectations": [[]]},

@@ -1,0 +1,227 @@
+"""The line that is blamed makes the mistake, or uses what is wrong; elsewhere there is none."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from examples import core, layer
+from torch import Tensor
+
+from conformance.base.geometry import Geometry
+from conformance.base.record import LineEntry
+from conformance.clauses.subject import Subject
+from conformance.declare.candidate import Candidate
+from conformance.diagnosis import Diagnostician, diagnose
+from conformance.diagnosis.lines import finder
+from conformance.diagnosis.lines.finder import LONGEST_LINE
+
+PLAIN: dict[str, Any] = {
+    "masks": [],
+    "causal": None,
+    "features": [],
+    "empty_rows": "any",
+    "dtypes": ["float32"],
+}
+
+
+def blamed(candidate: Candidate | Callable[..., Tensor], **promises: Any) -> LineEntry | None:
+    """The line of the first entry of a diagnosis, which there is."""
+    made = (
+        candidate if isinstance(candidate, Candidate) else core(candidate, **{**PLAIN, **promises})
+    )
+    entries = diagnose(Subject(made, "float32"))
+    assert entries
+    return entries[0].get("line")
+
+
+def text_of(candidate: Candidate | Callable[..., Tensor], **promises: Any) -> str:
+    """The text of that line, which there is."""
+    line = blamed(candidate, **promises)
+    assert line is not None
+    return line["text"]
+
+
+def unscaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """No scale at all."""
+    scores = query @ key.mT
+    weights = torch.softmax(scores, dim=-1)
+    return weights @ value
+
+
+def test_what_is_missing_is_missing_before_the_softmax() -> None:
+    """A line that is right by itself is not called wrong: something is missing in front of it."""
+    line = blamed(unscaled)
+    assert line is not None
+    assert line["text"] == "weights = torch.softmax(scores, dim=-1)"
+    assert line.get("before") is True
+
+
+def test_the_place_is_in_the_file_of_the_function() -> None:
+    """The file is that of a repository's root, and the number that of the line with this text."""
+    line = blamed(unscaled)
+    assert line is not None
+    assert line["file"] == "tests/diagnosis/lines/test_finder.py"
+    lines = inspect.getsource(inspect.getmodule(unscaled) or unscaled).splitlines()
+    assert lines[line["number"] - 1].strip() == line["text"]
+
+
+def test_a_wrong_number_is_blamed_where_it_is_used() -> None:
+    """A scale is a number of Python: the product that it meets first is the line."""
+
+    def other_scale(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scale = 1.0 / math.sqrt(key.shape[2])
+        scores = query @ key.mT * scale
+        weights = scores.softmax(dim=-1)
+        return weights @ value
+
+    assert text_of(other_scale) == "scores = query @ key.mT * scale"
+
+
+def test_the_axis_of_a_softmax() -> None:
+    """The inputs are right and the result is not: the softmax itself does it."""
+
+    def over_queries(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        weights = scores.softmax(dim=-2)
+        return weights @ value
+
+    line = blamed(over_queries)
+    assert line is not None
+    assert line["text"] == "weights = scores.softmax(dim=-2)"
+    assert "before" not in line
+
+
+def test_a_mask_is_blamed_where_it_is_made() -> None:
+    """The line that makes the wrong table, not the one that applies it."""
+
+    def strict(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False) -> Tensor:
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        if causal:
+            ahead = torch.ones(scores.shape[-2:], dtype=torch.bool)
+            ahead = ahead.triu(key.shape[2] - query.shape[2])
+            scores = scores.masked_fill(ahead, -torch.inf)
+        return scores.softmax(dim=-1).nan_to_num(0.0) @ value
+
+    promises = {"causal": "bottom-right", "empty_rows": "zeros"}
+    assert text_of(strict, **promises) == "ahead = ahead.triu(key.shape[2] - query.shape[2])"
+
+
+def test_one_line_that_does_it_all() -> None:
+    """A mistake that nothing recognises stands on the only line there is."""
+
+    def fused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=0.5)
+
+    assert "scaled_dot_product_attention" in text_of(fused)
+
+
+def test_a_helper_that_is_right_elsewhere_is_not_blamed() -> None:
+    """The line that calls it wrongly is, and not the line inside it."""
+
+    def split(tokens: Tensor, heads: int) -> Tensor:
+        return tokens.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    def build(geometry: Geometry, weights: Any) -> Callable[..., Tensor]:
+        def forward(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            q = split(query @ weights.q.T + (0 if weights.q_bias is None else weights.q_bias), 2)
+            k = split(key @ weights.k.T + (0 if weights.k_bias is None else weights.k_bias), 2)
+            v = split(value @ weights.v.T + (0 if weights.v_bias is None else weights.v_bias), 2)
+            k = split(k.transpose(1, 2).flatten(2).flip(-1), 2)
+            scores = q @ k.mT * geometry.head_size**-0.5
+            merged = (scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
+            out = merged if weights.o is None else merged @ weights.o.T
+            return out if weights.o_bias is None else out + weights.o_bias
+
+        return forward
+
+    def two_heads(geometry: Geometry) -> Geometry:
+        return geometry.replace(num_heads=2, num_kv_heads=2)
+
+    made = layer(build, **PLAIN, geometry=two_heads)
+    line = blamed(made)
+    assert line is None or line["text"].startswith(("k = split(k", "scores = q @ k"))
+
+
+@pytest.mark.parametrize("way", ["python", "numpy"])
+def test_what_leaves_torch_has_no_line(way: str) -> None:
+    """Numbers that come back without a history could be made anywhere."""
+
+    def leaves(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = query @ key.mT
+        given = scores.numpy() if way == "numpy" else scores.tolist()
+        return torch.as_tensor(given).softmax(dim=-1) @ value
+
+    assert blamed(leaves) is None
+
+
+def test_a_tensor_class_of_its_own_has_no_line() -> None:
+    """What a class of tensors does by itself is not followed."""
+
+    class Own(Tensor):
+        pass
+
+    def own(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = (query @ key.mT).as_subclass(Own)
+        return (scores.softmax(dim=-1) @ value).as_subclass(Tensor)
+
+    assert blamed(own) is None
+
+
+def test_a_graph_of_torch_jit_has_no_line() -> None:
+    """Its operations are not called from Python; the call is the user's only one, or none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        traced = torch.jit.trace(unscaled, tuple(torch.randn(1, 1, 2, 4) for _ in range(3)))
+
+    def through(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        answer: Tensor = traced(query, key, value)
+        return answer
+
+    assert blamed(through) is None
+
+
+def test_a_candidate_that_notices_is_not_blamed() -> None:
+    """An answer that is another one while it is recorded proves nothing."""
+
+    def notices(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        watched = torch._C._len_torch_function_stack() > 0
+        scores = query @ key.mT * (0.1 if watched else 1.0)
+        return scores.softmax(dim=-1) @ value
+
+    assert blamed(notices) is None
+
+
+def test_a_candidate_that_raises_while_it_is_watched() -> None:
+    """An exception means that there is no line, and no error."""
+
+    def refuses(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if torch._C._len_torch_function_stack():
+            msg = "watched"
+            raise SystemExit(msg)
+        return unscaled(query, key, value)
+
+    assert blamed(refuses) is None
+
+
+def test_a_long_line_is_cut() -> None:
+    """A line of many characters is shown as far as a report has room."""
+
+    def long(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return torch.softmax(query @ key.mT * (0.25 + 0.25 + 0.25 + 0.25 + 0.25 + 0.25 + 0.25 + 0.25 + 0.25 + 0.25 + 0.25 + 0.25), dim=-1) @ value  # noqa: E501 (what is asked)  # fmt: skip
+
+    assert len(text_of(long)) == LONGEST_LINE + 1
+
+
+def test_it_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second failure of the same mistake has the line without another call."""
+    made = Diagnostician(Subject(core(unscaled, **PLAIN), "float32"))
+    (first,) = made.explain()
+    monkeypatch.setattr(finder.LineFinder, "line", None)
+    (second,) = made.explain()
+    assert first["line"] == second["line"]

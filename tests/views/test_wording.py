@@ -1,0 +1,104 @@
+"""The line that a diagnosis blames is shown by every view, whatever a record says it is."""
+
+from __future__ import annotations
+
+import html
+import json
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+from records import PROBLEM, result
+from view_records import of
+
+from conformance.base.results import Violation
+from conformance.views import wording
+from conformance.views.complete import complete
+from conformance.views.github import all_annotations
+from conformance.views.views import TERMINAL, VIEWS
+
+LINE = {"file": "mine/attention.py", "number": 32, "text": "scores = query @ key.mT"}
+SAID = "mine/attention.py:32: scores = query @ key.mT"
+
+
+def record(line: Any) -> dict[str, Any]:
+    """The record of one failure whose diagnosis blames a line."""
+    entry = {"name": "scale-missing", "text": "no scale", "fix": "scale", "confidence": 1.0}
+    failure = result(
+        "failed",
+        "numerics.scale",
+        violation=Violation(kind="value", message="off by 1"),
+        counterexample={"problem": PROBLEM},
+        diagnosis=[{**entry, "line": line}],
+    )
+    return of(failure)
+
+
+def test_a_line_is_said_with_its_place() -> None:
+    """File, number and text as a compiler says them; what is missing is missing before it."""
+    assert wording.said_line({"line": LINE}) == SAID
+    assert wording.said_line({"line": {**LINE, "before": True}}) == f"missing before {SAID}"
+    assert wording.said_line({}) == ""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        3,
+        [],
+        {},
+        {"file": "x.py"},
+        {**LINE, "number": True},
+        {**LINE, "number": 0},
+        {**LINE, "number": 10**30},
+        {**LINE, "file": ""},
+        {**LINE, "file": None},
+    ],
+)
+def test_what_is_no_line_is_not_said(line: Any) -> None:
+    """Alternatives are not checked when a record is read: nothing of another kind is believed."""
+    assert wording.blamed_line({"line": line}) is None
+
+
+def test_an_edited_line_stays_short_and_printable() -> None:
+    """A NUL, an escape sequence, line breaks and a million characters do no harm."""
+    line = {"file": "x\0\x1b[31m" + "y" * 10**6, "number": 1, "text": "a\nb" * 10**6}
+    said = wording.said_line({"line": line})
+    assert said.isprintable()
+    assert len(said) < 500
+
+
+def test_a_cause_has_the_line_of_its_failure() -> None:
+    """Once, beside the fix, and not in other names that explain as much."""
+    (cause,) = record(LINE)["candidates"][0]["causes"]
+    assert cause["line"] == LINE
+    before = {**LINE, "before": True}
+    (cause,) = record(before)["candidates"][0]["causes"]
+    assert cause["line"] == before
+
+
+@pytest.mark.parametrize("name", ["terminal", "html", "markdown", "sarif", "junit", "ctrf"])
+def test_every_view_shows_the_line(name: str) -> None:
+    """The same words in each."""
+    (view,) = [view for view in (TERMINAL, *VIEWS) if view.name == name]
+    shown = html.unescape(view.render(record(LINE)))
+    assert SAID in " ".join(shown.split())
+
+
+def test_services_mark_the_line_itself() -> None:
+    """SARIF and GitHub point at the line that is blamed, not at the function."""
+    (sarif,) = [view for view in VIEWS if view.name == "sarif"]
+    (found,) = json.loads(sarif.render(record(LINE)))["runs"][0]["results"]
+    place = found["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"]["uri"] == LINE["file"]
+    assert place["region"] == {"startLine": LINE["number"]}
+    (mark,) = all_annotations(complete(record(LINE)))
+    assert (mark.file, mark.line) == (LINE["file"], LINE["number"])
+
+
+def test_junit_has_a_property() -> None:
+    """The line of each cause with the name of its mistake."""
+    (junit,) = [view for view in VIEWS if view.name == "junit"]
+    root = ET.fromstring(junit.render(record(LINE)))  # noqa: S314 (we wrote it)
+    properties = [one.get("value") for one in root.iter("property") if one.get("name") == "line"]
+    assert properties == [f"scale-missing: {SAID}"]
