@@ -81,7 +81,7 @@ def says_more_than_one_thing(group: Group) -> bool:
 WITH_CACHE = core(masks=["keep"], features=["scale", "gqa", "window", "kv_cache"])
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.nightly  # it takes all names to all problems of the battery
 @pytest.mark.parametrize(
     "candidate", [core(), WITH_CACHE, layer()], ids=["core", "core with a cache", "layer"]
 )

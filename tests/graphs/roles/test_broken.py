@@ -62,6 +62,7 @@ BROKEN: dict[str, Attention] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_layer_is_read_as_a_layer(name: str, tmp_path: Path) -> None:
     """The clauses, not the reading, say what is wrong with it."""
@@ -69,6 +70,7 @@ def test_a_broken_layer_is_read_as_a_layer(name: str, tmp_path: Path) -> None:
     assert shown(reading) == "q=query:BLE k=key:BLE v=value:BLE -> y=output:BLE"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", [*BROKEN, "value does not matter"])
 def test_a_broken_core_is_read_as_a_core(name: str, tmp_path: Path) -> None:
     """The same without projections."""

@@ -96,6 +96,7 @@ def test_weights_keep_their_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
     assert projections.scale == 1 / 2
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("opset", [18, 20, 23])
 def test_the_newer_exporter_is_read(opset: int, tmp_path: Path) -> None:
     """Its decompositions, and from opset 23 on the standard's own Attention node."""

@@ -224,6 +224,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, s
     return outcomes
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_script_of_a_bundle_shows_the_failure_alone(
     outcomes: dict[str, tuple[int, str]], name: str

@@ -204,6 +204,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, s
     return ran(folder, *sorted(path.name for path in folder.glob("shows_*.py")))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_script_shows_the_failure_without_the_project(
     outcomes: dict[str, tuple[int, str]], name: str
