@@ -18,7 +18,8 @@ def blame(mutant: Mutant, line: Mapping[str, Any] | None) -> str:
 
     A line is the changed one where the statement around it was changed; it uses the changed one
     where its statement reads a name that a changed or lost statement binds, calls the function in
-    which that stands, or stands under a changed condition. What is missing before a line is so if
+    which that stands, stands under a changed condition, or in a class that the changed function
+    makes an object of. What is missing before a line is so if
     all that was changed stands before it in the same function.
     """
     from . import mutated  # noqa: PLC0415 (the package reads this module first)
@@ -36,22 +37,30 @@ def blame(mutant: Mutant, line: Mapping[str, Any] | None) -> str:
             changed += _at(old, range(first + 1, last + 1))
             own += _at(new, range(start + 1, end + 1))
     at = _at(new, [int(line["number"])])
-    if not at:
-        return "other"
-    blamed = at[0]
-    if blamed in own:
+    if at and at[0] in own:
         return "changed"
-    if any(blamed in ast.walk(each) for each in own):
+    if at and _uses(new, at[0], own, changed):
         return "uses"
-    if line.get("before"):
-        around = set(_functions_around(new, blamed))
-        first = all(set(_functions_around(new, one)) == around for one in own) and all(
-            one.lineno < blamed.lineno for one in own
-        )
-        return "before" if first else "other"
-    bound = {name for one in (*changed, *own) for name in _bound(one)}
-    bound |= {name for one in own for name in _functions_around(new, one)}
-    return "uses" if bound & set(_read(blamed)) else "other"
+    return "before" if at and line.get("before") and _is_behind(new, at[0], own) else "other"
+
+
+def _uses(tree: ast.Module, blamed: ast.stmt, own: list[ast.stmt], lost: list[ast.stmt]) -> bool:
+    """Whether a statement uses what changed or lost ones make, or stands under one of them."""
+    if any(blamed in ast.walk(each) for each in own):
+        return True
+    bound = {name for one in (*lost, *own) for name in _bound(one)}
+    bound |= {name for one in own for name in _functions_around(tree, one)}
+    makers = [node for one in own for node in _functions(tree) if one in ast.walk(node)]
+    made = set(_classes_around(tree, blamed)) & {name for node in makers for name in _read(node)}
+    return bool(made or bound & set(_read(blamed)))
+
+
+def _is_behind(tree: ast.Module, blamed: ast.stmt, own: list[ast.stmt]) -> bool:
+    """Whether all that was changed stands before a statement, in the same function."""
+    around = set(_functions_around(tree, blamed))
+    return all(
+        one.lineno < blamed.lineno and set(_functions_around(tree, one)) == around for one in own
+    )
 
 
 def _at(tree: ast.Module, numbers: Any) -> list[ast.stmt]:
@@ -80,9 +89,17 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
             yield from _read(node.value)
 
 
+def _functions(tree: ast.Module) -> list[ast.FunctionDef]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+
+
 def _functions_around(tree: ast.Module, statement: ast.stmt) -> Iterator[str]:
+    return (node.name for node in _functions(tree) if statement in ast.walk(node))
+
+
+def _classes_around(tree: ast.Module, statement: ast.stmt) -> Iterator[str]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and statement in ast.walk(node):
+        if isinstance(node, ast.ClassDef) and statement in ast.walk(node):
             yield node.name
 
 

@@ -360,7 +360,7 @@ def _asks_for_weights(clause: Clause, problem: Problem | None) -> bool:
 
 
 def _of_precision(entry: dict[str, Any] | None) -> list[Explanation]:
-    return [] if entry is None else [Explanation(entry={"fix": "", **entry})]
+    return [] if entry is None else [Explanation(entry=entry)]
 
 
 def _explanations(combinations: list[Combination]) -> list[Explanation]:

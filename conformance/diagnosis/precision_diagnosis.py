@@ -24,6 +24,7 @@ from ..tolerance.fit import Fit
 from .precision_losses import (
     COARSER,
     EIGHT_BITS,
+    KEPT,
     LOSSES,
     ROUNDINGS,
     SHORT_FORMATS,
@@ -135,6 +136,7 @@ def _scale(least: float, most: float, head_sizes: set[int]) -> dict[str, Any]:
     return {
         "name": "scale-off",
         "text": f"the logits are multiplied by a scale whose relative error is {error}{where}",
+        "fix": "compute the scale in double precision, as numbers of Python are, and use it once",
         "confidence": 1.0,
         "scale_error": most if abs(most) >= abs(least) else least,
     }
@@ -196,7 +198,12 @@ def _entry_of(
     either = best.number_format in SHORT_FORMATS and formats.issuperset(SHORT_FORMATS)
     text = best.in_ten_bits() if either else best.text
     doubt = len({loss.name for loss in equals} | {f"{best.stage}-{name}" for name in formats})
-    return {"name": best.name, "text": text, "confidence": (1.0 - least) / doubt}
+    return {
+        "name": best.name,
+        "text": text,
+        "fix": KEPT if either else best.fix,
+        "confidence": (1.0 - least) / doubt,
+    }
 
 
 def _any_promising(subject: Subject, few: Observed, losses: Sequence[PrecisionLoss]) -> bool:
@@ -217,6 +224,7 @@ def _epsilon_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
     return {
         "name": "epsilon-in-the-denominator",
         "text": f"about {epsilon:.2g} is added to the sum of the exponentials",
+        "fix": "divide by the sum alone; where it is zero no key is attended: treat that apart",
         "confidence": 1.0,
         "epsilon": epsilon,
     }
@@ -335,6 +343,7 @@ def _coarse(name: str, answers: Tensor) -> dict[str, Any]:
             f"its answers are all numbers of {spoken}: "
             "it computes in that inside, or rounds its answer to it"
         ),
+        "fix": KEPT,
         "confidence": confidence,
     }
 

@@ -207,6 +207,7 @@ def _torch_softmax(logits: Tensor, working: torch.dtype) -> Tensor:
 # After how many terms an accumulator is rounded: one by one, as vectors or matrix instructions add
 # them up, or a block of keys at a time.
 AT_ONCE: Final = (1, 4, 8, 16, 32, 64)
+KEPT: Final = "round nothing on the way to fewer digits than the inputs have"
 SPOKEN: Final = {"tf32": "TensorFloat-32"}
 # Numbers of both are the same as long as none leaves float16's range.
 SHORT_FORMATS: Final = ("float16", "tf32")
@@ -245,6 +246,11 @@ class PrecisionLoss:
         spoken = SPOKEN.get(self.number_format, self.number_format) + self.manner
         text = self.what.format(spoken)
         return f"{text}: {self.remedy}" if self.remedy else text
+
+    @property
+    def fix(self) -> str:
+        """What to do instead."""
+        return self.remedy or KEPT
 
     def in_ten_bits(self) -> str:
         """The text where float16 and TensorFloat-32 explain the answers alike: no safe remedy."""

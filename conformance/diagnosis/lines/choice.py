@@ -35,20 +35,18 @@ class Blamed:
     before: bool = False
 
 
-def blamed(recording: Recording, right: Sequence[bool], mistaken: Sequence[str]) -> Blamed | None:
+def blamed(recording: Recording, right: Sequence[str], mistaken: Sequence[str]) -> Blamed | None:
     """The line of a recorded wrong answer; None where it cannot be known.
 
-    ``right`` says of each operation whether its result is a value of the right computation,
-    ``mistaken`` whether it is one of a mistaken one that is acted out: "step", "inner", or "".
+    ``right`` says of each operation whether its result is a value of the right computation:
+    "step", "inner" for one inside a softmax, or ""; ``mistaken`` whether it is one of a mistaken
+    computation that is acted out.
     """
     operations, answer = recording.operations, recording.answer
     if answer is None or right[answer]:
         return None
     relevant = _ancestors(operations, [answer], frozenset())
-    known = [number for number in relevant if right[number]]
-    cleared = _ancestors(operations, known, frozenset()) | {
-        number for number in relevant if operations[number].given
-    }
+    cleared = _cleared(operations, right) & relevant
     neutral = _neutral(operations)
     wrong = sorted(
         number for number in relevant - cleared - neutral if mistaken[number] and not right[number]
@@ -76,6 +74,22 @@ def blamed(recording: Recording, right: Sequence[bool], mistaken: Sequence[str])
         if len({own[number] for number in behind}) != 1:
             return None
     return Blamed(of_first)
+
+
+def _cleared(operations: Sequence[Operation], right: Sequence[str]) -> set[int]:
+    """The arguments of the call, right values, and what these prove to be right.
+
+    That is all they are made of, but for what a comparison, a sum or a maximum says little of.
+    """
+    found = {number for number, one in enumerate(operations) if one.given or right[number]}
+    proving = {number for number, kind in enumerate(right) if kind == "step"}
+    for number in reversed(range(len(operations))):
+        if number in proving:
+            counts = operations[number].value.is_floating_point()
+            for one in operations[number].inputs:
+                if counts or not operations[one].value.is_floating_point():
+                    proving.add(one)
+    return found | proving
 
 
 def _ancestors(

@@ -99,7 +99,7 @@ class LineFinder:
         values = self._values(right_steps(declared, inputs, answer.exact.output), inputs)
         if not values.telling:
             return
-        right = [bool(values.kind(one.value)) for one in recording.operations]
+        right = [values.kind(one.value) for one in recording.operations]
         if not explanations:
             one = blamed(recording, right, [""] * len(right))
             yield from [] if one is None else [one]

@@ -1,0 +1,54 @@
+"""Whatever is named comes with a sentence of what to change."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from _paths import CHECKOUT
+
+from conformance.diagnosis.mistakes import BACKWARD, MISTAKES
+from conformance.diagnosis.precision_losses import EIGHT_BITS, LOSSES, SUMS
+
+PACKAGE = CHECKOUT / "conformance" / "diagnosis"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+# Which argument of these is the fix.
+MAKERS = {"statement": 2, "Part": 2}
+
+
+def test_every_mistake_of_the_catalogue_has_a_fix() -> None:
+    """Of answers, of gradients, and of precision."""
+    for mistake in (*MISTAKES, *BACKWARD):
+        assert mistake.fix.strip(), mistake.name
+    for loss in (*LOSSES, *EIGHT_BITS, *SUMS):
+        assert loss.fix.strip(), loss.name
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_statement_that_is_composed_has_a_fix(path: Path) -> None:
+    """No statement, part of one, or entry of a report is made with an empty fix, or without."""
+    for line, fix in fixes(ast.parse(path.read_text(encoding="utf-8"))):
+        assert fix is not None, f"line {line} gives no fix"
+        assert not (isinstance(fix, ast.Constant) and not fix.value), f"line {line}: an empty fix"
+
+
+def fixes(tree: ast.Module) -> Iterator[tuple[int, ast.expr | None]]:
+    """The fix of each statement and of each entry that a file makes, but of unknown mistakes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            place = MAKERS.get(node.func.id)
+            if place is not None:
+                named = [word.value for word in node.keywords if word.arg == "fix"]
+                yield (
+                    node.lineno,
+                    node.args[place] if len(node.args) > place else (named or [None])[0],
+                )
+        elif isinstance(node, ast.Dict):
+            keys = [key.value if isinstance(key, ast.Constant) else None for key in node.keys]
+            entry = dict(zip(keys, node.values, strict=True))
+            if {"name", "confidence"} <= set(keys):
+                name = entry["name"]
+                if not (isinstance(name, ast.Name) and name.id == "UNKNOWN"):
+                    yield node.lineno, entry.get("fix")
