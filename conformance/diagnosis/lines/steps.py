@@ -135,7 +135,7 @@ def _of_attention(call: DeclaredCall, attention: golden.Attention) -> Iterator[S
     yield from (Step("BHQK", table) for table in tables)
     for table in (logits - largest, exponentials):
         yield Step("BHQK", table, inner=True)
-    for row in (largest, total, torch.log(total) + largest):
+    for row in (logits.amax(dim=-1, keepdim=True), largest, total, torch.log(total) + largest):
         yield Step("BHQ", row.squeeze(-1), inner=True)
     yield Step("BHQD", exponentials @ attention.value)
 

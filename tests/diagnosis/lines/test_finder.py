@@ -10,16 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from examples import core, layer
+from examples import core, problem
 from torch import Tensor
 
-from conformance.base.geometry import Geometry
 from conformance.base.record import LineEntry
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
-from conformance.diagnosis import Diagnostician, diagnose
-from conformance.diagnosis.lines import finder
-from conformance.diagnosis.lines.finder import LONGEST_LINE
+from conformance.diagnosis import Diagnostician
+from conformance.diagnosis.agreement import BatteryAnswer
+from conformance.diagnosis.battery import answer_to
+from conformance.diagnosis.lines.finder import LONGEST_LINE, LineFinder
+from conformance.diagnosis.mistaken_answer import Combination, act
+from conformance.diagnosis.mistakes import named_mistakes
 
 PLAIN: dict[str, Any] = {
     "masks": [],
@@ -30,19 +32,46 @@ PLAIN: dict[str, Any] = {
 }
 
 
-def blamed(candidate: Candidate | Callable[..., Tensor], **promises: Any) -> LineEntry | None:
-    """The line of the first entry of a diagnosis, which there is."""
+def answered(made: Candidate, **asked: Any) -> BatteryAnswer:
+    """What a candidate answers to one problem, which is wrong."""
+    heads = {"batch": 2, "num_heads": 2, "num_kv_heads": 2, "head_size": 6}
+    sizes = {**heads, "query_length": 4, "key_length": 5}
+    example = problem(**{**sizes, "dtype": "float32", **asked})
+    subject = Subject(made, "float32")
+    answer = answer_to(subject, subject.inputs(example))
+    assert answer is not None
+    assert answer.margin > 1.0
+    return answer
+
+
+def explanation(answer: BatteryAnswer, name: str) -> list[Combination]:
+    """The way to make a named mistake that explains an answer; none without a name."""
+    point = answer.subject.declaration.semantics
+    ways = [one for one in named_mistakes() if one.name == name]
+    fits = [
+        (one,)
+        for one in ways
+        if answer.agrees(act(answer.subject.oracle, point, (one,), answer.inputs))
+    ]
+    assert bool(fits) == bool(name)
+    return fits[:1]
+
+
+def blamed(
+    candidate: Candidate | Callable[..., Tensor], name: str = "", **asked: Any
+) -> LineEntry | None:
+    """The line of a wrong answer, as a named mistake explains it or as nothing does."""
+    promises = {"causal": "bottom-right", "empty_rows": "zeros"} if asked.get("causal") else {}
     made = (
         candidate if isinstance(candidate, Candidate) else core(candidate, **{**PLAIN, **promises})
     )
-    entries = diagnose(Subject(made, "float32"))
-    assert entries
-    return entries[0].get("line")
+    answer = answered(made, **asked)
+    return LineFinder(answer.subject).line(explanation(answer, name), [answer])
 
 
-def text_of(candidate: Candidate | Callable[..., Tensor], **promises: Any) -> str:
+def text_of(function: Callable[..., Tensor], name: str = "", **asked: Any) -> str:
     """The text of that line, which there is."""
-    line = blamed(candidate, **promises)
+    line = blamed(function, name, **asked)
     assert line is not None
     return line["text"]
 
@@ -56,7 +85,7 @@ def unscaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 def test_what_is_missing_is_missing_before_the_softmax() -> None:
     """A line that is right by itself is not called wrong: something is missing in front of it."""
-    line = blamed(unscaled)
+    line = blamed(unscaled, "scale-missing")
     assert line is not None
     assert line["text"] == "weights = torch.softmax(scores, dim=-1)"
     assert line.get("before") is True
@@ -64,7 +93,7 @@ def test_what_is_missing_is_missing_before_the_softmax() -> None:
 
 def test_the_place_is_in_the_file_of_the_function() -> None:
     """The file is that of a repository's root, and the number that of the line with this text."""
-    line = blamed(unscaled)
+    line = blamed(unscaled, "scale-missing")
     assert line is not None
     assert line["file"] == "tests/diagnosis/lines/test_finder.py"
     lines = inspect.getsource(inspect.getmodule(unscaled) or unscaled).splitlines()
@@ -80,7 +109,7 @@ def test_a_wrong_number_is_blamed_where_it_is_used() -> None:
         weights = scores.softmax(dim=-1)
         return weights @ value
 
-    assert text_of(other_scale) == "scores = query @ key.mT * scale"
+    assert text_of(other_scale, "scale-of-key-length") == "scores = query @ key.mT * scale"
 
 
 def test_the_axis_of_a_softmax() -> None:
@@ -91,7 +120,7 @@ def test_the_axis_of_a_softmax() -> None:
         weights = scores.softmax(dim=-2)
         return weights @ value
 
-    line = blamed(over_queries)
+    line = blamed(over_queries, "softmax-over-queries")
     assert line is not None
     assert line["text"] == "weights = scores.softmax(dim=-2)"
     assert "before" not in line
@@ -108,8 +137,8 @@ def test_a_mask_is_blamed_where_it_is_made() -> None:
             scores = scores.masked_fill(ahead, -torch.inf)
         return scores.softmax(dim=-1).nan_to_num(0.0) @ value
 
-    promises = {"causal": "bottom-right", "empty_rows": "zeros"}
-    assert text_of(strict, **promises) == "ahead = ahead.triu(key.shape[2] - query.shape[2])"
+    said = text_of(strict, "causal-hides-own", causal=True)
+    assert said == "ahead = ahead.triu(key.shape[2] - query.shape[2])"
 
 
 def test_one_line_that_does_it_all() -> None:
@@ -124,28 +153,16 @@ def test_one_line_that_does_it_all() -> None:
 def test_a_helper_that_is_right_elsewhere_is_not_blamed() -> None:
     """The line that calls it wrongly is, and not the line inside it."""
 
-    def split(tokens: Tensor, heads: int) -> Tensor:
-        return tokens.unflatten(-1, (heads, -1)).transpose(1, 2)
+    def scaled(heads: Tensor, by: float) -> Tensor:
+        return heads * by
 
-    def build(geometry: Geometry, weights: Any) -> Callable[..., Tensor]:
-        def forward(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            q = split(query @ weights.q.T + (0 if weights.q_bias is None else weights.q_bias), 2)
-            k = split(key @ weights.k.T + (0 if weights.k_bias is None else weights.k_bias), 2)
-            v = split(value @ weights.v.T + (0 if weights.v_bias is None else weights.v_bias), 2)
-            k = split(k.transpose(1, 2).flatten(2).flip(-1), 2)
-            scores = q @ k.mT * geometry.head_size**-0.5
-            merged = (scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
-            out = merged if weights.o is None else merged @ weights.o.T
-            return out if weights.o_bias is None else out + weights.o_bias
+    def doubled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        query = scaled(query, query.shape[-1] ** -0.5)
+        weights = (query @ key.mT).softmax(dim=-1)
+        output = weights @ value
+        return scaled(output, 2.0)
 
-        return forward
-
-    def two_heads(geometry: Geometry) -> Geometry:
-        return geometry.replace(num_heads=2, num_kv_heads=2)
-
-    made = layer(build, **PLAIN, geometry=two_heads)
-    line = blamed(made)
-    assert line is None or line["text"].startswith(("k = split(k", "scores = q @ k"))
+    assert text_of(doubled) == "return scaled(output, 2.0)"
 
 
 @pytest.mark.parametrize("way", ["python", "numpy"])
@@ -218,10 +235,31 @@ def test_a_long_line_is_cut() -> None:
     assert len(text_of(long)) == LONGEST_LINE + 1
 
 
+def test_answers_that_blame_different_lines() -> None:
+    """What is not the same for all of them is not certain."""
+
+    def two_ways(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        if key.shape[2] > 5:
+            scores = scores + 0.0
+            weights = scores.softmax(dim=-2)
+        else:
+            weights = scores.softmax(dim=2)
+        return weights @ value
+
+    made = core(two_ways, **PLAIN)
+    short, long = answered(made), answered(made, key_length=7)
+    made_mistakes = explanation(short, "softmax-over-queries")
+    finder = LineFinder(short.subject)
+    assert finder.line(made_mistakes, [short]) is not None
+    assert finder.line(made_mistakes, [short, long]) is None
+
+
 def test_it_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second failure of the same mistake has the line without another call."""
+    """A diagnosis has the line, and a second one of the same mistake without another call."""
     made = Diagnostician(Subject(core(unscaled, **PLAIN), "float32"))
     (first,) = made.explain()
-    monkeypatch.setattr(finder.LineFinder, "line", None)
+    monkeypatch.setattr(LineFinder, "line", None)
     (second,) = made.explain()
     assert first["line"] == second["line"]
+    assert first["line"]["before"] is True
