@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import linecache
+import sys
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
+from torch import Tensor
 
 from ...base.printable_text import printable
 from ...base.record import LineEntry
@@ -15,7 +18,8 @@ from ...calls.calling import CandidateFailure, arguments, guarded
 from ...clauses.subject import Subject
 from ...problems.inputs import Inputs
 from ...targets.source_location import in_repository
-from ..agreement import BatteryAnswer
+from ...tolerance import model
+from ..agreement import BatteryAnswer, within
 from ..battery import answer_from
 from ..mistaken_answer import IMPOSSIBLE, Combination, act, made_on
 from ..mistakes import NotExpressible
@@ -77,16 +81,15 @@ class LineFinder:
             recorder.give(tensors_of((positional, keywords)))
 
             def recorded(*own: Any, **named: Any) -> Any:
-                with recorder:  # inside of what is guarded, where no mode may be left behind
+                # Inside of what is guarded, where no mode may be left behind.
+                with _uncompiled(), recorder:
                     return forward(*own, **named)
 
             output = guarded(recorded, positional, keywords)
             again = answer_from(self.subject, inputs, output)
         except CandidateFailure:
             return None
-        if again is None or not torch.equal(
-            again.output.nan_to_num(nan=0.0), answer.output.nan_to_num(nan=0.0)
-        ):
+        if again is None or not _is_same(again.output, answer.output, inputs.query.dtype):
             return None  # what is recorded is not what was wrong
         recording = recorder.answered(output)
         return recording if recording.complete else None
@@ -117,6 +120,22 @@ class LineFinder:
     def _values(self, steps: Sequence[Step], inputs: Inputs) -> KnownValues:
         tiled = self.subject.declaration.semantics.group_order == "tile"
         return KnownValues(steps, inputs.geometry, inputs.query.dtype, tiled=tiled)
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """Call what torch.compile compiled as it was written: it would be compiled again for a mode."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    return cast("AbstractContextManager[Any]", torch.compiler.set_stance("force_eager"))
+
+
+def _is_same(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
+    """Whether two answers are the same but for rounding."""
+    if one.shape != other.shape:
+        return False
+    size = torch.where(torch.isfinite(other), other, 0.0).abs().max() if other.numel() else 0.0
+    room = model.STEP_ROOM * torch.finfo(dtype).eps * float(size)
+    return bool(within(one, other, torch.full_like(other, room)).all())
 
 
 def _entry(found: Blamed) -> LineEntry | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -201,6 +203,21 @@ def test_a_graph_of_torch_jit_has_no_line() -> None:
         return answer
 
     assert blamed(through) is None
+
+
+def test_what_is_compiled_is_recorded_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch's compiler is loaded it is told to leave things as they are, and only then."""
+    stances: list[str] = []
+    compiled = torch.compiler.set_stance
+
+    def noticed(stance: str) -> Any:
+        stances.append(stance)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(torch.compiler, "set_stance", noticed)
+    monkeypatch.setitem(sys.modules, "torch._dynamo", sys.modules[compiled.__module__])
+    assert blamed(unscaled, "scale-missing") is not None
+    assert stances == ["force_eager"]
 
 
 def test_a_candidate_that_notices_is_not_blamed() -> None:
