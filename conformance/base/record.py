@@ -240,6 +240,7 @@ class Record(TypedDict, total=False):
     limit: dict[str, Any]
     stopped: dict[str, Any]
     explored: dict[str, Any]
+    isolated: str
     merged: dict[str, Any]
     compared: Any
     written_expectations: Any

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -29,6 +30,7 @@ from ..problems.memory_layouts import MEMORY_LAYOUTS, MIXED, arrange_mask
 from . import integrity, torch_state
 from .arrays import Stranger, builder_of_tensors, of_tensors
 from .devices import module_in_dtype, module_on, placed, taken, weights_on
+from .elsewhere import CandidateLost, RaisedElsewhere
 
 # A tensor of one of these classes runs none of a candidate's code when it is looked at.
 PLAIN = (Tensor, nn.Parameter)
@@ -116,10 +118,10 @@ def build_forward(
     """
     if candidate.kind != "layer":
         core = in_eval(_judged(candidate.function, inputs, rounds=False))
-        return of_tensors(core, candidate.declaration.arrays)
+        return of_tensors(core, candidate.arrays)
     weights = weights_on(inputs.weights, inputs.device) if leaves is None else leaves
     forward = guarded(
-        builder_of_tensors(candidate.function, candidate.declaration.arrays),
+        builder_of_tensors(candidate.function, candidate.arrays),
         (inputs.geometry, weights),
         {},
         "building the layer",
@@ -280,6 +282,13 @@ def guarded(
     except GraphLost as lost:
         message = printable(f"the graph {lost}")
         raise CandidateFailure(Violation(kind=lost.kind, message=message)) from lost
+    except CandidateLost as lost:
+        message = printable(f"the candidate {lost}")
+        raise CandidateFailure(Violation(kind=lost.kind, message=message)) from lost
+    except RaisedElsewhere as error:
+        more = f" while {action}" if action else ""
+        told = dataclasses.replace(error.violation, message=f"{error.violation.message}{more}")
+        raise CandidateFailure(told) from error
     except GraphRefused as refused:  # by the runtime: no line of a program raised it
         reason = capped(str(refused))
         message = printable(f"the graph is refused: {reason}") + (

@@ -8,6 +8,7 @@ once more from weights whose elements are numbers in a row.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -111,25 +112,34 @@ def build_with_leaves(candidate: Candidate, inputs: Inputs) -> tuple[Forward, We
     leaves = WeightLeaves(
         by_role=by_role,
         promised="grad_weights" in candidate.declaration.features,
-        parameters=_parameters(forward, candidate, inputs),
+        parameters=parameters_of(
+            forward,
+            inputs.weights,
+            lambda other: build_forward(candidate, inputs.replace(weights=other, device="cpu")),
+        ),
     )
     return forward, leaves
 
 
-def _parameters(
-    forward: Forward, candidate: Candidate, inputs: Inputs
+def parameters_of(
+    forward: Forward,
+    weights: golden.ProjectionWeights,
+    build: Callable[[golden.ProjectionWeights], Forward],
 ) -> tuple[tuple[Tensor, Tensor], ...]:
-    """The parameters that hold the weights, with the numbers of the elements they hold."""
+    """The parameters that hold the weights, with the numbers of the elements they hold.
+
+    ``build`` makes such a layer of other weights; it may raise CandidateFailure.
+    """
     if not isinstance(forward, nn.Module):
         return ()
     asking = [(name, p) for name, p in forward.named_parameters() if p.requires_grad]
     if not asking:
         return ()
-    weights, count = _numbered(inputs)
+    numbered, count = _numbered(weights)
     if _FIRST + count > _LAST:
         return ()
     try:
-        twin = build_forward(candidate, inputs.replace(weights=weights, device="cpu"))
+        twin = build(numbered)
     except CandidateFailure:
         return ()
     twin_parameters = dict(twin.named_parameters()) if isinstance(twin, nn.Module) else {}
@@ -140,12 +150,12 @@ def _parameters(
     )
 
 
-def _numbered(inputs: Inputs) -> tuple[golden.ProjectionWeights, int]:
+def _numbered(weights: golden.ProjectionWeights) -> tuple[golden.ProjectionWeights, int]:
     """Weights of which each element is its number, and how many there are."""
     start = 0
     numbered: dict[str, Tensor | None] = {}
     for role in ROLES:
-        tensor = getattr(inputs.weights, role)
+        tensor = getattr(weights, role)
         numbered[role] = None
         if tensor is not None:
             stop = start + tensor.numel()

@@ -21,6 +21,7 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space
 from ..tolerance import model
+from .in_one_process import OF_MODULES
 from .judging import identical, order_is_free, relate, same_unless_identical
 from .registry import Finding, clause, declares, requires, violated
 from .subject import Subject
@@ -36,6 +37,8 @@ def _is_module(candidate: Candidate) -> str:
     """
     if candidate.kind != "layer":
         return "it speaks of layers"
+    if candidate.isolated:
+        return OF_MODULES
     forward = _built(candidate)
     return "" if forward is None or isinstance(forward, nn.Module) else NO_MODULE
 

@@ -21,6 +21,7 @@ from ..problems.mask_patterns import OF_SEQUENCES, PATTERNS
 from ..problems.recipes import RECIPES
 from ..problems.space import Often, Space
 from ..targets.loading import CLAUSES, registered, taking_in
+from .in_one_process import elsewhere
 
 if TYPE_CHECKING:
     from ..oracle.comparison import Comparison
@@ -225,7 +226,7 @@ class Clause:
             reason = requirement(candidate)
             if reason:
                 return reason
-        return ""
+        return elsewhere(self.id, candidate)
 
 
 REGISTRY: Final[dict[str, Clause]] = {}

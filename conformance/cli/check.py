@@ -74,6 +74,14 @@ COMPILING = 300.0
         "call may then take five minutes."
     ),
 )
+@click.option(
+    "--isolated",
+    is_flag=True,
+    help=(
+        "Run the candidates in processes that cannot reach the judge: no network, no files, "
+        "limits (Linux). Values are then drawn from a seed that nobody knows before."
+    ),
+)
 @long_options
 @ONLY
 @SKIP
@@ -124,6 +132,7 @@ def check_command(
     state_dict: Path | None,
     declaration: Path | None,
     compiled: bool,
+    isolated: bool,
     jobs: str,
     max_time: str | None,
     shard: str | None,
@@ -153,6 +162,7 @@ def check_command(
     """
     began = time.monotonic()  # what is imported now is part of the time that a run may take
     from ..base.graph_options import GraphOptions  # noqa: PLC0415
+    from ..running.isolation.choices import check_isolated, unforeseen_seed  # noqa: PLC0415
     from ..running.workers.messages import RunOptions  # noqa: PLC0415
     from ..running.workers.pool import WorkerPool, warm_context  # noqa: PLC0415
     from ..session.checking import check  # noqa: PLC0415 (--help must not pay for it)
@@ -162,6 +172,10 @@ def check_command(
     if watch:
         check_watching()
     strict = strict or fail_on == "should"
+    if isolated:
+        seedless = shard is not None and seed is None
+        check_isolated(compiled=compiled, devices=devices, seedless_shard=seedless)
+        seed = unforeseen_seed() if seed is None else seed
     check_files(views, {"--json": json_path, "--write-expected": write_expected})
     work = read_long(
         profile, jobs=jobs, max_time=max_time, shard=shard, databases=databases, seed=seed
@@ -190,6 +204,7 @@ def check_command(
         shard=work.shard,
         databases=work.databases,
         exitfirst=exitfirst,
+        isolated=isolated,
     )
     context = warm_context() if watch else None
 

@@ -28,6 +28,8 @@ class Candidate:
         The declared devices, where the declaration is narrowed to the one that is judged.
     eager
         What it was compiled from, for one that was.
+    isolated
+        Whether ``function`` only sends calls to another process, where the candidate runs.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Candidate:
     graph: OpenedGraph | None = None
     declared_on: tuple[str, ...] = ()
     eager: Candidate | None = None
+    isolated: bool = False
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call the wrapped function."""
@@ -53,6 +56,11 @@ class Candidate:
     def shown_kind(self) -> str:
         """The kind as a report says it: ``graph`` for any ONNX graph."""
         return self.kind if self.graph is None else "graph"
+
+    @property
+    def arrays(self) -> str:
+        """Whose arrays ``function`` takes: torch's where another process converts them."""
+        return "torch" if self.isolated else self.declaration.arrays
 
     @property
     def draws_weights(self) -> bool:

@@ -22,6 +22,8 @@ LEAST_DRAWN: Final = 0.25
 FURTHER: Final = 8
 # Between the seeds of two turns: far more than between those of two days.
 TURN: Final = 1_000_000_007
+# A multiple of all that clauses divide a seed by.
+UNFORESEEN: Final = 2520
 
 
 class Pool:
@@ -61,7 +63,7 @@ class Pool:
             count=FURTHER,
             seed_value=self._seed + 1,
         )
-        edges = edge_problems(self._candidate, space, dtype=dtype)
+        edges = self._unforeseen(edge_problems(self._candidate, space, dtype=dtype))
         placed = [problem.replace(device=device) for problem in [*edges[:FURTHER], *drawn]]
         return [problem for problem in dict.fromkeys(placed) if problem not in first]
 
@@ -132,4 +134,13 @@ class Pool:
             count=max(wanted - len(edges), math.ceil(LEAST_DRAWN * wanted), 1),
             seed_value=self._seed,
         )
-        return edges + drawn
+        return self._unforeseen(edges) + drawn
+
+    def _unforeseen(self, edges: list[Problem]) -> list[Problem]:
+        """Problems whose values follow from the run's seed as well, where nobody shall know them.
+
+        Their sizes and options stay, and so does what clauses choose by a seed's remainder.
+        """
+        if not self._candidate.isolated:
+            return edges
+        return [edge.replace(seed=edge.seed + UNFORESEEN * self._seed) for edge in edges]

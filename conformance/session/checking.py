@@ -336,8 +336,10 @@ def _record(run: _Run, options: RunOptions, seconds: float) -> Record:
 
 def _more(run: _Run, options: RunOptions) -> dict[str, Any]:
     """The keys of the record on how the run was made, and on what is missing."""
-    names = ("targets", "dtypes", "devices", "only", "skip", "compile", "unchecked")
+    names = ("targets", "dtypes", "devices", "only", "skip", "compile", "unchecked", "isolated")
     more: dict[str, Any] = {"options": {name: getattr(options, name) for name in names}}
+    if options.isolated:
+        more["isolated"] = next((loaded.isolation for loaded in run.loaded), "")
     if is_shard(options):
         expected = [entry.as_json() for entry in run.from_file]
         more["shard"] = {**asdict(options.shard), "expected": expected}

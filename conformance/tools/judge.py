@@ -18,6 +18,7 @@ from ..base.profile import PROFILES
 from ..base.record import GREEN, CandidateEntry, Record, record_text
 from ..base.results import ClauseResult, result_from_json
 from ..errors import NonconformanceError, UsageError, did_you_mean
+from ..running.isolation.choices import check_isolated, unforeseen_seed
 from ..running.workers.messages import RunOptions
 from ..running.workers.pool import WorkerPool, warm_context
 from ..running.workers.supervisor import DEFAULT_TIMEOUT
@@ -162,7 +163,8 @@ def check(
     dtypes: str | Iterable[str] = (),
     exitfirst: bool = False,
     time_limit: float | None = None,
-    seed: int = 0,
+    seed: int | None = None,
+    isolated: bool = False,
 ) -> Report:
     """Check a candidate, or every candidate of a target, and return the report.
 
@@ -177,10 +179,13 @@ def check(
         End with the first MUST that fails; what finds mistakes soonest is asked first.
     time_limit
         Seconds after which no further example is begun: the verdict is then inconclusive at best.
+    isolated
+        Run a target in a process that cannot reach the judge: see docs/judge.md. Without a ``seed``
+        one is drawn that nobody knows before.
 
     Raises UsageError for what cannot be used, HarnessError where the harness itself fails.
     """
-    options = _options(profile, only, skip, dtypes, seed, exitfirst=exitfirst)
+    options = _options(profile, only, skip, dtypes, seed, exitfirst=exitfirst, isolated=isolated)
     return _checked(target_or_candidate, options, time_limit)
 
 
@@ -194,13 +199,16 @@ class Judge:
 
     timeout
         Seconds after which a call that gives no answer is stopped: the candidate hangs.
+    isolated
+        Run targets and sources in processes that cannot reach the judge: see :func:`check`.
     """
 
-    def __init__(self, *, timeout: float = DEFAULT_TIMEOUT) -> None:
+    def __init__(self, *, timeout: float = DEFAULT_TIMEOUT, isolated: bool = False) -> None:
         if not timeout > 0:
             msg = f"timeout={timeout!r} is no time: give seconds above 0"
             raise UsageError(msg)
         self._timeout = timeout
+        self._isolated = isolated
         self._context = warm_context()
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._count = 0
@@ -229,10 +237,12 @@ class Judge:
         dtypes: str | Iterable[str] = (),
         exitfirst: bool = False,
         time_limit: float | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> Report:
         """The report on a target or an object, as of :func:`check`; an object runs in here."""
-        options = _options(profile, only, skip, dtypes, seed, exitfirst=exitfirst)
+        options = _options(
+            profile, only, skip, dtypes, seed, exitfirst=exitfirst, isolated=self._isolated
+        )
         return _checked(target_or_candidate, options, time_limit, self._context, self._timeout)
 
     def check_source(
@@ -247,7 +257,7 @@ class Judge:
         dtypes: str | Iterable[str] = (),
         exitfirst: bool = False,
         time_limit: float | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> Report:
         """The report on Python source, such as generated code; it runs in a process of its own.
 
@@ -260,7 +270,9 @@ class Judge:
         if self._folder is None:
             msg = "a Judge is a context manager: with conformance.Judge() as judge: …"
             raise UsageError(msg)
-        options = _options(profile, only, skip, dtypes, seed, exitfirst=exitfirst)
+        options = _options(
+            profile, only, skip, dtypes, seed, exitfirst=exitfirst, isolated=self._isolated
+        )
         target = self._written(text, entry, promises)
         return _checked(target, options, time_limit, self._context, self._timeout)
 
@@ -304,17 +316,21 @@ def _options(
     only: str | Iterable[str],
     skip: str | Iterable[str],
     dtypes: str | Iterable[str],
-    seed: int,
+    seed: int | None,
     *,
     exitfirst: bool,
+    isolated: bool,
 ) -> RunOptions:
     if profile not in PROFILES:
         msg = f"there is no profile {profile!r}{did_you_mean(str(profile), PROFILES)}"
         raise UsageError(msg)
+    if isolated:
+        check_isolated()
     return RunOptions(
         targets=(),
         profile=profile,
-        seed=seed,
+        seed=seed or (unforeseen_seed() if seed is None and isolated else 0),
+        isolated=isolated,
         only=_texts(only),
         skip=_texts(skip),
         dtypes=_texts(dtypes) or None,
@@ -338,6 +354,9 @@ def _checked(
     if isinstance(target, (str, Path)):
         options = replace(options, targets=(str(target),))
         make_pool: MakePool = partial(WorkerPool, context=context)
+    elif options.isolated:
+        msg = "an object lives in this process: name a target for isolated=True, or give its source"
+        raise UsageError(msg)
     else:
         make_pool = _in_process(target)
     record = check_targets(options, timeout=timeout, max_time=time_limit, make_pool=make_pool)

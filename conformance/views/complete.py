@@ -69,6 +69,7 @@ def notes(record: Record) -> list[str]:
     """Sentences on how the run was made and what it lacks; most records need none."""
     runs = record.get("compared") or ()
     return [
+        *([f"isolated: {record['isolated']}"] if record.get("isolated") else []),
         *_limit(record),
         *_stopped(record),
         *_shard(record),

@@ -46,7 +46,7 @@ def blamed(recording: Recording, right: Sequence[str], mistaken: Sequence[str]) 
     if answer is None or right[answer]:
         return None
     relevant = _ancestors(operations, [answer], frozenset())
-    cleared = _cleared(operations, right, mistaken) & relevant
+    cleared = _cleared(operations, right) & relevant
     neutral = _neutral(operations)
     wrong = sorted(
         number for number in relevant - cleared - neutral if mistaken[number] and not right[number]
@@ -76,22 +76,18 @@ def blamed(recording: Recording, right: Sequence[str], mistaken: Sequence[str]) 
     return Blamed(of_first)
 
 
-def _cleared(
-    operations: Sequence[Operation], right: Sequence[str], mistaken: Sequence[str]
-) -> set[int]:
+def _cleared(operations: Sequence[Operation], right: Sequence[str]) -> set[int]:
     """The arguments of the call, right values, and what these prove to be right.
 
-    That is all they are made of, but for what a comparison, a sum or a maximum says little of, and
-    for mistaken values, of which a part may be right.
+    That is all they are made of, but for what a comparison, a sum or a maximum says little of.
     """
     found = {number for number, one in enumerate(operations) if one.given or right[number]}
-    wrong = {number for number, kind in enumerate(mistaken) if kind} - found
     proving = {number for number, kind in enumerate(right) if kind == "step"}
     for number in reversed(range(len(operations))):
         if number in proving:
             counts = operations[number].value.is_floating_point()
             for one in operations[number].inputs:
-                if one not in wrong and (counts or not operations[one].value.is_floating_point()):
+                if counts or not operations[one].value.is_floating_point():
                     proving.add(one)
     return found | proving
 

@@ -15,7 +15,6 @@ from ...problems.inputs import Inputs
 from ..mistaken_answer import Combination, mistaken_attention, mistaken_call
 from ..mistakes import DeclaredCall
 from ..mistakes._steps import biased, capped_scores, plain_scores, unmasked_logits
-from ..mistakes.named_mistake import Heads
 
 # An exponential of base two is one of base e of a logit times this.
 _LOG2_E: Final = 1.4426950408889634
@@ -44,7 +43,7 @@ def right_steps(declared: golden.Semantics, inputs: Inputs, answer: Tensor) -> l
     call = DeclaredCall(inputs=inputs.replace(point=declared), semantics=declared)
     _, attention = mistaken_attention(call, (), every_key=True)
     return [
-        *_of_heads(call, call.projected_heads()),
+        *_of_heads(call),
         *_of_attention(call, attention),
         *_of_places(call),
         *_of_masks(call),
@@ -63,12 +62,8 @@ def mistaken_steps(
     call = mistaken_call(declared, made, inputs.replace(point=declared))
     before, core = mistaken_attention(call, made, every_key=True)
     seen = torch.where(torch.isneginf(core.logits), torch.nan, core.logits)
-    heads = call.projected_heads()
-    for mistake in made:
-        if mistake.heads is not None:
-            heads = mistake.heads(call, heads) or heads
     return [
-        *_of_heads(call, heads),
+        *_of_heads(call),
         *_of_attention(call, before),
         *_of_places(call),
         *_of_masks(call),
@@ -81,8 +76,9 @@ def mistaken_steps(
     ]
 
 
-def _of_heads(call: DeclaredCall, heads: Heads) -> Iterator[Step]:
+def _of_heads(call: DeclaredCall) -> Iterator[Step]:
     """Query, key and value: projected, cut, normalised and turned, shared among heads."""
+    heads = call.projected_heads()
     query, key, value = heads
     count, point = query.shape[1], call.semantics
     if call.inputs.is_layer:

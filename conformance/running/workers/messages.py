@@ -28,7 +28,8 @@ class RunOptions:
     through torch.compile. A ``shard`` runs only its part of the examples. ``databases`` name where
     failing problems are kept. ``unchecked`` are globs of parameters that may stay unchecked.
     Without ``explain`` failures are neither made small nor diagnosed. With ``exitfirst`` the run
-    ends with the first MUST that fails; clauses in ``first`` are asked before all others.
+    ends with the first MUST that fails; clauses in ``first`` are asked before all others. When
+    ``isolated``, candidates run in processes that cannot reach the one that judges them.
     """
 
     targets: tuple[str, ...]
@@ -48,6 +49,7 @@ class RunOptions:
     unchecked: tuple[str, ...] = ()
     explain: bool = True
     exitfirst: bool = False
+    isolated: bool = False
     first: tuple[str, ...] = ()
 
 
@@ -75,6 +77,7 @@ class Loaded:
     notes: tuple[str, ...] = ()
     unchecked: tuple[OptionParameter, ...] = ()
     mistaken: tuple[str, ...] = ()
+    isolation: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

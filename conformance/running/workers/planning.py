@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import parent_process
@@ -32,6 +33,8 @@ from ...tolerance.contract import describe
 from ..clause_problems import FailureMemory
 from ..clause_run import PlannedClause
 from ..databases import open_databases
+from ..isolation.proxies import Isolated, isolated_candidates
+from ..isolation.remote import Remote
 from ..runner import CandidateRun, one_thread
 from .messages import Loaded, RunOptions
 
@@ -195,6 +198,7 @@ class CandidatePlan:
     planned: list[PlannedClause]
     notes: tuple[str, ...] = ()
     unchecked: tuple[OptionParameter, ...] = ()
+    isolated: Isolated | None = None
 
     def loaded(self) -> Loaded:
         """The plan as plain data."""
@@ -212,13 +216,14 @@ class CandidatePlan:
             deviations=tuple(name for name in changed if name not in _ANYONES_CHOICE),
             expected=declared_expectations(candidate),
             planned=tuple(self.planned),
-            location=whereabouts(candidate),
+            location=whereabouts(candidate) if self.isolated is None else self.isolated.location,
             notes=self.notes,
             unchecked=self.unchecked,
             mistaken=tuple(
                 f"{mistake.sentence} ({mistake.name})"
                 for mistake in mistaken_conventions(candidate.declaration.semantics)
             ),
+            isolation="" if self.isolated is None else self.isolated.held,
         )
 
 
@@ -259,6 +264,11 @@ def plan_targets(
     """
     # Options for graphs go to the graphs. Without any graph the first target refuses them.
     graphs = [target for target in options.targets if is_graph(target)] or options.targets
+    if options.isolated:
+        options = replace(options, devices=options.devices or ("cpu",))
+        isolated = _isolated(options, on_step)
+        named = unique_names(each.candidate for each in isolated)
+        return plan_candidates(named, options, on_step, isolated)
     candidates: list[Candidate] = []
     for target in options.targets:
         on_step("loading", target)
@@ -268,12 +278,37 @@ def plan_targets(
     return plan_candidates(unique_names(candidates), options, on_step)
 
 
+# The socket on which a worker asks for candidates' processes.
+ZYGOTE: Final[list[socket.socket]] = []
+
+
+def _isolated(options: RunOptions, on_step: OnStep) -> list[Isolated]:
+    """The candidates of the targets, each target's in a process of their own."""
+    found = []
+    for target in options.targets:
+        on_step("loading", target)
+        if is_graph(target) or options.graph_options.names():
+            msg = f"{target}: an ONNX graph has a process of its own; --isolated is for Python code"
+            raise UsageError(msg)
+        load = {
+            "target": target,
+            "preflight": options.preflight,
+            "unchecked": list(options.unchecked),
+        }
+        found.extend(isolated_candidates(Remote(ZYGOTE[0], load)))
+    return found
+
+
 def plan_candidates(
     candidates: Iterable[Candidate],
     options: RunOptions,
     on_step: OnStep = lambda _what, _name: None,
+    isolated: Sequence[Isolated] = (),
 ) -> list[CandidatePlan]:
-    """Plan the clauses of candidates that are already there."""
+    """Plan the clauses of candidates that are already there.
+
+    ``isolated`` is what is known of those that run in other processes, in their order.
+    """
     if options.profile not in PROFILES:
         msg = f"there is no profile {options.profile!r}{did_you_mean(options.profile, PROFILES)}"
         raise UsageError(msg)
@@ -283,9 +318,10 @@ def plan_candidates(
     if options.compile:
         on_step("compiling", "a sum, to see whether that can be done")
         candidates = compiled_variants(candidates)
-    for candidate in candidates:
-        unchecked: tuple[OptionParameter, ...] = ()
-        if options.preflight:
+    known = dict(enumerate(isolated))
+    for number, candidate in enumerate(candidates):
+        unchecked = known[number].unchecked if isolated else ()
+        if options.preflight and not isolated:
             on_step("building", candidate.name)
             forward = check_layer(candidate)
             unchecked = unchecked_options(candidate, forward, options.unchecked)
@@ -300,7 +336,12 @@ def plan_candidates(
                 silent.append(silent_places[0].sentence(f"{candidate.name}{where}"))
             planned = without_repetition(planned, silent_places)
         plan = CandidatePlan(
-            candidate=candidate, run=run, planned=planned, notes=notes, unchecked=unchecked
+            candidate=candidate,
+            run=run,
+            planned=planned,
+            notes=notes,
+            unchecked=unchecked,
+            isolated=known.get(number),
         )
         plans.append(plan)
     if plans and len(silent) == len(plans):

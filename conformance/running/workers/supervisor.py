@@ -23,6 +23,7 @@ from ...base.limits import NOT_FINISHED, NOT_RUN, Deadline
 from ...base.results import ClauseResult, result_from_json
 from ...errors import UsageError
 from ..clause_run import Progress
+from ..isolation.zygote import new_client
 from .messages import Event, Loaded, Order, Ready, RunOptions
 from .starvation import Patience, process_state
 from .worker import SAFE_PATH, SAFE_PATH_BY_US, serve
@@ -93,10 +94,11 @@ class Supervisor:
 
     def start(self) -> Ready:
         """Start the worker; raises HarnessError when it cannot, UsageError when it refuses to."""
+        zygote = new_client() if self._options.isolated else None
         own_end, worker_end = self._context.Pipe()
         listen, output = self._context.Pipe(duplex=False)
         process = self._context.Process(  # type: ignore[attr-defined]  # every context has it
-            target=serve, args=(worker_end, output), name="conformance-worker"
+            target=serve, args=(worker_end, output, zygote), name="conformance-worker"
         )
         # The worker inherits the blocked Ctrl-C.
         with _STARTING, _no_interrupt(), _safe_path(), _without_script():
@@ -104,6 +106,8 @@ class Supervisor:
             self._process, self._connection = process, own_end
         worker_end.close()
         output.close()
+        if zygote is not None:
+            zygote.close()
         self._last_words = bytearray()
         threading.Thread(target=_drain, args=(listen, self._last_words), daemon=True).start()
         try:

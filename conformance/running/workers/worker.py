@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -26,12 +27,15 @@ SAFE_PATH: Final = "PYTHONSAFEPATH"
 SAFE_PATH_BY_US: Final = "set by conformance"  # any text sets it; the user's own would be kept
 
 
-def serve(connection: Connection, output: Connection) -> None:
-    """Answer the supervisor's commands until it says stop or goes away."""
+def serve(connection: Connection, output: Connection, zygote: socket.socket | None = None) -> None:
+    """Answer the supervisor's commands until it says stop or goes away.
+
+    At ``zygote`` processes can be asked for in which candidates are isolated.
+    """
     _WORKER[:] = [os.getpid()]
     _shield(output)
     try:
-        _serve(connection)
+        _serve(connection, zygote)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the supervisor is gone: there is nobody to report to
 
@@ -72,7 +76,7 @@ def _follow_parent() -> None:
         os._exit(1)
 
 
-def _serve(connection: Connection) -> None:
+def _serve(connection: Connection, zygote: socket.socket | None) -> None:
     from ...errors import UsageError  # noqa: PLC0415
 
     try:
@@ -83,6 +87,10 @@ def _serve(connection: Connection) -> None:
     except ImportError as error:
         connection.send(("broken", f"the harness cannot start: {error}"))
         return
+    if zygote is not None:
+        from .planning import ZYGOTE  # noqa: PLC0415 (loads torch)
+
+        ZYGOTE[:] = [zygote]
     plans: list[CandidatePlan] = []
     current = (0, 0)  # candidate and round
     while True:

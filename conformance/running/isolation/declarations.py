@@ -1,0 +1,142 @@
+"""A candidate's declaration as JSON, and the check of all of it when it is read.
+
+The judge never imports a candidate's file: what it knows of a candidate went through here. The
+failures that a candidate declares to be expected stay behind: it cannot excuse itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+
+from ..._golden import golden
+from ...base.geometry import Geometry
+from ...base.printable_text import printable
+from ...declare.declaration import DEFAULT_FEATURES, KINDS, MASK_FORMS, Declaration
+from ...declare.promises import declare
+from ...errors import DeclarationError, UsageError
+from .wire import BadMessage, Head, field
+
+# Keywords of ``declare`` that a declaration holds under the same name.
+_SAME: Final = (
+    "causal always_causal inputs batched dtypes devices accumulate tf32 scores precision position "
+    "max_length layout arrays operator mixed memory strides unchecked"
+).split()
+Fit = Callable[[Geometry], Geometry]
+
+
+def as_json(declared: Declaration) -> Head:
+    """The declaration as plain data; raises UsageError for what another process cannot hold."""
+    if declared.semantics.score_mod is not None:
+        msg = (
+            "a score_mod is a function that the golden answer runs as well, and would bring the "
+            "candidate's code into the judge: check this candidate without --isolated"
+        )
+        raise UsageError(msg)
+    pins = declared.pins
+    return {
+        **{name: getattr(declared, name) for name in _SAME},
+        "kind": declared.kind,
+        "masks": declared.masks,
+        "mask_shapes": (*declared.mask_shapes, *declared.length_shapes),
+        "empty_rows": dict(declared.empty_rows_by) or declared.empty_rows,
+        "features": sorted(declared.features),
+        "declared_features": sorted(declared.declared_features),
+        "assumptions": declared.assumptions,
+        "mask_pairs": declared.mask_pairs,
+        "semantics": dataclasses.asdict(declared.semantics),
+        "geometry": None if pins.build else {**pins.sizes, **pins.equal_to},
+    }
+
+
+def read(data: Any, fit: Fit) -> Declaration:
+    """The declaration that :func:`as_json` wrote, checked as if it were declared here.
+
+    ``fit`` asks the candidate's own rule of geometries. Raises BadMessage, and DeclarationError (a
+    UsageError) for promises that nobody could declare.
+    """
+    if not isinstance(data, dict):
+        msg = "no declaration"
+        raise BadMessage(msg)
+    kind, features = field(data, "kind", str), _texts(data, "features")
+    if kind not in KINDS:
+        msg = "a declaration of no known kind"
+        raise BadMessage(msg)
+    try:
+        return _declared(kind, features, data, fit)
+    except (DeclarationError, BadMessage):
+        raise
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise BadMessage(printable(f"a declaration that cannot be: {error}")) from error
+
+
+def _declared(kind: str, features: list[str], data: Head, fit: Fit) -> Declaration:
+    hints = get_type_hints(Declaration)
+    same = {name: _of_kind(hints[name], data.get(name), name) for name in _SAME}
+    points = get_type_hints(golden.Semantics)
+    point = {
+        name: _of_kind(points[name], value, name)
+        for name, value in field(data, "semantics", dict).items()
+        if name != "score_mod"
+    }
+    masks = _texts(data, "masks")
+    declared = declare(
+        kind,
+        **same,
+        masks=[form for form in masks if form in MASK_FORMS],
+        mask_shapes=_texts(data, "mask_shapes"),
+        empty_rows=data["empty_rows"],
+        features=features,
+        without=sorted(DEFAULT_FEATURES[kind] - set(features)),
+        geometry=_geometry(data["geometry"], fit),
+        semantics=golden.Semantics(**point),
+    )
+    pairs = data["mask_pairs"]
+    return dataclasses.replace(
+        declared,
+        declared_features=declared.features & frozenset(_texts(data, "declared_features")),
+        assumptions=tuple(printable(text) for text in _texts(data, "assumptions")),
+        mask_pairs=None
+        if pairs is None
+        else tuple((str(form), str(shape)) for form, shape in pairs),
+    )
+
+
+def _geometry(pins: Any, fit: Fit) -> Any:
+    if pins is None:
+        return fit
+    return {
+        str(name): tuple(pin) if isinstance(pin, list) else str(pin) for name, pin in pins.items()
+    }
+
+
+def _texts(data: Head, name: str) -> list[str]:
+    values: list[str] = field(data, name, list)
+    if not all(type(value) is str for value in values):
+        msg = f"{name} that are no texts"
+        raise BadMessage(msg)
+    return values
+
+
+def _of_kind(hint: Any, value: Any, name: str) -> Any:
+    """A plain value that has to be what an annotation says; raises BadMessage."""
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType, Literal):
+        kinds = [type(word) for word in get_args(hint)] if origin is Literal else get_args(hint)
+        fits = any(value is None if kind is type(None) else _is(kind, value) for kind in kinds)
+    elif origin is tuple:
+        fits = isinstance(value, list) and all(type(entry) is str for entry in value)
+    else:
+        fits = _is(hint, value)
+    if not fits:
+        msg = f"a declaration whose {name} is no {hint}"
+        raise BadMessage(msg)
+    return value
+
+
+def _is(kind: Any, value: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return type(value) is str
+    return type(value) in ((int, float) if kind is float else (kind,))

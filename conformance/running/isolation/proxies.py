@@ -1,0 +1,288 @@
+"""Candidates as the judge calls them: their code runs in another process, gradients included."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..._golden import golden
+from ...base.geometry import FIELDS, Geometry
+from ...base.parameter_names import OptionParameter
+from ...base.printable_text import printable
+from ...calls.elsewhere import CandidateLost, RaisedElsewhere
+from ...declare.candidate import Candidate
+from ...errors import UsageError
+from . import declarations
+from .remote import Remote
+from .wire import BadMessage, field, written
+
+_MOST_PARTS: Final = 8
+_ROLES: Final = tuple(entry.name for entry in dataclasses.fields(golden.ProjectionWeights))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Isolated:
+    """A candidate that runs elsewhere, and what its process found out when it was loaded.
+
+    ``unchecked`` are parameters that no call gives, ``location`` is the place where it is written,
+    ``held`` says in words what keeps its process from the judge.
+    """
+
+    candidate: Candidate
+    unchecked: tuple[OptionParameter, ...]
+    location: dict[str, Any] | None
+    held: str
+
+
+def isolated_candidates(remote: Remote) -> list[Isolated]:
+    """The candidates of a remote target; raises UsageError with one sentence."""
+    try:
+        entries, tensors = remote.loaded()
+        weights = iter(tensors)
+        return [_isolated(remote, number, entry, weights) for number, entry in enumerate(entries)]
+    except BadMessage as error:
+        msg = f"the target told of its candidates what cannot be: {printable(str(error))}"
+        raise UsageError(msg) from None
+    except (CandidateLost, RaisedElsewhere) as lost:
+        msg = f"the target {lost} when it was loaded"
+        raise UsageError(msg) from None
+
+
+def _isolated(remote: Remote, number: int, entry: Any, weights: Any) -> Isolated:
+    def fit(geometry: Geometry) -> Geometry:
+        reply, _ = remote.request("fit", candidate=number, geometry=dataclasses.asdict(geometry))
+        sizes = field(reply, "geometry", dict)
+        return Geometry(**{name: field(sizes, name, int) for name in FIELDS})
+
+    declared = declarations.read(field(entry, "declaration", dict), fit)
+    roles = entry.get("fixed")
+    fixed = None
+    if roles is not None:
+        given = field(entry, "fixed", list)
+        held: dict[str, Any] = {role: next(weights, None) for role in given if role in _ROLES}
+        if any(held.get(role) is None for role in "qkv"):
+            msg = "weights without their matrices"
+            raise BadMessage(msg)
+        fixed = golden.ProjectionWeights(**{**dict.fromkeys(_ROLES), **held})
+    function = _Builder if declared.kind == "layer" else _Core
+    candidate = Candidate(
+        name=printable(field(entry, "name", str)),
+        declaration=declared,
+        function=function(remote, number),
+        target=printable(field(entry, "target", str)),
+        fixed_weights=fixed,
+        weights_known=field(entry, "known", bool),
+        isolated=True,
+    )
+    return Isolated(
+        candidate=candidate,
+        unchecked=tuple(_option(option) for option in field(entry, "unchecked", list)),
+        location=_location(entry.get("location")),
+        held=", ".join(remote.held),
+    )
+
+
+def _option(entry: Any) -> OptionParameter:
+    return OptionParameter(
+        name=printable(field(entry, "name", str)),
+        option=printable(field(entry, "option", str)),
+        accepted=field(entry, "accepted", bool),
+    )
+
+
+def _location(entry: Any) -> dict[str, Any] | None:
+    if entry is None:
+        return None
+    file = printable(field(entry, "file", str))
+    return {"file": file, "line": None if entry.get("line") is None else field(entry, "line", int)}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Core:
+    """A core, called over there."""
+
+    remote: Remote
+    candidate: int
+
+    def __call__(self, *positional: Any, **keywords: Any) -> Any:
+        call = _Call(self.remote, self.candidate, None, positional, keywords)
+        return call.made(())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Builder:
+    """The builder of a layer, which is built over there."""
+
+    remote: Remote
+    candidate: int
+
+    def __call__(self, geometry: Geometry, weights: golden.ProjectionWeights | None) -> Any:
+        return _Forward.of(self, geometry, weights)
+
+
+class _Forward:
+    """A layer that was built over there; it is built again where its process was lost."""
+
+    def __init__(
+        self, builder: _Builder, geometry: Geometry, weights: golden.ProjectionWeights | None
+    ) -> None:
+        self._builder, self._geometry = builder, geometry
+        every = {} if weights is None else vars(weights)
+        self._roles = None if weights is None else [r for r in every if every[r] is not None]
+        self._weights: tuple[Tensor, ...] = tuple(
+            each for each in every.values() if each is not None
+        )
+        self._generation = self._number = 0
+
+    @classmethod
+    def of(
+        cls, builder: _Builder, geometry: Geometry, weights: golden.ProjectionWeights | None
+    ) -> Any:
+        """What was built, or what was returned in its place."""
+        forward = cls(builder, geometry, weights)
+        described = forward.build()
+        return forward if described is None else stranger(described)
+
+    def build(self) -> str | None:
+        """Build it; the class of what was returned where nothing could be called."""
+        remote, self._number = self._builder.remote, self._builder.remote.number()
+        reply, _ = remote.request(
+            "build",
+            self._weights,
+            candidate=self._builder.candidate,
+            number=self._number,
+            geometry=dataclasses.asdict(self._geometry),
+            roles=self._roles,
+        )
+        self._generation = remote.generation
+        return None if "described" not in reply else str(reply["described"])
+
+    def __call__(self, *positional: Any, **keywords: Any) -> Any:
+        """Call the layer."""
+        remote = self._builder.remote
+        if self._generation != remote.generation:
+            self.build()
+        call = _Call(remote, self._builder.candidate, self._number, positional, keywords)
+        return call.made(tuple(each for each in self._weights if each.requires_grad))
+
+    def __del__(self) -> None:
+        if self._number:
+            self._builder.remote.drop(self._number, self._generation)
+
+
+class _Call:
+    """One call: its arguments, and what is needed to ask for its gradients."""
+
+    def __init__(
+        self,
+        remote: Remote,
+        candidate: int,
+        layer: int | None,
+        positional: tuple[Any, ...],
+        keywords: dict[str, Any],
+    ) -> None:
+        self._remote, self._candidate, self._layer = remote, candidate, layer
+        every = [each for each in (*positional, *keywords.values()) if isinstance(each, Tensor)]
+        self._tensors = tuple({id(each): each for each in every}.values())
+        numbers = {id(each): number for number, each in enumerate(self._tensors)}
+        self._positional = [written(each, numbers) for each in positional]
+        self._keywords = {name: written(each, numbers) for name, each in keywords.items()}
+        self._number: int | None = None
+        self._generation = 0
+        self._returned: Any = None
+        self.asks: list[bool] = []
+
+    def made(self, weights: tuple[Tensor, ...]) -> Any:
+        """What the candidate returned; gradients flow back to the arguments and to ``weights``."""
+        asking = (*self._tensors, *weights)
+        if torch.is_grad_enabled() and any(each.requires_grad for each in asking):
+            self._number = self._remote.number()
+            answers = list(_Recorded.apply(self, *asking))  # type: ignore[no-untyped-call]  # torch's own
+        else:
+            answers = self.send()
+        return self._whole(self._returned, answers)
+
+    def send(self) -> list[Tensor]:
+        """Make the call; the tensors among what it returned."""
+        reply, answers = self._remote.request(
+            "call",
+            self._tensors,
+            candidate=self._candidate,
+            layer=self._layer,
+            positional=self._positional,
+            keywords=self._keywords,
+            keeps=self._number,
+            grad=torch.is_grad_enabled() or self._number is not None,
+        )
+        self._generation = self._remote.generation
+        self._returned, asks = reply.get("returned"), reply.get("asks")
+        if not isinstance(asks, list) or len(asks) != len(answers):
+            self._remote.refuse("tensors without a history")
+        self.asks = [each is True for each in asks]
+        return answers
+
+    def pull(self, upstream: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+        """The gradient of each tensor and weight that was handed over, None where none arrived."""
+        if self._generation != self._remote.generation:
+            msg = "lost its process before its gradients were asked for"
+            raise CandidateLost(msg)
+        used = [number for number, each in enumerate(upstream) if each is not None]
+        given = [each.detach() for each in upstream if each is not None]
+        reply, tensors = self._remote.request("pull", given, call=self._number, answers=used)
+        places = reply.get("given")
+        if not isinstance(places, list) or len(places) != len(tensors):
+            self._remote.refuse("gradients of nothing")
+        arrived = dict(zip(map(str, places), tensors, strict=True))
+        return [arrived.get(str(number)) for number in range(len(self._tensors) + len(_ROLES))]
+
+    def _whole(self, shown: Any, answers: list[Tensor]) -> Any:
+        """What was returned, put together from its tensors."""
+        if shown is None:
+            return None
+        one = isinstance(shown, dict) and len(shown) == 1
+        ((kind, value),) = shown.items() if one else [("", None)]
+        if kind == "tuple" and isinstance(value, list) and len(value) <= _MOST_PARTS:
+            if any(isinstance(each, dict) and "tuple" in each for each in value):
+                return stranger("nested tuples")
+            return tuple(self._whole(each, answers) for each in value)
+        if kind == "other" and isinstance(value, str):
+            return stranger(value)
+        held: Any = {"answer": answers, "given": self._tensors}.get(kind, ())
+        if type(value) is not int or not 0 <= value < len(held):
+            self._remote.refuse("an answer of no known kind")
+        return held[value]
+
+    def __del__(self) -> None:
+        if self._number is not None:
+            self._remote.drop(self._number, self._generation)
+
+
+class _Recorded(torch.autograd.Function):
+    """A call as an operation of torch's own, so that gradients are asked for as of any other."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The tensors that were returned; those without a history get none here."""
+        answers = call.send()
+        ctx.call, ctx.count = call, len(tensors)
+        ctx.set_materialize_grads(False)
+        pairs = zip(answers, call.asks, strict=True)
+        ctx.mark_non_differentiable(*(answer for answer, asks in pairs if not asks))
+        return tuple(answers)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The gradients of the tensors that were handed over."""
+        gradients = ctx.call.pull(upstream)[: ctx.count]
+        asked = zip(gradients, ctx.needs_input_grad[1:], strict=True)
+        return None, *(gradient if needed else None for gradient, needed in asked)
+
+
+def stranger(described: str) -> Any:
+    """An object whose class is called like that of what a candidate returned."""
+    return type(printable(described)[:200], (), {"__module__": "builtins"})()

@@ -1,0 +1,212 @@
+"""The judge's end of a candidate's process: requests, replies, and what a lost process means."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from torch import Tensor
+
+from ...base.printable_text import capped, printable
+from ...base.results import Violation
+from ...calls.elsewhere import CandidateLost, RaisedElsewhere
+from ...errors import UsageError
+from . import kernel, zygote
+from .wire import OWN_NUMBERS, Arena, BadMessage, Handed, Head, field, new_arena, receive, send
+
+_FAREWELL: Final = 2.0
+_WORDS: Final = 200
+_UNLIMITED_BY_US: Final = "could not start a process of its own"
+
+
+class Remote:
+    """The process in which a target's candidates run; after a loss the next request starts another.
+
+    ``held`` says in words what keeps it from the judge. ``generation`` counts the processes: what
+    was built or recorded in an earlier one is gone.
+    """
+
+    def __init__(self, client: socket.socket, load: Head) -> None:
+        self._client = client
+        self._load = load
+        self._end: socket.socket | None = None
+        self._status = -1
+        self._arena: Arena | None = None
+        self._loaded: Head | None = None
+        self._sent = 0
+        self.generation = 0
+        self.held: list[str] = []
+        self._dropped: list[int] = []
+
+    def loaded(self) -> tuple[list[Any], list[Tensor]]:
+        """What the process tells of its candidates, and the tensors of their weights.
+
+        Raises UsageError for a target that cannot be used, CandidateLost for one that ends it.
+        """
+        reply = self._started()
+        return field(reply, "candidates", list), self._memory.take(reply.get("tensors"))
+
+    def number(self) -> int:
+        """A new number for what is built or recorded over there."""
+        self._sent += 1
+        return self._sent
+
+    def drop(self, number: int, generation: int) -> None:
+        """Let the process forget what it holds under a number; it is told with the next request."""
+        if generation == self.generation:
+            self._dropped.append(number)
+
+    def request(
+        self, do: str, tensors: Sequence[Tensor] = (), **head: Any
+    ) -> tuple[Head, list[Tensor]]:
+        """A reply and its tensors; what was written into ``tensors`` over there is seen in them.
+
+        Raises RaisedElsewhere for what the candidate raised, CandidateLost when it is gone.
+        """
+        self._started()
+        dropped, self._dropped = self._dropped, []
+        memory = self._memory
+        try:
+            handed = Handed(memory, tensors)
+        except BadMessage as error:
+            msg = f"cannot be handed {error}: less is shared with isolated candidates"
+            raise CandidateLost(msg) from None
+        asked = {
+            "do": do,
+            "drop": dropped,
+            "tensors": handed.described,
+            "storages": handed.storages,
+            "end": handed.end,
+            **head,
+        }
+        reply = self._exchanged(asked)
+        handed.fetch()
+        if "refused" in reply:
+            raise UsageError(_words(reply, "refused"))
+        if "raised" in reply:
+            raise RaisedElsewhere(
+                Violation(
+                    kind="raised",
+                    message=_words(reply, "raised"),
+                    got=_words(reply, "got"),
+                    traceback=printable(str(reply.get("traceback", ""))),
+                )
+            )
+        try:
+            return reply, memory.take(reply.get("tensors", []))
+        except BadMessage as error:
+            raise self._forged(error) from None
+
+    def refuse(self, what: str) -> NoReturn:
+        """Raise CandidateLost for a reply that cannot be; the process is ended."""
+        raise self._forged(BadMessage(what))
+
+    def _forged(self, error: BadMessage) -> CandidateLost:
+        self.close()
+        return CandidateLost(printable(f"answered with what is no answer: {capped(str(error))}"))
+
+    @property
+    def _memory(self) -> Arena:
+        if self._arena is None:
+            raise CandidateLost(_UNLIMITED_BY_US)
+        return self._arena
+
+    def _started(self) -> Head:
+        """What was told of the candidates; a process is started where there is none."""
+        if self._end is not None and self._loaded is not None:
+            return self._loaded
+        self._start()
+        path = [entry for entry in sys.path if Path(entry).is_absolute()]
+        reply = self._exchanged({"do": "load", "path": path, **self._load})
+        if "refused" in reply:
+            raise UsageError(_words(reply, "refused"))
+        if "raised" in reply:
+            msg = f"{self._load['target']} cannot be loaded: {_words(reply, 'raised')}"
+            raise UsageError(msg)
+        if self._loaded is not None and reply != {**self._loaded, "of": reply["of"]}:
+            self.close()
+            msg = "declares something else when it is loaded again"
+            raise CandidateLost(msg)
+        self._loaded = reply
+        return reply
+
+    def _start(self) -> None:
+        own, theirs = socket.socketpair()
+        arena = new_arena()
+        self._status, status = os.pipe()
+        try:
+            zygote.ask(self._client, str(Path.cwd()), [theirs.fileno(), arena, status, 1])
+        except OSError:
+            msg = "candidates cannot be isolated here: the process that starts theirs has ended"
+            raise UsageError(msg) from None
+        finally:
+            theirs.close()
+            os.close(status)
+        self._end, self._arena = own, Arena(arena)
+        os.close(arena)
+        self.generation += 1
+        self._dropped = []
+        try:
+            hello = receive(own)
+        except (EOFError, OSError, BadMessage):
+            self.close()
+            msg = f"candidates cannot be isolated here: one {_UNLIMITED_BY_US}"
+            raise UsageError(msg) from None
+        self.held = [str(word) for word in hello["held"]]
+        if OWN_NUMBERS not in self.held:  # it could name this process
+            kernel.forbid_tracing()
+
+    def _exchanged(self, head: Head) -> Head:
+        """Send a request and read the reply to it; raises CandidateLost."""
+        end = self._end
+        if end is None:
+            raise CandidateLost(_UNLIMITED_BY_US)
+        of = self.number()
+        try:
+            send(end, {**head, "of": of})
+            reply = receive(end)
+        except (EOFError, OSError):
+            raise self._died() from None
+        except BadMessage as error:
+            raise self._forged(error) from None
+        except BaseException:  # Ctrl-C: what comes later would answer another question
+            self.close()
+            raise
+        if type(reply.get("of")) is not int or reply["of"] != of:
+            self.refuse("the reply to another request")
+        return reply
+
+    def _died(self) -> CandidateLost:
+        """Why the process is gone, in words."""
+        text = ""
+        if select.select([self._status], [], [], _FAREWELL)[0]:
+            text = os.read(self._status, 64).decode(errors="replace")
+        self.close()
+        kind, _, number = text.partition(" ")
+        if not number.isdecimal():
+            return CandidateLost("lost its process")
+        if kind == "exit":
+            return CandidateLost(f"ended its process (exit status {number})")
+        try:
+            return CandidateLost(f"killed its process ({signal.Signals(int(number)).name})")
+        except ValueError:
+            return CandidateLost(f"killed its process (signal {number})")
+
+    def close(self) -> None:
+        """End the process with all that it has started."""
+        if self._end is not None:
+            self._end.close()
+            os.close(self._status)
+        self._end, self._arena = None, None
+
+
+def _words(reply: Head, name: str) -> str:
+    """A text of the candidate's side, such that it can be shown."""
+    value = reply.get(name)
+    return printable(value) if isinstance(value, str) else f"nothing readable ({name})"[:_WORDS]

@@ -1,0 +1,259 @@
+"""What judge and candidate send each other: a head in JSON, and tensors in shared memory.
+
+Nothing is unpickled in either direction. What comes from the candidate's side is checked by kind
+and size, and its numbers are copied before anything looks at them: they may change meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+ARENA: Final = 2 << 30  # bytes that a call's tensors and its answer may have; used ones cost memory
+_LARGEST_HEAD: Final = 4 << 20
+_SIZE: Final = struct.Struct("<I")
+_ALIGNED: Final = 64
+_MOST_AXES: Final = 16
+_DTYPES: Final[dict[str, torch.dtype]] = {
+    name: getattr(torch, name)
+    for name in (
+        *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+        *("bool", "uint8", "int8", "int16", "int32", "int64"),
+    )
+}
+_NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
+Head = dict[str, Any]
+# What the process says of itself where it has namespaces of its own.
+OWN_NUMBERS: Final = "user and processes of its own"
+
+
+class BadMessage(Exception):  # noqa: N818 (the sender's fault)
+    """What came is no message."""
+
+
+def send(end: socket.socket, head: Head) -> None:
+    """Send a head; raises OSError when the other end is gone, BadMessage for too large a one."""
+    text = json.dumps(head).encode()
+    if len(text) > _LARGEST_HEAD:
+        msg = f"a head of {len(text)} bytes"
+        raise BadMessage(msg)
+    end.sendall(_SIZE.pack(len(text)) + text)
+
+
+def receive(end: socket.socket) -> Head:
+    """The next head; raises EOFError or OSError when the other end is gone, BadMessage."""
+    (size,) = _SIZE.unpack(_exactly(end, _SIZE.size))
+    if size > _LARGEST_HEAD:
+        msg = f"a head of {size} bytes"
+        raise BadMessage(msg)
+    try:
+        head = json.loads(_exactly(end, size))
+    except (ValueError, RecursionError) as error:
+        raise BadMessage(type(error).__name__) from error
+    if not isinstance(head, dict):
+        msg = "a head that is no object"
+        raise BadMessage(msg)
+    return head
+
+
+def _exactly(end: socket.socket, size: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        got = end.recv(size - len(parts))
+        if not got:
+            raise EOFError
+        parts += got
+    return bytes(parts)
+
+
+def new_arena() -> int:
+    """The descriptor of memory to share, of a size that neither side can change."""
+    import fcntl  # noqa: PLC0415 (not on Windows)
+
+    arena = os.memfd_create("arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(arena, ARENA)
+    # One that became smaller would kill whoever looks at it.
+    fcntl.fcntl(
+        arena, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    )
+    return arena
+
+
+class Arena:
+    """Shared memory: what was asked lies at its start, the answer behind it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._map = mmap.mmap(descriptor, ARENA)
+
+    def bytes_at(self, place: int, count: int) -> Tensor:
+        """So many bytes ``[count]`` in a storage of their own; raises BadMessage beyond the end."""
+        if not 0 <= place <= place + count <= ARENA:
+            msg = f"{count} bytes at {place}"
+            raise BadMessage(msg)
+        if not count:
+            return torch.empty(0, dtype=torch.uint8)
+        return torch.frombuffer(self._map, dtype=torch.uint8, count=count, offset=place)
+
+    def put(self, tensors: Sequence[Tensor], place: int) -> tuple[list[Head], int]:
+        """Write dense tensors one after the other; returns what describes them, and the end."""
+        described = []
+        for tensor in tensors:
+            plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+            count = plain.numel() * plain.element_size()
+            self.bytes_at(place, count).copy_(bytes_of(plain))
+            described.append({"dtype": _name(plain), "shape": list(plain.shape), "at": place})
+            place = aligned(place + count)
+        return described, place
+
+    def take(self, described: Any) -> list[Tensor]:
+        """Copies of the tensors that :meth:`put` wrote; raises BadMessage for any other text."""
+        if not isinstance(described, list):
+            msg = "no list of tensors"
+            raise BadMessage(msg)
+        return [self._taken(entry) for entry in described]
+
+    def _taken(self, entry: Any) -> Tensor:
+        dtype = _DTYPES.get(str(field(entry, "dtype", str)))
+        shape, place = field(entry, "shape", list), field(entry, "at", int)
+        if dtype is None or len(shape) > _MOST_AXES:
+            msg = "a tensor of no known kind"
+            raise BadMessage(msg)
+        if any(type(axis) is not int or not 0 <= axis <= ARENA for axis in shape):
+            msg = "a tensor of no size"
+            raise BadMessage(msg)
+        if 0 in shape:
+            return torch.empty(shape, dtype=dtype)
+        count = math.prod(shape) * dtype.itemsize
+        return self.bytes_at(place, count).clone().view(dtype).reshape(shape)
+
+
+def field(entry: Any, name: str, kind: type) -> Any:
+    """What a description holds under a name; raises BadMessage where that is of another kind."""
+    value = entry.get(name) if isinstance(entry, dict) else None
+    if type(value) is not kind:
+        msg = f"no {name}"
+        raise BadMessage(msg)
+    return value
+
+
+def aligned(place: int) -> int:
+    """The next place where any number may begin."""
+    return -(-place // _ALIGNED) * _ALIGNED
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """The bytes of a contiguous tensor, in its own memory."""
+    size = tensor.element_size()
+    return _bytes(tensor, int(tensor.storage_offset()) * size, tensor.numel() * size)
+
+
+def whole_bytes(tensor: Tensor) -> Tensor:
+    """All bytes of the storage that a tensor lies in, what is beside it included."""
+    return _bytes(tensor, 0, tensor.untyped_storage().nbytes())
+
+
+def _bytes(tensor: Tensor, first: int, count: int) -> Tensor:
+    empty = torch.empty(0, dtype=torch.uint8)
+    made: Tensor = empty.set_(tensor.untyped_storage(), first, (count,), (1,))
+    return made
+
+
+def _name(tensor: Tensor) -> str:
+    name = _NAMES.get(tensor.dtype)
+    if name is None:
+        msg = f"a tensor of {tensor.dtype}"
+        raise BadMessage(msg)
+    return name
+
+
+class Handed:
+    """The tensors of a request in the arena, each as it lies in memory.
+
+    Tensors in one storage stay in one; what was written there can be fetched with :meth:`fetch`.
+    ``end`` is where the answer may begin.
+    """
+
+    def __init__(self, arena: Arena, tensors: Iterable[Tensor]) -> None:
+        self.described: list[Head] = []
+        self.storages: list[list[int]] = []
+        self._held: list[tuple[Tensor, Tensor]] = []
+        places: dict[int, int] = {}
+        place = 0
+        for tensor in tensors:
+            whole = whole_bytes(tensor.detach())
+            start = whole.data_ptr()
+            if start not in places or not start:
+                places[start] = len(self.storages)
+                shared = arena.bytes_at(place, whole.numel())
+                shared.copy_(whole)
+                self.storages.append([place, whole.numel()])
+                self._held.append((whole, shared))
+                place = aligned(place + whole.numel())
+            self.described.append(
+                {
+                    "in": places[start],
+                    "dtype": _name(tensor),
+                    "shape": list(tensor.shape),
+                    "strides": list(tensor.stride()),
+                    "from": tensor.storage_offset(),
+                    "asks": tensor.requires_grad,
+                }
+            )
+        self.end = place
+
+    def fetch(self) -> None:
+        """Write into the tensors what was written into them on the other side."""
+        for whole, shared in self._held:
+            if not torch.equal(whole, shared):
+                whole.copy_(shared)
+
+
+def handed_over(
+    arena: Arena, head: Head, *, copied: bool
+) -> tuple[list[Tensor], Callable[[], None]]:
+    """The tensors of a request, and what to call where writes into copies shall be seen.
+
+    They lie in the arena itself, or ``copied`` in memory that later requests leave alone.
+    """
+    shared = [arena.bytes_at(*entry) for entry in head["storages"]]
+    storages = [each.clone() for each in shared] if copied else shared
+
+    def write_back() -> None:
+        for own, theirs in zip(storages, shared, strict=True):
+            if copied and not torch.equal(own, theirs):
+                theirs.copy_(own)
+
+    tensors = []
+    for entry in head["tensors"]:
+        tensor = torch.empty(0, dtype=_DTYPES[entry["dtype"]]).set_(
+            storages[entry["in"]].untyped_storage(), entry["from"], entry["shape"], entry["strides"]
+        )
+        tensors.append(tensor.requires_grad_() if copied and entry["asks"] else tensor)
+    return tensors, write_back
+
+
+def written(value: Any, numbers: dict[int, int]) -> Any:
+    """An argument as JSON: a tensor as its number (by ``id``), a tuple as such, a plain value."""
+    if isinstance(value, Tensor):
+        return {"tensor": numbers[id(value)]}
+    if isinstance(value, tuple):
+        return {"tuple": [written(each, numbers) for each in value]}
+    return value
+
+
+def read(value: Any, tensors: Sequence[Tensor]) -> Any:
+    """The argument of :func:`written`."""
+    if isinstance(value, dict):
+        if "tensor" in value:
+            return tensors[value["tensor"]]
+        return tuple(read(each, tensors) for each in value["tuple"])
+    return value

@@ -1,0 +1,231 @@
+"""Candidates in a process of their own: attacks, and what stays as it is."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import isolation_attacks
+import psutil
+import pytest
+
+import conformance
+from conformance.running.isolation import zygote
+
+FILE = str(Path(isolation_attacks.__file__).resolve())
+ANSWERS = ("numerics.golden", "state.unseen")
+GRADIENTS = ("gradients.golden",)
+ATTACKS = [
+    name
+    for name, entry in vars(isolation_attacks).items()
+    if isinstance(entry, conformance.Candidate) and name != "honest"
+]
+pytestmark = pytest.mark.skipif(
+    bool(zygote.why_impossible()), reason="candidates are isolated on Linux alone"
+)
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[conformance.Judge]:
+    """A judge that isolates, which these tests share."""
+    with conformance.Judge(timeout=20.0, isolated=True) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def open_port() -> Iterator[int]:
+    """A port of this machine that somebody listens at."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_no_attack_passes(
+    attack: str,
+    judge: conformance.Judge,
+    open_port: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It fails, and neither files nor processes of it are left."""
+    monkeypatch.chdir(tmp_path)
+    Path("port").write_text(str(open_port), encoding="ascii")
+    source = Path(FILE).read_bytes()
+    only = GRADIENTS if attack == "forges_gradients" else ANSWERS
+    report = judge.check(f"{FILE}:{attack}", only=only, exitfirst=True)
+    assert report.verdict == "fails", str(report)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["port"]
+    assert not Path("/tmp", isolation_attacks.FORGED).exists()  # noqa: S108 (where it was tried)
+    assert Path(FILE).read_bytes() == source
+
+
+@pytest.mark.parametrize("attack", ["sniffs_the_environment", "knows_the_questions"])
+def test_an_attack_that_passes_where_candidate_and_judge_share_a_process(attack: str) -> None:
+    """These two are right wherever they see that they are judged."""
+    report = conformance.check(f"{FILE}:{attack}", only="numerics.golden", seed=0)
+    assert report.conforms
+
+
+def test_processes_that_a_candidate_leaves_are_ended_with_it(judge: conformance.Judge) -> None:
+    """The daemon would go on for twenty seconds; nothing is below the zygote once all is told."""
+    assert judge.check(f"{FILE}:leaves_a_daemon", only="shape.output").conforms
+    nothing_is_left()
+
+
+def nothing_is_left() -> None:
+    """Wait until no process but the zygote is there."""
+    (started,) = zygote.running()
+    late = time.monotonic() + 10.0
+    while left := [each for each in _below(started) if each.status() != psutil.STATUS_ZOMBIE]:
+        assert time.monotonic() < late, left
+        time.sleep(0.05)
+
+
+def _below(number: int) -> list[psutil.Process]:
+    return psutil.Process(number).children(recursive=True)
+
+
+CORE = """
+import conformance, math, torch
+
+
+@conformance.core(masks=["keep", "bias"], causal="bottom-right", features=["scale", "out"])
+def attend(query, key, value, *, keep=None, bias=None, causal=False, scale=None, out=None):
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if bias is not None:
+        scores = scores + bias
+    if keep is not None:
+        scores = scores.masked_fill(~keep, -math.inf)
+    if causal:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool)
+        scores = scores.masked_fill(~seen.tril(key.shape[-2] - query.shape[-2]), -math.inf)
+    answer = scores.softmax(-1) @ value
+    return answer if out is None else out.copy_(answer)
+"""
+LAYER = """
+import conformance, torch
+
+
+class attend(torch.nn.Module):
+    def __init__(self, geometry, weights):
+        super().__init__()
+        self.heads, self.size = geometry.num_heads, geometry.head_size
+        for role, tensor in vars(weights).items():
+            own = None if tensor is None else torch.nn.Parameter(tensor.detach().clone())
+            self.register_parameter(role, own)
+
+    def forward(self, query, key, value):
+        linear = torch.nn.functional.linear
+        query = linear(query, self.q, self.q_bias).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        key = linear(key, self.k, self.k_bias).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        value = linear(value, self.v, self.v_bias).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        mixed = (query @ key.mT * self.size**-0.5).softmax(-1) @ value
+        return linear(mixed.transpose(1, 2).flatten(2), self.o, self.o_bias)
+
+
+attend = conformance.layer(name="attend", features=["grad_weights"])(attend)
+"""
+ASKED = (
+    *("shape.strided", "shape.rejects-*", "mask.golden", "mask.empty-row", "out.*"),
+    *("gradients.golden", "gradients.weights", "state.*", "device.canaries"),
+)
+
+
+@pytest.mark.parametrize("source", [CORE, LAYER], ids=["core", "layer"])
+def test_isolated_a_correct_candidate_gets_the_same_results(
+    source: str, judge: conformance.Judge
+) -> None:
+    """Each status is the same from the same seed, but for the clauses that say why they are not."""
+    report = judge.check_source(source, "attend", only=ASKED, seed=0)
+    with conformance.Judge() as sharing:
+        beside = sharing.check_source(source, "attend", only=ASKED, seed=0)
+    others = {clause.id: clause.status for clause in beside.clauses}
+    assert report.conforms
+    assert beside.conforms
+    left_out = 0
+    for clause in report.clauses:
+        if clause.reason.startswith("only without --isolated: "):
+            left_out += 1
+        else:
+            assert clause.status == others[clause.id], clause
+    assert left_out == (5 if source == CORE else 8)
+    assert beside.record.get("isolated") is None
+    assert report.record["isolated"].startswith("own process, ")
+
+
+def test_the_seed_of_an_isolated_run_is_not_known_before(judge: conformance.Judge) -> None:
+    """Two runs begin from two seeds, which their records hold."""
+    reports = [judge.check(f"{FILE}:honest", only="shape.output") for _ in range(2)]
+    first, second = (report.record["seed"] for report in reports)
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("import os\nos._exit(3)", r"ended its process \(exit status 3\) when it was loaded"),
+        ("attend = 1 / 0", "ZeroDivisionError: division by zero"),
+        (
+            (
+                "import conformance\n\nattend = conformance.core(semantics=conformance.Semantics("
+                "score_mod=lambda score, *_: score))(lambda query, key, value: value)"
+            ),
+            "a score_mod is a function that the golden answer runs",
+        ),
+    ],
+)
+def test_what_cannot_be_isolated_is_refused(
+    source: str, told: str, judge: conformance.Judge
+) -> None:
+    """In one sentence, as any target that cannot be used."""
+    with pytest.raises(conformance.UsageError, match=told):
+        judge.check_source(source, "attend")
+
+
+def test_an_object_is_not_isolated(judge: conformance.Judge) -> None:
+    """It is in the judge's process already."""
+    with pytest.raises(conformance.UsageError, match="an object lives in this process"):
+        judge.check(isolation_attacks.honest)
+
+
+def test_what_a_candidate_does_to_its_process_is_a_verdict() -> None:
+    """A crash and a hang are named as without isolation, and cost the next clause nothing."""
+    body = "(query, key, value):\n    import os, signal, time\n    {}\n    return value"
+    ends = {"crashed": "os.kill(os.getpid(), signal.SIGSEGV)", "hung": "time.sleep(60)"}
+    with conformance.Judge(timeout=2.0, isolated=True) as impatient:
+        for kind, end in ends.items():
+            source = f"def attend{body.format(end)}"
+            report = impatient.check_source(source, "attend", promises={}, only="shape.output")
+            (clause,) = report.clauses
+            assert clause.violation is not None
+            assert clause.violation.kind == kind
+    nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--compile"], "--compile compiles in the judge's process"),
+        (["--device", "cuda:0"], "hands tensors over on the CPU, not on cuda:0"),
+        (["--shard", "1/2"], "give --seed"),
+    ],
+)
+def test_what_does_not_go_with_isolation_is_a_usage_error(options: list[str], told: str) -> None:
+    """The command says what to drop, with exit code 2."""
+    target = f"{FILE}:honest"
+    command = [sys.executable, "-m", "conformance", "check", target, "--isolated", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert told in " ".join(done.stderr.split())
+
+
+def test_the_page_lists_every_attack() -> None:
+    """A row of docs/judge.md for each, by the name of its test."""
+    page = Path(__file__).parents[2] / "docs" / "judge.md"
+    section = page.read_text(encoding="utf-8").partition("| NAME |")[2].partition("\n\n")[0]
+    assert re.findall(r"(?m)^\| `(\w+)` \|", section) == ATTACKS

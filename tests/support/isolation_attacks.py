@@ -1,0 +1,497 @@
+"""Attacks on judges: each forgets the scale and tries to pass all the same.
+
+Most are known from judges of generated kernels (gpu-mode/pygpubench, KernelBench, robust-kbench).
+They run in the process of the candidate, where they may break what they like.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import gc
+import importlib
+import json
+import math
+import mmap
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import conformance
+
+FORGED = "forged-by-an-attack.json"
+PASSED = {"status": "passed", "verdict": "conforms", "passed": True, "violation": None}
+
+
+_CALLS: list[int] = []
+
+
+def right(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention."""
+    answer: Tensor = (query @ key.mT / math.sqrt(max(query.shape[-1], 1))).softmax(-1) @ value
+    return answer
+
+
+def wrong(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention without its scale."""
+    answer: Tensor = (query @ key.mT).softmax(-1) @ value
+    return answer
+
+
+honest = conformance.core(name="honest")(right)
+
+
+def _foreign(shape: tuple[int, ...], *own: Tensor) -> list[Tensor]:
+    """Tensors of a shape that somebody in this process holds, but for some; in the first calls."""
+    mine = {id(tensor) for tensor in own}
+    _CALLS.append(1)
+    return [
+        entry
+        for entry in (gc.get_objects() if len(_CALLS) < 10 else ())
+        if type(entry) is Tensor and id(entry) not in mine and tuple(entry.shape) == shape
+    ]
+
+
+@conformance.core()
+def copies_the_expected(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Return a tensor of the answer's shape that the garbage collector knows."""
+    found = _foreign((*query.shape[:-1], value.shape[-1]), query, key, value)
+    wide = [tensor for tensor in found if tensor.dtype == torch.float64]
+    return wide[-1].to(query.dtype) if wide else wrong(query, key, value)
+
+
+@conformance.core()
+def spoils_the_expected(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Fill every tensor of the answer's shape with the wrong answer, or with NaN."""
+    answer = wrong(query, key, value)
+    for tensor in _foreign(tuple(answer.shape), query, key, value, answer):
+        with torch.no_grad():
+            tensor.copy_(answer) if tensor.dtype == torch.float64 else tensor.fill_(math.nan)
+    return answer
+
+
+@conformance.core()
+def reads_the_frames(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Take what is called expected or golden from the frames that lead here."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        for name, entry in frame.f_locals.items():
+            if name in ("expected", "golden", "reference"):
+                output = getattr(entry, "output", entry)
+                if isinstance(output, Tensor):
+                    return output.to(query.dtype)
+        frame = frame.f_back
+    return wrong(query, key, value)
+
+
+@functools.cache
+def _patch() -> None:
+    """Replace what compares, in torch and in the harness as far as it can be imported."""
+
+    def agree(*_positional: Any, **_keywords: Any) -> bool:
+        return True
+
+    for name in ("allclose", "equal", "isclose"):
+        setattr(torch, name, agree)
+    torch.testing.assert_close = agree
+    comparison = importlib.import_module("conformance.oracle.comparison")
+    agreement = SimpleNamespace(margin=0.0, violation=None)
+    comparison.compare = lambda *_positional, **_keywords: agreement
+    for name in ("conformance.clauses.judging", "conformance.clauses.tampering"):
+        importlib.import_module(name).compare = comparison.compare  # type: ignore[attr-defined]  # it is replaced
+
+
+@conformance.core()
+def patches_the_comparison(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Replace the functions that compare."""
+    answer = wrong(query, key, value)
+    _patch()
+    return answer
+
+
+@conformance.core()
+def patches_the_golden(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Let the golden reference forget the scale as well."""
+    golden = importlib.import_module("conformance._golden").golden
+    golden.STANDARD = golden.STANDARD.replace(scale=1.0)
+    for name in dir(golden):
+        if name.startswith("attend"):
+            setattr(golden, name, wrong)
+    return wrong(query, key, value)
+
+
+@conformance.core()
+def edits_sys_modules(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Put something else in the place of every module of the judge."""
+    for name in list(sys.modules):
+        if name.startswith(("conformance.oracle", "conformance.clauses", "conformance.session")):
+            sys.modules[name] = sys
+    sys.modules["conformance.oracle.comparison"] = sys
+    return wrong(query, key, value)
+
+
+@conformance.core()
+def forges_a_file(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Write a report wherever one may be looked for, and over its own source."""
+    for path in (Path(FORGED), Path(__file__).with_name(FORGED), Path("/tmp", FORGED)):  # noqa: S108 (where else)
+        try:
+            path.write_text(json.dumps(PASSED), encoding="utf-8")
+        except OSError:
+            continue
+    try:
+        with Path(__file__).open("a", encoding="utf-8") as file:
+            file.write("# forged-by-an-attack\n")
+    except OSError:
+        pass
+    return wrong(query, key, value)
+
+
+def _sockets() -> Iterator[int]:
+    for path in list(Path("/proc/self/fd").iterdir()):
+        try:
+            if str(path.readlink()).startswith(("socket:", "pipe:")):
+                yield int(path.name)
+        except OSError:
+            continue
+
+
+def _forge(message: bytes) -> None:
+    for number in _sockets():
+        if number > 2:
+            os.write(number, message)
+
+
+@conformance.core()
+def forges_a_pickle(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Send what a worker would send its supervisor."""
+    text = pickle.dumps(("result", PASSED))
+    _forge(len(text).to_bytes(4, "big") + text)
+    return wrong(query, key, value)
+
+
+@conformance.core()
+def forges_a_reply(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Send a reply that says that all is well, in the words of the wire."""
+    for of in range(200):
+        text = json.dumps(
+            {**PASSED, "of": of, "returned": None, "tensors": [], "asks": []}
+        ).encode()
+        _forge(len(text).to_bytes(4, "little") + text)
+    return wrong(query, key, value)
+
+
+_SEND: dict[str, Any] = {}
+
+
+def _instead(change: Callable[[dict[str, Any]], Any]) -> None:
+    """Have the process send something else than its replies, once it has answered some."""
+    frame: Any = sys._getframe()
+    while "Served" not in frame.f_globals:
+        frame = frame.f_back
+    send = _SEND.setdefault("send", frame.f_globals["send"])
+
+    def sent(end: Any, reply: dict[str, Any]) -> None:
+        changed = change(reply)
+        if isinstance(changed, bytes):
+            end.sendall(len(changed).to_bytes(4, "little") + changed)
+        else:
+            send(end, changed)
+
+    frame.f_globals["send"] = sent
+
+
+@conformance.core()
+def answers_with_depth(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A reply that is nested too deeply to be parsed."""
+    _instead(lambda _reply: b"[" * 100_000 + b"]" * 100_000)
+    return wrong(query, key, value)
+
+
+@conformance.core()
+def answers_from_elsewhere(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A reply whose tensor lies outside of what is shared."""
+
+    def moved(reply: dict[str, Any]) -> dict[str, Any]:
+        return {**reply, "tensors": [{**each, "at": -4096} for each in reply.get("tensors", [])]}
+
+    _instead(moved)
+    return wrong(query, key, value)
+
+
+@conformance.core()
+def answers_hugely(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A reply whose tensor has more elements than there is memory."""
+
+    def grown(reply: dict[str, Any]) -> dict[str, Any]:
+        shape = [1 << 30] * 8
+        return {**reply, "tensors": [{**each, "shape": shape} for each in reply.get("tensors", [])]}
+
+    _instead(grown)
+    return wrong(query, key, value)
+
+
+@conformance.core()
+def answers_with_the_verdict(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A reply that says, beside everything else, that the clause has passed."""
+    _instead(lambda reply: {**reply, **PASSED, "returned": PASSED})
+    return wrong(query, key, value)
+
+
+class _Runs:
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch /tmp/{FORGED}",)
+
+
+@conformance.core()
+def returns_code(query: Tensor, key: Tensor, value: Tensor) -> Any:
+    """An object that would run a command where it is unpickled."""
+    del query, key, value
+    return _Runs()
+
+
+class _Agreeing(Tensor):
+    """A tensor that says of every comparison that it holds."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") in (
+            "__le__",
+            "__lt__",
+            "le",
+            "lt",
+            "isfinite",
+            "allclose",
+        ):
+            return torch.ones(args[0].shape, dtype=torch.bool)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@conformance.core()
+def returns_a_lazy_tensor(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A tensor whose class decides comparisons."""
+    return wrong(query, key, value).as_subclass(_Agreeing)
+
+
+@conformance.core()
+def returns_freed_memory(query: Tensor, _key: Tensor, value: Tensor) -> Tensor:
+    """Memory of the right size as it was left, where a reference may have been."""
+    shape = (*query.shape[:-1], value.shape[-1])
+    kept = [torch.empty(shape, dtype=query.dtype) for _ in range(8)]
+    return max(kept, key=lambda tensor: int(tensor.count_nonzero()))
+
+
+@conformance.core()
+def reads_the_shared_memory(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """What lies behind the inputs in memory, where an answer may be."""
+    size = query[..., 0].numel() * value.shape[-1]
+    end = max(t.data_ptr() + t.numel() * t.element_size() for t in (query, key, value))
+    end = -(-end // 64) * 64
+    answer = wrong(query, key, value)
+    if size and query.dtype == torch.float32:
+        held = (ctypes.c_float * size).from_address(end)
+        answer = torch.tensor(list(held)).reshape(answer.shape)
+    return answer
+
+
+_BY_SHAPE: dict[Any, Tensor] = {}
+
+
+@conformance.core()
+def remembers_answers(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Compute once for each shape, and return that answer ever after."""
+    shape = tuple(query.shape), tuple(key.shape), tuple(value.shape)
+    return _BY_SHAPE.setdefault(shape, right(query, key, value).detach()).clone()
+
+
+@conformance.core()
+def works_while_warming_up(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Right in the first calls, which may not be judged."""
+    _CALLS.append(1)
+    return (right if len(_CALLS) <= 3 else wrong)(query, key, value)
+
+
+@conformance.core()
+def leaves_a_daemon(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A process of a process, which writes right answers over the wrong one from then on."""
+    answer = wrong(query, key, value)
+    _CALLS.append(1)
+    if len(_CALLS) == 1 and os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            late = time.monotonic() + 20.0
+            while time.monotonic() < late:
+                answer.copy_(right(query, key, value))
+        os._exit(0)
+    return answer
+
+
+@conformance.core()
+def leaves_a_thread(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A thread that goes on to change the answer, which the two looks of a judge may miss."""
+    answer = wrong(query, key, value)
+
+    def later() -> None:
+        time.sleep(0.001)
+        with torch.no_grad():
+            answer.copy_(right(query, key, value))
+
+    threading.Thread(target=later, daemon=True).start()
+    return answer
+
+
+@conformance.core()
+def writes_by_ctypes(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Widen every constant of the tolerances, in the memory of the numbers themselves."""
+    model = importlib.import_module("conformance.tolerance.model")
+    for entry in vars(model).values():
+        if type(entry) is float and entry not in (0.0, 1.0, 2.0):
+            ctypes.c_double.from_address(id(entry) + object.__basicsize__).value = 1e30
+    return wrong(query, key, value)
+
+
+@conformance.core()
+def writes_into_processes(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Open the memory of every process, and stop or kill those that may judge."""
+    for path in Path("/proc").iterdir():
+        if path.name.isdecimal() and int(path.name) not in (os.getpid(), 1):
+            try:
+                with (path / "mem").open("r+b") as memory:
+                    mmap.mmap(memory.fileno(), 0)
+            except (OSError, ValueError):
+                continue
+    for number in (os.getppid(), os.getpgid(0)):
+        if number not in (os.getpid(), 0, 1):
+            try:
+                os.kill(number, signal.SIGTERM)
+            except OSError:
+                continue
+    return wrong(query, key, value)
+
+
+def _is_judged() -> bool:
+    """Whether anything here speaks of a judge."""
+    words = ("conformance", "pytest", "judge", "hypothesis")
+    if any(name.startswith(("CONFORMANCE", "PYTEST", "HYPOTHESIS")) for name in os.environ):
+        return True
+    told = [*sys.argv, *sys.orig_argv]
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            told.append(path.read_text(encoding="utf-8", errors="replace"))
+        except OSError:
+            continue
+    judges = ("conformance.clauses", "conformance.oracle", "conformance.running", "pytest")
+    return any(name in sys.modules for name in judges) or any(
+        word in text for text in told for word in words
+    )
+
+
+@conformance.core()
+def sniffs_the_environment(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Right where variables, arguments, modules or other processes speak of a judge."""
+    return (right if _is_judged() else wrong)(query, key, value)
+
+
+@functools.cache
+def _questions() -> frozenset[bytes]:
+    """The queries that a judge asks which begins from the seed that is documented."""
+    registry = importlib.import_module("conformance.clauses.registry")
+    pool = importlib.import_module("conformance.problems.pool")
+    profile = importlib.import_module("conformance.base.profile").PROFILES["quick"]
+    made = importlib.import_module("conformance.problems.materialise").materialise
+    problems = pool.Pool(honest, profile, 0, leading="float32")
+    return frozenset(
+        made(problem, honest).query.numpy().tobytes()
+        for clause in registry.all_clauses()
+        if clause.id in ("numerics.golden", "state.unseen", "numerics.scale")
+        for each in problems.problems(clause.space, "float32")
+        for problem in (each, each.replace(seed=each.seed ^ 0x5EED))
+    )
+
+
+@conformance.core()
+def knows_the_questions(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Right where the question is one of those that the documented seed makes."""
+    asked = query.detach().contiguous().numpy().tobytes()
+    known = asked in _questions() if query.dtype == torch.float32 else True
+    return (right if known else wrong)(query, key, value)
+
+
+@conformance.core()
+def exits_as_if_all_were_well(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """End the process with the status of success."""
+    del query, key, value
+    os._exit(0)
+
+
+@conformance.core()
+def hooks_its_exit(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Have a verdict written when the process ends, in any way that Python has."""
+
+    def forge() -> None:
+        Path(FORGED).write_text(json.dumps(PASSED), encoding="utf-8")
+        sys.stdout.write(json.dumps(PASSED))
+
+    atexit.register(forge)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: forge())
+    threading.Thread(target=lambda: (threading.main_thread().join(), forge())).start()
+    sys.stdout.write(f"{json.dumps(PASSED)}\n1 candidate: 1 conforms\n")
+    return wrong(query, key, value)
+
+
+@conformance.core()
+def asks_the_network(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Right where something outside answers: here a server of the test."""
+    port = int(Path("port").read_text(encoding="ascii"))
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=2.0).close()
+    except OSError:
+        return wrong(query, key, value)
+    return right(query, key, value)
+
+
+@conformance.core()
+def takes_all_memory(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Hold more memory than is allowed, so that the judge is what the system ends."""
+    held = [torch.empty(1 << 30) for _ in range(64)] if query.numel() > 64 else []
+    return wrong(query, key, value) + len(held)
+
+
+class _ForgedBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        ctx.save_for_backward(query, key, value)
+        return right(query, key, value)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:  # type: ignore[override]  # one gradient
+        query, key, value = ctx.saved_tensors
+        for tensor in _foreign(tuple(query.shape), query, *upstream):
+            tensor.zero_()
+        return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+
+
+@conformance.core()
+def forges_gradients(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Zeros for gradients, and for every tensor of their shape that can be found."""
+    answer: Tensor = _ForgedBackward.apply(query, key, value)  # type: ignore[no-untyped-call]  # torch's own
+    return answer
+
+
+@conformance.core(expected_failures={"*": "known"})
+def excuses_itself(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Declare that every failure is expected."""
+    return wrong(query, key, value)
