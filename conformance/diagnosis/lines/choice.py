@@ -46,7 +46,7 @@ def blamed(recording: Recording, right: Sequence[str], mistaken: Sequence[str]) 
     if answer is None or right[answer]:
         return None
     relevant = _ancestors(operations, [answer], frozenset())
-    cleared = _cleared(operations, right) & relevant
+    cleared = _cleared(operations, right, mistaken) & relevant
     neutral = _neutral(operations)
     wrong = sorted(
         number for number in relevant - cleared - neutral if mistaken[number] and not right[number]
@@ -59,7 +59,9 @@ def blamed(recording: Recording, right: Sequence[str], mistaken: Sequence[str]) 
     if len(lines) == 1:
         (line,) = lines
         used = {one for number in suspects for one in operations[number].inputs} - suspects
-        inside = mistaken[first] == "inner" and used <= cleared
+        # A mask that is a right one, but not all of them, was left incomplete before.
+        partial = {one for one in used if right[one] == "inner" and not _is_number(operations[one])}
+        inside = used <= cleared and (mistaken[first] == "inner" or bool(partial))
         return Blamed(line, before=inside or _only_a_softmax(operations, suspects))
     of_first = own[first]
     if not wrong or of_first is None or operations[first].places in _repeated(operations):
@@ -76,18 +78,26 @@ def blamed(recording: Recording, right: Sequence[str], mistaken: Sequence[str]) 
     return Blamed(of_first)
 
 
-def _cleared(operations: Sequence[Operation], right: Sequence[str]) -> set[int]:
+def _cleared(
+    operations: Sequence[Operation], right: Sequence[str], mistaken: Sequence[str]
+) -> set[int]:
     """The arguments of the call, right values, and what these prove to be right.
 
-    That is all they are made of, but for what a comparison, a sum or a maximum says little of.
+    That is all they are made of, but for what a comparison, a sum or a maximum says little of, and
+    for mistaken values, of which a part may be right.
     """
     found = {number for number, one in enumerate(operations) if one.given or right[number]}
-    proving = {number for number, kind in enumerate(right) if kind == "step"}
+    wrong = {number for number, kind in enumerate(mistaken) if kind} - found
+    proving = {
+        number
+        for number, kind in enumerate(right)
+        if kind == "step" or (kind and not _is_number(operations[number]))
+    }
     for number in reversed(range(len(operations))):
         if number in proving:
             counts = operations[number].value.is_floating_point()
             for one in operations[number].inputs:
-                if counts or not operations[one].value.is_floating_point():
+                if one not in wrong and (counts or not operations[one].value.is_floating_point()):
                     proving.add(one)
     return found | proving
 
@@ -146,6 +156,10 @@ def _neutral(operations: Sequence[Operation]) -> set[int]:
         if not operation.given and (not operation.inputs or seen):
             found.add(number)
     return found
+
+
+def _is_number(operation: Operation) -> bool:
+    return operation.value.is_floating_point()
 
 
 def _only_a_softmax(operations: Sequence[Operation], suspects: set[int]) -> bool:

@@ -15,6 +15,7 @@ from ...problems.inputs import Inputs
 from ..mistaken_answer import Combination, mistaken_attention, mistaken_call
 from ..mistakes import DeclaredCall
 from ..mistakes._steps import biased, capped_scores, plain_scores, unmasked_logits
+from ..mistakes.named_mistake import Heads
 
 # An exponential of base two is one of base e of a logit times this.
 _LOG2_E: Final = 1.4426950408889634
@@ -28,7 +29,7 @@ class Step:
     D the queries, keys and channels, E the channels of tokens, P the parts of a packed projection.
     Where it is NaN nothing is known of it if it is ``partial``. Of one that is ``ordered`` queries
     come before keys: transposed it is another table. One that is ``inner`` to a softmax is wrong
-    where what enters that is.
+    where what enters that is; so is a table of masks that leaves some of them out.
     """
 
     axes: str
@@ -43,10 +44,10 @@ def right_steps(declared: golden.Semantics, inputs: Inputs, answer: Tensor) -> l
     call = DeclaredCall(inputs=inputs.replace(point=declared), semantics=declared)
     _, attention = mistaken_attention(call, (), every_key=True)
     return [
-        *_of_heads(call),
+        *_of_heads(call, call.projected_heads()),
         *_of_attention(call, attention),
         *_of_places(call),
-        *_of_masks(call),
+        *_of_masks(call, parts_are_known=True),
         *_of_output(call, attention.output),
         _final(inputs, answer),
     ]
@@ -62,8 +63,12 @@ def mistaken_steps(
     call = mistaken_call(declared, made, inputs.replace(point=declared))
     before, core = mistaken_attention(call, made, every_key=True)
     seen = torch.where(torch.isneginf(core.logits), torch.nan, core.logits)
+    heads = call.projected_heads()
+    for mistake in made:
+        if mistake.heads is not None:
+            heads = mistake.heads(call, heads) or heads
     return [
-        *_of_heads(call),
+        *_of_heads(call, heads),
         *_of_attention(call, before),
         *_of_places(call),
         *_of_masks(call),
@@ -76,9 +81,8 @@ def mistaken_steps(
     ]
 
 
-def _of_heads(call: DeclaredCall) -> Iterator[Step]:
+def _of_heads(call: DeclaredCall, heads: Heads) -> Iterator[Step]:
     """Query, key and value: projected, cut, normalised and turned, shared among heads."""
-    heads = call.projected_heads()
     query, key, value = heads
     count, point = query.shape[1], call.semantics
     if call.inputs.is_layer:
@@ -140,8 +144,11 @@ def _of_attention(call: DeclaredCall, attention: golden.Attention) -> Iterator[S
     yield Step("BHQD", exponentials @ attention.value)
 
 
-def _of_masks(call: DeclaredCall) -> Iterator[Step]:
-    """Which keys are seen: by each of mask, causality and window, and by several of them."""
+def _of_masks(call: DeclaredCall, *, parts_are_known: bool = False) -> Iterator[Step]:
+    """Which keys are seen: by each of mask, causality and window, and by several of them.
+
+    Those by some of them alone are inner steps where that ``parts_are_known`` to be such.
+    """
     inputs, point = call.inputs, call.semantics
     given = [table for table in (_keep(call), _of_bias(inputs)) if table is not None]
     options: list[tuple[bool, tuple[int, int] | None]] = []
@@ -150,8 +157,8 @@ def _of_masks(call: DeclaredCall) -> Iterator[Step]:
         options.append((True, None))
     if window is not None:
         before, after = window
-        options += [(False, one) for one in (window, (before, -1), (-1, after))]
-        options += [(True, one) for one in (window, (before, -1))] if causal else []
+        options += [(False, one) for one in ((before, -1), (-1, after), window)]
+        options += [(True, one) for one in ((before, -1), window)] if causal else []
     sizes = inputs.geometry
     structures = [
         golden.structural_mask(
@@ -169,7 +176,9 @@ def _of_masks(call: DeclaredCall) -> Iterator[Step]:
                     table = table & part
                 wanted.append(table)
     for table in wanted:
-        yield from _of_table(table.expand(inputs.score_shape))
+        # The last one is made of all that there is.
+        incomplete = parts_are_known and table is not wanted[-1]
+        yield from _of_table(table.expand(inputs.score_shape), part=incomplete)
     if inputs.bias is not None:
         yield Step("BHQK", inputs.bias.double().expand(inputs.score_shape))
 
@@ -184,10 +193,10 @@ def _of_places(call: DeclaredCall) -> Iterator[Step]:
         yield Step("QK", table, ordered=True)
 
 
-def _of_table(seen: Tensor) -> Iterator[Step]:
+def _of_table(seen: Tensor, *, part: bool = False) -> Iterator[Step]:
     """Which keys are seen, which are hidden, and what is added to hide them."""
     for table in (seen, ~seen, torch.where(seen, 0.0, -torch.inf).double()):
-        yield Step("BHQK", table, ordered=True)
+        yield Step("BHQK", table, ordered=True, inner=part)
 
 
 def _subsets(tables: list[Tensor]) -> Iterator[tuple[Tensor, ...]]:

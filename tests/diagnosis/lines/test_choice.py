@@ -79,6 +79,13 @@ def test_a_comparison_proves_nothing() -> None:
     assert judged(chain, "r.r.", ".m.m") == Blamed(Place("mine.py", 1))
 
 
+def test_a_part_that_is_right_does_not_clear_the_whole() -> None:
+    """Of a packed projection the queries may be right and the values not."""
+    packed = [GIVEN, made((0,), 1), made((1,), 2), made((1,), 2), made((2, 3), 3)]
+    assert judged(packed, "r.r..", ".m.mm") == Blamed(Place("mine.py", 1))
+    assert judged(packed, "r.r..", "...mm") == Blamed(Place("mine.py", 2))
+
+
 def test_a_loop_may_be_right_by_accident() -> None:
     """A line that is reached again after others is not blamed for one of its rounds."""
     rounds = [

@@ -58,7 +58,8 @@ def test_an_attention_written_out_is_recognised_throughout() -> None:
     values = right()
     assert values.kind(logits.amax(dim=-1)) == "inner"
     weights = logits.softmax(dim=-1)
-    steps = (query * scale, query @ key.mT, query @ key.mT * scale, seen, ahead, logits, weights)
+    assert values.kind(ahead) == "inner"  # the mask is missing in it
+    steps = (query * scale, query @ key.mT, query @ key.mT * scale, seen, logits, weights)
     for number, one in enumerate((*steps, weights.nan_to_num(0.0) @ value.float())):
         assert values.kind(one) == "step", number
 
