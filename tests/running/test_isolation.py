@@ -25,6 +25,8 @@ ATTACKS = [
     for name, entry in vars(isolation_attacks).items()
     if isinstance(entry, conformance.Candidate) and name != "honest"
 ]
+# What only namespaces keep out of reach.
+NEED_NAMESPACES = ("asks_the_network", "writes_into_processes")
 pytestmark = pytest.mark.skipif(
     bool(zygote.why_impossible()), reason="candidates are isolated on Linux alone"
 )
@@ -58,6 +60,9 @@ def test_no_attack_passes(
     source = Path(FILE).read_bytes()
     only = GRADIENTS if attack == "forges_gradients" else ANSWERS
     report = judge.check(f"{FILE}:{attack}", only=only, exitfirst=True)
+    held = report.record["isolated"]
+    if attack in NEED_NAMESPACES and "no network" not in held and report.conforms:
+        pytest.skip(f"this system refuses namespaces: {held}")
     assert report.verdict == "fails", str(report)
     assert [entry.name for entry in tmp_path.iterdir()] == ["port"]
     assert not Path("/tmp", isolation_attacks.FORGED).exists()  # noqa: S108 (where it was tried)

@@ -245,7 +245,12 @@ def read_masks(forms: Mapping[str, Tensor | None], key_length: int) -> dict[str,
     return {**masks, "keep": {"keep": mask, "drop": ~mask, "keep_int": mask != 0}[form]}
 
 
-_POINTS: Final = (golden.STANDARD, OTHER_POINT)
+# The last is for a mistake that takes the standard's epsilon in place of another.
+_POINTS: Final = (
+    golden.STANDARD,
+    OTHER_POINT,
+    golden.STANDARD.replace(qk_norm_epsilon=1e-3),
+)
 # Features that only some mistakes need, by the family of their clause.
 _MORE: Final = {"sinks": ("sinks",)}
 # Sizes in the order of Geometry's fields, all different.
