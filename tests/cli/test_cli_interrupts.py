@@ -161,5 +161,7 @@ def test_a_watch_runs_again_and_ends_with_an_interrupt(folder: Path) -> None:
     assert (process.stderr.readline(), process.stderr.readline()[:7]) == ("\n", "waiting")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=LONGEST)
-    assert (process.returncode, "Traceback" in err) == (0, False)
+    # One change may be told twice: then the signal ends the run that has begun again.
+    assert process.returncode in (0, 130), err
+    assert "Traceback" not in err
     assert "my_kernel (core, attn.py:my_kernel): conforms" in out

@@ -64,15 +64,19 @@ def test_one_run_writes_every_view(checked: Path) -> None:
     assert "| evil | ❌ fails |" in (checked / "out.markdown").read_text(encoding="utf-8")
 
 
-def test_findings_are_at_the_candidate_s_line(checked: Path) -> None:
-    """The worker says where a candidate is written, and what its clauses are."""
+def test_findings_are_at_the_line_to_blame(checked: Path) -> None:
+    """They are at the line that makes the mistake, or at the candidate where none is known."""
     (run_,) = json.loads((checked / "out.sarif").read_text(encoding="utf-8"))["runs"]
     lines = (checked / "src" / "attn.py").read_text(encoding="utf-8").splitlines()
+    assert run_["results"]
     for result in run_["results"]:
         place = result["locations"][0]["physicalLocation"]
         assert place["artifactLocation"]["uri"] == "src/attn.py"
-        below = lines[place["region"]["startLine"]]
-        assert below.startswith(f"def {result['properties']['candidate']}(")
+        found = lines[place["region"]["startLine"] - 1 :]
+        if result["properties"]["candidate"] == "unscaled":
+            assert found[0] == "    return (query @ key.mT).softmax(-1) @ value"
+        else:  # the decorator, where no line is known
+            assert found[1].startswith(f"def {result['properties']['candidate']}(")
     rule = run_["tool"]["driver"]["rules"][run_["results"][0]["ruleIndex"]]
     assert re.search(r"^Source: \S", rule["help"]["text"], re.MULTILINE)
 
