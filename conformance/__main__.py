@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -20,7 +21,9 @@ _ENDINGS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 def main() -> NoReturn:
     """Run the command line and end the process with its exit code."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    gc.freeze()  # the last collection would walk through all of torch, and free nothing of use
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:

@@ -60,8 +60,9 @@ def test_missing_key_bias_breaks_nothing() -> None:
     """Softmax does not see a key bias: nothing fails without it, unless logits are capped."""
     uncapped = ["scale", "gqa", "window", "weights"]
     run = CandidateRun(layer(WithoutKeyBias, features=uncapped), profile=SMALL, dtypes=("float32",))
-    statuses = {planned.id: run.run(planned).status for planned in run.planned()}
-    assert set(statuses.values()) == {"passed", "not-applicable"}
+    named = ("numerics", "equivariance", "gradients")  # what a bias of the keys could change
+    relevant = [planned for planned in run.planned() if planned.id.startswith(named)]
+    assert {run.run(planned).status for planned in relevant} == {"passed", "not-applicable"}
     capped = layer(WithoutKeyBias, features=["softcap"])
     assert run_clause(capped, "numerics.golden").status == "failed"
 

@@ -55,6 +55,7 @@ class TurnedTopLeft(Prepared):
         return admitted if keep is None else admitted & keep
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("broken", "declared", "name"),
     [

@@ -41,21 +41,21 @@ def each(collection: list[Handwritten]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("handwritten", collection, ids=lambda one: one.name)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @each([*SINGLES, *SECOND])
 def test_single_mistake_is_named(handwritten: Handwritten) -> None:
     """What is wrong with a hand-written implementation is named, alone or among equivalents."""
     assert is_right(handwritten), found(handwritten)
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(12)
 @each(PAIRS)
 def test_pair_of_mistakes_is_named_in_full(handwritten: Handwritten) -> None:
     """Two mistakes made together are both named."""
     assert is_right(handwritten), found(handwritten)
 
 
-@pytest.mark.one_in(10)
+@pytest.mark.one_in(15)
 @each(OUTSIDE)
 def test_mistake_without_a_name_gets_none(handwritten: Handwritten) -> None:
     """What no named mistake explains gets no name: it is stated as it was read, or unknown."""

@@ -60,7 +60,7 @@ def unnamed(subject: Subject) -> bool:
     return all(name == "unknown-mistake" for name in names(diagnose(subject)))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("name", "dtype"), NAMED, ids="-".join)
 def test_loss_is_named(name: str, dtype: str) -> None:
     """Each loss of precision has one name, the only one that is given."""
@@ -72,7 +72,7 @@ def test_loss_is_named(name: str, dtype: str) -> None:
     assert entry["text"]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("name", "dtype"), SCALES, ids="-".join)
 def test_scale_is_named_with_its_error(name: str, dtype: str) -> None:
     """A scale that is off is named together with its relative error as a number."""
@@ -194,7 +194,7 @@ def entry_of(candidate: Candidate, dtype: str = "float32") -> dict[str, Any]:
     return entry
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "tf32"])
 @pytest.mark.parametrize("stages", ROUNDED_STAGES, ids="+".join)
 def test_rounded_stage_is_named_with_its_format(stages: tuple[str, ...], name: str) -> None:
@@ -207,6 +207,7 @@ def test_rounded_stage_is_named_with_its_format(stages: tuple[str, ...], name: s
     assert "ten bits" not in entry["text"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("stages", [("query", "key"), ("query", "key", "weights", "value")])
 def test_float16_under_float64_is_not_called_tf32(stages: tuple[str, ...]) -> None:
     """Nor is the advice to declare tf32 given."""
@@ -216,6 +217,7 @@ def test_float16_under_float64_is_not_called_tf32(stages: tuple[str, ...]) -> No
     assert "tf32" not in entry["text"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["float16", "tf32"])
 def test_ten_bits_that_could_be_either_are_half_certain(name: str) -> None:
     """Weights of both formats are the same numbers: the text says so, and advises nothing."""
@@ -259,6 +261,7 @@ def epsilon_core(epsilon: float) -> EagerCore:
     return WithEpsilon()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("epsilon", "dtype"), [(1e-3, "float32"), (1e-5, "float32"), (1e-9, "float64")]
 )
@@ -270,6 +273,7 @@ def test_epsilon_is_named_with_its_size(epsilon: float, dtype: str) -> None:
     assert f"about {epsilon:.2g} is added" in entry["text"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("epsilon", [0.0, -1e-3])
 def test_other_sums_are_no_epsilon(epsilon: float) -> None:
     """A right sum, and one that is too small, get no such name."""
@@ -286,6 +290,7 @@ def test_answers_too_large_by_a_factor_are_no_epsilon() -> None:
     assert names(diagnose(Subject(core(Larger()), "float32"))) == ["answer: times 0.999"]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("factor", [1e-6, -1e-6, 3e-6])
 def test_answers_off_by_a_tiny_factor_have_no_wrong_scale(factor: float) -> None:
     """A factor of every answer is not taken for one of the logits, with whatever confidence."""
@@ -297,6 +302,7 @@ def test_answers_off_by_a_tiny_factor_have_no_wrong_scale(factor: float) -> None
     assert unnamed(Subject(core(Larger()), "float32"))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("size", [1e-2, 1e-3])
 def test_random_scale_is_no_scale(size: float) -> None:
     """A scale that differs between two calls on the same inputs is not named with a number."""

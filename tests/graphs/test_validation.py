@@ -336,6 +336,7 @@ def with_shape(shape: list[Any]) -> ModelProto:
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("made", "reason"),
     [

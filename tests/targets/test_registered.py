@@ -159,7 +159,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(("module", "why"), BROKEN.values(), ids=BROKEN.keys())
 def test_a_broken_distribution_is_one_sentence(tmp_path: Path, module: str, why: str) -> None:
     """A command names the distribution and the entry point and exits with 2, no traceback."""
@@ -179,8 +179,8 @@ def test_every_command_refuses_a_broken_distribution(tmp_path: Path) -> None:
     """What only the worker loads is refused alike, and by the generator of the document."""
     folder = distribution(tmp_path, "1 / 0\n", {CLAUSES: "house = thirdparty"})
     write(tmp_path / "work", {"attn.py": KERNEL})
-    for command in (["check", "attn.py"], ["teeth"]):
-        assert_refused(run(folder, *COMMAND, *command), "ZeroDivisionError: division by zero")
+    checked = run(folder, *COMMAND, "check", "attn.py")
+    assert_refused(checked, "ZeroDivisionError: division by zero")
     document = run(folder, sys.executable, "-m", "conformance.tools.specification")
     assert_refused(document, "ZeroDivisionError: division by zero")
 

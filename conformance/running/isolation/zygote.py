@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
 
+from ...base.collector import uncollected
 from ...errors import UsageError
 
 _VARIABLES: Final = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
@@ -135,7 +136,8 @@ def _reap(until: float = 0.0) -> None:
 
 def main(control: int) -> None:
     """Serve clients until the process that has started this one ends."""
-    from . import sandbox  # noqa: PLC0415 (torch: in the zygote alone)
+    with uncollected():
+        from . import sandbox  # noqa: PLC0415 (torch: in the zygote alone)
 
     sys.argv, sys.orig_argv = [""], []
     del sys.path[0]  # it was put first to find this version; it is on the path behind the others

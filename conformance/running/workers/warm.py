@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from ...diagnosis.mistakes import named_mistakes
-from .planning import plan_targets
-from .worker import ready
+from ...base.collector import uncollected
 
-WARMED = (plan_targets, named_mistakes(), ready())
+with uncollected():
+    from ...diagnosis.mistakes import named_mistakes
+    from .planning import plan_targets
+    from .worker import ready
+
+    WARMED = (plan_targets, named_mistakes(), ready())

@@ -77,10 +77,13 @@ def _follow_parent() -> None:
 
 
 def _serve(connection: Connection, zygote: socket.socket | None) -> None:
+    from ...base.collector import uncollected  # noqa: PLC0415
     from ...errors import UsageError  # noqa: PLC0415
 
     try:
-        connection.send(("ready", ready()))
+        with uncollected():
+            prepared = ready()
+        connection.send(("ready", prepared))
     except UsageError as error:  # an installed distribution brings clauses that cannot be used
         connection.send(("refused", str(error)))
         return

@@ -70,7 +70,7 @@ def test_corpus_is_large_and_tells_its_exports_apart() -> None:
         assert bool(made.clauses) != made.refused
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", JUDGED)
 def test_broken_export_fails_the_clause_that_names_it(name: str, folder: Path) -> None:
     """The clauses fail, without a source wherever that can be."""
@@ -86,7 +86,7 @@ def test_file_that_no_runtime_opens_is_refused_in_one_sentence(name: str, folder
         graph(model_file(BY_NAME[name], folder))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", BLAMED)
 def test_step_is_blamed(name: str, folder: Path) -> None:
     """The verdict says at which step the answer first leaves its bound."""

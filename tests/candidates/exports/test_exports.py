@@ -154,6 +154,7 @@ def check(export: Export, path: Path, *, with_source: bool) -> None:
 RIGHT = [source.name for source in VARIANTS if source.name != "per_head_matrices"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", [f"{variant}_traced_18" for variant in RIGHT])
 def test_variant_is_judged_with_its_source(name: str, made: Path) -> None:
     """The five documents' exports conform and answer as their modules, B1 excepted."""
@@ -176,6 +177,7 @@ def test_export_is_judged_without_a_source(name: str, made: Path) -> None:
     check(BY_NAME[name], BY_NAME[name].make(made), with_source=False)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", EXPORTED)
 def test_newer_exporters_graph_is_right_and_conforms(name: str, made: Path) -> None:
     """Exported anew, without a source: the answers are the module's, and the verdict says so."""

@@ -94,6 +94,7 @@ STATED: dict[str, tuple[Callable[..., Tensor], str]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("wrong", STATED, ids=str)
 def test_what_is_computed_instead_is_stated(wrong: str) -> None:
     """A mistake that is not in the catalogue gets a statement of what it computes, and a fix."""
@@ -105,6 +106,7 @@ def test_what_is_computed_instead_is_stated(wrong: str) -> None:
     assert entries[0]["fix"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_statements_are_made_in_every_precision(dtype: str) -> None:
     """What is read is compared by the bounds of the dtype: half precision is read as well."""

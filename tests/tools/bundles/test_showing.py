@@ -199,11 +199,16 @@ def bundled(target: str, slug: str, folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
-    """What the scripts of all mistakes give, for the broken, the mended and the missing file."""
+def outcomes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[int, str]]:
+    """What the scripts of the mistakes that tests are for give: broken, mended, and no file."""
     folder = tmp_path_factory.mktemp("bundles")
     scripts: dict[str, list[str]] = {}
-    for name, (text, slug, (wrong, right)) in MISTAKES.items():
+    cases = [getattr(item, "callspec", None) for item in request.session.items]
+    tried = {case.params.get("name") for case in cases if case} & set(MISTAKES) or {"value"}
+    for name in sorted(tried):
+        text, slug, (wrong, right) = MISTAKES[name]
         broken = write_candidate(folder / f"broken_{name}.py", text)
         mended = write_candidate(folder / f"mended_{name}.py", text.replace(wrong, right))
         clause = bundled(broken, slug, folder / name)

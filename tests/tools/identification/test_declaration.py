@@ -53,7 +53,7 @@ def test_rows_without_keys_by_form() -> None:
     assert "empty_rows={'keep': 'zeros', 'bias': 'nan'}" in said
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     "target",
     [
@@ -83,6 +83,7 @@ def test_pasted_declaration_conforms(target: str, workspace: Path) -> None:
     assert entry["warnings"] == []
 
 
+@pytest.mark.nightly  # the command page of identification shows the rest of it
 def test_torch_refuses_flag_and_mask_at_some_sizes_alone(workspace: Path) -> None:
     """Torch's function refuses both where probes were made, and ``check`` finds where it does not.
 
