@@ -23,9 +23,15 @@ from typing import Final
 from conformance.base.results import ClauseResult
 from conformance.running.workers.pool import WorkerPool
 from conformance.tools.judge import check
-from conformance.tools.teeth.catalogue import CatalogueEntry, entries
-from conformance.tools.teeth.jobs import Pace, entries_of, run_entries
-from conformance.tools.teeth.options import LoadedEntry, TeethOptions
+from conformance.tools.teeth.jobs import (
+    CatalogueEntry,
+    LoadedEntry,
+    Pace,
+    TeethOptions,
+    entries,
+    entries_of,
+    run_entries,
+)
 
 # What each mistake showed: the MUST clauses that failed, and the seconds of each clause that ran.
 Matrix = dict[str, dict[str, tuple[bool, float]]]

@@ -83,7 +83,7 @@ PARTS: Final = (
         name="runner",
         files=("conformance/running/*.py",),
         share=0.16,
-        tests=("tests/running/test_*.py", "tests/session/merging", "tests/shrinking",
+        tests=("tests/running/test_*.py", "tests/session/test_merging.py", "tests/shrinking",
                "tests/clauses/test_registry.py"),
     ),
     Part(

@@ -20,8 +20,7 @@ from _paths import CHECKOUT
 from action_running import ACTION, load
 from sample_repository import surroundings
 
-from conformance.base.expected import ExpectedFailure
-from conformance.base.expected_file import KEYS
+from conformance.base.expected import KEYS, ExpectedFailure
 from conformance.cli.check import check_command
 
 CI = CHECKOUT / "docs" / "ci"

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import torch
 
-from ..base.compiled_names import SUFFIXES
 from ..base.printable_text import printable
 from ..base.profile import Profile
+from ..base.record import COMPILED_SUFFIXES
 from ..declare.candidate import Candidate
 from ..errors import DeclarationError, UsageError
 
@@ -62,7 +62,11 @@ def compiled_variants(candidates: Iterable[Candidate]) -> list[Candidate]:
         for candidate in every
         for form in (
             candidate,
-            *(compiled(candidate, dynamic=key) for key in SUFFIXES if can_compile(candidate)),
+            *(
+                compiled(candidate, dynamic=key)
+                for key in COMPILED_SUFFIXES
+                if can_compile(candidate)
+            ),
         )
     ]
 
@@ -90,7 +94,7 @@ def compiled(
     build = Compiled if candidate.kind != "layer" else CompiledBuilder
     return dataclasses.replace(
         candidate,
-        name=name or candidate.name + SUFFIXES[dynamic or None],
+        name=name or candidate.name + COMPILED_SUFFIXES[dynamic or None],
         declaration=dataclasses.replace(declared, expected_failures=kept),
         function=build(candidate.function, dynamic=dynamic),
         eager=candidate,

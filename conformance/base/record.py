@@ -154,7 +154,7 @@ class ClauseEntry(TypedDict, total=False):
 
 
 class CauseEntry(TypedDict, total=False):
-    """Why some clauses failed: :func:`conformance.session.causes.causes_of`.
+    """Why some clauses failed: :func:`conformance.session.report.causes_of`.
 
     ``name`` is that of a mistake, ``unknown-mistake``, ``exception``, ``not-finite`` or a clause.
     ``clauses`` are the slugs of what fails of it, ``level`` the strictest of theirs.
@@ -454,3 +454,12 @@ def _is(value: Any, kind: Any) -> bool:
     if kind is float:
         return isinstance(value, (int, float)) and math.isfinite(value)
     return isinstance(value, get_origin(kind) or kind)
+
+
+# By torch.compile's ``dynamic``.
+COMPILED_SUFFIXES: Final = {None: " (compiled)", True: " (compiled, dynamic)"}
+
+
+def names_compiled(name: str) -> bool:
+    """Whether a name is that of a compiled form."""
+    return name.endswith(tuple(COMPILED_SUFFIXES.values()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 Status = Literal[
     "passed",
@@ -16,15 +16,7 @@ Status = Literal[
     "expected-failure",
     "unexpected-pass",
 ]
-STATUSES: Final[tuple[Status, ...]] = (
-    "passed",
-    "failed",
-    "error",
-    "not-applicable",
-    "untestable",
-    "expected-failure",
-    "unexpected-pass",
-)
+STATUSES: Final[tuple[Status, ...]] = get_args(Status)
 _OPTIONAL: Final = ("blame", "planned", "trail", "coverage", "explained_by")
 # Tenths of a millisecond: nobody measures a clause more finely.
 _DECIMALS: Final = 4
@@ -64,9 +56,8 @@ class Violation:
         (batch, head, query, channel), the part of each stage in the bound, the fitted scale error.
     compared
         The tensors that were compared, where they are small: ``expected``, ``got``, ``bound`` and
-        ``judged`` as tables (see :mod:`conformance.base.tables`); ``relation`` says how expected
-        and
-        got are made of the candidate's answers (see :mod:`conformance.oracle.comparison`).
+        ``judged`` as tables; ``relation`` says how expected and got are made of the candidate's
+        answers (see :mod:`conformance.oracle.comparison`).
     traceback
         Of an exception the calls that led to it, outermost first, a line each.
     """

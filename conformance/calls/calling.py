@@ -30,7 +30,23 @@ from ..problems.memory_layouts import MEMORY_LAYOUTS, MIXED, arrange_mask
 from . import integrity, torch_state
 from .arrays import Stranger, builder_of_tensors, of_tensors
 from .devices import module_in_dtype, module_on, placed, taken, weights_on
-from .elsewhere import CandidateLost, RaisedElsewhere
+
+
+class CandidateLost(Exception):  # noqa: N818 (the candidate's fault: it hung, or ended its process)
+    """The candidate's process is gone; ``kind`` is ``hung`` or ``crashed``."""
+
+    def __init__(self, message: str, *, kind: str = "crashed") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class RaisedElsewhere(Exception):  # noqa: N818 (it is the candidate that raised)
+    """The candidate raised in its process."""
+
+    def __init__(self, violation: Violation) -> None:
+        super().__init__(violation.message)
+        self.violation = violation
+
 
 # A tensor of one of these classes runs none of a candidate's code when it is looked at.
 PLAIN = (Tensor, nn.Parameter)
@@ -287,8 +303,8 @@ def guarded(
         raise CandidateFailure(Violation(kind=lost.kind, message=message)) from lost
     except RaisedElsewhere as error:
         more = f" while {action}" if action else ""
-        told = dataclasses.replace(error.violation, message=f"{error.violation.message}{more}")
-        raise CandidateFailure(told) from error
+        advised = dataclasses.replace(error.violation, message=f"{error.violation.message}{more}")
+        raise CandidateFailure(advised) from error
     except GraphRefused as refused:  # by the runtime: no line of a program raised it
         reason = capped(str(refused))
         message = printable(f"the graph is refused: {reason}") + (

@@ -80,7 +80,3 @@ class Recording:
             if call.answer is not None and output is call.answer.output:
                 return number
         return None
-
-    def builder_inputs(self, forward: Forward) -> Inputs | None:
-        """What a layer was built for; None for a core."""
-        return next((inputs for made, inputs in self.built if made is forward), None)

@@ -14,7 +14,8 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space, admits_lengths, can_cross, is_fixed
 from ..tolerance.attention_bound import is_normalised
-from .judging import first_place, read_heads, same_answer
+from .judging import first_place, same_answer
+from .rearranging import read_heads
 from .registry import Finding, clause
 from .subject import Subject
 

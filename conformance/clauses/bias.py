@@ -15,14 +15,8 @@ from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space, admits_lengths, can_cross, is_fixed
-from .judging import (
-    finite_limit,
-    first_place,
-    matches_golden,
-    order_is_free,
-    read_heads,
-    same_answer,
-)
+from .judging import finite_limit, first_place, matches_golden, order_is_free, same_answer
+from .rearranging import read_heads
 from .registry import Finding, clause, violated
 from .subject import Subject
 

@@ -28,14 +28,13 @@ from .judging import (
     all_of,
     identical,
     matches_golden,
-    one_item,
     places_matter,
     relate,
     same_answer,
     same_unless_identical,
-    unchanged,
 )
 from .leaks import unaffected
+from .rearranging import one_item, unchanged
 from .registry import Finding, clause, violated
 from .state import only_order_counts, overwrite, reordered
 from .subject import Subject
@@ -401,7 +400,7 @@ def ragged(subject: Subject, problem: Problem) -> Finding | None:
         subject,
         together,
         alone,
-        f"item {item} with {alone.past} cached tokens answers otherwise beside longer ones",
+        f"item {item} with {alone.past} cached tokens answers otherwise next to longer ones",
         view=view,
         counterfactual=lambda: view(subject.oracle.output(whole)),
     )

@@ -26,7 +26,8 @@ from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import PROBE, Space, admits_lengths
-from .judging import identical, one_item, relate, same_unless_identical
+from .judging import identical, relate, same_unless_identical
+from .rearranging import one_item
 from .registry import Applies, Finding, clause, declares, requires, violated
 from .subject import Subject
 

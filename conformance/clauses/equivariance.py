@@ -12,18 +12,15 @@ from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import KEY_FORMS, Space
-from .judging import (
-    heads_stay,
+from .judging import heads_stay, order_is_free, places_matter, same_answer
+from .rearranging import (
     one_item,
-    order_is_free,
     permutation,
     permute_heads,
     permuted_heads_view,
-    places_matter,
     reordered_items,
     reordered_keys,
     reordered_queries,
-    same_answer,
     take,
 )
 from .registry import Finding, clause, requires

@@ -14,12 +14,14 @@ from ..calls.calling import CandidateFailure
 from ..declare.candidate import Candidate
 from ..graphs.opened import OpenedGraph
 from ..graphs.reading import TENSOR_ROLES, Axis
+from ..oracle.comparison import View
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import LENGTHS, Space, admits_lengths, can_cross
 from .export_runs import graph_of, is_graph
-from .judging import View, one_item, same_answer, unchanged
+from .judging import same_answer
+from .rearranging import one_item, unchanged
 from .registry import Finding, clause, requires
 from .subject import Subject
 

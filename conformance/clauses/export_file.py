@@ -162,7 +162,7 @@ def _named(reading: GraphReading) -> list[Role]:
 
 def _objection(role: Role) -> str:
     """What is wrong with a name, or ""."""
-    from ..graphs.roles.names import suggests  # noqa: PLC0415 (onnx: only for graphs)
+    from ..graphs.reading import suggests  # noqa: PLC0415 (onnx: only for graphs)
 
     says = _SAYS[role.role]
     if any(suggests(role.name, word) for word in says):

@@ -18,7 +18,7 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import EVERY_OPTION, Space
 from ..tolerance import model
-from .judging import finite_limit, matches_golden, read_heads, wide_range
+from .judging import finite_limit, matches_golden, wide_range
 from .judging_gradients import (
     GradientRun,
     by_kv_head,
@@ -39,6 +39,7 @@ from .judging_gradients import (
 )
 from .leaks import rows_apart, with_junk
 from .options import unless_refused_alone
+from .rearranging import read_heads
 from .registry import Finding, clause
 from .subject import Subject
 

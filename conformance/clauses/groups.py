@@ -16,15 +16,8 @@ from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import EVERY_OPTION, PROBE, Space
-from .judging import (
-    head_blocks,
-    heads_stay,
-    matches_golden,
-    permuted_heads_view,
-    read_heads,
-    reordered_heads,
-    same_answer,
-)
+from .judging import heads_stay, matches_golden, same_answer
+from .rearranging import head_blocks, permuted_heads_view, read_heads, reordered_heads
 from .registry import Finding, clause, requires
 from .subject import Subject
 

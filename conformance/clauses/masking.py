@@ -20,14 +20,12 @@ from .judging import (
     logits_grow,
     matches_golden,
     narrow_range,
-    one_item,
     order_is_free,
-    permute_heads,
-    permuted_heads_view,
     places_matter,
     relate,
     same_answer,
 )
+from .rearranging import one_item, permute_heads, permuted_heads_view
 from .registry import Finding, clause, requires
 from .subject import Subject
 

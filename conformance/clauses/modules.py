@@ -21,9 +21,8 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space
 from ..tolerance import model
-from .in_one_process import OF_MODULES
 from .judging import identical, order_is_free, relate, same_unless_identical
-from .registry import Finding, clause, declares, requires, violated
+from .registry import OF_MODULES, Finding, clause, declares, requires, violated
 from .subject import Subject
 
 LAYERS = Space(kinds=("layer",), values=LIVELY)

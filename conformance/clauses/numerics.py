@@ -147,8 +147,8 @@ def _enlarge(subject: Subject, inputs: Inputs, target: float) -> Inputs:
     room = HEADROOM / 2.0 * finite_limit(subject) / max(largest_product(core), 1.0)
     factor = min(target / max(largest, torch.finfo(torch.float32).tiny), room)
     if inputs.mode != "self":
-        return inputs.with_tokens(query=_times(inputs.query, factor))
-    return inputs.with_tokens(key=_times(inputs.key, math.sqrt(max(factor, 1.0))))
+        return inputs.with_tokens(query=multiplied(inputs.query, factor))
+    return inputs.with_tokens(key=multiplied(inputs.key, math.sqrt(max(factor, 1.0))))
 
 
 def largest_product(core: object) -> float:
@@ -159,7 +159,8 @@ def largest_product(core: object) -> float:
     return float(torch.stack([products.amax(), query.abs().amax(), key.abs().amax()]).amax())
 
 
-def _times(tensor: Tensor, factor: float) -> Tensor:
+def multiplied(tensor: Tensor, factor: float) -> Tensor:
+    """A tensor times a number, computed in float64 and rounded once."""
     return (tensor.double() * factor).to(tensor.dtype)
 
 

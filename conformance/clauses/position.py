@@ -15,7 +15,8 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import EVERY_OPTION, KEY_FORMS, WIDTHS, Space, admits_lengths, can_cross
 from ..tolerance.positions import position_bound
-from .judging import measures_golden, order_is_free, permutation, reordered_keys, same_answer
+from .judging import measures_golden, order_is_free, same_answer
+from .rearranging import permutation, reordered_keys
 from .registry import Finding, clause, requires, violated
 from .subject import Subject
 

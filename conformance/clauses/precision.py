@@ -19,7 +19,7 @@ from ..tolerance.fit import Fit
 from ..tolerance.model import FEWEST_ROWS, NARROWEST
 from ..tolerance.statistical import supports
 from .judging import finite_limit, logits_grow, matches_golden, measure, measures_golden
-from .numerics import HEADROOM, largest_product
+from .numerics import HEADROOM, largest_product, multiplied
 from .registry import Finding, clause
 from .subject import Subject
 
@@ -346,15 +346,11 @@ def _past_largest(subject: Subject, inputs: Inputs, *, scaled: bool) -> Inputs:
     products = (core.query @ core.key.transpose(-1, -2)).amax()
     target = PAST * _limit(subject.dtype) / (min(abs(core.scale), 1.0) if scaled else 1.0)
     factor = math.sqrt(target / max(float(products), 1.0))
-    key = _times(inputs.key, factor)
+    key = multiplied(inputs.key, factor)
     if inputs.mode == "self":
         return inputs.with_tokens(key=key)
     # With one memory for keys and values the values grow, too, and keep their headroom.
-    return inputs.with_tokens(query=_times(inputs.query, factor), key=key)
-
-
-def _times(tensor: Tensor, factor: float) -> Tensor:
-    return (tensor.double() * factor).to(tensor.dtype)
+    return inputs.with_tokens(query=multiplied(inputs.query, factor), key=key)
 
 
 @clause(
@@ -392,7 +388,7 @@ def _subnormal_values(subject: Subject, inputs: Inputs) -> Finding:
 
 
 def _with_values(inputs: Inputs, factor: float) -> Inputs:
-    value = _times(inputs.value, factor)
+    value = multiplied(inputs.value, factor)
     return inputs.with_tokens(value=value) if inputs.mode == "separate" else inputs
 
 
@@ -403,7 +399,7 @@ def _tiny_queries(subject: Subject, inputs: Inputs) -> Finding:
     query = inputs.query.double()
     apart = torch.where(query < 0.0, query - 1.0, query + 1.0)
     tiny = inputs.with_tokens(
-        query=(apart * factor).to(inputs.query.dtype), key=_times(inputs.key, 1.0 / factor)
+        query=(apart * factor).to(inputs.query.dtype), key=multiplied(inputs.key, 1.0 / factor)
     )
     even = tiny.replace(scale=0.0)
     wording = "tiny queries that meet huge keys give a wrong answer"
@@ -413,9 +409,9 @@ def _tiny_queries(subject: Subject, inputs: Inputs) -> Finding:
 def _subnormal_queries(subject: Subject, inputs: Inputs) -> Finding:
     factor = SUBNORMAL * _smallest(subject.dtype)
     if inputs.mode == "self":
-        tiny = inputs.with_tokens(key=_times(inputs.key, factor))
+        tiny = inputs.with_tokens(key=multiplied(inputs.key, factor))
     else:
-        tiny = inputs.with_tokens(query=_times(inputs.query, factor))
+        tiny = inputs.with_tokens(query=multiplied(inputs.query, factor))
     return matches_golden(subject, tiny, "subnormal queries give a wrong answer", signal=False)
 
 

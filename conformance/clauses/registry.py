@@ -21,12 +21,43 @@ from ..problems.mask_patterns import OF_SEQUENCES, PATTERNS
 from ..problems.recipes import RECIPES
 from ..problems.space import Often, Space
 from ..targets.loading import CLAUSES, registered, taking_in
-from .in_one_process import elsewhere
 
 if TYPE_CHECKING:
     from ..oracle.comparison import Comparison
     from ..problems.problem import Problem
     from .subject import Subject
+
+
+_ONLY: Final = "only without --isolated"
+# Why a clause about a layer as a module does not apply: see ``modules``.
+OF_MODULES: Final = f"{_ONLY}: it asks for the module itself, which is in another process"
+_MEMORY: Final = "of an answer the judge has a copy, never the candidate's own memory"
+_ALLOCATED: Final = "what it allocates is watched in the judge's process alone"
+_MODES: Final = "modes and settings of torch act in one process"
+_WRAPPED: Final = "torch would look into the call that is sent, not into the candidate"
+
+_NEEDS_ONE_PROCESS: Final[dict[str, str]] = {
+    "compile.agrees": _WRAPPED,
+    "device.canaries": _ALLOCATED,
+    "device.fresh-memory": _ALLOCATED,
+    "device.graph-capture": _WRAPPED,
+    "device.memory": _ALLOCATED,
+    "gradients.double-backward": "the way back is sent, and has no gradient of its own",
+    "gradients.inputs-unchanged": "the way back is made with copies of the inputs",
+    "mixed.autocast": _MODES,
+    "operator.opcheck": _WRAPPED,
+    "out.kept": _MEMORY,
+    "state.answer-is-fresh": _MEMORY,
+    "state.answer-kept": _MEMORY,
+    "state.settings": _MODES,
+}
+
+
+def elsewhere(slug: str, candidate: Candidate) -> str:
+    """Why a clause cannot be checked on a candidate that runs in another process, or ""."""
+    if not candidate.isolated or slug not in _NEEDS_ONE_PROCESS:
+        return ""
+    return f"{_ONLY}: {_NEEDS_ONE_PROCESS[slug]}"
 
 
 LEVELS: Final = ("MUST", "SHOULD", "MAY")

@@ -11,6 +11,7 @@ from ..base.results import Violation
 from ..calls.calling import Arguments, CandidateFailure, arguments
 from ..calls.devices import whole_storage
 from ..declare.declaration import SEQUENCES
+from ..oracle.comparison import View
 from ..problems.caching import CACHED, cached_length, draws_cache
 from ..problems.fitting import causal_flag, one_at_a_time
 from ..problems.inputs import Inputs
@@ -18,17 +19,8 @@ from ..problems.materialise import generator_for
 from ..problems.problem import MaskPlan, Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import EVERY_OPTION, Space, admits_lengths, can_cross
-from .judging import (
-    View,
-    identical,
-    permutation,
-    relate,
-    reordered_items,
-    reordered_queries,
-    same_unless_identical,
-    still_holds,
-    unchanged,
-)
+from .judging import identical, relate, same_unless_identical, still_holds
+from .rearranging import permutation, reordered_items, reordered_queries, unchanged
 from .registry import Finding, clause, violated
 from .subject import Subject
 

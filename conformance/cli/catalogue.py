@@ -113,8 +113,7 @@ def teeth_command(
     130 when it was interrupted: what was found until then is shown and written.
     """
     from ..running.workers.pool import default_jobs  # noqa: PLC0415
-    from ..tools.teeth.jobs import Pace  # noqa: PLC0415
-    from ..tools.teeth.options import TeethOptions  # noqa: PLC0415
+    from ..tools.teeth.jobs import Pace, TeethOptions  # noqa: PLC0415
     from ..tools.teeth.record import exit_code, run_teeth  # noqa: PLC0415
 
     files = {"--json": json_path, "--html": html_path, "--markdown": markdown_path}
@@ -175,7 +174,7 @@ DEFAULT = Path("attention-vectors")
     help="Write nothing: check that the vectors in this folder are whole.",
 )
 def vectors_command(*, output: Path | None, dtypes: tuple[str, ...], checked: Path | None) -> int:
-    """Write test vectors: what the clauses ask on the edge problems, with answers and bounds.
+    """Write test vectors: the calls of clauses on the edge problems, with answers and bounds.
 
     For implementations in other languages: JSON and raw bytes, described in the folder's README.md.
     Exit code: 0; with --check 1 for a folder that is damaged; 2 for bad input.

@@ -1,16 +1,23 @@
-"""``conformance check``: every clause on every candidate of the targets."""
+"""``conformance check``: every clause on every candidate of the targets.
+
+With ``--watch`` it runs again whenever a file next to the targets changes.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import click
 
 from ..base.printable_text import printable
-from ..base.record import exit_code
+from ..base.record import EXIT_INTERRUPTED, EXIT_USAGE, exit_code
 from ..errors import UsageError
 from ._options import (
     DEVICE,
@@ -41,7 +48,6 @@ from ._output import (
     view_options,
     write_views,
 )
-from ._watching import check_watching, run_again
 
 # Seconds that a call may take where it has to be compiled first, on a busy machine.
 COMPILING = 300.0
@@ -103,7 +109,7 @@ COMPILING = 300.0
     "-x",
     "--exitfirst",
     is_flag=True,
-    help="End with the first MUST that fails; what finds mistakes soonest is asked first.",
+    help="End with the first MUST that fails; what finds mistakes soonest runs first.",
 )
 @click.option(
     "--failed-first",
@@ -162,7 +168,7 @@ def check_command(
     """
     began = time.monotonic()  # what is imported now is part of the time that a run may take
     from ..base.graph_options import GraphOptions  # noqa: PLC0415
-    from ..running.isolation.choices import check_isolated, unforeseen_seed  # noqa: PLC0415
+    from ..running.isolation.zygote import check_isolated, unforeseen_seed  # noqa: PLC0415
     from ..running.workers.messages import RunOptions  # noqa: PLC0415
     from ..running.workers.pool import WorkerPool, warm_context  # noqa: PLC0415
     from ..session.checking import check  # noqa: PLC0415 (--help must not pay for it)
@@ -233,3 +239,61 @@ def check_command(
         return exit_code(report, strict=strict)
 
     return run_again(run, targets) if watch else run(began)
+
+
+# Files besides Python whose change may change a verdict; nothing that a run writes.
+_SUFFIXES: Final = (".onnx", ".conformance.toml", ".data", ".pt", ".safetensors")
+
+_TIMEOUT: Final = 200  # milliseconds
+
+
+def check_watching() -> None:
+    """Require what tells of changes; raises UsageError."""
+    if importlib.util.find_spec("watchfiles") is None:
+        msg = "--watch needs watchfiles: pip install 'attention-conformance[watch]'"
+        raise UsageError(msg)
+
+
+def run_again(run: Callable[[float], int], targets: Sequence[str]) -> int:
+    """Run at once and after every change, until Ctrl-C; the exit code of the last run.
+
+    Bad input ends no watch: the next change may mend it.
+    """
+    from watchfiles import PythonFilter, watch  # noqa: PLC0415 (an extra)
+
+    matters = PythonFilter(extra_extensions=_SUFFIXES)
+    # It yields nothing at each timeout, first at once: changes during a run are reported after it.
+    changes = watch(
+        *_folders(targets), watch_filter=matters, yield_on_timeout=True, rust_timeout=_TIMEOUT
+    )
+    next(changes)
+    code = _run_once(run)
+    while code != EXIT_INTERRUPTED:
+        sys.stdout.flush()
+        click.echo("\nwaiting for a change (Ctrl-C ends)", err=True)
+        try:
+            while not next(changes):
+                pass
+        except KeyboardInterrupt:
+            break
+        code = _run_once(run)
+    return code
+
+
+def _run_once(run: Callable[[float], int]) -> int:
+    try:
+        return run(time.monotonic())
+    except UsageError as error:
+        click.echo(f"conformance: {printable(str(error))}", err=True)
+        return EXIT_USAGE
+
+
+def _folders(targets: Sequence[str]) -> Iterator[Path]:
+    """The folders of targets that are paths, and the working folder for those that are not."""
+    folders: dict[Path, None] = {}
+    for target in targets:
+        path = Path(target.rpartition(":")[0] or target)
+        path = path if path.exists() else Path(target)
+        folder = path if path.is_dir() else path.parent if path.exists() else Path.cwd()
+        folders[folder.resolve()] = None
+    yield from folders

@@ -176,7 +176,7 @@ def diff_command(
 
     Exit code: 0 when nothing got worse, 1 when something did, 2 for bad input.
     """
-    from ..session.diffing import difference  # noqa: PLC0415 (--help must not pay for it)
+    from ..session.comparing import difference  # noqa: PLC0415 (--help must not pay for it)
     from ..views.diff import show_diff  # noqa: PLC0415 (loads rich)
 
     views = {} if markdown_path is None else {"--markdown": markdown_path}
@@ -241,7 +241,8 @@ def merge_command(
     Exit code: that of the whole run, as of 'conformance check'; 2 for shards that are missing,
     given twice or of different runs.
     """
-    from ..session.merging import merge_shards, read_shards  # noqa: PLC0415 (--help must not pay for it)
+    from ..session.merging import merge_shards  # noqa: PLC0415 (--help must not pay for it)
+    from ..session.shards import read_shards  # noqa: PLC0415
 
     strict = strict or fail_on == "should"
     written = {**views, "--json": json_path}

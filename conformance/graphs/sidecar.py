@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .._golden import golden
-from ..base.expected import ExpectedFailure
-from ..base.expected_file import places_of, read_entry, read_text
+from ..base.expected import ExpectedFailure, places_of, read_entry, read_text
 from ..base.files import parse_toml
 from ..errors import UsageError, did_you_mean
 from .reading import MASK_ROLES, OTHER_ROLES, OUTPUT_ROLES, TENSOR_ROLES, Header

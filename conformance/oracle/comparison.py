@@ -1,6 +1,7 @@
 """Compares an answer with what is expected, within an elementwise bound.
 
-How the two sides are made of the candidate's answers is kept as plain data.
+How the two sides are made of the candidate's answers is kept as plain data; tensors become tables,
+written out where a person would read them. A bundle keeps them whole: :func:`kept_whole`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,52 @@ import torch
 from torch import Tensor
 
 from ..base.results import Violation
-from ..base.tables import has_all_elements, keeping, table
 from ..calls.recording import Recording
+
+# Of a tensor with more elements the table has the shape and the dtype only.
+MOST_ELEMENTS: Final = 64
+_KEPT: Final[ContextVar[list[Tensor] | None]] = ContextVar("kept", default=None)
+
+
+def table(tensor: Tensor) -> dict[str, Any]:
+    """Shape and dtype of a tensor, and its values as nested lists if there are few of them.
+
+    Values of half and single precision become the Python floats that are equal to them. Where
+    tensors are kept whole, ``array`` is the number of the tensor instead.
+    """
+    shown: dict[str, Any] = {
+        "shape": list(tensor.shape),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+    }
+    kept = _KEPT.get()
+    if kept is not None:
+        shown["array"] = len(kept)
+        kept.append(tensor.detach().cpu().contiguous().clone())
+    elif tensor.numel() <= MOST_ELEMENTS:
+        shown["values"] = tensor.detach().tolist()
+    return shown
+
+
+@contextmanager
+def kept_whole() -> Iterator[list[Tensor]]:
+    """Keep the tensors of all tables that are made meanwhile, in a list."""
+    kept: list[Tensor] = []
+    token = _KEPT.set(kept)
+    try:
+        yield kept
+    finally:
+        _KEPT.reset(token)
+
+
+def keeping() -> bool:
+    """Whether tensors are kept whole."""
+    return _KEPT.get() is not None
+
+
+def has_all_elements(tensor: Tensor) -> bool:
+    """Whether the table of a tensor holds all of its elements."""
+    return keeping() or tensor.numel() <= MOST_ELEMENTS
+
 
 # What the axes of an answer are called, by their number: heads, tokens.
 AXES: Final[Mapping[int, tuple[str, ...]]] = {

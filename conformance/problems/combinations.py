@@ -12,7 +12,6 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from random import Random
 from typing import Any, Final
 
 from ..base.geometry import Geometry
@@ -129,16 +128,6 @@ def combinations(
         for seed, row in enumerate(covering.rows)
     )
     return Combinations(problems=problems, model=made.model, covering=covering, strength=strength)
-
-
-def with_other_values(problem: Problem, seed: int) -> Problem:
-    """The combination with other values, and with another scale and cap where it has them."""
-    draw = Random(seed + problem.seed)  # noqa: S311 (nothing secret)
-    return problem.replace(
-        seed=draw.randrange(2**31),
-        scale=None if problem.scale is None else round(draw.uniform(0.05, 2.0), 3),
-        softcap=None if problem.softcap is None else round(draw.uniform(0.5, 40.0), 3),
-    )
 
 
 def options_alone(candidate: Candidate, space: Space, *, dtype: str) -> list[Problem]:
@@ -421,22 +410,14 @@ class _Parameters:
         reason = "tensors of different shapes cannot be one"
         shared, all_same = (KEY_IS_VALUE, ALL_ONE), (ALL_ONE,)
         layer = self.candidate.kind == "layer"
-        fields = ("key_size", "value_size") if layer else CHANNELS
-        for name in ("widths",) if layer else ("head size",):
-            apart = [
-                value for value, own in self._meanings(name) if own[fields[0]] != own[fields[1]]
-            ]
-            yield Rule(reason, (("tensors", shared), (name, tuple(apart))))
-        if not layer:
-            grouped = [
-                value for value, own in self._meanings("heads") if len(set(own.values())) > 1
-            ]
-            yield Rule(reason, (("tensors", all_same), ("heads", tuple(grouped))))
-        else:
-            widths = [
-                v for v, own in self._meanings("widths") if own["query_size"] != own["key_size"]
-            ]
-            yield Rule(reason, (("tensors", all_same), ("widths", tuple(widths))))
+        name, key, value = (
+            ("widths", "key_size", "value_size") if layer else ("head size", *CHANNELS)
+        )
+        apart = [label for label, own in self._meanings(name) if own[key] != own[value]]
+        yield Rule(reason, (("tensors", shared), (name, tuple(apart))))
+        kind, first, second = ("widths", "query_size", "key_size") if layer else ("heads", *HEADS)
+        unlike = [label for label, own in self._meanings(kind) if own[first] != own[second]]
+        yield Rule(reason, (("tensors", all_same), (kind, tuple(unlike))))
         for (queries, query_sizes), (keys, key_sizes) in itertools.product(
             self._sizes("queries").items(), self._sizes("keys").items()
         ):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from random import Random
 from typing import Any, Final
 
 from ..base.profile import Profile
 from ..declare.candidate import Candidate
-from .combinations import combinations, with_other_values
+from .combinations import combinations
 from .edges import edge_problems
 from .problem import Problem
 from .space import Space
@@ -111,7 +112,7 @@ class Pool:
             self._candidate, space, dtype=dtype, strength=self._strength(space, dtype)
         )
         return [
-            with_other_values(problem, self._seed + turn * TURN)
+            _with_other_values(problem, self._seed + turn * TURN)
             for turn in range(1, self._profile.turns)
             for problem in made.problems
         ]
@@ -144,3 +145,13 @@ class Pool:
         if not self._candidate.isolated:
             return edges
         return [edge.replace(seed=edge.seed + UNFORESEEN * self._seed) for edge in edges]
+
+
+def _with_other_values(problem: Problem, seed: int) -> Problem:
+    """The combination with other values, and with another scale and cap where it has them."""
+    draw = Random(seed + problem.seed)  # noqa: S311 (nothing secret)
+    return problem.replace(
+        seed=draw.randrange(2**31),
+        scale=None if problem.scale is None else round(draw.uniform(0.05, 2.0), 3),
+        softcap=None if problem.softcap is None else round(draw.uniform(0.5, 40.0), 3),
+    )

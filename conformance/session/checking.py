@@ -20,10 +20,10 @@ from ..running.workers.supervisor import DEFAULT_TIMEOUT, OutOfTime
 from . import expectations
 from .accepted_failures import UnjudgedRun
 from .expectations import Selection, Stale, by_candidate, judge
+from .order import check_selection, selected
 from .renewing import Gate, renew
 from .report import build_report, candidate_entry, verdict
 from .schedule import Schedule, ShowProgress
-from .selection import check_selection, selected
 
 
 def is_shard(options: RunOptions) -> bool:
@@ -345,8 +345,8 @@ def _more(run: _Run, options: RunOptions) -> dict[str, Any]:
         more["shard"] = {**asdict(options.shard), "expected": expected}
     if run.stopped:
         planned = sum(not one.reason for loaded in run.loaded for one in loaded.planned)
-        asked = [one for own in run.results.values() for one in own]
-        applied = sum(one.status != "not-applicable" for one in asked)
+        results = [one for own in run.results.values() for one in own]
+        applied = sum(one.status != "not-applicable" for one in results)
         more["stopped"] = {"asked": applied, "planned": planned}
     if run.deadline is not None:
         more["limit"] = _limit(run)

@@ -9,12 +9,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from ..base.expected import ExpectedFailure
-from ..base.expected_file import parse, read_text
+from ..base.expected import ExpectedFailure, parse, read_text
 from ..base.limits import today as clock_today
 from ..base.results import ClauseResult
 from ..errors import UsageError
-from .selection import matching, suggestion
+from .order import matching, suggestion
 
 
 def concerning(

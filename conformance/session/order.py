@@ -1,4 +1,7 @@
-"""Which clauses are asked first: those that find mistakes soonest, and those that failed last."""
+"""Which clauses a run takes, and which of them come first.
+
+Globs of slugs select; those come first that find mistakes soonest, and those that failed last.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
 from ..base.files import write_text
 from ..errors import UsageError
+from ..targets.loading import closest
 
 # Made by `python benchmarks/first_failure.py --order` from mistakes of the catalogue: each of these
 # finds the most mistakes that those before it do not, for a second of its time.
@@ -115,3 +120,39 @@ def _key(targets: Sequence[str]) -> str:
     """A name for targets, as they are seen from the working folder."""
     text = "\0".join([str(Path.cwd()), *targets])
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]
+
+
+def matching(globs: Iterable[str], slugs: Iterable[str]) -> list[str]:
+    """The slugs that at least one of the globs matches."""
+    globs = list(globs)
+    return [slug for slug in slugs if any(fnmatchcase(slug, glob) for glob in globs)]
+
+
+def selected(slugs: Iterable[str], only: Collection[str], skip: Collection[str]) -> list[str]:
+    """The slugs that ``--only`` admits (all of them when it is not given) and ``--skip`` leaves."""
+    slugs = list(slugs)
+    admitted = matching(only, slugs) if only else slugs
+    refused = set(matching(skip, slugs))
+    return [slug for slug in admitted if slug not in refused]
+
+
+def check_globs(option: str, globs: Iterable[str], slugs: Collection[str]) -> None:
+    """Require that each glob matches a clause; raises UsageError that suggests a near slug."""
+    for glob in globs:
+        if not matching([glob], slugs):
+            msg = f"{option} {glob!r} matches no clause{suggestion(glob, slugs)}"
+            raise UsageError(msg)
+
+
+def check_selection(slugs: Collection[str], only: Collection[str], skip: Collection[str]) -> None:
+    """Require that ``--only`` and ``--skip`` name clauses and leave at least one to run."""
+    check_globs("--only", only, slugs)
+    check_globs("--skip", skip, slugs)
+    if not selected(slugs, only, skip):
+        msg = "--only and --skip leave no clause to run: nothing would be checked"
+        raise UsageError(msg)
+
+
+def suggestion(word: str, slugs: Iterable[str]) -> str:
+    """A near slug, or where to see them all."""
+    return closest(word, sorted(slugs)) or "; 'conformance list' shows the clauses"

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import tomlkit
 
-from ..base.expected import ExpectedFailure
-from ..base.expected_file import entry_lines, list_line, parse, read_text
+from ..base.expected import ExpectedFailure, entry_lines, list_line, parse, read_text
 from ..base.files import write_text
 from ..base.printable_text import printable
 from ..errors import UsageError

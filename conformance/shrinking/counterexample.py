@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
-from ..base.tables import MOST_ELEMENTS, keeping, table
 from ..calls.calling import CandidateFailure, Forward, RowWithoutKeysRefused
 from ..calls.devices import taken, whole_storage
 from ..calls.recording import RecordedCall, Recording
 from ..clauses.subject import Subject
-from ..oracle.comparison import compare
+from ..oracle.comparison import MOST_ELEMENTS, compare, keeping, table
 from ..problems.inputs import Inputs
 from ..problems.materialise import PROJECTION_NAMES
 from .smallest import Smallest

@@ -17,8 +17,8 @@ from ..errors import UsageError, did_you_mean
 from ..running.workers.messages import RunOptions
 from ..running.workers.planning import CandidatePlan, check_devices, plan_candidates
 from ..session.expectations import Selection, check_clause, read_file, stale
+from ..session.order import check_selection, selected
 from ..session.report import unchecked_masks
-from ..session.selection import check_selection, selected
 from ..targets.resolving import candidates_of, resolve_one, unique_names
 from ..targets.source_location import declared_expectations
 from .cases import ClauseCase, UncheckedCase

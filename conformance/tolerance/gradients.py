@@ -27,8 +27,7 @@ from .storing import (
     worst_of_stores,
 )
 from .visible_keys import has_sink, sum_groups
-from .worst_gradients import WorstErrors, worst_errors
-from .worst_pairs import sum_error
+from .worst_gradients import WorstErrors, sum_error, worst_errors
 
 
 def sink_gradient(gradients: BackwardPass, worst: WorstErrors, contract: Contract) -> Gradient:

@@ -16,7 +16,12 @@ from .spread import Carried
 from .statistical_scores import exponent_variance
 from .storing import score_gradient_stores
 from .visible_keys import LiveKeys
-from .worst_pairs import gate_error, uncapped
+from .worst_gradients import gate_error, uncapped
+
+
+def _total(variance: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """``sum variance x y`` over the last axis, which stays."""
+    return (variance * x * y).sum(dim=-1, keepdim=True)
 
 
 def independent_columns(
@@ -30,14 +35,11 @@ def independent_columns(
     a, b, c = terms
     first, second = rows
 
-    def total(x: Tensor, y: Tensor) -> Tensor:
-        return (variance * x * y).sum(dim=-1, keepdim=True)
-
     result = (variance * a * a) @ tokens.square()
-    result += total(b, b) * first.square() + total(c, c) * second.square()
+    result += _total(variance, b, b) * first.square() + _total(variance, c, c) * second.square()
     result -= 2.0 * first * ((variance * a * b) @ tokens)
     result -= 2.0 * second * ((variance * a * c) @ tokens)
-    result += 2.0 * total(b, c) * first * second
+    result += 2.0 * _total(variance, b, c) * first * second
     return result.clamp_min_(0.0)
 
 
@@ -51,14 +53,11 @@ def independent_channels(
     a, b, c = terms
     first, second = rows
 
-    def total(x: Tensor, y: Tensor) -> Tensor:
-        return (variance * x * y).sum(dim=-1, keepdim=True)
-
     result = a * a * (variance @ tokens.square().mT)
-    result += b * b * total(first, first) + c * c * total(second, second)
+    result += b * b * _total(variance, first, first) + c * c * _total(variance, second, second)
     result -= 2.0 * a * b * ((variance * first) @ tokens.mT)
     result -= 2.0 * a * c * ((variance * second) @ tokens.mT)
-    result += 2.0 * b * c * total(first, second)
+    result += 2.0 * b * c * _total(variance, first, second)
     return result.clamp_min_(0.0)
 
 

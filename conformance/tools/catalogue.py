@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from ..clauses.registry import Clause, all_clauses
 from ..errors import UsageError
-from ..session.selection import suggestion
+from ..session.order import suggestion
 
 _SIZES: Final = {
     "batch": "items",

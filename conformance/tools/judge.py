@@ -18,7 +18,7 @@ from ..base.profile import PROFILES
 from ..base.record import GREEN, CandidateEntry, Record, record_text
 from ..base.results import ClauseResult, result_from_json
 from ..errors import NonconformanceError, UsageError, did_you_mean
-from ..running.isolation.choices import check_isolated, unforeseen_seed
+from ..running.isolation.zygote import check_isolated, unforeseen_seed
 from ..running.workers.messages import RunOptions
 from ..running.workers.pool import WorkerPool, warm_context
 from ..running.workers.supervisor import DEFAULT_TIMEOUT
@@ -176,7 +176,7 @@ def check(
     profile, only, skip, dtypes, seed
         As on the command line; ``only`` and ``skip`` are globs of clauses, one or several.
     exitfirst
-        End with the first MUST that fails; what finds mistakes soonest is asked first.
+        End with the first MUST that fails; what finds mistakes soonest runs first.
     time_limit
         Seconds after which no further example is begun: the verdict is then inconclusive at best.
     isolated

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from ..base.compiled_names import names_compiled
 from ..base.graph_options import read_graph_options
 from ..base.profile import DTYPES, PROFILES
-from ..base.record import read_record
+from ..base.record import names_compiled, read_record
 from ..base.results import Violation
 from ..errors import UsageError, did_you_mean
 from ..running.workers.messages import Loaded, RunOptions

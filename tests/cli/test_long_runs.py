@@ -25,7 +25,8 @@ from conformance.base.record import exit_code, record_text
 from conformance.running.workers.messages import RunOptions
 from conformance.running.workers.supervisor import Supervisor
 from conformance.session.checking import check
-from conformance.session.merging import merge_shards, read_shards
+from conformance.session.merging import merge_shards
+from conformance.session.shards import read_shards
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 

@@ -13,7 +13,7 @@ from workspaces import KERNEL, UNSCALED, write
 from conformance.__main__ import run
 from conformance.errors import UsageError
 from conformance.session import checking
-from conformance.session.selection import check_selection
+from conformance.session.order import check_selection
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 

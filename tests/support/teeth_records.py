@@ -8,7 +8,7 @@ from records import result
 
 from conformance.base.results import ClauseResult
 from conformance.running.workers.messages import Ready
-from conformance.tools.teeth.options import LoadedEntry, TeethOptions
+from conformance.tools.teeth.jobs import LoadedEntry, TeethOptions
 from conformance.tools.teeth.record import TeethProgress, build_record
 
 READY = Ready(

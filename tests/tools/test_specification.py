@@ -87,7 +87,7 @@ def test_fingerprint_is_the_one_of_reports() -> None:
 def test_every_clause_module_contributes() -> None:
     """No file of clauses is forgotten: each registers at least one clause of the document."""
     folder = CHECKOUT / "conformance" / "clauses"
-    shared = {"__init__", "in_one_process", "registry", "subject", "judging", "judging_gradients"}
+    shared = {"__init__", "rearranging", "registry", "subject", "judging", "judging_gradients"}
     files = {path.stem for path in folder.glob("*.py")} - shared
     package = import_module("conformance.clauses").__name__
     homes = {clause.check.__module__ for clause in CLAUSES}

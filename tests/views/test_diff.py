@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from conformance.session.diffing import difference
+from conformance.session.comparing import difference
 from conformance.views.diff import render_diff_markdown, show_diff
 
 

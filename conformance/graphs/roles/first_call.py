@@ -1,11 +1,14 @@
-"""Finding a call that runs: shapes, then fills of the masks that let every key be attended."""
+"""Finding a call that runs, and the roles of the outputs that it gives.
+
+First shapes, then fills of the masks that let every key be attended.
+"""
 
 from __future__ import annotations
 
 import itertools
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -14,18 +17,109 @@ import onnx
 from onnx import numpy_helper
 
 from ...errors import UsageError
-from ..process import Array
-from ..reading import Header, Port
+from ..process import Array, Feeds
+from ..reading import Header, Port, Role, suggests, suggests_drop
 from ..sidecar import GraphDeclaration
-from . import names
-from .outputs import main_output
 from .plans import FLOATS, INTEGERS, CallPlan, Shapes, frozen, plans, usual
-from .probe import BaseCall, GraphProbe, bend
+from .probe import BaseCall, GraphProbe, Outputs, bend
+
+
+def main_output(probe: GraphProbe, feeds: Feeds, plan: CallPlan) -> str:
+    """The answer: the declared output, else the one of most inputs that is no weights."""
+    header, declared = probe.header, probe.declared
+    for name, said in declared.outputs.items():
+        if said.get("role") == "output":
+            return name
+    open_ports = [
+        port
+        for port in header.outputs
+        if port.dtype in FLOATS and "role" not in declared.outputs.get(port.name, {})
+    ]
+    if len(open_ports) == 1:
+        return open_ports[0].name
+    if not open_ports:
+        return header.outputs[0].name
+    answers = probe.call(feeds)
+    if answers is None:
+        return open_ports[0].name
+    reach = _reach(probe, feeds, plan, answers, open_ports)
+    rank = len(plan.layout)
+
+    def likely(port: Port) -> tuple[bool, int, bool, bool]:
+        answer = answers[port.name]
+        return (
+            not sums_to_one(answer, probe),
+            reach[port.name],
+            answer.ndim == rank,
+            not suggests(port.name, "weights"),
+        )
+
+    return max(open_ports, key=likely).name
+
+
+def _reach(
+    probe: GraphProbe, feeds: Feeds, plan: CallPlan, answers: Outputs, outputs: Sequence[Port]
+) -> Mapping[str, int]:
+    """Of how many tensors each output is a function."""
+    reach = {port.name: 0 for port in outputs}
+    for tensor in plan.tensors:
+        values = feeds[tensor.name]
+        others = probe.call({**feeds, tensor.name: probe.draw(values.shape, tensor.dtype)})
+        for port in outputs:
+            if others is not None:
+                changed = probe.changed(answers[port.name], others[port.name])
+                reach[port.name] += bool(changed.any())
+    return reach
+
+
+def sums_to_one(answer: Array, probe: GraphProbe) -> bool:
+    """Whether every row is made of weights."""
+    if not answer.size or answer.ndim == 0 or answer.shape[-1] == 1:
+        return False
+    sums = answer.astype(np.float64).sum(-1)
+    return not probe.changed(sums, np.ones_like(sums)).any() and bool((answer >= 0).all())
+
+
+def read_outputs(
+    header: Header, declared: GraphDeclaration, answers: Outputs, output: Role, probe: GraphProbe
+) -> tuple[tuple[Role, ...], list[str]]:
+    """The role of every output, and what was assumed."""
+    result: list[Role] = []
+    sentences: list[str] = []
+    for port in header.outputs:
+        said = declared.outputs.get(port.name, {})
+        if port.name == output.name:
+            result.append(output)
+            continue
+        role, axes = _other_output(port, answers[port.name], probe)
+        role, axes = str(said.get("role", role)), str(said.get("axes", axes))
+        result.append(Role(name=port.name, role=role, axes=axes, dtype=port.dtype))
+        if "role" not in said:
+            sentences.append(_sentence(port.name, role))
+    return tuple(result), sentences
+
+
+def _other_output(port: Port, answer: Array, probe: GraphProbe) -> tuple[str, str]:
+    if port.dtype in FLOATS and sums_to_one(answer, probe):
+        return "weights", {2: "QK", 3: "BQK", 4: "BHQK"}.get(answer.ndim, "")
+    if answer.ndim == len("BHLD") and suggests(port.name, "present"):
+        is_value = suggests(port.name, "value")
+        return ("present_value" if is_value else "present_key"), "BHLD"
+    return "ignored", ""
+
+
+def _sentence(name: str, role: str) -> str:
+    if role == "weights":
+        return f"output {name}: the attention weights (every row sums to 1)"
+    if role == "ignored":
+        return f"output {name}: ignored"
+    return f"output {name}: {role} (by its name)"
+
 
 _LARGEST: Final = 64
 _MOST: Final = 8
-# How onnxruntime tells of shapes: "{2,5,4,4}", "5 by 7", "Got: 3 Expected: 2".
-_TOLD: Final = re.compile(r"\{([\d, ]+)\}|(\d+) by (\d+)|(?:Got|Expected): (\d+)")
+# How onnxruntime writes shapes: "{2,5,4,4}", "5 by 7", "Got: 3 Expected: 2".
+_REPORTED: Final = re.compile(r"\{([\d, ]+)\}|(\d+) by (\d+)|(?:Got|Expected): (\d+)")
 
 
 @dataclass(frozen=True)
@@ -39,7 +133,7 @@ class Hints:
         """The counts, those that refusals name before the others, as many as are worth trying."""
         named: Counter[int] = Counter()
         for text in refusals:
-            for match in _TOLD.finditer(text):
+            for match in _REPORTED.finditer(text):
                 named.update(int(number) for number in re.findall(r"\d+", match.group()))
         ordered = [number for number, _ in named.most_common()] + list(self.counts)
         small = [number for number in dict.fromkeys(ordered) if 0 < number <= _LARGEST]
@@ -173,7 +267,7 @@ def _fills(
 def _fill_choices(port: Port, axes: str, plan: CallPlan, shapes: Shapes) -> tuple[float, ...]:
     if port.dtype in FLOATS:
         return (0.0, 1.0)
-    either = (0.0, 1.0) if names.suggests_drop(port.name) else (1.0, 0.0)
+    either = (0.0, 1.0) if suggests_drop(port.name) else (1.0, 0.0)
     tensor = plan.tensors[-1 if plan.lead == 0 else 0]
     whole = float(shapes[tensor.name][plan.layout.index("L")])
     if port.dtype not in INTEGERS or len(axes) > len("BQ"):

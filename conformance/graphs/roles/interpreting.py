@@ -10,9 +10,8 @@ from typing import Final
 import numpy as np
 
 from ...errors import UsageError
-from ..reading import Header, Port
+from ..reading import Header, Port, items_axis, suggests
 from ..sidecar import GraphDeclaration
-from . import names
 from .first_call import FirstCall, read_hints, starts
 from .plans import AXIS_ORDERS
 from .probe import BaseCall, GraphProbe, Traits, read_traits
@@ -169,7 +168,7 @@ def _options(
                 layout=layout,
                 fitting=sum(weight for weight, fits in checks if fits),
                 facts=sum(weight for weight, _ in checks),
-                named=sum(names.suggests(name, role) for name, role in roles.items()),
+                named=sum(suggests(name, role) for name, role in roles.items()),
                 declared=all("role" in entry for entry in said.values()),
             )
 
@@ -180,9 +179,7 @@ def _named_layouts(tensors: Sequence[Port], rank: int) -> tuple[str, ...]:
     An axis that is called batch promises items, even where the graph mixes them: that is a mistake
     to report, such as a module that wants positions first and was exported with items first.
     """
-    named = {
-        at for port in tensors for at, axis in enumerate(port.shape or ()) if names.items_axis(axis)
-    }
+    named = {at for port in tensors for at, axis in enumerate(port.shape or ()) if items_axis(axis)}
     fitting = tuple(layout for layout in AXIS_ORDERS[rank] if {layout.find("B")} == named)
     return fitting or AXIS_ORDERS[rank]
 

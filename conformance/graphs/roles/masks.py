@@ -10,9 +10,8 @@ from typing import Final
 import numpy as np
 
 from ..process import Array
-from ..reading import Port, Role
+from ..reading import Port, Role, suggests, suggests_drop
 from ..sidecar import GraphDeclaration
-from . import names
 from .first_call import FirstCall
 from .interpreting import RoleAssignment
 from .plans import FLOATS, INTEGERS, USUAL_HEADS, mask_axes
@@ -257,13 +256,13 @@ class _MaskProbe:
             taken = int(with_one < with_zero)
             role = ("keep", "drop")[taken] + suffix
             return role, f"by behaviour, which is not clear: {taken} makes a key matter less"
-        if suffix and self._shifts() and not names.suggests(self.port.name, "mask"):
+        if suffix and self._shifts() and not suggests(self.port.name, "mask"):
             return "constant", "by behaviour: no number in it takes a key out; 0 in every call"
         role = self._by_name() + suffix
         return role, "by name and dtype: neither 0 nor 1 takes a key out of the answer"
 
     def _by_name(self) -> str:
-        return "drop" if names.suggests_drop(self.port.name) else "keep"
+        return "drop" if suggests_drop(self.port.name) else "keep"
 
     def _lengths(self) -> str:
         keys = self.base.feeds[self.assignment.attended[0]].shape[self.assignment.length_axis]

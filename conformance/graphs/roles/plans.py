@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ..reading import Header, Port
+from ..reading import Header, Port, suggests, suggests_drop, suggests_lengths
 from ..sidecar import GraphDeclaration
-from . import names
 
 # Primes that are no usual number of heads: a wrong reshape is refused, and axes tell themselves.
 BATCH: Final = 3
@@ -246,8 +245,7 @@ def _tensor_choices(header: Header, declared: GraphDeclaration) -> list[tuple[Po
     def unlikely(tensors: Sequence[Port]) -> int:
         """How many are called otherwise; the sort keeps more tensors before fewer."""
         return sum(
-            names.suggests(tensor.name, "mask") or names.suggests(tensor.name, "past")
-            for tensor in tensors
+            suggests(tensor.name, "mask") or suggests(tensor.name, "past") for tensor in tensors
         )
 
     return sorted(choices, key=unlikely)
@@ -334,7 +332,7 @@ def _is_past(port: Port, declared: GraphDeclaration) -> bool:
     role = declared.inputs.get(port.name, {}).get("role")
     if role is not None:
         return role in PASTS
-    return port.dtype in FLOATS and port.rank == len("BHLD") and names.suggests(port.name, "past")
+    return port.dtype in FLOATS and port.rank == len("BHLD") and suggests(port.name, "past")
 
 
 def _lead(tensors: Sequence[Port], declared: GraphDeclaration) -> int:
@@ -342,7 +340,7 @@ def _lead(tensors: Sequence[Port], declared: GraphDeclaration) -> int:
     roles = [declared.inputs.get(port.name, {}).get("role") for port in tensors]
     if "query" in roles:
         return roles.index("query")
-    called = [names.suggests(port.name, "query") for port in tensors]
+    called = [suggests(port.name, "query") for port in tensors]
     return called.index(True) if any(called) else 0
 
 
@@ -356,8 +354,8 @@ def mask_axes(port: Port, declared: GraphDeclaration | None = None) -> tuple[str
     choices = _MASKS.get(port.rank, ())
     if port.dtype not in INTEGERS:
         choices = tuple(axes for axes in choices if "K" in axes)
-    elif names.suggests_lengths(port.name):
+    elif suggests_lengths(port.name):
         choices = tuple(sorted(choices, key=lambda axes: "K" in axes))
-    if names.suggests_drop(port.name):  # padding is a matter of items
+    if suggests_drop(port.name):  # padding is a matter of items
         choices = tuple(sorted(choices, key=lambda axes: "B" not in axes))
     return choices

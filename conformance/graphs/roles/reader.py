@@ -11,12 +11,11 @@ import onnx
 
 from ...errors import UsageError
 from ..process import Array, Feeds
-from ..reading import GraphReading, Header, Port, Role
+from ..reading import GraphReading, Header, Port, Role, suggests
 from ..sidecar import GraphDeclaration, check_declaration
-from . import names
+from .first_call import read_outputs
 from .interpreting import MODES, ROLES, Interpretation, RoleAssignment, interpret, remedy
 from .masks import read_masks, widened
-from .outputs import read_outputs
 from .packing import read_packing
 from .plans import AXIS_ORDERS, FLOATS, INTEGERS, CallPlan, plans, usual
 from .probe import BaseCall, GraphProbe, Traits, affected
@@ -75,7 +74,7 @@ def _tensor_roles(tensors: Sequence[Port], declared: GraphDeclaration) -> dict[s
     interpretation: dict[str, str] = {}
     for port in tensors:
         said = declared.inputs.get(port.name, {}).get("role")
-        named = [role for role in roles if names.suggests(port.name, role)]
+        named = [role for role in roles if suggests(port.name, role)]
         interpretation[port.name] = said or (named[0] if len(named) == 1 else "")
     if sorted(interpretation.values()) == sorted(roles):
         return interpretation

@@ -9,9 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from ..process import Array
-from ..reading import Axis, Role
+from ..reading import Axis, Role, suggests
 from ..sidecar import GraphDeclaration
-from . import names
 from .first_call import FirstCall, constant
 from .interpreting import RoleAssignment
 from .plans import CallPlan
@@ -234,7 +233,7 @@ def _others(plan: CallPlan, declared: GraphDeclaration) -> list[Role]:
     result = []
     for port in plan.pasts:
         said = declared.inputs.get(port.name, {}).get("role")
-        role = said or ("past_value" if names.suggests(port.name, "value") else "past_key")
+        role = said or ("past_value" if suggests(port.name, "value") else "past_key")
         result.append(Role(name=port.name, role=role, axes="BHLD", dtype=port.dtype))
     for port in plan.constants:
         shape = tuple(size if isinstance(size, int) else 1 for size in port.shape or ())

@@ -1,24 +1,37 @@
-"""The weights of a graph: from its source, a state dict, its own tensors, or none."""
+"""The weights of a graph: from its source, a state dict, its own tensors, or none.
+
+A state dict or safetensors file is read whatever it really holds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import pickle
+import re
+import warnings
+import zipfile
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from ..._golden import golden
+from ...base.parameter_names import role_of
+from ...errors import UsageError
 from ..opened import GraphProjections, Stages
 from ..process import GraphProcess
-from ..protocol import GraphRefused
+from ..protocol import Array, GraphRefused
 from ..reading import GraphReading, Header
 from ..sidecar import GraphDeclaration
 from .attention_core import find_cores, is_coarse, read_wiring
-from .matching import compare_projections
+from .matching import NEAREST, SPOKEN, Reference, compare_projections, locate_projections
 from .probing import FREE_SIZES, RunnableGraph
 from .projecting import UNKNOWN, gauge_of, snapped
 from .recovering import Recovered, recover, stages_of
-from .state_dict import from_state_dict
 from .wiring import UnreadableError, Wiring
 
 # A stranger's graph may have axes and attributes that no walk expects: it is not read then, and the
@@ -147,4 +160,306 @@ def _from_source(
         scale=scale,
         stages=structure.stages,
         assumptions=(*source.assumptions, *notes),
+    )
+
+
+# Where checkpoints keep the state dict when they hold more than it.
+_WRAPPERS: Final = ("state_dict", "model_state_dict", "model", "module", "net", "params")
+_DEPTH: Final = 3
+# What torch.load raises on files that are not its own, besides what it documents.
+_JUNK: Final = (
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+    RuntimeError,
+    ValueError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    EOFError,
+    TypeError,
+    OSError,
+    ImportError,
+    MemoryError,
+    OverflowError,
+    AssertionError,
+)
+
+
+def read_state_dict(path: Path) -> dict[str, Tensor]:
+    """The float tensors of a file by name: safetensors by its suffix, else torch's own format.
+
+    Never runs code of the file (``weights_only=True``). Raises UsageError.
+    """
+    if not path.is_file():
+        msg = f"no state dict at {str(path)!r}: give the path of a .pt, .pth or .safetensors file"
+        raise UsageError(msg)
+    read = _read_safetensors if path.suffix == ".safetensors" else _read_torch
+    result = {
+        name: tensor
+        for name, tensor in _tensors(read(path), _DEPTH).items()
+        if tensor.is_floating_point() and tensor.layout is torch.strided and not tensor.is_meta
+    }
+    if not result:
+        msg = f"{str(path)!r} holds no tensors by name: save it with torch.save(m.state_dict(), …)"
+        raise UsageError(msg)
+    return result
+
+
+def _read_torch(path: Path) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except _JUNK as error:
+        msg = (
+            f"{str(path)!r} is no state dict that torch.load(weights_only=True) reads "
+            f"({type(error).__name__}): save it with torch.save(module.state_dict(), …)"
+        )
+        raise UsageError(msg) from error
+
+
+def _read_safetensors(path: Path) -> Any:
+    from safetensors import SafetensorError  # noqa: PLC0415 (only files of this kind need it)
+    from safetensors.torch import load_file  # noqa: PLC0415 (the same)
+
+    try:
+        return load_file(path, device="cpu")
+    except (SafetensorError, *_JUNK) as error:
+        msg = f"{str(path)!r} is no safetensors file ({type(error).__name__})"
+        raise UsageError(msg) from error
+
+
+def _tensors(result: Any, depth: int) -> dict[str, Tensor]:
+    """The tensors of a mapping, or of the mapping that it wraps."""
+    if not isinstance(result, Mapping):
+        return {}
+    for key in _WRAPPERS if depth else ():
+        if isinstance(result.get(key), Mapping) and (inner := _tensors(result[key], depth - 1)):
+            return inner
+    return {str(name): value for name, value in result.items() if isinstance(value, Tensor)}
+
+
+_MATRIX: Final = 2
+_KINDS: Final = re.compile(r"(.*?)[._]?(weight|bias|kernel)$")
+
+
+def named_projections(
+    tensors: Mapping[str, Tensor], widths: Mapping[str, int]
+) -> dict[str, dict[str, Tensor]]:
+    """``q``, ``q_bias``, … by prefix, for each prefix that has query, key and value.
+
+    ``widths``: how wide the tokens of ``q``, ``k`` and ``v`` are, which shows how matrices lie.
+    """
+    result: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for name, tensor in tensors.items():
+        roles, clear = role_of(name)
+        if not roles or (not clear and roles != "o"):
+            continue
+        prefix, bias = _prefix(name, tensor)
+        for role, piece in _pieces(roles, tensor, widths):
+            result[prefix].setdefault(f"{role}_bias" if bias else role, piece)
+    return {prefix: parts for prefix, parts in result.items() if set("qkv") <= set(parts)}
+
+
+def _prefix(name: str, tensor: Tensor) -> tuple[str, bool]:
+    """The path of the attention that a tensor is in, and whether it is a bias."""
+    match = _KINDS.match(name)
+    stem, kind = match.groups() if match else (name, "")
+    components = stem.split(".")
+    while len(components) > 1 and components[-1].isdigit():
+        components.pop()
+    return ".".join(components[:-1]), kind == "bias" or tensor.ndim < _MATRIX
+
+
+def _pieces(roles: str, tensor: Tensor, widths: Mapping[str, int]) -> Iterator[tuple[str, Tensor]]:
+    """A tensor cut into its roles, matrices as ``[out, in]``."""
+    if tensor.ndim > _MATRIX:
+        return
+    width = widths.get(roles[0])
+    if tensor.ndim == _MATRIX and tensor.shape[1] != width and tensor.shape[0] == width:
+        tensor = tensor.T
+    if tensor.shape[0] % len(roles) == 0:
+        yield from zip(roles, tensor.chunk(len(roles)), strict=True)
+
+
+def head_counts(
+    graph: RunnableGraph, parts: Mapping[str, Tensor], declared: int | None
+) -> tuple[int, int] | None:
+    """``(heads, key/value heads)`` with which the golden comes near to the graph's answers."""
+    weights = golden.ProjectionWeights(**parts)
+    tokens = {
+        role: np.random.default_rng(len(role)).standard_normal(graph.shape(role))
+        for role in graph.tokens
+    }
+    answer = graph.answer(graph.run(tokens))
+    inputs = [torch.from_numpy(tokens[graph.role_of(part)]) for part in ("query", "key", "value")]
+    best: tuple[float, tuple[int, int]] | None = None
+    for counts in _counts(weights, declared):
+        error = _error(inputs, weights, counts, graph.reading.causal, answer)
+        if error < NEAREST and (best is None or error < best[0]):
+            best = error, counts
+    return None if best is None else best[1]
+
+
+def _counts(weights: golden.ProjectionWeights, declared: int | None) -> Iterator[tuple[int, int]]:
+    """All divisions of the rows into heads."""
+    rows, shared = len(weights.q), len(weights.k)
+    for heads in [declared] if declared else range(1, rows + 1):
+        size, rest = divmod(rows, heads)
+        if not rest and shared % size == 0 and heads % (shared // size or 1) == 0:
+            yield heads, shared // size
+
+
+def _error(
+    inputs: list[Tensor],
+    weights: golden.ProjectionWeights,
+    counts: tuple[int, int],
+    causal: str | None,
+    answer: Array,
+) -> float:
+    semantics = golden.Semantics(causal_alignment=causal or "bottom-right")  # type: ignore[arg-type]  # an alignment or None
+    try:
+        result = golden.multi_head_attention(
+            inputs[0],
+            inputs[1],
+            inputs[2],
+            weights,
+            num_heads=counts[0],
+            num_kv_heads=counts[1],
+            causal=causal is not None,
+            semantics=semantics,
+        ).output.numpy()
+    except (ValueError, TypeError):
+        return float("inf")
+    if result.shape != answer.shape:
+        return float("inf")
+    size = float(np.linalg.norm(result)) or 1.0
+    return float(np.linalg.norm(result - answer)) / size
+
+
+def from_state_dict(
+    recovered: Recovered | None, tensors: Mapping[str, Tensor], graph: RunnableGraph
+) -> GraphProjections | None:
+    """What a state dict says of a graph; None where its names and the graph's answers say nothing.
+
+    Raises UsageError for a state dict without the projections of the graph.
+    """
+    widths = {part[0]: graph.shape(graph.role_of(part))[-1] for part in _PARTS}
+    named = named_projections(tensors, widths)
+    if recovered is None:
+        return _by_names(named, graph)
+    reference = locate_projections(recovered.weights, tensors, coarse=graph.coarse)
+    if reference.missing:
+        reference = _completed(reference, recovered, named)
+    return _judged(recovered, _by_role(reference))
+
+
+def _by_role(reference: Reference) -> Reference:
+    """The reference with tensors in the roles that their names say, where the graph swaps them."""
+    named = {name: role_of(place) for name, place in reference.where.items()}
+    crossed = {name: roles for name, (roles, clear) in named.items() if clear and roles != name}
+    if not crossed or set(crossed) != set(crossed.values()):
+        return reference
+    raw, where = dict(reference.raw), dict(reference.where)
+    for name, role in crossed.items():
+        raw[role], where[role] = reference.raw[name], reference.where[name]
+        raw[f"{role}_bias"] = reference.raw[f"{name}_bias"]
+    declared = [
+        f"the graph projects its {SPOKEN[name]} by {reference.where[name]}, which is called the "
+        f"{SPOKEN[role]}'s"
+        for name, role in crossed.items()
+    ]
+    return replace(reference, raw=raw, where=where, differences=(*reference.differences, *declared))
+
+
+_PARTS = ("query", "key", "value")
+
+
+def _judged(recovered: Recovered, reference: Reference) -> GraphProjections:
+    weights = reference.weights
+    scale = recovered.scale
+    if scale is not None:
+        scale *= reference.factors["q"] * reference.factors["k"]
+        scale = snapped(scale, len(weights.q) // recovered.num_heads, recovered.roundoff)
+    notes = [*recovered.assumptions, *reference.differences]
+    factor = reference.factors["v"] * reference.factors["o"]
+    if abs(factor - 1) > len(SPOKEN) * recovered.roundoff * len(weights.v):
+        notes.append(f"the graph's values or answers are {factor:.4g} times the state dict's")
+    where = ", ".join(f"{SPOKEN[name]} in {place}" for name, place in reference.where.items())
+    return GraphProjections(
+        weights=weights,
+        num_heads=recovered.num_heads,
+        num_kv_heads=recovered.num_kv_heads,
+        how="state dict",
+        scale=scale,
+        gauge=recovered.layout,
+        assumptions=(f"weights of the state dict: {where}", *notes),
+    )
+
+
+def _completed(
+    reference: Reference, recovered: Recovered, named: Mapping[str, Mapping[str, Tensor]]
+) -> Reference:
+    """The reference with what is missing taken by name; raises UsageError where none fits."""
+    prefixes = [prefix for prefix, parts in named.items() if _fits(parts, recovered, reference)]
+    near = [
+        prefix
+        for prefix in prefixes
+        if any(place.startswith(prefix) for place in reference.where.values())
+    ]
+    chosen = near or prefixes
+    if len(chosen) != 1:
+        missing = ", ".join(
+            SPOKEN[name[0]] + name[1:].replace("_", " ") for name in reference.missing
+        )
+        why = (
+            "none of its names says which it is" if not chosen else f"{len(chosen)} could be meant"
+        )
+        msg = (
+            f"the state dict holds nothing equal to the graph's {missing} and {why}: give the "
+            "state dict that the graph was exported with"
+        )
+        raise UsageError(msg)
+    parts = named[chosen[0]]
+    raw = dict(reference.raw)
+    for name in reference.missing:
+        own = raw[name]
+        taken = parts.get(name)
+        raw[name] = None if taken is None or own is None else taken.to(own.dtype).contiguous()
+    whole = replace(reference, raw=raw, missing=())
+    compared = compare_projections(recovered.weights, whole.weights, "the state dict")
+    places = {**{name: chosen[0] or name for name in SPOKEN if name in parts}, **reference.where}
+    return replace(whole, where=places, differences=compared.differences)
+
+
+def _fits(parts: Mapping[str, Tensor], recovered: Recovered, reference: Reference) -> bool:
+    """Whether named tensors have the shapes of the graph's own that are missing."""
+    own = recovered.weights
+    return all(
+        name in parts and parts[name].shape == getattr(own, name).shape
+        for name in reference.missing
+        if not name.endswith("bias")
+    )
+
+
+def _by_names(
+    named: Mapping[str, Mapping[str, Tensor]], graph: RunnableGraph
+) -> GraphProjections | None:
+    """The one attention that names speak of and that gives the graph's answers, with its heads."""
+    fitting = []
+    for prefix, parts in named.items():
+        counts = head_counts(graph, parts, graph.num_heads)
+        if counts is not None:
+            fitting.append((prefix, parts, counts))
+    if len(fitting) != 1:
+        return None
+    prefix, parts, (heads, kv_heads) = fitting[0]
+    under = f" under {prefix}" if prefix else ""
+    tried = f"{heads} heads: so the golden comes nearest to the graph's answers"
+    return GraphProjections(
+        weights=golden.ProjectionWeights(**parts),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        how="state dict",
+        assumptions=(f"weights of the state dict by its names{under}", tried),
     )

@@ -13,7 +13,7 @@ from ..._golden import golden
 from ...base.geometry import FIELDS, Geometry
 from ...base.parameter_names import OptionParameter
 from ...base.printable_text import printable
-from ...calls.elsewhere import CandidateLost, RaisedElsewhere
+from ...calls.calling import CandidateLost, RaisedElsewhere
 from ...declare.candidate import Candidate
 from ...errors import UsageError
 from . import declarations
@@ -45,7 +45,9 @@ def isolated_candidates(remote: Remote) -> list[Isolated]:
         weights = iter(tensors)
         return [_isolated(remote, number, entry, weights) for number, entry in enumerate(entries)]
     except BadMessage as error:
-        msg = f"the target told of its candidates what cannot be: {printable(str(error))}"
+        msg = (
+            f"the target described its candidates in a way that cannot be: {printable(str(error))}"
+        )
         raise UsageError(msg) from None
     except (CandidateLost, RaisedElsewhere) as lost:
         msg = f"the target {lost} when it was loaded"
@@ -279,8 +281,8 @@ class _Recorded(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         """The gradients of the tensors that were handed over."""
         gradients = ctx.call.pull(upstream)[: ctx.count]
-        asked = zip(gradients, ctx.needs_input_grad[1:], strict=True)
-        return None, *(gradient if needed else None for gradient, needed in asked)
+        needs = zip(gradients, ctx.needs_input_grad[1:], strict=True)
+        return None, *(gradient if needed else None for gradient, needed in needs)
 
 
 def stranger(described: str) -> Any:

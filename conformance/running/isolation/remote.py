@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...base.printable_text import capped, printable
 from ...base.results import Violation
-from ...calls.elsewhere import CandidateLost, RaisedElsewhere
+from ...calls.calling import CandidateLost, RaisedElsewhere
 from ...errors import UsageError
 from . import kernel, zygote
 from .wire import OWN_NUMBERS, Arena, BadMessage, Handed, Head, field, new_arena, receive, send
@@ -58,7 +58,7 @@ class Remote:
         return self._sent
 
     def drop(self, number: int, generation: int) -> None:
-        """Let the process forget what it holds under a number; it is told with the next request."""
+        """Let the process forget what it holds under a number; the next request says so."""
         if generation == self.generation:
             self._dropped.append(number)
 
@@ -77,7 +77,7 @@ class Remote:
         except BadMessage as error:
             msg = f"cannot be handed {error}: less is shared with isolated candidates"
             raise CandidateLost(msg) from None
-        asked = {
+        request = {
             "do": do,
             "drop": dropped,
             "tensors": handed.described,
@@ -85,7 +85,7 @@ class Remote:
             "end": handed.end,
             **head,
         }
-        reply = self._exchanged(asked)
+        reply = self._exchanged(request)
         handed.fetch()
         if "refused" in reply:
             raise UsageError(_words(reply, "refused"))
@@ -118,7 +118,7 @@ class Remote:
         return self._arena
 
     def _started(self) -> Head:
-        """What was told of the candidates; a process is started where there is none."""
+        """What describes the candidates; a process is started where there is none."""
         if self._end is not None and self._loaded is not None:
             return self._loaded
         self._start()

@@ -1,8 +1,13 @@
-"""The messages between the command line's process and its workers: plain data, no torch."""
+"""The messages between the command line's process and its workers: plain data, no torch.
+
+And the versions and the machine that a worker and the record name.
+"""
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, metadata, version
 from typing import Any, Final
 
 from ...base.expected import ExpectedFailure
@@ -28,7 +33,7 @@ class RunOptions:
     through torch.compile. A ``shard`` runs only its part of the examples. ``databases`` name where
     failing problems are kept. ``unchecked`` are globs of parameters that may stay unchecked.
     Without ``explain`` failures are neither made small nor diagnosed. With ``exitfirst`` the run
-    ends with the first MUST that fails; clauses in ``first`` are asked before all others. When
+    ends with the first MUST that fails; clauses in ``first`` run before all others. When
     ``isolated``, candidates run in processes that cannot reach the one that judges them.
     """
 
@@ -114,3 +119,37 @@ class Ready:
 
 
 Event = tuple[str, Any]
+
+
+def environment(devices: tuple[str, ...] | None) -> dict[str, Any]:
+    """Versions, platform and device as plain data."""
+    import torch  # noqa: PLC0415 (whoever reads messages must not load it)
+
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),  # a plain text: a TorchVersion would load torch again
+        "numpy": package_version("numpy"),
+        "hypothesis": package_version("hypothesis"),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "device": ", ".join(devices) if devices else "cpu",
+    }
+
+
+def project_url(name: str, label: str) -> str:
+    """An address that a distribution publishes under a label, such as Documentation, or ""."""
+    try:
+        urls = metadata(name).get_all("Project-URL") or []
+    except PackageNotFoundError:
+        return ""
+    parts = (entry.partition(",") for entry in urls)
+    return next((url.strip() for key, _, url in parts if key.strip() == label), "")
+
+
+def package_version(name: str) -> str:
+    """A distribution's version, ``unknown`` when it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "unknown"

@@ -128,8 +128,7 @@ def ready() -> Ready:
         facts,
         specification_hash,
     )
-    from .environment import environment  # noqa: PLC0415
-    from .messages import Ready  # noqa: PLC0415
+    from .messages import Ready, environment  # noqa: PLC0415
 
     clauses = all_clauses()
     return Ready(

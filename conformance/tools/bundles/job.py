@@ -19,14 +19,13 @@ from torch import Tensor, nn
 
 from ...adapters.calling import AdaptedModule
 from ...base.results import plain
-from ...base.tables import MOST_ELEMENTS, kept_whole, table
 from ...calls import torch_state
 from ...calls.calling import Forward
 from ...calls.devices import CPU, Arguments, moved, taken
 from ...calls.differentiating import INPUT_NAMES
 from ...calls.recording import RecordedBackward, RecordedCall, Recording
 from ...clauses.subject import Subject
-from ...oracle.comparison import compare
+from ...oracle.comparison import MOST_ELEMENTS, compare, kept_whole, table
 from ...problems.arrangements import there
 from ...problems.inputs import Inputs
 from ...problems.problem import Problem

@@ -17,9 +17,8 @@ from ...oracle.oracle import Oracle
 from ...problems.inputs import Inputs
 from ...problems.materialise import TORCH_DTYPES
 from .agreement import Judge, Sample
-from .caller import Caller, Observation, Refusal
+from .caller import FREE, Caller, Observation, Refusal, masked, random_keep
 from .convention import MaskUse, compiled
-from .drawing import FREE, masked, random_keep
 from .signature import Parameters
 
 _FOUR: Final = len("BHQK")

@@ -21,9 +21,8 @@ from ...base.geometry import Geometry
 from ...calls.calling import CandidateFailure, guarded
 from ...errors import DeclarationError, UsageError
 from ...problems.materialise import TORCH_DTYPES, in_dtype
-from .caller import Caller, SizeRule
+from .caller import Caller, SizeRule, draw_weights
 from .convention import CORE_LAYOUTS, LAYER_LAYOUTS, Convention, Layout
-from .drawing import draw_weights
 from .implementation import Implementation
 from .signature import Parameters, read_parameters
 from .switches import Options, plain_options

@@ -10,10 +10,9 @@ import torch
 from ..._golden import golden
 from ...declare.declaration import BY_CAUSALITY
 from .agreement import Judge, Sample, live_sample
-from .caller import Caller, Observation, Refusal
+from .caller import Caller, Observation, Refusal, draw_keep, masked
 from .convention import MaskUse
 from .deviations import Causality, without_effect
-from .drawing import draw_keep, masked
 from .record import LIKELY, empty_words, placed
 from .signature import CallParameter
 from .switches import is_flag

@@ -12,10 +12,9 @@ from ...declare.candidate import Candidate
 from ...declare.declaration import Declaration
 from ...problems.materialise import TORCH_DTYPES, in_dtype
 from .agreement import Judge, Sample, live_sample, rows_with_keys
-from .caller import Caller, Observation, SizeRule
+from .caller import Caller, Observation, SizeRule, draw_weights, masked
 from .causality import LONG_KEYS, LONG_QUERIES, RULES, empty_row_rules
 from .convention import CORE_LAYOUTS, LAYER_LAYOUTS, Convention, MaskUse
-from .drawing import draw_weights, masked
 from .plain_reading import OTHER_SIZES
 from .points import SCALES
 from .record import SCALE_WORDS, empty_words

@@ -12,9 +12,8 @@ import torch
 from ..._golden import golden
 from ...problems.inputs import Inputs
 from .agreement import Judge, Sample
-from .caller import Caller, Observation
+from .caller import Caller, Observation, masked
 from .convention import MaskUse
-from .drawing import masked
 from .signature import CallParameter
 
 # (declared shape, expression for the implementation's shape, that shape in words)

@@ -9,8 +9,7 @@ from typing import Any, Final
 from ...base.profile import DTYPES
 from ...base.record import GREEN, CandidateEntry, ClauseEntry
 from ...errors import UsageError
-from ...running.workers.environment import package_version
-from ...running.workers.messages import RunOptions
+from ...running.workers.messages import RunOptions, package_version
 from ...running.workers.supervisor import DEFAULT_TIMEOUT, Supervisor, WorkerLost
 from ...session.checking import check
 from .record import CHECK_PROFILE, check_lines
@@ -41,7 +40,7 @@ def identify(
     options = RunOptions(targets=(target,), loader=_LOADER)
     stage = "how it is called"
 
-    def hear(_step: str, what: Any) -> None:
+    def note_stage(_step: str, what: Any) -> None:
         nonlocal stage
         stage = str(what)
         progress(f"probing {what}", 0, 0)
@@ -52,7 +51,7 @@ def identify(
         progress("loading", 0, 0)
         loaded = supervisor.load()[0]
         try:
-            result = supervisor.perform(0, _JOB, as_observed, hear)
+            result = supervisor.perform(0, _JOB, as_observed, note_stage)
         except WorkerLost as lost:
             result = {
                 "target": target,

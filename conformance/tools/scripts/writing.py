@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ...base.compiled_names import SUFFIXES
+from ...base.record import COMPILED_SUFFIXES
 from ...declare.head_layouts import HEAD_LAYOUTS
 from ...errors import UsageError
 from .code import COMPARED, call_lines, check_lines, is_adapted, is_graph, layers, there
@@ -133,18 +133,17 @@ def script_text(
     end: str,
     before: Sequence[str] = (),
     backend: str = "",
-    asks: bool = True,
 ) -> str:
     """The text of a script: the frame, its parts, the calls and the check.
 
     ``target`` is an expression; ``before`` are further parts that come first, ``backend`` stands
-    in place of the import of torch or numpy; ``asks`` whether the candidate is called at all.
+    in place of the import of torch or numpy.
     """
     data = with_sources(dict(clause.get("counterexample") or {}))
-    pieces = [*before, backend or _backend(data), *(_parts(data) if asks else ())]
+    pieces = [*before, backend or _backend(data), *_parts(data)]
     name = str(data.get("candidate"))
-    calls = list(call_lines(data)) if asks else []
-    check = list(check_lines(clause, data)) if asks else ["return True"]
+    calls = list(call_lines(data))
+    check = list(check_lines(clause, data))
     parts = {
         "TITLE": comment(f"{clause['id']} fails for {name}: {clause['violation']['message']}"),
         "REQUIREMENT": comment(str(clause.get("requirement") or "")),
@@ -204,7 +203,7 @@ def _wrapped(data: Record) -> dict[str, str]:
     candidate = "candidate" if is_layer or is_adapted(data) else "placed(candidate)"
     layer = "layer"
     if access.get("compiled"):
-        dynamic = str(data.get("candidate")).endswith(SUFFIXES[True])
+        dynamic = str(data.get("candidate")).endswith(COMPILED_SUFFIXES[True])
         wrap = f"torch.compile({{}}, dynamic={True if dynamic else None})"
     elif access.get("arrays", "torch") != "torch":
         wrap = "of_arrays({})"
@@ -221,7 +220,7 @@ def _wrapped(data: Record) -> dict[str, str]:
 
 def _eager_name(name: str) -> str:
     """The name under which a candidate is declared: a compiled form has it with a suffix."""
-    for suffix in SUFFIXES.values():
+    for suffix in COMPILED_SUFFIXES.values():
         name = name.removesuffix(suffix)
     return name
 
@@ -232,7 +231,7 @@ def _device(data: Record) -> str:
 
 
 def text_of(name: str) -> str:
-    """A part of a script, as it lies beside this module."""
+    """A part of a script, as it lies next to this module."""
     return resources.files(__package__).joinpath("script_parts", name).read_text("utf-8")
 
 

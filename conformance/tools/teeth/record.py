@@ -9,11 +9,9 @@ from typing import Any, Final
 
 from ...base.record import EXIT_HARNESS, EXIT_INTERRUPTED, EXIT_OK, EXIT_RED, SCHEMA, TOOL
 from ...base.results import ClauseResult, plain
-from ...running.workers.environment import package_version
-from ...running.workers.messages import Ready
+from ...running.workers.messages import Ready, package_version
 from ...running.workers.pool import WorkerPool
-from .jobs import Pace, catches, entries_of, run_entries
-from .options import REPOSITORY, LoadedEntry, TeethOptions
+from .jobs import REPOSITORY, LoadedEntry, Pace, TeethOptions, catches, entries_of, run_entries
 
 # The lists of the summary that must be empty.
 _RED: Final = ("missed", "primary_missed", "toothless_judged", "flagged", "not_run")

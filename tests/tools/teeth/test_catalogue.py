@@ -10,8 +10,7 @@ from workspaces import KERNEL, UNSCALED, write
 
 import conformance
 from conformance.errors import UsageError
-from conformance.tools.teeth.catalogue import CatalogueEntry, entries
-from conformance.tools.teeth.options import TeethOptions
+from conformance.tools.teeth.jobs import CatalogueEntry, TeethOptions, entries
 
 MINE = """
 import conformance

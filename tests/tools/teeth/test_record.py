@@ -9,7 +9,7 @@ import pytest
 from records import result
 from teeth_records import BAD, GOOD, READY, correct, entry, failed, passed, record
 
-from conformance.tools.teeth.options import TeethOptions
+from conformance.tools.teeth.jobs import TeethOptions
 from conformance.tools.teeth.record import TeethProgress, build_record, exit_code
 from conformance.views.teeth import summary_lines
 

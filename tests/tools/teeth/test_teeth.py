@@ -15,7 +15,7 @@ from conformance.clauses.device import on_a_device
 from conformance.clauses.registry import all_clauses
 from conformance.diagnosis.mistakes import MISTAKES as NAMED
 from conformance.running.runner import CandidateRun
-from conformance.tools.teeth.catalogue import candidate_of
+from conformance.tools.teeth.jobs import candidate_of
 
 BY_NAME = {mistake.name: mistake for mistake in MISTAKES}
 # Several ways to make one mistake share its name: the number tells them apart.

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from ...base.profile import MOST, Shard
-from ...base.record import Record, read_record
-from ...errors import UsageError
+from ..base.profile import MOST, Shard
+from ..base.record import Record, read_record
+from ..errors import UsageError
 
 # What draws the examples, or may answer otherwise, must be the same on every machine.
 _VERSIONS: Final = ("torch", "numpy", "hypothesis")

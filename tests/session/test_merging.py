@@ -12,7 +12,7 @@ from conformance.base.results import ClauseResult, Violation
 from conformance.clauses.registry import Finding
 from conformance.running.clause_problems import ClauseProblems
 from conformance.running.tally import Tally, Terms
-from conformance.session.merging.merged import Piece, merged_result, unjudged
+from conformance.session.merging import Piece, merged_result, unjudged
 
 WRONG = Violation(kind="value", message="off by 1")
 FINDINGS = {

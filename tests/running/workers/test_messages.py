@@ -4,8 +4,8 @@ from email.message import Message
 
 import pytest
 
-from conformance.running.workers import environment
-from conformance.running.workers.environment import package_version, project_url
+from conformance.running.workers import messages
+from conformance.running.workers.messages import package_version, project_url
 
 
 def test_what_is_not_installed_has_no_version() -> None:
@@ -20,6 +20,6 @@ def test_addresses_are_found_by_their_labels(monkeypatch: pytest.MonkeyPatch) ->
     fields = Message()
     fields["Project-URL"] = "Source, https://source.example"
     fields["Project-URL"] = "Documentation, https://docs.example/a,b"
-    monkeypatch.setattr(environment, "metadata", lambda _name: fields)
+    monkeypatch.setattr(messages, "metadata", lambda _name: fields)
     assert project_url("x", "Documentation") == "https://docs.example/a,b"
     assert not project_url("x", "Changelog")

@@ -7,19 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...base import limits
-from ...base.expected import ExpectedFailure, Place
-from ...base.limits import NOT_FINISHED, NOT_RUN, spoken
-from ...base.parameter_names import OptionParameter
-from ...base.profile import Shard
-from ...base.record import CandidateEntry, Record
-from ...base.results import ClauseResult, Status, Violation, plain, result_from_json
-from ...errors import DeclarationError, UsageError
-from ...running.tally import BINDING, INAPPLICABLE, NOTHING, REFUSED, Tally, Terms
-from ...running.workers.messages import Loaded
-from ..expectations import Selection, Stale, by_candidate, judge
-from ..report import candidate_entry
-from ..selection import selected
+from ..base import limits
+from ..base.expected import ExpectedFailure, Place
+from ..base.limits import NOT_FINISHED, NOT_RUN, spoken
+from ..base.parameter_names import OptionParameter
+from ..base.profile import Shard
+from ..base.record import CandidateEntry, Record
+from ..base.results import ClauseResult, Status, Violation, plain, result_from_json
+from ..errors import DeclarationError, UsageError
+from ..running.tally import BINDING, INAPPLICABLE, NOTHING, REFUSED, Tally, Terms
+from ..running.workers.messages import Loaded
+from .expectations import Selection, Stale, by_candidate, judge
+from .order import selected
+from .report import candidate_entry
 from .shards import ShardRecord
 
 _FAILED: Final = ("failed", "expected-failure")

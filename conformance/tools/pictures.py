@@ -1,4 +1,7 @@
-"""The evidence of a clause as two tables: allowed keys, and elements that would move."""
+"""Pictures of what binds: a problem of a clause, and what its counterfactual would change.
+
+Two tables are drawn: the keys that queries may see, and the elements of the answer that would move.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,18 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..._golden import golden
-from ...clauses.registry import Clause, all_clauses
-from ...clauses.subject import Subject
-from ...declare.candidate import Candidate
-from ...oracle.comparison import CounterfactualDifference, watching_counterfactuals
-from ...oracle.oracle import Golden, Oracle, evaluate
-from ...problems.edges import edge_problems
-from ...problems.inputs import Inputs
-from ...problems.problem import Problem
-from ...shrinking.smallest import examine
-from ..teeth.mistaken_candidates import correct_candidates
+from .._golden import golden
+from ..clauses.registry import Clause, all_clauses
+from ..clauses.subject import Subject
+from ..declare.candidate import Candidate
+from ..oracle.comparison import CounterfactualDifference, watching_counterfactuals
+from ..oracle.oracle import Golden, Oracle, evaluate
+from ..problems.edges import edge_problems
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
+from ..shrinking.smallest import examine
 from .svg import Panel, draw
+from .teeth.mistaken_candidates import correct_candidates
 
 PICTURED: Final = frozenset(
     """
@@ -37,6 +40,14 @@ cache.position-offset cache.untouched-tail cache.decode-equals-full numerics.sub
 
 LARGEST: Final = 9  # queries and keys that a picture can show
 _DTYPE: Final = "float32"
+
+
+def picture(slug: str) -> str:
+    """The picture of a clause as SVG; the same for the same clause and golden.
+
+    Raises LookupError for a clause of which no problem of a picture's size binds.
+    """
+    return described(evidence(slug))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
