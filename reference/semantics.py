@@ -227,8 +227,8 @@ def _not_among(value: object, choices: Sequence[str]) -> str:
     word = str(value).lower()
     close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
     meant = [name for name in (_ALSO_CALLED.get(word), *close) if name in choices]
-    asked = f"; did you mean {meant[0]!r}?" if meant else ""
-    return f"is {value!r}, not one of {', '.join(choices)}{asked}"
+    hint = f"; did you mean {meant[0]!r}?" if meant else ""
+    return f"is {value!r}, not one of {', '.join(choices)}{hint}"
 
 
 def _check_scale(scale: object) -> None:

@@ -249,7 +249,7 @@ def of_constructor(
     """
     if request.num_heads is not None or request.num_kv_heads is not None:
         msg = (
-            "num_heads is given beside construct=, which gets it from each geometry: pin "
+            "num_heads is given along with construct=, which gets it from each geometry: pin "
             "geometry= instead"
         )
         raise DeclarationError(msg)

@@ -103,10 +103,12 @@ def build_with_leaves(candidate: Candidate, inputs: Inputs) -> tuple[Forward, We
         role: None if tensor is None else tensor.detach().clone().requires_grad_()
         for role, tensor in vars(weights).items()
     }
-    asking = golden.ProjectionWeights(**leaf)
-    by_role = {role: getattr(asking, role) for role in ROLES if getattr(asking, role) is not None}
+    required = golden.ProjectionWeights(**leaf)
+    by_role = {
+        role: getattr(required, role) for role in ROLES if getattr(required, role) is not None
+    }
     try:
-        forward = build_forward(candidate, inputs, leaves=asking)
+        forward = build_forward(candidate, inputs, leaves=required)
     except CandidateFailure:
         forward = build_forward(candidate, inputs)
     leaves = WeightLeaves(
@@ -132,8 +134,8 @@ def parameters_of(
     """
     if not isinstance(forward, nn.Module):
         return ()
-    asking = [(name, p) for name, p in forward.named_parameters() if p.requires_grad]
-    if not asking:
+    trained = [(name, p) for name, p in forward.named_parameters() if p.requires_grad]
+    if not trained:
         return ()
     numbered, count = _numbered(weights)
     if _FIRST + count > _LAST:
@@ -145,7 +147,7 @@ def parameters_of(
     twin_parameters = dict(twin.named_parameters()) if isinstance(twin, nn.Module) else {}
     return tuple(
         (parameter, _numbers(twin_parameters[name].detach(), count))
-        for name, parameter in asking
+        for name, parameter in trained
         if name in twin_parameters and twin_parameters[name].shape == parameter.shape
     )
 

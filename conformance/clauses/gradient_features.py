@@ -114,7 +114,7 @@ def sinks(subject: Subject, problem: Problem) -> Finding:
     subtle=True,
 )
 def weights(subject: Subject, problem: Problem) -> Finding:
-    """An output gradient of the weights alone, of both, or of the answer beside unused weights."""
+    """An output gradient of the weights alone, of both, or of the answer with unused weights."""
     inputs = with_full_rows(subject, problem, whole=True)
     if cannot_be_judged(subject, inputs):
         return Finding(binding=False)

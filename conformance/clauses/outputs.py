@@ -169,5 +169,5 @@ def _violation_around(written: _Written, inputs: Inputs, layout: str) -> Finding
     fresh.copy_(written.buffer)
     if identical(taken(whole_storage(written.buffer)), taken(whole_storage(fresh))):
         return None
-    message = f"the call wrote into memory beside its out= ({layout})"
+    message = f"the call wrote into memory outside of its out= ({layout})"
     return violated("mutated", message, got=["out"])

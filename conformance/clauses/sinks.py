@@ -48,7 +48,7 @@ def sinks(subject: Subject, problem: Problem) -> Finding:
     others = None if inputs.sinks is None else inputs.sinks.roll(1)
     if problem.seed % 2 == 0 or inputs.geometry.num_heads == 1:
         others = None
-    wording = "an answer beside sinks is wrong"
+    wording = "with sinks an answer is wrong"
     return measures_golden(subject, inputs, wording, counterfactual=inputs.replace(sinks=others))
 
 
@@ -72,7 +72,7 @@ def large_sinks(subject: Subject, problem: Problem) -> Finding:
     return matches_golden(
         subject,
         inputs,
-        "an answer beside large sinks is wrong",
+        "with large sinks an answer is wrong",
         counterfactual=inputs.replace(sinks=-large.to(inputs.query.dtype)),
         signal=False,  # below a large sink zeros are right
     )
@@ -84,7 +84,7 @@ def _promises_zeros(candidate: Candidate) -> str:
         return ""
     if rule == "any":
         return "it promises nothing about rows without keys"
-    return f"it promises {rule} for rows without keys, which may or may not hold beside a sink"
+    return f"it promises {rule} for rows without keys, which may or may not hold with a sink"
 
 
 @clause(
@@ -102,7 +102,7 @@ def empty_row(subject: Subject, problem: Problem) -> Finding:
     inputs = with_sinks(subject, problem)
     expected = subject.golden(inputs)
     rows = expected.empty_rows & expected.representable
-    wording = "a query without any key does not return zeros beside a sink"
+    wording = "a query without any key does not return zeros where there is a sink"
     agreement = compare(
         subject.answer(inputs), expected.output, expected.bound, judged=rows, wording=wording
     )

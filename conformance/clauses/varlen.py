@@ -123,7 +123,7 @@ def varlen_independent(subject: Subject, problem: Problem) -> Finding:
 def varlen_empty_sequence(subject: Subject, problem: Problem) -> Finding:
     """About a third of the sequences have no queries and no keys."""
     inputs = subject.inputs(problem)
-    wording = "beside a sequence without tokens an answer is wrong"
+    wording = "next to a sequence without tokens an answer is wrong"
     finding = matches_golden(subject, inputs, wording, counterfactual=inputs.without_mask())
     absent = inputs.absent
     none = absent is not None and bool(absent.flatten(1).all(dim=1).any())
@@ -142,7 +142,7 @@ def varlen_empty_sequence(subject: Subject, problem: Problem) -> Finding:
 def varlen_no_queries(subject: Subject, problem: Problem) -> Finding:
     """The first sequence, one in the middle or the last is among those without queries."""
     inputs = subject.inputs(problem)
-    wording = "beside a sequence without queries an answer is wrong"
+    wording = "next to a sequence without queries an answer is wrong"
     finding = matches_golden(subject, inputs, wording, counterfactual=inputs.without_mask())
     return _where_some_lack(finding, inputs, queries=True)
 
@@ -163,7 +163,7 @@ def varlen_no_queries(subject: Subject, problem: Problem) -> Finding:
 def varlen_no_keys(subject: Subject, problem: Problem) -> Finding:
     """The other sequences against the golden, then the rows without keys against their rule."""
     inputs = subject.inputs(problem)
-    wording = "beside a sequence without keys an answer is wrong"
+    wording = "next to a sequence without keys an answer is wrong"
     finding = matches_golden(subject, inputs, wording, counterfactual=inputs.without_mask())
     rule = subject.oracle.empty_rule(inputs)
     if rule in ("zeros", "nan"):  # without keys there is no mean

@@ -169,7 +169,7 @@ _OPTIONS: Final = (
         multiple=True,
         metavar="PLACE",
         help=(
-            "Keep failing problems there and ask them first the next time: "
+            "Keep failing problems there and try them first the next time: "
             f"{FORMS} (its artifact, only read); may be repeated."
         ),
     ),

@@ -46,7 +46,7 @@ def _forms_of_layout(layout: str, forms: tuple[str, ...]) -> tuple[str, ...]:
         return forms
     if forms:
         msg = (
-            f"masks is {list(forms)} beside layout={layout!r}, whose cu_seqlens say which keys a "
+            f"masks is {list(forms)} with layout={layout!r}, whose cu_seqlens say which keys a "
             "query has: drop masks"
         )
         raise DeclarationError(msg)
@@ -166,8 +166,8 @@ def declare(
     point = _read_semantics(semantics, causal, common_rule)
     if always_causal and forms and point.causal_combination == "refused":
         msg = (
-            "always_causal is True and semantics refuses a mask beside causality, which leaves no "
-            "call with a mask: declare no masks"
+            "always_causal is True and semantics refuses a mask along with causality, which leaves "
+            "no call with a mask: declare no masks"
         )
         raise DeclarationError(msg)
     if kind == "core" and inputs != "separate":
@@ -261,7 +261,7 @@ def _read_layout(
         msg = f"layout is {layout!r} for a {kind}: only a core takes heads; drop it"
         raise DeclarationError(msg)
     if not batched:
-        msg = f"layout is {layout!r} beside batched=False: drop one"
+        msg = f"layout is {layout!r} with batched=False: drop one"
         raise DeclarationError(msg)
     return _tied_by_layout(layout, pins), _forms_of_layout(layout, forms)
 

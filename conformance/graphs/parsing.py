@@ -235,7 +235,7 @@ def header(path: Path) -> dict[str, Any]:
     _check_opsets(opsets)
     _check_operators(model)
     if not inputs:
-        msg = "has no inputs, so it computes the same whatever it is asked: export it with inputs"
+        msg = "has no inputs, so it always computes the same: export it with inputs"
         raise GraphRefused(msg)
     if not outputs:
         msg = "has no outputs: there is nothing to judge"

@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 Shape = tuple[int, int, int, int]
 Pattern = Callable[[Shape, Generator], Tensor]
 
-# How many of the rows lose all their keys, beside the one that always does.
+# How many of the rows lose all their keys, besides the one that always does.
 EMPTIED_SHARE: Final = 0.35
 # Patterns of sequences alone, which other masks do not have: see arrangements.sequences.
 NO_TOKENS: Final = "empty-lengths"

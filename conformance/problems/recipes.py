@@ -159,7 +159,7 @@ RECIPES: Final[dict[str, ValueRecipe]] = {
         generic=False,
         weights="selections",
     ),
-    # A crowd of keys beside the one that is largest, with positive values: what adds up weights, or
+    # A crowd of keys around the one that is largest, with positive values: what adds up weights, or
     # weighted values, in a coarse format rounds every term the same way.
     "long-sums": ValueRecipe(
         query=_alike(0.7, 1.3),

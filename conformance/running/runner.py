@@ -377,7 +377,7 @@ def _random_failure(failure: _Failure, random: dict[str, Any]) -> ClauseResult:
 
     The difference between two random answers is no reason.
     """
-    reason = "equal calls give different answers, which says nothing of what this clause asks"
+    reason = "equal calls give different answers, which says nothing of what this clause is about"
     violation = Violation(kind=failure.violation.kind, message=reason)
     smallest = Smallest(
         problem=failure.problem, violation=violation, recording=Recording(), tries=0, repeated=False

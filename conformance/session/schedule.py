@@ -149,7 +149,7 @@ class Schedule:
 
     ``judge`` applies expected failures to a result. ``warns`` are the statuses of a MUST for which
     contradictions are looked for: a shard has only some of the examples. ``ended`` is called with
-    the index of each candidate when its last clause has been run. Clauses in ``first`` are asked
+    the index of each candidate when its last clause has been run. Clauses in ``first`` are run
     before all others, in that order. With ``exitfirst`` nothing is begun after a MUST has failed.
     """
 
@@ -322,15 +322,15 @@ class Schedule:
     ) -> dict[int, str]:
         """The mistakes of other failures that make those without a name fail as well."""
         failed = {number: one for number, one in results.items() if one.status == "failed"}
-        asked = [number for number, one in failed.items() if not _is_named(one)]
-        asked = [number for number in asked if _is_wrong_answer(failed[number])]
+        unnamed = [number for number, one in failed.items() if not _is_named(one)]
+        unnamed = [number for number in unnamed if _is_wrong_answer(failed[number])]
         named = any(map(_is_named, failed.values()))
-        if not named or not asked or self._is_over or job.stopping():
+        if not named or not unnamed or self._is_over or job.stopping():
             return {}
         with contextlib.suppress(WorkerLost, OutOfTime, UsageError, HarnessError):
-            entries = [failed[number].as_json() for number in asked]
+            entries = [failed[number].as_json() for number in unnamed]
             names = job.supervisor.perform(index, EXPLAINED, entries)
-            return {number: name for number, name in zip(asked, names, strict=True) if name}
+            return {number: name for number, name in zip(unnamed, names, strict=True) if name}
         return {}
 
     def _warnings(
@@ -345,8 +345,8 @@ class Schedule:
         unmet = [
             result for result in judged if result.level == "MUST" and result.status in self.warns
         ]
-        asked = unmet and not any(map(_is_lost, unmet)) and not self.exitfirst
-        names = [CONTRADICTIONS] if asked else []
+        may_contradict = unmet and not any(map(_is_lost, unmet)) and not self.exitfirst
+        names = [CONTRADICTIONS] if may_contradict else []
         names += [TROUBLE] if self.remembers else []
         watched = any(planned.id == OF_TAMPERING for planned in loaded.planned)
         names += [] if watched else [TAMPERED]

@@ -59,7 +59,7 @@ class ClauseCase:
 
     @property
     def is_applicable(self) -> bool:
-        """Whether the declaration leaves the clause anything to ask; a call may still show not."""
+        """Whether the declaration leaves the clause anything to try; a call may still show not."""
         return not self._planned.reason
 
     @property

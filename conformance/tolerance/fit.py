@@ -147,7 +147,7 @@ def root_mean_square(relative: Tensor, counted: int) -> float:
 
 
 def resolved(direction: Tensor) -> Tensor:
-    """Zero where the scale hardly moves a result beside its error.
+    """Zero where the scale hardly moves a result compared with its error.
 
     Rounding is independent of a signal that spans many roundings. One that spans none is rounded
     away, which is an error of minus the signal and looks like a scale that is too small.

@@ -132,8 +132,8 @@ SLOPE_WAY: Final = (0.0, 0.25, 0.5, 0.75)
 # A function has a slope of each score alone if weighing the scores weighs the slopes, to within
 # what functions that compute in half precision round.
 POINTWISE: Final = 2.0**-6
-# The logits beside a sink may be stored once more, after their maximum is taken off (eager code of
-# gpt-oss concatenates, subtracts and then takes the softmax).
+# The logits of a row with a sink may be stored once more, after their maximum is taken off (eager
+# code of gpt-oss concatenates, subtracts and then takes the softmax).
 SINK_STORES: Final = 1
 # A sink behind the attention is a gate y = sigmoid(lse - sink) on its answer (gpt-oss on top of
 # flex_attention): its slope y (1 - y) has the absolute error of 1 - y, and the row term of the
@@ -191,7 +191,7 @@ NUMERATOR_ROUNDINGS: Final = 2
 # it counts in full and linearly. Lost is what is below one roundoff of a sum that is growing still.
 ABSORBED: Final = 4.0
 # A row whose largest weight exceeds this may answer a small value that the rounding of a merge
-# with larger ones shows in; elsewhere that is small beside the roundings of the sum.
+# with larger ones shows in; elsewhere that is small compared with the roundings of the sum.
 DOMINANT_WEIGHT: Final = 0.5
 # Query rows that a long problem is judged on. Of 256 rows, 64 cost twice the golden; of more, less.
 SAMPLED_ROWS: Final = 64
@@ -202,7 +202,7 @@ SMALLEST_ROW_BLOCK: Final = 16
 COHERENT_CHUNK: Final = 2**18
 # Up to this many elements a head that table stays in float64: float32 would not be faster.
 SMALL_TABLE: Final = 2**14
-# Weights below this add nothing to the coherent error beside roundings of a weight of 1/n.
+# Weights below this add nothing to the coherent error next to roundings of a weight of 1/n.
 NEGLIGIBLE_WEIGHT: Final = 1e-30
 # A root mean square or a fitted scale error says something about many errors that behave alike:
 # not about fewer rows or channels than these, nor where one element in a hundred is saturated

@@ -146,7 +146,7 @@ def _capped_error(
 def _add_logit_stores(
     error: Tensor, attention: golden.Attention, live: LiveKeys, roundoff: float
 ) -> None:
-    """Logits that are stored: once for each of the biases, and once more beside a sink."""
+    """Logits that are stored: once for each of the biases, and once more where there is a sink."""
     biases = (attention.alibi is not None) + (attention.bias is not None)
     if biases:
         _add_rounding(error, attention.logits, roundoff, times=biases)

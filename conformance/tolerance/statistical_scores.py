@@ -202,7 +202,7 @@ def _add_distance_variance(
 def _add_logit_stores(
     variance: Tensor, attention: golden.Attention, live: LiveKeys, square: float
 ) -> None:
-    """Logits that are stored: once for each of the biases, and once more beside a sink."""
+    """Logits that are stored: once for each of the biases, and once more where there is a sink."""
     biases = (attention.alibi is not None) + (attention.bias is not None)
     if biases:
         variance.addcmul_(attention.logits, attention.logits, value=biases * square)

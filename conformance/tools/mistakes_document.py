@@ -40,8 +40,8 @@ Named where the answers are off by little, and with what was measured.
 
 | name | what is wrong |
 | --- | --- |
-| `scale-off` | the scale of the logits is off by the relative error that is told |
-| `epsilon-in-the-denominator` | a number is added to the sum of the exponentials: it is told |
+| `scale-off` | the scale of the logits is off by the relative error that is stated |
+| `epsilon-in-the-denominator` | a number is added to the sum of the exponentials: it is stated |
 | `computed-in-FORMAT` | every answer is a number of a coarser format |
 {losses}
 

@@ -33,7 +33,7 @@ that *bind*: those on which its counterfactual would have been seen. What each e
 - **Speaks of** and **Applies**: the kinds of candidates, and what must be declared;
 - **Binds when it tells apart**: the counterfactual;
 - **Oracle**: whether answers are held against the golden ones, or against each other;
-- **Catches**: the [named mistakes](mistakes.md) that are told by this clause first; what else it
+- **Catches**: the [named mistakes](mistakes.md) that this clause catches first; what else it
   caught stands in [the matrix](teeth-matrix.md).
 
 A picture shows one item and head of a small example, made from the clause's own problems by

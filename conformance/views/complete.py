@@ -110,8 +110,8 @@ def _limit(record: Record) -> Iterator[str]:
 
 def _stopped(record: Record) -> Iterator[str]:
     if stopped := _part(record, "stopped"):
-        asked, planned = stopped.get("asked", 0), stopped.get("planned", 0)
-        yield f"the run ended with its first failure: {asked} of {planned} clauses were asked"
+        ran, planned = stopped.get("asked", 0), stopped.get("planned", 0)
+        yield f"the run ended with its first failure: {ran} of {planned} clauses were run"
 
 
 def _shard(record: Record) -> Iterator[str]:

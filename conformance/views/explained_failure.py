@@ -28,7 +28,7 @@ _MORE: Final = ("black on #d3e5f5", "black on #a3cbec", "black on #6eabdf", "whi
 _LESS: Final = ("black on #f7dccf", "black on #f0b899", "black on #e58e62", "white on #a8401b")
 _ODD: Final = "black on #f0bf62"
 _LABEL_WIDTH: Final = 11
-# What is told below the picture; everything else says what is wrong and what to do.
+# What stands below the picture; everything else says what is wrong and what to do.
 _FACTS: Final = ("requires", "found", "raised at", "called at", "blame")
 _INPUT: Final = "on"
 
@@ -82,7 +82,7 @@ def _picture(candidate: Record, clause: Record) -> Iterator[Any]:
 
 
 class Drawing:
-    """The tables of a picture: beside each other where they fit, else below each other.
+    """The tables of a picture: side by side where they fit, else below each other.
 
     Of keys that do not fit at all those around the worst weight are shown.
     """

@@ -84,7 +84,7 @@ def table(head: Sequence[str], rows: Iterable[str], rules: Sequence[str] = ()) -
 COMMENT_LIMIT: Final = 65_000
 _ROWS: Final = 100
 _CELL: Final = 300
-# Causes of a candidate that are told before the table of its clauses.
+# Causes of a candidate that stand before the table of its clauses.
 _CAUSES: Final = 12
 _BLOCK: Final = 4_000
 _SIGNS: Final = {

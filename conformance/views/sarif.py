@@ -31,7 +31,7 @@ _OF_RUNS: Final = {
     "verdict": "A verdict rests on clauses that ran.",
     "run.interrupted": "A run ends by itself.",
     "run.empty": "A run checks something.",
-    "run.limit": "A run asks all its clauses within its limit of time.",
+    "run.limit": "A run ends all its clauses within its limit of time.",
 }
 # These are no findings in a candidate's code: they become notifications of the invocation.
 _NOTIFIED: Final = ("run.interrupted", "run.empty", "run.limit")

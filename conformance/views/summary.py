@@ -27,7 +27,7 @@ from .wording import (
 WIDTH: Final = 100
 # Lines of one candidate, without the run's own last lines.
 MOST_LINES: Final = 34
-# Lines of the smallest input that are shown: more is told in numbers.
+# Lines of the smallest input that are shown: of more there are only numbers.
 MOST_OF_INPUT: Final = 12
 _LONGEST: Final = 420
 _LABEL: Final = 9

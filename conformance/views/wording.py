@@ -301,7 +301,9 @@ def verdict_reason(candidate: Record) -> str:
     failed = [clause for clause in musts if clause["status"] == "failed"]
     if not failed or candidate["verdict"] != "fails":
         return str(candidate["verdict_reason"])
-    asked = {clause["id"] for clause in musts if clause["status"] != "not-applicable"}
-    several = f"{len({clause['id'] for clause in failed})} of {counted(len(asked), 'MUST clause')}"
+    applicable = {clause["id"] for clause in musts if clause["status"] != "not-applicable"}
+    several = (
+        f"{len({clause['id'] for clause in failed})} of {counted(len(applicable), 'MUST clause')}"
+    )
     many = sum(cause["level"] == "MUST" for cause in causes(candidate))
     return f"{several} failed" + (f", for {counted(many, 'cause')}" if many else "")

@@ -89,7 +89,7 @@ def new_arena() -> int:
 
 
 class Arena:
-    """Shared memory: what was asked lies at its start, the answer behind it."""
+    """Shared memory: the call lies at its start, the answer behind it."""
 
     def __init__(self, descriptor: int) -> None:
         self._map = mmap.mmap(descriptor, ARENA)
@@ -157,7 +157,7 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 
 def whole_bytes(tensor: Tensor) -> Tensor:
-    """All bytes of the storage that a tensor lies in, what is beside it included."""
+    """All bytes of the storage that a tensor lies in, what surrounds it included."""
     return _bytes(tensor, 0, tensor.untyped_storage().nbytes())
 
 

@@ -165,7 +165,7 @@ def trouble_job(
 def tampered_job(
     plan: CandidatePlan, _argument: Any, _report_step: Callable[[str, str], None]
 ) -> list[str]:
-    """One sentence where calls changed the judge and no clause that was asked tells, else none."""
+    """One sentence where calls changed the judge and no clause that was run says so, else none."""
     names = dict.fromkeys(name for subject in plan.run.subjects for name in subject.tampered())
     if not names:
         return []

@@ -91,7 +91,7 @@ def rebuilt(plan: CandidatePlan, argument: dict[str, Any]) -> tuple[Clause, Subj
     device = argument["device"]
     absent = why_unusable(plan.candidate, device)
     if absent:
-        msg = f"{slug} of {plan.candidate.name} cannot be asked again: {absent}"
+        msg = f"{slug} of {plan.candidate.name} cannot be repeated: {absent}"
         raise UsageError(msg)
     refused = clauses[slug].not_applicable(plan.candidate.on(device))
     if refused:

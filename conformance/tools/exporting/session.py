@@ -98,12 +98,12 @@ def _export_once(supervisor: Supervisor, export: Mapping[str, Any]) -> dict[str,
     """The result of one export; hanging or crashing is a verdict, too."""
     step = "exporting"
 
-    def hear(what: str, _name: Any) -> None:
+    def note_step(what: str, _name: Any) -> None:
         nonlocal step
         step = what
 
     try:
-        result: dict[str, Any] = supervisor.perform(0, _EXPORT, dict(export), hear)
+        result: dict[str, Any] = supervisor.perform(0, _EXPORT, dict(export), note_step)
     except WorkerLost as lost:
         read = step == "reading"
         word = "cannot be read" if read else "cannot be exported"

@@ -152,8 +152,8 @@ def _bands(reading: Reading) -> Iterator[Band]:
                 yield Band(alignment, *ends, in_order=shift == 0, filled=filled)
 
 
-def beside(reading: Reading, proposal: Proposal) -> Reading:
-    """A reading beside what the golden makes of a proposal."""
+def against_proposal(reading: Reading, proposal: Proposal) -> Reading:
+    """A reading compared with what the golden makes of a proposal."""
     point = proposal.point
     inputs = reading.given.replace(point=point, causal=proposal.always is not None)
     return reading.against(DeclaredCall(inputs=inputs, semantics=point))
@@ -185,7 +185,7 @@ def _axes(reading: Reading) -> list[Any]:
 def scaled(reading: Reading, proposal: Proposal) -> Iterator[Proposal]:
     """A proposal with the scale that was read; as it is where that is right."""
     point = proposal.point
-    at = beside(reading, proposal)
+    at = against_proposal(reading, proposal)
     if not bool(at.wrong.any()):
         yield proposal
         return
@@ -301,7 +301,7 @@ def further_points(
             yield from _capped(stretched, proposal)
     prepared = prepared_points([proposal for _, proposal in proposals], ordered=ordered)
     # A scale as it should be speaks for a norm: those of two kinds differ by a number alone.
-    yield from (one for one in prepared if not bool(beside(reading, one).wrong.any()))
+    yield from (one for one in prepared if not bool(against_proposal(reading, one).wrong.any()))
     for band, proposal in proposals if ordered else ():
         yield from _sloped(reading, proposal, band, by_head=by_head)
     for one in prepared:
@@ -344,7 +344,7 @@ def _read_prepared(reading: Reading, proposal: Proposal) -> Iterator[Proposal]:
         some = Proposal(based, proposal.always)
         if point.qk_norm in ("none", "l2"):
             yield from scaled(reading, some)
-        elif _factor(beside(reading, some), point.softmax_axis) is not None:
+        elif _factor(against_proposal(reading, some), point.softmax_axis) is not None:
             for number in _EPSILONS:
                 kept = Proposal(based.replace(qk_norm_epsilon=number), proposal.always)
                 yield from scaled(reading, kept)
@@ -355,7 +355,7 @@ def _with_base(reading: Reading, proposal: Proposal) -> Iterator[golden.Semantic
     yield point
     if point.rotary == "none" or golden.rotary_size(reading.sizes.head_size, point) <= 2:  # noqa: PLR2004 (one pair turns by whole positions, whatever the base)
         return
-    at = beside(reading, proposal)
+    at = against_proposal(reading, proposal)
     fit = LogitFit(at, right_rows=True)
     if not fit.count or fit.column(PRODUCTS) is None:
         return
@@ -370,7 +370,7 @@ def _capped(stretched: Reading | None, proposal: Proposal) -> Iterator[Proposal]
     """A proposal with a cap on its logits, and the scale before it."""
     if stretched is None:
         return
-    at = beside(stretched, proposal)
+    at = against_proposal(stretched, proposal)
     fit, products = LogitFit(at, right_rows=True), PRODUCTS.values(at.call, at.attention)
     if fit.count <= FEWEST or products is None or fit.column(PRODUCTS) is None:
         return
@@ -414,7 +414,7 @@ def _sloped(
     """
     if not band.in_order or proposal.point.score_mod is not None:
         return
-    at = beside(reading, proposal)
+    at = against_proposal(reading, proposal)
     fit = LogitFit(at, right_rows=True)
     distances = [_distance(head) for head in range(at.sizes.num_heads)]
     columns = [fit.column(term) for term in distances]

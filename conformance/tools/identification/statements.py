@@ -23,13 +23,21 @@ from .agreement import Judge
 from .behaviour import order_matters
 from .caller import Caller, Observation
 from .plain_reading import PlainReading, Weights, read_as
-from .points import ALIGNMENTS, Band, Proposal, bands, beside, causal_everywhere, prepared_points
+from .points import (
+    ALIGNMENTS,
+    Band,
+    Proposal,
+    against_proposal,
+    bands,
+    causal_everywhere,
+    prepared_points,
+)
 
 # Larger logits overflow in what is written without care, which says nothing of what is meant.
 _LARGEST_LOGIT: Final = 50.0
 # Statements of the weights at the nearest point that are looked at, the shortest.
 _MOST_OWN: Final = 12
-# Lengths of problems that statements are confirmed on, beside those of the probes.
+# Lengths of problems that statements are confirmed on, besides those of the probes.
 _UNSEEN: Final[tuple[dict[str, int], ...]] = (
     {"query_length": 5, "key_length": 8},
     {"query_length": 7, "key_length": 7, "batch": 1},
@@ -127,7 +135,7 @@ def _of_places(weights: Weights) -> Iterator[tuple[Proposal, Statement]]:
                 yield _windowed(band, base)
             if proposal is None:
                 continue
-            at = beside(reading, proposal)
+            at = against_proposal(reading, proposal)
             if any(True for _ in head_statements(at)):
                 continue  # which is plainer
             for bias in distance_biases(at):
@@ -170,7 +178,7 @@ def _nearest(weights: Weights, observed: Sequence[Observation], judge: Judge) ->
         causal = [band.proposal(base) for band in bands(reading) if band.filled]
         likely = [proposal for proposal in causal if proposal is not None]
         for one in (*likely, *prepared_points(likely, ordered=ordered)):
-            if any(True for _ in head_statements(beside(reading, one))):
+            if any(True for _ in head_statements(against_proposal(reading, one))):
                 yield one
                 return
         if likely:
@@ -208,10 +216,10 @@ def _is_named(explanation: Explanation) -> bool:
 
 
 def _own(weights: Weights, nearest: Proposal) -> list[NamedMistake]:
-    """What the weights that were read say beside the nearest point, the shortest first."""
+    """What the weights that were read say besides the nearest point, the shortest first."""
     proposed: list[NamedMistake] = []
     for reading, _ in weights.readings[:1]:
-        at = beside(reading, nearest)
+        at = against_proposal(reading, nearest)
         proposed += [one for proposer in OF_WEIGHTS for one in proposer(at)]
         proposed += query_and_key_statements(at, thorough=not proposed)
     return sorted(proposed, key=lambda one: len(one.sentence))[:_MOST_OWN]
