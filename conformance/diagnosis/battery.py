@@ -20,6 +20,7 @@ from ..declare.candidate import Candidate
 from ..oracle.extreme_logits import lowered_key, single_key_inputs
 from ..problems.arrangements import canonical_output, presented_shape
 from ..problems.caching import draws_cache
+from ..problems.combinations import options_together, with_other_values
 from ..problems.fitting import causal_flag, fitted_geometry
 from ..problems.inputs import Inputs
 from ..problems.problem import MaskPlan, Problem
@@ -73,13 +74,20 @@ def answers_to(subject: Subject, problems: Sequence[Problem]) -> list[BatteryAns
 
 
 def answers_near(
-    subject: Subject, problem: Problem, *, plain: bool = True, enlarged: bool = True
+    subject: Subject, problem: Problem, *, enlarged: bool = True
 ) -> list[BatteryAnswer]:
     """What the candidate answers to the neighbours of a problem, and to some of them cached."""
-    problems = neighbours(subject, problem, plain=plain, enlarged=enlarged)
+    problems = neighbours(subject, problem, enlarged=enlarged)
     cached = (answer_to(subject, inputs) for inputs in cached_in_self(subject, problems))
     answers = answers_to(subject, problems)
     return [*answers, *(answer for answer in cached if answer is not None)]
+
+
+def answers_to_pairs(subject: Subject, seed: int) -> list[BatteryAnswer]:
+    """What the candidate answers to problems in which any two of its options and sizes meet."""
+    space = Space(mask="maybe", finite_bias="maybe", values=("normal",))
+    problems = options_together(subject.candidate, space, dtype=subject.dtype)
+    return answers_to(subject, [with_other_values(problem, seed) for problem in problems])
 
 
 def answer_to(

@@ -282,7 +282,7 @@ class Diagnostician:
         yield confirmed(search.singles())
         yield _of_precision(precision_entry(self.subject, some))
         yield confirmed(search.pairs())
-        stated = self._statements([*search.observed, *near], base)
+        stated = self._statements([*search.observed, *near])
         yield _explanations(stated.stated())
         yield _explanations(stated.narrowed())
         beyond = [(answer.inputs, answer.output) for answer in near]
@@ -307,10 +307,8 @@ class Diagnostician:
     ) -> MistakeSearch:
         return MistakeSearch(self.subject, observed, mistakes, self._acted)
 
-    def _statements(
-        self, observed: Sequence[BatteryAnswer], problem: Problem | None
-    ) -> StatementSearch:
-        return StatementSearch(self.subject, self.mistakes, self._acted, observed, problem)
+    def _statements(self, observed: Sequence[BatteryAnswer]) -> StatementSearch:
+        return StatementSearch(self.subject, self.mistakes, self._acted, observed)
 
     def _search_near(self, problem: Problem) -> list[Explanation]:
         """What explains every answer of the battery and of the neighbours of a problem."""
@@ -318,7 +316,7 @@ class Diagnostician:
         observed = [*self.observed, *near]
         if not any(answer.margin > GROSS for answer in observed):
             return []
-        search = self._statements(observed, problem)
+        search = self._statements(observed)
         return _explanations(search.stated() or search.narrowed())
 
     def _fits(

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -135,11 +137,17 @@ class ActedAnswers:
         self._answers: dict[
             tuple[int, int], tuple[NamedMistake, Inputs, MistakenAnswer | None]
         ] = {}
+        self._counts: Counter[int] = Counter()
+
+    def count(self, inputs: Inputs) -> int:
+        """How many mistakes have been acted out on some inputs."""
+        return self._counts[id(inputs)]
 
     def of(self, mistake: NamedMistake, inputs: Inputs) -> MistakenAnswer:
         """What a candidate answers that makes one mistake; NotExpressible where it cannot."""
         key = id(mistake), id(inputs)
         if key not in self._answers:
+            self._counts[id(inputs)] += 1
             try:
                 answer = act(self._oracle, self._declared, (mistake,), inputs)
             except NotExpressible:
@@ -180,10 +188,16 @@ def made_on(
 
 
 def mistaken_call(declared: golden.Semantics, made: Combination, inputs: Inputs) -> DeclaredCall:
-    """The inputs and the point of the semantics that mistakes made on them answer by."""
+    """The inputs and the point of the semantics that mistakes made on them answer by.
+
+    A mask that is read with the opposite polarity is inverted before others change what it keeps.
+    """
     point = declared
     for mistake in made:
         point = mistake.at(point)
+    if point.mask_polarity == "drop":
+        inputs = inputs if inputs.keep is None else inputs.replace(keep=~inputs.keep)
+        point = point.replace(mask_polarity="keep")
     for mistake in made:
         if mistake.inputs is not None:
             inputs = mistake.inputs(DeclaredCall(inputs=inputs, semantics=point)) or inputs
@@ -191,18 +205,23 @@ def mistaken_call(declared: golden.Semantics, made: Combination, inputs: Inputs)
 
 
 def mistaken_attention(
-    call: DeclaredCall, made: Combination, *, every_key: bool
+    call: DeclaredCall, made: Combination, *, every_key: bool, declared: Golden | None = None
 ) -> tuple[golden.Attention, golden.Attention]:
     """The attention proper before and after the changes that mistakes make to it.
 
-    ``every_key`` says whether it has keys and values that no query reads as well.
+    ``every_key`` says whether it has keys and values that no query reads as well. ``declared`` is
+    the golden answer to the call, if that is known.
     """
-    heads = call.projected_heads()
-    for mistake in made:
-        if mistake.heads is not None:
-            heads = mistake.heads(call, heads) or heads
-    before = call.attend(heads)
-    core = _with_every_key(before, heads, call.semantics) if every_key else before
+    if declared is not None and not any(mistake.heads for mistake in made):
+        before = declared.core
+        core = _declared_with_every_key(declared, call) if every_key else before
+    else:
+        heads = call.projected_heads()
+        for mistake in made:
+            if mistake.heads is not None:
+                heads = mistake.heads(call, heads) or heads
+        before = call.attend(heads)
+        core = _with_every_key(before, heads, call.semantics) if every_key else before
     for mistake in made:
         if mistake.core is not None:
             core = mistake.core(call, core) or core
@@ -224,8 +243,9 @@ def _in_its_rows(
 def _answer(oracle: Oracle, given: Inputs, call: DeclaredCall, made: Combination) -> MistakenAnswer:
     if call.inputs.scale is not None and not math.isfinite(call.inputs.scale):
         return _answer_without_scale(oracle, given, call)
+    declared = _as_declared(oracle, given, call)
     if not any(one.heads or one.core or one.output for one in made):
-        evaluation = evaluate(call.inputs, call.semantics)
+        evaluation = declared.evaluation if declared else evaluate(call.inputs, call.semantics)
         return MistakenAnswer(
             given=given,
             inputs=call.inputs,
@@ -236,7 +256,8 @@ def _answer(oracle: Oracle, given: Inputs, call: DeclaredCall, made: Combination
             oracle=oracle,
             evaluation=evaluation,
         )
-    before, core = mistaken_attention(call, made, every_key=any(one.core for one in made))
+    every_key = any(one.core for one in made)
+    before, core = mistaken_attention(call, made, every_key=every_key, declared=declared)
     output = call.answer_of(core.output)
     for mistake in made:
         if mistake.output is not None:
@@ -251,6 +272,24 @@ def _answer(oracle: Oracle, given: Inputs, call: DeclaredCall, made: Combination
         stepwise=True,
         oracle=oracle,
     )
+
+
+def _as_declared(oracle: Oracle, given: Inputs, call: DeclaredCall) -> Golden | None:
+    """The golden answer to some inputs where a call is of nothing else; remembered."""
+    unchanged = call.inputs is given and call.semantics == oracle.point(given)
+    return oracle.answer(given) if unchanged else None
+
+
+def _declared_with_every_key(declared: Golden, call: DeclaredCall) -> golden.Attention:
+    """The attention proper of a golden answer with the keys and values that no query reads."""
+    remembered = _WITH_EVERY_KEY.get(declared)
+    if remembered is None:
+        remembered = _with_every_key(declared.core, call.projected_heads(), call.semantics)
+        _WITH_EVERY_KEY[declared] = remembered
+    return remembered
+
+
+_WITH_EVERY_KEY: Final[WeakKeyDictionary[Golden, golden.Attention]] = WeakKeyDictionary()
 
 
 def _answer_without_scale(oracle: Oracle, given: Inputs, call: DeclaredCall) -> MistakenAnswer:

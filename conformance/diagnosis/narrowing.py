@@ -159,13 +159,21 @@ class Narrowing:
         self.subject = subject
         self.acted = acted
         self.observed = observed
+        # Wrong answers by their index: those that refuted a mistake last, before any those on which
+        # most mistakes have been acted out already.
+        wrong = (index for index, answer in enumerate(observed) if answer.margin > 1.0)
+        self._wrong = sorted(wrong, key=lambda index: -acted.count(observed[index].inputs))
         self._traits: dict[int, Tensor] = {}
+        # Mistakes are kept along with what is remembered of them: their numbers stay theirs.
+        self._agreeing: dict[tuple[int, int], tuple[NamedMistake, Rows | None]] = {}
+        self._judged: dict[BatteryAnswer, tuple[Tensor, Tensor]] = {}
 
-    def explains_first(self, mistake: NamedMistake, count: int) -> bool:
-        """Whether a mistake explains every wrong row of the first answers."""
-        for answer in self.observed[:count]:
-            rows = self._rows(mistake, answer)
+    def explains_wrong(self, mistake: NamedMistake) -> bool:
+        """Whether a mistake explains every wrong row."""
+        for place, index in enumerate(self._wrong):
+            rows = self._rows(mistake, index)
             if rows is None or bool(rows.unexplained.any()):
+                self._wrong.insert(0, self._wrong.pop(place))
                 return False
         return True
 
@@ -176,8 +184,8 @@ class Narrowing:
         explain, the less is computed.
         """
         made, spared = [], []
-        for index, answer in enumerate(self.observed):
-            rows = self._rows(mistake, answer)
+        for index in range(len(self.observed)):
+            rows = self._rows(mistake, index)
             if rows is None or bool(rows.unexplained.any()):
                 return None
             traits = self._traits_of(index)
@@ -194,15 +202,18 @@ class Narrowing:
             spared=sum(len(rows) for rows in spared),
         )
 
-    def _rows(self, mistake: NamedMistake, answer: BatteryAnswer) -> Rows | None:
-        """What each row agrees with; None for an answer of another shape."""
-        exact = self.subject.golden(answer.inputs)
-        if exact.output.shape != answer.output.shape:
+    def _rows(self, mistake: NamedMistake, index: int) -> Rows | None:
+        """What each row of an answer agrees with; None for one of another shape. Remembered."""
+        key = id(mistake), index
+        if key not in self._agreeing:
+            self._agreeing[key] = mistake, self._compared(mistake, self.observed[index])
+        return self._agreeing[key][-1]
+
+    def _compared(self, mistake: NamedMistake, answer: BatteryAnswer) -> Rows | None:
+        exact = answer.exact
+        if not answer.fits:
             return None
-        right = within(answer.output, exact.output, exact.bound).all(dim=-1)
-        judged = exact.representable.expand(answer.output.shape).all(dim=-1)
-        if self.subject.declaration.empty_rows == "any":
-            judged = judged & ~exact.empty_rows.expand(answer.output.shape).all(dim=-1)
+        right, judged = self._right_and_judged(answer)
         none = torch.zeros_like(right)
         without = Rows(made=none, spared=none, unexplained=judged & ~right)
         call = DeclaredCall(inputs=answer.inputs, semantics=self.subject.declaration.semantics)
@@ -228,6 +239,17 @@ class Narrowing:
             spared=judged & right & ~mistaken,
             unexplained=judged & ~right & ~(mistaken & closer),
         )
+
+    def _right_and_judged(self, answer: BatteryAnswer) -> tuple[Tensor, Tensor]:
+        """The rows that are right, and those that are judged; remembered."""
+        if answer not in self._judged:
+            exact = answer.exact
+            right = within(answer.output, exact.output, exact.bound).all(dim=-1)
+            judged = exact.representable.expand(answer.output.shape).all(dim=-1)
+            if self.subject.declaration.empty_rows == "any":
+                judged = judged & ~exact.empty_rows.expand(answer.output.shape).all(dim=-1)
+            self._judged[answer] = right, judged
+        return self._judged[answer]
 
     def _traits_of(self, index: int) -> Tensor:
         """What conditions may be about: whole numbers ``[rows, traits]``.

@@ -71,17 +71,15 @@ _KEYWORDS: Final = (
 )
 
 
-def neighbours(
-    subject: Subject, problem: Problem, *, plain: bool = True, enlarged: bool = True
-) -> list[Problem]:
-    """A problem if ``plain``, the same with larger sizes, and each with one feature changed.
+def neighbours(subject: Subject, problem: Problem, *, enlarged: bool = True) -> list[Problem]:
+    """A problem, if ``enlarged`` also with larger sizes, and each with one feature changed.
 
     Their values are drawn with another seed, so that what was made of the failing problem alone
     must hold for values that were not looked at.
     """
     own = _anew(problem)
     large = _resized(subject, own.replace(values="normal"), _ENLARGED)
-    bases = [base for base, wanted in ((own, plain), (large, enlarged)) if wanted]
+    bases = [own, large] if enlarged else [own]
     if _scores(own) > MOST_SCORES:
         bases = [large]
     fitted = {own: None}

@@ -12,10 +12,11 @@ from typing import Final
 from ..clauses.subject import Subject
 from ..declare.declaration import Declaration
 from ..oracle.comparison import GROSS
+from ..problems.inputs import Inputs
 from ..tolerance import model
 from .agreement import BatteryAnswer
 from .conditions import plainness
-from .mistaken_answer import ActedAnswers, Combination, act, touches
+from .mistaken_answer import ActedAnswers, Combination, MistakenAnswer, act, touches
 from .mistakes import DeclaredCall, NamedMistake, NotExpressible
 from .narrowing import Narrowed, Narrowing
 
@@ -62,6 +63,8 @@ class MistakeSearch:
             and (not mistake.changes or mistake.at(self.declared) != self.declared)
             and (not mistake.needs or _promised(mistake.needs, subject.declaration))
         ]
+        # Answers by their index: after the first one those that refuted a mistake last.
+        self._refuting = list(range(len(self.observed)))
         self._touched: dict[tuple[int, int], bool] = {}
         self._judged: dict[int, int] = {}
         self._explained: dict[int, int] = {}
@@ -84,9 +87,8 @@ class MistakeSearch:
         if self.wrong.bit_count() < FEWEST_WRONG:
             return []
         narrowing = Narrowing(self.subject, self._telling, self.acted)
-        wrong = self.wrong.bit_count()
         plainest = sorted(self.mistakes, key=lambda one: len(one.sentence))
-        likely = (one for one in plainest if narrowing.explains_first(one, wrong))
+        likely = (one for one in plainest if narrowing.explains_wrong(one))
         narrowed: dict[str, Narrowed] = {}
         for mistake in islice(likely, MOST_NARROWED):
             # Another way to make the same mistake says nothing more.
@@ -224,33 +226,33 @@ class MistakeSearch:
 
     def explains_every(self, made: Combination) -> bool:
         """Whether they explain every answer together, and not only because errors are small."""
-        every = range(len(self.observed))
-        if len(made) == 1:
-            explained = all(self._explains(made[0], index) for index in every)
-        else:
-            explained = all(self._judge(made, index) for index in every)
-        return explained and self._leaves_little(made)
+        for place, index in enumerate(self._refuting):
+            alone = len(made) == 1
+            if not (self._explains(made[0], index) if alone else self._judge(made, index)):
+                self._refuting.insert(min(place, 1), self._refuting.pop(place))
+                return False
+        return self._leaves_little(made)
 
     def _leaves_little(self, made: Combination) -> bool:
         """Whether next to nothing is left of all that is wrong; else any small error would fit."""
         left = total = 0.0
         for index, answer in enumerate(self.observed):
             if self.wrong >> index & 1:
-                acted = act(self.subject.oracle, self.declared, made, answer.inputs)
-                one, other = answer.closeness(acted)
+                one, other = answer.closeness(self._acted(made, answer.inputs))
                 left, total = left + one, total + other
         return left <= model.LARGEST_UNEXPLAINED * total
 
     def _judge(self, made: Combination, index: int) -> bool:
         answer = self.observed[index]
         try:
-            if len(made) == 1:
-                acted = self.acted.of(made[0], answer.inputs)
-            else:
-                acted = act(self.subject.oracle, self.declared, made, answer.inputs)
+            return answer.agrees(self._acted(made, answer.inputs))
         except NotExpressible:
             return False
-        return answer.agrees(acted)
+
+    def _acted(self, made: Combination, inputs: Inputs) -> MistakenAnswer:
+        if len(made) == 1:
+            return self.acted.of(made[0], inputs)
+        return act(self.subject.oracle, self.declared, made, inputs)
 
     def _touches(self, mistake: NamedMistake) -> int:
         """The problems whose answers a mistake may change."""

@@ -1,9 +1,9 @@
 """Explains answers that no mistake of the catalogue explains as it stands.
 
 Proposed are statements of what was read, and mistakes under conditions. Each is confirmed on
-problems that nothing was learnt from: neighbours, with other values, of the failing one and of the
-plainest one at which the mistake shows. Answers that speak against a proposal are learnt from in
-the next round.
+problems that nothing was learnt from: those in which any two options and sizes of a call meet, and
+neighbours, with other values, of the plainest one at which the mistake shows. Answers that speak
+against a proposal are learnt from in the next round.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from ..clauses.subject import Subject
 from ..problems.problem import Problem
 from .agreement import BatteryAnswer
-from .battery import answer_to, answers_near
+from .battery import answer_to, answers_near, answers_to_pairs
 from .conditions import Condition, ScaleLimit, SizeLimit, plainness, scale_below, size_limit
 from .dissection import statements
 from .dissection.read_numbers import roundest
@@ -52,7 +52,7 @@ def explains(subject: Subject, made: Combination, answer: BatteryAnswer) -> bool
 
 
 class StatementSearch:
-    """What explains some ``observed`` answers and answers to problems near ``problem``."""
+    """What explains some ``observed`` answers, and those that a candidate is asked for besides."""
 
     def __init__(
         self,
@@ -60,13 +60,11 @@ class StatementSearch:
         mistakes: Sequence[NamedMistake],
         acted: ActedAnswers,
         observed: Sequence[BatteryAnswer],
-        problem: Problem | None,
     ) -> None:
         self.subject = subject
         self.mistakes = mistakes
         self.acted = acted
         self.observed = list(observed)
-        self.problem = problem
         self._rounds = 0
         self._around: list[BatteryAnswer] = []
 
@@ -121,11 +119,8 @@ class StatementSearch:
 
     @cached_property
     def _unseen(self) -> list[BatteryAnswer]:
-        """Answers to the neighbours of the problem, with values of this round's own."""
-        if self.problem is None:
-            return []
-        seed = self.problem.seed + OTHER_VALUES * (self._rounds + 1)
-        return answers_near(self.subject, self.problem.replace(seed=seed), plain=False)
+        """Answers to problems in which any two options and sizes meet, with values of a round."""
+        return answers_to_pairs(self.subject, OTHER_VALUES * (self._rounds + 1))
 
     def _learn(self) -> None:
         """Begin another round: what was used to confirm is observed from now on."""

@@ -142,6 +142,16 @@ def options_alone(candidate: Candidate, space: Space, *, dtype: str) -> list[Pro
     return [*problems, *combinations(candidate, space, dtype=dtype).problems]
 
 
+def options_together(candidate: Candidate, space: Space, *, dtype: str) -> list[Problem]:
+    """Problems in which any two options and sizes of a candidate meet, in plain memory."""
+    made = _Parameters(candidate, dataclasses.replace(space, purpose="operator"))
+    names = [parameter.name for parameter in made.model.parameters]
+    return [
+        made.problem(dict(zip(names, row, strict=True)), dtype=dtype, seed=seed)
+        for seed, row in enumerate(cover(made.model, 2).rows)
+    ]
+
+
 class _Parameters:
     """The parameters of a candidate in a space, and what their values mean."""
 

@@ -8,6 +8,7 @@ import torch
 from examples import CLAUSES, core, problem
 from torch import Tensor
 
+from conformance.base.mistake import UNKNOWN
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import Diagnostician, diagnose
 
@@ -52,3 +53,23 @@ def test_what_is_true_of_one_option_alone_is_not_said() -> None:
     (entry,) = Diagnostician(subject).explain(CLAUSES["numerics.scale"], failing)
     assert "multiplied by 1 " in entry["text"]
     assert "(only for queries from index 16 on)" in entry["text"]
+
+
+def test_what_one_key_with_a_mask_refutes_is_not_said() -> None:
+    """Masks inverted, the first of several keys seen nonetheless, and it alone without a mask.
+
+    "Keys past the first are lost, hidden ones seen" is true of every call but those with a mask and
+    one key: of neither alone.
+    """
+
+    def first_or_inverted(
+        query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None
+    ) -> Tensor:
+        first = torch.arange(key.shape[2]) == 0
+        seen = first if keep is None else ~keep | (first & (key.shape[2] > 1))
+        logits = (query @ key.mT * query.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
+        return torch.softmax(logits, dim=-1).nan_to_num() @ value
+
+    candidate = core(first_or_inverted, **{**PLAIN, "masks": ["keep"], "empty_rows": "zeros"})
+    (entry,) = diagnose(Subject(candidate, "float32"))
+    assert entry["name"] == UNKNOWN

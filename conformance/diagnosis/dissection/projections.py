@@ -29,8 +29,6 @@ from .read_numbers import Number, numbers
 from .statement import statement
 from .value_steps import ALTERNATIVES, BIASES, Steps
 
-# Wrong steps of one path that are looked for.
-MOST_WRONG: Final = 2
 # A power of two: what is off in a weight by logits so much smaller is below what is read.
 FAINT: Final = 2.0**-11
 # Paths that explain one layer equally well: more are not followed.
@@ -39,6 +37,7 @@ ONE: Final = Number("1", lambda _sizes: 1.0)
 NONE: Final = Number("0", lambda _sizes: 0.0)
 _TINY: Final = torch.finfo(torch.float64).tiny
 _RESIDUALS: Final = ("query", "key", "value")
+_RIGHT: Final = Steps()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +185,7 @@ class Probe:
         ]
         size = torch.finfo(inputs.query.dtype).eps
         self.same = max(model.SAME_READ, size)
+        self._predicted: dict[Steps, Tensor | None] = {}
 
     @staticmethod
     def _call(subject: Subject, inputs: Inputs, known: Combination) -> DeclaredCall:
@@ -203,18 +203,25 @@ class Probe:
         first, other = self.answers
         return first - other  # type: ignore[operator]  # read where readable
 
-    def linear(self, steps: Steps) -> Tensor:
-        """What would change if the values took some steps."""
-        return steps.answer(self.first, self.weights[0]) - steps.answer(self.other, self.weights[1])
+    def shows(self, steps: Steps) -> bool:
+        """Whether the values would change otherwise by some steps than they should."""
+        predicted, right = self.linear(steps), self.linear(_RIGHT)
+        return predicted is not None and (right is None or not torch.equal(predicted, right))
 
-    def fits(self, steps: Steps, left: Tensor | None = None) -> Number | None:
+    def linear(self, steps: Steps) -> Tensor | None:
+        """What would change if the values took some steps, None if they cannot; remembered."""
+        if steps not in self._predicted:
+            try:
+                one = steps.answer(self.first, self.weights[0])
+                self._predicted[steps] = one - steps.answer(self.other, self.weights[1])
+            except (NotExpressible, ValueError, RuntimeError):
+                self._predicted[steps] = None
+        return self._predicted[steps]
+
+    def fits(self, steps: Steps) -> Number | None:
         """The factor by which some steps explain the change, if they do."""
-        try:
-            predicted = self.linear(steps)
-        except (NotExpressible, ValueError, RuntimeError):
-            return None
-        change = self.change if left is None else left
-        if predicted.shape != change.shape:
+        predicted, change = self.linear(steps), self.change
+        if predicted is None or predicted.shape != change.shape:
             return None
         factor = float((predicted * change).sum() / predicted.square().sum().clamp_min(_TINY))
         if not self.agree(factor * predicted, change) or abs(factor) <= self.same:
@@ -296,7 +303,7 @@ def value_paths(
 
 def _paths(read: Sequence[Probe], likely: Sequence[Steps]) -> list[ValuePath]:
     """The paths with the fewest wrong steps that explain some probes."""
-    for several in (_steps(0), likely, *(_steps(count) for count in range(1, MOST_WRONG + 1))):
+    for several in ((_RIGHT,), likely, _ONE_WRONG, _two_wrong(read)):
         paths = [
             path
             for steps in several
@@ -308,9 +315,21 @@ def _paths(read: Sequence[Probe], likely: Sequence[Steps]) -> list[ValuePath]:
     return []
 
 
-def _steps(count: int) -> Iterator[Steps]:
-    for wrong in combinations(ALTERNATIVES, count):
-        if len({one.step for one in wrong}) == count:
+_ONE_WRONG: Final = tuple(Steps((one,)) for one in ALTERNATIVES)
+
+
+def _two_wrong(read: Sequence[Probe]) -> Iterator[Steps]:
+    """Pairs of wrong steps that may explain some probes.
+
+    Steps that change nothing there are in none. Where fewer wrong steps explain the first probe,
+    others do not show there: where none is needed both must be such, where one is needed the other.
+    """
+    shown = [one for one in _ONE_WRONG if any(probe.shows(one) for probe in read)]
+    fitting = [read[0].fits(one) is not None for one in shown]
+    needed = 2 if read[0].fits(_RIGHT) is not None else min(sum(fitting), 1)
+    for (one, first), (two, second) in combinations(zip(shown, fitting, strict=True), 2):
+        wrong = (*one.wrong, *two.wrong)
+        if first + second >= needed and len({each.step for each in wrong}) == len(wrong):
             yield Steps(wrong)
 
 
@@ -343,13 +362,10 @@ def _simplest(number: Number) -> Number:
 
 def _with_residual(probe: Probe, steps: Steps, name: str) -> Number | None:
     """The factor of the tokens of an input that are added to the answer."""
-    try:
-        left = probe.change - probe.linear(steps)
-    except (NotExpressible, ValueError, RuntimeError):
+    predicted, tokens = probe.linear(steps), dict(probe.residuals()).get(name)
+    if predicted is None or tokens is None:
         return None
-    tokens = dict(probe.residuals()).get(name)
-    if tokens is None:
-        return None
+    left = probe.change - predicted
     factor = float((left * tokens).sum() / tokens.square().sum())
     rest = (left - factor * tokens).abs()
     if abs(factor) <= probe.same or not bool((rest <= probe.same * probe.change.abs().max()).all()):

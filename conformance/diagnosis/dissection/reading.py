@@ -1,7 +1,9 @@
 """The weights that a candidate gives to its values, read by handing over values that are one.
 
 Attention is linear in its values. So the answer to values that are one at a single key and zero at
-all others is the weight of that key, for each query, head and batch item.
+all others is the weight of that key, for each query, head and batch item. Where the channels of the
+values do not meet, each can be one at another key: one call reads as many keys. Whether they do
+shows in the answer to other values: then each key is read in all channels.
 """
 
 from __future__ import annotations
@@ -131,17 +133,6 @@ def read(
     answer, offset = _answer(subject, inputs, inputs.value), _answer(subject, inputs, zeros)
     if answer is None or offset is None or not answer.shape[-1]:
         return None
-    columns = []
-    for key in range(inputs.geometry.key_length):
-        unit = zeros.clone()
-        unit[..., key, :] = 1.0
-        one = _answer(subject, inputs, unit)
-        if one is None:
-            return None
-        columns.append((one - offset).mean(dim=-1))
-    weights = torch.stack(columns, dim=-1)
-    if finite and not bool(torch.isfinite(weights).all()):
-        return None
     declared = subject.declaration.semantics
     made = made_on(declared, known, inputs)
     try:
@@ -149,19 +140,47 @@ def read(
         _, attention = mistaken_attention(call, made, every_key=True)
     except (NotExpressible, *IMPOSSIBLE):
         return None  # what is known cannot be made of these inputs
-    composed = offset + weights @ attention.value
-    room = ROOM * (
-        subject.golden(inputs).bound + torch.finfo(inputs.query.dtype).eps * composed.abs()
-    )
-    return Reading(
-        call=call,
-        attention=attention,
-        weights=weights,
-        answer=answer,
-        explained=bool(within(answer, composed, room).all()),
-        error=subject.oracle.weights_bound(inputs),
-        given=inputs,
-    )
+
+    def of(channels: int) -> Reading | None:
+        weights = _weights(subject, inputs, offset, channels)
+        if weights is None or (finite and not bool(torch.isfinite(weights).all())):
+            return None
+        composed = offset + weights @ attention.value
+        rounding = torch.finfo(inputs.query.dtype).eps * composed.abs()
+        room = ROOM * (subject.golden(inputs).bound + rounding)
+        return Reading(
+            call=call,
+            attention=attention,
+            weights=weights,
+            answer=answer,
+            explained=bool(within(answer, composed, room).all()),
+            error=subject.oracle.weights_bound(inputs),
+            given=inputs,
+        )
+
+    apart = of(answer.shape[-1])
+    return apart if apart is None or apart.explained else of(1)
+
+
+def _weights(subject: Subject, inputs: Inputs, offset: Tensor, channels: int) -> Tensor | None:
+    """The weight of each key, ``[B, H, Lq, Lk]``; None where an answer is of another shape.
+
+    A call reads a key in each of some ``channels``. Where there is one, a key has all channels of
+    the values, and its weight is their mean. ``offset`` is the answer to values of zero.
+    """
+    keys, columns = inputs.geometry.key_length, []
+    for first in range(0, keys, channels):
+        unit, count = torch.zeros_like(inputs.value), min(channels, keys - first)
+        if channels == 1:
+            unit[..., first, :] = 1.0
+        else:
+            unit[..., first : first + count, :count].diagonal(dim1=-2, dim2=-1).fill_(1.0)
+        one = _answer(subject, inputs, unit)
+        if one is None:
+            return None
+        read = one - offset
+        columns.append(read.mean(dim=-1, keepdim=True) if channels == 1 else read[..., :count])
+    return torch.cat(columns, dim=-1)
 
 
 def _answer(subject: Subject, inputs: Inputs, value: Tensor) -> Tensor | None:

@@ -8,6 +8,7 @@ from functools import reduce
 from itertools import combinations, islice, product
 from operator import and_
 from typing import Final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -48,8 +49,20 @@ MOST_ALIKE: Final = 6
 CLEAR: Final = 20.0
 
 
+_TABLES: Final[WeakKeyDictionary[DeclaredCall, list[tuple[Cells, Tensor]]]] = WeakKeyDictionary()
+
+
 def _tables(call: DeclaredCall) -> list[tuple[Cells, Tensor]]:
-    """The kinds of keys of a call as tables, of those that it cannot tell apart the plainest."""
+    """The kinds of keys of a call as tables, of those that it cannot tell apart the plainest.
+
+    Remembered: several statements are made of them.
+    """
+    if call not in _TABLES:
+        _TABLES[call] = _told_apart(call)
+    return _TABLES[call]
+
+
+def _told_apart(call: DeclaredCall) -> list[tuple[Cells, Tensor]]:
     alike: dict[bytes, list[tuple[Cells, Tensor]]] = {}
     for cells in CELLS:
         table = cells.holds(call)
@@ -111,8 +124,7 @@ def with_table(call: DeclaredCall, table: Tensor) -> Inputs:
     """The inputs of a call with exactly the keys of a table, whatever hid others before."""
     inputs, bias = call.inputs, call.inputs.bias
     finite = None if bias is None else bias.masked_fill(torch.isneginf(bias), 0.0)
-    keep = ~table if call.semantics.mask_polarity == "drop" else table
-    return inputs.replace(keep=keep, bias=finite, causal=False, window=None)
+    return inputs.replace(keep=table, bias=finite, causal=False, window=None)
 
 
 def visibility_statements(reading: Reading) -> Iterator[NamedMistake]:

@@ -203,3 +203,13 @@ def swapped_unscaled(q, k, v):
 @core("weights-of-sigmoid+causal-ignored", causal="bottom-right")
 def sigmoid_everywhere(q, k, v, *, causal=False):
     return torch.sigmoid(q @ k.mT / math.sqrt(q.shape[-1])) @ v
+
+
+@core("mask-inverted+first-key-lost", masks=["keep"], empty_rows="zeros")
+def inverted_without_first(q, k, v, *, keep=None):
+    seen = torch.arange(k.shape[2]) > 0
+    seen = seen if k.shape[2] > 1 else ~seen
+    if keep is not None:
+        seen = seen & ~keep
+    s = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(~seen, -math.inf)
+    return s.softmax(-1).nan_to_num() @ v
