@@ -20,9 +20,10 @@ from ..declare.candidate import Candidate
 from ..oracle.extreme_logits import lowered_key, single_key_inputs
 from ..problems.arrangements import canonical_output, presented_shape
 from ..problems.caching import draws_cache
-from ..problems.combinations import options_together, with_other_values
+from ..problems.combinations import options_together
 from ..problems.fitting import causal_flag, fitted_geometry
 from ..problems.inputs import Inputs
+from ..problems.pool import with_other_values
 from ..problems.problem import MaskPlan, Problem
 from ..problems.space import Space
 from .agreement import BatteryAnswer

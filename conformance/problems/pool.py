@@ -112,7 +112,7 @@ class Pool:
             self._candidate, space, dtype=dtype, strength=self._strength(space, dtype)
         )
         return [
-            _with_other_values(problem, self._seed + turn * TURN)
+            with_other_values(problem, self._seed + turn * TURN)
             for turn in range(1, self._profile.turns)
             for problem in made.problems
         ]
@@ -147,7 +147,7 @@ class Pool:
         return [edge.replace(seed=edge.seed + UNFORESEEN * self._seed) for edge in edges]
 
 
-def _with_other_values(problem: Problem, seed: int) -> Problem:
+def with_other_values(problem: Problem, seed: int) -> Problem:
     """The combination with other values, and with another scale and cap where it has them."""
     draw = Random(seed + problem.seed)  # noqa: S311 (nothing secret)
     return problem.replace(

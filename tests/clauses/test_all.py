@@ -34,14 +34,17 @@ IN_FLOAT16 = ("numerics.overflow-half", "numerics.lifted-logits")
 ONCE = ("numerics.long-sequence", "gradients.shared")
 IN_FLOAT64 = ("gradients.check",)
 LEAST_SHARE = 0.75
+# Each CI run judges eager_core and eager_layer by its own step, `conformance check candidates`.
+QUICKLY = [(candidate, "float32") for candidate in (eager_module, *CORRECT)]
+NIGHTLY = pytest.mark.nightly
 
 
 @pytest.mark.parametrize(
     ("candidate", "dtype"),
     [
-        *((candidate, "float32") for candidate in EVERYBODY),
-        # `conformance check candidates` of each CI run judges others in float64.
-        *(pytest.param(candidate, "float64", marks=pytest.mark.nightly) for candidate in EVERYBODY),
+        pytest.param(candidate, dtype, marks=[] if (candidate, dtype) in QUICKLY else NIGHTLY)
+        for dtype in ("float32", "float64")
+        for candidate in EVERYBODY
     ],
     ids=lambda value: getattr(value, "name", value),
 )
