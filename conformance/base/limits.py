@@ -1,4 +1,4 @@
-"""Time: how long a run may take, as people write it, when it must end, and what day it is."""
+"""What a run may take, as people write it: time and memory; and what day it is."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ _PARTS: Final = re.compile(
     r"(?:(?P<h>\d+(?:\.\d+)?)h)?(?:(?P<m>\d+(?:\.\d+)?)m)?(?:(?P<s>\d+(?:\.\d+)?)s)?", re.ASCII
 )
 _LONGEST: Final = 365 * 24 * 3600.0
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)(?:i?b)?", re.ASCII)
+_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 # What a call in progress is left at the end of the time: one of so many parts of the whole, and
 # seconds at most.
 _GRACE_PARTS: Final = 25
@@ -57,6 +59,16 @@ def read_seconds(text: str, option: str = "--max-time") -> float:
         msg = f"{option} {text!r} is no duration: write seconds (90) or a time such as 10m or 1h30m"
         raise UsageError(msg)
     return seconds
+
+
+def read_bytes(text: str, option: str = "--max-memory") -> int:
+    """The bytes of ``8G``, ``1.5GiB`` or ``500M``, in powers of 1024; raises UsageError."""
+    parts = _SIZE.fullmatch(text.strip().lower().replace(" ", ""))
+    size = 0 if parts is None else int(float(parts[1]) * 1024 ** _POWERS[parts[2]])
+    if not size:
+        msg = f"{option} {text!r} is no size of memory: write 8G or 500M"
+        raise UsageError(msg)
+    return size
 
 
 def spoken(seconds: float) -> str:

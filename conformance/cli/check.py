@@ -16,6 +16,7 @@ from typing import Final
 
 import click
 
+from ..base.limits import read_bytes
 from ..base.printable_text import printable
 from ..base.record import EXIT_INTERRUPTED, EXIT_USAGE, exit_code
 from ..errors import UsageError
@@ -124,6 +125,15 @@ COMPILING = 300.0
 @timeout_option(
     "Stop a candidate that gives no answer for so long; loading may take twice as long."
 )
+@click.option(
+    "--max-memory",
+    metavar="SIZE",
+    callback=lambda _context, _parameter, text: None if text is None else read_bytes(text),
+    help=(
+        "Stop a candidate whose process takes more memory (8G, 500M).  "
+        "[default: three quarters of the machine's]"
+    ),
+)
 @json_option("Write the record of the run there (- for standard output).")
 @view_options()
 @GITHUB
@@ -155,6 +165,7 @@ def check_command(
     failed_first: bool,
     watch: bool,
     timeout: float,
+    max_memory: int | None,
     json_path: Path | None,
     views: Files,
     github: bool | None,
@@ -211,6 +222,7 @@ def check_command(
         databases=work.databases,
         exitfirst=exitfirst,
         isolated=isolated,
+        max_memory=max_memory,
     )
     context = warm_context() if watch else None
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from ..base.files import write_text
-from ..base.limits import Deadline
+from ..base.limits import Deadline, read_bytes
 from ..base.profile import PROFILES
 from ..base.record import GREEN, CandidateEntry, Record, record_text
 from ..base.results import ClauseResult, result_from_json
@@ -201,14 +201,26 @@ class Judge:
         Seconds after which a call that gives no answer is stopped: the candidate hangs.
     isolated
         Run targets and sources in processes that cannot reach the judge: see :func:`check`.
+    max_memory
+        Memory after which a candidate's process is stopped, in bytes or as ``"8G"``: it crashes.
+        By default three quarters of the machine's.
     """
 
-    def __init__(self, *, timeout: float = DEFAULT_TIMEOUT, isolated: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        isolated: bool = False,
+        max_memory: int | str | None = None,
+    ) -> None:
         if not timeout > 0:
             msg = f"timeout={timeout!r} is no time: give seconds above 0"
             raise UsageError(msg)
         self._timeout = timeout
         self._isolated = isolated
+        self._max_memory = (
+            None if max_memory is None else read_bytes(str(max_memory), "max_memory=")
+        )
         self._context = warm_context()
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._count = 0
@@ -243,6 +255,7 @@ class Judge:
         options = _options(
             profile, only, skip, dtypes, seed, exitfirst=exitfirst, isolated=self._isolated
         )
+        options = replace(options, max_memory=self._max_memory)
         return _checked(target_or_candidate, options, time_limit, self._context, self._timeout)
 
     def check_source(
@@ -273,6 +286,7 @@ class Judge:
         options = _options(
             profile, only, skip, dtypes, seed, exitfirst=exitfirst, isolated=self._isolated
         )
+        options = replace(options, max_memory=self._max_memory)
         target = self._written(text, entry, promises)
         return _checked(target, options, time_limit, self._context, self._timeout)
 

@@ -34,7 +34,8 @@ class RunOptions:
     failing problems are kept. ``unchecked`` are globs of parameters that may stay unchecked.
     Without ``explain`` failures are neither made small nor diagnosed. With ``exitfirst`` the run
     ends with the first MUST that fails; clauses in ``first`` run before all others. When
-    ``isolated``, candidates run in processes that cannot reach the one that judges them.
+    ``isolated``, candidates run in processes that cannot reach the one that judges them. A worker
+    that takes more than ``max_memory`` bytes is stopped; None: more than ``usual_limit()``.
     """
 
     targets: tuple[str, ...]
@@ -56,6 +57,7 @@ class RunOptions:
     exitfirst: bool = False
     isolated: bool = False
     first: tuple[str, ...] = ()
+    max_memory: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

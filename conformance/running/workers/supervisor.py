@@ -22,8 +22,10 @@ from typing import Any, Final, Self
 from ...base.limits import NOT_FINISHED, NOT_RUN, Deadline
 from ...base.results import ClauseResult, result_from_json
 from ...errors import UsageError
+from ...graphs.server import size_text
 from ..clause_run import Progress
 from ..isolation.zygote import new_client
+from .memory import MemoryLimit
 from .messages import Event, Loaded, Order, Ready, RunOptions
 from .starvation import Patience, process_state
 from .worker import SAFE_PATH, SAFE_PATH_BY_US, serve
@@ -78,6 +80,7 @@ class Supervisor:
         self._connection: Connection | None = None
         self._last_words = bytearray()
         self._loaded: list[Loaded] = []
+        self._memory: MemoryLimit | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -104,6 +107,7 @@ class Supervisor:
         with _STARTING, _no_interrupt(), _safe_path(), _without_script():
             process.start()
             self._process, self._connection = process, own_end
+        self._memory = MemoryLimit(process.pid or 0, self._options.max_memory)
         worker_end.close()
         output.close()
         if zygote is not None:
@@ -284,7 +288,7 @@ class Supervisor:
         pid, last = process.pid or 0, math.inf if self._deadline is None else self._deadline.last
         patience = Patience(limit, lambda: process_state(pid))
         try:
-            while not connection.poll(max(0.0, min(patience.pause(), last - time.monotonic()))):
+            while not connection.poll(self._pause(patience, last)):
                 if not process.is_alive() and not connection.poll(0):
                     raise self._died()
                 if patience.is_over():
@@ -294,10 +298,24 @@ class Supervisor:
                 if time.monotonic() >= last:
                     self._kill()
                     raise OutOfTime
+                self._require_memory()
             event: Event = connection.recv()
+            self._require_memory()
         except (EOFError, ConnectionResetError, pickle.UnpicklingError):
             raise self._died() from None
         return event
+
+    def _pause(self, patience: Patience, last: float) -> float:
+        """Seconds to wait for an event before looking at the worker again."""
+        pause = min(patience.pause(), last - time.monotonic())
+        return max(0.0, pause if self._memory is None else min(pause, self._memory.pause))
+
+    def _require_memory(self) -> None:
+        """Stop a worker that takes more memory than it may, and raise WorkerLost."""
+        if self._memory is not None and self._memory.is_exceeded():
+            self._kill()
+            msg = f"took more than {size_text(self._memory.most)} of memory and was stopped"
+            raise WorkerLost(msg, kind="crashed")
 
     def _died(self) -> WorkerLost:
         """Why the worker is gone, in words."""
@@ -361,9 +379,11 @@ def _cause(status: int | None) -> str:
         return "lost its process"
     if status < 0:
         try:
-            return f"killed its process ({signal.Signals(-status).name})"
+            name = signal.Signals(-status).name
         except ValueError:
-            return f"killed its process (signal {-status})"
+            name = f"signal {-status}"
+        hint = "; the system may have run out of memory" if name == "SIGKILL" else ""
+        return f"killed its process ({name}{hint})"
     return f"ended its process (exit status {status})"
 
 

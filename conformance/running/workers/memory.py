@@ -1,0 +1,64 @@
+"""Ends a worker that takes more memory than it may, before the system ends some other program."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+# Of the machine's memory, where no other limit is given: the rest is for all other programs.
+SHARE: Final = 0.75
+# What a container may use, in bytes, or "max" (the kernel's documentation of cgroup v2).
+_OF_THE_CONTAINER: Final = Path("/sys/fs/cgroup/memory.max")
+_PAUSE: Final = 0.2
+
+
+@cache
+def usual_limit() -> int:
+    """Bytes that a worker may take where nothing else is said."""
+    most = psutil.virtual_memory().total
+    with contextlib.suppress(OSError, ValueError):
+        most = min(most, int(_OF_THE_CONTAINER.read_text(encoding="ascii")))
+    return int(most * SHARE)
+
+
+def used_memory(pid: int, *, exactly: bool = False) -> int:
+    """Bytes that a process and its children hold; 0 for one that has ended.
+
+    What they share counts for each, unless ``exactly``, which takes longer (Linux).
+    """
+    used = 0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+                exact = exactly and psutil.LINUX
+                used += each.memory_full_info().pss if exact else each.memory_info().rss
+    return used
+
+
+class MemoryLimit:
+    """Whether a process takes more than ``most`` bytes; asked often, it looks now and then."""
+
+    def __init__(
+        self, pid: int, most: int | None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.most = usual_limit() if most is None else most
+        self.pause = _PAUSE
+        self._pid, self._clock = pid, clock
+        self._looked = clock()
+
+    def is_exceeded(self) -> bool:
+        """Whether it holds too much now."""
+        now = self._clock()
+        if now - self._looked < _PAUSE:
+            return False
+        self._looked = now
+        return (
+            used_memory(self._pid) > self.most and used_memory(self._pid, exactly=True) > self.most
+        )
