@@ -83,8 +83,8 @@ PARTS: Final = (
         name="runner",
         files=("conformance/running/*.py",),
         share=0.16,
-        tests=("tests/running/test_*.py", "tests/session/test_merging.py", "tests/shrinking",
-               "tests/clauses/test_registry.py"),
+        tests=("tests/running/test_*.py", "tests/running/shrinking",
+               "tests/session/test_merging.py", "tests/clauses/test_registry.py"),
     ),
     Part(
         name="diagnosis",

@@ -1,7 +1,7 @@
 """Hand-picked edge problems: a fixed set that every clause tries before random ones.
 
 They run outside hypothesis, which does not shrink explicit examples; failures are reduced by
-:mod:`conformance.shrinking.reduction` like the others.
+:mod:`conformance.running.shrinking.reduction` like the others.
 """
 
 from __future__ import annotations

@@ -32,10 +32,10 @@ from ..diagnosis.mistakes import named_mistakes
 from ..diagnosis.randomness import random_entry
 from ..problems.pool import Pool
 from ..problems.problem import Problem, problem_from_json
-from ..shrinking.counterexample import describe
-from ..shrinking.smallest import Smallest, examine, smallest_failure
 from .clause_problems import ClauseProblems, FailureMemory
 from .clause_run import UNLIMITED, ClauseRun, PlannedClause
+from .shrinking.counterexample import describe
+from .shrinking.smallest import Smallest, examine, smallest_failure
 from .tally import Tally, Terms
 
 OnExample = Callable[[dict[str, Any]], None]

@@ -21,7 +21,7 @@ from ..oracle.oracle import Golden, Oracle, evaluate
 from ..problems.edges import edge_problems
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
-from ..shrinking.smallest import examine
+from ..running.shrinking.smallest import examine
 from .svg import Panel, draw
 from .teeth.mistaken_candidates import correct_candidates
 

@@ -15,9 +15,9 @@ from ...errors import UsageError, did_you_mean
 from ...problems.materialise import materialise
 from ...problems.memory_layouts import MEMORY_LAYOUTS
 from ...problems.problem import Problem, problem_from_json
-from ...shrinking.counterexample import describe
-from ...shrinking.smallest import Smallest, examine, examine_recorded, same_but_for_numbers
 from ..runner import one_thread, why_unusable
+from ..shrinking.counterexample import describe
+from ..shrinking.smallest import Smallest, examine, examine_recorded, same_but_for_numbers
 from .planning import CandidatePlan
 
 

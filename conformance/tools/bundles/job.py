@@ -30,15 +30,15 @@ from ...problems.arrangements import there
 from ...problems.inputs import Inputs
 from ...problems.problem import Problem
 from ...running.runner import one_thread
-from ...running.workers.planning import CandidatePlan
-from ...running.workers.replaying import access, as_smallest, outcome, rebuilt
-from ...shrinking.counterexample import (
+from ...running.shrinking.counterexample import (
     describe,
     described_calls,
     described_inputs,
     described_tensor,
 )
-from ...shrinking.smallest import examine_recorded
+from ...running.shrinking.smallest import examine_recorded
+from ...running.workers.planning import CandidatePlan
+from ...running.workers.replaying import access, as_smallest, outcome, rebuilt
 from .arrays import Array, named_arrays, write_arrays
 
 Data = dict[str, Any]

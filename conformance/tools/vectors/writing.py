@@ -30,9 +30,9 @@ from ...oracle.oracle import Golden
 from ...problems.edges import edge_problems
 from ...problems.inputs import Inputs
 from ...running.runner import one_thread
+from ...running.shrinking.control import Control
 from ...running.workers.messages import package_version
 from ...running.workers.planning import ANY_SCALE
-from ...shrinking.control import Control
 from ...tolerance import contract_for
 from ...tolerance.contract import describe
 from .checking import ALIGNED, CASES, FORMAT, INDEX, README, SCHEMAS

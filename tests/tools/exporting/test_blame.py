@@ -22,7 +22,7 @@ from conformance.graphs.process import Feeds, Setting
 from conformance.graphs.protocol import GraphLost, GraphRefused
 from conformance.graphs.sidecar import GraphDeclaration
 from conformance.problems.pool import Pool
-from conformance.shrinking.smallest import examine_recorded
+from conformance.running.shrinking.smallest import examine_recorded
 
 GOLDEN, MASK, MATCHES = "numerics.golden", "mask.golden", "export.matches-source"
 

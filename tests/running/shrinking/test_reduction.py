@@ -10,7 +10,7 @@ from examples import plan, problem
 from conformance.base.geometry import FIELDS, Geometry
 from conformance.problems.problem import Problem
 from conformance.problems.space import Space
-from conformance.shrinking.reduction import reduce_problem
+from conformance.running.shrinking.reduction import reduce_problem
 
 ANY = Space(mask="maybe", causal="maybe", extras="maybe")
 EVERYTHING = CANDIDATES["core with everything"]

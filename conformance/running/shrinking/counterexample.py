@@ -8,14 +8,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from .._golden import golden
-from ..calls.calling import CandidateFailure, Forward, RowWithoutKeysRefused
-from ..calls.devices import taken, whole_storage
-from ..calls.recording import RecordedCall, Recording
-from ..clauses.subject import Subject
-from ..oracle.comparison import MOST_ELEMENTS, compare, keeping, table
-from ..problems.inputs import Inputs
-from ..problems.materialise import PROJECTION_NAMES
+from ..._golden import golden
+from ...calls.calling import CandidateFailure, Forward, RowWithoutKeysRefused
+from ...calls.devices import taken, whole_storage
+from ...calls.recording import RecordedCall, Recording
+from ...clauses.subject import Subject
+from ...oracle.comparison import MOST_ELEMENTS, compare, keeping, table
+from ...problems.inputs import Inputs
+from ...problems.materialise import PROJECTION_NAMES
 from .smallest import Smallest
 
 # Further calls that show the weights of a call; each shows as many keys as a value has channels.

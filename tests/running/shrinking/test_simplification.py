@@ -6,7 +6,7 @@ import pytest
 from examples import problem
 
 from conformance.problems.problem import Problem
-from conformance.shrinking.smallest import round_small, simplify_values
+from conformance.running.shrinking.smallest import round_small, simplify_values
 
 TRIES = 200
 

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..base.results import Violation
-from ..calls.calling import CandidateFailure, RowWithoutKeysRefused, StridesRefused
-from ..calls.differentiating import NotDifferentiable
-from ..calls.recording import Recording
-from ..clauses.registry import Clause, Finding
-from ..clauses.subject import Subject
-from ..oracle.comparison import GROSS, MOST_ELEMENTS
-from ..problems.materialise import changeable
-from ..problems.problem import Overrides, Problem
+from ...base.results import Violation
+from ...calls.calling import CandidateFailure, RowWithoutKeysRefused, StridesRefused
+from ...calls.differentiating import NotDifferentiable
+from ...calls.recording import Recording
+from ...clauses.registry import Clause, Finding
+from ...clauses.subject import Subject
+from ...oracle.comparison import GROSS, MOST_ELEMENTS
+from ...problems.materialise import changeable
+from ...problems.problem import Overrides, Problem
 from .control import Control, NoControlError
 from .reduction import reduce_problem
 

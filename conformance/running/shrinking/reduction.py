@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import takewhile
 from typing import Any, Final
 
-from ..base.geometry import FIELDS, Geometry
-from ..declare.candidate import Candidate
-from ..problems.caching import cached_length
-from ..problems.fitting import fitted_geometry, shared_inputs
-from ..problems.problem import Problem
-from ..problems.space import WIDTHS, Space
+from ...base.geometry import FIELDS, Geometry
+from ...declare.candidate import Candidate
+from ...problems.caching import cached_length
+from ...problems.fitting import fitted_geometry, shared_inputs
+from ...problems.problem import Problem
+from ...problems.space import WIDTHS, Space
 
 StillFails = Callable[[Problem], bool]
 SIMPLER_SIZES = (1, 2, 3, 4, 6, 8)

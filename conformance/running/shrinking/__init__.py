@@ -1,4 +1,4 @@
 """The smallest problem on which a candidate still fails, and its counterexample.
 
-It may import ``clauses`` and what lies below it.
+It imports nothing of ``running``, but may import ``clauses`` and what lies below it.
 """

@@ -10,8 +10,8 @@ from conformance.calls.recording import RecordedCall, Recording
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.problems.problem import Problem
-from conformance.shrinking.counterexample import attention
-from conformance.shrinking.smallest import examine_recorded
+from conformance.running.shrinking.counterexample import attention
+from conformance.running.shrinking.smallest import examine_recorded
 
 FEW = {"batch": 1, "num_heads": 2, "num_kv_heads": 2, "query_length": 2, "key_length": 5}
 

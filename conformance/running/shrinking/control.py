@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._golden import golden
-from ..base.results import Violation
-from ..calls.calling import Answer, Arguments, CandidateFailure, Forward, read_answer
-from ..calls.differentiating import Gradients, Taped
-from ..clauses.subject import Differentiator, Subject
-from ..oracle.gradient_oracle import separate_cache
-from ..oracle.oracle import Golden
-from ..problems.inputs import Inputs
+from ..._golden import golden
+from ...base.results import Violation
+from ...calls.calling import Answer, Arguments, CandidateFailure, Forward, read_answer
+from ...calls.differentiating import Gradients, Taped
+from ...clauses.subject import Differentiator, Subject
+from ...oracle.gradient_oracle import separate_cache
+from ...oracle.oracle import Golden
+from ...problems.inputs import Inputs
 
 
 class NoControlError(Exception):

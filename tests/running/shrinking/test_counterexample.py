@@ -13,8 +13,8 @@ from conformance.calls.recording import Recording
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.problems.problem import Problem, problem_from_json
-from conformance.shrinking.counterexample import describe
-from conformance.shrinking.smallest import Smallest, examine_recorded
+from conformance.running.shrinking.counterexample import describe
+from conformance.running.shrinking.smallest import Smallest, examine_recorded
 
 TINY = {"batch": 1, "num_heads": 1, "num_kv_heads": 1, "query_length": 2, "key_length": 2}
 
