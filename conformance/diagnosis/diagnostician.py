@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,7 @@ from ..base.record import LineEntry
 from ..base.results import Violation
 from ..calls.calling import Answer, Arguments, CandidateFailure, Forward
 from ..calls.differentiating import Taped
+from ..calls.recording import Recording
 from ..clauses.registry import Clause
 from ..clauses.subject import Differentiator, Subject
 from ..oracle.comparison import GROSS
@@ -340,9 +342,30 @@ class Diagnostician:
         that is why the failure has no name of its own.
         """
         for one in self.explanations:
-            if one.made and fails_alike(self.subject, one.made, clause, problem):
+            if not one.made:
+                continue
+            alike = fails_alike(self.subject, one.made, clause, problem)
+            if alike or (alike is False and self._makes_each_answer(one.made, clause, problem)):
                 return str(one.entry["name"])
         return ""
+
+    def _makes_each_answer(self, made: Combination, clause: Clause, problem: Problem) -> bool:
+        """Whether mistakes explain each answer to the calls of a clause, though none is right.
+
+        Acted out exactly, they keep a law that the clause holds to the bound of right answers. A
+        candidate rounds: what it mistakes for its operands may be larger than those of that bound.
+        """
+        recording = Recording()
+        with self.subject.recorded(recording), contextlib.suppress(CandidateFailure):
+            clause.check(self.subject, problem)
+        answers = [
+            BatteryAnswer(subject=self.subject, inputs=call.inputs, output=call.output.double())
+            for call in recording.calls
+            if call.output is not None
+        ]
+        complete = len(answers) == len(recording.calls)
+        wrong = any(answer.margin > 1.0 for answer in answers)
+        return complete and wrong and self._explain_all(made, answers)
 
 
 def _is_long_with_options(inputs: Inputs) -> bool:

@@ -1,0 +1,64 @@
+"""What else a mistake makes fail than the clause whose failure gave it its name."""
+
+from __future__ import annotations
+
+import pytest
+from examples import CLAUSES, core, problem
+from torch import Tensor
+
+from conformance.clauses.subject import Subject
+from conformance.diagnosis.diagnostician import Diagnostician, fails_alike
+from conformance.problems.problem import Problem
+
+SLUG = "equivariance.keys"
+# Where the value head has so many channels, one of the candidates makes a mistake of its own.
+OWN = 29
+
+
+def tiled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Key/value heads are repeated in blocks: most query heads read another one than theirs."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat(1, groups, 1, 1), value.repeat(1, groups, 1, 1)
+    return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
+
+
+def tiled_and_more(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The same, and the first key counts for more where there are many channels."""
+    answer = tiled(query, key, value)
+    return answer + value[:, :1, :1] if value.shape[-1] == OWN else answer
+
+
+def failing(subject: Subject, channels: int) -> Problem:
+    """A problem on which the clause fails."""
+    drawn = (
+        problem(
+            num_heads=6,
+            num_kv_heads=3,
+            query_length=3,
+            key_length=5,
+            head_size=1,
+            value_head_size=channels,
+            values="mixed-scales",
+            seed=seed,
+        )
+        for seed in range(400)
+    )
+    return next(one for one in drawn if CLAUSES[SLUG].check(subject, one).violation is not None)
+
+
+@pytest.mark.parametrize(("function", "name"), [(tiled, "groups-tiled"), (tiled_and_more, "")])
+def test_a_law_that_breaks_by_rounding_has_the_cause_of_the_wrong_answers(
+    function: object, name: str
+) -> None:
+    """Where every answer is that of the mistake; a second mistake there is not covered by it.
+
+    The bound of a law is that of right answers: a mistake that reads a larger head rounds more.
+    """
+    promises = {"masks": [], "causal": None, "features": ["gqa"], "empty_rows": "any"}
+    subject = Subject(core(function, **promises), "float32")  # type: ignore[arg-type]  # by name
+    diagnostician = Diagnostician(subject)
+    shown = failing(subject, OWN)
+    (explanation,) = diagnostician.explanations
+    assert explanation.entry["name"] == "groups-tiled"
+    assert fails_alike(subject, explanation.made, CLAUSES[SLUG], shown) is False
+    assert diagnostician.explained_by(CLAUSES[SLUG], shown) == name
