@@ -248,6 +248,7 @@ def _causes(record: Record, anchors: Anchors) -> list[tuple[Record, list[dict[st
                 "title": cause_title(cause),
                 "line": wording.said_line(cause),
                 "input": wording.counterexample(cause.get("counterexample") or {}),
+                "found": _new_words(cause, wording.message(wording.failure_of(candidate, cause))),
                 "links": [
                     (slug, anchors.get((number, places.get(slug, -1)), ""))
                     for slug in cause["clauses"]
@@ -261,6 +262,11 @@ def _causes(record: Record, anchors: Anchors) -> list[tuple[Record, list[dict[st
         if causes:
             shown.append((candidate, causes))
     return shown
+
+
+def _new_words(cause: Record, message: str) -> str:
+    """What a failure says, where it is not what the cause says already."""
+    return "" if message in cause_title(cause) else message
 
 
 def _picture_of(candidate: Record, number: int, cause: Record) -> html_failures.ShownPicture | None:
