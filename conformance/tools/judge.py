@@ -218,9 +218,7 @@ class Judge:
             raise UsageError(msg)
         self._timeout = timeout
         self._isolated = isolated
-        self._max_memory = (
-            None if max_memory is None else read_bytes(str(max_memory), "max_memory=")
-        )
+        self._max_memory = None if max_memory is None else read_bytes(str(max_memory), "max_memory")
         self._context = warm_context()
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._count = 0

@@ -43,13 +43,14 @@ def used_memory(pid: int, *, exactly: bool = False) -> int:
 
 
 class MemoryLimit:
-    """Whether a process takes more than ``most`` bytes; asked often, it looks now and then."""
+    """Whether a process takes more than ``most`` bytes; ``used`` is what it took when looked at."""
 
     def __init__(
         self, pid: int, most: int | None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.most = usual_limit() if most is None else most
         self.pause = _PAUSE
+        self.used = used_memory(pid)
         self._pid, self._clock = pid, clock
         self._looked = clock()
 
@@ -59,6 +60,7 @@ class MemoryLimit:
         if now - self._looked < _PAUSE:
             return False
         self._looked = now
-        return (
-            used_memory(self._pid) > self.most and used_memory(self._pid, exactly=True) > self.most
-        )
+        self.used = used_memory(self._pid)
+        if self.used > self.most:
+            self.used = used_memory(self._pid, exactly=True)
+        return self.used > self.most

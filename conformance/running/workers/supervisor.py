@@ -97,6 +97,7 @@ class Supervisor:
 
     def start(self) -> Ready:
         """Start the worker; raises HarnessError when it cannot, UsageError when it refuses to."""
+        self._memory = None
         zygote = new_client() if self._options.isolated else None
         own_end, worker_end = self._context.Pipe()
         listen, output = self._context.Pipe(duplex=False)
@@ -107,7 +108,6 @@ class Supervisor:
         with _STARTING, _no_interrupt(), _safe_path(), _without_script():
             process.start()
             self._process, self._connection = process, own_end
-        self._memory = MemoryLimit(process.pid or 0, self._options.max_memory)
         worker_end.close()
         output.close()
         if zygote is not None:
@@ -119,6 +119,12 @@ class Supervisor:
         except WorkerLost as lost:
             msg = f"the worker process could not start: {lost}"
             raise HarnessError(msg) from None
+        self._memory = MemoryLimit(process.pid or 0, self._options.max_memory)
+        if self._memory.used > self._memory.most:
+            took, most = size_text(self._memory.used), size_text(self._memory.most)
+            self._kill()
+            msg = f"a worker takes {took} before it loads anything, more than {most}: allow it more"
+            raise UsageError(msg)
         return ready
 
     def load(self) -> list[Loaded]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -52,6 +53,19 @@ def test_a_size_that_is_none_is_refused(text: str) -> None:
     assert "is no size of memory: write 8G or 500M" in done.stderr
     with pytest.raises(conformance.UsageError, match="is no size of memory"):
         conformance.Judge(max_memory=text)
+
+
+def test_a_limit_below_what_a_worker_takes_is_refused(folder: Path) -> None:
+    """The sentence says how much that is; nothing fails for it."""
+    write(folder, {"attn.py": KERNEL})
+    done = subprocess.run(
+        [*COMMAND, "check", "attn.py", "--max-memory", "1K"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.search(r"a worker takes \d+ MiB before .*, more than 1 KiB: allow it", done.stderr)
 
 
 def test_shared_memory_alone_is_not_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
