@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import permutations
 from typing import Any, Final
 
 from torch import Tensor
@@ -23,7 +24,7 @@ from ..problems.problem import Problem
 from .agreement import BatteryAnswer
 from .answer_facts import repeats, unknown_entry
 from .backward import BackwardDiagnostician
-from .battery import answer_to, answers_near, observe, plain_problem
+from .battery import answer_to, answers_near, answers_to_pairs, observe, plain_problem
 from .conditions import MANY_KEYS, plainness
 from .dissection import statements
 from .dissection.returned_weights import explain_weights
@@ -281,16 +282,30 @@ class Diagnostician:
         def confirmed(proposed: Iterable[Combination]) -> list[Explanation]:
             return _explanations([made for made in proposed if self._explain_all(made, near)])
 
+        def both_confirmed(proposed: Iterable[Combination]) -> list[Explanation]:
+            """Pairs in the order in which they explain as well what any two options change."""
+            return confirmed(
+                order
+                for made in proposed
+                for order in permutations(made)
+                if self._explain_all(order, self._combined)
+            )
+
         yield confirmed(search.singles())
         yield _of_precision(precision_entry(self.subject, some))
-        yield confirmed(search.pairs())
+        yield both_confirmed(search.pairs())
         stated = self._statements([*search.observed, *near])
         yield _explanations(stated.stated())
         yield _explanations(stated.narrowed())
         beyond = [(answer.inputs, answer.output) for answer in near]
         yield _of_precision(scale_entry(self.subject, [*pairs, *beyond]))
-        yield confirmed(search.supported_pairs(PAIR_SECONDS))
-        yield confirmed(self._read_besides(search))
+        yield both_confirmed(search.supported_pairs(PAIR_SECONDS))
+        yield both_confirmed(self._read_besides(search))
+
+    @cached_property
+    def _combined(self) -> list[BatteryAnswer]:
+        """Answers to problems in which any two options and sizes of a call meet."""
+        return answers_to_pairs(self.subject, OTHER_VALUES)
 
     def _read_besides(self, search: MistakeSearch) -> list[Combination]:
         """Pairs of a mistake of the catalogue and of what is read besides it, of the first such."""

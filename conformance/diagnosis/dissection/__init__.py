@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, product
 from typing import Final
 
+import torch
+
 from ...clauses.subject import Subject
 from ...problems.inputs import Inputs
 from ..agreement import BatteryAnswer
@@ -101,8 +103,8 @@ def readings(
 ) -> Iterator[Reading]:
     """Readings of wrong answers: the plainest of each range of key lengths and each condition."""
     for answer in _plainest([answer for answer in wrong if readable(answer.inputs)]):
-        reading = read(subject, answer.inputs, known)
-        if reading is not None:
+        reading = read(subject, answer.inputs, known, finite=False)
+        if reading is not None and bool(torch.isfinite(reading.weights).all(dim=-1).any()):
             yield reading
 
 

@@ -166,12 +166,12 @@ def _mixed_weights(reading: Reading) -> Iterator[NamedMistake]:
     """Weights that are sums of those of all heads."""
     exact = reading.attention.weights.transpose(0, 1).flatten(1).mT
     read = reading.weights.transpose(0, 1).flatten(1).mT
-    if len(exact) <= 2 * exact.shape[1] or reading.agree(
-        reading.weights, reading.attention.weights
-    ):
+    finite = torch.isfinite(exact).all(dim=-1) & torch.isfinite(read).all(dim=-1)
+    exact, read = exact[finite], read[finite]
+    if len(exact) <= 2 * exact.shape[1] or reading.agree(read, exact):
         return
     mixture = torch.linalg.lstsq(exact, read).solution.mT
-    if not reading.agree(reading.weights, _mixed(reading.attention.weights, mixture)):
+    if not reading.agree(read, exact @ mixture.mT):
         return
     if bool((mixture - torch.diag(mixture.diagonal())).abs().amax() <= reading.same):
         return  # no head reads another

@@ -2,7 +2,8 @@
 
 The answer of a layer is linear in its values, and the values are linear in the matrix of their
 projection, which queries and keys do not depend on. So answers for several such matrices are
-equations for the weights, if it is known which way the values go.
+equations for the weights, if it is known which way the values go. A layer whose matrices are its
+own is asked with other tokens of its values, where these are an input by themselves.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _SEED: Final = 17
 
 
 class LayerCalls:
-    """The answers of a layer for several matrices of its value projection.
+    """The answers of a layer for several matrices of its value projection, or tokens of its values.
 
     They are equations for its weights, whichever way its values go. ``inputs`` are those given, or
     wider ones of the same lengths; None where the layer takes none that would do. A layer too wide
@@ -56,7 +57,8 @@ class LayerCalls:
         self._answers: list[tuple[Inputs, Tensor]] = []
         if self.inputs is None or _is_too_wide(self.inputs.geometry):
             return
-        for one in _variants(self.inputs, _count(self.inputs.geometry)):
+        variants = _variants if subject.candidate.draws_weights else _with_other_values
+        for one in variants(self.inputs, _count(self.inputs.geometry)):
             answer = answer_to(subject, one)
             if answer is None or not bool(torch.isfinite(answer.output).all()):
                 self._answers = []
@@ -141,10 +143,20 @@ def _variants(inputs: Inputs, count: int) -> list[Inputs]:
     ]
 
 
+def _with_other_values(inputs: Inputs, count: int) -> list[Inputs]:
+    """The inputs with other tokens of the values."""
+    generator = torch.Generator().manual_seed(_SEED)
+    shape, dtype = inputs.value.shape, inputs.value.dtype
+    drawn = (torch.randn(shape, generator=generator).to(dtype) for _ in range(count))
+    return [inputs.with_tokens(value=value) for value in drawn]
+
+
 def _wide_enough(subject: Subject, inputs: Inputs) -> Inputs | None:
     """The inputs, or others of the same lengths whose tokens can be told apart by their values."""
-    if not subject.candidate.draws_weights or inputs.past:
+    if inputs.past:
         return None
+    if not subject.candidate.draws_weights:
+        return inputs if inputs.mode == "separate" else None
     if inputs.geometry.value_size >= WIDER * inputs.geometry.key_length:
         return inputs
     width = math.ceil(WIDER * inputs.geometry.key_length)

@@ -21,13 +21,19 @@ from .linear_biases import LINEAR_BIASES
 from .read_numbers import Number, numbers
 from .reading import Reading
 from .statement import statement
-from .terms import ADDED, OPERANDS, SCORES, UNCAPPED, Term
+from .terms import ADDED, OPERANDS, SCORES, UNCAPPED, Term, capped_at
 
 # Logits that must be left over after a fit, so that it says something.
 FEWEST_LEFT: Final = 3
 # A factor on the logits that is so near one is a loss of precision, and is measured elsewhere.
 NEARLY_RIGHT: Final = 0.1
 _TINY: Final = torch.finfo(torch.float64).tiny
+# Softcaps that are tried, from one power of ten to another; how often they are tried closer about
+# the best one, and with how many digits a softcap is said.
+CAPS_IN_TENS: Final = (-1.0, 2.5)
+NUMBER_OF_CAPS: Final = 41
+FINER_CAPS: Final = 5
+MOST_DIGITS: Final = 5
 # Terms that one reading cannot tell apart, of which others may tell the right one.
 MOST_ALIKE: Final = 3
 _UNCHANGED: Final = Term("products", "the dot products", lambda _call, a: plain_scores(a))
@@ -93,7 +99,7 @@ class LogitFit:
         """The factors of free columns that leave nothing over; None where something is left."""
         if self.count < len(free) + FEWEST_LEFT:
             return None
-        target = self._rest(fixed)
+        target = self.rest(fixed)
         if not free:
             return [] if self.right(fixed) else None
         table = torch.stack(list(free), dim=-1)
@@ -105,13 +111,13 @@ class LogitFit:
     def right(self, fixed: Sequence[Tensor]) -> bool:
         """Whether fixed columns alone leave nothing over."""
         enough = self.count >= FEWEST_LEFT
-        return enough and bool((self._rest(fixed).abs() <= 3 * self.room).all())
+        return enough and bool((self.rest(fixed).abs() <= 3 * self.room).all())
 
     def alone(self, columns: Tensor, fixed: Sequence[Tensor]) -> list[tuple[int, float]]:
         """Which columns ``[N, cells]``, each with a factor, leave nothing besides fixed ones."""
         if self.count < 1 + FEWEST_LEFT:
             return []
-        target, weight = self._rest(fixed), self.room.reciprocal().square()
+        target, weight = self.rest(fixed), self.room.reciprocal().square()
         factors = (columns * weight) @ target / ((columns.square()) @ weight).clamp_min(_TINY)
         left = (target - factors[:, None] * columns).abs()
         fitting = (left <= 3 * self.room).all(dim=-1).nonzero().flatten().tolist()
@@ -123,7 +129,7 @@ class LogitFit:
         """The same with another column that has a factor of its own, which comes second."""
         if self.count < 2 + FEWEST_LEFT:
             return []
-        target, weight = self._rest(fixed), self.room.reciprocal().square()
+        target, weight = self.rest(fixed), self.room.reciprocal().square()
         weighed = columns * weight
         own, both = (weighed * columns).sum(-1), weighed @ other
         others = (other.square() * weight).sum()
@@ -140,7 +146,8 @@ class LogitFit:
             for index in fitting.nonzero().flatten().tolist()
         ]
 
-    def _rest(self, fixed: Sequence[Tensor]) -> Tensor:
+    def rest(self, fixed: Sequence[Tensor]) -> Tensor:
+        """What some columns leave of the logits."""
         return self.logits - sum(fixed, torch.zeros_like(self.logits))
 
 
@@ -168,7 +175,35 @@ def compositions(reading: Reading) -> list[Composition]:
         for index, factor in _unlike(columns, fit.alone(columns, [scores, *fixed]))
     ]
     one = [composition for _, composition in sorted(made, key=itemgetter(0))]
-    return one or _of_two(fit, scores, bias, terms, columns)
+    return one or list(_capped(fit, fixed)) or _of_two(fit, scores, bias, terms, columns)
+
+
+def _capped(fit: LogitFit, fixed: Sequence[Tensor]) -> Iterator[Composition]:
+    """The scores under a softcap of the number with the fewest digits that leaves nothing."""
+    reading = fit.reading
+    if reading.attention.softcap is not None:
+        return
+    scores = plain_scores(reading.attention)
+    target, weight = fit.rest(fixed), fit.room.reciprocal()
+
+    def columns(caps: Tensor) -> Tensor:
+        caps = caps[:, None, None, None, None]
+        return fit.centred(caps * torch.tanh(scores / caps))
+
+    def best_of(caps: Tensor) -> float:
+        return float(caps[((target - columns(caps)) * weight).square().sum(dim=-1).argmin()])
+
+    caps = torch.logspace(*CAPS_IN_TENS, NUMBER_OF_CAPS, dtype=torch.float64)
+    best = best_of(caps)
+    for _ in range(FINER_CAPS):
+        step = float(caps[1] / caps[0])
+        caps = best * torch.logspace(-1, 1, NUMBER_OF_CAPS, base=step, dtype=torch.float64)
+        best = best_of(caps)
+    for digits in range(1, MOST_DIGITS + 1):
+        cap = float(f"{best:.{digits}g}")
+        if fit.right([columns(torch.tensor([cap], dtype=torch.float64))[0], *fixed]):
+            yield Composition((capped_at(cap),), (1.0,))
+            return
 
 
 def _telling(fit: LogitFit, scores: Tensor) -> tuple[list[Term], Tensor]:

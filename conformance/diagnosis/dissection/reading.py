@@ -140,6 +140,8 @@ def read(
         _, attention = mistaken_attention(call, made, every_key=True)
     except (NotExpressible, *IMPOSSIBLE):
         return None  # what is known cannot be made of these inputs
+    if attention.weights.shape != inputs.score_shape:
+        return None  # what is known changes the number of items or heads
 
     def of(channels: int) -> Reading | None:
         weights = _weights(subject, inputs, offset, channels)

@@ -108,8 +108,14 @@ def _cached_last(call: DeclaredCall, attention: golden.Attention) -> Tensor | No
     return attention.query @ attention.key.roll(-past, 2).mT * attention.scale
 
 
-def _capped_at(cap: float) -> TermValues:
-    return lambda _call, attention: cap * torch.tanh(plain_scores(attention) / cap)
+def capped_at(cap: float) -> Term:
+    """The scores under a softcap that nobody asked for."""
+    words = f"the scores under a softcap of {cap:g}"
+
+    def values(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
+        return cap * torch.tanh(plain_scores(attention) / cap)
+
+    return Term(words, words, values, operand=True)
 
 
 def _under_cap(function: Callable[[Tensor, float], Tensor]) -> TermValues:
@@ -177,7 +183,7 @@ _UNDER_CAP: Final[tuple[tuple[str, Callable[[Tensor, float], Tensor]], ...]] = (
     ("the scores under c by the sine", lambda s, c: c * torch.sin(s / c)),
     ("the scores under c by the arc tangent", lambda s, c: c * torch.atan(s / c)),
 )
-_CAPS: Final = (1.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0)
+_CAPS: Final = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0)
 CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("of the first batch item", _first(0)),
     ("of the last batch item", _last(0)),
@@ -289,9 +295,7 @@ def _operands() -> Iterator[Term]:
     yield Term(
         "cached keys last", "the new keys before the cached ones", _cached_last, operand=True
     )
-    for cap in _CAPS:
-        words = f"the scores under a softcap of {cap:g}"
-        yield Term(words, words, _capped_at(cap), operand=True)
+    yield from map(capped_at, _CAPS)
     for words, chosen in _CUTS:
         yield Term(words, words, _products(_channels(chosen), _same), operand=True)
     for words, function in _FUNCTIONS:

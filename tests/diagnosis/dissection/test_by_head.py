@@ -10,6 +10,7 @@ import torch
 from examples import core
 from torch import Tensor
 from unusual_attention import (
+    MIXTURE,
     leaning_by_head,
     scores_of,
     sinks,
@@ -23,7 +24,9 @@ from conformance.diagnosis import diagnose
 from conformance.diagnosis.battery import answer_to, plain_problem
 from conformance.diagnosis.dissection import readings
 from conformance.diagnosis.dissection.by_distance import distance_biases
-from conformance.diagnosis.dissection.reading import Reading
+from conformance.diagnosis.dissection.by_head import head_statements
+from conformance.diagnosis.dissection.reading import Reading, read
+from conformance.problems.problem import MaskPlan
 
 PLAIN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
 THREE = {"num_heads": 3, "num_kv_heads": 3}
@@ -54,6 +57,24 @@ def test_each_head_has_its_number(function: Callable[..., Tensor], said: str) ->
     """They are told where the heads are always so many, confirmed on problems not read."""
     (entry,) = diagnose(subject(function))
     assert said in entry["text"]
+
+
+def test_heads_are_mixed_where_rows_without_keys_are_nan() -> None:
+    """Rows that are no numbers, as declared, tell nothing of the others."""
+
+    def mixed(q: Tensor, k: Tensor, v: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        logits = scores_of(q, k)
+        logits = logits if keep is None else logits.masked_fill(~keep, -torch.inf)
+        return torch.einsum("gh,bhqk->bgqk", MIXTURE, logits.softmax(-1)) @ v
+
+    one = subject(mixed, masks=["keep"], empty_rows="nan")
+    sizes = plain_problem(one)
+    assert sizes is not None
+    mask = MaskPlan(pattern="empty-rows", form="keep", shape="BHQK")
+    reading = read(one, one.inputs(sizes.replace(mask=mask)), finite=False)
+    assert reading is not None
+    assert not bool(torch.isfinite(reading.weights).all())
+    assert "head 0: 1, 0.5, " in " ".join(stated.sentence for stated in head_statements(reading))
 
 
 def test_other_numbers_of_heads_are_not_spoken_of() -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
+import numpy as np
+import onnx
 import pytest
 import torch
 from examples import core
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+import conformance
+from candidates.broken._graphs import Eager, Parts, node, put_together
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
 from conformance.diagnosis.battery import observe
@@ -56,6 +61,12 @@ def two_more(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return torch.exp(logits - largest) / total @ value
 
 
+def later_keys_and_own_lost(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Keys before the query alone: NaN for the first query, which has none."""
+    seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril(-1)
+    return torch.softmax(scores(query, key).masked_fill(~seen, -math.inf), dim=-1) @ value
+
+
 def keys_lost(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Keys from the 17th on are ignored."""
     return scaled_dot_product_attention(query, key[:, :, :16], value[:, :, :16])
@@ -67,6 +78,14 @@ STATED: dict[str, tuple[Callable[..., Tensor], str]] = {
     "another function": (
         by_logits(lambda q, k: scores(q, k) ** 3),
         "logits: the cube of the scores",
+    ),
+    "a softcap": (
+        by_logits(lambda q, k: 3.7 * torch.tanh(scores(q, k) / 3.7)),
+        "the scores under a softcap of 3.7",
+    ),
+    "rows without keys": (
+        later_keys_and_own_lost,
+        "without keys at or after the query, counted from the first key",
     ),
     "a bias": (
         by_logits(lambda q, k: scores(q, k) + 0.25 * torch.arange(k.shape[-2])),
@@ -197,3 +216,36 @@ def test_a_number_without_a_value_at_some_size_is_no_error() -> None:
 
     (entry,) = diagnose(Subject(core(scaled, **declared), "float32"))
     assert entry["name"] == "unknown-mistake" or "less than the head size" in entry["name"]
+
+
+CAP: Final = (
+    node("Div", "logits cap", "quotients"),
+    node("Tanh", "quotients", "bounded"),
+    node("Mul", "bounded cap", "capped"),
+    node("Softmax", "capped", "weighted", axis=-1),
+)
+GRAPHS: Final[dict[str, tuple[Parts, str]]] = {
+    "a factor": (Parts(scale=0.21), "the dot products are multiplied by 0.21"),
+    "another axis": (
+        Parts(inside=(node("Softmax", "logits", "weighted", axis=-2),)),
+        "the softmax runs over the queries",
+    ),
+    "a softcap": (
+        Parts(inside=CAP, tensors={"cap": np.float32(0.7)}),
+        "the scores under a softcap of 0.7",
+    ),
+}
+
+
+@pytest.mark.parametrize("which", GRAPHS)
+def test_a_wrong_graph_is_stated_with_its_numbers(which: str, tmp_path: Path) -> None:
+    """What a node of a layer's graph does otherwise is read as from a function."""
+    parts, said = GRAPHS[which]
+    onnx.save(put_together(parts), tmp_path / "model.onnx")
+    candidate = conformance.graph(tmp_path / "model.onnx", source=Eager())
+    try:
+        texts = [entry["text"] for entry in diagnose(Subject(candidate, "float32"))]
+    finally:
+        assert candidate.graph is not None
+        candidate.graph.process.close()
+    assert any(said in text for text in texts), texts
