@@ -55,7 +55,7 @@ def results(candidate: Candidate, **choices: Any) -> list[ClauseResult]:
     ("candidate", "dtype"),
     [
         pytest.param(core(AlwaysCausal, "top-left"), "float16", marks=pytest.mark.nightly),
-        (core(AlwaysCausal, "bottom-right"), "float32"),
+        pytest.param(core(AlwaysCausal, "bottom-right"), "float32", marks=pytest.mark.nightly),
         (layer(AlwaysCausal, "bottom-right", inputs="separate"), "float32"),
         (language_model(), "float32"),
         pytest.param(
