@@ -19,7 +19,7 @@ What counts as a comparison against a literal tolerance:
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
