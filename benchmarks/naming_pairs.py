@@ -1,7 +1,8 @@
 """Two mistakes of the catalogue made at once, and whether the diagnosis says what is true of them.
 
 A name is right where it is one of the two, or both; and where what it says, acted out, answers as
-the pair does on problems that the diagnosis has not seen.
+the pair does on problems that the diagnosis has not seen. That the scale is off is right where a
+factor on the logits explains what is wrong there.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from conformance.diagnosis.battery import answers_near, battery
 from conformance.diagnosis.diagnostician import Explanation
 from conformance.diagnosis.mistaken_answer import Combination, act, touches_any
 from conformance.diagnosis.mistakes import MISTAKES, NamedMistake, NotExpressible
+from conformance.diagnosis.precision_diagnosis import scale_entry
 from conformance.diagnosis.statement_search import explains
 from conformance.oracle.oracle import Oracle, evaluate
 from conformance.problems.inputs import Inputs
 from conformance.tools.teeth.mistaken_candidates import ActedCore, ActedLayer, Evaluation
 
 STANDARD: Final = Semantics()
+# The name that says no more than that the logits are multiplied by a wrong number.
+SCALE_OFF: Final = "scale-off"
 # Ways of one name that are drawn from.
 WAYS: Final = 3
 # Problems of the battery near which others are drawn that the diagnosis has not seen.
@@ -221,6 +225,8 @@ def diagnosed_pair(number: int, seed: int) -> dict[str, Any]:
 def _is_right(
     subject: Subject, pair: Pair, said: Explanation, unseen: Sequence[BatteryAnswer]
 ) -> bool:
+    if said.entry["name"] == SCALE_OFF:
+        return scale_entry(subject, [(one.inputs, one.output) for one in unseen]) is not None
     names = {one.name for one in said.made}
     if names and names <= {one.name for one in pair.made}:
         return True

@@ -179,7 +179,7 @@ def compositions(reading: Reading) -> list[Composition]:
 
 
 def _capped(fit: LogitFit, fixed: Sequence[Tensor]) -> Iterator[Composition]:
-    """The scores under a softcap of the number with the fewest digits that leaves nothing."""
+    """The scores under softcaps of the numbers that leave nothing, those of few digits first."""
     reading = fit.reading
     if reading.attention.softcap is not None:
         return
@@ -199,11 +199,9 @@ def _capped(fit: LogitFit, fixed: Sequence[Tensor]) -> Iterator[Composition]:
         step = float(caps[1] / caps[0])
         caps = best * torch.logspace(-1, 1, NUMBER_OF_CAPS, base=step, dtype=torch.float64)
         best = best_of(caps)
-    for digits in range(1, MOST_DIGITS + 1):
-        cap = float(f"{best:.{digits}g}")
+    for cap in dict.fromkeys(float(f"{best:.{n}g}") for n in range(1, MOST_DIGITS + 1)):
         if fit.right([columns(torch.tensor([cap], dtype=torch.float64))[0], *fixed]):
             yield Composition((capped_at(cap),), (1.0,))
-            return
 
 
 def _telling(fit: LogitFit, scores: Tensor) -> tuple[list[Term], Tensor]:
