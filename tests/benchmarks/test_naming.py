@@ -39,6 +39,7 @@ def test_kernels_are_correct(kernel: str) -> None:
     assert "failed" not in {result.status for result in results}
 
 
+@pytest.mark.nightly  # no benchmark decides a verdict
 def test_the_benchmark_prints_what_mutants_are_called(tmp_path: Path) -> None:
     """One mutant: its line, its diagnosis and the counts are printed, and kept as JSON."""
     kept = tmp_path / "naming.json"

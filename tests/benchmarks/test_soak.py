@@ -105,6 +105,7 @@ def test_the_largest_margin_of_a_family_is_reported() -> None:
     assert "- mine seed 7 mask.golden" in page
 
 
+@pytest.mark.nightly  # no benchmark decides a verdict
 def test_a_soak_that_was_stopped_goes_on(tmp_path: Path) -> None:
     """Parts and seeds cover every clause once; what the journal knows is not asked again."""
     target = tmp_path / "broken_attention.py"

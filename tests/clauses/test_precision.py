@@ -48,6 +48,7 @@ def ran(candidate: Candidate, slug: str, dtype: str = "float32") -> ClauseResult
     return run_clause(candidate, slug, examples=40, dtype=dtype)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("slug", SLUGS)
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
 @pytest.mark.parametrize("candidate", [core(), layer()], ids=["core", "layer"])
@@ -62,6 +63,7 @@ def test_correct_candidates_pass_with_examples_that_bind(
     assert result.margin < 1.0
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("slug", SLUGS)
 @pytest.mark.parametrize("dtype", HALVES)
 def test_fused_candidates_pass(dtype: str, slug: str) -> None:
@@ -143,6 +145,7 @@ def test_near_ties_show_short_scores() -> None:
     assert result.margin > 5.0
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("base", ["exp", "exp2"])
 def test_a_query_may_take_the_scale_and_the_logarithm(dtype: str, base: str) -> None:

@@ -60,7 +60,7 @@ def unnamed(subject: Subject) -> bool:
     return all(name == "unknown-mistake" for name in names(diagnose(subject)))
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("name", "dtype"), NAMED, ids="-".join)
 def test_loss_is_named(name: str, dtype: str) -> None:
     """Each loss of precision has one name, the only one that is given."""
@@ -72,7 +72,7 @@ def test_loss_is_named(name: str, dtype: str) -> None:
     assert entry["text"]
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize(("name", "dtype"), SCALES, ids="-".join)
 def test_scale_is_named_with_its_error(name: str, dtype: str) -> None:
     """A scale that is off is named together with its relative error as a number."""
@@ -194,7 +194,7 @@ def entry_of(candidate: Candidate, dtype: str = "float32") -> dict[str, Any]:
     return entry
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "tf32"])
 @pytest.mark.parametrize("stages", ROUNDED_STAGES, ids="+".join)
 def test_rounded_stage_is_named_with_its_format(stages: tuple[str, ...], name: str) -> None:

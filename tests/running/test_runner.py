@@ -358,6 +358,7 @@ def test_same_seed_same_result() -> None:
     assert once() == once()
 
 
+@pytest.mark.nightly  # it needs a whole run
 def test_reductions_are_shared_by_the_candidate() -> None:
     """All failing clauses together stay within the profile's reductions."""
     run = CandidateRun(plain(lambda query, _key, _value: query[..., :0]), profile=SMALL)

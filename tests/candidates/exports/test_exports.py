@@ -100,6 +100,7 @@ def test_importing_needs_no_exporter() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", TRACED)
 def test_export_answers_as_its_source_at_other_sizes(name: str, made: Path) -> None:
     """A correct export gives the module's answer at sizes that were not traced."""
@@ -177,7 +178,7 @@ def test_export_is_judged_without_a_source(name: str, made: Path) -> None:
     check(BY_NAME[name], BY_NAME[name].make(made), with_source=False)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", EXPORTED)
 def test_newer_exporters_graph_is_right_and_conforms(name: str, made: Path) -> None:
     """Exported anew, without a source: the answers are the module's, and the verdict says so."""

@@ -37,6 +37,7 @@ def each(*candidates: Candidate) -> Any:
     return pytest.mark.parametrize("candidate", candidates, ids=lambda one: one.name)
 
 
+@pytest.mark.one_in(2)
 @each(*PLAIN, *THREE_AXES, *PAST, *EXTERNAL)
 @pytest.mark.parametrize("use", [{}, {"scale": 0.3}, {"softcap": 0.7}, {"causal": True}], ids=str)
 def test_every_form_computes_attention(candidate: Candidate, use: dict[str, Any]) -> None:
@@ -50,6 +51,7 @@ def test_half_precision_is_computed(candidate: Candidate) -> None:
     assert_agrees(candidate, heads(dtype=torch.float16), keep=keep_some(3, 5))
 
 
+@pytest.mark.one_in(2)
 @each(*PLAIN, *THREE_AXES, *PAST)
 @pytest.mark.parametrize(
     "shape", [(2, 4, 3, 5), (2, 1, 3, 5), (1, 4, 3, 5), (1, 1, 3, 5), (4, 3, 5), (1, 3, 5), (3, 5)]

@@ -85,7 +85,7 @@ def entry(candidate: Candidate) -> dict[str, Any]:
     return only
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("wrong", "said"), SAID.items())
 def test_a_wrong_gradient_is_stated(wrong: type[HandWritten], said: str) -> None:
     """Each gradient by itself, with its number and condition; one part for what is alike."""

@@ -58,6 +58,7 @@ STATED: dict[str, tuple[Callable[..., Tensor], str]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("wrong", STATED, ids=str)
 def test_what_a_window_shows_instead_is_stated(wrong: str) -> None:
     """Where queries stand, how distances are counted, and a logit of hidden keys are stated."""

@@ -50,6 +50,7 @@ def test_a_right_module(tmp_path: Path) -> None:
     assert code == 0, said
 
 
+@pytest.mark.nightly  # both exporters take half a minute
 def test_a_module_that_bakes_its_sizes(tmp_path: Path) -> None:
     """Tracing bakes them, torch.export does not: the table says which, and who is to blame."""
     code, said, record = run(tmp_path, "Baked", "--opset", "20")

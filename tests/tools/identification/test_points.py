@@ -55,6 +55,7 @@ def plain(name: str) -> PlainReading | None:
     return read_plain(weights, observed, judge) or read_further(weights, observed, judge)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
@@ -72,6 +73,7 @@ def test_fields_are_read(name: str, fields: dict[str, Any]) -> None:
     assert {field: pair[1] for field, pair in changed.items()} == pytest.approx(fields)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "expression", "always"),
     [

@@ -60,6 +60,7 @@ def test_broken_candidates_without_a_catalogue(workspace: Path) -> None:
     assert (entry.name, entry.primary, entry.origin) == ("unscaled", "", "attn.py:unscaled")
 
 
+@pytest.mark.nightly  # tox -e teeth judges them, too
 def test_correct_candidates_are_added(workspace: Path) -> None:
     """``--correct`` adds to the standard acted out, which runs beside the whole catalogue."""
     write(workspace, {"attn.py": KERNEL, "mine.py": MINE})
