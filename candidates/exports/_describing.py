@@ -13,6 +13,9 @@ from torch import Generator, Tensor, nn
 # Traced sizes are distinct and at least two, so that no two axes can be taken for one.
 SIZES: Final[Mapping[str, int]] = {"batch": 2, "queries": 3, "keys": 5, "tokens": 5}
 
+# Ids of fewer words than any model here knows.
+_WORDS: Final = 30
+
 
 @dataclass(frozen=True, kw_only=True)
 class Input:
@@ -20,7 +23,7 @@ class Input:
 
     kind
         ``tokens`` (normal values), ``keep`` (0/1 integers), ``drop`` (bool), ``bias`` (normal
-        values) or ``lengths`` (integers from 1 to the number of keys).
+        values), ``lengths`` (integers from 1 to the number of keys) or ``ids`` (numbers of words).
     """
 
     name: str
@@ -37,6 +40,8 @@ class Input:
         shape = [axis if isinstance(axis, int) else sizes[axis] for axis in self.axes]
         if self.kind == "lengths":
             return torch.randint(1, sizes["keys"] + 1, shape, generator=generator)
+        if self.kind == "ids":
+            return torch.randint(1, _WORDS, shape, generator=generator)
         if self.kind in ("keep", "drop"):
             bits = torch.rand(shape, generator=generator) < 0.7  # noqa: PLR2004 (most stay)
             bits[..., 0] = True  # a row keeps its first key

@@ -11,6 +11,7 @@ from typing import Any, Final
 from torch import nn
 
 from .._golden import golden
+from ..base.record import SiteEntry
 from ..declare.candidate import Candidate
 from ..declare.decorators import core, fixed_layer
 from ..errors import DeclarationError, UsageError
@@ -36,13 +37,23 @@ _QUANTISED: Final = ("DynamicQuantizeLinear", "MatMulInteger")
 
 @dataclass(frozen=True, kw_only=True)
 class GraphRequest:
-    """What the user passed for a graph: files, the module it was exported from, promises."""
+    """What the user passed for a graph: files, the module it was exported from, promises.
+
+    declared
+        What is known of a graph that was cut out of a model, in place of a file that declares it.
+    site, file, warnings
+        Where it was cut out, what keeps its file, and what to warn of: as in :class:`OpenedGraph`.
+    """
 
     declaration: Path | None = None
     state_dict: Path | None = None
     source: ExportSource | None = None
     name: str | None = None
     promises: Mapping[str, Any] = field(default_factory=dict)
+    declared: GraphDeclaration | None = None
+    site: SiteEntry | None = None
+    file: object = None
+    warnings: tuple[str, ...] = ()
 
 
 def graph(
@@ -86,8 +97,7 @@ def graph(
 def graph_candidate(path: Path, request: GraphRequest) -> Candidate:
     """The candidate that an ONNX file is; raises UsageError, see :func:`graph`."""
     header = read_header(path)
-    file = request.declaration or sidecar_of(path)
-    declared = GraphDeclaration() if file is None else read_declaration(file)
+    declared = request.declared or _declaration(path, request)
     declared = dataclasses.replace(
         declared,
         name=request.name or declared.name,
@@ -103,7 +113,13 @@ def graph_candidate(path: Path, request: GraphRequest) -> Candidate:
     except BaseException:
         process.close()
         raise
-    return _candidate(header, declared, process, reading, weights, request.source)
+    return _candidate(header, declared, process, reading, weights, request)
+
+
+def _declaration(path: Path, request: GraphRequest) -> GraphDeclaration:
+    """What a file declares of a graph: the one that the user names, else the one beside it."""
+    file = request.declaration or sidecar_of(path)
+    return GraphDeclaration() if file is None else read_declaration(file)
 
 
 def _read(
@@ -206,8 +222,9 @@ def _candidate(
     process: GraphProcess,
     reading: GraphReading,
     weights: GraphProjections,
-    source: ExportSource | None,
+    request: GraphRequest,
 ) -> Candidate:
+    source = request.source
     pinned = reading.pins.get("num_heads")
     heads = declared.num_heads or weights.num_heads or (pinned if isinstance(pinned, int) else None)
     shapes = {port.name: port.shape for port in header.inputs if port.shape is not None}
@@ -230,6 +247,9 @@ def _candidate(
         exported=None if source is None else source.exported(reading, heads),
         lacking=tuple(needed),
         notes={"source": source.note} if source is not None and source.note else {},
+        site=request.site,
+        file=request.file,
+        warnings=request.warnings,
     )
     candidate = _declared(forward(DEFAULT), opened, heads)
     notes = [*reading.assumptions, *weights.assumptions]

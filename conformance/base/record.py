@@ -175,11 +175,43 @@ class CauseEntry(TypedDict, total=False):
     alternatives: list[dict[str, Any]]
 
 
+class SiteEntry(TypedDict, total=False):
+    """Where in a whole model an attention lies, and what is read off the model about it.
+
+    index
+        Its place among the attentions of the model, in the order of execution.
+    nodes, scope
+        The names of its nodes; the path of the module that it comes from, "" where none is known.
+    same_as
+        The other attentions that are the same but for weights and names.
+    heads, kv_heads, head_size, scale, softcap
+        Numbers that the file says, None where it does not, or where nothing is capped.
+    mask, mask_inputs
+        Its masks, each with ``role``, ``axes`` and ``tensor``; the inputs that reach them.
+    causal
+        Whether it hides exactly the later keys while the caller hides nothing; None: not known.
+    """
+
+    index: Required[int]
+    nodes: Required[list[str]]
+    scope: Required[str]
+    same_as: Required[list[int]]
+    heads: int | None
+    kv_heads: int | None
+    head_size: int | None
+    mask: list[dict[str, str]]
+    mask_inputs: list[str]
+    causal: bool | None
+    scale: float | None
+    softcap: float | None
+
+
 class CandidateEntry(TypedDict, total=False):
     """One candidate: its verdict, and a result for each clause, dtype and device.
 
     ``beside`` holds the options of a graph. ``shard`` is what :mod:`conformance.session.merging`
-    needs for the verdict. ``source`` names the record of a comparison that it comes from.
+    needs for the verdict. ``source`` names the record of a comparison that it comes from. ``site``
+    is there for an attention of a whole model.
     """
 
     target: str
@@ -187,6 +219,7 @@ class CandidateEntry(TypedDict, total=False):
     kind: str
     location: dict[str, Any]
     declaration: dict[str, Any]
+    site: SiteEntry
     beside: Any
     verdict: Required[str]
     verdict_reason: str

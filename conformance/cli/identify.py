@@ -49,7 +49,8 @@ def identify_command(
     TARGET is package.module:object or path/to/file.py:object: a function of query, key and value
     (under any names), a torch.nn.Module class or instance, a builder of layers, a function without
     arguments that returns one of these, or a declared candidate. It needs no declaration; one that
-    is there is compared with what is found.
+    is there is compared with what is found. Of an ONNX file it lists the attentions: where they
+    are, their heads, scales and masks, and which are the same.
     """
     from ..tools.identification.session import identify, write_checked  # noqa: PLC0415 (--help must not pay for it)
     from ..views.tool_texts import show_identification  # noqa: PLC0415

@@ -30,7 +30,14 @@ from .loading import (
     shown_path,
 )
 from .preflight import check_layer
-from .target_strings import ENTRY_POINTS, exists, is_graph, is_path, split_target
+from .target_strings import (
+    ENTRY_POINTS,
+    exists,
+    is_graph,
+    is_path,
+    split_site,
+    split_target,
+)
 
 if TYPE_CHECKING:
     from ..adapters.source import ExportSource
@@ -248,7 +255,7 @@ def _once(candidates: Iterable[tuple[Candidate, str]]) -> Iterator[Candidate]:
 
 def _find(target: str, graph_options: GraphOptions) -> Iterable[tuple[Candidate, str]]:
     if is_graph(target):
-        return [(_graph(Path(target).expanduser(), graph_options), target)]
+        return _graphs(target, graph_options)
     if graph_options.names():
         names = " and ".join(graph_options.names())
         msg = f"{target} is no ONNX graph, and {names} can be given for graphs only"
@@ -262,6 +269,23 @@ def _find(target: str, graph_options: GraphOptions) -> Iterable[tuple[Candidate,
             return _from_entry_point(registered[where])
     put_on_path(Path.cwd())
     return _from_module(import_dotted(_checked_name(where)), where, name)
+
+
+def _graphs(target: str, graph_options: GraphOptions) -> list[tuple[Candidate, str]]:
+    """The candidate of an ONNX file that is one attention, or each distinct one of a model."""
+    from ..models.candidates import site_candidates  # noqa: PLC0415 (onnx: only for graphs)
+    from ..models.recognition import model_sites  # noqa: PLC0415 (the same)
+
+    file, number = split_site(target)
+    path = Path(file).expanduser()
+    sites = model_sites(path)
+    if sites is not None:
+        made = site_candidates(path, sites, number, graph_options)
+        return [(candidate, f"{file}#{index}") for index, candidate in made.items()]
+    if number:
+        msg = f"{file} is one attention, #0: there is no #{number}"
+        raise UsageError(msg)
+    return [(_graph(path, graph_options), target)]
 
 
 def _graph(path: Path, graph_options: GraphOptions) -> Candidate:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ..base.expected import ExpectedFailure, Place
 from ..declare.candidate import Candidate
-from .target_strings import is_graph, is_path, split_target
+from .target_strings import is_graph, is_path, split_site, split_target
 
 _HARNESS: Final = Path(__file__).resolve().parent.parent
 
@@ -37,7 +37,7 @@ def whereabouts(candidate: Candidate) -> dict[str, Any] | None:
 
 
 def _of_graph(target: str) -> FileAndLine | None:
-    return (Path(target).expanduser(), None) if is_graph(target) else None
+    return (Path(split_site(target)[0]).expanduser(), None) if is_graph(target) else None
 
 
 def _of_object(value: Any) -> FileAndLine | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import sys
 import sysconfig
 from importlib.metadata import entry_points
@@ -25,9 +26,20 @@ _MOST_IMPORTS: Final = 8
 _DEFINITIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
+_SITE: Final = re.compile(r"#(\d{1,9})$")
+
+
 def is_graph(target: str) -> bool:
-    """Whether a target is an ONNX file."""
-    return target.lower().endswith(".onnx")
+    """Whether a target is an ONNX file, or one attention of it: ``model.onnx#2``."""
+    return split_site(target)[0].lower().endswith(".onnx")
+
+
+def split_site(target: str) -> tuple[str, int | None]:
+    """The file of a graph, and which of its attentions is meant; None for the whole."""
+    match = _SITE.search(target)
+    if match is None or not target[: match.start()].lower().endswith(".onnx"):
+        return target, None
+    return target[: match.start()], int(match.group(1))
 
 
 def split_target(target: str) -> tuple[str, str | None]:

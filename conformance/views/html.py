@@ -296,6 +296,7 @@ def _header(record: Record) -> dict[str, Any]:
         "record": record,
         "overall": total,
         "verdict_reason": wording.verdict_reason,
+        "site": wording.site,
         "notes": [note for note in notes(record) if note != total.reason],
         "summaries": summaries,
         "labels": LABELS,

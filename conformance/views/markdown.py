@@ -177,6 +177,7 @@ def _section(candidate: Record) -> str:
     parts = [
         f"### {_cell(candidate['name'])}: {escaped(candidate['verdict'])}",
         f"{_cell(candidate['verdict_reason'])} ({code(candidate['target'])})",
+        *([_cell(wording.site(candidate))] if wording.site(candidate) else []),
         *(f"⚠️ {_cell(sentence)}" for sentence in candidate["warnings"]),
     ]
     parts += map(_cause, wording.causes(candidate)[:_CAUSES])

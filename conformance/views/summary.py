@@ -20,6 +20,7 @@ from .wording import (
     failure_of,
     few,
     said_line,
+    site,
     verdict_reason,
 )
 
@@ -61,7 +62,8 @@ def summary(candidate: Record, width: int = WIDTH, *, alone: bool = True) -> lis
     Of several candidates each is shown in few words: ``alone`` is False.
     """
     width = min(width, WIDTH)
-    before = [*_heading(candidate, width), *_warnings(candidate, width)]
+    place = _labelled("site", cut(site(candidate), _LONGEST), width)
+    before = [*_heading(candidate, width), *place, *_warnings(candidate, width)]
     after = [*_findings(candidate, width), *_left_over(candidate, width, alone=alone)]
     failing = [cause for cause in causes(candidate) if cause["level"] == "MUST"]
     numbered = len(failing) > 1

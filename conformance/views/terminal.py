@@ -84,10 +84,18 @@ def _parts(report: Record, verbosity: int, width: int = WIDTH) -> Iterator[Any]:
     if candidates and not alone:
         yield Text("")
         yield _overview(candidates)
+        yield from _sites(candidates)
     yield from _stale(report["stale_expectations"])
     words = [candidate["verdict"] for candidate in candidates]
     line = f"{counted(len(words), 'candidate')}: {verdict_counts(words) or 'nothing was checked'}"
     yield last_line(report, line, notes(report))
+
+
+def _sites(candidates: Sequence[Record]) -> Iterator[Any]:
+    """Where in their models attentions lie: what has no other word than its row is found by it."""
+    for candidate in candidates:
+        if not _needs_words(candidate) and (site := wording.site(candidate)):
+            yield indented(Text(f"{candidate['name']}: {site}"), 0)
 
 
 def verdict_counts(words: Sequence[str]) -> str:
@@ -163,6 +171,8 @@ def _details(candidate: Record, *, alone: bool) -> Iterator[Any]:
         _styled(candidate["verdict"]),
         f", {candidate['verdict_reason']}",
     )
+    if wording.site(candidate):
+        yield indented(Text(f"site: {wording.site(candidate)}"), 2)
     for sentence in candidate.get("warnings", ()):
         yield indented(Text(f"warning: {sentence}", style="bold yellow"), 2)
     assumptions = [

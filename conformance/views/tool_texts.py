@@ -165,6 +165,7 @@ def _fact_parts(record: Record) -> Iterator[Any]:
     yield from _deviations(record)
     if record["facts"]:
         yield _fact_table(record["facts"])
+    yield from _sites(record)
     for sentence in record.get("contradictions") or ():
         yield Text(f"\nthe declaration contradicts this: {sentence}", style="bold yellow")
     for sentence in record.get("beyond") or ():
@@ -180,6 +181,34 @@ def _fact_parts(record: Record) -> Iterator[Any]:
         # Not wrapped, so that the lines can be copied.
         for line in record["declaration"].rstrip("\n").split("\n"):
             yield Text(line, no_wrap=True, overflow="ignore")
+
+
+def _sites(record: Record) -> Iterator[Any]:
+    """The attentions of a graph, and what looks like one but cannot be judged alone."""
+    sites: Sequence[Record] = record.get("sites") or ()
+    rows = []
+    for site in sites:
+        scale = "" if site.get("scale") is None else f"{site['scale']:.4g}"
+        same = ", ".join(map(str, site.get("same_as") or ()))
+        index, where = str(site["index"]), site.get("scope") or ", ".join(site["nodes"])
+        heads, mask = wording.site_heads(site), wording.site_mask(site)
+        causality = wording.site_causality(site)
+        words = ", ".join(
+            filter(None, (heads, f"scale {scale}", mask, causality, same and f"same as {same}"))
+        )
+        below = [Text(f"#{index} {where}", style="bold"), indented(words, 2)]
+        rows.append(((index, where, heads, scale, mask, causality, same), below))
+    if rows:
+        heads_of = ["where", "heads", *numeric("scale"), "mask", "causality", "same as"]
+        yield fitting([*numeric("#"), *heads_of], rows)
+    for entry in record.get("uncut") or ():
+        where = entry["scope"] or ", ".join(entry["nodes"])
+        yield Text(f"not judged: {where}: {entry['reason']}", style="yellow")
+    if record.get("model"):
+        judge = f"conformance check {record['target']}"
+        yield Text(
+            f"a whole model: '{judge}' judges each attention that is not the same as another"
+        )
 
 
 def _deviations(record: Record) -> Iterator[Text]:

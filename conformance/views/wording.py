@@ -307,3 +307,42 @@ def verdict_reason(candidate: Record) -> str:
     )
     many = sum(cause["level"] == "MUST" for cause in causes(candidate))
     return f"{several} failed" + (f", for {counted(many, 'cause')}" if many else "")
+
+
+def site(candidate: Record) -> str:
+    """Where in its model an attention lies and what is read off it, in one line; else ""."""
+    entry = candidate.get("site")
+    if not isinstance(entry, Mapping):
+        return ""
+    same = entry.get("same_as") or ()
+    parts = [
+        f"attention {entry.get('index')}",
+        *(str(entry[key]) for key in ("scope",) if entry.get(key)),
+        site_heads(entry),
+        site_mask(entry),
+        site_causality(entry),
+        f"the same as {', '.join(map(str, same))}" if same else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def site_heads(entry: Record) -> str:
+    """``4 heads of 8 (2 key/value heads)``."""
+    heads, kv_heads, size = (entry.get(key) for key in ("heads", "kv_heads", "head_size"))
+    text = f"{heads} heads" if heads else "heads"
+    text += f" of {size}" if size else ""
+    return text + (f" ({kv_heads} key/value heads)" if kv_heads and kv_heads != heads else "")
+
+
+def site_mask(entry: Record) -> str:
+    """``keep mask of attention_mask``: the kinds of its masks and the inputs that reach them."""
+    roles = [str(mask.get("role")) for mask in entry.get("mask") or ()]
+    inputs = ", ".join(map(str, entry.get("mask_inputs") or ()))
+    if not roles:
+        return "no mask"
+    return f"{' and '.join(roles)} mask" + (f" of {inputs}" if inputs else " of no input")
+
+
+def site_causality(entry: Record) -> str:
+    """Whether later keys are hidden while the caller hides nothing."""
+    return {True: "causal", False: "not causal"}.get(entry.get("causal"), "causality unknown")  # type: ignore[arg-type]  # None is neither

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from workspaces import KERNEL, write
 
-from conformance.targets.target_strings import why_foreign
+from conformance.targets.target_strings import is_graph, split_site, why_foreign
 
 PLAIN = (
     "import os\nimport torch\nfrom shutil import rmtree\n\n\nclass Layer(torch.nn.Module): ...\n"
@@ -78,3 +78,21 @@ def test_foreign(target: str, why: str, project: Path, monkeypatch: pytest.Monke
     """What is installed, lies elsewhere, or is no candidate of a file, is not the user's."""
     monkeypatch.chdir(project)
     assert why_foreign(target) == why
+
+
+@pytest.mark.parametrize(
+    ("target", "file", "number"),
+    [
+        ("model.onnx", "model.onnx", None),
+        ("a/Model.ONNX#12", "a/Model.ONNX", 12),
+        ("odd#3.onnx", "odd#3.onnx", None),
+        ("odd#3.onnx#0", "odd#3.onnx", 0),
+        ("model.onnx#", "model.onnx#", None),
+        ("model.onnx#-1", "model.onnx#-1", None),
+        ("attn.py#2", "attn.py#2", None),
+    ],
+)
+def test_an_attention_of_a_graph_has_a_number(target: str, file: str, number: int | None) -> None:
+    """Behind the last number sign, and only of an ONNX file."""
+    assert split_site(target) == (file, number)
+    assert is_graph(target) is file.lower().endswith(".onnx")

@@ -153,11 +153,11 @@ def softmax_cores(wiring: Wiring, tokens: frozenset[str], output: str) -> list[C
     above = wiring.above(output)
     result: dict[str, Core] = {}
     for node in wiring.graph.node:
-        scores = _scores_of(wiring, node)
+        scores = scores_of(wiring, node)
         if not scores or node.output[0] not in above or not wiring.reaching(scores, tokens):
             continue
         try:
-            core = _around(wiring, tokens, scores, node)
+            core = core_around(wiring, tokens, node)
         except UnreadableError:
             # An exponential may be part of anything.
             if node.op_type == "Exp":
@@ -168,7 +168,7 @@ def softmax_cores(wiring: Wiring, tokens: frozenset[str], output: str) -> list[C
     return list(result.values())
 
 
-def _scores_of(wiring: Wiring, node: Node) -> str:
+def scores_of(wiring: Wiring, node: Node) -> str:
     """The input of a softmax, or of the exponential of one that is written out; else ""."""
     if node.op_type in SOFTMAXES:
         return str(node.input[0])
@@ -184,7 +184,12 @@ def _scores_of(wiring: Wiring, node: Node) -> str:
     return str(node.input[0])
 
 
-def _around(wiring: Wiring, tokens: frozenset[str], scores: str, softmax: Node) -> Core:
+def core_around(wiring: Wiring, tokens: frozenset[str], softmax: Node) -> Core:
+    """The core around a softmax, or around the exponential of one that is written out.
+
+    Raises UnreadableError where it does not lie between two products of what tokens reach.
+    """
+    scores = scores_of(wiring, softmax)
     first = _product_above(wiring, tokens, scores)
     weights, second = _product_below(wiring, tokens, softmax.output[0])
     left, right = first.operands
@@ -297,13 +302,25 @@ def node_cores(wiring: Wiring, tokens: frozenset[str], output: str) -> list[Core
     above = wiring.above(output)
     result = []
     for node in wiring.graph.node:
-        domain = "" if node.domain == "ai.onnx" else node.domain
-        read = _READERS.get((domain, node.op_type))
-        if read is None or node.output[0] not in above:
+        if not is_attention_node(node) or node.output[0] not in above:
             continue
         if any(wiring.reaching(name, tokens) for name in node.input if name):
-            result.append(read(node))
+            result.append(core_of_node(node))
     return result
+
+
+def is_attention_node(node: Node) -> bool:
+    """Whether a node is an attention by itself: of the standard, or one of onnxruntime's."""
+    return _signature(node) in _READERS
+
+
+def core_of_node(node: Node) -> Core:
+    """The core that an attention node is; raises UnreadableError where its inputs are none."""
+    return _READERS[_signature(node)](node)
+
+
+def _signature(node: Node) -> tuple[str, str]:
+    return "" if node.domain == "ai.onnx" else node.domain, node.op_type
 
 
 def _separate(node: Node) -> Core:

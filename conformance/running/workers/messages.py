@@ -14,6 +14,7 @@ from ...base.expected import ExpectedFailure
 from ...base.graph_options import GraphOptions
 from ...base.parameter_names import OptionParameter
 from ...base.profile import WHOLE, Shard
+from ...base.record import SiteEntry
 from ..clause_run import PlannedClause
 
 PLAN_TARGETS: Final = "conformance.running.workers.planning:plan_targets"
@@ -69,7 +70,7 @@ class Loaded:
     nobody chooses on purpose. ``gauge`` says what was not verified, and
     why, "" when all was. ``location`` is the file and the line where it is written. ``notes`` are
     sentences that belong into the record. ``unchecked`` are parameters that look like options and
-    that no call gives.
+    that no call gives. ``site`` is where in a whole model an attention was cut out.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Loaded:
     unchecked: tuple[OptionParameter, ...] = ()
     mistaken: tuple[str, ...] = ()
     isolation: str = ""
+    site: SiteEntry | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

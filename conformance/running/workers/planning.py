@@ -204,10 +204,12 @@ class CandidatePlan:
         """The plan as plain data."""
         candidate = self.candidate
         changed = golden.STANDARD.differences(candidate.declaration.semantics)
+        graph = candidate.graph
+        site = None if graph is None else graph.site
         return Loaded(
             name=candidate.name,
             target=candidate.target,
-            kind=candidate.shown_kind,
+            kind="core" if site is not None else candidate.shown_kind,
             declaration={
                 **candidate.declaration.as_json(),
                 "precision": _precision(self.run),
@@ -217,13 +219,14 @@ class CandidatePlan:
             expected=declared_expectations(candidate),
             planned=tuple(self.planned),
             location=whereabouts(candidate) if self.isolated is None else self.isolated.location,
-            notes=self.notes,
+            notes=(*self.notes, *(() if graph is None else graph.warnings)),
             unchecked=self.unchecked,
             mistaken=tuple(
                 f"{mistake.sentence} ({mistake.name})"
                 for mistake in mistaken_conventions(candidate.declaration.semantics)
             ),
             isolation="" if self.isolated is None else self.isolated.held,
+            site=site,
         )
 
 

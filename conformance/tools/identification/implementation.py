@@ -18,7 +18,13 @@ from ...errors import ConstructionError, UsageError
 from ...running.workers.messages import Loaded, RunOptions
 from ...targets.loading import attribute, guarded, import_dotted, import_path, put_on_path
 from ...targets.resolving import how_to_make
-from ...targets.target_strings import ENTRY_POINTS, is_path, split_target
+from ...targets.target_strings import (
+    ENTRY_POINTS,
+    is_graph,
+    is_path,
+    split_target,
+)
+from .graph_attentions import open_graph
 from .signature import Parameters, read_parameters
 
 LOADER: Final = "conformance.tools.identification.implementation:implementations_of"
@@ -30,7 +36,8 @@ class Implementation:
     """One object to identify.
 
     form
-        ``function``, ``module`` (a class or an instance) or ``builder`` of layers.
+        ``function``, ``module`` (a class or an instance), ``builder`` of layers, or ``graph``: the
+        attentions of an ONNX file.
     declared
         The candidate, if it is declared: probing ignores what it promises.
     imports, expression
@@ -76,6 +83,11 @@ def implementations_of(
 
 
 def _implementation(target: str) -> Implementation:
+    if is_graph(target):
+        path, sites = open_graph(target)
+        return Implementation(
+            target=target, name=path.stem, form="graph", value=sites, imports=(), expression=""
+        )
     value, imports, expression = _located(target)
     name = expression.rpartition(".")[2]
     return implementation_of(
@@ -166,9 +178,6 @@ def _form(value: Any, target: str) -> str:
 def _located(target: str) -> tuple[Any, tuple[str, ...], str]:
     """The object, how to import it, and the expression for it."""
     where, name = split_target(target)
-    if where.lower().endswith(".onnx"):
-        msg = f"{where} is an ONNX graph, which this version cannot identify yet"
-        raise UsageError(msg)
     if is_path(where):
         path = Path(where).expanduser()
         if not path.exists():

@@ -21,6 +21,7 @@ from .agreement import Judge
 from .caller import Caller, Observation, Refusal
 from .contradictions import contradictions
 from .deviations import Investigation, deviations
+from .graph_attentions import read_attentions
 from .implementation import Implementation
 from .investigation import behave, investigate
 from .plain_reading import PlainReading, Weights, observe, read_further, read_plain
@@ -139,7 +140,13 @@ def identify(implementation: Implementation, as_observed: Any, tell: Tell) -> di
     }
     findings = Findings()
     try:
-        reason = _identify(implementation, findings, record, tell, as_observed=bool(as_observed))
+        if implementation.form == "graph":
+            tell("probing", "its attentions")
+            reason = read_attentions(implementation.value, implementation.target, record)
+        else:
+            reason = _identify(
+                implementation, findings, record, tell, as_observed=bool(as_observed)
+            )
     except UsageError as error:
         reason = str(error)
     record |= {

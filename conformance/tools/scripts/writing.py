@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ...base.record import COMPILED_SUFFIXES
 from ...declare.head_layouts import HEAD_LAYOUTS
 from ...errors import UsageError
+from ...targets.target_strings import split_site
 from .code import COMPARED, call_lines, check_lines, is_adapted, is_graph, layers, there
 
 if TYPE_CHECKING:
@@ -272,6 +273,7 @@ def why_not(clause: Record, target: str = ":") -> str:
             compared and not _judges_answers(data)
         ),
         f"a failure of kind {kind} does not show in calls alone": kind not in _SHOWN,
+        "an attention of a whole model is cut out of it first": split_site(target)[1] is not None,
         f"{target} is a registered name; give its file or module with --target": (
             ":" not in target and not is_graph(data)
         ),

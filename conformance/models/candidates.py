@@ -1,0 +1,185 @@
+"""The attentions of a model as candidates: each distinct one a core, named ``stem#index``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._golden import golden
+from ..adapters.graph import GraphRequest, graph_candidate
+from ..base.graph_options import NO_GRAPH_OPTIONS, GraphOptions
+from ..base.record import SiteEntry
+from ..declare.candidate import Candidate
+from ..errors import UsageError
+from ..graphs.sidecar import GraphDeclaration, read_declaration, sidecar_of
+from .cutting import Cut, CutFile, cut
+from .mask_facts import MaskFacts, mask_facts
+from .sites import Site, Sites, Uncut, is_standard
+
+
+def site_candidates(
+    path: Path, sites: Sites, number: int | None, options: GraphOptions = NO_GRAPH_OPTIONS
+) -> dict[int, Candidate]:
+    """The distinct attentions of a model as candidates by index, or the one of a number alone.
+
+    Raises UsageError with one sentence where none can be judged, where there is none of that
+    number, and for options that are for one attention alone.
+    """
+    refused = [name for name in options.names() if name != "--declaration"]
+    if refused:
+        names = " and ".join(refused)
+        msg = f"{path} is a whole model: {names} can be given for one attention only"
+        raise UsageError(msg)
+    if not sites.sites:
+        why = "; ".join(map(_sentence, sites.uncut))
+        msg = f"{path} has no attention that can be judged alone ({why})"
+        raise UsageError(msg)
+    if number is not None and number >= len(sites.sites):
+        last = len(sites.sites) - 1
+        msg = f"{path} has no attention #{number}: its attentions are #0 to #{last}"
+        raise UsageError(msg)
+    described = describe_sites(sites)
+    chosen = [entry for entry in described if _is_first(entry)]
+    if number is not None:
+        chosen = [described[number]]
+    declared = _declared(path, options)
+    warnings = tuple(f"not judged: {_sentence(entry)}" for entry in sites.uncut)
+    return {
+        entry["index"]: _candidate(path, sites, entry, declared, () if place else warnings)
+        for place, entry in enumerate(chosen)
+    }
+
+
+def _is_first(entry: SiteEntry) -> bool:
+    """Whether an attention is the first of those that are the same."""
+    return all(entry["index"] < other for other in entry["same_as"])
+
+
+def _sentence(entry: Uncut) -> str:
+    return f"{entry.scope or entry.nodes[0]}: {entry.reason}"
+
+
+def _declared(path: Path, options: GraphOptions) -> GraphDeclaration:
+    """What the user declares of all attentions of the model; raises UsageError."""
+    file = Path(options.declaration) if options.declaration else sidecar_of(path)
+    if file is None:
+        return GraphDeclaration()
+    declared = read_declaration(file)
+    if declared.inputs or declared.outputs:
+        msg = (
+            f"{file} gives roles to inputs or outputs, which only a graph of one attention has: "
+            f"{path} is a whole model"
+        )
+        raise UsageError(msg)
+    return declared
+
+
+def _candidate(
+    path: Path,
+    sites: Sites,
+    described: SiteEntry,
+    declared: GraphDeclaration,
+    warnings: tuple[str, ...],
+) -> Candidate:
+    """One attention, cut out into a file that is there as long as the candidate."""
+    site = sites.sites[described["index"]]
+    made = cut(sites.graph, site)
+    name = f"{declared.name or path.stem}#{site.index}"
+    file = CutFile(made, path.stem)
+    promises = dict(declared.promises)
+    if "semantics" not in promises:
+        promises["semantics"] = golden.STANDARD.replace(**promised_semantics(sites, site))
+    declaration = GraphDeclaration(
+        inputs=made.inputs,
+        outputs={"output": {"role": "output", "axes": made.output_axes}},
+        promises=promises,
+        num_heads=site.heads,
+        num_kv_heads=site.kv_heads,
+        name=name,
+        precision=declared.precision,
+        where=declared.where or path.name,
+    )
+    request = GraphRequest(declared=declaration, site=described, file=file, warnings=warnings)
+    return graph_candidate(file.path, request)
+
+
+def promised_semantics(sites: Sites, site: Site) -> dict[str, Any]:
+    """In what an attention is meant to differ from the standard: its scale, and its cap.
+
+    Its scale is the standard's where it is so in any attention of the model with heads of this
+    size: one that differs from those is a mistake, and shall fail. Where it is so in none it is
+    what this model means, and a deviation.
+    """
+    capped = {} if site.cap is None else {"score_mod": SoftCap(site.cap)}
+    return _promised_scale(sites, site) | capped
+
+
+def _promised_scale(sites: Sites, site: Site) -> dict[str, Any]:
+    size, scale = site.head_size, site.scale
+    if scale is None or size is None:
+        return {} if scale is None else {"scale": "none" if scale == 1 else scale}
+    scales = [other.scale for other in sites.sites if other.head_size == size]
+    by_layer = len(scales) > 1 and all(
+        own is not None and is_standard(own * (at + 1), size) for at, own in enumerate(scales)
+    )
+    if not by_layer and any(own is not None and is_standard(own, size) for own in scales):
+        return {}
+    if scale == 1:
+        return {"scale": "none"}
+    return {} if is_standard(scale, size) else {"scale": scale}
+
+
+@dataclass(frozen=True)
+class SoftCap:
+    """``cap * tanh(score / cap)`` as a ``score_mod``."""
+
+    cap: float
+
+    @property
+    def __name__(self) -> str:
+        """What a declaration and a record call it."""
+        return f"softcap at {self.cap:g}"
+
+    def __call__(self, score: Tensor, *_places: Tensor) -> Tensor:
+        """The capped scores, of the shape of the scaled ones."""
+        return self.cap * torch.tanh(score / self.cap)
+
+
+def describe_sites(sites: Sites) -> list[SiteEntry]:
+    """Each attention of a model as plain data, in order: the ``site`` of a record."""
+    facts = mask_facts(sites)
+    cuts = {site.index: cut(sites.graph, site) for site in sites.sites}
+    return [_described(site, cuts, facts[site.index]) for site in sites.sites]
+
+
+def _described(site: Site, cuts: dict[int, Cut], facts: MaskFacts) -> SiteEntry:
+    own = cuts[site.index].digest
+    same = [index for index, made in cuts.items() if made.digest == own and index != site.index]
+    return {
+        "index": site.index,
+        "nodes": list(site.nodes),
+        "scope": site.scope,
+        "same_as": same,
+        "heads": site.heads,
+        "kv_heads": site.kv_heads,
+        "head_size": site.head_size,
+        "mask": [
+            {"role": mask.role, "axes": mask.axes, "tensor": mask.name} for mask in site.masks
+        ],
+        "mask_inputs": list(facts.inputs),
+        "causal": facts.causal,
+        "scale": site.scale,
+        "softcap": site.cap,
+    }
+
+
+def uncut_entries(sites: Sites) -> list[dict[str, Any]]:
+    """What looks like attention but cannot be judged alone, as plain data."""
+    return [
+        {"nodes": list(entry.nodes), "scope": entry.scope, "reason": entry.reason}
+        for entry in sites.uncut
+    ]

@@ -1,0 +1,260 @@
+"""An attention of a model as a small graph of its own, from its heads to its answer.
+
+Query, key and value enter as ``[B, H, L, D]`` (or as the model folds or packs them), masks as they
+are. What lies between is copied node by node; factors, turns and repetitions before it are written
+anew, since in the model their sizes come from elsewhere. No weights are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+import weakref
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from ..graphs.weights.attention_core import contraction_of
+from ..graphs.weights.wiring import Node
+from .model_graph import ModelGraph
+from .operands import Edge
+from .sites import Site
+
+# The order in which heads enter and leave, by how the model keeps them.
+_CANONICAL: Final = {"B": "BHLD", "L": "BHLD", "F": "FLD"}
+_PACKED: Final = "BLM"
+_WITH_TENSOR_AXES: Final = 13
+_FLOAT: Final = TensorProto.FLOAT
+PARTS: Final = ("query", "key", "value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """An attention as a graph of its own, with the role and the axes of each input.
+
+    digest
+        The same for all attentions of a model that are the same but for weights and names.
+    """
+
+    model: ModelProto
+    inputs: dict[str, dict[str, str]]
+    output_axes: str
+    digest: str
+
+
+class CutFile:
+    """The file of a cut in a folder of its own, which is removed with this object."""
+
+    def __init__(self, made: Cut, name: str) -> None:
+        folder = tempfile.mkdtemp(prefix="conformance-site-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self.path = Path(folder) / f"{name}.onnx"
+        onnx.save(made.model, self.path)
+
+
+def cut(graph: ModelGraph, site: Site) -> Cut:
+    """The graph of one attention alone."""
+    return _Cutting(graph, site).cut()
+
+
+@dataclass(kw_only=True)
+class _Parts:
+    """The graph so far."""
+
+    nodes: list[NodeProto] = field(default_factory=list)
+    numbers: list[TensorProto] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+
+
+class _Cutting:
+    """Copies one attention into a graph."""
+
+    def __init__(self, graph: ModelGraph, site: Site) -> None:
+        self._graph, self._site, self._parts = graph, site, _Parts()
+        packed = site.output_letters == _PACKED
+        self._axes = _PACKED if packed else _CANONICAL[site.output_letters[0]]
+
+    def cut(self) -> Cut:
+        site = self._site
+        inputs = {part: {"role": part, "axes": self._axes} for part in PARTS}
+        for part, edge in site.edges.items():
+            self._enter(part, edge)
+        for number, mask in enumerate(site.masks):
+            name = "mask" if not number else f"mask_{number + 1}"
+            self._parts.names[mask.name] = name
+            inputs[name] = {"role": mask.role, "axes": mask.axes}
+        for node in site.inside:
+            self._copy(node)
+        self._leave()
+        model = self._model(list(inputs))
+        digest = hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
+        return Cut(model=model, inputs=inputs, output_axes=self._axes, digest=digest)
+
+    def _enter(self, part: str, edge: Edge) -> None:
+        """An operand of the products, made of an input."""
+        name = part
+        if edge.groups > 1:
+            name = self._repeated(name, edge)
+        for operator, number in reversed(edge.factors):
+            factor = self._number(number)
+            name = self._node(operator, [name, factor])
+        if self._axes != _PACKED:
+            name = self._turned(name, self._axes, edge.operand_letters)
+        # One tensor may be key and value at once: each product reads its own.
+        self._parts.names[f"{part}:{edge.operand}"] = name
+
+    def _repeated(self, name: str, edge: Edge) -> str:
+        """Heads repeated for the query heads that share them."""
+        groups = edge.groups
+        if edge.tiled:
+            return self._node("Tile", [name, self._whole([1, groups, 1, 1])])
+        shape = self._node("Shape", [name])
+        goal = self._node("Mul", [shape, self._whole([1, groups, 1, 1])])
+        if self._graph.opset >= _WITH_TENSOR_AXES:
+            apart = self._node("Unsqueeze", [name, self._whole([2])])
+        else:
+            apart = self._node("Unsqueeze", [name], axes=[2])
+        wide = self._node("Expand", [apart, self._whole([1, 1, groups, 1, 1])])
+        return self._node("Reshape", [wide, goal])
+
+    def _turned(self, name: str, own: str, theirs: str) -> str:
+        if own == theirs:
+            return name
+        return self._node("Transpose", [name], perm=[own.index(letter) for letter in theirs])
+
+    def _copy(self, node: Node) -> None:
+        """A node of the model under new names."""
+        copied = NodeProto()
+        copied.CopyFrom(node)
+        for said in ("metadata_props", "doc_string", "name"):
+            copied.ClearField(said)
+        for at, name in enumerate(node.input):
+            copied.input[at] = self._name(node, at, name) if name else ""
+        for at, name in enumerate(node.output):
+            copied.output[at] = self._made(name) if name else ""
+        self._parts.nodes.append(copied)
+
+    def _name(self, node: Node, at: int, name: str) -> str:
+        """What an input of a copied node is called: an operand, a number, or what was made."""
+        names = self._parts.names
+        own = names.get(f"{self._part(node, at)}:{name}") or names.get(name)
+        return own or self._number(name)
+
+    def _part(self, node: Node, at: int) -> str:
+        """Which of query, key and value a node reads at a place, "" for none of them."""
+        if len(self._site.nodes) == 1 and node.output[0] == self._site.output:
+            return PARTS[at] if at < len(PARTS) else ""
+        if contraction_of(node) is None:
+            return ""
+        if node.output[0] == self._first:
+            return "query" if at == 0 else "key"
+        return "value"
+
+    @cached_property
+    def _first(self) -> str:
+        """The result of the product of query and key, "" inside a node."""
+        products = (node for node in self._site.inside if contraction_of(node) is not None)
+        return next((str(node.output[0]) for node in products), "")
+
+    def _number(self, name: str) -> str:
+        """A stored number of the model, or one that follows from sizes, as a constant."""
+        names = self._parts.names
+        if name in names:
+            return names[name]
+        value = self._graph.stored(name)
+        if value is None:
+            numbers = self._graph.numbers(name)
+            if numbers is None:
+                msg = f"{name} is no number"
+                raise KeyError(msg)
+            kind = helper.tensor_dtype_to_np_dtype(self._graph.type(name) or _FLOAT)
+            value = numbers.astype(kind)
+        return self._stored(name, np.asarray(value))
+
+    def _stored(self, name: str, value: Any) -> str:
+        own = f"number_{len(self._parts.numbers)}"
+        self._parts.numbers.append(numpy_helper.from_array(value, own))
+        self._parts.names[name] = own
+        return own
+
+    def _whole(self, numbers: list[int]) -> str:
+        return self._stored(f"whole:{len(self._parts.numbers)}", np.array(numbers, np.int64))
+
+    def _made(self, name: str) -> str:
+        own = f"made_{len(self._parts.nodes)}" if name != self._site.output else "answer"
+        if own in self._parts.names.values():
+            own += f"_{len(self._parts.names)}"
+        self._parts.names[name] = own
+        return own
+
+    def _node(self, operator: str, inputs: list[str], **attributes: Any) -> str:
+        name = f"entering_{len(self._parts.nodes)}"
+        self._parts.nodes.append(helper.make_node(operator, inputs, [name], **attributes))
+        return name
+
+    def _leave(self) -> None:
+        """The answer in the order in which heads enter."""
+        axes = self._axes if self._axes == _PACKED else self._site.output_letters
+        name = self._parts.names[self._site.output]
+        turns = [axes.index(letter) for letter in self._axes]
+        if axes == self._axes:
+            last = helper.make_node("Identity", [name], ["output"])
+        else:
+            last = helper.make_node("Transpose", [name], ["output"], perm=turns)
+        self._parts.nodes.append(last)
+
+    def _model(self, inputs: list[str]) -> ModelProto:
+        graph = self._graph
+        ports = [self._port(part, edge.name) for part, edge in self._site.edges.items()]
+        sizes = self._sizes("query")
+        for name, mask in zip(inputs[len(PARTS) :], self._site.masks, strict=True):
+            axes: list[Any] = [sizes.get(letter, 1) for letter in mask.axes]
+            kind = graph.type(mask.name) or (_FLOAT if mask.role == "bias" else TensorProto.BOOL)
+            ports.append(helper.make_tensor_value_info(name, kind, axes))
+        own = {**self._sizes("query"), "D": self._sizes("value")["D"]}
+        own["M"] = self._sizes("output")["M"]
+        shape = [own[letter] for letter in self._axes]
+        kind = graph.type(self._site.query.name) or _FLOAT
+        answer = helper.make_tensor_value_info("output", kind, shape)
+        body = helper.make_graph(
+            self._parts.nodes, "core", ports, [answer], initializer=self._parts.numbers
+        )
+        # Every operator of the model may be among the copied ones.
+        used = {"" if n.domain == "ai.onnx" else n.domain for n in self._parts.nodes} | {""}
+        opsets = [
+            helper.make_opsetid(entry.domain, entry.version)
+            for entry in graph.model.opset_import
+            if ("" if entry.domain == "ai.onnx" else entry.domain) in used
+        ]
+        version = graph.model.ir_version
+        return helper.make_model(
+            body, opset_imports=opsets, ir_version=version, producer_name="attention-conformance"
+        )
+
+    def _port(self, part: str, tensor: str) -> Any:
+        sizes = self._sizes(part)
+        kind = self._graph.type(tensor) or _FLOAT
+        return helper.make_tensor_value_info(part, kind, [sizes[x] for x in self._axes])
+
+    def _sizes(self, part: str) -> dict[str, Any]:
+        """The size of each letter of an input: fixed where the model's own numbers need it."""
+        site = self._site
+        size, grouped = site.head_size, site.key.groups > 1 or site.heads != site.kv_heads
+        heads = site.kv_heads if part in ("key", "value") else site.heads
+        width = heads * size if heads and size else f"{part}_width"
+        return {
+            "B": "batch",
+            "F": "items",
+            "H": heads if grouped and heads else "heads",
+            "L": "queries" if part in ("query", "output") else "keys",
+            "Q": "queries",
+            "K": "keys",
+            "D": size if size and part != "value" else f"{part}_size",
+            "M": width,
+        }

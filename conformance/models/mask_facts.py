@@ -1,0 +1,172 @@
+"""What the masks of a model hide when its caller hides nothing, and which inputs reach them."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import ModelProto, helper, numpy_helper
+
+from ..graphs.process import Array, GraphProcess
+from ..graphs.protocol import GraphLost, GraphRefused
+from ..graphs.weights.wiring import Node
+from .model_graph import ModelGraph
+from .operands import MaskInput
+from .sites import Site, Sites
+
+# Numbers that a mask adds to what it hides lie below this one.
+_HIDES: Final = -1e3
+# Sizes of the call that shows the masks: items, and positions.
+_ITEMS: Final = 2
+_POSITIONS: Final = 6
+_PAST: Final = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskFacts:
+    """What is known of the masks of one attention.
+
+    causal
+        Whether each query sees the keys up to its own and no others when the caller hides nothing;
+        None where the masks could not be computed alone, or hide something else.
+    inputs
+        The inputs of the model whose values reach a mask.
+    """
+
+    causal: bool | None
+    inputs: tuple[str, ...]
+
+
+def mask_facts(sites: Sites) -> dict[int, MaskFacts]:
+    """The facts on the masks of each attention, by its index."""
+    graph = sites.graph
+    names = list(dict.fromkeys(mask.name for site in sites.sites for mask in site.masks))
+    values = _values(graph, names)
+    result = {}
+    for site in sites.sites:
+        reaching: set[str] = set()
+        for mask in site.masks:
+            reaching |= graph.wiring.reaching(mask.name, graph.inputs)
+        result[site.index] = MaskFacts(
+            causal=_is_causal(site, values), inputs=tuple(sorted(reaching))
+        )
+    return result
+
+
+def _is_causal(site: Site, values: dict[str, Array]) -> bool | None:
+    """Whether the masks together, or the node itself, hide exactly the later keys."""
+    if site.causal:
+        return True
+    allowed: Any = np.ones((1, 1), dtype=bool)
+    for mask in site.masks:
+        value = values.get(mask.name)
+        if value is None:
+            return None
+        shown = _shown_keys(mask, value)
+        if shown.ndim < allowed.ndim:
+            shown = shown.reshape((1,) * (allowed.ndim - shown.ndim) + shown.shape)
+        try:
+            allowed = allowed & shown
+        except ValueError:
+            return None
+    if allowed.all():
+        return False
+    queries, keys = allowed.shape[-2:]
+    rule = np.tri(queries, keys, keys - queries, dtype=bool)
+    return True if bool((allowed == rule).all()) else None
+
+
+def _shown_keys(mask: MaskInput, value: Array) -> Any:
+    if mask.role == "bias":
+        return value.astype(np.float64) > _HIDES
+    if mask.axes == "BK":
+        value = value[:, None, None, :]
+    return value.astype(bool) if mask.role.startswith("keep") else ~value.astype(bool)
+
+
+def _values(graph: ModelGraph, names: Sequence[str]) -> dict[str, Array]:
+    """The masks as the model makes them for a short call; {} where they cannot be made alone."""
+    stored = {name: value for name in names if (value := graph.stored(name)) is not None}
+    names = [name for name in names if name not in stored]
+    model = _only(graph, names) if names else None
+    if model is None:
+        return stored
+    fed = {port.name: _fed(port) for port in model.graph.input}
+    feeds = {name: value for name, value in fed.items() if value is not None}
+    if len(feeds) < len(fed):
+        return stored
+    with tempfile.TemporaryDirectory(prefix="conformance-masks-") as folder:
+        path = Path(folder) / "masks.onnx"
+        onnx.save(model, path)
+        with GraphProcess(path) as process:
+            try:
+                return {**stored, **process.run(feeds)}
+            except (GraphRefused, GraphLost):
+                return stored
+
+
+def _only(graph: ModelGraph, names: Sequence[str]) -> ModelProto | None:
+    """The part of a model that makes some tensors; None where it needs tensors left out."""
+    above: set[str] = set()
+    for name in names:
+        above |= graph.wiring.above(name)
+    nodes = [node for node in graph.wiring.ordered if above & set(node.output)]
+    read = above | {name for node in nodes for name in _read(node)}
+    values = {name: graph.stored(name) for name in sorted(read & set(graph.wiring.initializers))}
+    stored = [
+        numpy_helper.from_array(value, name) for name, value in values.items() if value is not None
+    ]
+    if len(stored) < len(values):
+        return None
+    ports = [port for port in graph.model.graph.input if port.name in read & graph.inputs]
+    answers = [
+        helper.make_tensor_value_info(name, graph.type(name) or onnx.TensorProto.FLOAT, None)
+        for name in names
+    ]
+    body = helper.make_graph(nodes, "masks", ports, answers, initializer=stored)
+    return helper.make_model(
+        body,
+        opset_imports=list(graph.model.opset_import),
+        ir_version=graph.model.ir_version,
+    )
+
+
+def _read(node: Node) -> Iterator[str]:
+    """What a node reads, its inner graphs included."""
+    yield from node.input
+    for attribute in node.attribute:
+        for inner in attribute.g.node if attribute.HasField("g") else ():
+            yield from _read(inner)
+
+
+def _fed(port: Any) -> Array | None:
+    """What an input gets: ones, which hide nothing, and positions in their order."""
+    tensor = port.type.tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    sizes = [_size(axis, at) for at, axis in enumerate(tensor.shape.dim)]
+    try:
+        kind = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+    except (KeyError, TypeError, ValueError):
+        return None
+    if "position" in port.name.lower() and sizes:
+        return np.broadcast_to(np.arange(sizes[-1]), sizes).astype(kind)
+    return np.ones(sizes, kind)
+
+
+def _size(axis: Any, at: int) -> int:
+    """A size of an axis: items first, then positions, of which some are past."""
+    if axis.HasField("dim_value"):
+        return int(axis.dim_value)
+    terms = [term for term in re.split(r"\s*\+\s*", axis.dim_param) if term]
+    if len(terms) > 1:
+        return sum(_PAST if "past" in term else _POSITIONS for term in terms)
+    if "past" in axis.dim_param:
+        return _PAST
+    return _ITEMS if at == 0 else _POSITIONS

@@ -1,0 +1,138 @@
+"""The graph of a whole model, read without its weights."""
+
+from __future__ import annotations
+
+import ast
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from onnx import ModelProto, TensorProto, inliner, numpy_helper
+
+from ..graphs.parsing import bytes_of, embedded, external_files, read_model
+from ..graphs.protocol import Array, GraphRefused
+from ..graphs.weights.wiring import Node, Wiring
+from .sizes import Shape, Sizes
+
+# Tensors with more bytes are weights: neither a scale nor the table of a mask.
+_LARGEST_KEPT: Final = 4 << 20
+_SCOPES: Final = "pkg.torch.onnx.name_scopes"
+
+
+@dataclass(frozen=True, eq=False)
+class ModelGraph:
+    """A graph whose local functions are written out and whose weights are left out.
+
+    Shapes, types and numbers are worked out when the first of them is needed.
+    """
+
+    path: Path
+    model: ModelProto
+    wiring: Wiring
+
+    @cached_property
+    def _sizes(self) -> Sizes:
+        return Sizes(self.model, self.wiring, self.stored)
+
+    @cached_property
+    def inputs(self) -> frozenset[str]:
+        """What a caller gives."""
+        stored = self.wiring.initializers
+        return frozenset(port.name for port in self.model.graph.input if port.name not in stored)
+
+    @cached_property
+    def input_types(self) -> dict[str, int]:
+        """The element types of what a caller gives, as the file says them."""
+        ports = (port for port in self.model.graph.input if port.name in self.inputs)
+        return {port.name: port.type.tensor_type.elem_type for port in ports}
+
+    @cached_property
+    def opset(self) -> int:
+        """The version of the standard's operators."""
+        return max(
+            (entry.version for entry in self.model.opset_import if entry.domain in ("", "ai.onnx")),
+            default=1,
+        )
+
+    def type(self, name: str) -> int:
+        """The element type of a tensor, by onnx' number; 0 where it is unknown."""
+        return self._sizes.types.get(name, 0)
+
+    def shape(self, name: str) -> Shape:
+        """The shape of a tensor, () where nothing is known."""
+        return self._sizes.shapes.get(name) or ()
+
+    def rank(self, name: str) -> int | None:
+        """The number of axes, None where it is unknown."""
+        shape = self._sizes.shapes.get(name)
+        return None if shape is None else len(shape)
+
+    def numbers(self, name: str) -> Array | None:
+        """A small tensor worked out from constants and shapes, in float64; NaN: unknown sizes."""
+        return self._sizes.numbers(name)
+
+    def scalar(self, name: str) -> float | None:
+        """The number that a tensor of one element always holds, None for any other tensor."""
+        value = self.numbers(name)
+        if value is None or value.size != 1:
+            return None
+        number = float(value.reshape(-1)[0])
+        return None if math.isnan(number) else number
+
+    def stored(self, name: str) -> Array | None:
+        """A constant that is no weight, None for any other tensor.
+
+        Exporters may put the smallest number into the file of the weights.
+        """
+        tensor = self.wiring.initializers.get(name)
+        if tensor is None:
+            return self.wiring.constant(name)
+        if tensor.data_location != TensorProto.EXTERNAL:
+            return numpy_helper.to_array(tensor)
+        if bytes_of(tensor, math.prod(tensor.dims)) > _LARGEST_KEPT:
+            return None
+        try:
+            external_files([tensor], self.path)
+            return numpy_helper.to_array(embedded(tensor, self.wiring.folder))
+        except (GraphRefused, OSError, ValueError):
+            return None
+
+    def scope(self, node: Node) -> str:
+        """The path of the module that a node comes from, "" where the exporter left none.
+
+        torch's newer exporter writes it into the node's metadata, the older into its name.
+        """
+        for entry in node.metadata_props:
+            if entry.key == _SCOPES:
+                return _deepest_module(entry.value)
+        parts = node.name.strip("/").split("/")
+        return ".".join(parts[:-1]) if node.name.startswith("/") else ""
+
+
+def _deepest_module(text: str) -> str:
+    """``m.encoder.layer.0`` of a list of scopes, the last of which is an operation."""
+    try:
+        scopes = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return ""
+    names = [str(scope) for scope in scopes] if isinstance(scopes, list) else []
+    return names[-2] if len(names) > 1 else ""
+
+
+def read_graph(path: Path) -> ModelGraph:
+    """The graph in a file, external data unread; raises GraphRefused for what is no graph."""
+    model = read_model(path)
+    for tensor in model.graph.initializer:
+        if len(tensor.raw_data) > _LARGEST_KEPT:
+            _leave_out(tensor)
+    if model.functions:
+        model = inliner.inline_local_functions(model)
+    return ModelGraph(path, model, Wiring(model.graph, path.parent))
+
+
+def _leave_out(tensor: TensorProto) -> None:
+    """Keep a tensor's name, shape and type alone."""
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL

@@ -1,0 +1,289 @@
+"""What enters an attention: the heads behind each operand of its products, and its masks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+import onnx
+
+from ..graphs.reading import Axis
+from ..graphs.weights.wiring import Node, UnreadableError, attributes
+from .model_graph import ModelGraph
+
+# A factor of a tensor: the operator, and the name of the number that it multiplies or divides by.
+Factor = tuple[str, str]
+_HEADS: Final = frozenset("BHLD")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edge:
+    """A tensor of heads where it enters an attention.
+
+    name, letters
+        The tensor in the graph, with its axes: ``B`` item, ``H`` head, ``L`` position, ``D``
+        feature, ``F`` items and heads in one, ``M`` heads and features in one.
+    operand, operand_letters
+        What the product or the node reads in its place, and how its axes lie there.
+    factors
+        What it is multiplied and divided by on the way, the first one last.
+    groups
+        How many query heads share one of its heads.
+    tiled
+        With groups: whether query head ``h`` reads head ``h % heads`` in place of ``h // groups``.
+    """
+
+    name: str
+    letters: str
+    operand: str
+    operand_letters: str
+    factors: tuple[Factor, ...] = ()
+    groups: int = 1
+    tiled: bool = False
+
+    def size(self, graph: ModelGraph, letter: str) -> int | None:
+        """The size of an axis, where the file says it."""
+        shape = graph.shape(self.name)
+        if letter not in self.letters or len(shape) != len(self.letters):
+            return None
+        size = shape[self.letters.index(letter)]
+        return size if isinstance(size, int) else None
+
+    def factor(self, graph: ModelGraph) -> float:
+        """The product of its factors."""
+        result = 1.0
+        for operator, name in self.factors:
+            number = graph.scalar(name) or 0.0
+            result = result * number if operator == "Mul" else result / (number or math.inf)
+        return result
+
+
+def edge_of(
+    graph: ModelGraph, operand: str, letters: str, *, grouped: bool = True, scaled: bool = True
+) -> Edge:
+    """The heads behind an operand: above all turns of its axes.
+
+    grouped
+        Above a repetition for query heads that share them, too.
+    scaled
+        Above factors, too: they are the scale of query and key, but no part of attention on values.
+
+    Raises UnreadableError for a factor that nobody can work out.
+    """
+    here = Edge(name=operand, letters=letters, operand=operand, operand_letters=letters)
+    best = here
+    while True:
+        node = graph.wiring.producer.get(here.name)
+        above = None if node is None else _above(graph, node, here)
+        if above is None or (above.groups > 1 and not grouped):
+            return best
+        if above.factors and not scaled:
+            return best
+        here = above
+        packed = "M" in here.letters and here.factors != best.factors
+        if packed or set(here.letters) in (_HEADS, set("FLD")):
+            best = here
+
+
+def _above(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
+    """The edge above a node that only moves, repeats or multiplies by a number; else None."""
+    step = _STEPS.get(node.op_type)
+    return None if step is None or node.domain not in ("", "ai.onnx") else step(graph, node, here)
+
+
+def _same(_graph: ModelGraph, node: Node, here: Edge) -> Edge:
+    return replace(here, name=node.input[0])
+
+
+def _multiplied(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
+    places = [at for at, name in enumerate(node.input) if graph.scalar(name) is not None]
+    unknown = [name for name in node.input if graph.shape(name) == (1,) or graph.rank(name) == 0]
+    if not places and unknown:
+        msg = f"it is multiplied by {unknown[0]}, a number that is computed elsewhere"
+        raise UnreadableError(msg)
+    if len(places) != 1 or (node.op_type == "Div" and places != [1]):
+        return None
+    factor = (node.op_type, node.input[places[0]])
+    return replace(here, name=node.input[1 - places[0]], factors=(*here.factors, factor))
+
+
+def _turned(_graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
+    order = attributes(node).get("perm")
+    if order is None or len(order) != len(here.letters) or "M" in here.letters:
+        return None
+    letters = [""] * len(order)
+    for at, source in enumerate(order):
+        letters[source] = here.letters[at]
+    return replace(here, name=node.input[0], letters="".join(letters))
+
+
+def _reshaped(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
+    """Items and heads put together or taken apart, heads taken out of a width, or repeated."""
+    above = node.input[0]
+    rank, letters = graph.rank(above), here.letters
+    if rank == len("BHLD") and letters.startswith("F"):
+        return replace(here, name=above, letters="BH" + letters[1:])
+    if rank == len("FLD") and letters.startswith("BH"):
+        return replace(here, name=above, letters="F" + letters[2:])
+    if rank == len("BLM") and letters in ("BLHD", "LBHD"):
+        return replace(here, name=above, letters=letters[:2] + "M")
+    if rank == len("BHLD") + 1 and letters == "BHLD":
+        return _repeated(graph, above, here)
+    return None
+
+
+def _repeated(graph: ModelGraph, name: str, here: Edge) -> Edge | None:
+    """The heads before ``Unsqueeze`` and ``Expand`` repeated each for its group."""
+    expand = graph.wiring.producer.get(name)
+    if expand is None or expand.op_type != "Expand" or here.groups != 1:
+        return None
+    inner = graph.wiring.producer.get(expand.input[0])
+    if inner is None or inner.op_type not in ("Unsqueeze", "Reshape"):
+        return None
+    one = graph.shape(expand.input[0])
+    places = [at for at in (1, 2) if len(one) > at and one[at] == 1]
+    if inner.op_type == "Unsqueeze":
+        places = _axes_of(graph, inner)
+    if graph.rank(inner.input[0]) != len("BHLD") or len(places) != 1 or places[0] not in (1, 2):
+        return None
+    at = places[0]
+    numbers = graph.numbers(expand.input[1])
+    groups: Axis = graph.shape(name)[at] if graph.shape(name) else None
+    if not isinstance(groups, int) and numbers is not None and not math.isnan(numbers[at]):
+        groups = int(numbers[at])
+    if not isinstance(groups, int) or groups < 1:
+        return None
+    return replace(here, name=inner.input[0], groups=groups, tiled=at == 1)
+
+
+def _axes_of(graph: ModelGraph, node: Node) -> list[int]:
+    """The axes that an ``Unsqueeze`` adds, before opset 13 an attribute."""
+    numbers = graph.numbers(node.input[1]) if len(node.input) > 1 else None
+    axes = attributes(node).get("axes", ()) if numbers is None else numbers
+    return [int(axis) for axis in axes]
+
+
+def _tiled(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
+    """The heads before a ``Tile`` along them."""
+    numbers = graph.numbers(node.input[1])
+    at = here.letters.find("H")
+    if numbers is None or at < 0 or here.groups != 1 or len(numbers) != len(here.letters):
+        return None
+    others = [number for place, number in enumerate(numbers) if place != at]
+    if any(number != 1 for number in others) or math.isnan(numbers[at]):
+        return None
+    return replace(here, name=node.input[0], groups=int(numbers[at]), tiled=True)
+
+
+_STEPS: Final = {
+    "Div": _multiplied,
+    "Dropout": _same,
+    "Identity": _same,
+    "Mul": _multiplied,
+    "Reshape": _reshaped,
+    "Tile": _tiled,
+    "Transpose": _turned,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskInput:
+    """A tensor that says which keys may be attended.
+
+    role
+        ``keep``: True attends; ``drop``: True hides; ``bias``: added to the scores.
+    axes
+        One letter an axis: ``B``, ``H``, ``Q``, ``K``, ``F``, and ``1`` for an axis of size 1.
+    """
+
+    name: str
+    role: str
+    axes: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Added:
+    """What is added to the scores: the masks that it is made of, and the nodes that do so."""
+
+    masks: tuple[MaskInput, ...] = ()
+    nodes: tuple[Node, ...] = ()
+
+
+def added(graph: ModelGraph, name: str, letters: str) -> Added:
+    """A tensor that is added to scores whose axes are ``letters``, with its fills inside.
+
+    ``Where`` that fills with numbers, and sums, belong to the attention; what they choose by is
+    its mask. Raises UnreadableError for a tensor of integers.
+    """
+    node = graph.wiring.producer.get(name)
+    if node is not None and node.op_type in ("Expand", "Identity"):  # the sum broadcasts, too
+        inner = added(graph, node.input[0], letters)
+        if not inner.nodes:
+            return Added(masks=(mask_input(graph, name, "bias", letters),))
+        passed = onnx.helper.make_node("Identity", [node.input[0]], [name])
+        return replace(inner, nodes=(*inner.nodes, passed))
+    if node is not None and node.op_type == "Where":
+        choice = _choice(graph, node, letters)
+        if choice is not None:
+            return choice
+    if node is not None and node.op_type == "Add":
+        parts = [added(graph, part, letters) for part in node.input if graph.scalar(part) is None]
+        if len(parts) > 1:
+            masks = tuple(dict.fromkeys(mask for part in parts for mask in part.masks))
+            return Added(masks=masks, nodes=(*parts[0].nodes, *parts[1].nodes, node))
+    return Added(masks=(mask_input(graph, name, "bias", letters),))
+
+
+def _choice(graph: ModelGraph, node: Node, letters: str) -> Added | None:
+    """A ``Where`` that fills with a number what a mask hides."""
+    condition, if_true, if_false = node.input
+    numbers = [graph.scalar(if_true), graph.scalar(if_false)]
+    lowest = min((number for number in numbers if number is not None), default=0.0)
+    if lowest >= 0 or numbers[0] == numbers[1]:
+        return None
+    hides_true = numbers[0] == lowest
+    mask = mask_input(graph, condition, "drop" if hides_true else "keep", letters)
+    other = if_false if hides_true else if_true
+    if graph.scalar(other) is not None:
+        return Added(masks=(mask,), nodes=(node,))
+    inner = added(graph, other, letters)
+    return Added(masks=(mask, *inner.masks), nodes=(*inner.nodes, node))
+
+
+_BOOL: Final = 9
+_FLOATS: Final = (1, 10, 11, 16)
+
+
+def mask_input(graph: ModelGraph, name: str, role: str, letters: str) -> MaskInput:
+    """A mask of some role on scores with these axes; raises UnreadableError for integers."""
+    kind = graph.type(name)
+    if role == "bias" and kind not in (0, *_FLOATS):
+        msg = f"what is added to its scores ({name}) is no tensor of floats"
+        raise UnreadableError(msg)
+    if role != "bias" and kind not in (0, _BOOL):
+        msg = f"what its scores are chosen by ({name}) is no boolean tensor"
+        raise UnreadableError(msg)
+    rank = graph.rank(name)
+    if rank == 0:
+        msg = f"a number that is computed elsewhere ({name}) is added to its scores"
+        raise UnreadableError(msg)
+    if rank is None or rank > len(letters):
+        rank = len(letters)
+    shape = graph.shape(name)
+    own = letters[len(letters) - rank :]
+    return MaskInput(name=name, role=role, axes=_axes(own, shape))
+
+
+def _axes(letters: str, shape: tuple[Axis, ...]) -> str:
+    """The letters of a mask, ``1`` where it is of size 1; heads of unknown size have none either.
+
+    An axis of items is one however many there were: the sum broadcasts.
+    """
+    if len(shape) != len(letters):
+        return letters.replace("H", "1")
+    result = ""
+    for letter, size in zip(letters, shape, strict=True):
+        open_heads = letter == "H" and not isinstance(size, int)
+        result += "1" if open_heads or (size == 1 and letter not in "BF") else letter
+    return result

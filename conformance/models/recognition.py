@@ -1,0 +1,86 @@
+"""Whether a graph is a whole model: more than one attention with its projections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from ..graphs.protocol import GraphRefused
+from ..graphs.weights.attention_core import Core
+from .model_graph import ModelGraph, read_graph
+from .sites import Sites, attention_cores, sites_of
+
+_NORMS: Final = frozenset(
+    "LayerNormalization SimplifiedLayerNormalization SkipLayerNormalization "
+    "SkipSimplifiedLayerNormalization EmbedLayerNormalization RMSNormalization GroupNormalization "
+    "BatchNormalization InstanceNormalization LpNormalization".split()
+)
+_BENDS: Final = frozenset(
+    "BiasGelu Celu Elu Erf FastGelu Gelu HardSigmoid HardSwish LeakyRelu Mish PRelu QuickGelu Relu "
+    "Selu Sigmoid Silu Softplus Swish Tanh".split()
+)
+_FLOATS: Final = frozenset({1, 10, 11, 16})  # onnx' numbers of the types that heads have
+# A residual sum, a normalisation, a bend: of one of them alone an attention may be made, too.
+_ENOUGH: Final = 2
+
+
+def model_sites(path: Path) -> Sites | None:
+    """The attentions of a graph that is a whole model; None for any other file.
+
+    None as well for what is no graph, or cannot be read: whoever opens it says why.
+    """
+    if not path.is_file():
+        return None
+    try:
+        graph = read_graph(path)
+    except (GraphRefused, OSError, MemoryError):
+        return None
+    return sites_of(graph) if is_model(graph) else None
+
+
+def is_model(graph: ModelGraph) -> bool:
+    """Whether a graph is more than one attention with its projections.
+
+    It attends to what it makes of whole numbers, such as tokens; or one attention is computed from
+    the answer of another; or it is a layer of a model: with at least two of a residual sum, a
+    normalisation and a bend such as ReLU.
+    """
+    cores = [core for _, core in attention_cores(graph)]
+    good = [core for core in cores if isinstance(core, Core)]
+    if not good:
+        return bool(cores) and _of_numbers(graph, graph.inputs)
+    if _of_numbers(graph, graph.wiring.reaching(good[0].query.name, graph.inputs)):
+        return True
+    heads = {core.heads for core in good}
+    last = good[-1]
+    above = [graph.wiring.above(part.name) for part in (last.query, last.key, last.value)]
+    return any(heads & names for names in above) or _is_layer(graph, last)
+
+
+def _of_numbers(graph: ModelGraph, names: Iterable[str]) -> bool:
+    """Whether there are inputs among these, and none of them holds floats."""
+    types = [graph.input_types.get(name, 0) for name in names]
+    return bool(types) and _FLOATS.isdisjoint(types)
+
+
+def _is_layer(graph: ModelGraph, core: Core) -> bool:
+    """Whether an attention stands between what makes a layer of a model of it."""
+    wiring = graph.wiring
+    below, waiting, operators = {core.heads}, [core.heads], set[str]()
+    while waiting:
+        for node in wiring.consumers[waiting.pop()]:
+            operators.add(node.op_type)
+            fresh = {name for name in node.output if name} - below
+            below |= fresh
+            waiting += sorted(fresh)
+    residual = any(
+        wiring.reaching(name, graph.inputs)
+        for node in wiring.graph.node
+        if node.op_type in ("Add", "Sum") and below & set(node.input)
+        for name in node.input
+        if name not in below
+    )
+    anywhere = {node.op_type for node in wiring.graph.node}
+    norms = bool(_NORMS & (anywhere if residual else operators))
+    return residual + norms + bool(_BENDS & operators) >= _ENOUGH

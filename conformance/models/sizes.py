@@ -1,0 +1,328 @@
+"""Shapes and small numbers of a graph, worked out without running it.
+
+onnx' own inference comes first. It stops where an exporter computes the shape of a ``Reshape`` from
+sizes, and knows nothing behind it: such numbers are worked out here, and what follows from them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import ModelProto, TensorProto
+
+from ..graphs.protocol import Array
+from ..graphs.reading import Axis
+from ..graphs.weights.wiring import Node, Wiring, attributes
+
+Shape = tuple[Axis, ...]
+# The most elements of what is worked out with numbers: shapes and scalars.
+_MOST_NUMBERS: Final = 64
+
+
+class Sizes:
+    """What is known of the shapes, the types and the small numbers of a graph.
+
+    shapes
+        A size, a name or None for each axis; None for a tensor whose rank is unknown.
+    types
+        The element type of each tensor, by onnx' number.
+
+    ``stored`` reads a tensor that the file holds, None for one that is not there.
+    """
+
+    def __init__(
+        self, model: ModelProto, wiring: Wiring, stored: Callable[[str], Array | None]
+    ) -> None:
+        self._wiring, self._read = wiring, stored
+        self._numbers: dict[str, Array | None] = {}
+        self.shapes, self.types = _inferred(model)
+        for node in wiring.ordered:
+            self._follow(node)
+
+    def numbers(self, name: str) -> Array | None:
+        """A small tensor worked out from constants and shapes, in float64; NaN: unknown sizes."""
+        if name not in self._numbers:
+            self._numbers[name] = None  # for what refers to itself
+            self._numbers[name] = self._worked_out(name)
+        return self._numbers[name]
+
+    def _follow(self, node: Node) -> None:
+        """Note the shape that a node makes of those of its inputs, where it says more."""
+        if not node.output or node.domain not in _DOMAINS:
+            return
+        name = node.output[0]
+        known = self.shapes.get(name)
+        if known is not None and all(isinstance(size, int) for size in known):
+            return
+        own = self._made(node)
+        if own is not None and (known is None or len(known) == len(own)):
+            self.shapes[name] = _sharper(own, known)
+
+    def _made(self, node: Node) -> Shape | None:
+        """The shape of a node's result, None where that is not read."""
+        shapes = [self.shapes.get(entry) for entry in node.input if entry]
+        make = _SHAPES.get(node.op_type)
+        if make is not None and shapes:
+            numbers = self.numbers(node.input[1]) if len(node.input) > 1 else None
+            return make(node, shapes[0], numbers)
+        if node.op_type == "Slice" and shapes:
+            return self._sliced(node, shapes[0])
+        known = [shape for shape in shapes if shape is not None]
+        if not known or len(known) < len(shapes):
+            return None
+        if node.op_type == "Concat":
+            return _joined(known, attributes(node)["axis"])
+        if node.op_type == "MatMul" and min(map(len, known)) > 1:
+            lead = _broadcast([known[0][:-2], known[1][:-2]])
+            return (*lead, known[0][-2], known[1][-1])
+        return _broadcast(known) if node.op_type in _ELEMENTWISE else None
+
+    def _sliced(self, node: Node, above: Shape | None) -> Shape | None:
+        """The shape of a part of a tensor, where its ends are known."""
+        numbers = [self.numbers(entry) for entry in node.input[1:] if entry]
+        if above is None or any(number is None or np.isnan(number).any() for number in numbers):
+            return None
+        starts, ends, *more = map(_whole, numbers)
+        axes = more[0] if more else list(range(len(starts)))
+        steps = more[1] if len(more) > 1 else [1] * len(starts)
+        shape = list(above)
+        for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+            size = shape[axis]
+            shape[axis] = len(range(size)[start:end:step]) if isinstance(size, int) else None
+        return tuple(shape)
+
+    def _worked_out(self, name: str) -> Array | None:
+        node = self._wiring.producer.get(name)
+        if node is None or node.op_type == "Constant":
+            return self._stored(name)
+        if node.op_type == "Shape":
+            return self._sizes(node)
+        work = _OPERATORS.get(node.op_type)
+        values = [self.numbers(entry) if entry else None for entry in node.input]
+        unknown = any(e for e, value in zip(node.input, values, strict=True) if value is None)
+        if work is None or unknown or node.domain not in ("", "ai.onnx"):
+            return None
+        try:
+            with np.errstate(all="ignore"):
+                result = work(node, values)
+        except (ValueError, IndexError, TypeError, KeyError):
+            return None
+        return result if result.size <= _MOST_NUMBERS else None
+
+    def _stored(self, name: str) -> Array | None:
+        """A small tensor of numbers that the file holds."""
+        tensor = self._wiring.initializers.get(name)
+        if tensor is not None and math.prod(tensor.dims) > _MOST_NUMBERS:
+            return None
+        value = self._read(name)
+        if value is None or value.dtype.kind not in "biuf" or value.size > _MOST_NUMBERS:
+            return None
+        return value.astype(np.float64)
+
+    def _sizes(self, node: Node) -> Array | None:
+        """What a ``Shape`` gives."""
+        shape = self.shapes.get(node.input[0])
+        if shape is None:
+            return None
+        own = attributes(node)
+        sizes = [size if isinstance(size, int) else math.nan for size in shape]
+        return np.array(sizes[own.get("start", 0) : own.get("end", len(sizes))])
+
+
+def _inferred(model: ModelProto) -> tuple[dict[str, Shape | None], dict[str, int]]:
+    """Shapes and element types, as far as the file says them or onnx infers them."""
+    graph = model.graph
+    try:
+        whole = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    except Exception:  # noqa: BLE001 (it raises whatever its parts do; what the file says remains)
+        whole = graph
+    shapes: dict[str, Shape | None] = {}
+    types: dict[str, int] = {}
+    for value in (*graph.value_info, *whole.value_info, *graph.input, *graph.output):
+        tensor = value.type.tensor_type
+        types[value.name] = tensor.elem_type or types.get(value.name, 0)
+        if tensor.HasField("shape"):
+            shape = tuple(map(_axis, tensor.shape.dim))
+            shapes[value.name] = _sharper(shape, shapes.get(value.name))
+        else:
+            shapes.setdefault(value.name, None)
+    for stored in graph.initializer:
+        shapes[stored.name] = tuple(stored.dims)
+        types[stored.name] = stored.data_type
+    return shapes, types
+
+
+def _axis(axis: Any) -> Axis:
+    if axis.HasField("dim_value"):
+        return int(axis.dim_value) if axis.dim_value >= 0 else None
+    return str(axis.dim_param) or None
+
+
+def _sharper(one: Shape, other: Shape | None) -> Shape:
+    """Of two shapes the sizes that either of them says, else the names of the second."""
+    if other is None or len(other) != len(one):
+        return one
+    pairs = zip(one, other, strict=True)
+    return tuple(a if isinstance(a, int) or b is None else b for a, b in pairs)
+
+
+def _joined(shapes: Sequence[Shape], axis: int) -> Shape | None:
+    """The shape of tensors one behind the other."""
+    if len({len(shape) for shape in shapes}) != 1:
+        return None
+    sizes = [shape[axis] for shape in shapes]
+    whole = [size for size in sizes if isinstance(size, int)]
+    result = list(shapes[0])
+    result[axis] = sum(whole) if len(whole) == len(sizes) else None
+    return tuple(result)
+
+
+def _broadcast(shapes: Sequence[Shape]) -> Shape:
+    """The shape of an elementwise result."""
+    rank = max(map(len, shapes))
+    wide = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    result: list[Axis] = []
+    for sizes in zip(*wide, strict=True):
+        others = [size for size in sizes if size != 1]
+        fixed = [size for size in others if isinstance(size, int)]
+        result.append(fixed[0] if fixed else others[0] if others else 1)
+    return tuple(result)
+
+
+def _reshaped(_node: Node, above: Shape | None, numbers: Array | None) -> Shape | None:
+    """The shape that a ``Reshape`` to these numbers gives; NaN: a size that nobody knows."""
+    if numbers is None:
+        return None
+    shape: list[Axis] = [
+        int(number) if not math.isnan(number) and number > 0 else None for number in numbers
+    ]
+    rest = [at for at, number in enumerate(numbers) if number == -1]
+    last = above[-1] if above else None
+    if len(rest) == 1 and isinstance(last, int) and above is not None:
+        # A width that is cut into heads: [B, L, E] as [B, L, -1, D].
+        behind = [size for size in shape[rest[0] + 1 :] if isinstance(size, int)]
+        if len(behind) == len(shape) - rest[0] - 1 and rest[0] == len(above) - 1:
+            shape[rest[0]] = last // math.prod(behind)
+    return tuple(shape)
+
+
+def _turned(node: Node, above: Shape | None, _numbers: Array | None) -> Shape | None:
+    order = attributes(node).get("perm")
+    if above is None or order is None or len(order) != len(above):
+        return None
+    return tuple(above[at] for at in order)
+
+
+def _with_ones(node: Node, above: Shape | None, numbers: Array | None) -> Shape | None:
+    axes = attributes(node).get("axes") if numbers is None else _whole(numbers)
+    if above is None or axes is None:
+        return None
+    rank = len(above) + len(axes)
+    places, rest = {axis % rank for axis in axes}, iter(above)
+    return tuple(1 if at in places else next(rest) for at in range(rank))
+
+
+def _expanded(_node: Node, above: Shape | None, numbers: Array | None) -> Shape | None:
+    if above is None or numbers is None:
+        return None
+    return _broadcast([above, tuple(None if math.isnan(n) else int(n) for n in numbers)])
+
+
+def _kept(_node: Node, above: Shape | None, _numbers: Array | None) -> Shape | None:
+    return above
+
+
+_SHAPES: Final[Mapping[str, Callable[[Node, Shape | None, Array | None], Shape | None]]] = {
+    "Expand": _expanded,
+    "Reshape": _reshaped,
+    "Transpose": _turned,
+    "Unsqueeze": _with_ones,
+    **dict.fromkeys(
+        "Cast Dropout Erf Exp Gelu Identity IsNaN LayerNormalization Neg Not RMSNormalization "
+        "Reciprocal Relu Sigmoid Softmax Sqrt Tanh".split(),
+        _kept,
+    ),
+    # Of onnxruntime's own domain.
+    **dict.fromkeys(
+        "BiasGelu FastGelu GroupQueryAttention MultiHeadAttention QuickGelu "
+        "SimplifiedLayerNormalization SkipLayerNormalization "
+        "SkipSimplifiedLayerNormalization".split(),
+        _kept,
+    ),
+}
+_DOMAINS: Final = ("", "ai.onnx", "com.microsoft")
+_ELEMENTWISE: Final = frozenset("Add And Div Max Min Mul Or Pow Sub Where".split())
+Work = Callable[[Node, list[Any]], Array]
+
+
+def _whole(values: Any) -> list[int]:
+    return [int(number) for number in np.asarray(values).reshape(-1)]
+
+
+def _gather(node: Node, values: list[Any]) -> Array:
+    axis = attributes(node).get("axis", 0)
+    return np.asarray(np.take(values[0], np.asarray(values[1]).astype(np.int64), axis=axis))
+
+
+def _slice(_node: Node, values: list[Any]) -> Array:
+    """Data, starts, ends, and where they are there axes and steps."""
+    starts, ends, *more = map(_whole, (value for value in values[1:] if value is not None))
+    axes = more[0] if more else list(range(len(starts)))
+    steps = more[1] if len(more) > 1 else [1] * len(starts)
+    result = values[0]
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        index: list[Any] = [slice(None)] * result.ndim
+        index[axis] = slice(start, end, step)
+        result = result[tuple(index)]
+    return np.asarray(result)
+
+
+def _cast(node: Node, values: list[Any]) -> Array:
+    floats = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+    value = np.asarray(values[0])
+    return value if attributes(node)["to"] in floats else np.trunc(value)
+
+
+def _unsqueeze(node: Node, values: list[Any]) -> Array:
+    axes = _whole(values[1]) if len(values) > 1 else attributes(node)["axes"]
+    return np.asarray(np.expand_dims(values[0], tuple(axes)))
+
+
+def _filled(node: Node, values: list[Any]) -> Array:
+    value = np.asarray(attributes(node).get("value", 0.0)).reshape(-1)
+    return np.full(_whole(values[0]), float(value[0]))
+
+
+def _of(function: Callable[..., Any]) -> Work:
+    return lambda _node, values: np.asarray(function(*values), dtype=np.float64)
+
+
+_OPERATORS: Final[Mapping[str, Work]] = {
+    "Add": _of(np.add),
+    "Cast": _cast,
+    "Concat": lambda node, values: np.concatenate(values, axis=attributes(node)["axis"]),
+    "ConstantOfShape": _filled,
+    "Div": _of(np.divide),
+    "Equal": _of(np.equal),
+    "Exp": _of(np.exp),
+    "Gather": _gather,
+    "Identity": _of(np.asarray),
+    "Max": _of(np.maximum),
+    "Min": _of(np.minimum),
+    "Mod": _of(np.mod),
+    "Mul": _of(np.multiply),
+    "Neg": _of(np.negative),
+    "Pow": _of(np.power),
+    "Reciprocal": _of(np.reciprocal),
+    "Reshape": lambda _node, values: np.reshape(values[0], _whole(values[1])),
+    "Slice": _slice,
+    "Sqrt": _of(np.sqrt),
+    "Squeeze": lambda _node, values: np.squeeze(values[0]),
+    "Sub": _of(np.subtract),
+    "Unsqueeze": _unsqueeze,
+    "Where": lambda _node, values: np.asarray(np.where(values[0] != 0, *values[1:])),
+}

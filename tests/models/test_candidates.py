@@ -1,0 +1,204 @@
+"""The attentions of a model as candidates, and what a check says of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import FEW, record
+from little_graphs import node, saved
+from whole_models import token_graph
+
+from candidates.exports import EXPORTS, by_tracing
+from candidates.models import BROKEN, MODELS
+from conformance.__main__ import run
+from conformance.base.graph_options import GraphOptions
+from conformance.base.record import read_record
+from conformance.errors import UsageError
+from conformance.models.candidates import describe_sites, promised_semantics, site_candidates
+from conformance.models.sites import Sites, find_sites
+from conformance.targets.resolving import resolve_one
+
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
+
+@pytest.fixture
+def encoder(export_of: Callable[..., Path]) -> Sites:
+    return find_sites(export_of("encoder"))
+
+
+def test_each_distinct_attention_is_a_core(export_of: Callable[..., Path]) -> None:
+    """Named after the file and its first place; the site says which others are the same."""
+    path = export_of("encoder-decoder")
+    made = site_candidates(path, find_sites(path), None)
+    assert [candidate.name for candidate in made.values()] == [
+        "encoder-decoder#0",
+        "encoder-decoder#2",
+    ]
+    assert [candidate.kind for candidate in made.values()] == ["core", "core"]
+    sites = [candidate.graph.site for candidate in made.values() if candidate.graph is not None]
+    assert [site and site["same_as"] for site in sites] == [[1, 3, 5], [4]]
+
+
+def test_what_a_model_says_of_an_attention_is_described(export_of: Callable[..., Path]) -> None:
+    """As the record's contract names it."""
+    first = describe_sites(find_sites(export_of("decoder")))[0]
+    assert first["scope"] == "tower.layers.0.attention"
+    assert first["same_as"] == [1]
+    assert (first["heads"], first["kv_heads"], first["head_size"]) == (4, 2, 4)
+    assert (first["causal"], first["mask_inputs"]) == (True, ["attention_mask"])
+    assert [(mask["role"], mask["axes"]) for mask in first["mask"]] == [("keep", "B1QK")]
+    assert first["scale"] == pytest.approx(0.5, rel=1e-6)
+
+
+def test_a_candidate_may_be_one_that_is_the_same_as_another(encoder: Sites) -> None:
+    """Its number says which."""
+    made = site_candidates(encoder.graph.path, encoder, 1)
+    assert [candidate.name for candidate in made.values()] == ["encoder#1"]
+
+
+SCALES: dict[str, tuple[list[float | None], list[dict[str, Any]]]] = {
+    "standard": ([0.5, 0.5], [{}, {}]),
+    "one differs": ([0.5, 1.0], [{}, {}]),
+    "none is standard": ([1.0, 1.0], [{"scale": "none"}, {"scale": "none"}]),
+    "another number": ([0.25, 0.25], [{"scale": 0.25}, {"scale": 0.25}]),
+    "by layer": ([0.5, 0.25, 0.5 / 3], [{}, {"scale": 0.25}, {"scale": 0.5 / 3}]),
+    "unknown": ([None, 0.5], [{}, {}]),
+}
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_the_scale_is_promised_that_the_model_means(name: str, encoder: Sites) -> None:
+    """The standard's where any attention has it; else its own, as a deviation."""
+    scales, expected = SCALES[name]
+    sites = tuple(
+        dataclasses.replace(encoder.sites[0], index=index, scale=scale)
+        for index, scale in enumerate(scales)
+    )
+    model = dataclasses.replace(encoder, sites=sites)
+    assert [promised_semantics(model, site) for site in sites] == expected
+
+
+def test_options_for_one_attention_are_refused(encoder: Sites) -> None:
+    """A state dict or a source belongs to one attention."""
+    with pytest.raises(UsageError, match="whole model: --source can be given"):
+        site_candidates(encoder.graph.path, encoder, None, GraphOptions(source="m:f"))
+
+
+def test_a_number_that_is_not_there_is_refused(encoder: Sites) -> None:
+    """The sentence says which are."""
+    with pytest.raises(UsageError, match="no attention #2: its attentions are #0 to #1"):
+        site_candidates(encoder.graph.path, encoder, 2)
+
+
+def test_a_model_that_cannot_be_judged_says_why(tmp_path: Path) -> None:
+    """In one sentence with the reason for each attention."""
+    middle = [node("Mul", "scores bias", "capped"), node("Softmax", "capped", "weights", axis=-1)]
+    path = saved(token_graph(middle), tmp_path / "model.onnx")
+    with pytest.raises(UsageError, match=r"no attention that can be judged alone \(.*tensor bias"):
+        site_candidates(path, find_sites(path), None)
+
+
+def test_roles_in_the_declaration_of_a_model_are_refused(tmp_path: Path, encoder: Sites) -> None:
+    """They are for a graph of one attention."""
+    declared = tmp_path / "model.conformance.toml"
+    declared.write_text('[inputs.x]\nrole = "query"\n', encoding="utf-8")
+    options = GraphOptions(declaration=str(declared))
+    with pytest.raises(UsageError, match="gives roles to inputs"):
+        site_candidates(encoder.graph.path, encoder, None, options)
+
+
+def test_promises_for_a_model_are_those_of_all_its_attentions(
+    tmp_path: Path, encoder: Sites
+) -> None:
+    """Such as a scale."""
+    declared = tmp_path / "model.conformance.toml"
+    declared.write_text("[semantics]\nscale = 0.25\n", encoding="utf-8")
+    options = GraphOptions(declaration=str(declared))
+    (candidate,) = site_candidates(encoder.graph.path, encoder, None, options).values()
+    assert candidate.declaration.semantics.scale == 0.25
+
+
+def test_check_judges_the_attentions_of_a_model(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 0, one candidate for all that are the same, with its site in record and views."""
+    by_tracing(MODELS["decoder"], folder / "decoder.onnx")
+    assert run(["check", "decoder.onnx", *FEW, "--json", "out.json"]) == 0
+    out = capsys.readouterr().out
+    assert "decoder#0 (core, decoder.onnx#0): conforms" in out
+    line = " ".join(out.split())
+    assert "tower.layers.0.attention, 4 heads of 4 (2 key/value heads), keep mask of" in line
+    (candidate,) = record(folder)["candidates"]
+    assert (candidate["kind"], candidate["target"]) == ("core", "decoder.onnx#0")
+    assert candidate["site"]["same_as"] == [1]
+    assert candidate["beside"] == {"source": None, "state_dict": None, "declaration": None}
+    assert read_record(folder / "out.json")["candidates"][0]["verdict"] == "conforms"
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_wrong_attention_fails_and_the_others_conform(name: str, folder: Path) -> None:
+    """The first that is wrong is a candidate of its own, under its own number."""
+    broken = BROKEN[name]
+    by_tracing(broken.source, folder / "model.onnx")
+    arguments = ["--profile", "quick", "--only", broken.clause, "--only", "numerics.golden"]
+    assert run(["check", "model.onnx", *arguments, "--json", "out.json"]) == 1
+    verdicts = {
+        entry["site"]["index"]: (entry["verdict"], failed(entry))
+        for entry in record(folder)["candidates"]
+    }
+    wrong = {index for index, (verdict, _) in verdicts.items() if verdict == "fails"}
+    assert wrong == set(broken.wrong)
+    assert all(broken.clause in verdicts[index][1] for index in wrong)
+    others = {verdict for index, (verdict, _) in verdicts.items() if index not in wrong}
+    assert others == {"conforms"}
+
+
+def failed(entry: Any) -> set[str]:
+    return {clause["id"] for clause in entry["clauses"] if clause["status"] == "failed"}
+
+
+def test_what_cannot_be_judged_is_a_warning(folder: Path) -> None:
+    """Where one attention is judged and another is not, the record says so."""
+    made = token_graph()
+    again = [
+        node("MatMul", "answer matrix_q", "wide"),
+        node("Reshape", "wide apart", "cut"),
+        node("Transpose", "cut", "second", perm=[0, 2, 1, 3]),
+        node("Transpose", "cut", "third", perm=[0, 2, 3, 1]),
+        node("MatMul", "second third", "more"),
+        node("Mul", "more bias", "capped"),
+        node("Softmax", "capped", "most", axis=-1),
+        node("MatMul", "most second", "last"),
+    ]
+    made.graph.node.extend(again)
+    saved(made, folder / "model.onnx")
+    run(["check", "model.onnx", *FEW, "--json", "out.json"])
+    (candidate,) = json.loads((folder / "out.json").read_text(encoding="utf-8"))["candidates"]
+    assert candidate["name"] == "model#0"
+    (warning,) = candidate["warnings"]
+    assert warning.startswith("not judged: Softmax most: the Mul node")
+
+
+def test_a_number_that_a_model_does_not_have_is_bad_input(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2 and one sentence."""
+    by_tracing(MODELS["encoder"], folder / "model.onnx")
+    assert run(["check", "model.onnx#5", *FEW]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_file_with_one_attention_has_a_number_0_alone(tmp_path: Path) -> None:
+    """It is judged as such, under its own name."""
+    (export,) = [each for each in EXPORTS if each.name == "token_attention_traced_18"]
+    path = export.make(tmp_path)
+    (candidate,) = resolve_one(f"{path}#0")
+    assert (candidate.name, candidate.shown_kind) == (path.stem, "graph")
+    with pytest.raises(UsageError, match="is one attention, #0: there is no #3"):
+        resolve_one(f"{path}#3")

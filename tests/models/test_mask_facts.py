@@ -1,0 +1,72 @@
+"""What masks hide while the caller hides nothing, and which inputs reach them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from little_graphs import node
+from whole_models import written
+
+from conformance.models.mask_facts import MaskFacts, mask_facts
+from conformance.models.sites import find_sites
+
+PADDED = MaskFacts(causal=False, inputs=("attention_mask",))
+CAUSAL = MaskFacts(causal=True, inputs=("attention_mask",))
+EARLIER = MaskFacts(causal=True, inputs=())
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("encoder", [PADDED, PADDED]),
+        ("decoder", [CAUSAL, CAUSAL]),
+        (
+            "encoder-decoder",
+            [PADDED, PADDED, EARLIER, PADDED, EARLIER, PADDED],
+        ),
+    ],
+)
+def test_masks_are_told_apart(
+    name: str, expected: list[MaskFacts], export_of: Callable[..., Path]
+) -> None:
+    """Padding, causality, and causality with padding; the model is not run for that."""
+    facts = mask_facts(find_sites(export_of(name)))
+    assert [facts[index] for index in sorted(facts)] == expected
+
+
+@pytest.mark.parametrize(
+    ("middle", "causal", "inputs"),
+    [
+        ([node("Mul", "scores half", "scaled")], False, ()),
+        ([node("Add", "scores bias", "scaled")], False, ("bias",)),
+        ([node("Where", "allowed scores low", "scaled")], False, ("allowed",)),
+        (
+            [
+                node("Trilu", "bias", "lower", upper=0),
+                node("Cast", "lower", "earlier", to=9),
+                node("Where", "earlier scores low", "scaled"),
+            ],
+            True,
+            ("bias",),
+        ),
+        (
+            [
+                node("Trilu", "bias", "upper", upper=1),
+                node("Cast", "upper", "later", to=9),
+                node("Where", "later scores low", "scaled"),
+            ],
+            None,
+            ("bias",),
+        ),
+    ],
+)
+def test_what_a_mask_hides_is_seen(
+    middle: list[object], causal: object, inputs: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Later keys, nothing, or something that is neither: then nothing is claimed."""
+    softmax = node("Softmax", "scaled", "weights", axis=-1)
+    sites = find_sites(written(tmp_path / "graph.onnx", [*middle, softmax]))  # type: ignore[list-item]  # nodes
+    facts = mask_facts(sites)[0]
+    assert (facts.causal, facts.inputs) == (causal, inputs)

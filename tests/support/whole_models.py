@@ -1,0 +1,85 @@
+"""Small graphs with one attention over embedded tokens, whose middle a test chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from little_graphs import FLOAT, model, node, saved, tensor
+from onnx import ModelProto, NodeProto, TensorProto
+
+from candidates.exports import by_export, by_tracing
+from candidates.models import MODELS
+
+WORDS = 11
+WIDTH = 8
+HEADS = 2
+SIZE = WIDTH // HEADS
+# What the middle may read: numbers, and a mask for four queries and keys.
+_TENSORS = (
+    tensor("table", np.random.default_rng(0).standard_normal((WORDS, WIDTH)).astype(np.float32)),
+    tensor("apart", np.array([0, 0, HEADS, SIZE])),
+    tensor("together", np.array([0, 0, WIDTH])),
+    tensor("half", np.array(0.5, np.float32)),
+    tensor("low", np.array(-np.inf, np.float32)),
+    tensor("nothing", np.array(0.0, np.float32)),
+    tensor("one", np.array([1])),
+)
+PLAIN = (node("Mul", "scores half", "scaled"), node("Softmax", "scaled", "weights", axis=-1))
+
+
+def token_graph(
+    middle: Sequence[NodeProto] = PLAIN,
+    *,
+    weights: str = "weights",
+    tensors: Sequence[TensorProto] = (),
+    domains: Sequence[str] = (),
+) -> ModelProto:
+    """Attention over the embeddings of ``ids`` [b, s] with a mask ``allowed`` [b, 1, s, s].
+
+    ``middle`` leads from ``scores`` to ``weights``. Its heads are called ``query``, ``key`` (with
+    features before positions), ``value`` and ``mixed``.
+    """
+    generator = np.random.default_rng(1)
+    matrices = [
+        tensor(f"matrix_{part}", generator.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 4)
+        for part in "qkv"
+    ]
+    nodes = [
+        node("Gather", "table ids", "tokens"),
+        *(node("MatMul", f"tokens matrix_{part}", f"wide_{part}") for part in "qkv"),
+        *(node("Reshape", f"wide_{part} apart", f"cut_{part}") for part in "qkv"),
+        node("Transpose", "cut_q", "query", perm=[0, 2, 1, 3]),
+        node("Transpose", "cut_k", "key", perm=[0, 2, 3, 1]),
+        node("Transpose", "cut_v", "value", perm=[0, 2, 1, 3]),
+        node("MatMul", "query key", "scores"),
+        *middle,
+        node("MatMul", f"{weights} value", "mixed"),
+        node("Transpose", "mixed", "turned", perm=[0, 2, 1, 3]),
+        node("Reshape", "turned together", "answer"),
+    ]
+    return model(
+        nodes,
+        inputs=(
+            ("ids", TensorProto.INT64, ["b", "s"]),
+            ("allowed", TensorProto.BOOL, ["b", 1, "s", "s"]),
+            ("bias", FLOAT, ["b", HEADS, "s", "s"]),
+        ),
+        outputs=(("answer", FLOAT, ["b", "s", WIDTH]),),
+        tensors=[*_TENSORS, *matrices, *tensors],
+        domains=domains,
+    )
+
+
+def written(path: Path, middle: Sequence[NodeProto] = PLAIN, weights: str = "weights") -> Path:
+    """The file of a token graph."""
+    return saved(token_graph(middle, weights=weights), path)
+
+
+def exported(name: str, folder: Path, exporter: str = "traced") -> Path:
+    """A model of ``candidates.models`` in a file: ``traced``, or ``20`` and ``23`` by opset."""
+    path = folder / f"{name}.onnx"
+    if exporter == "traced":
+        return by_tracing(MODELS[name], path)
+    return by_export(MODELS[name], path, opset=int(exporter))
