@@ -18,7 +18,8 @@ from ..errors import UsageError
 from ..graphs.sidecar import GraphDeclaration, read_declaration, sidecar_of
 from .cutting import Cut, CutFile, cut
 from .mask_facts import MaskFacts, mask_facts
-from .sites import Site, Sites, Uncut, is_standard
+from .site import Site, is_standard
+from .sites import Sites, Uncut
 
 
 def site_candidates(

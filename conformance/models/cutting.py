@@ -24,7 +24,7 @@ from ..graphs.weights.attention_core import contraction_of
 from ..graphs.weights.wiring import Node
 from .model_graph import ModelGraph
 from .operands import Edge
-from .sites import Site
+from .site import Site
 
 # The order in which heads enter and leave, by how the model keeps them.
 _CANONICAL: Final = {"B": "BHLD", "L": "BHLD", "F": "FLD"}

@@ -18,7 +18,8 @@ from ..graphs.protocol import GraphLost, GraphRefused
 from ..graphs.weights.wiring import Node
 from .model_graph import ModelGraph
 from .operands import MaskInput
-from .sites import Site, Sites
+from .site import Site
+from .sites import Sites
 
 # Numbers that a mask adds to what it hides lie below this one.
 _HIDES: Final = -1e3

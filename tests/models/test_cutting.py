@@ -14,7 +14,8 @@ from whole_models import HEADS, WORDS, token_graph, written
 
 from conformance.graphs.process import Array
 from conformance.models.cutting import Cut, cut
-from conformance.models.sites import Site, Sites, find_sites
+from conformance.models.site import Site
+from conformance.models.sites import Sites, find_sites
 
 FEEDS = {
     "ids": np.arange(6).reshape(2, 3) % WORDS,

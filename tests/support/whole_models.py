@@ -11,6 +11,8 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from candidates.exports import by_export, by_tracing
 from candidates.models import MODELS
+from conformance.models.site import Site
+from conformance.models.sites import find_sites
 
 WORDS = 11
 WIDTH = 8
@@ -83,3 +85,16 @@ def exported(name: str, folder: Path, exporter: str = "traced") -> Path:
     if exporter == "traced":
         return by_tracing(MODELS[name], path)
     return by_export(MODELS[name], path, opset=int(exporter))
+
+
+def only(path: Path) -> Site:
+    """The one attention of a file, in which nothing else looks like one."""
+    sites = find_sites(path)
+    assert not sites.uncut
+    (site,) = sites.sites
+    return site
+
+
+def masks(site: Site) -> list[tuple[str, str, str]]:
+    """Role, axes and tensor of each mask of an attention."""
+    return [(mask.role, mask.axes, mask.name) for mask in site.masks]

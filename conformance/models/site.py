@@ -1,0 +1,144 @@
+"""One attention of a model: where it lies, what enters it, and its heads."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from ..graphs.weights.wiring import Node, UnreadableError
+from .model_graph import ModelGraph
+from .operands import Edge, MaskInput, edge_of
+
+# A scale is called 1/sqrt(head size) within so many units in the last place of its format: the
+# root of it on both operands, rounded twice, and products of such numbers.
+_ROUNDINGS: Final = 16
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Site:
+    """One attention of a model.
+
+    index
+        Its place among the attentions of the model, in the order of execution.
+    nodes
+        The names of the nodes that multiply, take the softmax and multiply again, or of the one.
+    scope
+        The path of the module that it comes from, "" where the exporter left none.
+    inside
+        The nodes between the edges, in the order of execution.
+    output, output_letters
+        Its answer, one letter an axis as in :class:`Edge`.
+    scale
+        What the dot products are multiplied by, None where only a run shows it.
+    cap
+        The number that bounds the scaled scores, ``cap * tanh(score / cap)``; None without a cap.
+    causal
+        Whether a node hides later keys by itself.
+    """
+
+    index: int
+    nodes: tuple[str, ...]
+    scope: str
+    query: Edge
+    key: Edge
+    value: Edge
+    inside: tuple[Node, ...]
+    output: str
+    output_letters: str
+    masks: tuple[MaskInput, ...]
+    heads: int | None
+    kv_heads: int | None
+    head_size: int | None
+    scale: float | None
+    cap: float | None = None
+    causal: bool = False
+
+    @property
+    def edges(self) -> dict[str, Edge]:
+        """Query, key and value by name."""
+        return {"query": self.query, "key": self.key, "value": self.value}
+
+
+def is_standard(scale: float, head_size: int) -> bool:
+    """Whether a number is 1/sqrt(head size) but for roundings in float16 or better."""
+    bound = _ROUNDINGS * float(np.finfo(np.float16).eps)
+    return abs(scale * math.sqrt(head_size) - 1) <= bound
+
+
+def shown(node: Node) -> str:
+    """What a node is called: by its name, else by its operator and its result."""
+    return str(node.name or f"{node.op_type} {node.output[0]}")
+
+
+def edges_of(graph: ModelGraph, operands: dict[str, tuple[str, str]]) -> dict[str, Edge]:
+    """The edges of query, key and value; repeated heads as they are where they differ."""
+
+    def read(*, grouped: bool) -> dict[str, Edge]:
+        return {
+            part: edge_of(graph, *operand, grouped=grouped, scaled=part != "value")
+            for part, operand in operands.items()
+        }
+
+    edges = read(grouped=True)
+    differ = edges["query"].groups > 1 or edges["key"].groups != edges["value"].groups
+    return read(grouped=False) if differ else edges
+
+
+def completed(graph: ModelGraph, site: Site) -> Site:
+    """A site with the numbers and sizes of its heads, as far as the file says them."""
+    heads = _heads(graph, site.query)
+    kv_heads = _heads(graph, site.key)
+    if (groups := site.key.groups) > 1:
+        heads = heads or (kv_heads * groups if kv_heads else None)
+        kv_heads = kv_heads or (heads // groups if heads else None)
+        if heads is None or kv_heads is None:
+            msg = "its keys are repeated for groups of heads, whose number nobody can work out"
+            raise UnreadableError(msg)
+        if heads != kv_heads * groups:
+            msg = f"{heads} query heads are no {groups} times {kv_heads} key heads"
+            raise UnreadableError(msg)
+    size = _head_size(graph, site)
+    width = site.query.size(graph, "M")
+    heads = heads or (width // size if width and size else None)
+    return replace(site, heads=heads, kv_heads=kv_heads or heads, head_size=size)
+
+
+def _head_size(graph: ModelGraph, site: Site) -> int | None:
+    for edge in (site.query, site.key):
+        shape = graph.shape(edge.operand)
+        at = edge.operand_letters.find("D")
+        if at >= 0 and len(shape) == len(edge.operand_letters) and isinstance(shape[at], int):
+            return int(shape[at])  # type: ignore[arg-type]  # as just checked
+        if (size := edge.size(graph, "D")) is not None:
+            return size
+    return None
+
+
+def _heads(graph: ModelGraph, edge: Edge) -> int | None:
+    """How many heads a tensor has: by its shape, else by the width that they are cut out of."""
+    size = edge.size(graph, "H")
+    if size is not None:
+        return size
+    node = graph.wiring.producer.get(edge.name)
+    steps = 0
+    while node is not None and node.op_type in ("Transpose", "Add", "Mul") and steps < _NEAR:
+        node = graph.wiring.producer.get(node.input[0])
+        steps += 1
+    if node is None or node.op_type != "Reshape":
+        return None
+    numbers = graph.numbers(node.input[1])
+    above, below = graph.shape(node.input[0]), graph.shape(node.output[0])
+    if numbers is not None and len(numbers) == len("BLHD"):
+        size = None if math.isnan(numbers[2]) else int(numbers[2])
+        if size is not None and size > 0:
+            return size
+    if above and below and isinstance(above[-1], int) and isinstance(below[-1], int):
+        return above[-1] // below[-1] if len(below) > len(above) else None
+    return None
+
+
+# Turns and sums with positions between the heads and where they are cut out of a width.
+_NEAR: Final = 4

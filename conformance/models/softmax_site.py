@@ -1,0 +1,223 @@
+"""The attention around a softmax between two products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ..graphs.weights.attention_core import SOFTMAXES, Core, contraction_of
+from ..graphs.weights.wiring import Node, UnreadableError
+from .model_graph import ModelGraph
+from .operands import Added, Edge, MaskInput, added, mask_input
+from .site import Site, completed, edges_of, shown
+
+_OPERAND_LETTERS: Final = {3: "FLD", 4: "BHLD"}
+
+
+def softmax_site(graph: ModelGraph, softmax: Node, core: Core, index: int) -> Site:
+    """The site around a softmax between two products; raises UnreadableError."""
+    rank = graph.rank(core.product) or graph.rank(core.query.name) or len("BHLD")
+    if rank not in _OPERAND_LETTERS:
+        msg = f"its product has {rank} axes: heads are expected in 3 or 4"
+        raise UnreadableError(msg)
+    before = "F" if rank == len("FLD") else "BH"
+    first, second = graph.wiring.producer[core.product], _mean_node(graph, core)
+    query, key, _ = _axes_of(first, before, 2)
+    weighted = 1 if second.input[1] == core.weights else 0
+    mean = _axes_of(second, before, weighted)
+    edges = edges_of(
+        graph,
+        {
+            "query": (core.query.name, query),
+            "key": (core.key.name, key),
+            "value": (core.value.name, mean[1 - weighted]),
+        },
+    )
+    inside, masks = _between(graph, core, before + "QK")
+    scale, cap = _scale_and_cap(graph, core, edges, inside)
+    return completed(
+        graph,
+        Site(
+            index=index,
+            nodes=(shown(first), shown(softmax), shown(second)),
+            scope=graph.scope(softmax) or graph.scope(first),
+            query=edges["query"],
+            key=edges["key"],
+            value=edges["value"],
+            inside=inside,
+            output=core.heads,
+            output_letters=mean[2],
+            masks=masks,
+            heads=None,
+            kv_heads=None,
+            head_size=None,
+            scale=scale,
+            cap=cap,
+        ),
+    )
+
+
+def _axes_of(node: Node, before: str, scores: int) -> list[str]:
+    """The axes of both operands of a product and of its result, in the letters of :class:`Edge`.
+
+    ``scores`` says which of the three has an axis of queries and one of keys, behind ``before``.
+    Raises UnreadableError where its axes come in another order.
+    """
+    product = contraction_of(node)
+    letters: tuple[str, ...] = () if product is None else product.letters
+    if all(len(axes) == len("QK") for axes in letters):  # the leading axes go without saying
+        letters = tuple(before.lower() + axes for axes in letters)
+    if not letters or len(letters[scores]) != len(before) + len("QK"):
+        msg = f"the axes of its product {shown(node)} cannot be told"
+        raise UnreadableError(msg)
+    names = dict(zip(letters[scores], before + "LL", strict=True))
+    result = ["".join(names.get(axis, "D") for axis in axes) for axes in letters]
+    others = [axes for place, axes in enumerate(result) if place != scores]
+    if any(set(axes) != {*before, "L", "D"} or len(axes) != len(before) + 2 for axes in others):
+        msg = f"the axes of its product {shown(node)} are none of items, heads and positions"
+        raise UnreadableError(msg)
+    return result
+
+
+def _mean_node(graph: ModelGraph, core: Core) -> Node:
+    """The second product."""
+    for node in graph.wiring.consumers[core.weights]:
+        product = contraction_of(node)
+        if product is not None and core.value.name in product.operands:
+            return node
+    msg = "no product of the softmax with values was found"
+    raise UnreadableError(msg)
+
+
+# Nodes on the way from scores to weights, besides those that add, choose or multiply.
+_PLAIN: Final = frozenset(
+    "Cast Dropout Exp Identity IsNaN LogSoftmax Neg Not ReduceMax ReduceSum Softmax Clip".split()
+)
+_WITH_NUMBERS: Final = frozenset({"Mul", "Div", "Sub", "Max", "Min", "Pow"})
+_AXES: Final = frozenset({"ReduceMax", "ReduceSum", "Clip", "Dropout"})
+_ON_THE_WAY: Final = _PLAIN | _WITH_NUMBERS | {"Add", "Tanh", "Where"}
+_REASONS: Final = {
+    "Concat": "puts sinks beside its scores, which cannot be cut yet",
+}
+# What may stand between weights and the product with values.
+TO_PRODUCT: Final = _ON_THE_WAY | {"Expand", "Reshape", "Slice", "Transpose", "Unsqueeze"}
+
+
+def _between(
+    graph: ModelGraph, core: Core, letters: str
+) -> tuple[tuple[Node, ...], tuple[MaskInput, ...]]:
+    """The nodes from the first product to the answer, in order, and the masks that enter there."""
+    nodes = _way(graph, core)
+    made = {name for node in nodes for name in node.output}
+    operands = {core.query.name, core.key.name, core.value.name}
+    inside: list[Node] = []
+    masks: list[MaskInput] = []
+    for node in nodes:
+        strangers = [
+            name
+            for name in node.input
+            if name and name not in made | operands and graph.scalar(name) is None
+        ]
+        if contraction_of(node) is None and strangers:
+            entering = _entering(graph, node, strangers, letters)
+            inside += [each for each in entering.nodes if each not in inside]
+            masks += [mask for mask in entering.masks if mask not in masks]
+        inside.append(node)
+    return tuple(inside), tuple(masks)
+
+
+def _entering(graph: ModelGraph, node: Node, names: Sequence[str], letters: str) -> Added:
+    """What a node on the way brings in; raises UnreadableError where that is no mask."""
+    if node.op_type == "Add" and len(names) == 1:
+        return added(graph, names[0], letters)
+    if node.op_type == "Where" and names == [node.input[0]]:
+        hides_true = graph.scalar(node.input[1]) is not None
+        mask = mask_input(graph, names[0], "drop" if hides_true else "keep", letters)
+        return Added(masks=(mask,))
+    if node.op_type in _AXES and all(graph.numbers(name) is not None for name in names):
+        return Added()
+    what = f"{node.op_type} node {shown(node)}"
+    if node.op_type in _WITH_NUMBERS:
+        msg = f"the {what} combines its scores or weights with the tensor {names[0]}"
+    else:
+        msg = f"the {what} between its products reads {names[0]} from outside"
+    raise UnreadableError(msg)
+
+
+def _way(graph: ModelGraph, core: Core) -> list[Node]:
+    """The nodes that lie between the first product and the answer, in order."""
+    wiring = graph.wiring
+    below = {core.product}
+    waiting = [core.product]
+    while waiting:
+        for node in wiring.consumers[waiting.pop()]:
+            is_product = contraction_of(node) is not None and core.weights not in node.input
+            if is_product or core.heads in below & set(node.input):
+                continue
+            fresh = {name for name in node.output if name} - below
+            below |= fresh
+            waiting += sorted(fresh - {core.heads})
+    found: dict[str, Node] = {}
+    back = [core.heads]
+    while back:
+        name = back.pop()
+        maker = wiring.producer.get(name)
+        if maker is None or name not in below or maker.output[0] in found:
+            continue
+        found[maker.output[0]] = maker
+        if name != core.product:
+            back += [entry for entry in maker.input if entry]
+    nodes = _sorted(list(found.values()))
+    for node in nodes:
+        if contraction_of(node) is None and node.op_type not in _ON_THE_WAY:
+            why = _REASONS.get(node.op_type, "lies between its products, which cannot be cut yet")
+            msg = f"the {node.op_type} node {shown(node)} {why}"
+            raise UnreadableError(msg)
+    return nodes
+
+
+def _sorted(nodes: list[Node]) -> list[Node]:
+    """Nodes, each behind those it reads from."""
+    result: list[Node] = []
+    unmade = {name for node in nodes for name in node.output}
+    while nodes:
+        ready = [node for node in nodes if unmade.isdisjoint(node.input)]
+        if not ready:
+            return [*result, *nodes]
+        result += ready
+        unmade -= {name for node in ready for name in node.output}
+        nodes = [node for node in nodes if node not in ready]
+    return result
+
+
+def _scale_and_cap(
+    graph: ModelGraph, core: Core, edges: dict[str, Edge], inside: Sequence[Node]
+) -> tuple[float, float | None]:
+    """What the dot products are multiplied by before the softmax, and where that is capped.
+
+    ``c * tanh(scores / c)``: what stands before the bend and after it is the scale.
+    """
+    result = core.product_factor * edges["query"].factor(graph) * edges["key"].factor(graph)
+    name, cap = core.product, None
+    below = {node.input[at]: node for node in inside for at in range(len(node.input))}
+    for _ in inside:
+        node = below.get(name)
+        if node is None or node.op_type in SOFTMAXES or contraction_of(node) is not None:
+            break
+        if node.op_type == "Tanh":
+            cap = 1.0
+        elif node.op_type in ("Mul", "Div"):
+            before, result = result, _times(graph, node, name, result)
+            cap = cap * result / before if cap and before else cap
+        name = node.output[0]
+    return result, cap
+
+
+def _times(graph: ModelGraph, node: Node, name: str, result: float) -> float:
+    other = next((entry for entry in node.input if entry != name), name)
+    number = graph.scalar(other)
+    if number is None:
+        return result
+    if node.op_type == "Mul":
+        return result * number
+    return result / number if number else result
