@@ -24,7 +24,7 @@ from .softmax_site import TO_PRODUCT, softmax_site
 
 # What looks into graphs inside a graph; a tensor in there has no name outside.
 _BRANCHES: Final = frozenset({"If", "Loop", "Scan"})
-_UNUSUAL: Final = (ValueError, KeyError, IndexError, TypeError)
+_UNUSUAL: Final = (ValueError, KeyError, IndexError, TypeError, RecursionError)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ..base.graph_options import NO_GRAPH_OPTIONS, GraphOptions
-from ..base.parameter_names import option_of, role_of
 from ..declare.candidate import Candidate
 from ..declare.decorators import renamed
 from ..errors import TO_CHECK, ConstructionError, DeclarationError, UsageError
+from .declaring import declaration_lines, undeclared_in
 from .loading import (
     attribute,
     closest,
@@ -41,125 +41,6 @@ from .target_strings import (
 
 if TYPE_CHECKING:
     from ..adapters.source import ExportSource
-
-_MOST: Final = 6
-_ROLES: Final = {"q": "query", "k": "key", "v": "value"}
-_POSITIONAL: Final = (
-    inspect.Parameter.POSITIONAL_ONLY,
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-)
-
-
-def undeclared_in(module: ModuleType, where: str) -> str:
-    """The modules and the functions that a file without candidates defines, each with what to do.
-
-    As lines to stand below a sentence; "" where it defines neither.
-    """
-    entries = [
-        *(_of_class(name, where) for name in _own(module, _is_layer)),
-        *(
-            declaration_lines(getattr(module, name), f"{where}:{name}")
-            for name in _own(module, _is_attention)
-        ),
-    ]
-    more = f"\n  and {len(entries) - _MOST} more" if len(entries) > _MOST else ""
-    return "".join(entries[:_MOST]) + more
-
-
-def declaration_lines(function: Callable[..., Any], target: str) -> str:
-    """What to paste for a function of query, key and value, below a sentence; "" for another."""
-    where, _, name = target.rpartition(":")
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # written in C
-        return ""
-    inputs = _inputs(parameters)
-    if not inputs or not all(part.isidentifier() for part in name.split(".")):
-        return ""
-    needed = [
-        parameter.name
-        for parameter in parameters
-        if parameter.name not in inputs
-        and parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
-    given = [f"{name}=…" for name in needed]
-    call = ", ".join([*_given(inputs, parameters), *given])
-    lines = [*_head(where, name), "", "", "@conformance.core()"]
-    lines += ["def declared(query, key, value):", f"    return {name}({call})"]
-    notes = _notes(parameters, inputs, needed)
-    into = where if is_path(where) else "a file of yours"
-    shown = "".join(f"\n      {line}".rstrip() if line else "\n" for line in lines)
-    return f"{TO_CHECK}{name}{_shown(parameters)}, paste into {into}{notes}:{shown}"
-
-
-def _head(where: str, name: str) -> Iterator[str]:
-    yield "import conformance"
-    if not is_path(where):
-        yield f"from {where} import {name.partition('.')[0]}"
-
-
-def _notes(parameters: list[inspect.Parameter], inputs: dict[str, str], needed: list[str]) -> str:
-    """Which further arguments need a value, and which options the lines leave out."""
-    notes = ""
-    if needed:
-        is_are = "has no default" if len(needed) == 1 else "have no defaults"
-        notes += f", with a value for {' and '.join(needed)}, which {is_are}"
-    others = [entry for entry in parameters if entry.name not in (*inputs, *needed)]
-    masks = [entry.name for entry in others if option_of(entry) == "mask"]
-    if masks:
-        notes += f' (for {masks[0]} declare masks=["keep"], or ["drop"] where True hides a key)'
-    return notes
-
-
-def _inputs(parameters: list[inspect.Parameter]) -> dict[str, str]:
-    """Which of query, key and value each parameter takes: by name, else the first three."""
-    placed = [entry for entry in parameters if entry.kind in _POSITIONAL]
-    named = {role_of(entry.name)[0]: entry.name for entry in reversed(placed)}
-    if named.keys() >= _ROLES.keys():
-        return {named[letter]: role for letter, role in _ROLES.items()}
-    required = [entry for entry in placed if entry.default is entry.empty]
-    if len(required) < len(_ROLES):
-        return {}
-    return dict(zip((entry.name for entry in required), _ROLES.values(), strict=False))
-
-
-def _given(inputs: dict[str, str], parameters: list[inspect.Parameter]) -> Iterator[str]:
-    """The arguments of the call: by place where they come first, else by name."""
-    if [entry.name for entry in parameters[: len(inputs)]] == list(inputs):
-        yield from inputs.values()
-    else:
-        yield from (f"{name}={role}" for name, role in inputs.items())
-
-
-def _shown(parameters: list[inspect.Parameter]) -> str:
-    return f"({', '.join(entry.name for entry in parameters)})"
-
-
-def _of_class(name: str, where: str) -> str:
-    return f"{TO_CHECK}{name}, a torch.nn.Module: conformance check {where}:{name}"
-
-
-def _own(module: ModuleType, fits: Callable[[Any], bool]) -> list[str]:
-    """The public names of a module for what it defines itself."""
-    return [
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_")
-        and getattr(value, "__module__", None) == module.__name__
-        and fits(value)
-    ]
-
-
-def _is_layer(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, torch.nn.Module)
-
-
-def _is_attention(value: Any) -> bool:
-    """Whether a function takes at least three inputs."""
-    return inspect.isfunction(value) and bool(
-        _inputs(list(inspect.signature(value).parameters.values()))
-    )
 
 
 _NOT_CANDIDATES: Final = ("__main__", "conftest", "setup")

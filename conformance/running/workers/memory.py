@@ -50,17 +50,19 @@ class MemoryLimit:
     ) -> None:
         self.most = usual_limit() if most is None else most
         self.pause = _PAUSE
-        self.used = used_memory(pid)
         self._pid, self._clock = pid, clock
         self._looked = clock()
+        self.used = self._used()
+
+    def _used(self) -> int:
+        """Bytes held now: exactly, where what is shared may make the difference."""
+        rough = used_memory(self._pid)
+        return used_memory(self._pid, exactly=True) if rough > self.most else rough
 
     def is_exceeded(self) -> bool:
         """Whether it holds too much now."""
         now = self._clock()
         if now - self._looked < _PAUSE:
             return False
-        self._looked = now
-        self.used = used_memory(self._pid)
-        if self.used > self.most:
-            self.used = used_memory(self._pid, exactly=True)
+        self._looked, self.used = now, self._used()
         return self.used > self.most
