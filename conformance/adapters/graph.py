@@ -32,6 +32,12 @@ DOUBLES: Final = (
     "accumulate is float32: onnxruntime rounds the scale of doubles to float (docs/findings/012)"
 )
 LOWEST: Final = Setting(level="disabled")
+_SATURATES: Final = (
+    "this machine adds products of 8-bit integers in 16 bits and cuts off what does not fit: the "
+    "graph was judged with its weights as unsigned integers, which avoids it, but run as it is its "
+    "answers are wrong on such machines; quantise it with reduce_range=True, or set the session's "
+    "option session.x64quantprecision to 1"
+)
 _QUANTISED: Final = ("DynamicQuantizeLinear", "MatMulInteger")
 
 
@@ -106,6 +112,8 @@ def graph_candidate(path: Path, request: GraphRequest) -> Candidate:
     process = GraphProcess(path)
     try:
         reading, weights = _read(header, process, declared, request)
+        if process.saturates():
+            request = dataclasses.replace(request, warnings=(*request.warnings, _SATURATES))
     except GraphRefused as error:
         process.close()
         msg = f"{path} cannot be run: {error}"

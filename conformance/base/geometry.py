@@ -30,6 +30,11 @@ class Geometry:
     value_size: int
     output_size: int
 
+    @property
+    def logits(self) -> int:
+        """How many logits there are: one for each item, head, query and key."""
+        return self.batch * self.num_heads * self.query_length * self.key_length
+
     def replace(self, **sizes: int) -> Geometry:
         """A copy with some sizes changed."""
         return dataclasses.replace(self, **sizes)

@@ -343,9 +343,8 @@ FINER: Final[tuple[Condition, ...]] = (
 
 def plainness(inputs: Inputs) -> tuple[int, int]:
     """What is smaller for the plainer of two calls: options, then sizes."""
-    sizes = inputs.geometry
     options = sum(condition.holds(inputs) for condition in CONDITIONS)
-    return options, sizes.batch * sizes.num_heads * sizes.query_length * sizes.key_length
+    return options, inputs.geometry.logits
 
 
 def only_with(wrong: Sequence[BatteryAnswer], right: Sequence[BatteryAnswer]) -> list[Condition]:

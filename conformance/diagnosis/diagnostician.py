@@ -95,7 +95,6 @@ MOST_REPORTED: Final = 6
 # The clauses that judge returned weights whatever the problem asks for, and their gradient.
 RETURNS_WEIGHTS: Final = ("shape.weights",)
 OF_WEIGHTS: Final = "gradients.weights"
-PAIR_SECONDS: Final = 1.2
 # Failing problems whose neighbours are searched for what explains them.
 MOST_SEARCHES: Final = 2
 # Answers that losses of precision are tried on, spread over the battery: each costs all of them.
@@ -299,7 +298,7 @@ class Diagnostician:
         yield _explanations(stated.narrowed())
         beyond = [(answer.inputs, answer.output) for answer in near]
         yield _of_precision(scale_entry(self.subject, [*pairs, *beyond]))
-        yield both_confirmed(search.supported_pairs(PAIR_SECONDS))
+        yield both_confirmed(search.supported_pairs())
         yield both_confirmed(self._read_besides(search))
 
     @cached_property

@@ -80,7 +80,7 @@ def neighbours(subject: Subject, problem: Problem, *, enlarged: bool = True) -> 
     own = _anew(problem)
     large = _resized(subject, own.replace(values="normal"), _ENLARGED)
     bases = [own, large] if enlarged else [own]
-    if _scores(own) > MOST_SCORES:
+    if own.geometry.logits > MOST_SCORES:
         bases = [large]
     fitted = {own: None}
     for base in bases:
@@ -100,11 +100,6 @@ def with_size(subject: Subject, problem: Problem, field: str, size: int) -> Prob
 
 def _anew(problem: Problem) -> Problem:
     return problem.replace(overrides=None, seed=problem.seed + _NEW_VALUES)
-
-
-def _scores(problem: Problem) -> int:
-    sizes = problem.geometry
-    return sizes.batch * sizes.num_heads * sizes.query_length * sizes.key_length
 
 
 def _resized(subject: Subject, problem: Problem, sizes: dict[str, int]) -> Problem:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -27,8 +26,12 @@ FEWEST_WRONG: Final = 3
 MOST_PARTIAL: Final = 4
 # Mistakes that explain every wrong row, of which conditions are learnt: those of the shortest text.
 MOST_NARROWED: Final = 12
-# The part of the time that is left for equivalents of the first pair.
-REST_OF_TIME: Final = 0.2
+# Logits that are acted out in search of pairs, each problem counted as no smaller than the least. A
+# count and not a time: a slow machine gives the same names. Some 1,200 problems, or a second.
+MOST_LOGITS: Final = 300_000
+LEAST_LOGITS: Final = 256
+# The part of them that is left for equivalents of the first pair.
+REST_OF_LOGITS: Final = 0.2
 
 
 class MistakeSearch:
@@ -68,6 +71,7 @@ class MistakeSearch:
         self._touched: dict[tuple[int, int], bool] = {}
         self._judged: dict[int, int] = {}
         self._explained: dict[int, int] = {}
+        self._logits = 0  # of all problems acted out so far
 
     def singles(self) -> list[Combination]:
         """The mistakes that alone explain every answer."""
@@ -110,17 +114,17 @@ class MistakeSearch:
                 return pairs
         return []
 
-    def supported_pairs(self, seconds: float) -> list[Combination]:
-        """The pairs that explain every answer, as far as the time lets one look."""
-        end = time.process_time() + seconds
+    def supported_pairs(self) -> list[Combination]:
+        """The pairs that explain every answer, of those that are soon tried."""
+        end = self._logits + MOST_LOGITS
         pairs: list[Combination] = []
         for pair in self._promising(end):
-            if time.process_time() > end:
+            if self._logits > end:
                 break
             if self.explains_every(pair):
                 pairs.append(pair)
                 # Equivalent pairs are supported as well, so they come soon.
-                end = min(end, time.process_time() + seconds * REST_OF_TIME)
+                end = min(end, self._logits + int(MOST_LOGITS * REST_OF_LOGITS))
         return pairs
 
     @cached_property
@@ -165,7 +169,7 @@ class MistakeSearch:
                 if self._judge(pair, left):
                     yield pair
 
-    def _promising(self, end: float) -> list[Combination]:
+    def _promising(self, end: int) -> list[Combination]:
         """Pairs that no verdict on one of the two alone rules out, the best supported first."""
         some = [mistake for mistake in self._usual_ways() if self._touches(mistake) & self.wrong]
         supported: list[tuple[int, Combination]] = []
@@ -175,7 +179,7 @@ class MistakeSearch:
             support = self._support(one, two)
             if support is not None:
                 supported.append((support, (one, two)))
-            if time.process_time() > end:
+            if self._logits > end:
                 break
         return [pair for _, pair in sorted(supported, key=lambda entry: -entry[0])]
 
@@ -244,6 +248,7 @@ class MistakeSearch:
 
     def _judge(self, made: Combination, index: int) -> bool:
         answer = self.observed[index]
+        self._logits += max(LEAST_LOGITS, answer.inputs.geometry.logits)
         try:
             return answer.agrees(self._acted(made, answer.inputs))
         except NotExpressible:

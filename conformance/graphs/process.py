@@ -258,6 +258,10 @@ class GraphProcess:
         """The execution providers of the runtime in the child."""
         return list(self.request("providers")[0]["providers"])
 
+    def saturates(self) -> bool:
+        """Whether the graph multiplies 8-bit integers and this machine cuts the products off."""
+        return bool(self.request("saturates")[0]["saturates"])
+
     def request(
         self,
         do: str,

@@ -11,7 +11,9 @@ import contextlib
 import ctypes
 import importlib
 import math
+import mmap
 import os
+import re
 import select
 import socket
 import sys
@@ -104,6 +106,9 @@ _LEVELS: Final = {
 }
 _BFLOAT16: Final = "tensor(bfloat16)"
 _BFLOAT16_CODE: Final = 16  # onnx.TensorProto.BFLOAT16
+# Operators on 8-bit integers, as they stand in a file: DynamicQuantizeLinear, DequantizeLinear …
+_INTEGERS: Final = re.compile(rb"MatMulInteger|uantizeLinear|QAttention|DynamicQuantizeMatMul")
+_UNSIGNED: Final = "session.x64quantprecision"  # as .saturation, for what onnxruntime fuses itself
 _FOLDER: Final = "session.model_external_initializers_file_folder_path"
 OUT_OF_MEMORY: Final = 86  # the exit status that says so
 _LARGEST_FEEDS: Final = 1 << 40  # the parent knows what it sends
@@ -162,6 +167,8 @@ class _Server:
             return {"providers": self._providers()}, {}
         elif do == "open":
             self._open(request)
+        elif do == "saturates":
+            return {"saturates": self._saturates}, {}
         else:
             from . import parsing  # noqa: PLC0415 (imports onnx, as few processes need)
 
@@ -174,6 +181,23 @@ class _Server:
         runtime = importlib.import_module("onnxruntime")
         runtime.set_default_logger_severity(_FATAL)
         return runtime
+
+    @cached_property
+    def _saturates(self) -> bool:
+        """Whether this machine cuts off products of 8-bit integers that the graph may hold."""
+        try:
+            with (
+                self._path.open("rb") as file,
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as held,
+            ):
+                multiplies = _INTEGERS.search(held) is not None
+        except (OSError, ValueError):  # no file or an empty one: onnxruntime says so
+            return False
+        if not multiplies:
+            return False
+        from . import saturation  # noqa: PLC0415 (imports onnx, as few processes need)
+
+        return saturation.saturates(self._runtime)
 
     def _providers(self) -> list[str]:
         """The providers that can compute here; the CPU's is always among them."""
@@ -214,7 +238,9 @@ class _Server:
             msg = f"the provider {provider} is not there: {', '.join(self._providers())}"
             raise GraphRefused(msg)
         source: str | bytes = str(self._path)
-        if taps:
+        if self._saturates:
+            options.add_session_config_entry(_UNSIGNED, "1")
+        if taps or self._saturates:
             source = self._with_outputs(taps)
             options.add_session_config_entry(_FOLDER, str(self._path.resolve().parent))
         providers = [provider] if provider == CPU else [provider, CPU]
@@ -225,11 +251,15 @@ class _Server:
         return Session(runtime, session)
 
     def _with_outputs(self, taps: Sequence[str]) -> bytes:
-        """The model with tensors inside the graph as more outputs."""
+        """The model with more outputs, and with weights whose products are not cut off."""
         if self._model is None:
             from . import parsing  # noqa: PLC0415 (imports onnx, as few processes need)
 
             self._model = parsing.read_model(self._path)
+            if self._saturates:
+                from . import saturation  # noqa: PLC0415 (as above)
+
+                saturation.widen(self._model, self._path.parent)
             parsing.relocate(parsing.all_tensors(self._model), self._path)
         outputs = self._model.graph.output
         before = len(outputs)

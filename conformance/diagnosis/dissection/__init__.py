@@ -134,9 +134,13 @@ def _plainest(answers: Sequence[BatteryAnswer]) -> list[BatteryAnswer]:
 def _size(answer: BatteryAnswer) -> tuple[bool, bool, int, int]:
     """How hard an answer is to read: of unusual values, of one query or key, of many features."""
     inputs, sizes = answer.inputs, answer.inputs.geometry
-    count = sizes.batch * sizes.num_heads * sizes.query_length * sizes.key_length
     features = sum(condition.holds(inputs) for condition in CONDITIONS)
-    return not inputs.generic, min(sizes.query_length, sizes.key_length) == 1, features, count
+    return (
+        not inputs.generic,
+        min(sizes.query_length, sizes.key_length) == 1,
+        features,
+        sizes.logits,
+    )
 
 
 __all__ = ["Reading", "read", "readable", "readings", "statements"]

@@ -19,6 +19,8 @@ from candidates.exports.described import VARIANTS
 from conformance.adapters.graph import graph
 from conformance.base.profile import PROFILES
 from conformance.base.results import ClauseResult
+from conformance.graphs.process import GraphProcess
+from conformance.graphs.validation import read_header
 from conformance.running.runner import CandidateRun
 
 BY_NAME = {export.name: export for export in EXPORTS}
@@ -119,13 +121,14 @@ def test_conversion_stays_near_its_source(name: str, made: Path) -> None:
     """float16 and int8 graphs load, and answer to about their precision."""
     export = BY_NAME[name]
     path = export.make(made)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    half = session.get_inputs()[0].type == "tensor(float16)"
+    header = read_header(path)
+    half = header.inputs[0].dtype == "float16"
     feeds = {
         at.name: value.half().numpy() if half and value.is_floating_point() else value.numpy()
-        for at, value in zip(session.get_inputs(), export.source.example(OTHER_SIZES), strict=True)
+        for at, value in zip(header.inputs, export.source.example(OTHER_SIZES), strict=True)
     }
-    answer = torch.from_numpy(session.run(None, feeds)[0]).float()
+    with GraphProcess(path) as process:  # on every machine without products that are cut off
+        answer = torch.from_numpy(process.run(feeds)[header.outputs[0].name]).float()
     expected = export.source.module(*export.source.example(OTHER_SIZES))
     expected = expected[0] if isinstance(expected, tuple) else expected
     difference = (answer - expected).abs().max().item()

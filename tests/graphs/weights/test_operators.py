@@ -16,6 +16,8 @@ from onnx import helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from weight_graphs import build, differing, drawn, export, find
 
+from conformance.graphs.process import GraphProcess
+
 node = helper.make_node
 MATRICES = {f"W{name}": drawn(12, 12) + np.float32(i) for i, name in enumerate("qkvo")}
 BIAS = drawn(36)
@@ -159,14 +161,14 @@ def test_eight_bit_weights_are_dequantised(
     module = Layer()
     path = export(tmp_path / "m.onnx", module, tokens())
     quantize_dynamic(str(path), str(tmp_path / "q.onnx"), weight_type=kind, per_channel=per_channel)
-    projections = find(tmp_path / "q.onnx")
+    projections = find(tmp_path / "q.onnx", process=GraphProcess)
     assert (projections.num_heads, projections.scale) == (3, 1 / 2)
     for name in "qkvo":
         right = getattr(module, name).weight.detach()
         step = 2 * right.abs().max() / 254
         got = getattr(projections.weights, name)
         assert 0 < (got - right).abs().max() <= step * 0.51
-    of_state_dict = find(tmp_path / "q.onnx", state_dict=module.state_dict())
+    of_state_dict = find(tmp_path / "q.onnx", state_dict=module.state_dict(), process=GraphProcess)
     assert of_state_dict.how == "state dict"
     assert torch.equal(of_state_dict.weights.q, projections.weights.q)
 

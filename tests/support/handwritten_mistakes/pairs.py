@@ -61,7 +61,8 @@ def unscaled_residual(g, w):
     return forward
 
 
-@layer("heads-split-interleaved+heads-merged-interleaved")
+# Its pair comes after more pairs than are tried.
+@layer("heads-split-interleaved+heads-merged-interleaved", "unknown-mistake")
 def interleaved_both_ways(g, w):
     def forward(query, key, value):
         q, k, v = (
