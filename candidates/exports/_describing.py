@@ -23,7 +23,8 @@ class Input:
 
     kind
         ``tokens`` (normal values), ``keep`` (0/1 integers), ``drop`` (bool), ``bias`` (normal
-        values), ``lengths`` (integers from 1 to the number of keys) or ``ids`` (numbers of words).
+        values), ``lengths`` (integers from 1 to the number of keys), ``ids`` (numbers of words) or
+        ``places`` (0, 1, 2 …).
     """
 
     name: str
@@ -38,6 +39,8 @@ class Input:
     def example(self, generator: Generator, sizes: Mapping[str, int]) -> Tensor:
         """Values to trace with."""
         shape = [axis if isinstance(axis, int) else sizes[axis] for axis in self.axes]
+        if self.kind == "places":
+            return torch.arange(shape[-1]).expand(*shape)
         if self.kind == "lengths":
             return torch.randint(1, sizes["keys"] + 1, shape, generator=generator)
         if self.kind == "ids":

@@ -47,8 +47,10 @@ class GraphRequest:
 
     declared
         What is known of a graph that was cut out of a model, in place of a file that declares it.
-    site, file, warnings
-        Where it was cut out, what keeps its file, and what to warn of: as in :class:`OpenedGraph`.
+    site, file
+        Where it was cut out, and what keeps its file: as in :class:`OpenedGraph`.
+    warnings
+        What to warn of, as in :class:`Candidate`.
     """
 
     declaration: Path | None = None
@@ -257,7 +259,6 @@ def _candidate(
         notes={"source": source.note} if source is not None and source.note else {},
         site=request.site,
         file=request.file,
-        warnings=request.warnings,
     )
     candidate = _declared(forward(DEFAULT), opened, heads)
     notes = [*reading.assumptions, *weights.assumptions]
@@ -267,7 +268,8 @@ def _candidate(
         notes.append(f"{source.shown} tells its tensors alone: its structure is not understood")
     if source is not None and offered:
         notes.append(f"{source.shown} also takes {', '.join(offered)}, which the graph does not")
-    return assuming(dataclasses.replace(candidate, graph=opened), *notes)
+    opened_candidate = dataclasses.replace(candidate, graph=opened, warnings=request.warnings)
+    return assuming(opened_candidate, *notes)
 
 
 def _declared(forward: GraphForward, opened: OpenedGraph, heads: int | None) -> Candidate:

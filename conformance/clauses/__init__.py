@@ -38,4 +38,5 @@ from . import (  # noqa: F401, I001 (importing registers; the order is that of t
     export_file,
     export_dynamic,
     export_runs,
+    whole_models,
 )

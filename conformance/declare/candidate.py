@@ -28,6 +28,8 @@ class Candidate:
         The declared devices, where the declaration is narrowed to the one that is judged.
     eager
         What it was compiled from, for one that was.
+    warnings
+        Sentences for the record, such as what else a file holds that is not judged.
     isolated
         Whether ``function`` only sends calls to another process, where the candidate runs.
     """
@@ -41,6 +43,7 @@ class Candidate:
     graph: OpenedGraph | None = None
     declared_on: tuple[str, ...] = ()
     eager: Candidate | None = None
+    warnings: tuple[str, ...] = ()
     isolated: bool = False
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
@@ -49,13 +52,18 @@ class Candidate:
 
     @property
     def kind(self) -> str:
-        """``core``, ``layer`` or ``positions``."""
+        """``core``, ``layer``, ``positions`` or ``model``."""
         return self.declaration.kind
 
     @property
     def shown_kind(self) -> str:
         """The kind as a report says it: ``graph`` for any ONNX graph."""
         return self.kind if self.graph is None else "graph"
+
+    @property
+    def of_model(self) -> bool:
+        """Whether it is a whole model, or an attention of one."""
+        return self.kind == "model" or (self.graph is not None and self.graph.site is not None)
 
     @property
     def arrays(self) -> str:

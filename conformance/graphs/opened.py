@@ -68,8 +68,6 @@ class OpenedGraph:
         Where in a whole model it was cut out, as the record says it; None for a file of its own.
     file
         What keeps the file of a graph that was cut out, as long as this is used.
-    warnings
-        Sentences for the record, such as what else the file holds that is not judged.
     source
         The eager forward that the graph was exported from, None where nobody named it;
         ``exported`` the same of the exported program.
@@ -87,4 +85,3 @@ class OpenedGraph:
     notes: dict[str, str] = field(default_factory=dict)
     site: SiteEntry | None = None
     file: object = None
-    warnings: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import onnx
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, TensorProto, numpy_helper
 from onnx.external_data_helper import ExternalDataInfo
 
 from .protocol import GraphRefused, sentence
@@ -17,6 +17,7 @@ from .protocol import GraphRefused, sentence
 _LONGEST_NAME: Final = 120
 # What exporters append to the name of ``model.onnx`` for its file of weights.
 _SIDECARS: Final = (".data", "_data")
+_NUMPY_FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 
 
 def external_files(tensors: Iterable[TensorProto], path: Path) -> list[str]:
@@ -51,6 +52,23 @@ def embedded(tensor: TensorProto, folder: Path) -> TensorProto:
     return TensorProto(
         name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, raw_data=data
     )
+
+
+def float_weights(model: ModelProto, path: Path, most: int) -> Iterator[tuple[str, Any]]:
+    """Names and values of a graph's weights, the smallest first, as long as ``most`` bytes last.
+
+    Those in numpy's own floats alone, of at least one axis.
+    """
+    sized = [
+        (bytes_of(tensor, math.prod(tensor.dims)), tensor.name, tensor)
+        for tensor in model.graph.initializer
+        if tensor.data_type in _NUMPY_FLOATS and tensor.dims
+    ]
+    for size, name, tensor in sorted(sized, key=lambda entry: entry[:2]):
+        most -= size
+        if most < 0:
+            return
+        yield name, numpy_helper.to_array(embedded(tensor, path.resolve().parent))
 
 
 def external_size(tensors: Iterable[TensorProto]) -> int:

@@ -207,11 +207,14 @@ class Setting:
         onnxruntime's graph optimisation: ``disabled``, ``basic``, ``extended`` or ``all``.
     child
         Which process runs it: any other number than 0 has one of its own, with its own sessions.
+    nudge
+        Seed of a change of the weights by one unit in the last place each; 0 leaves them alone.
     """
 
     level: str = "all"
     provider: str = _CPU
     child: int = 0
+    nudge: int = 0
 
 
 DEFAULT: Final = Setting()
@@ -276,6 +279,7 @@ class GraphProcess:
             "level": setting.level,
             "provider": setting.provider,
             "taps": list(taps),
+            "nudge": setting.nudge,
             "answer": self.limits.answer,
         }
         with self._lock:

@@ -110,18 +110,24 @@ _BFLOAT16_CODE: Final = 16  # onnx.TensorProto.BFLOAT16
 _INTEGERS: Final = re.compile(rb"MatMulInteger|uantizeLinear|QAttention|DynamicQuantizeMatMul")
 _UNSIGNED: Final = "session.x64quantprecision"  # as .saturation, for what onnxruntime fuses itself
 _FOLDER: Final = "session.model_external_initializers_file_folder_path"
+# Bytes of weights that are nudged at most: the smallest come first, and each layer has small ones.
+_NUDGED: Final = 1 << 26
 OUT_OF_MEMORY: Final = 86  # the exit status that says so
 _LARGEST_FEEDS: Final = 1 << 40  # the parent knows what it sends
 _OUT_OF_MEMORY_WORDS: Final = ("bad_alloc", "bad allocation", "Failed to allocate memory")
 
 
 class Session:
-    """A session of onnxruntime with the names and types of its inputs and outputs."""
+    """A session of onnxruntime with the names and types of its inputs and outputs.
 
-    def __init__(self, runtime: Any, session: Any) -> None:
+    ``kept`` are weights in place of the file's own, which have to live as long as the session.
+    """
+
+    def __init__(self, runtime: Any, session: Any, kept: Sequence[Any] = ()) -> None:
         inputs, outputs = session.get_inputs(), session.get_outputs()
         self._values = runtime.OrtValue
         self._session = session
+        self._kept = kept
         self.outputs = [port.name for port in outputs]
         self.types = {port.name: str(port.type) for port in (*inputs, *outputs)}
 
@@ -218,9 +224,9 @@ class _Server:
         return answer
 
     def _open(self, request: Head) -> Session:
-        """The session of a level, a provider and taps; the latest few are kept."""
+        """The session of a setting and taps; the latest few are kept."""
         taps = tuple(sorted(set(request["taps"])))
-        key = (request["level"], request["provider"], taps)
+        key = (request["level"], request["provider"], taps, request["nudge"])
         if key not in self._kept:
             self._kept[key] = self._opened(*key)
             if len(self._kept) > _KEPT:
@@ -228,7 +234,7 @@ class _Server:
         self._kept.move_to_end(key)
         return self._kept[key]
 
-    def _opened(self, level: str, provider: str, taps: Sequence[str]) -> Session:
+    def _opened(self, level: str, provider: str, taps: Sequence[str], nudge: int) -> Session:
         runtime = self._runtime
         options = runtime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -243,15 +249,33 @@ class _Server:
         if taps or self._saturates:
             source = self._with_outputs(taps)
             options.add_session_config_entry(_FOLDER, str(self._path.resolve().parent))
+        nudged = {} if nudge == 0 else self._nudged(nudge)
+        for name, weights in nudged.items():
+            options.add_initializer(name, weights)
         providers = [provider] if provider == CPU else [provider, CPU]
         session = runtime.InferenceSession(source, options, providers=providers)
         if provider not in session.get_providers():
             msg = f"the provider {provider} does not start here"
             raise GraphRefused(msg)
-        return Session(runtime, session)
+        return Session(runtime, session, list(nudged.values()))
 
-    def _with_outputs(self, taps: Sequence[str]) -> bytes:
-        """The model with more outputs, and with weights whose products are not cut off."""
+    def _nudged(self, seed: int) -> dict[str, Any]:
+        """The weights, each number changed by one unit in the last place, up or down by chance."""
+        from . import parsing  # noqa: PLC0415 (imports onnx, as few processes need)
+
+        generator = np.random.default_rng(seed)
+        return {
+            name: self._runtime.OrtValue.ortvalue_from_numpy(
+                array
+                * (1 + generator.choice([-1, 1], array.shape) * np.finfo(array.dtype).eps).astype(
+                    array.dtype
+                )
+            )
+            for name, array in parsing.float_weights(self._read(), self._path, _NUDGED)
+        }
+
+    def _read(self) -> Any:
+        """The model without its external data, and with weights whose products are not cut off."""
         if self._model is None:
             from . import parsing  # noqa: PLC0415 (imports onnx, as few processes need)
 
@@ -261,14 +285,19 @@ class _Server:
 
                 saturation.widen(self._model, self._path.parent)
             parsing.relocate(parsing.all_tensors(self._model), self._path)
-        outputs = self._model.graph.output
+        return self._model
+
+    def _with_outputs(self, taps: Sequence[str]) -> bytes:
+        """The model with tensors inside the graph as more outputs."""
+        model = self._read()
+        outputs = model.graph.output
         before = len(outputs)
         present = {output.name for output in outputs}
         try:
             for name in taps:
                 if name not in present:
                     outputs.add().name = name
-            return bytes(self._model.SerializeToString())
+            return bytes(model.SerializeToString())
         finally:
             del outputs[before:]
 

@@ -12,7 +12,7 @@ from .._golden import golden
 from ..base.expected import ExpectedFailure, places_of, read_entry, read_text
 from ..base.files import parse_toml
 from ..errors import UsageError, did_you_mean
-from .reading import MASK_ROLES, OTHER_ROLES, OUTPUT_ROLES, TENSOR_ROLES, Header
+from .reading import MASK_ROLES, MODEL_ROLES, OTHER_ROLES, OUTPUT_ROLES, TENSOR_ROLES, Header
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,8 @@ class GraphDeclaration:
     """A declaration of a graph; what it leaves out is inferred from the graph's behaviour.
 
     inputs, outputs
-        By the graph's own name: ``{"role": …, "axes": …}`` as in :class:`Role`.
+        By the graph's own name: ``{"role": …, "axes": …}`` as in :class:`Role`; for a whole model
+        ``{"role": "tokens", "vocabulary": 50}``.
     promises
         Keywords of :func:`conformance.layer`: ``empty_rows``, ``causal``, ``semantics`` …
     num_heads, num_kv_heads
@@ -41,7 +42,7 @@ class GraphDeclaration:
     where: str = ""
 
 
-INPUT_ROLES: Final = (*TENSOR_ROLES, *MASK_ROLES, *OTHER_ROLES)
+INPUT_ROLES: Final = (*TENSOR_ROLES, *MASK_ROLES, *OTHER_ROLES, *MODEL_ROLES)
 PRECISIONS: Final = ("int8-dynamic",)
 # The keywords of conformance.layer that a declaration may hold; their values are checked there.
 PROMISES: Final[Mapping[str, type | tuple[type, ...]]] = {
@@ -109,7 +110,10 @@ def read_declaration(path: Path) -> GraphDeclaration:
     return GraphDeclaration(
         inputs={
             name: _read_port(
-                entry, INPUT_ROLES, ("role", "axes", "value"), f"{where}, input {name!r}"
+                entry,
+                INPUT_ROLES,
+                ("role", "axes", "value", "vocabulary"),
+                f"{where}, input {name!r}",
             )
             for name, entry in data.get("inputs", {}).items()
         },
@@ -185,6 +189,10 @@ def _read_port(
         _check_axes(entry["axes"], entry.get("role"), where)
     if "value" in entry and entry.get("role") != "constant":
         msg = f'{where} has a value: that is for role = "constant" only'
+        raise UsageError(msg)
+    count = entry.get("vocabulary")
+    if count is not None and (type(count) is not int or count < 1 or entry.get("role") != "tokens"):
+        msg = f'{where} has the vocabulary {count!r}: give the number of ids, with role = "tokens"'
         raise UsageError(msg)
     return dict(entry)
 

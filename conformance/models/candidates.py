@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from .._golden import golden
 from ..adapters.graph import GraphRequest, graph_candidate
+from ..base.expected import ExpectedFailure
 from ..base.graph_options import NO_GRAPH_OPTIONS, GraphOptions
 from ..base.record import SiteEntry
 from ..declare.candidate import Candidate
+from ..declare.promises import declare
 from ..errors import UsageError
+from ..graphs.reading import MODEL_ROLES
 from ..graphs.sidecar import GraphDeclaration, read_declaration, sidecar_of
 from .cutting import Cut, CutFile, cut
 from .mask_facts import MaskFacts, mask_facts
+from .model_inputs import UnknownInputError
 from .site import Site, is_standard
 from .sites import Sites, Uncut
+from .whole_model import LENGTHS, WholeModel, open_model
 
 
-def site_candidates(
+def model_candidates(
     path: Path, sites: Sites, number: int | None, options: GraphOptions = NO_GRAPH_OPTIONS
-) -> dict[int, Candidate]:
-    """The distinct attentions of a model as candidates by index, or the one of a number alone.
+) -> list[tuple[int | None, Candidate]]:
+    """A whole model, without an index, and its distinct attentions with theirs.
+
+    Or the attention of a number alone. A model whose inputs nothing describes is not among them:
+    its first attention warns of it.
 
     Raises UsageError with one sentence where none can be judged, where there is none of that
     number, and for options that are for one attention alone.
@@ -35,24 +44,77 @@ def site_candidates(
         names = " and ".join(refused)
         msg = f"{path} is a whole model: {names} can be given for one attention only"
         raise UsageError(msg)
-    if not sites.sites:
-        why = "; ".join(map(_sentence, sites.uncut))
-        msg = f"{path} has no attention that can be judged alone ({why})"
-        raise UsageError(msg)
     if number is not None and number >= len(sites.sites):
         last = len(sites.sites) - 1
-        msg = f"{path} has no attention #{number}: its attentions are #0 to #{last}"
+        known = f"its attentions are #0 to #{last}" if sites.sites else _why_none(sites)
+        msg = f"{path} has no attention #{number}: {known}"
         raise UsageError(msg)
     described = describe_sites(sites)
-    chosen = [entry for entry in described if _is_first(entry)]
-    if number is not None:
-        chosen = [described[number]]
     declared = _declared(path, options)
-    warnings = tuple(f"not judged: {_sentence(entry)}" for entry in sites.uncut)
-    return {
-        entry["index"]: _candidate(path, sites, entry, declared, () if place else warnings)
-        for place, entry in enumerate(chosen)
+    if number is not None:
+        return [(number, _candidate(path, sites, described[number], declared))]
+    warnings = [f"not judged: {_sentence(entry)}" for entry in sites.uncut]
+    made: list[tuple[int | None, Candidate]] = []
+    try:
+        made.append((None, _whole(open_model(path, sites, described, declared.inputs), declared)))
+    except UnknownInputError as unknown:
+        warnings.append(f"the model as a whole is not judged: {unknown}")
+    made += [
+        (entry["index"], _candidate(path, sites, entry, declared))
+        for entry in described
+        if _is_first(entry)
+    ]
+    if not made:
+        why = f"{_why_none(sites)}; {warnings[-1]}"
+        msg = f"{path} has no attention that can be judged alone ({why})"
+        raise UsageError(msg)
+    index, first = made[0]
+    made[0] = (index, dataclasses.replace(first, warnings=tuple(warnings)))
+    return made
+
+
+def _why_none(sites: Sites) -> str:
+    return "; ".join(map(_sentence, sites.uncut))
+
+
+# The longest sequence that a model is asked about.
+_LONGEST: Final = max(LENGTHS)
+
+
+def _whole(model: WholeModel, declared: GraphDeclaration) -> Candidate:
+    """The model as a candidate of a kind of its own, with the sizes it takes."""
+    taken = model.taken
+    pins = {
+        name: list(taken[axis])
+        for axis, name in (("batch", "batch"), ("length", "key_length"))
+        if axis in taken
     }
+    if model.has_two_sequences and "second length" in taken:
+        pins["query_length"] = list(taken["second length"])
+    heads = ("num_heads", "num_kv_heads", "head_size", "value_head_size")
+    widths = ("query_size", "key_size", "value_size", "output_size")
+    declaration = declare(
+        "model",
+        masks=["keep"] if model.has_mask else [],
+        mask_shapes=["B11K"],
+        inputs="memory" if model.has_two_sequences else "self",
+        features=["cross"] if model.has_two_sequences else [],
+        geometry=pins | dict.fromkeys((*heads, *widths), 1),
+        max_length=_LONGEST,
+        expected_failures=_expected(declared, of_model=True),
+    )
+    return Candidate(
+        name=declared.name or model.path.stem,
+        declaration=declaration,
+        function=model,
+        weights_known=False,
+    )
+
+
+def _expected(declared: GraphDeclaration, *, of_model: bool) -> tuple[ExpectedFailure, ...]:
+    """The declared failures of the model as a whole, or those of its attentions."""
+    every: tuple[ExpectedFailure, ...] = declared.promises.get("expected_failures", ())
+    return tuple(one for one in every if one.clause.startswith("model.") == of_model)
 
 
 def _is_first(entry: SiteEntry) -> bool:
@@ -70,12 +132,19 @@ def _declared(path: Path, options: GraphOptions) -> GraphDeclaration:
     if file is None:
         return GraphDeclaration()
     declared = read_declaration(file)
-    if declared.inputs or declared.outputs:
+    if declared.outputs:
         msg = (
-            f"{file} gives roles to inputs or outputs, which only a graph of one attention has: "
-            f"{path} is a whole model"
+            f"{file} gives roles to outputs, which only a graph of one attention has: {path} is a "
+            "whole model"
         )
         raise UsageError(msg)
+    for name, entry in declared.inputs.items():
+        if entry.get("role") not in MODEL_ROLES:
+            msg = (
+                f"{file} gives the input {name!r} the role {entry.get('role')!r}, but {path} is a "
+                f"whole model: give one of {', '.join(MODEL_ROLES)}"
+            )
+            raise UsageError(msg)
     return declared
 
 
@@ -84,7 +153,6 @@ def _candidate(
     sites: Sites,
     described: SiteEntry,
     declared: GraphDeclaration,
-    warnings: tuple[str, ...],
 ) -> Candidate:
     """One attention, cut out into a file that is there as long as the candidate."""
     site = sites.sites[described["index"]]
@@ -92,6 +160,7 @@ def _candidate(
     name = f"{declared.name or path.stem}#{site.index}"
     file = CutFile(made, path.stem)
     promises = dict(declared.promises)
+    promises["expected_failures"] = _expected(declared, of_model=False)
     if "semantics" not in promises:
         promises["semantics"] = golden.STANDARD.replace(**promised_semantics(sites, site))
     declaration = GraphDeclaration(
@@ -104,7 +173,7 @@ def _candidate(
         precision=declared.precision,
         where=declared.where or path.name,
     )
-    request = GraphRequest(declared=declaration, site=described, file=file, warnings=warnings)
+    request = GraphRequest(declared=declaration, site=described, file=file)
     return graph_candidate(file.path, request)
 
 

@@ -17,7 +17,12 @@ Edges = Literal["sizes", "combinations", "lengths", "tiles"]
 Purpose = Literal["answer", "gradients", "operator"]
 # The recipe whose projections do not round.
 EXACT = "plain-projections"
-SPOKEN = {"core": "cores", "layer": "layers", "positions": "position encodings"}
+SPOKEN = {
+    "core": "cores",
+    "layer": "layers",
+    "positions": "position encodings",
+    "model": "whole models",
+}
 ANY_PATTERN = (
     "padding",
     "random",

@@ -41,6 +41,7 @@ from .tally import Tally, Terms
 OnExample = Callable[[dict[str, Any]], None]
 # Of the reductions that a profile leaves, the part that the next failing clause may use.
 SHARE_OF_ONE_CLAUSE = 0.3
+WHOLE_MODEL = "model"
 # What takes a process with it, or much memory, costs seconds a try: few to make it small, none for
 # what hangs.
 TRIES_OF_A_LOSS = {"hung": 0, "crashed": 8, "memory": 2}
@@ -118,7 +119,12 @@ class CandidateRun:
         return plan
 
     def _plan(self) -> list[PlannedClause]:
-        selected = [clause for clause in self._clauses.values() if self._selects(clause.id)]
+        whole = self.candidate.kind == WHOLE_MODEL  # what speaks of attention says nothing of it
+        selected = [
+            clause
+            for clause in self._clauses.values()
+            if self._selects(clause.id) and (WHOLE_MODEL in clause.space.kinds) == whole
+        ]
         absent = {device: why_unusable(self.candidate, device) for device in self.devices}
         return [
             PlannedClause(

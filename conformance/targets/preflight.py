@@ -55,7 +55,7 @@ def unchecked_options(
     declares a function of the harness' own keywords has chosen among these: they count in a module
     only. Raises DeclarationError for a name in ``unchecked=`` that is no parameter, or is declared.
     """
-    if candidate.graph is not None or candidate.kind == "positions":
+    if candidate.graph is not None or candidate.kind in ("positions", "model"):
         return ()
     declaration, passed = candidate.declaration, set(candidate.declaration.keywords)
     called = (candidate.eager or candidate).function if candidate.kind == "core" else forward

@@ -153,16 +153,18 @@ def _find(target: str, graph_options: GraphOptions) -> Iterable[tuple[Candidate,
 
 
 def _graphs(target: str, graph_options: GraphOptions) -> list[tuple[Candidate, str]]:
-    """The candidate of an ONNX file that is one attention, or each distinct one of a model."""
-    from ..models.candidates import site_candidates  # noqa: PLC0415 (onnx: only for graphs)
+    """The candidate of an ONNX file that is one attention, or a model and those in it."""
+    from ..models.candidates import model_candidates  # noqa: PLC0415 (onnx: only for graphs)
     from ..models.recognition import model_sites  # noqa: PLC0415 (the same)
 
     file, number = split_site(target)
     path = Path(file).expanduser()
     sites = model_sites(path)
     if sites is not None:
-        made = site_candidates(path, sites, number, graph_options)
-        return [(candidate, f"{file}#{index}") for index, candidate in made.items()]
+        made = model_candidates(path, sites, number, graph_options)
+        return [
+            (candidate, target if index is None else f"{file}#{index}") for index, candidate in made
+        ]
     if number:
         msg = f"{file} is one attention, #0: there is no #{number}"
         raise UsageError(msg)

@@ -17,7 +17,12 @@ _SIZES: Final = {
     "head_size": "channels a head",
     "value_head_size": "value channels a head",
 }
-_KINDS: Final = {"core": "core", "layer": "layer", "positions": "position encoding"}
+_KINDS: Final = {
+    "core": "core",
+    "layer": "layer",
+    "positions": "position encoding",
+    "model": "whole model",
+}
 
 
 def applies(clause: Clause) -> str:

@@ -42,6 +42,7 @@ _LOGICAL: Final = {
     "layer": "type",
     "positions": "function",
     "graph": "resource",
+    "model": "resource",
 }
 
 

@@ -16,14 +16,23 @@ from whole_models import token_graph
 from candidates.exports import EXPORTS, by_tracing
 from candidates.models import BROKEN, MODELS
 from conformance.__main__ import run
-from conformance.base.graph_options import GraphOptions
+from conformance.base.graph_options import NO_GRAPH_OPTIONS, GraphOptions
 from conformance.base.record import read_record
+from conformance.declare.candidate import Candidate
 from conformance.errors import UsageError
-from conformance.models.candidates import describe_sites, promised_semantics, site_candidates
+from conformance.models.candidates import describe_sites, model_candidates, promised_semantics
 from conformance.models.sites import Sites, find_sites
 from conformance.targets.resolving import resolve_one
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
+
+
+def sites_of_model(
+    path: Path, sites: Sites, number: int | None, options: GraphOptions = NO_GRAPH_OPTIONS
+) -> dict[int, Candidate]:
+    """The attentions among the candidates of a model."""
+    made = model_candidates(path, sites, number, options)
+    return {index: candidate for index, candidate in made if index is not None}
 
 
 @pytest.fixture
@@ -34,7 +43,7 @@ def encoder(export_of: Callable[..., Path]) -> Sites:
 def test_each_distinct_attention_is_a_core(export_of: Callable[..., Path]) -> None:
     """Named after the file and its first place; the site says which others are the same."""
     path = export_of("encoder-decoder")
-    made = site_candidates(path, find_sites(path), None)
+    made = sites_of_model(path, find_sites(path), None)
     assert [candidate.name for candidate in made.values()] == [
         "encoder-decoder#0",
         "encoder-decoder#2",
@@ -57,7 +66,7 @@ def test_what_a_model_says_of_an_attention_is_described(export_of: Callable[...,
 
 def test_a_candidate_may_be_one_that_is_the_same_as_another(encoder: Sites) -> None:
     """Its number says which."""
-    made = site_candidates(encoder.graph.path, encoder, 1)
+    made = sites_of_model(encoder.graph.path, encoder, 1)
     assert [candidate.name for candidate in made.values()] == ["encoder#1"]
 
 
@@ -86,13 +95,13 @@ def test_the_scale_is_promised_that_the_model_means(name: str, encoder: Sites) -
 def test_options_for_one_attention_are_refused(encoder: Sites) -> None:
     """A state dict or a source belongs to one attention."""
     with pytest.raises(UsageError, match="whole model: --source can be given"):
-        site_candidates(encoder.graph.path, encoder, None, GraphOptions(source="m:f"))
+        sites_of_model(encoder.graph.path, encoder, None, GraphOptions(source="m:f"))
 
 
 def test_a_number_that_is_not_there_is_refused(encoder: Sites) -> None:
     """The sentence says which are."""
     with pytest.raises(UsageError, match="no attention #2: its attentions are #0 to #1"):
-        site_candidates(encoder.graph.path, encoder, 2)
+        sites_of_model(encoder.graph.path, encoder, 2)
 
 
 def test_a_model_that_cannot_be_judged_says_why(tmp_path: Path) -> None:
@@ -100,16 +109,16 @@ def test_a_model_that_cannot_be_judged_says_why(tmp_path: Path) -> None:
     middle = [node("Mul", "scores bias", "capped"), node("Softmax", "capped", "weights", axis=-1)]
     path = saved(token_graph(middle), tmp_path / "model.onnx")
     with pytest.raises(UsageError, match=r"no attention that can be judged alone \(.*tensor bias"):
-        site_candidates(path, find_sites(path), None)
+        sites_of_model(path, find_sites(path), None)
 
 
 def test_roles_in_the_declaration_of_a_model_are_refused(tmp_path: Path, encoder: Sites) -> None:
-    """They are for a graph of one attention."""
+    """Those of attention are for a graph of one."""
     declared = tmp_path / "model.conformance.toml"
     declared.write_text('[inputs.x]\nrole = "query"\n', encoding="utf-8")
     options = GraphOptions(declaration=str(declared))
-    with pytest.raises(UsageError, match="gives roles to inputs"):
-        site_candidates(encoder.graph.path, encoder, None, options)
+    with pytest.raises(UsageError, match=r"'x' the role 'query', but .*: give one of tokens, mask"):
+        sites_of_model(encoder.graph.path, encoder, None, options)
 
 
 def test_promises_for_a_model_are_those_of_all_its_attentions(
@@ -119,25 +128,26 @@ def test_promises_for_a_model_are_those_of_all_its_attentions(
     declared = tmp_path / "model.conformance.toml"
     declared.write_text("[semantics]\nscale = 0.25\n", encoding="utf-8")
     options = GraphOptions(declaration=str(declared))
-    (candidate,) = site_candidates(encoder.graph.path, encoder, None, options).values()
+    (candidate,) = sites_of_model(encoder.graph.path, encoder, None, options).values()
     assert candidate.declaration.semantics.scale == 0.25
 
 
 def test_check_judges_the_attentions_of_a_model(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 0, one candidate for all that are the same, with its site in record and views."""
+    """Exit code 0: the model, and one candidate for all that are the same, with its site."""
     by_tracing(MODELS["decoder"], folder / "decoder.onnx")
     assert run(["check", "decoder.onnx", *FEW, "--json", "out.json"]) == 0
     out = capsys.readouterr().out
     assert "decoder#0 (core, decoder.onnx#0): conforms" in out
     line = " ".join(out.split())
     assert "tower.layers.0.attention, 4 heads of 4 (2 key/value heads), keep mask of" in line
-    (candidate,) = record(folder)["candidates"]
+    whole, candidate = record(folder)["candidates"]
+    assert (whole["kind"], whole["target"], whole["name"]) == ("model", "decoder.onnx", "decoder")
     assert (candidate["kind"], candidate["target"]) == ("core", "decoder.onnx#0")
     assert candidate["site"]["same_as"] == [1]
     assert candidate["beside"] == {"source": None, "state_dict": None, "declaration": None}
-    assert read_record(folder / "out.json")["candidates"][0]["verdict"] == "conforms"
+    assert read_record(folder / "out.json")["candidates"][1]["verdict"] == "conforms"
 
 
 @pytest.mark.one_in(2)
@@ -151,6 +161,7 @@ def test_the_wrong_attention_fails_and_the_others_conform(name: str, folder: Pat
     verdicts = {
         entry["site"]["index"]: (entry["verdict"], failed(entry))
         for entry in record(folder)["candidates"]
+        if "site" in entry
     }
     wrong = {index for index, (verdict, _) in verdicts.items() if verdict == "fails"}
     assert wrong == set(broken.wrong)
@@ -181,8 +192,9 @@ def test_what_cannot_be_judged_is_a_warning(folder: Path) -> None:
     run(["check", "model.onnx", *FEW, "--json", "out.json"])
     (candidate,) = json.loads((folder / "out.json").read_text(encoding="utf-8"))["candidates"]
     assert candidate["name"] == "model#0"
-    (warning,) = candidate["warnings"]
-    assert warning.startswith("not judged: Softmax most: the Mul node")
+    attention, whole = candidate["warnings"]
+    assert attention.startswith("not judged: Softmax most: the Mul node")
+    assert whole.startswith("the model as a whole is not judged: nothing says what its input allow")
 
 
 def test_a_number_that_a_model_does_not_have_is_bad_input(

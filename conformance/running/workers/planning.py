@@ -35,7 +35,7 @@ from ..clause_run import PlannedClause
 from ..databases import open_databases
 from ..isolation.proxies import Isolated, isolated_candidates
 from ..isolation.remote import Remote
-from ..runner import CandidateRun, one_thread
+from ..runner import WHOLE_MODEL, CandidateRun, one_thread
 from .messages import Loaded, RunOptions
 
 # The clause that shows the exception where a candidate answers in another dtype or not alone.
@@ -219,7 +219,7 @@ class CandidatePlan:
             expected=declared_expectations(candidate),
             planned=tuple(self.planned),
             location=whereabouts(candidate) if self.isolated is None else self.isolated.location,
-            notes=(*self.notes, *(() if graph is None else graph.warnings)),
+            notes=(*self.notes, *candidate.warnings),
             unchecked=self.unchecked,
             mistaken=tuple(
                 f"{mistake.sentence} ({mistake.name})"
@@ -251,6 +251,8 @@ def _gauge(candidate: Candidate) -> str:
         return candidate.graph.projections.gauge
     if candidate.golden_known:
         return ""
+    if candidate.kind == WHOLE_MODEL:
+        return "no golden answer of a whole model exists: it was held against its own answers"
     why = "its weights are unknown" if not candidate.weights_known else "it mixes in positions"
     return f"{why}, so no golden answer was compared"
 
@@ -330,7 +332,8 @@ def plan_candidates(
             unchecked = unchecked_options(candidate, forward, options.unchecked)
         on_step("planning", candidate.name)
         run, planned = _planned(candidate, options, memory)
-        if options.preflight and options.trials:
+        # A model answered when its sizes were measured.
+        if options.preflight and options.trials and candidate.kind != WHOLE_MODEL:
             on_step("trying", candidate.name)
             silent_places = silences(run, planned)
             # A graph that is refused is judged all the same: its file has clauses of its own.
@@ -349,7 +352,9 @@ def plan_candidates(
         plans.append(plan)
     if plans and len(silent) == len(plans):
         raise UsageError(silent[0])
-    return plans
+    # Who selects clauses selects among a model and its attentions, too.
+    selected = [plan for plan in plans if plan.planned or not plan.candidate.of_model]
+    return selected or plans
 
 
 def _planned(

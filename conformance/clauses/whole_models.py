@@ -1,0 +1,565 @@
+"""model.*: what holds of a whole model, whatever it computes.
+
+No golden answer of a whole model exists. Its answers are held against answers of its own that must
+be equal. They may lie apart by ``SPREAD_FACTOR`` times what they move when each weight changes by
+one unit in the last place, as the clauses allow that judge attention up to gauge.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import torch
+
+from ..base.results import Violation
+from ..calls.calling import CandidateFailure
+from ..declare.candidate import Candidate
+from ..graphs.process import DEFAULT, Array, Setting
+from ..graphs.protocol import GraphLost, GraphRefused
+from ..models.whole_model import ATTENDING, ITEM, NUDGES, PADDED, ModelCall, WholeModel
+from ..oracle.comparison import Comparison, compare
+from ..problems.problem import Problem
+from ..problems.space import Space
+from ..tolerance import model as constants
+from .registry import Finding, clause, requires, violated
+from .subject import Subject
+
+Answers = Mapping[str, Array]
+_MODELS: Final = Space(kinds=("model",), values=("normal",), share=0.25)
+_PADDED: Final = _MODELS.replace(mask="always", patterns=("padding",), least=(("key_length", 2),))
+_MASKED: Final = _PADDED.replace(
+    patterns=("padding", "left-padding", "random", "one-hidden", "mixed")
+)
+_LOWEST: Final = Setting(level="disabled")
+# Items of a batch that are also asked alone; each costs a run.
+_MOST_ALONE: Final = 3
+
+
+def model_of(candidate: Candidate) -> WholeModel:
+    """The model behind a candidate; LookupError where there is none."""
+    model = candidate.function
+    if isinstance(model, WholeModel):
+        return model
+    msg = f"{candidate.name} is no whole model"
+    raise LookupError(msg)
+
+
+def drawn_call(subject: Subject, problem: Problem) -> ModelCall:
+    """The call of a model that a problem stands for."""
+    inputs, sizes = subject.inputs(problem), problem.geometry
+    keep = inputs.keep
+    mask = None
+    if keep is not None:
+        mask = keep.expand(sizes.batch, 1, 1, sizes.key_length)[:, 0, 0].numpy()
+    lengths = (sizes.key_length, sizes.query_length)
+    return model_of(subject.candidate).call(sizes.batch, lengths, mask, problem.seed)
+
+
+def _run(
+    model: WholeModel, call: ModelCall, *, setting: Setting = DEFAULT, taps: Sequence[str] = ()
+) -> dict[str, Array]:
+    """What the model answers; raises CandidateFailure where it gives no answer."""
+    try:
+        answers = model.run(call, setting=setting, taps=taps)
+    except GraphLost as lost:
+        raise CandidateFailure(Violation(kind=lost.kind, message=f"the model {lost}")) from None
+    except GraphRefused as refusal:
+        raise CandidateFailure(Violation(kind="raised", message=str(refusal))) from None
+    misshapen = model.misshapen(call, answers)
+    if misshapen:
+        raise CandidateFailure(Violation(kind="shape", message=misshapen))
+    return answers
+
+
+def _existing(letters: str, shape: Sequence[int], call: ModelCall) -> Array:
+    """Which entries of an answer belong to tokens that exist; bool, of the answer's shape."""
+    judged = np.ones(shape, dtype=bool)
+    for place, letter in enumerate(letters):
+        if letter == PADDED:
+            sizes = [1] * len(shape)
+            sizes[0], sizes[place] = call.batch, shape[place]
+            judged = judged & call.keep.reshape(sizes)
+    return judged
+
+
+def _allowed(
+    model: WholeModel, call: ModelCall, answers: Answers, taps: Sequence[str] = ()
+) -> dict[str, float]:
+    """How far each answer may lie from one that must be equal."""
+    widest = dict.fromkeys(answers, 0.0)
+    for seed in NUDGES:
+        other = _run(model, call, setting=Setting(nudge=seed), taps=taps)
+        for name, value in answers.items():
+            moved = np.abs(other[name].astype(np.float64) - value.astype(np.float64))
+            widest[name] = max(widest[name], _largest(moved))
+    return {
+        name: constants.SPREAD_FACTOR
+        * (widest[name] + float(np.finfo(value.dtype).eps) * _largest(np.abs(value)))
+        for name, value in answers.items()
+    }
+
+
+def _largest(sizes: Array) -> float:
+    finite = sizes[np.isfinite(sizes)]
+    return float(finite.max()) if finite.size else 0.0
+
+
+def _agreement(
+    model: WholeModel,
+    expected: Answers,
+    got: Answers,
+    allowed: Mapping[str, float],
+    judged: Mapping[str, Array],
+    wording: str,
+) -> Comparison:
+    """Two sets of answers that must be equal where they are judged; the worst of them."""
+    several = len(model.outputs) > 1
+    found = [
+        compare(
+            torch.from_numpy(got[name].astype(np.float64)),
+            torch.from_numpy(expected[name].astype(np.float64)),
+            torch.full(got[name].shape, allowed[name], dtype=torch.float64),
+            judged=torch.from_numpy(np.broadcast_to(judged[name], got[name].shape).copy()),
+            wording=f"{wording} in {name}" if several else wording,
+            both_answers=True,
+            axes=tuple(_axes(letters)),
+        )
+        for name, letters in model.outputs.items()
+    ]
+    return max(found, key=lambda one: one.margin)
+
+
+def _axes(letters: str) -> list[str]:
+    """What the axes of an answer are called."""
+    words = {ITEM: "item", PADDED: "token", ATTENDING: "token"}
+    names: list[str] = []
+    for place, letter in enumerate(letters):
+        word = words.get(letter, "channel" if place == len(letters) - 1 else f"axis {place}")
+        names.append(f"axis {place}" if word in names else word)
+    return names
+
+
+def _moves(
+    expected: Answers, other: Answers, allowed: Mapping[str, float], judged: Mapping[str, Array]
+) -> bool:
+    """Whether a counterfactual's answers differ from the right ones anywhere."""
+    return any(
+        bool((np.abs(other[name] - value) > allowed[name])[judged[name]].any())
+        for name, value in expected.items()
+        if name in judged
+    )
+
+
+def _judged(model: WholeModel, call: ModelCall, answers: Answers) -> dict[str, Array]:
+    return {
+        name: _existing(letters, answers[name].shape, call)
+        for name, letters in model.outputs.items()
+    }
+
+
+def _first_site(model: WholeModel, first: ModelCall, second: ModelCall) -> str:
+    """The first attention whose answers to two calls of one size differ, in words; "" if unknown.
+
+    Answers for tokens that do not exist are left out.
+    """
+    outputs = {site.output: site for site in model.sites.sites}
+    taps = list(outputs)
+    try:
+        expected, got = (_run(model, call, taps=taps) for call in (first, second))
+        allowed = _allowed(model, first, expected, taps)
+    except CandidateFailure:
+        return ""
+    for name, site in outputs.items():
+        if name not in expected or expected[name].shape != got[name].shape:
+            continue
+        letters = site.output_letters.replace("L", PADDED)
+        shape = expected[name].shape
+        whole = "F" not in letters and shape[letters.index(PADDED)] == first.lengths[0]
+        judged = _existing(letters, shape, first) if whole else np.ones(shape, bool)
+        if _moves({name: expected[name]}, got, allowed, {name: judged}):
+            return _named(model, site.index)
+    return ""
+
+
+def _named(model: WholeModel, index: int) -> str:
+    scope = model.described[index]["scope"]
+    return f"attention #{index}" + (f" ({scope})" if scope else "")
+
+
+def _finding(
+    model: WholeModel,
+    comparison: Comparison,
+    calls: tuple[ModelCall, ModelCall] | None = None,
+    *,
+    binding: bool = True,
+) -> Finding:
+    """The finding of a comparison; with two calls of one size it names the first attention."""
+    finding = Finding.of(comparison, binding=binding)
+    violation = finding.violation
+    if violation is None or calls is None:
+        return finding
+    site = _first_site(model, *calls)
+    if not site:
+        return finding
+    message = f"{violation.message}; the first that answers otherwise is {site}"
+    return dataclasses.replace(finding, violation=dataclasses.replace(violation, message=message))
+
+
+_apart: Final = requires(
+    lambda c: not model_of(c).quantised,
+    "its activations become integers by the range of a whole batch, so every token counts",
+)
+_free_length: Final = requires(
+    lambda c: len(model_of(c).taken.get("length", (1, 2))) > 1, "the file fixes the length"
+)
+_takes_positions: Final = requires(
+    lambda c: model_of(c).has_positions, "positions are no input: the first token is at the first"
+)
+_has_tokens: Final = requires(lambda c: model_of(c).is_sequential, "it takes no tokens")
+
+
+@clause(
+    "model.padding-is-absence",
+    sentence="A model answers an item with padding on the right as the item without its padding.",
+    source="onnxruntime#6044; MODELS: right-padded equals cut short",
+    space=_PADDED,
+    counterfactual="the padding as tokens; where no token sees later ones, other tokens",
+    applies=(_apart, _free_length),
+    explained=False,
+)
+def padding_is_absence(subject: Subject, problem: Problem) -> Finding:
+    """Items with padding against the same items cut short, each alone."""
+    model = model_of(subject.candidate)
+    return _against_cut(model, drawn_call(subject, problem), "padding on the right changes")
+
+
+@clause(
+    "model.left-padding",
+    sentence=(
+        "A model that is given positions answers an item with padding on the left, and positions "
+        "that count its own tokens, as the item without its padding."
+    ),
+    source="MODELS: left-padded equals cut where positions allow",
+    space=_PADDED.replace(patterns=("left-padding",)),
+    counterfactual="the padding as tokens",
+    applies=(_apart, _free_length, _takes_positions),
+    explained=False,
+)
+def left_padding(subject: Subject, problem: Problem) -> Finding:
+    """The same with the padding in front."""
+    model = model_of(subject.candidate)
+    call = drawn_call(subject, problem)
+    counted = np.maximum(np.cumsum(call.keep, axis=1) - 1, 0)
+    padded = model.with_positions(call, counted)
+    return _against_cut(model, padded, "padding on the left changes")
+
+
+def _against_cut(model: WholeModel, call: ModelCall, wording: str) -> Finding:
+    """Items with padding on one side, each against itself without it."""
+    copies = 1 if 1 in model.taken.get("batch", (1,)) else call.batch
+    worst, binding = None, False
+    for item in range(min(call.batch, _MOST_ALONE)):
+        padded = model.items(call, [item] * copies)
+        tokens = np.flatnonzero(call.keep[item])
+        span = slice(int(tokens[0]), int(tokens[-1]) + 1)
+        cut = model.cut(padded, span)
+        if not (model.takes(copies, padded.lengths) and model.takes(copies, cut.lengths)):
+            continue
+        answers = _run(model, padded)
+        allowed, judged = _allowed(model, padded, answers), _judged(model, padded, answers)
+        if all(model.causal_sites):  # no token sees the padding behind it
+            other = model.with_tokens(padded, padded.keep, item + 1)
+        else:
+            other = model.with_mask(padded, np.ones_like(padded.keep))
+        binding = binding or _moves(answers, _run(model, other), allowed, judged)
+        got = {name: _part(value, model.outputs[name], span) for name, value in answers.items()}
+        every = {name: np.ones(value.shape, bool) for name, value in got.items()}
+        found = _agreement(model, _run(model, cut), got, allowed, every, f"{wording} the answer")
+        worst = found if worst is None or found.margin > worst.margin else worst
+    if worst is None:
+        return Finding(binding=False)
+    return _finding(model, worst, binding=binding)
+
+
+def _part(answer: Array, letters: str, span: slice) -> Array:
+    """An answer for some tokens of the padded sequence alone."""
+    return answer[tuple(span if letter == PADDED else slice(None) for letter in letters)]
+
+
+@clause(
+    "model.padding-contents",
+    sentence="What stands where the mask says that there is no token changes no answer.",
+    source="onnxruntime#18945: fused attention that takes every mask for padding on the right",
+    space=_MASKED,
+    counterfactual="the same change with a mask that hides nothing",
+    applies=(_apart,),
+    explained=False,
+)
+def padding_contents(subject: Subject, problem: Problem) -> Finding:
+    """Other tokens where the mask hides them; answers at the others stay."""
+    model = model_of(subject.candidate)
+    call = drawn_call(subject, problem)
+    other = model.with_tokens(call, ~call.keep, problem.seed + 1)
+    answers, changed = _run(model, call), _run(model, other)
+    allowed = _allowed(model, call, answers)
+    judged = _of_tokens(model, call, answers)
+    seen = [model.with_mask(each, np.ones_like(call.keep)) for each in (call, other)]
+    binding = _moves(_run(model, seen[0]), _run(model, seen[1]), allowed, judged)
+    wording = "other tokens under the mask change the answer"
+    comparison = _agreement(model, answers, changed, allowed, judged, wording)
+    return _finding(model, comparison, (call, other), binding=binding)
+
+
+def _of_tokens(model: WholeModel, call: ModelCall, answers: Answers) -> dict[str, Array]:
+    """Entries that are judged under any mask.
+
+    An answer for a whole item may be that of its first or last place, whatever stands there: it is
+    judged where both exist.
+    """
+    judged = _judged(model, call, answers)
+    ends = call.keep[:, 0] & call.keep[:, -1]
+    for name, letters in model.outputs.items():
+        if PADDED not in letters and ATTENDING not in letters:
+            judged[name] &= ends.reshape([-1] + [1] * (len(letters) - 1))
+    return judged
+
+
+def _causal_part(candidate: Candidate) -> tuple[int, ...]:
+    """The attentions along the sequence whose tokens attend to earlier ones alone."""
+    model = model_of(candidate)
+    if not model.has_two_sequences:
+        return tuple(entry["index"] for entry in model.described)
+    graph = model.sites.graph
+    second = {entry.name for entry in model.inputs if entry.along == 1}
+    return tuple(
+        site.index
+        for site in model.sites.sites
+        if second & graph.wiring.reaching(site.key.name, graph.inputs)
+    )
+
+
+def _is_causal(candidate: Candidate) -> str:
+    """Why a model promises no causality, or ""."""
+    model = model_of(candidate)
+    flags = [model.causal_sites[index] for index in _causal_part(candidate)]
+    if not any(flags):
+        return "none of its attentions hides later tokens"
+    if 2 * sum(flags) < len(flags):
+        return "most of its attentions see every token, as an encoder's do"
+    return ""
+
+
+@clause(
+    "model.causality",
+    sentence="In a model whose attentions hide later tokens no token changes an earlier answer.",
+    source="MODELS: GPT-2 and Llama: exactly 0",
+    space=_MODELS.replace(least=(("query_length", 2), ("key_length", 2))),
+    counterfactual="an answer that a token does not change at its own place",
+    applies=(_apart, _has_tokens, _is_causal),
+    explained=False,
+)
+def causality(subject: Subject, problem: Problem) -> Finding:
+    """Other tokens from some place on; answers before it stay."""
+    model = model_of(subject.candidate)
+    call = drawn_call(subject, problem)
+    along = int(model.has_two_sequences)
+    letter, length = (PADDED, ATTENDING)[along], call.lengths[along]
+    first = 1 + problem.seed % (length - 1)
+    later = np.broadcast_to(np.arange(length) >= first, (call.batch, length))
+    other = model.with_tokens(call, later, problem.seed + 1, along=along)
+    answers, changed = _run(model, call), _run(model, other)
+    allowed = _allowed(model, call, answers)
+    before, after = {}, {}
+    for name, letters in model.outputs.items():
+        places = [place for place, own in enumerate(letters) if own == letter]
+        grid = np.indices(answers[name].shape, sparse=True)
+        both = [grid[place] < first for place in places]
+        shape = answers[name].shape
+        before[name] = np.broadcast_to(
+            np.logical_and.reduce(both) if places else np.zeros(1, bool), shape
+        )
+        after[name] = ~before[name] if places else before[name]
+    binding = _moves(answers, changed, allowed, after)
+    wording = f"a token from place {first} on changes the answer"
+    comparison = _agreement(model, answers, changed, allowed, before, wording)
+    early = dataclasses.replace(call, keep=~later) if along == 0 else call
+    return _finding(model, comparison, (early, other), binding=binding)
+
+
+@clause(
+    "model.batch-independence",
+    sentence="A model answers an item in a batch as it answers it alone, and in any order.",
+    source="MODELS: each item alone equals the item in its batch; onnxruntime#6044",
+    space=_MASKED.replace(mask="offered", least=(("batch", 2),)),
+    counterfactual="the answer to another item",
+    applies=(_apart,),
+    explained=False,
+)
+def batch_independence(subject: Subject, problem: Problem) -> Finding:
+    """The items the other way round, and one of them alone where a batch of one is taken."""
+    model = model_of(subject.candidate)
+    call = drawn_call(subject, problem)
+    answers = _run(model, call)
+    allowed, judged = _allowed(model, call, answers), _judged(model, call, answers)
+    order = list(range(call.batch))[::-1]
+    reordered = _run(model, model.items(call, order))
+    turned = {name: value[order] for name, value in reordered.items()}
+    wording = "the order of the items changes the answer"
+    worst = _agreement(model, answers, turned, allowed, judged, wording)
+    item = problem.seed % call.batch
+    if model.takes(1, call.lengths):
+        alone = _run(model, model.items(call, [item]))
+        own = {name: value[[item]] for name, value in answers.items()}
+        wording = "an item is answered otherwise in its batch than alone"
+        part = {name: value[[item]] for name, value in judged.items()}
+        found = _agreement(model, alone, own, allowed, part, wording)
+        worst = max(worst, found, key=lambda one: one.margin)
+    others = {name: np.roll(value, 1, axis=0) for name, value in answers.items()}
+    return _finding(model, worst, binding=_moves(answers, others, allowed, judged))
+
+
+def _open_sizes(candidate: Candidate) -> str:
+    """Why there is no size that a file leaves open, or ""."""
+    model = model_of(candidate)
+    fixed = [axis for axis, sizes in model.taken.items() if len(sizes) == 1]
+    refused = {entry.axis for entry in model.refused}
+    axes = {"batch", *(["length"] if model.is_sequential else [])}
+    return "" if axes - (set(fixed) - refused) else "the file fixes every size"
+
+
+@clause(
+    "model.any-size",
+    sentence="A model whose file leaves the batch or a length open runs at every size of it.",
+    source="pytorch.org/docs/onnx: tracing bakes sizes that are read as numbers",
+    space=_MODELS,
+    applies=(_open_sizes,),
+    explained=False,
+)
+def any_size(subject: Subject, problem: Problem) -> Finding:
+    """No refusal of a batch of 1 to 5 or of 1 to 34 tokens, and answers of as many entries."""
+    model = model_of(subject.candidate)
+    if model.refused:
+        entry = model.refused[problem.seed % len(model.refused)]
+        taken = ", ".join(map(str, model.taken[entry.axis]))
+        message = (
+            f"the file leaves the {entry.axis} open, but the model runs at {taken} only: at "
+            f"{entry.size} it {entry.message}"
+        )
+        return violated("shape", message)
+    _run(model, drawn_call(subject, problem))
+    return Finding()
+
+
+_EMPTY: Final = _MASKED.replace(least=(("batch", 2), ("key_length", 2)))
+
+
+@clause(
+    "model.empty-item-harmless",
+    sentence="An item of nothing but padding changes the answer to no other item.",
+    source="MODELS: an item without any token disturbs nobody",
+    space=_EMPTY,
+    applies=(_apart,),
+    explained=False,
+)
+def empty_item_harmless(subject: Subject, problem: Problem) -> Finding:
+    """A batch whose last item is empty against the batch in which it is not."""
+    model = model_of(subject.candidate)
+    call = drawn_call(subject, problem)
+    answers, emptied = _run(model, call), _run(model, _with_empty_item(model, call))
+    judged = _judged(model, call, answers)
+    for each in judged.values():
+        each[-1] = False
+    allowed = _allowed(model, call, answers)
+    wording = "an item of nothing but padding changes the answer to another item"
+    return _finding(model, _agreement(model, answers, emptied, allowed, judged, wording))
+
+
+@clause(
+    "model.empty-item-finite",
+    level="SHOULD",
+    sentence="The answer to an item of nothing but padding is finite.",
+    source="MODELS: an item without any token stays finite",
+    space=_EMPTY,
+    explained=False,
+)
+def empty_item_finite(subject: Subject, problem: Problem) -> Finding:
+    """No NaN and no infinity for the last item of a batch, which is empty."""
+    model = model_of(subject.candidate)
+    answers = _run(model, _with_empty_item(model, drawn_call(subject, problem)))
+    for name in model.outputs:
+        unusual = ~np.isfinite(answers[name][-1])
+        if unusual.any():
+            message = (
+                f"{name} is not finite for an item of nothing but padding "
+                f"({int(unusual.sum())} of {unusual.size} numbers)"
+            )
+            return violated("finite", message)
+    return Finding()
+
+
+def _with_empty_item(model: WholeModel, call: ModelCall) -> ModelCall:
+    keep = call.keep.copy()
+    keep[-1] = False
+    return model.with_mask(call, keep)
+
+
+def _unmasked_sites(candidate: Candidate) -> list[int]:
+    """The attentions whose keys are of the padded sequence and that no mask of it reaches."""
+    model = model_of(candidate)
+    graph = model.sites.graph
+    padded = {entry.name for entry in model.inputs if entry.along == 0}
+    masks = {entry.name for entry in model.inputs if entry.role == "mask" and entry.along == 0}
+    unmasked = []
+    for site in model.sites.sites:
+        sources = graph.wiring.reaching(site.key.name, graph.inputs)
+        if sources & padded and sources <= padded:
+            reached = set(model.described[site.index]["mask_inputs"])
+            unmasked += [] if masks & reached else [site.index]
+    return unmasked
+
+
+@clause(
+    "model.mask-reaches-all",
+    sentence="The mask reaches every attention whose keys are tokens that it may hide.",
+    source="BUGS 20: a layer that is called without the mask",
+    space=_PADDED,
+    applies=(requires(lambda c: model_of(c).has_mask, "no mask is declared"),),
+    explained=False,
+)
+def mask_reaches_all(subject: Subject, _problem: Problem) -> Finding:
+    """By the graph: no attention to the padded sequence without the mask above it."""
+    model, unmasked = model_of(subject.candidate), _unmasked_sites(subject.candidate)
+    if not unmasked:
+        return Finding()
+    names = ", ".join(_named(model, index) for index in unmasked)
+    return violated("value", f"the mask does not reach {names}")
+
+
+@clause(
+    "model.optimisation-levels",
+    sentence=(
+        "A model answers the same at the runtime's lowest and highest optimisation level, under "
+        "any mask."
+    ),
+    source="onnxruntime#18945: fused graphs are far off for masks other than right padding",
+    space=_MASKED.replace(mask="offered"),
+    counterfactual="an answer of zero",
+    applies=(_apart,),
+    explained=False,
+)
+def optimisation_levels(subject: Subject, problem: Problem) -> Finding:
+    """No optimisation against every one, for tokens that exist."""
+    model = model_of(subject.candidate)
+    call = drawn_call(subject, problem)
+    lowest = _run(model, call, setting=_LOWEST)
+    answers = _run(model, call)
+    # Each of the two may err by as much.
+    allowed = {name: 2.0 * size for name, size in _allowed(model, call, answers).items()}
+    judged = _judged(model, call, answers)
+    zeros = {name: np.zeros_like(value) for name, value in lowest.items()}
+    wording = "optimisation changes the answer"
+    comparison = _agreement(model, lowest, answers, allowed, judged, wording)
+    return _finding(model, comparison, binding=_moves(lowest, zeros, allowed, judged))

@@ -1,0 +1,206 @@
+"""What the inputs of a whole model are: tokens, masks, positions, features, pictures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from onnx import helper
+
+from ..errors import UsageError
+from ..graphs.protocol import Array
+from ..graphs.reading import MODEL_ROLES, Axis
+from .model_graph import ModelGraph
+
+# Ids that are drawn where no table of embeddings says how many there are.
+_FEW_IDS: Final = 8
+# Ids below this one may have a meaning of their own, such as padding or the end of a text.
+_SPECIAL: Final = 4
+_WORDS: Final = re.compile(r"[^a-z]+")
+_CACHED: Final = frozenset({"past", "cache", "key", "value", "state"})
+_ANSWERING: Final = ("decoder", "target", "tgt")
+_PASSED: Final = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+
+
+class UnknownInputError(Exception):
+    """Nothing says what an input of a model is; the message is a clause about it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInput:
+    """One input of a model.
+
+    role
+        ``tokens``: ids ``[B, L]``; ``mask``: 1 or True where there is a token ``[B, L]``;
+        ``positions`` and ``types`` of tokens ``[B, L]``; ``features`` ``[B, L, E]``; ``image``:
+        floats of a fixed size ``[B, …]``.
+    along
+        Which sequence it lies along: 0 for the one that a mask pads, 1 for one that attends to it,
+        None for neither.
+    shape
+        The size or the name of each axis.
+    count
+        How many different ids there are.
+    """
+
+    name: str
+    role: str
+    along: int | None
+    shape: tuple[Axis, ...]
+    dtype: np.dtype[Any]
+    count: int = 0
+
+    def drawn(
+        self, batch: int, length: int, keep: Array | None, generator: np.random.Generator
+    ) -> Array:
+        """Values for some items of a length; ``keep`` (bool ``[B, L]``) says which tokens exist."""
+        if self.role == "tokens":
+            return self.ids((batch, length), generator)
+        if self.role == "mask":
+            kept = np.ones((batch, length), np.bool_) if keep is None else keep
+            mask: Array = kept.astype(self.dtype)
+            return mask
+        if self.role == "positions":
+            return np.broadcast_to(np.arange(length), (batch, length)).astype(self.dtype)
+        if self.role == "types":
+            return np.zeros((batch, length), self.dtype)
+        rest = self.shape[2:] if self.role == "features" else self.shape[1:]
+        sizes = (batch, length, *rest) if self.role == "features" else (batch, *rest)
+        shape = [int(size or 0) for size in sizes]
+        return np.asarray(generator.standard_normal(shape), self.dtype)
+
+    def ids(self, shape: tuple[int, int], generator: np.random.Generator) -> Array:
+        """Random ids, none with a meaning of its own where there are enough."""
+        return generator.integers(self._least, self.count, shape).astype(self.dtype)
+
+    def other(self, values: Array, generator: np.random.Generator) -> Array:
+        """Values of the same shape, each token another one than before."""
+        if self.role != "tokens":
+            return np.asarray(generator.standard_normal(values.shape), self.dtype)
+        ordinary = max(self.count - self._least, 1)
+        step = generator.integers(1, max(ordinary, 2), values.shape)
+        return ((values - self._least + step) % ordinary + self._least).astype(self.dtype)
+
+    @property
+    def _least(self) -> int:
+        return _SPECIAL if self.count > 2 * _SPECIAL else 0
+
+
+def model_inputs(
+    graph: ModelGraph, declared: Mapping[str, Mapping[str, Any]]
+) -> tuple[ModelInput, ...]:
+    """The inputs of a model with their roles: as they are declared, else by name, type and rank.
+
+    Raises UnknownInputError for an input that nothing says enough of, UsageError for a declaration
+    of an input that is not there.
+    """
+    ports = [port for port in graph.model.graph.input if port.name in graph.inputs]
+    for name in declared:
+        if name not in graph.inputs:
+            known = ", ".join(port.name for port in ports)
+            msg = f"the declaration names the input {name!r}, which the model lacks: it has {known}"
+            raise UsageError(msg)
+    shapes = {port.name: graph.shape(port.name) for port in ports}
+    kinds = {port.name: _dtype(graph, port.name) for port in ports}
+    roles = {
+        name: str(declared.get(name, {}).get("role", "")) or _role(name, shapes[name], kinds[name])
+        for name in shapes
+    }
+    sequences = _sequences(shapes, roles)
+    inputs = []
+    for name, role in roles.items():
+        if role == "image" and not all(isinstance(size, int) for size in shapes[name][1:]):
+            msg = f"the sizes of its input {name} are not in the file"
+            raise UnknownInputError(msg)
+        if role == "features" and not isinstance(shapes[name][2], int):
+            msg = f"the width of its input {name} is not in the file"
+            raise UnknownInputError(msg)
+        count = int(declared.get(name, {}).get("vocabulary", 0)) or _vocabulary(graph, name)
+        inputs.append(
+            ModelInput(
+                name=name,
+                role=role,
+                along=sequences.get(name),
+                shape=shapes[name],
+                dtype=kinds[name],
+                count=count if role == "tokens" else 0,
+            )
+        )
+    if not any(entry.role in ("tokens", "features", "image") for entry in inputs):
+        msg = "none of its inputs holds tokens, features or a picture"
+        raise UnknownInputError(msg)
+    return tuple(inputs)
+
+
+def _dtype(graph: ModelGraph, name: str) -> np.dtype[Any]:
+    try:
+        return np.dtype(helper.tensor_dtype_to_np_dtype(graph.type(name)))
+    except (KeyError, TypeError, ValueError):
+        msg = f"its input {name} is no tensor of numbers"
+        raise UnknownInputError(msg) from None
+
+
+def _role(name: str, shape: Sequence[Axis], kind: np.dtype[Any]) -> str:
+    """The role of an input that nobody declared."""
+    words = set(_WORDS.split(name.lower()))
+    joined, rank = name.lower(), len(shape)
+    if rank == len("BL"):
+        if "mask" in joined:
+            return "mask"
+        if kind.kind in "iu":
+            if "position" in joined:
+                return "positions"
+            return "types" if words & {"type", "types", "segment", "segments"} else "tokens"
+    if kind.kind == "f" and not words & _CACHED:
+        if rank > 1 and all(isinstance(size, int) for size in shape[1:]):
+            return "image"
+        if rank == len("BLE"):
+            return "features"
+    msg = (
+        f"nothing says what its input {name} is; declare it: [inputs.{name}] with one of the roles "
+        f"{', '.join(MODEL_ROLES)}"
+    )
+    raise UnknownInputError(msg)
+
+
+def _sequences(shapes: Mapping[str, Sequence[Axis]], roles: Mapping[str, str]) -> dict[str, int]:
+    """Along which sequence each input lies; raises UnknownInputError for more than two."""
+    places = {
+        name: (shapes[name][1], name.lower().startswith(_ANSWERING))
+        for name, role in roles.items()
+        if role != "image"
+    }
+    own = [places[name] for name, role in roles.items() if role in ("tokens", "features")]
+    found = list(dict.fromkeys(own))
+    if len(found) > len(("padded", "attending")):
+        msg = "its inputs lie along more than two sequences"
+        raise UnknownInputError(msg)
+    masked = [_nearest(places[name], found) for name, role in roles.items() if role == "mask"]
+    # The one that answers comes second; else the one that a mask pads comes first.
+    found.sort(key=lambda place: (place[1], place not in masked))
+    return {name: found.index(_nearest(place, found)) for name, place in places.items() if found}
+
+
+def _nearest(place: tuple[Axis, bool], found: Sequence[tuple[Axis, bool]]) -> Any:
+    """The sequence of an input: by its axis, else by its name, else the first."""
+    if place in found or not found:
+        return place
+    return next((other for other in found if other[1] == place[1]), found[0])
+
+
+def _vocabulary(graph: ModelGraph, name: str) -> int:
+    """How many ids there are: the rows of the smallest table that they choose from."""
+    waiting, visited, rows = [name], {name}, list[int]()
+    while waiting:
+        for node in graph.wiring.consumers[waiting.pop()]:
+            table = graph.wiring.initializers.get(node.input[0])
+            if node.op_type == "Gather" and table is not None and node.input[1] in visited:
+                rows.append(int(table.dims[0]))
+            elif node.op_type in _PASSED:
+                fresh = set(node.output) - visited
+                visited |= fresh
+                waiting += sorted(fresh)
+    return min(rows, default=_FEW_IDS)

@@ -1,0 +1,385 @@
+"""A whole model that runs: calls that are drawn for it, its answers, and the sizes it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ..base.record import SiteEntry
+from ..graphs.process import DEFAULT, Array, GraphProcess, Setting
+from ..graphs.protocol import GraphLost, GraphRefused
+from .model_inputs import ModelInput, UnknownInputError, model_inputs
+from .sites import Sites
+
+# Sizes that show which ones a model refuses: batches, and lengths of a sequence.
+BATCHES: Final = (1, 2, 3, 5)
+LENGTHS: Final = (1, 2, 3, 5, 8, 13, 21, 34)
+# Tried in turn until one is answered: a file may not say at which size it was traced.
+_FIRST_LENGTHS: Final = (5, 8, 7, 6, 4, 16, 10, 12, 32, 64, 128, 1)
+_FIRST_BATCHES: Final = (2, 1, 3, 4)
+_SEED: Final = 1
+# Runs with weights nudged by one unit in the last place, to see how far answers lie apart.
+NUDGES: Final = (1, 2)
+# The letters of an answer's axes: item, first and second sequence, anything else.
+ITEM, PADDED, ATTENDING, OTHER = "B", "P", "A", "."
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ModelCall:
+    """What a model is asked at once.
+
+    keep
+        bool ``[B, L]``: which tokens of the padded sequence exist.
+    lengths
+        Of the padded sequence and of the one that attends to it; equal where there is only one.
+    """
+
+    feeds: Mapping[str, Array]
+    keep: Array
+    lengths: tuple[int, int]
+
+    @property
+    def batch(self) -> int:
+        """The number of items."""
+        return int(self.keep.shape[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefusedSize:
+    """A size that the file leaves open and the model does not take.
+
+    axis
+        ``batch``, ``length``, or ``second length`` of the sequence that attends.
+    """
+
+    axis: str
+    size: int
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WholeModel:
+    """A model's file with what is known of it; it runs in a child process.
+
+    described
+        Its attentions as the record says them.
+    outputs
+        The letters of the axes of each answer in floats.
+    taken
+        The sizes that it takes by axis, where it does not take every one.
+    refused
+        Those it should take and does not.
+    """
+
+    path: Path
+    sites: Sites
+    described: Sequence[SiteEntry]
+    process: GraphProcess
+    inputs: tuple[ModelInput, ...]
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    taken: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    refused: tuple[RefusedSize, ...] = ()
+
+    def __call__(self, *_arguments: Any, **_keywords: Any) -> Any:
+        """A model takes no heads: its clauses call :meth:`run`."""
+        msg = f"{self.path} is a whole model and is called by its clauses alone"
+        raise TypeError(msg)
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether one of its inputs says which tokens of the padded sequence exist."""
+        return any(entry.role == "mask" and entry.along == 0 for entry in self.inputs)
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether one of its inputs says where the tokens of the padded sequence stand."""
+        return any(entry.role == "positions" and entry.along == 0 for entry in self.inputs)
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether it takes tokens or features of any sequence."""
+        return any(entry.role in ("tokens", "features") for entry in self.inputs)
+
+    @property
+    def has_two_sequences(self) -> bool:
+        """Whether a sequence of its own attends to the padded one."""
+        return any(entry.along == 1 for entry in self.inputs)
+
+    @cached_property
+    def quantised(self) -> bool:
+        """Whether activations become integers by the range of a whole tensor, which joins items."""
+        nodes = self.sites.graph.wiring.graph.node
+        return any(node.op_type.startswith("DynamicQuantize") for node in nodes)
+
+    @cached_property
+    def causal_sites(self) -> tuple[bool, ...]:
+        """Which attentions hide later keys when the caller hides nothing."""
+        return tuple(bool(entry["causal"]) for entry in self.described)
+
+    def call(
+        self, batch: int, lengths: tuple[int, int], keep: Array | None, seed: int
+    ) -> ModelCall:
+        """A call of some sizes with random tokens; all of them exist where ``keep`` is None."""
+        generator = np.random.default_rng(seed)
+        feeds = {
+            entry.name: entry.drawn(
+                batch,
+                lengths[entry.along or 0],
+                keep if entry.along == 0 else None,
+                generator,
+            )
+            for entry in self.inputs
+        }
+        existing = np.ones((batch, lengths[0]), bool) if keep is None else keep
+        return ModelCall(feeds=feeds, keep=existing, lengths=lengths)
+
+    def with_tokens(
+        self, call: ModelCall, changed: Array, seed: int, *, along: int = 0
+    ) -> ModelCall:
+        """The call with other tokens where ``changed`` (bool ``[B, L]``) says so."""
+        generator = np.random.default_rng(seed)
+        feeds = dict(call.feeds)
+        for entry in self.inputs:
+            if entry.along != along or entry.role not in ("tokens", "features"):
+                continue
+            where = changed if entry.role == "tokens" else changed[..., None]
+            before = feeds[entry.name]
+            feeds[entry.name] = np.where(where, entry.other(before, generator), before)
+        return dataclasses.replace(call, feeds=feeds)
+
+    def with_mask(self, call: ModelCall, keep: Array) -> ModelCall:
+        """The call with other tokens said to exist."""
+        feeds = dict(call.feeds)
+        for entry in self.inputs:
+            if entry.role == "mask" and entry.along == 0:
+                feeds[entry.name] = keep.astype(entry.dtype)
+        return dataclasses.replace(call, feeds=feeds, keep=keep)
+
+    def with_positions(self, call: ModelCall, positions: Array) -> ModelCall:
+        """The call with the tokens of the padded sequence at other positions ``[B, L]``."""
+        feeds = dict(call.feeds)
+        for entry in self.inputs:
+            if entry.role == "positions" and entry.along == 0:
+                feeds[entry.name] = positions.astype(entry.dtype)
+        return dataclasses.replace(call, feeds=feeds)
+
+    def items(self, call: ModelCall, order: Sequence[int]) -> ModelCall:
+        """Some items of a call, in some order."""
+        chosen = list(order)
+        feeds = {name: value[chosen] for name, value in call.feeds.items()}
+        return dataclasses.replace(call, feeds=feeds, keep=call.keep[chosen])
+
+    def cut(self, call: ModelCall, tokens: slice) -> ModelCall:
+        """The call with some tokens of the padded sequence alone."""
+        feeds = dict(call.feeds)
+        for entry in self.inputs:
+            if entry.along == 0:
+                feeds[entry.name] = feeds[entry.name][:, tokens]
+        keep = call.keep[:, tokens]
+        length = int(keep.shape[1])
+        second = call.lengths[1] if self.has_two_sequences else length
+        return ModelCall(feeds=feeds, keep=keep, lengths=(length, second))
+
+    def run(
+        self, call: ModelCall, *, setting: Setting = DEFAULT, taps: Sequence[str] = ()
+    ) -> dict[str, Array]:
+        """The answers in floats by name, and the tensors inside it that are asked for.
+
+        Raises GraphRefused and GraphLost.
+        """
+        answer = self.process.run(dict(call.feeds), setting=setting, taps=taps)
+        wanted = {*taps, *(self.outputs or answer)}
+        return {
+            name: np.asarray(value)
+            for name, value in answer.items()
+            if name in wanted and np.asarray(value).dtype.kind == "f"
+        }
+
+    def misshapen(self, call: ModelCall, answers: Mapping[str, Array]) -> str:
+        """What is wrong with the shape of an answer, or ""."""
+        sizes = {ITEM: call.batch, PADDED: call.lengths[0], ATTENDING: call.lengths[1]}
+        for name, letters in self.outputs.items():
+            shape = answers[name].shape
+            same = len(shape) == len(letters)
+            wanted = [sizes.get(at, n) for at, n in zip(letters, shape, strict=False)]
+            if not same or wanted != list(shape):
+                batch, length = call.batch, call.lengths[0]
+                return (
+                    f"answers a batch of {batch} of length {length} with {name} of the shape "
+                    f"{list(shape)}"
+                )
+        return ""
+
+    def takes(self, batch: int, lengths: tuple[int, int]) -> bool:
+        """Whether a call of some sizes is among those that it takes."""
+        sizes = {"batch": batch, "length": lengths[0], "second length": lengths[1]}
+        return all(size in self.taken.get(axis, (size,)) for axis, size in sizes.items())
+
+
+def open_model(
+    path: Path,
+    sites: Sites,
+    described: Sequence[SiteEntry],
+    declared: Mapping[str, Mapping[str, Any]],
+) -> WholeModel:
+    """The model in a file, with the roles of its inputs and the sizes it takes.
+
+    Raises UnknownInputError where nothing says what an input is, or no call is answered.
+    """
+    inputs = model_inputs(sites.graph, declared)
+    process = GraphProcess(path)
+    try:
+        model = WholeModel(
+            path=path, sites=sites, described=described, process=process, inputs=inputs
+        )
+        return _measured(model)
+    except BaseException:
+        process.close()
+        raise
+
+
+def _measured(model: WholeModel) -> WholeModel:
+    """The model with the axes of its answers and the sizes it takes."""
+    fixed = {axis: _fixed(model, axis) for axis in _AXES}
+    batch, lengths = _answered(model, fixed)
+    base = {"batch": batch, "length": lengths[0], "second length": lengths[1]}
+    model = _with_sizes(model, fixed, base)
+    outputs = _letters(model, base)
+    if not outputs:
+        msg = "none of its answers is a tensor of floats with one entry an item"
+        raise UnknownInputError(msg)
+    # Now that the axes of the answers are known, a size is also refused by a wrong shape.
+    return _with_sizes(dataclasses.replace(model, outputs=outputs), fixed, base)
+
+
+def _with_sizes(
+    model: WholeModel, fixed: Mapping[str, int | None], base: Mapping[str, int]
+) -> WholeModel:
+    """The model with the sizes it takes, and those it should and does not."""
+    accepted: dict[str, tuple[int, ...]] = {}
+    refused: list[RefusedSize] = []
+    for axis in _AXES:
+        own = fixed[axis]
+        if own is not None:
+            accepted[axis] = (own,)
+            continue
+        if axis == "second length" and not model.has_two_sequences:
+            continue
+        sizes = sorted({*(BATCHES if axis == "batch" else LENGTHS), base[axis]})
+        messages = {size: _refusal(model, {**base, axis: size}) for size in sizes}
+        good = tuple(size for size in sizes if not messages[size])
+        bad = [size for size in sizes if messages[size]]
+        if bad:
+            accepted[axis] = good
+            if axis == "batch" or not _ends_with_a_table(model, good, bad):
+                refused += [
+                    RefusedSize(axis=axis, size=size, message=messages[size]) for size in bad
+                ]
+    return dataclasses.replace(model, taken=accepted, refused=tuple(refused))
+
+
+_AXES: Final = ("batch", "length", "second length")
+
+
+def _fixed(model: WholeModel, axis: str) -> int | None:
+    """The size that the file gives an axis."""
+    for entry in model.inputs:
+        if axis == "batch":
+            size = entry.shape[0]
+        elif entry.along == ("length", "second length").index(axis):
+            size = entry.shape[1]
+        else:
+            continue
+        if isinstance(size, int):
+            return size
+    return None if axis == "batch" or model.is_sequential else 1
+
+
+def _answered(model: WholeModel, fixed: Mapping[str, int | None]) -> tuple[int, tuple[int, int]]:
+    """Sizes of a call that is answered; raises UnknownInputError with the first refusal."""
+    first = ""
+    lengths = _only(fixed["length"], _FIRST_LENGTHS)
+    for length, batch in product(lengths, _only(fixed["batch"], _FIRST_BATCHES)):
+        second = fixed["second length"] or length
+        message = _refusal(model, {"batch": batch, "length": length, "second length": second})
+        if not message:
+            return batch, (length, second)
+        first = first or message
+    msg = f"it answers no call that was tried: it {first}"
+    raise UnknownInputError(msg)
+
+
+def _only(size: int | None, otherwise: Iterable[int]) -> tuple[int, ...]:
+    return tuple(otherwise) if size is None else (size,)
+
+
+def _refusal(model: WholeModel, sizes: Mapping[str, int]) -> str:
+    """Why a call of some sizes is not answered, or ""."""
+    second = sizes["second length"] if model.has_two_sequences else sizes["length"]
+    call = model.call(sizes["batch"], (sizes["length"], second), None, _SEED)
+    try:
+        answers = model.run(call)
+    except GraphLost as lost:
+        return str(lost)
+    except GraphRefused as refusal:
+        return f"says: {refusal}"
+    return model.misshapen(call, answers)
+
+
+def _ends_with_a_table(model: WholeModel, good: Sequence[int], bad: Sequence[int]) -> bool:
+    """Whether only lengths beyond the rows of a stored tensor are refused, such as of positions."""
+    longest, shortest = max(good), min(bad)
+    if longest > shortest:
+        return False
+    stored = model.sites.graph.wiring.initializers.values()
+    return any(longest <= size < shortest for tensor in stored for size in tensor.dims if size > 1)
+
+
+def _letters(model: WholeModel, base: Mapping[str, int]) -> dict[str, str]:
+    """The letters of the axes of each answer, as two calls of different sizes show them."""
+    sizes = [dict(base), dict(base)]
+    for axis in _AXES:
+        others = [size for size in model.taken.get(axis, LENGTHS) if size > 1]
+        used = {sizes[0][other] for other in _AXES} | {sizes[1][other] for other in _AXES}
+        fresh = [size for size in others if size not in used]
+        sizes[1][axis] = (fresh or [base[axis]])[0]
+        if axis == "second length" and model.has_two_sequences and len(fresh) > 1:
+            sizes[0][axis] = fresh[1]
+    if not model.has_two_sequences:
+        for each in sizes:
+            each["second length"] = each["length"]
+    shapes = []
+    for each in sizes:
+        call = model.call(each["batch"], (each["length"], each["second length"]), None, _SEED)
+        shapes.append({name: value.shape for name, value in model.run(call).items()})
+    first, second = shapes
+    letters = {}
+    for name, shape in first.items():
+        other = second.get(name, ())
+        pairs = list(zip(shape, other, strict=False))
+        if len(shape) != len(other) or not pairs:
+            continue
+        read = [_letter(pair, place, sizes, model) for place, pair in enumerate(pairs)]
+        if read[0] == ITEM:
+            letters[name] = "".join(read)
+    return letters
+
+
+def _letter(
+    pair: tuple[int, int], place: int, sizes: Sequence[Mapping[str, int]], model: WholeModel
+) -> str:
+    """What an axis is whose sizes in two calls are these."""
+    if place == 0:
+        return ITEM if pair == (sizes[0]["batch"], sizes[1]["batch"]) else OTHER
+    named = [("length", PADDED), ("second length", ATTENDING)][: 1 + model.has_two_sequences]
+    for axis, letter in named:
+        if pair == (sizes[0][axis], sizes[1][axis]) and (pair[0] != pair[1] or place == 1):
+            return letter
+    return OTHER
