@@ -69,6 +69,7 @@ from . import (  # importing a file declares its mistakes
     threes,
     tiles,
     weight_gradients,
+    whole_models,
     windows,
 )
 from ._kit import CORRECT, DECLARED, ESCAPED
@@ -140,5 +141,6 @@ __all__ = [
     "threes",
     "tiles",
     "weight_gradients",
+    "whole_models",
     "windows",
 ]

@@ -230,6 +230,10 @@ class _Empty(_Model):
         self.tower = self.own.tower
 
 
+class EmptyIsNan(_Empty):
+    """What attends to padding alone is NaN: its scores are all minus infinity."""
+
+
 class ZeroTimesBatch(_Empty):
     """Zero times the sum of all items is added, which is NaN where one of them is."""
 
@@ -351,4 +355,5 @@ def _wrong() -> dict[str, WrongModel]:
 
 
 WRONG: Final = _wrong()
-RIGHT_PLACES: Final = _source(PlacesGiven)
+EMPTY_IS_NAN: Final = WrongModel(source=_source(EmptyIsNan), clause="model.empty-item-finite")
+RIGHT: Final = _source(PlacesGiven)

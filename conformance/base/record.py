@@ -188,8 +188,9 @@ class SiteEntry(TypedDict, total=False):
         Numbers that the file says, None where it does not, or where nothing is capped.
     mask, mask_inputs
         Its masks, each with ``role``, ``axes`` and ``tensor``; the inputs that reach them.
-    causal
-        Whether it hides exactly the later keys while the caller hides nothing; None: not known.
+    causal, window
+        Whether it hides the later keys while the caller hides nothing, None: not known; and how
+        many keys a query sees then, None: all up to its own.
     """
 
     index: Required[int]
@@ -202,6 +203,7 @@ class SiteEntry(TypedDict, total=False):
     mask: list[dict[str, str]]
     mask_inputs: list[str]
     causal: bool | None
+    window: int | None
     scale: float | None
     softcap: float | None
 

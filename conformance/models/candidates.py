@@ -242,6 +242,7 @@ def _described(site: Site, cuts: dict[int, Cut], facts: MaskFacts) -> SiteEntry:
         ],
         "mask_inputs": list(facts.inputs),
         "causal": facts.causal,
+        "window": facts.window,
         "scale": site.scale,
         "softcap": site.cap,
     }

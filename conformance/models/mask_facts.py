@@ -34,13 +34,17 @@ class MaskFacts:
     """What is known of the masks of one attention.
 
     causal
-        Whether each query sees the keys up to its own and no others when the caller hides nothing;
-        None where the masks could not be computed alone, or hide something else.
+        Whether no query sees later keys than its own, and each sees its own, when the caller hides
+        nothing; None where the masks could not be computed alone, or hide something else.
+    window
+        How many keys up to its own a query sees, where it is causal and that are fewer than the
+        first few of a call; else None.
     inputs
         The inputs of the model whose values reach a mask.
     """
 
     causal: bool | None
+    window: int | None
     inputs: tuple[str, ...]
 
 
@@ -54,33 +58,36 @@ def mask_facts(sites: Sites) -> dict[int, MaskFacts]:
         reaching: set[str] = set()
         for mask in site.masks:
             reaching |= graph.wiring.reaching(mask.name, graph.inputs)
-        result[site.index] = MaskFacts(
-            causal=_is_causal(site, values), inputs=tuple(sorted(reaching))
-        )
+        causal, window = _rule(site, values)
+        result[site.index] = MaskFacts(causal=causal, window=window, inputs=tuple(sorted(reaching)))
     return result
 
 
-def _is_causal(site: Site, values: dict[str, Array]) -> bool | None:
-    """Whether the masks together, or the node itself, hide exactly the later keys."""
+def _rule(site: Site, values: dict[str, Array]) -> tuple[bool | None, int | None]:
+    """Whether the masks together, or the node itself, hide the later keys, and in which window."""
     if site.causal:
-        return True
+        return True, None
     allowed: Any = np.ones((1, 1), dtype=bool)
     for mask in site.masks:
         value = values.get(mask.name)
         if value is None:
-            return None
+            return None, None
         shown = _shown_keys(mask, value)
         if shown.ndim < allowed.ndim:
             shown = shown.reshape((1,) * (allowed.ndim - shown.ndim) + shown.shape)
         try:
             allowed = allowed & shown
         except ValueError:
-            return None
+            return None, None
     if allowed.all():
-        return False
+        return False, None
     queries, keys = allowed.shape[-2:]
-    rule = np.tri(queries, keys, keys - queries, dtype=bool)
-    return True if bool((allowed == rule).all()) else None
+    causal = np.tri(queries, keys, keys - queries, dtype=bool)
+    for window in range(1, keys + 1):
+        lost = np.tri(queries, keys, keys - queries - window, dtype=bool)
+        if bool((allowed == (causal & ~lost)).all()):
+            return True, window if window < keys else None
+    return None, None
 
 
 def _shown_keys(mask: MaskInput, value: Array) -> Any:

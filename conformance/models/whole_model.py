@@ -15,6 +15,7 @@ import numpy as np
 from ..base.record import SiteEntry
 from ..graphs.process import DEFAULT, Array, GraphProcess, Setting
 from ..graphs.protocol import GraphLost, GraphRefused
+from .model_call import ATTENDING, ITEM, OTHER, PADDED, ModelCall
 from .model_inputs import ModelInput, UnknownInputError, model_inputs
 from .sites import Sites
 
@@ -25,30 +26,6 @@ LENGTHS: Final = (1, 2, 3, 5, 8, 13, 21, 34)
 _FIRST_LENGTHS: Final = (5, 8, 7, 6, 4, 16, 10, 12, 32, 64, 128, 1)
 _FIRST_BATCHES: Final = (2, 1, 3, 4)
 _SEED: Final = 1
-# Runs with weights nudged by one unit in the last place, to see how far answers lie apart.
-NUDGES: Final = (1, 2)
-# The letters of an answer's axes: item, first and second sequence, anything else.
-ITEM, PADDED, ATTENDING, OTHER = "B", "P", "A", "."
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ModelCall:
-    """What a model is asked at once.
-
-    keep
-        bool ``[B, L]``: which tokens of the padded sequence exist.
-    lengths
-        Of the padded sequence and of the one that attends to it; equal where there is only one.
-    """
-
-    feeds: Mapping[str, Array]
-    keep: Array
-    lengths: tuple[int, int]
-
-    @property
-    def batch(self) -> int:
-        """The number of items."""
-        return int(self.keep.shape[0])
 
 
 @dataclass(frozen=True, kw_only=True)

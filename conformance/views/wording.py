@@ -345,4 +345,6 @@ def site_mask(entry: Record) -> str:
 
 def site_causality(entry: Record) -> str:
     """Whether later keys are hidden while the caller hides nothing."""
-    return {True: "causal", False: "not causal"}.get(entry.get("causal"), "causality unknown")  # type: ignore[arg-type]  # None is neither
+    words = {True: "causal", False: "not causal"}.get(entry.get("causal"), "causality unknown")  # type: ignore[arg-type]  # None is neither
+    window = entry.get("window")
+    return words if window is None else f"{words} in a window of {window} keys"

@@ -57,7 +57,7 @@ def test_each_candidate_stands_under_its_name() -> None:
         else:
             (made,) = candidates_of(mistake.candidate, "the tests")
             assert made[0].name == mistake.name
-            assert made[0].graph is not None
+            assert made[0].graph is not None or made[0].kind == "model"
 
 
 def test_every_clause_names_a_mistake() -> None:

@@ -57,7 +57,8 @@ def test_correct_candidates_pass_every_clause(candidate: Candidate, dtype: str) 
     assert sum(result.status == "passed" for result in results) >= 3
 
 
-# Graphs and devices have their own tests: test_export_*.py, test_device.py, test_fake_device.py.
+# Graphs, models and devices have their own tests: test_export_*.py, test_whole_models.py,
+# test_device.py, test_fake_device.py.
 # Whatever applies to one of EVERYBODY is passed above, and again at night.
 OF_ALL = [
     pytest.param(slug, marks=pytest.mark.nightly)
@@ -65,7 +66,7 @@ OF_ALL = [
     and any(not CLAUSES[slug].not_applicable(candidate) for candidate in EVERYBODY)
     else slug
     for slug in CLAUSES
-    if not slug.startswith(("export.", "device."))
+    if not slug.startswith(("export.", "device.", "model."))
 ]
 
 

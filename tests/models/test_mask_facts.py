@@ -12,9 +12,9 @@ from whole_models import written
 from conformance.models.mask_facts import MaskFacts, mask_facts
 from conformance.models.sites import find_sites
 
-PADDED = MaskFacts(causal=False, inputs=("attention_mask",))
-CAUSAL = MaskFacts(causal=True, inputs=("attention_mask",))
-EARLIER = MaskFacts(causal=True, inputs=())
+PADDED = MaskFacts(causal=False, window=None, inputs=("attention_mask",))
+CAUSAL = MaskFacts(causal=True, window=None, inputs=("attention_mask",))
+EARLIER = MaskFacts(causal=True, window=None, inputs=())
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from .kernels import KERNELS
 from .layouts import LAYOUTS
 from .mask import MASK
 from .mixed import MIXED
+from .models import MODELS
 from .numerics import NUMERICS
 from .position import POSITION
 from .prepared import PREPARED
@@ -32,6 +33,7 @@ SPECIFIC: Final[Specific] = {
     **LAYOUTS,
     **MASK,
     **MIXED,
+    **MODELS,
     **NUMERICS,
     **POSITION,
     **PREPARED,

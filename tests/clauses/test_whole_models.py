@@ -1,0 +1,114 @@
+"""Whole models: right ones conform, and each wrong one fails the clause that it breaks alone."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from candidates.broken.whole_models import made
+from candidates.models import MODELS
+from candidates.models.wrong_models import EMPTY_IS_NAN, RIGHT, WRONG
+from conformance.base.profile import PROFILES
+from conformance.base.results import ClauseResult
+from conformance.clauses.registry import all_clauses
+from conformance.clauses.whole_models import model_of
+from conformance.declare.candidate import Candidate
+from conformance.running.runner import CandidateRun
+
+# A consequence of a mistake of others: it is a SHOULD.
+FINITE = "model.empty-item-finite"
+
+
+def results(candidate: Candidate, only: str = "*") -> list[ClauseResult]:
+    """The results of the clauses of whole models."""
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=(only,), explain=False)
+    return [run.run(planned) for planned in run.planned()]
+
+
+def not_passed(found: list[ClauseResult]) -> dict[str, str]:
+    """The clauses that did not pass, with what they say."""
+    return {
+        result.id: result.violation.message if result.violation else str(result.reason)
+        for result in found
+        if result.status not in ("passed", "not-applicable")
+    }
+
+
+@functools.cache
+def wrong(name: str) -> dict[str, str]:
+    """What a wrong model does not pass; remembered."""
+    return not_passed(results(made(WRONG[name].source, name)))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_right_models_conform(name: str) -> None:
+    """Nothing fails but for rows of minus infinity, and nothing that applies is left untested."""
+    candidate = made(MODELS[name], name)
+    found = results(candidate)
+    assert candidate.kind == "model"
+    assert set(not_passed(found)) == ({FINITE} if name == "encoder-written" else set())
+    assert sum(result.status == "passed" for result in found) >= 8
+
+
+def test_a_right_model_with_positions_conforms() -> None:
+    """Padding on the left is asked about where positions are an input."""
+    found = results(made(RIGHT, "Right"))
+    assert not_passed(found) == {}
+    assert "passed" in {result.status for result in found if result.id == "model.left-padding"}
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_model_fails_what_it_breaks(name: str) -> None:
+    """Its own clause, those that it must show in as well, and no other."""
+    broken = WRONG[name]
+    assert set(wrong(name)) - {FINITE} == {broken.clause, *broken.also}
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("name", [name for name, one in WRONG.items() if one.site is not None])
+def test_the_attention_to_blame_is_named(name: str) -> None:
+    """Where one layer is wrong the message says which."""
+    broken = WRONG[name]
+    assert (
+        f"attention #{broken.site} (layers.{broken.site}.attention)" in wrong(name)[broken.clause]
+    )
+
+
+def test_an_answer_that_is_nan_is_seen() -> None:
+    """An item of nothing but padding is answered with NaN: a SHOULD."""
+    assert set(not_passed(results(made(EMPTY_IS_NAN.source, "EmptyIsNan")))) == {FINITE}
+
+
+def test_each_clause_has_three_models_that_it_catches() -> None:
+    """But for what the runtime does, and for what follows from other mistakes."""
+    own = Counter(one.clause for one in WRONG.values())
+    asked = {clause.id for clause in all_clauses() if clause.family == "model"}
+    assert asked - set(own) == {FINITE, "model.optimisation-levels"}
+    assert min(own.values()) >= 3
+
+
+def test_allowed_differences_are_roundings() -> None:
+    """What is allowed is far below any mistake: some thousand units in the last place."""
+    candidate = made(RIGHT, "Right")
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=("model.padding-contents",))
+    (result,) = [run.run(planned) for planned in run.planned()]
+    assert result.margin is not None
+    assert result.margin <= 0.1
+    model = model_of(candidate)
+    call = model.call(2, (5, 5), None, 3)
+    answer = model.run(call)["answer"]
+    again = model.run(model.with_tokens(call, np.ones((2, 5), bool), 4))["answer"]
+    assert float(np.abs(answer - again).max()) > 0.1
+
+
+def test_other_candidates_are_not_asked() -> None:
+    """Clauses about whole models are for models alone, and models are asked nothing else."""
+    families = {
+        planned.family
+        for planned in CandidateRun(made(RIGHT, "Right"), profile=PROFILES["quick"]).planned()
+    }
+    assert families == {"model"}

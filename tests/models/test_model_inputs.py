@@ -1,0 +1,114 @@
+"""What the inputs of a whole model are: by name, type and rank, or as they are declared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from little_graphs import FLOAT, model, node, saved, tensor
+from onnx import TensorProto
+
+from conformance.errors import UsageError
+from conformance.models.model_graph import ModelGraph, read_graph
+from conformance.models.model_inputs import ModelInput, UnknownInputError, model_inputs
+
+TABLE = tensor("table", np.zeros((23, 4), np.float32))
+IDS = ("input_ids", TensorProto.INT64, ["b", "s"])
+Inputs = tuple[tuple[str, int, list[Any]], ...]
+
+
+def graph(tmp_path: Path, *inputs: tuple[str, int, list[Any]]) -> ModelGraph:
+    """A graph with some inputs that looks up ``input_ids`` where there are any."""
+    names = [name for name, _, _ in inputs]
+    looked_up = "table input_ids" if "input_ids" in names else f"table {names[0]}"
+    nodes = [node("Gather", looked_up, "answer")]
+    answer = ("answer", FLOAT, None)
+    made = model(nodes, inputs=inputs, outputs=(answer,), tensors=[TABLE])
+    return read_graph(saved(made, tmp_path / "m.onnx"))
+
+
+def found(
+    tmp_path: Path, *inputs: tuple[str, int, list[Any]], declared: Mapping[str, Any] | None = None
+) -> dict[str, ModelInput]:
+    """The inputs by name."""
+    return {one.name: one for one in model_inputs(graph(tmp_path, *inputs), declared or {})}
+
+
+ROLES = {
+    "mask": ("attention_mask", TensorProto.INT64, ["b", "s"]),
+    "positions": ("position_ids", TensorProto.INT64, ["b", "s"]),
+    "types": ("token_type_ids", TensorProto.INT64, ["b", "s"]),
+    "features": ("audio", FLOAT, ["b", "s", 8]),
+    "image": ("pixel_values", FLOAT, ["b", 3, 16, 16]),
+}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_an_input_is_known_by_its_name_and_shape(role: str, tmp_path: Path) -> None:
+    """Next to ids, each kind of input that exporters write."""
+    inputs = found(tmp_path, IDS, ROLES[role])
+    assert inputs["input_ids"].role == "tokens"
+    assert inputs["input_ids"].count == 23
+    assert inputs[ROLES[role][0]].role == role
+
+
+def test_what_is_drawn_fits(tmp_path: Path) -> None:
+    """Ids below the rows of their table, a mask of what exists, positions in their order."""
+    inputs = found(tmp_path, IDS, *ROLES.values())
+    generator = np.random.default_rng(0)
+    keep = np.array([[True, True, False], [True, False, False]])
+    drawn = {name: one.drawn(2, 3, keep, generator) for name, one in inputs.items()}
+    assert drawn["input_ids"].shape == (2, 3)
+    assert 4 <= drawn["input_ids"].min() <= drawn["input_ids"].max() < 23
+    np.testing.assert_array_equal(drawn["attention_mask"], keep)
+    np.testing.assert_array_equal(drawn["position_ids"], [[0, 1, 2]] * 2)
+    assert not drawn["token_type_ids"].any()
+    assert drawn["audio"].shape == (2, 3, 8)
+    assert drawn["pixel_values"].shape == (2, 3, 16, 16)
+
+
+def test_other_tokens_are_others(tmp_path: Path) -> None:
+    """No id stays, and none becomes one with a meaning of its own."""
+    tokens = found(tmp_path, IDS)["input_ids"]
+    generator = np.random.default_rng(0)
+    ids = tokens.ids((50, 20), generator)
+    other = tokens.other(ids, generator)
+    assert (ids != other).all()
+    assert 4 <= other.min() <= other.max() < 23
+
+
+def test_two_sequences_are_told_apart(tmp_path: Path) -> None:
+    """By the names of their axes; the one that a mask pads comes first."""
+    decoder = ("decoder_input_ids", TensorProto.INT64, ["b", "d"])
+    inputs = found(tmp_path, decoder, IDS, ROLES["mask"])
+    assert inputs["input_ids"].along == inputs["attention_mask"].along == 0
+    assert inputs["decoder_input_ids"].along == 1
+
+
+UNKNOWN: dict[str, tuple[Inputs, str]] = {
+    "caches": ((IDS, ("past_key_values.0.key", FLOAT, ["b", 2, "p", 4])), "past_key_values.0.key"),
+    "a flag": ((IDS, ("use_cache", TensorProto.BOOL, [1])), "use_cache"),
+    "a picture of any size": ((("pixels", FLOAT, ["b", 3, "h", "w"]),), "pixels"),
+    "text": ((("text", TensorProto.STRING, ["b"]),), "what its input text is"),
+    "mask alone": ((ROLES["mask"],), "none of its inputs holds tokens"),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_what_nothing_describes_is_said(case: str, tmp_path: Path) -> None:
+    """One clause of a sentence, with the input."""
+    inputs, text = UNKNOWN[case]
+    with pytest.raises(UnknownInputError, match=text):
+        found(tmp_path, *inputs)
+
+
+def test_a_declaration_comes_first(tmp_path: Path) -> None:
+    """Its role and its number of ids; a name that is not there is refused."""
+    declared = {"numbers": {"role": "tokens", "vocabulary": 9}}
+    inputs = found(tmp_path, ("numbers", TensorProto.INT64, ["b", "s"]), declared=declared)
+    assert (inputs["numbers"].role, inputs["numbers"].count) == ("tokens", 9)
+    with pytest.raises(UsageError, match="names the input 'other', which the model lacks: it has"):
+        found(tmp_path, IDS, declared={"other": {"role": "mask"}})
