@@ -17,6 +17,7 @@ import torch
 from ..base.results import Violation
 from ..calls.calling import CandidateFailure
 from ..declare.candidate import Candidate
+from ..declare.declaration import WHOLE_MODEL
 from ..graphs.process import DEFAULT, Array, Setting
 from ..graphs.protocol import GraphLost, GraphRefused
 from ..models.model_call import ATTENDING, ITEM, NUDGES, PADDED, ModelCall
@@ -31,7 +32,7 @@ if TYPE_CHECKING:  # it imports onnx, which few runs need
     from ..models.whole_model import WholeModel
 
 Answers = Mapping[str, Array]
-_MODELS: Final = Space(kinds=("model",), values=("normal",), share=0.25)
+_MODELS: Final = Space(kinds=(WHOLE_MODEL,), values=("normal",), share=0.25)
 _PADDED: Final = _MODELS.replace(mask="always", patterns=("padding",), least=(("key_length", 2),))
 _MASKED: Final = _PADDED.replace(
     patterns=("padding", "left-padding", "random", "one-hidden", "mixed")
@@ -43,7 +44,7 @@ _MOST_ALONE: Final = 3
 
 def model_of(candidate: Candidate) -> WholeModel:
     """The model behind a candidate; LookupError where there is none."""
-    if candidate.kind == "model":
+    if candidate.kind == WHOLE_MODEL:
         return cast("WholeModel", candidate.function)
     msg = f"{candidate.name} is no whole model"
     raise LookupError(msg)

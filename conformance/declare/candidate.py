@@ -9,7 +9,7 @@ from typing import Any
 
 from .._golden import golden
 from ..graphs.opened import OpenedGraph
-from .declaration import Declaration
+from .declaration import WHOLE_MODEL, Declaration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Candidate:
     @property
     def of_model(self) -> bool:
         """Whether it is a whole model, or an attention of one."""
-        return self.kind == "model" or (self.graph is not None and self.graph.site is not None)
+        return self.kind == WHOLE_MODEL or (self.graph is not None and self.graph.site is not None)
 
     @property
     def arrays(self) -> str:

@@ -10,7 +10,8 @@ from ..base.expected import ExpectedFailure
 from ..base.geometry import Pins
 from .head_layouts import HEAD_LAYOUTS, HeadLayout
 
-KINDS: Final = ("core", "layer", "positions", "model")
+WHOLE_MODEL: Final = "model"
+KINDS: Final = ("core", "layer", "positions", WHOLE_MODEL)
 MASK_FORMS: Final = ("keep", "drop", "keep_int", "bias", "lengths")
 ALIGNMENTS: Final = ("bottom-right", "top-left")
 EMPTY_ROWS: Final = ("zeros", "nan", "mean-of-all", "mean-of-valid", "any")
@@ -28,7 +29,7 @@ DEFAULT_FEATURES: Final[dict[str, frozenset[str]]] = {
     "core": frozenset({"gradients"}),
     "layer": frozenset({"gradients", "cross"}),
     "positions": frozenset(),
-    "model": frozenset(),
+    WHOLE_MODEL: frozenset(),
 }
 FEATURES: Final = frozenset(
     {

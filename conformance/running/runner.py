@@ -25,6 +25,7 @@ from ..clauses.operators import left_to_eager
 from ..clauses.registry import Clause, all_clauses
 from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
+from ..declare.declaration import WHOLE_MODEL
 from ..diagnosis import Diagnostician
 from ..diagnosis.answer_facts import lost_search_entry
 from ..diagnosis.exports.blame import Blamer
@@ -41,7 +42,6 @@ from .tally import Tally, Terms
 OnExample = Callable[[dict[str, Any]], None]
 # Of the reductions that a profile leaves, the part that the next failing clause may use.
 SHARE_OF_ONE_CLAUSE = 0.3
-WHOLE_MODEL = "model"
 # What takes a process with it, or much memory, costs seconds a try: few to make it small, none for
 # what hangs.
 TRIES_OF_A_LOSS = {"hung": 0, "crashed": 8, "memory": 2}

@@ -13,7 +13,7 @@ from ..adapters.calling import AdaptedModule
 from ..base.geometry import FIELDS, Geometry
 from ..base.parameter_names import OptionParameter, undeclared_options
 from ..declare.candidate import Candidate
-from ..declare.declaration import OWN_KEYWORDS
+from ..declare.declaration import OWN_KEYWORDS, WHOLE_MODEL
 from ..declare.decorators import check_signature
 from ..declare.operators import signature_of
 from ..errors import DeclarationError, UsageError, did_you_mean
@@ -55,7 +55,7 @@ def unchecked_options(
     declares a function of the harness' own keywords has chosen among these: they count in a module
     only. Raises DeclarationError for a name in ``unchecked=`` that is no parameter, or is declared.
     """
-    if candidate.graph is not None or candidate.kind in ("positions", "model"):
+    if candidate.graph is not None or candidate.kind in ("positions", WHOLE_MODEL):
         return ()
     declaration, passed = candidate.declaration, set(candidate.declaration.keywords)
     called = (candidate.eager or candidate).function if candidate.kind == "core" else forward

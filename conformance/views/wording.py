@@ -49,18 +49,23 @@ def counterexample(data: Record) -> str:
     """One line: the sizes of a failing problem and what is special about it."""
     problem = data.get("problem")
     problem = problem if isinstance(problem, Mapping) else data
-    return ", ".join(_problem_parts(problem))
+    return ", ".join(_problem_parts(problem, whole=data.get("kind") == "model"))
 
 
-def _problem_parts(problem: Record) -> Iterator[str]:
+def _problem_parts(problem: Record, *, whole: bool) -> Iterator[str]:
+    """What a problem is; ``whole`` says that a whole model was asked, which takes no heads."""
     geometry = problem.get("geometry")
-    if isinstance(geometry, Mapping):
+    if isinstance(geometry, Mapping) and whole:
+        keys, queries = geometry.get("key_length"), geometry.get("query_length")
+        second = "" if keys == queries else f" and {queries}"
+        yield f"batch {geometry.get('batch')}, tokens {keys}{second}"
+    elif isinstance(geometry, Mapping):
         same = geometry.get("num_heads") == geometry.get("num_kv_heads")
         names = (name for name in _SIZES if name in geometry)
         sizes = (name for name in names if not (same and name == "num_kv_heads"))
         yield ", ".join(f"{_SIZES[name]} {geometry[name]}" for name in sizes)
     overridden = bool(problem.get("overrides"))
-    if "values" in problem and not overridden:
+    if "values" in problem and not overridden and not whole:
         yield f"values {problem['values']}"
     if mask := problem.get("mask"):
         yield _mask(mask)

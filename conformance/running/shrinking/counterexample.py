@@ -13,9 +13,12 @@ from ...calls.calling import CandidateFailure, Forward, RowWithoutKeysRefused
 from ...calls.devices import taken, whole_storage
 from ...calls.recording import RecordedCall, Recording
 from ...clauses.subject import Subject
+from ...clauses.whole_models import drawn_call
+from ...declare.declaration import WHOLE_MODEL
 from ...oracle.comparison import MOST_ELEMENTS, compare, keeping, table
 from ...problems.inputs import Inputs
 from ...problems.materialise import PROJECTION_NAMES
+from ...problems.problem import Problem
 from .smallest import Smallest
 
 # Further calls that show the weights of a call; each shows as many keys as a value has channels.
@@ -86,12 +89,14 @@ def describe(clause: str, subject: Subject, smallest: Smallest) -> dict[str, Any
         "target": subject.candidate.target,
         "problem": problem.as_json(),
         "repeated": smallest.repeated,
-        "inputs": described_inputs(subject.inputs(problem)),
+        "inputs": _inputs(subject, problem),
         **described_calls(subject, smallest.recording),
         "expected": violation.expected,
         "got": violation.got,
         **violation.compared,
     }
+    if subject.candidate.kind == WHOLE_MODEL:
+        data["kind"] = WHOLE_MODEL
     for call, entry in zip(smallest.recording.calls, data["calls"], strict=False):
         if "relation" in data:
             entry.update(_right(subject, call))
@@ -100,6 +105,14 @@ def describe(clause: str, subject: Subject, smallest: Smallest) -> dict[str, Any
         if violation.kind == "mutated":
             _mark_edited(call, entry)
     return data
+
+
+def _inputs(subject: Subject, problem: Problem) -> dict[str, Any]:
+    """The tensors of a problem: those of a model by the names of its inputs."""
+    if subject.candidate.kind != WHOLE_MODEL:
+        return described_inputs(subject.inputs(problem))
+    feeds = drawn_call(subject, problem).feeds
+    return {name: table(torch.from_numpy(value.copy())) for name, value in feeds.items()}
 
 
 def _mark_edited(call: RecordedCall, entry: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from ...calls.devices import why_absent
 from ...clauses.registry import all_clauses, specification_hash
 from ...clauses.subject import Subject
 from ...declare.candidate import Candidate
+from ...declare.declaration import WHOLE_MODEL
 from ...diagnosis.mistakes import mistaken_conventions
 from ...errors import RAISED_AT, DeclarationError, UsageError, did_you_mean
 from ...problems.edges import edge_problems
@@ -35,7 +36,7 @@ from ..clause_run import PlannedClause
 from ..databases import open_databases
 from ..isolation.proxies import Isolated, isolated_candidates
 from ..isolation.remote import Remote
-from ..runner import WHOLE_MODEL, CandidateRun, one_thread
+from ..runner import CandidateRun, one_thread
 from .messages import Loaded, RunOptions
 
 # The clause that shows the exception where a candidate answers in another dtype or not alone.
