@@ -19,6 +19,7 @@ from conformance.models.sites import find_sites
 from conformance.models.whole_model import WholeModel
 
 from ..exports import Source, by_tracing
+from ..models import BROKEN
 from ..models.wrong_models import EMPTY_IS_NAN, RIGHT, WRONG
 from ._graphs import WRONG as FACTOR
 from ._graphs import folder
@@ -56,6 +57,11 @@ def wrong_when_optimised() -> conformance.Candidate:
 _FIELDS = dataclasses.fields(WholeModel)
 
 
+def second_unscaled() -> conformance.Candidate:
+    """The second layer of an encoder does not scale its dot products."""
+    return made(BROKEN["second-unscaled"].source, "SecondUnscaled")
+
+
 def _declare(
     make: Callable[[], conformance.Candidate], kind: type, clause: str, *also: str
 ) -> None:
@@ -76,3 +82,11 @@ for wrong in (*WRONG.values(), EMPTY_IS_NAN):
         partial(made, wrong.source, type(module).__name__), type(module), wrong.clause, *wrong.also
     )
 _declare(wrong_when_optimised, WrongWhenOptimised, "model.optimisation-levels")
+DECLARED.append(
+    Mistake(
+        name="SecondUnscaled",
+        sentence=str(second_unscaled.__doc__),
+        primary="model.sites-in-place",
+        candidate=second_unscaled,
+    )
+)

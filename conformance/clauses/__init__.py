@@ -39,4 +39,5 @@ from . import (  # noqa: F401, I001 (importing registers; the order is that of t
     export_dynamic,
     export_runs,
     whole_models,
+    whole_model_parts,
 )

@@ -8,7 +8,8 @@ one unit in the last place, as the clauses allow that judge attention up to gaug
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
@@ -28,13 +29,15 @@ from ..tolerance import model as constants
 from .registry import Finding, clause, requires, violated
 from .subject import Subject
 
-if TYPE_CHECKING:  # it imports onnx, which few runs need
+if TYPE_CHECKING:  # they import onnx, which few runs need
     from ..models.whole_model import WholeModel
 
 Answers = Mapping[str, Array]
-_MODELS: Final = Space(kinds=(WHOLE_MODEL,), values=("normal",), share=0.25)
-_PADDED: Final = _MODELS.replace(mask="always", patterns=("padding",), least=(("key_length", 2),))
-_MASKED: Final = _PADDED.replace(
+MODELS: Final = Space(kinds=(WHOLE_MODEL,), values=("normal",), share=0.25)
+PADDED_RIGHT: Final = MODELS.replace(
+    mask="always", forms=("keep",), patterns=("padding",), least=(("key_length", 2),)
+)
+MASKED: Final = PADDED_RIGHT.replace(
     patterns=("padding", "left-padding", "random", "one-hidden", "mixed")
 )
 _LOWEST: Final = Setting(level="disabled")
@@ -61,16 +64,23 @@ def drawn_call(subject: Subject, problem: Problem) -> ModelCall:
     return model_of(subject.candidate).call(sizes.batch, lengths, mask, problem.seed)
 
 
-def _run(
-    model: WholeModel, call: ModelCall, *, setting: Setting = DEFAULT, taps: Sequence[str] = ()
-) -> dict[str, Array]:
-    """What the model answers; raises CandidateFailure where it gives no answer."""
+@contextmanager
+def giving_answers() -> Iterator[None]:
+    """Turn what a model raises that gives no answer into CandidateFailure."""
     try:
-        answers = model.run(call, setting=setting, taps=taps)
+        yield
     except GraphLost as lost:
         raise CandidateFailure(Violation(kind=lost.kind, message=f"the model {lost}")) from None
     except GraphRefused as refusal:
         raise CandidateFailure(Violation(kind="raised", message=str(refusal))) from None
+
+
+def run(
+    model: WholeModel, call: ModelCall, *, setting: Setting = DEFAULT, taps: Sequence[str] = ()
+) -> dict[str, Array]:
+    """What the model answers; raises CandidateFailure where it gives no answer."""
+    with giving_answers():
+        answers = model.run(call, setting=setting, taps=taps)
     misshapen = model.misshapen(call, answers)
     if misshapen:
         raise CandidateFailure(Violation(kind="shape", message=misshapen))
@@ -88,13 +98,13 @@ def _existing(letters: str, shape: Sequence[int], call: ModelCall) -> Array:
     return judged
 
 
-def _allowed(
+def allowed_differences(
     model: WholeModel, call: ModelCall, answers: Answers, taps: Sequence[str] = ()
 ) -> dict[str, float]:
     """How far each answer may lie from one that must be equal."""
     widest = dict.fromkeys(answers, 0.0)
     for seed in NUDGES:
-        other = _run(model, call, setting=Setting(nudge=seed), taps=taps)
+        other = run(model, call, setting=Setting(nudge=seed), taps=taps)
         for name, value in answers.items():
             moved = np.abs(other[name].astype(np.float64) - value.astype(np.float64))
             widest[name] = max(widest[name], _largest(moved))
@@ -110,7 +120,7 @@ def _largest(sizes: Array) -> float:
     return float(finite.max()) if finite.size else 0.0
 
 
-def _agreement(
+def agreement(
     model: WholeModel,
     expected: Answers,
     got: Answers,
@@ -145,7 +155,7 @@ def _axes(letters: str) -> list[str]:
     return names
 
 
-def _moves(
+def shows(
     expected: Answers, other: Answers, allowed: Mapping[str, float], judged: Mapping[str, Array]
 ) -> bool:
     """Whether a counterfactual's answers differ from the right ones anywhere."""
@@ -156,7 +166,8 @@ def _moves(
     )
 
 
-def _judged(model: WholeModel, call: ModelCall, answers: Answers) -> dict[str, Array]:
+def existing_tokens(model: WholeModel, call: ModelCall, answers: Answers) -> dict[str, Array]:
+    """Which entries of each answer belong to tokens that exist; bool, of the answer's shape."""
     return {
         name: _existing(letters, answers[name].shape, call)
         for name, letters in model.outputs.items()
@@ -171,8 +182,8 @@ def _first_site(model: WholeModel, first: ModelCall, second: ModelCall) -> str:
     outputs = {site.output: site for site in model.sites.sites}
     taps = list(outputs)
     try:
-        expected, got = (_run(model, call, taps=taps) for call in (first, second))
-        allowed = _allowed(model, first, expected, taps)
+        expected, got = (run(model, call, taps=taps) for call in (first, second))
+        allowed = allowed_differences(model, first, expected, taps)
     except CandidateFailure:
         return ""
     for name, site in outputs.items():
@@ -182,17 +193,18 @@ def _first_site(model: WholeModel, first: ModelCall, second: ModelCall) -> str:
         shape = expected[name].shape
         whole = "F" not in letters and shape[letters.index(PADDED)] == first.lengths[0]
         judged = _existing(letters, shape, first) if whole else np.ones(shape, bool)
-        if _moves({name: expected[name]}, got, allowed, {name: judged}):
-            return _named(model, site.index)
+        if shows({name: expected[name]}, got, allowed, {name: judged}):
+            return named(model, site.index)
     return ""
 
 
-def _named(model: WholeModel, index: int) -> str:
+def named(model: WholeModel, index: int) -> str:
+    """``attention #1 (encoder.layer.1)``."""
     scope = model.described[index]["scope"]
     return f"attention #{index}" + (f" ({scope})" if scope else "")
 
 
-def _finding(
+def differing(
     model: WholeModel,
     comparison: Comparison,
     calls: tuple[ModelCall, ModelCall] | None = None,
@@ -211,7 +223,7 @@ def _finding(
     return dataclasses.replace(finding, violation=dataclasses.replace(violation, message=message))
 
 
-_apart: Final = requires(
+apart: Final = requires(
     lambda c: not model_of(c).quantised,
     "its activations become integers by the range of a whole batch, so every token counts",
 )
@@ -228,9 +240,9 @@ _has_tokens: Final = requires(lambda c: model_of(c).is_sequential, "it takes no 
     "model.padding-is-absence",
     sentence="A model answers an item with padding on the right as the item without its padding.",
     source="onnxruntime#6044; MODELS: right-padded equals cut short",
-    space=_PADDED,
+    space=PADDED_RIGHT,
     counterfactual="the padding as tokens; where no token sees later ones, other tokens",
-    applies=(_apart, _free_length),
+    applies=(apart, _free_length),
     explained=False,
 )
 def padding_is_absence(subject: Subject, problem: Problem) -> Finding:
@@ -246,9 +258,9 @@ def padding_is_absence(subject: Subject, problem: Problem) -> Finding:
         "that count its own tokens, as the item without its padding."
     ),
     source="MODELS: left-padded equals cut where positions allow",
-    space=_PADDED.replace(patterns=("left-padding",)),
+    space=PADDED_RIGHT.replace(patterns=("left-padding",)),
     counterfactual="the padding as tokens",
-    applies=(_apart, _free_length, _takes_positions),
+    applies=(apart, _free_length, _takes_positions),
     explained=False,
 )
 def left_padding(subject: Subject, problem: Problem) -> Finding:
@@ -271,20 +283,21 @@ def _against_cut(model: WholeModel, call: ModelCall, wording: str) -> Finding:
         cut = model.cut(padded, span)
         if not (model.takes(copies, padded.lengths) and model.takes(copies, cut.lengths)):
             continue
-        answers = _run(model, padded)
-        allowed, judged = _allowed(model, padded, answers), _judged(model, padded, answers)
+        answers = run(model, padded)
+        allowed = allowed_differences(model, padded, answers)
+        judged = existing_tokens(model, padded, answers)
         if all(model.causal_sites):  # no token sees the padding behind it
             other = model.with_tokens(padded, padded.keep, item + 1)
         else:
             other = model.with_mask(padded, np.ones_like(padded.keep))
-        binding = binding or _moves(answers, _run(model, other), allowed, judged)
+        binding = binding or shows(answers, run(model, other), allowed, judged)
         got = {name: _part(value, model.outputs[name], span) for name, value in answers.items()}
         every = {name: np.ones(value.shape, bool) for name, value in got.items()}
-        found = _agreement(model, _run(model, cut), got, allowed, every, f"{wording} the answer")
+        found = agreement(model, run(model, cut), got, allowed, every, f"{wording} the answer")
         worst = found if worst is None or found.margin > worst.margin else worst
     if worst is None:
         return Finding(binding=False)
-    return _finding(model, worst, binding=binding)
+    return differing(model, worst, binding=binding)
 
 
 def _part(answer: Array, letters: str, span: slice) -> Array:
@@ -296,9 +309,9 @@ def _part(answer: Array, letters: str, span: slice) -> Array:
     "model.padding-contents",
     sentence="What stands where the mask says that there is no token changes no answer.",
     source="onnxruntime#18945: fused attention that takes every mask for padding on the right",
-    space=_MASKED,
+    space=MASKED,
     counterfactual="the same change with a mask that hides nothing",
-    applies=(_apart,),
+    applies=(apart,),
     explained=False,
 )
 def padding_contents(subject: Subject, problem: Problem) -> Finding:
@@ -306,14 +319,14 @@ def padding_contents(subject: Subject, problem: Problem) -> Finding:
     model = model_of(subject.candidate)
     call = drawn_call(subject, problem)
     other = model.with_tokens(call, ~call.keep, problem.seed + 1)
-    answers, changed = _run(model, call), _run(model, other)
-    allowed = _allowed(model, call, answers)
+    answers, changed = run(model, call), run(model, other)
+    allowed = allowed_differences(model, call, answers)
     judged = _of_tokens(model, call, answers)
     seen = [model.with_mask(each, np.ones_like(call.keep)) for each in (call, other)]
-    binding = _moves(_run(model, seen[0]), _run(model, seen[1]), allowed, judged)
+    binding = shows(run(model, seen[0]), run(model, seen[1]), allowed, judged)
     wording = "other tokens under the mask change the answer"
-    comparison = _agreement(model, answers, changed, allowed, judged, wording)
-    return _finding(model, comparison, (call, other), binding=binding)
+    comparison = agreement(model, answers, changed, allowed, judged, wording)
+    return differing(model, comparison, (call, other), binding=binding)
 
 
 def _of_tokens(model: WholeModel, call: ModelCall, answers: Answers) -> dict[str, Array]:
@@ -322,7 +335,7 @@ def _of_tokens(model: WholeModel, call: ModelCall, answers: Answers) -> dict[str
     An answer for a whole item may be that of its first or last place, whatever stands there: it is
     judged where both exist.
     """
-    judged = _judged(model, call, answers)
+    judged = existing_tokens(model, call, answers)
     ends = call.keep[:, 0] & call.keep[:, -1]
     for name, letters in model.outputs.items():
         if PADDED not in letters and ATTENDING not in letters:
@@ -343,7 +356,7 @@ def _causal_part(candidate: Candidate) -> tuple[int, ...]:
 
 
 def _is_causal(candidate: Candidate) -> str:
-    """Why a model promises no causality, or ""."""
+    """Unless most of its attentions see later tokens."""
     model = model_of(candidate)
     flags = [model.causal_sites[index] for index in _causal_part(candidate)]
     if not any(flags):
@@ -357,9 +370,9 @@ def _is_causal(candidate: Candidate) -> str:
     "model.causality",
     sentence="In a model whose attentions hide later tokens no token changes an earlier answer.",
     source="MODELS: GPT-2 and Llama: exactly 0",
-    space=_MODELS.replace(least=(("query_length", 2), ("key_length", 2))),
+    space=MODELS.replace(least=(("query_length", 2), ("key_length", 2))),
     counterfactual="an answer that a token does not change at its own place",
-    applies=(_apart, _has_tokens, _is_causal),
+    applies=(apart, _has_tokens, _is_causal),
     explained=False,
 )
 def causality(subject: Subject, problem: Problem) -> Finding:
@@ -371,8 +384,8 @@ def causality(subject: Subject, problem: Problem) -> Finding:
     first = 1 + problem.seed % (length - 1)
     later = np.broadcast_to(np.arange(length) >= first, (call.batch, length))
     other = model.with_tokens(call, later, problem.seed + 1, along=along)
-    answers, changed = _run(model, call), _run(model, other)
-    allowed = _allowed(model, call, answers)
+    answers, changed = run(model, call), run(model, other)
+    allowed = allowed_differences(model, call, answers)
     before, after = {}, {}
     for name, letters in model.outputs.items():
         places = [place for place, own in enumerate(letters) if own == letter]
@@ -383,78 +396,47 @@ def causality(subject: Subject, problem: Problem) -> Finding:
             np.logical_and.reduce(both) if places else np.zeros(1, bool), shape
         )
         after[name] = ~before[name] if places else before[name]
-    binding = _moves(answers, changed, allowed, after)
+    binding = shows(answers, changed, allowed, after)
     wording = f"a token from place {first} on changes the answer"
-    comparison = _agreement(model, answers, changed, allowed, before, wording)
+    comparison = agreement(model, answers, changed, allowed, before, wording)
     early = dataclasses.replace(call, keep=~later) if along == 0 else call
-    return _finding(model, comparison, (early, other), binding=binding)
+    return differing(model, comparison, (early, other), binding=binding)
 
 
 @clause(
     "model.batch-independence",
     sentence="A model answers an item in a batch as it answers it alone, and in any order.",
     source="MODELS: each item alone equals the item in its batch; onnxruntime#6044",
-    space=_MASKED.replace(mask="offered", least=(("batch", 2),)),
+    space=MASKED.replace(mask="offered", least=(("batch", 2),)),
     counterfactual="the answer to another item",
-    applies=(_apart,),
+    applies=(apart,),
     explained=False,
 )
 def batch_independence(subject: Subject, problem: Problem) -> Finding:
     """The items the other way round, and one of them alone where a batch of one is taken."""
     model = model_of(subject.candidate)
     call = drawn_call(subject, problem)
-    answers = _run(model, call)
-    allowed, judged = _allowed(model, call, answers), _judged(model, call, answers)
+    answers = run(model, call)
+    allowed = allowed_differences(model, call, answers)
+    judged = existing_tokens(model, call, answers)
     order = list(range(call.batch))[::-1]
-    reordered = _run(model, model.items(call, order))
+    reordered = run(model, model.items(call, order))
     turned = {name: value[order] for name, value in reordered.items()}
     wording = "the order of the items changes the answer"
-    worst = _agreement(model, answers, turned, allowed, judged, wording)
+    worst = agreement(model, answers, turned, allowed, judged, wording)
     item = problem.seed % call.batch
     if model.takes(1, call.lengths):
-        alone = _run(model, model.items(call, [item]))
+        alone = run(model, model.items(call, [item]))
         own = {name: value[[item]] for name, value in answers.items()}
         wording = "an item is answered otherwise in its batch than alone"
         part = {name: value[[item]] for name, value in judged.items()}
-        found = _agreement(model, alone, own, allowed, part, wording)
+        found = agreement(model, alone, own, allowed, part, wording)
         worst = max(worst, found, key=lambda one: one.margin)
     others = {name: np.roll(value, 1, axis=0) for name, value in answers.items()}
-    return _finding(model, worst, binding=_moves(answers, others, allowed, judged))
+    return differing(model, worst, binding=shows(answers, others, allowed, judged))
 
 
-def _open_sizes(candidate: Candidate) -> str:
-    """Why there is no size that a file leaves open, or ""."""
-    model = model_of(candidate)
-    fixed = [axis for axis, sizes in model.taken.items() if len(sizes) == 1]
-    refused = {entry.axis for entry in model.refused}
-    axes = {"batch", *(["length"] if model.is_sequential else [])}
-    return "" if axes - (set(fixed) - refused) else "the file fixes every size"
-
-
-@clause(
-    "model.any-size",
-    sentence="A model whose file leaves the batch or a length open runs at every size of it.",
-    source="pytorch.org/docs/onnx: tracing bakes sizes that are read as numbers",
-    space=_MODELS,
-    applies=(_open_sizes,),
-    explained=False,
-)
-def any_size(subject: Subject, problem: Problem) -> Finding:
-    """No refusal of a batch of 1 to 5 or of 1 to 34 tokens, and answers of as many entries."""
-    model = model_of(subject.candidate)
-    if model.refused:
-        entry = model.refused[problem.seed % len(model.refused)]
-        taken = ", ".join(map(str, model.taken[entry.axis]))
-        message = (
-            f"the file leaves the {entry.axis} open, but the model runs at {taken} only: at "
-            f"{entry.size} it {entry.message}"
-        )
-        return violated("shape", message)
-    _run(model, drawn_call(subject, problem))
-    return Finding()
-
-
-_EMPTY: Final = _MASKED.replace(least=(("batch", 2), ("key_length", 2)))
+_EMPTY: Final = MASKED.replace(least=(("batch", 2), ("key_length", 2)))
 
 
 @clause(
@@ -462,20 +444,20 @@ _EMPTY: Final = _MASKED.replace(least=(("batch", 2), ("key_length", 2)))
     sentence="An item of nothing but padding changes the answer to no other item.",
     source="MODELS: an item without any token disturbs nobody",
     space=_EMPTY,
-    applies=(_apart,),
+    applies=(apart,),
     explained=False,
 )
 def empty_item_harmless(subject: Subject, problem: Problem) -> Finding:
     """A batch whose last item is empty against the batch in which it is not."""
     model = model_of(subject.candidate)
     call = drawn_call(subject, problem)
-    answers, emptied = _run(model, call), _run(model, _with_empty_item(model, call))
-    judged = _judged(model, call, answers)
+    answers, emptied = run(model, call), run(model, _with_empty_item(model, call))
+    judged = existing_tokens(model, call, answers)
     for each in judged.values():
         each[-1] = False
-    allowed = _allowed(model, call, answers)
+    allowed = allowed_differences(model, call, answers)
     wording = "an item of nothing but padding changes the answer to another item"
-    return _finding(model, _agreement(model, answers, emptied, allowed, judged, wording))
+    return differing(model, agreement(model, answers, emptied, allowed, judged, wording))
 
 
 @clause(
@@ -489,7 +471,7 @@ def empty_item_harmless(subject: Subject, problem: Problem) -> Finding:
 def empty_item_finite(subject: Subject, problem: Problem) -> Finding:
     """No NaN and no infinity for the last item of a batch, which is empty."""
     model = model_of(subject.candidate)
-    answers = _run(model, _with_empty_item(model, drawn_call(subject, problem)))
+    answers = run(model, _with_empty_item(model, drawn_call(subject, problem)))
     for name in model.outputs:
         unusual = ~np.isfinite(answers[name][-1])
         if unusual.any():
@@ -505,62 +487,3 @@ def _with_empty_item(model: WholeModel, call: ModelCall) -> ModelCall:
     keep = call.keep.copy()
     keep[-1] = False
     return model.with_mask(call, keep)
-
-
-def _unmasked_sites(candidate: Candidate) -> list[int]:
-    """The attentions whose keys are of the padded sequence and that no mask of it reaches."""
-    model = model_of(candidate)
-    graph = model.sites.graph
-    padded = {entry.name for entry in model.inputs if entry.along == 0}
-    masks = {entry.name for entry in model.inputs if entry.role == "mask" and entry.along == 0}
-    unmasked = []
-    for site in model.sites.sites:
-        sources = graph.wiring.reaching(site.key.name, graph.inputs)
-        if sources & padded and sources <= padded:
-            reached = set(model.described[site.index]["mask_inputs"])
-            unmasked += [] if masks & reached else [site.index]
-    return unmasked
-
-
-@clause(
-    "model.mask-reaches-all",
-    sentence="The mask reaches every attention whose keys are tokens that it may hide.",
-    source="BUGS 20: a layer that is called without the mask",
-    space=_PADDED,
-    applies=(requires(lambda c: model_of(c).has_mask, "no mask is declared"),),
-    explained=False,
-)
-def mask_reaches_all(subject: Subject, _problem: Problem) -> Finding:
-    """By the graph: no attention to the padded sequence without the mask above it."""
-    model, unmasked = model_of(subject.candidate), _unmasked_sites(subject.candidate)
-    if not unmasked:
-        return Finding()
-    names = ", ".join(_named(model, index) for index in unmasked)
-    return violated("value", f"the mask does not reach {names}")
-
-
-@clause(
-    "model.optimisation-levels",
-    sentence=(
-        "A model answers the same at the runtime's lowest and highest optimisation level, under "
-        "any mask."
-    ),
-    source="onnxruntime#18945: fused graphs are far off for masks other than right padding",
-    space=_MASKED.replace(mask="offered", least=()),
-    counterfactual="an answer of zero",
-    applies=(_apart,),
-    explained=False,
-)
-def optimisation_levels(subject: Subject, problem: Problem) -> Finding:
-    """No optimisation against every one, for tokens that exist."""
-    model = model_of(subject.candidate)
-    call = drawn_call(subject, problem)
-    lowest = _run(model, call, setting=_LOWEST)
-    answers = _run(model, call)
-    # Each of the two may err by as much.
-    allowed = {name: 2.0 * size for name, size in _allowed(model, call, answers).items()}
-    judged = _judged(model, call, answers)
-    zeros = {name: np.zeros_like(value) for name, value in lowest.items()}
-    wording = "optimisation changes the answer"
-    comparison = _agreement(model, lowest, answers, allowed, judged, wording)
-    return _finding(model, comparison, binding=_moves(lowest, zeros, allowed, judged))

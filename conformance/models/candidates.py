@@ -54,16 +54,22 @@ def model_candidates(
     if number is not None:
         return [(number, _candidate(path, sites, described[number], declared))]
     warnings = [f"not judged: {_sentence(entry)}" for entry in sites.uncut]
-    made: list[tuple[int | None, Candidate]] = []
-    try:
-        made.append((None, _whole(open_model(path, sites, described, declared.inputs), declared)))
-    except UnknownInputError as unknown:
-        warnings.append(f"the model as a whole is not judged: {unknown}")
-    made += [
-        (entry["index"], _candidate(path, sites, entry, declared))
+    cores = {
+        entry["index"]: _candidate(path, sites, entry, declared)
         for entry in described
         if _is_first(entry)
-    ]
+    }
+    made: list[tuple[int | None, Candidate]] = list(cores.items())
+    try:
+        model = open_model(path, sites, described, declared.inputs)
+    except UnknownInputError as unknown:
+        warnings.append(f"the model as a whole is not judged: {unknown}")
+    else:
+        alike = {
+            entry["index"]: cores[min(entry["index"], *entry["same_as"], entry["index"])]
+            for entry in described
+        }
+        made.insert(0, (None, _whole(dataclasses.replace(model, cores=alike), declared)))
     if not made:
         why = f"{_why_none(sites)}; {warnings[-1]}"
         msg = f"{path} has no attention that can be judged alone ({why})"

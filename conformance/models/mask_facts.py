@@ -16,13 +16,12 @@ from onnx import ModelProto, helper, numpy_helper
 from ..graphs.process import Array, GraphProcess
 from ..graphs.protocol import GraphLost, GraphRefused
 from ..graphs.weights.wiring import Node
+from .in_place import HIDES
 from .model_graph import ModelGraph
 from .operands import MaskInput
 from .site import Site
 from .sites import Sites
 
-# Numbers that a mask adds to what it hides lie below this one.
-_HIDES: Final = -1e3
 # Sizes of the call that shows the masks: items, and positions.
 _ITEMS: Final = 2
 _POSITIONS: Final = 6
@@ -92,7 +91,7 @@ def _rule(site: Site, values: dict[str, Array]) -> tuple[bool | None, int | None
 
 def _shown_keys(mask: MaskInput, value: Array) -> Any:
     if mask.role == "bias":
-        return value.astype(np.float64) > _HIDES
+        return value.astype(np.float64) > HIDES
     if mask.axes == "BK":
         value = value[:, None, None, :]
     return value.astype(bool) if mask.role.startswith("keep") else ~value.astype(bool)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -13,10 +13,13 @@ from typing import Any, Final
 import numpy as np
 
 from ..base.record import SiteEntry
+from ..declare.candidate import Candidate
 from ..graphs.process import DEFAULT, Array, GraphProcess, Setting
 from ..graphs.protocol import GraphLost, GraphRefused
+from .in_place import Activations, activations, tapped
 from .model_call import ATTENDING, ITEM, OTHER, PADDED, ModelCall
 from .model_inputs import ModelInput, UnknownInputError, model_inputs
+from .site import Site
 from .sites import Sites
 
 # Sizes that show which ones a model refuses: batches, and lengths of a sequence.
@@ -47,6 +50,8 @@ class WholeModel:
 
     described
         Its attentions as the record says them.
+    cores
+        Those that are judged alone by the index of each attention: the first of its like.
     outputs
         The letters of the axes of each answer in floats.
     taken
@@ -60,6 +65,7 @@ class WholeModel:
     described: Sequence[SiteEntry]
     process: GraphProcess
     inputs: tuple[ModelInput, ...]
+    cores: Mapping[int, Candidate] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
     taken: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     refused: tuple[RefusedSize, ...] = ()
@@ -176,8 +182,23 @@ class WholeModel:
         return {
             name: np.asarray(value)
             for name, value in answer.items()
-            if name in wanted and np.asarray(value).dtype.kind == "f"
+            if name in wanted and (name in taps or np.asarray(value).dtype.kind == "f")
         }
+
+    def in_place(self, call: ModelCall) -> Iterator[tuple[Site, Activations]]:
+        """Each attention that is judged alone, on what the model computes in a call.
+
+        Those whose axes cannot be told apart are left out. Raises GraphRefused and GraphLost.
+        """
+        sites = [site for site in self.sites.sites if site.index in self.cores]
+        names = dict.fromkeys(name for site in sites for name in tapped(site))
+        stored = {name: self.sites.graph.stored(name) for name in names}
+        known = {name: value for name, value in stored.items() if value is not None}
+        values = known | self.run(call, taps=[name for name in names if name not in known])
+        for site in sites:
+            found = activations(site, values)
+            if found is not None:
+                yield site, found
 
     def misshapen(self, call: ModelCall, answers: Mapping[str, Array]) -> str:
         """What is wrong with the shape of an answer, or ""."""

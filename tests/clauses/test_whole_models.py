@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from candidates.broken.whole_models import made
-from candidates.models import MODELS
+from candidates.models import BROKEN, MODELS
 from candidates.models.wrong_models import EMPTY_IS_NAN, RIGHT, WRONG
 from conformance.base.profile import PROFILES
 from conformance.base.results import ClauseResult
@@ -20,6 +20,7 @@ from conformance.running.runner import CandidateRun
 
 # A consequence of a mistake of others: it is a SHOULD.
 FINITE = "model.empty-item-finite"
+IN_PLACE = "model.sites-in-place"
 
 
 def results(candidate: Candidate, only: str = "*") -> list[ClauseResult]:
@@ -78,6 +79,13 @@ def test_the_attention_to_blame_is_named(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", [name for name, one in BROKEN.items() if one.wrong == (1,)])
+def test_a_wrong_attention_is_seen_in_its_place(name: str) -> None:
+    """On the model's own activations, and its place is told."""
+    found = not_passed(results(made(BROKEN[name].source, name), IN_PLACE))
+    assert "in the model attention #1 (" in found[IN_PLACE]
+
+
 def test_an_answer_that_is_nan_is_seen() -> None:
     """An item of nothing but padding is answered with NaN: a SHOULD."""
     assert set(not_passed(results(made(EMPTY_IS_NAN.source, "EmptyIsNan")))) == {FINITE}
@@ -87,7 +95,8 @@ def test_each_clause_has_three_models_that_it_catches() -> None:
     """But for what the runtime does, and for what follows from other mistakes."""
     own = Counter(one.clause for one in WRONG.values())
     asked = {clause.id for clause in all_clauses() if clause.family == "model"}
-    assert asked - set(own) == {FINITE, "model.optimisation-levels"}
+    assert asked - set(own) == {FINITE, IN_PLACE, "model.optimisation-levels"}
+    assert sum(one.wrong == (1,) for one in BROKEN.values()) >= 3  # of attentions in place
     assert min(own.values()) >= 3
 
 

@@ -17,4 +17,5 @@ MODELS: Final[Specific] = {
     "model.optimisation-levels": ("WrongWhenOptimised", NOTHING_ELSE),
     "model.padding-contents": ("PrefixMask", NOTHING_ELSE),
     "model.padding-is-absence": ("DividedByLength", NOTHING_ELSE),
+    "model.sites-in-place": ("SecondUnscaled", NOTHING_ELSE),
 }

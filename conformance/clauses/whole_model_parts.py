@@ -1,0 +1,205 @@
+"""model.*: the attentions of a whole model in their places, its sizes, and its optimisation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+
+from ..base.geometry import Geometry
+from ..declare.candidate import Candidate
+from ..graphs.process import Setting
+from ..oracle.comparison import compare
+from ..oracle.oracle import Oracle
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
+from .registry import Finding, clause, requires, violated
+from .subject import Subject
+from .whole_models import (
+    MASKED,
+    MODELS,
+    PADDED_RIGHT,
+    agreement,
+    allowed_differences,
+    apart,
+    differing,
+    drawn_call,
+    existing_tokens,
+    giving_answers,
+    model_of,
+    named,
+    run,
+    shows,
+)
+
+if TYPE_CHECKING:  # it imports onnx, which few runs need
+    from ..models.in_place import Activations
+
+_LOWEST: Final = Setting(level="disabled")
+
+
+def _open_sizes(candidate: Candidate) -> str:
+    """Unless the file fixes every size."""
+    model = model_of(candidate)
+    fixed = [axis for axis, sizes in model.taken.items() if len(sizes) == 1]
+    refused = {entry.axis for entry in model.refused}
+    axes = {"batch", *(["length"] if model.is_sequential else [])}
+    return "" if axes - (set(fixed) - refused) else "the file fixes every size"
+
+
+@clause(
+    "model.any-size",
+    sentence="A model whose file leaves the batch or a length open runs at every size of it.",
+    source="pytorch.org/docs/onnx: tracing bakes sizes that are read as numbers",
+    space=MODELS,
+    applies=(_open_sizes,),
+    explained=False,
+)
+def any_size(subject: Subject, problem: Problem) -> Finding:
+    """No refusal of a batch of 1 to 5 or of 1 to 34 tokens, and answers of as many entries."""
+    model = model_of(subject.candidate)
+    if model.refused:
+        entry = model.refused[problem.seed % len(model.refused)]
+        taken = ", ".join(map(str, model.taken[entry.axis]))
+        message = (
+            f"the file leaves the {entry.axis} open, but the model runs at {taken} only: at "
+            f"{entry.size} it {entry.message}"
+        )
+        return violated("shape", message)
+    run(model, drawn_call(subject, problem))
+    return Finding()
+
+
+def _unmasked_sites(candidate: Candidate) -> list[int]:
+    """The attentions whose keys are of the padded sequence and that no mask of it reaches."""
+    model = model_of(candidate)
+    graph = model.sites.graph
+    padded = {entry.name for entry in model.inputs if entry.along == 0}
+    masks = {entry.name for entry in model.inputs if entry.role == "mask" and entry.along == 0}
+    unmasked = []
+    for site in model.sites.sites:
+        sources = graph.wiring.reaching(site.key.name, graph.inputs)
+        if sources & padded and sources <= padded:
+            reached = set(model.described[site.index]["mask_inputs"])
+            unmasked += [] if masks & reached else [site.index]
+    return unmasked
+
+
+@clause(
+    "model.mask-reaches-all",
+    sentence="The mask reaches every attention whose keys are tokens that it may hide.",
+    source="BUGS 20: a layer that is called without the mask",
+    space=PADDED_RIGHT,
+    applies=(requires(lambda c: model_of(c).has_mask, "no mask is declared"),),
+    explained=False,
+)
+def mask_reaches_all(subject: Subject, _problem: Problem) -> Finding:
+    """By the graph: no attention to the padded sequence without the mask above it."""
+    model, unmasked = model_of(subject.candidate), _unmasked_sites(subject.candidate)
+    if not unmasked:
+        return Finding()
+    names = ", ".join(named(model, index) for index in unmasked)
+    return violated("value", f"the mask does not reach {names}")
+
+
+@clause(
+    "model.sites-in-place",
+    sentence=(
+        "On the activations of the model itself, too, each of its attentions answers as specified, "
+        "within the derived bound."
+    ),
+    source="MODELS: what real activations look like is an input recipe of its own",
+    space=MASKED.replace(mask="offered", least=()),
+    counterfactual="an answer of zero",
+    applies=(requires(lambda c: model_of(c).cores, "none of its attentions can be judged alone"),),
+    explained=False,
+)
+def sites_in_place(subject: Subject, problem: Problem) -> Finding:
+    """What enters and leaves each attention while the model runs, where a query has a key."""
+    model = model_of(subject.candidate)
+    call = drawn_call(subject, problem)
+    worst, binding = None, False
+    with giving_answers():
+        places = list(model.in_place(call))
+    for site, inside in places:
+        core = model.cores[site.index]
+        inputs = _core_inputs(core, site.causal, inside)
+        expected = Oracle(core.declaration, str(inside.query.dtype)).answer(inputs)
+        judged = expected.judged & torch.from_numpy(inside.judged)
+        found = compare(
+            torch.from_numpy(inside.answer.astype(np.float64)),
+            expected.output,
+            expected.bound,
+            judged=judged,
+            wording=f"in the model {named(model, site.index)} answers wrongly",
+        )
+        binding = binding or bool(((expected.output.abs() > expected.bound) & judged).any())
+        worst = found if worst is None or found.margin > worst.margin else worst
+        if found.kind:  # what is wrong here is given to all later ones
+            break
+    if worst is None:
+        return Finding(inapplicable="the axes of what enters its attentions are not known")
+    return Finding.of(worst, binding=binding)
+
+
+def _core_inputs(core: Candidate, causal: bool, inside: Activations) -> Inputs:  # noqa: FBT001 (read next to its name)
+    """The activations of an attention as inputs of a core."""
+    query, key, value = (
+        torch.from_numpy(np.ascontiguousarray(part))
+        for part in (inside.query, inside.key, inside.value)
+    )
+    keep = None if inside.keep is None else torch.from_numpy(np.ascontiguousarray(inside.keep))
+    bias = None if inside.bias is None else torch.from_numpy(np.ascontiguousarray(inside.bias))
+    sizes = Geometry(
+        batch=query.shape[0],
+        num_heads=query.shape[1],
+        num_kv_heads=key.shape[1],
+        query_length=query.shape[2],
+        key_length=key.shape[2],
+        head_size=query.shape[3],
+        value_head_size=value.shape[3],
+        **dict.fromkeys(("query_size", "key_size", "value_size", "output_size"), 1),
+    )
+    return Inputs(
+        geometry=sizes,
+        mode="separate",
+        batched=True,
+        query=query,
+        key=key,
+        value=value,
+        keep=keep,
+        bias=bias,
+        mask_form="keep" if bias is None else "bias",
+        mask_shape="BHQK",
+        causal=causal,
+        always_causal=causal,
+        point=core.declaration.semantics,
+    )
+
+
+@clause(
+    "model.optimisation-levels",
+    sentence=(
+        "A model answers the same at the runtime's lowest and highest optimisation level, under "
+        "any mask."
+    ),
+    source="onnxruntime#18945: fused graphs are far off for masks other than right padding",
+    space=MASKED.replace(mask="offered", least=()),
+    counterfactual="an answer of zero",
+    applies=(apart,),
+    explained=False,
+)
+def optimisation_levels(subject: Subject, problem: Problem) -> Finding:
+    """No optimisation against every one, for tokens that exist."""
+    model = model_of(subject.candidate)
+    call = drawn_call(subject, problem)
+    lowest = run(model, call, setting=_LOWEST)
+    answers = run(model, call)
+    # Each of the two may err by as much.
+    allowed = {name: 2.0 * size for name, size in allowed_differences(model, call, answers).items()}
+    judged = existing_tokens(model, call, answers)
+    zeros = {name: np.zeros_like(value) for name, value in lowest.items()}
+    wording = "optimisation changes the answer"
+    comparison = agreement(model, lowest, answers, allowed, judged, wording)
+    return differing(model, comparison, binding=shows(lowest, zeros, allowed, judged))

@@ -1,0 +1,122 @@
+"""What enters and leaves an attention while its model runs, in the order of heads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conformance.graphs.protocol import Array
+from conformance.models.in_place import Activations, activations, tapped
+from conformance.models.operands import MaskInput
+from conformance.models.site import Site
+from conformance.models.sites import find_sites
+
+GENERATOR = np.random.default_rng(0)
+# Two items, four heads, three queries, five keys, six features.
+HEADS = {
+    "query": GENERATOR.standard_normal((2, 4, 3, 6)).astype(np.float32),
+    "key": GENERATOR.standard_normal((2, 4, 5, 6)).astype(np.float32),
+    "value": GENERATOR.standard_normal((2, 4, 5, 6)).astype(np.float32),
+    "output": GENERATOR.standard_normal((2, 4, 3, 6)).astype(np.float32),
+}
+KEPT = GENERATOR.random((2, 4, 3, 5)) < 0.7
+WAYS: dict[str, Callable[[Array], Array]] = {
+    "BHLD": lambda heads: heads,
+    "BLHD": lambda heads: heads.transpose(0, 2, 1, 3),
+    "HBLD": lambda heads: heads.transpose(1, 0, 2, 3),
+    "BHDL": lambda heads: heads.transpose(0, 1, 3, 2),
+    "FLD": lambda heads: heads.reshape(-1, *heads.shape[2:]),
+    "BLM": lambda heads: heads.transpose(0, 2, 1, 3).reshape(heads.shape[0], heads.shape[2], -1),
+}
+
+
+@pytest.fixture
+def site(export_of: Callable[..., Path]) -> Site:
+    """An attention of a model with four heads."""
+    return find_sites(export_of("encoder")).sites[0]
+
+
+def entered(
+    site: Site, letters: str, *masks: tuple[MaskInput, Array], heads: int | None = 4
+) -> Activations | None:
+    """The activations of a site whose tensors lie in another order."""
+    edges = {
+        part: dataclasses.replace(edge, name=part, letters=letters)
+        for part, edge in site.edges.items()
+    }
+    other = dataclasses.replace(
+        site,
+        **edges,
+        heads=heads,
+        kv_heads=heads,
+        output="output",
+        output_letters=letters,
+        masks=tuple(mask for mask, _ in masks),
+    )
+    values = {name: WAYS.get(letters, WAYS["BHLD"])(value) for name, value in HEADS.items()}
+    values |= {mask.name: value for mask, value in masks}
+    assert set(tapped(other)) == set(values)
+    return activations(other, values)
+
+
+@pytest.mark.parametrize("letters", WAYS)
+def test_heads_are_told_apart_in_any_order(letters: str, site: Site) -> None:
+    """Whatever the axes are, the numbers are those of the same heads."""
+    found = entered(site, letters)
+    assert found is not None
+    for name, value in HEADS.items():
+        own = found.answer if name == "output" else getattr(found, name)
+        np.testing.assert_array_equal(own, value)
+
+
+@pytest.mark.parametrize(("letters", "heads"), [("BLM", None), ("FLD", None), ("BXLD", 4)])
+def test_axes_that_nobody_knows_are_none(letters: str, heads: int | None, site: Site) -> None:
+    """Without a number of heads one axis cannot be cut."""
+    assert entered(site, letters, heads=heads) is None
+
+
+MASKS: dict[str, tuple[str, str, Array]] = {
+    "whole": ("keep", "BHQK", KEPT),
+    "hidden": ("drop", "BHQK", ~KEPT),
+    "integers": ("keep_int", "BHQK", KEPT.astype(np.int64)),
+    "items and heads in one": ("keep", "FQK", KEPT.reshape(8, 3, 5)),
+    "of keys": ("keep", "BK", KEPT[:, 0, 0]),
+    "of queries and keys": ("keep", "QK", KEPT[0, 0]),
+    "of heads": ("keep", "HQK", KEPT[0]),
+    "of items": ("keep", "BQK", KEPT[:, 0]),
+    "minus infinity": ("bias", "BHQK", np.where(KEPT, 0, -np.inf)),
+}
+
+
+@pytest.mark.parametrize("case", MASKS)
+def test_masks_get_four_axes(case: str, site: Site) -> None:
+    """True attends, and what is broadcast stays so."""
+    role, axes, value = MASKS[case]
+    found = entered(site, "BHLD", (MaskInput(name="mask", role=role, axes=axes), value))
+    assert found is not None
+    assert found.keep is not None
+    places = {"BK": (slice(None), 0, 0), "QK": (0, 0), "HQK": (0,), "BQK": (slice(None), 0)}
+    expected = KEPT[places.get(axes, ())]
+    np.testing.assert_array_equal(found.keep.reshape(expected.shape), expected)
+    assert np.broadcast_shapes(found.keep.shape, KEPT.shape) == KEPT.shape
+
+
+def test_masks_hide_together(site: Site) -> None:
+    """Each of two masks hides its own keys; a row without any key is not judged."""
+    first, second = KEPT.copy(), np.where(KEPT[:1, :1], 0.5, -1e4)
+    first[1, 2, 0] = False
+    masks = [
+        (MaskInput(name="first", role="keep", axes="BHQK"), first),
+        (MaskInput(name="second", role="bias", axes="11QK"), second),
+    ]
+    found = entered(site, "BHLD", *masks)
+    assert found is not None
+    assert found.bias is not None
+    np.testing.assert_array_equal(found.bias, second)
+    seen = (first & KEPT[:1, :1]).any(-1, keepdims=True)
+    np.testing.assert_array_equal(found.judged, seen)
+    assert not found.judged[1, 2, 0]
