@@ -22,7 +22,6 @@ from .whole_models import (
     PADDED_RIGHT,
     agreement,
     allowed_differences,
-    apart,
     differing,
     drawn_call,
     existing_tokens,
@@ -187,7 +186,6 @@ def _core_inputs(core: Candidate, causal: bool, inside: Activations) -> Inputs: 
     source="onnxruntime#18945: fused graphs are far off for masks other than right padding",
     space=MASKED.replace(mask="offered", least=()),
     counterfactual="an answer of zero",
-    applies=(apart,),
     explained=False,
 )
 def optimisation_levels(subject: Subject, problem: Problem) -> Finding:

@@ -244,6 +244,7 @@ _has_tokens: Final = requires(lambda c: model_of(c).is_sequential, "it takes no 
     counterfactual="the padding as tokens; where no token sees later ones, other tokens",
     applies=(apart, _free_length),
     explained=False,
+    subtle=True,
 )
 def padding_is_absence(subject: Subject, problem: Problem) -> Finding:
     """Items with padding against the same items cut short, each alone."""
@@ -262,6 +263,7 @@ def padding_is_absence(subject: Subject, problem: Problem) -> Finding:
     counterfactual="the padding as tokens",
     applies=(apart, _free_length, _takes_positions),
     explained=False,
+    subtle=True,
 )
 def left_padding(subject: Subject, problem: Problem) -> Finding:
     """The same with the padding in front."""
@@ -313,6 +315,7 @@ def _part(answer: Array, letters: str, span: slice) -> Array:
     counterfactual="the same change with a mask that hides nothing",
     applies=(apart,),
     explained=False,
+    subtle=True,
 )
 def padding_contents(subject: Subject, problem: Problem) -> Finding:
     """Other tokens where the mask hides them; answers at the others stay."""
