@@ -22,6 +22,15 @@ _SPECIAL: Final = 4
 _WORDS: Final = re.compile(r"[^a-z]+")
 _CACHED: Final = frozenset({"past", "cache", "key", "value", "state"})
 _ANSWERING: Final = ("decoder", "target", "tgt")
+# How many axes an input of a role has, 0 for any number, and the kinds of its numbers.
+_AXES_OF: Final[Mapping[str, tuple[int, str]]] = {
+    "tokens": (2, "iu"),
+    "mask": (2, "iubf"),
+    "positions": (2, "iu"),
+    "types": (2, "iu"),
+    "features": (3, "f"),
+    "image": (0, "f"),
+}
 _PASSED: Final = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 
 
@@ -106,7 +115,9 @@ def model_inputs(
     shapes = {port.name: graph.shape(port.name) for port in ports}
     kinds = {port.name: _dtype(graph, port.name) for port in ports}
     roles = {
-        name: str(declared.get(name, {}).get("role", "")) or _role(name, shapes[name], kinds[name])
+        name: _declared_role(name, declared[name], shapes[name], kinds[name])
+        if name in declared
+        else _role(name, shapes[name], kinds[name])
         for name in shapes
     }
     sequences = _sequences(shapes, roles)
@@ -141,6 +152,18 @@ def _dtype(graph: ModelGraph, name: str) -> np.dtype[Any]:
     except (KeyError, TypeError, ValueError):
         msg = f"its input {name} is no tensor of numbers"
         raise UnknownInputError(msg) from None
+
+
+def _declared_role(
+    name: str, entry: Mapping[str, Any], shape: Sequence[Axis], kind: np.dtype[Any]
+) -> str:
+    """The role that is declared; raises UsageError where the input cannot have it."""
+    role = str(entry["role"])
+    axes, kinds = _AXES_OF[role]
+    if (axes and len(shape) != axes) or not shape or kind.kind not in kinds:
+        msg = f"the input {name} cannot be {role}: it has {len(shape)} axes of {kind}"
+        raise UsageError(msg)
+    return role
 
 
 def _role(name: str, shape: Sequence[Axis], kind: np.dtype[Any]) -> str:

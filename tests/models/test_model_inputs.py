@@ -110,5 +110,7 @@ def test_a_declaration_comes_first(tmp_path: Path) -> None:
     declared = {"numbers": {"role": "tokens", "vocabulary": 9}}
     inputs = found(tmp_path, ("numbers", TensorProto.INT64, ["b", "s"]), declared=declared)
     assert (inputs["numbers"].role, inputs["numbers"].count) == ("tokens", 9)
+    with pytest.raises(UsageError, match="input_ids cannot be features: it has 2 axes of int64"):
+        found(tmp_path, IDS, declared={"input_ids": {"role": "features"}})
     with pytest.raises(UsageError, match="names the input 'other', which the model lacks: it has"):
         found(tmp_path, IDS, declared={"other": {"role": "mask"}})
