@@ -9,14 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
-
 import conformance
 from conformance import Mistake
-from conformance.graphs.process import DEFAULT
-from conformance.models.candidates import model_candidates
-from conformance.models.sites import find_sites
-from conformance.models.whole_model import WholeModel
 
 from ..exports import Source, by_tracing
 from ..models import BROKEN
@@ -33,28 +27,24 @@ def made(source: Source, name: str) -> conformance.Candidate:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is baked in is what is wanted
         by_tracing(source, path)
-    _, candidate = model_candidates(path, find_sites(path), None)[0]
-    return dataclasses.replace(candidate, name=name)
-
-
-class WrongWhenOptimised(WholeModel):
-    """The runtime's highest level errs by a thousandth."""
-
-    def run(self, call: Any, *, setting: Any = DEFAULT, taps: Any = ()) -> dict[str, Any]:
-        answers = super().run(call, setting=setting, taps=taps)
-        if setting.level != DEFAULT.level:
-            return answers
-        return {name: value * FACTOR for name, value in answers.items()}
+    return dataclasses.replace(conformance.model(path)[0], name=name)
 
 
 def wrong_when_optimised() -> conformance.Candidate:
-    """A right model under a runtime whose highest level errs."""
+    """The runtime's highest level errs by a thousandth, under a right model."""
     candidate = made(RIGHT, "WrongWhenOptimised")
-    fields = {field.name: getattr(candidate.function, field.name) for field in _FIELDS}
-    return dataclasses.replace(candidate, function=WrongWhenOptimised(**fields))
+    right: Any = candidate.function
 
+    class Erring(type(right)):  # type: ignore[misc]  # the class of a whole model is not public
+        def run(self, call: Any, *, setting: Any = None, taps: Any = ()) -> dict[str, Any]:
+            how = {} if setting is None else {"setting": setting}
+            answers: dict[str, Any] = super().run(call, taps=taps, **how)
+            if setting is not None and setting.level != "all":
+                return answers
+            return {name: value * FACTOR for name, value in answers.items()}
 
-_FIELDS = dataclasses.fields(WholeModel)
+    fields = {field.name: getattr(right, field.name) for field in dataclasses.fields(right)}
+    return dataclasses.replace(candidate, function=Erring(**fields))
 
 
 def second_unscaled() -> conformance.Candidate:
@@ -63,30 +53,20 @@ def second_unscaled() -> conformance.Candidate:
 
 
 def _declare(
-    make: Callable[[], conformance.Candidate], kind: type, clause: str, *also: str
+    make: Callable[[], conformance.Candidate], name: str, said: Any, clause: str, *also: str
 ) -> None:
+    sentence = " ".join(inspect.cleandoc(said.__doc__ or "").split())
     DECLARED.append(
-        Mistake(
-            name=kind.__name__,
-            sentence=" ".join(inspect.cleandoc(kind.__doc__ or "").split()),
-            primary=clause,
-            also=also,
-            candidate=make,
-        )
+        Mistake(name=name, sentence=sentence, primary=clause, also=also, candidate=make)
     )
 
 
 for wrong in (*WRONG.values(), EMPTY_IS_NAN):
-    module: torch.nn.Module = wrong.source.module
+    kind = type(wrong.source.module)
     _declare(
-        partial(made, wrong.source, type(module).__name__), type(module), wrong.clause, *wrong.also
+        partial(made, wrong.source, kind.__name__), kind.__name__, kind, wrong.clause, *wrong.also
     )
-_declare(wrong_when_optimised, WrongWhenOptimised, "model.optimisation-levels")
-DECLARED.append(
-    Mistake(
-        name="SecondUnscaled",
-        sentence=str(second_unscaled.__doc__),
-        primary="model.sites-in-place",
-        candidate=second_unscaled,
-    )
+_declare(
+    wrong_when_optimised, "WrongWhenOptimised", wrong_when_optimised, "model.optimisation-levels"
 )
+_declare(second_unscaled, "SecondUnscaled", second_unscaled, "model.sites-in-place")

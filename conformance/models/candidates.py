@@ -23,9 +23,31 @@ from ..graphs.sidecar import GraphDeclaration, read_declaration, sidecar_of
 from .cutting import Cut, CutFile, cut
 from .mask_facts import MaskFacts, mask_facts
 from .model_inputs import UnknownInputError
+from .recognition import model_sites
 from .site import Site, is_standard
 from .sites import Sites, Uncut
 from .whole_model import LENGTHS, WholeModel, open_model
+
+
+def model(path: str | Path, *, declaration: str | Path | None = None) -> tuple[Candidate, ...]:
+    """Declare a whole model in an ONNX file: the model itself, then its distinct attentions.
+
+    The roles of its inputs are those that ``declaration`` (by default the file
+    ``NAME.conformance.toml`` beside it) gives, else they are found by name, type and rank. Where
+    that is not enough the model itself is left out, and the first attention warns of it.
+
+    Raises UsageError with one sentence for a file that cannot be opened or is no whole model.
+    """
+    path = Path(path)
+    if not path.is_file():
+        msg = f"there is no file {path}"
+        raise UsageError(msg)
+    sites = model_sites(path)
+    if sites is None:
+        msg = f"{path} is no whole model: conformance.graph is for a file of one attention"
+        raise UsageError(msg)
+    options = GraphOptions(declaration=None if declaration is None else str(declaration))
+    return tuple(candidate for _, candidate in model_candidates(path, sites, None, options))
 
 
 def model_candidates(

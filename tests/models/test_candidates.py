@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from command_line import FEW, record
-from little_graphs import node, saved
+from little_graphs import node, plus_one, saved
 from whole_models import token_graph
 
+import conformance
 from candidates.exports import EXPORTS, by_tracing
 from candidates.models import BROKEN, MODELS
 from conformance.__main__ import run
@@ -215,3 +216,19 @@ def test_a_file_with_one_attention_has_a_number_0_alone(tmp_path: Path) -> None:
     assert (candidate.name, candidate.shown_kind) == (path.stem, "graph")
     with pytest.raises(UsageError, match="is one attention, #0: there is no #3"):
         resolve_one(f"{path}#3")
+
+
+def test_a_model_is_declared_in_python(export_of: Callable[..., Path], tmp_path: Path) -> None:
+    """The model first, then each distinct attention; what is none is refused in one sentence."""
+    made = conformance.model(export_of("encoder-decoder"))
+    assert [one.name for one in made] == [
+        "encoder-decoder",
+        "encoder-decoder#0",
+        "encoder-decoder#2",
+    ]
+    assert [one.kind for one in made] == ["model", "core", "core"]
+    with pytest.raises(UsageError, match="there is no file"):
+        conformance.model(tmp_path / "missing.onnx")
+    saved(plus_one(), tmp_path / "plus.onnx")
+    with pytest.raises(UsageError, match=r"plus\.onnx is no whole model: conformance.graph is for"):
+        conformance.model(tmp_path / "plus.onnx")
