@@ -69,6 +69,7 @@ class MistakeSearch:
         # Answers by their index: after the first one those that refuted a mistake last.
         self._refuting = list(range(len(self.observed)))
         self._touched: dict[tuple[int, int], bool] = {}
+        self._touching: dict[int, int] = {}
         self._judged: dict[int, int] = {}
         self._explained: dict[int, int] = {}
         self._logits = 0  # of all problems acted out so far
@@ -260,8 +261,12 @@ class MistakeSearch:
         return act(self.subject.oracle, self.declared, made, inputs)
 
     def _touches(self, mistake: NamedMistake) -> int:
-        """The problems whose answers a mistake may change."""
-        return _bits(self._may_change(mistake, index) for index in range(len(self.observed)))
+        """The problems whose answers a mistake may change; remembered."""
+        key = id(mistake)
+        if key not in self._touching:
+            every = range(len(self.observed))
+            self._touching[key] = _bits(self._may_change(mistake, index) for index in every)
+        return self._touching[key]
 
     def _may_change(self, mistake: NamedMistake, index: int) -> bool:
         """Whether a mistake may change the answer to one problem."""
