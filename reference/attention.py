@@ -176,8 +176,7 @@ def attend(
     if exact:
         if sinks is None:
             weights = _fill_empty_rows(weights, empty, structure, semantics)
-        output = _weigh_exactly(weights, value, attended, empty)
-        value = zero_unread(value, attended | (weights > 0))
+        output, value = _weigh_exactly(weights, value, attended, empty)
     else:
         output = weights @ value
     return Attention(
@@ -269,12 +268,20 @@ def zero_unread(tokens: Tensor, read: Tensor) -> Tensor:
     return tokens.masked_fill(~read.any(dim=2).unsqueeze(-1), 0.0)
 
 
-def _weigh_exactly(weights: Tensor, value: Tensor, attended: Tensor, empty: Tensor) -> Tensor:
-    """Weigh the values; an empty row may read (by its rule) values that no other row may meet."""
-    output = weights @ zero_unread(value, attended)
+def _weigh_exactly(
+    weights: Tensor, value: Tensor, attended: Tensor, empty: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The weighted values, and the values without those that no query reads.
+
+    An empty row may read (by its rule) values that no other row may meet.
+    """
+    read = zero_unread(value, attended)
+    output = weights @ read
     if not bool(empty.any()):
-        return output
-    return torch.where(empty.unsqueeze(-1), weights @ zero_unread(value, weights > 0), output)
+        return output, read
+    of_empty = weights @ zero_unread(value, weights > 0)
+    output = torch.where(empty.unsqueeze(-1), of_empty, output)
+    return output, zero_unread(value, attended | (weights > 0))
 
 
 def _excludes_exactly(semantics: Semantics, softcap: float | None) -> bool:

@@ -19,12 +19,11 @@ def check_tensor(value: object, name: str, axes: str) -> None:
     if not isinstance(value, Tensor):
         msg = f"{name} is a {type(value).__name__}, not a torch.Tensor"
         raise TypeError(msg)
-    wanted = len(axes.split())
-    check_argument(
-        value.dim() == wanted,
-        name,
-        f"has shape {list(value.shape)}: it needs {wanted} axes [{', '.join(axes.split())}]",
-    )
+    wanted = axes.split()
+    if value.dim() != len(wanted):
+        shown = f"{len(wanted)} axes [{', '.join(wanted)}]"
+        msg = f"{name} has shape {list(value.shape)}: it needs {shown}"
+        raise ValueError(msg)
 
 
 def check_divides(count: int, name: str, width: int, whose: str) -> None:
@@ -46,11 +45,9 @@ def check_window(window: object) -> None:
 
 def check_size(value: Tensor, name: str, axis: int, wanted: int, because: str) -> None:
     """Require one axis of a tensor to have a given size; ``because`` says whose size that is."""
-    check_argument(
-        value.shape[axis] == wanted,
-        name,
-        f"has shape {list(value.shape)}: axis {axis} must be {wanted}, {because}",
-    )
+    if value.shape[axis] != wanted:
+        msg = f"{name} has shape {list(value.shape)}: axis {axis} must be {wanted}, {because}"
+        raise ValueError(msg)
 
 
 def check_broadcasts(value: Tensor, name: str, shape: Sequence[int]) -> None:

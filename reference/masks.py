@@ -33,6 +33,8 @@ def structural_mask(
         check_argument(length >= 0, name, f"is {length}, which is negative")
     check_window(window)
     causal, _ = counted(semantics, causal=causal, masked=False, query_length=query_length)
+    if not causal and window is None:
+        return torch.ones(query_length if rows is None else len(rows), key_length, dtype=torch.bool)
     position = query_positions(query_length, key_length, semantics)
     position = position[:, None] if rows is None else position[rows, None]
     ahead = torch.arange(key_length)[None, :] - position

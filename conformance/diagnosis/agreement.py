@@ -117,7 +117,8 @@ class BatteryAnswer:
 
         Not those where it may overflow, nor rows without keys about which nothing is promised.
         """
-        unjudged = acted.unjudged(self.subject.declaration, self._right_rows)
+        right = self._right_rows if bool(acted.core.empty.any()) else None  # it takes a while
+        unjudged = acted.unjudged(self.subject.declaration, right)
         if self._rows_open is not None:
             unjudged = self._rows_open if unjudged is None else unjudged | self._rows_open
         return None if unjudged is None else ~unjudged.expand(self.output.shape)

@@ -17,7 +17,7 @@ from torch import Tensor
 from .._golden import golden
 from ..declare.declaration import Declaration
 from ..problems.inputs import Inputs
-from ..tolerance import Contract, contract_for, core_bound
+from ..tolerance import Contract, contract_for
 from ..tolerance.model import MOST_SATURATED
 from ..tolerance.statistical import core_statistics, sampled_rows, supports
 from .comparison import Comparison, compare
@@ -164,12 +164,13 @@ class LongGolden:
             core = dataclasses.replace(core, key=key, given_key=key, value=value)
         return Golden(
             output=core.output,
-            bound=core_bound(core, self._contract(core.scale), attended=attended),
+            contract=self._contract(core.scale),
             weights=core.weights,
             empty=core.empty,
             core=core,
             evaluation=core,
             limit=self.limit,
+            attended=attended,
         )
 
     def _allowed(self, rows: Tensor) -> Tensor | None:

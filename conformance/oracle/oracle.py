@@ -25,17 +25,24 @@ class Golden:
 
     ``evaluation`` holds every intermediate value, ``core`` those of its attention proper. ``limit``
     is the largest number that a candidate can compute with. Queries that are ``absent`` from their
-    sequence count as rows that nobody can represent.
+    sequence count as rows that nobody can represent. Where it holds some of the queries only,
+    ``attended`` says which keys any query attends, as for :func:`core_bound`.
     """
 
     output: Tensor
-    bound: Tensor
+    contract: Contract
     weights: Tensor
     empty: Tensor
     core: golden.Attention
     evaluation: golden.Attention | golden.MultiHeadAttention
     limit: float
     absent: Tensor | None = None
+    attended: Tensor | None = None
+
+    @cached_property
+    def bound(self) -> Tensor:
+        """The worst-case bound under the contract; derived when it is asked for."""
+        return _bound(self.evaluation, self.contract, self.attended)
 
     @cached_property
     def judged(self) -> Tensor:
@@ -124,7 +131,7 @@ class Oracle:
         core = evaluation if isinstance(evaluation, golden.Attention) else evaluation.core
         return Golden(
             output=evaluation.output,
-            bound=self.bound_of(evaluation),
+            contract=self.contract(core.scale),
             weights=core.weights,
             empty=core.empty,
             core=core,
@@ -152,9 +159,13 @@ class Oracle:
         return _bound(self.answer(inputs).evaluation, contract)
 
 
-def _bound(evaluation: golden.Attention | golden.MultiHeadAttention, contract: Contract) -> Tensor:
+def _bound(
+    evaluation: golden.Attention | golden.MultiHeadAttention,
+    contract: Contract,
+    attended: Tensor | None = None,
+) -> Tensor:
     if isinstance(evaluation, golden.Attention):
-        return core_bound(evaluation, contract)
+        return core_bound(evaluation, contract, attended=attended)
     return layer_bound(evaluation, contract)
 
 
