@@ -208,12 +208,12 @@ def position_heads(query: Tensor, key: Tensor, semantics: Semantics) -> tuple[Te
 
     Which heads they are makes no difference: each is normalised and turned by itself.
     """
+    query, key = normalise_heads(query, semantics), normalise_heads(key, semantics)
+    if semantics.rotary == "none":
+        return query, key
     positions = query_positions(query.shape[-2], key.shape[-2], semantics)
     keys = torch.arange(key.shape[-2])
-    return (
-        rotate_heads(normalise_heads(query, semantics), positions, semantics),
-        rotate_heads(normalise_heads(key, semantics), keys, semantics),
-    )
+    return rotate_heads(query, positions, semantics), rotate_heads(key, keys, semantics)
 
 
 def softmax(logits: Tensor, axis: str = "key", *, sinks: Tensor | None = None) -> Tensor:

@@ -169,15 +169,14 @@ class Semantics:
 
     def __post_init__(self) -> None:
         _check_scale(self.scale)
-        for name, kind in _kinds().items():
+        for name, kind in _plain_kinds().items():
             value = getattr(self, name)
-            if kind in _SPOKEN:
-                classes = (int, float) if kind is float else kind
-                check_argument(isinstance(value, classes), name, f"is {value!r}, {_SPOKEN[kind]}")
-            elif get_origin(kind) is Literal:
-                choices = get_args(kind)
-                if value not in choices:  # what was likely meant is searched for then alone
-                    check_argument(False, name, _not_among(value, choices))  # noqa: FBT003
+            classes = (int, float) if kind is float else kind
+            check_argument(isinstance(value, classes), name, f"is {value!r}, {_SPOKEN[kind]}")
+        for name, choices in _choices().items():
+            value = getattr(self, name)
+            if value not in choices:  # what was likely meant is searched for then alone
+                check_argument(False, name, _not_among(value, choices))  # noqa: FBT003
         below = self.mask_fill < math.inf  # false for NaN too
         check_argument(below, "mask_fill", f"is {self.mask_fill}, not finite or minus infinity")
         check_argument(
@@ -217,9 +216,16 @@ _SPOKEN: Final = {bool: "not True or False", int: "not an integer", float: "not 
 
 
 @cache
-def _kinds() -> dict[str, Any]:
-    """The annotation of each field: what values it may have."""
-    return get_type_hints(Semantics)
+def _plain_kinds() -> dict[str, type]:
+    """The fields that are numbers or yes or no."""
+    return {name: kind for name, kind in get_type_hints(Semantics).items() if kind in _SPOKEN}
+
+
+@cache
+def _choices() -> dict[str, tuple[str, ...]]:
+    """The fields that are one of a few words, and these words."""
+    kinds = get_type_hints(Semantics).items()
+    return {name: get_args(kind) for name, kind in kinds if get_origin(kind) is Literal}
 
 
 def _not_among(value: object, choices: Sequence[str]) -> str:

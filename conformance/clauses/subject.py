@@ -35,7 +35,7 @@ from ..calls.differentiating import (
     lost,
     require_gradients,
 )
-from ..calls.integrity import seal, tampered_at_load, watching
+from ..calls.integrity import Seal, seal, tampered_at_load, watching
 from ..calls.recording import RecordedBackward, RecordedCall, Recording
 from ..calls.weight_leaves import build_with_leaves
 from ..declare.candidate import Candidate
@@ -218,9 +218,14 @@ SPREAD_CALLS = 4
 
 
 class Subject:
-    """The candidate on one device and its oracle, as the checks of the clauses use them."""
+    """The candidate on one device and its oracle, as the checks of the clauses use them.
 
-    def __init__(self, candidate: Candidate, dtype: str, device: str = "cpu") -> None:
+    ``sealed`` is the judge as it must stay; by default as it is now.
+    """
+
+    def __init__(
+        self, candidate: Candidate, dtype: str, device: str = "cpu", *, sealed: Seal | None = None
+    ) -> None:
         self.candidate = candidate.on(device)
         self.declaration = self.candidate.declaration
         self.dtype = dtype
@@ -235,19 +240,20 @@ class Subject:
         self._yardsticks: WeakKeyDictionary[Inputs, Yardstick] = WeakKeyDictionary()
         # The inputs of the first call that wrote into its arguments.
         self.edited: list[Inputs] = []
-        self._seal, self._replaced = seal(), tampered_at_load()
+        self.sealed, self._replaced = sealed or seal(), tampered_at_load()
 
     def tampered(self) -> list[str]:
         """The names that loading, or calls since the last look, replaced in torch or the harness.
 
         What they stood for is put back.
         """
-        names = [*self._replaced, *self._seal.broken()]
+        names = [*self._replaced, *self.sealed.broken()]
         self._replaced.clear()
         return names
 
     def _materialise(self, problem: Problem) -> Inputs:
-        return materialise(problem, self.candidate).replace(device=self.device)
+        inputs = materialise(problem, self.candidate)
+        return inputs if inputs.device == self.device else inputs.replace(device=self.device)
 
     @contextmanager
     def recorded(self, into: Recording | None) -> Iterator[None]:
@@ -269,7 +275,7 @@ class Subject:
 
     def forward(self, inputs: Inputs) -> Forward:
         """The callable for some inputs; a layer is built for them."""
-        with self.timed(), watching(self._seal, self._replaced):
+        with self.timed(), watching(self.sealed, self._replaced):
             forward = build_forward(self.candidate, inputs)
         if self.recording is not None and self.candidate.kind == "layer":
             self.recording.add_built(forward, inputs)
@@ -299,7 +305,7 @@ class Subject:
 
     def _call(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
         before = snapshot(call_arguments)
-        with watching(self._seal, self._replaced):
+        with watching(self.sealed, self._replaced):
             returned = guarded(forward, *call_arguments, grad_mode=inputs.grad_mode)
         if not self.edited and was_written(before):
             self.edited.append(inputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from itertools import chain
 from typing import Any, Final
 
@@ -157,8 +158,9 @@ def cached_in_self(subject: Subject, problems: Iterable[Problem]) -> Iterator[In
 
 def _every(subject: Subject) -> Iterator[tuple[Inputs, Problem | None]]:
     seen: dict[Problem, None] = {}
+    fitted = cache(partial(_fitted, subject.candidate))  # many plans have the same sizes
     for plan in _plans(subject.candidate):
-        problem = _problem(subject, plan)
+        problem = _problem(subject, plan, fitted(plan.sizes))
         if problem is not None and problem not in seen:
             seen[problem] = None
             yield subject.inputs(problem), problem
@@ -256,15 +258,22 @@ def plain_problem(subject: Subject) -> Problem | None:
     return _problem(subject, BatteryEntry(sizes=_APART))
 
 
-def _problem(subject: Subject, plan: BatteryEntry) -> Problem | None:
-    """The nearest problem that the candidate can be asked."""
-    candidate, space = subject.candidate, Space(values=("normal",))
+def _fitted(candidate: Candidate, sizes: tuple[int, ...]) -> Geometry:
+    """The nearest sizes that the candidate can be called with."""
+    drawn = Geometry(**dict(zip(FIELDS, sizes, strict=True)))
+    return fitted_geometry(drawn, candidate, Space(values=("normal",)))
+
+
+def _problem(
+    subject: Subject, plan: BatteryEntry, fitted: Geometry | None = None
+) -> Problem | None:
+    """The nearest problem that the candidate can be asked; ``fitted`` are its sizes if known."""
+    candidate = subject.candidate
     mask = _mask(candidate, plan)
     if plan.form and mask is None:
         return None
-    drawn = Geometry(**dict(zip(FIELDS, plan.sizes, strict=True)))
     return Problem(
-        geometry=fitted_geometry(drawn, candidate, space),
+        geometry=fitted or _fitted(candidate, plan.sizes),
         dtype=subject.dtype,
         seed=plan.seed,
         values="normal",

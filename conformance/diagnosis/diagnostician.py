@@ -52,7 +52,7 @@ class StandIn(Subject):
     """A subject that answers as a candidate with some mistakes, rounded to the query's dtype."""
 
     def __init__(self, subject: Subject, made: Combination) -> None:
-        super().__init__(subject.candidate, subject.dtype)
+        super().__init__(subject.candidate, subject.dtype, sealed=subject.sealed)
         self.oracle = subject.oracle
         self.inputs = subject.inputs
         self.gradients = NoDifferentiator(self)

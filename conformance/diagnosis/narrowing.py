@@ -320,7 +320,8 @@ def _telling_apart(made: Tensor, spared: Tensor) -> tuple[Literal, ...] | None:
 
 def _as_bits(flags: Tensor) -> int:
     """A number with bit i set where flag i is."""
-    return sum(1 << row for row in flags.nonzero().flatten().tolist())
+    digits = ("01"[flag] for flag in reversed(flags.tolist()))
+    return int("".join(digits) or "0", 2)
 
 
 def made_under(mistake: NamedMistake, literals: Sequence[Literal]) -> NamedMistake:

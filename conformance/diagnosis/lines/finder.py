@@ -97,6 +97,8 @@ class LineFinder:
     def _blamed(
         self, recording: Recording, answer: BatteryAnswer, explanations: Sequence[Combination]
     ) -> Iterable[Blamed]:
+        if not any(one.places for one in recording.operations):
+            return  # nothing is made on a line that could be blamed
         inputs, oracle = answer.inputs, self.subject.oracle
         declared = self.subject.declaration.semantics
         values = self._values(right_steps(declared, inputs, answer.exact.output), inputs)

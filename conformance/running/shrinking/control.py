@@ -49,7 +49,7 @@ class Control(Subject):
     """A subject that answers with the golden, rounded to the dtype of the query."""
 
     def __init__(self, subject: Subject) -> None:
-        super().__init__(subject.candidate, subject.dtype, subject.device)
+        super().__init__(subject.candidate, subject.dtype, subject.device, sealed=subject.sealed)
         self.oracle = subject.oracle
         self.gradients = GoldenDifferentiator(self)
         self.gradients.oracle = subject.gradients.oracle
