@@ -188,9 +188,12 @@ class Narrowing:
             rows = self._rows(mistake, index)
             if rows is None or bool(rows.unexplained.any()):
                 return None
-            traits = self._traits_of(index)
-            made.append(traits[rows.made.flatten()])
-            spared.append(traits[rows.spared.flatten()])
+            if bool((rows.made | rows.spared).any()):
+                traits = self._traits_of(index)
+                made.append(traits[rows.made.flatten()])
+                spared.append(traits[rows.spared.flatten()])
+        if not made:
+            return None
         made_rows, spared_rows = torch.cat(made).unique(dim=0), torch.cat(spared).unique(dim=0)
         chosen = _telling_apart(made_rows, spared_rows) if len(made_rows) else None
         if chosen is None:
