@@ -57,7 +57,7 @@ class Golden:
         """The rows of the answer in which some head has no key, broadcastable to output."""
         return self._of_answer(self.empty)
 
-    @property
+    @cached_property
     def representable(self) -> Tensor:
         """The rows whose intermediate values are all representable, broadcastable to output."""
         rows = ~self._of_answer(~self.representable_core)
