@@ -145,6 +145,8 @@ class Diagnostician:
         candidate that makes the mistake.
         """
         entries = self._explained(clause, problem)
+        if not entries:  # nothing is known of what has no golden answer
+            return entries
         if clause is not None and clause.family == "gradients" and not self._anything_wrong:
             return entries  # the answers are right, and so are the weights
         entries = self._located(entries, problem)

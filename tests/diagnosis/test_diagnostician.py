@@ -6,9 +6,13 @@ import pytest
 from examples import CLAUSES, core, problem
 from torch import Tensor
 
+from candidates.broken import MISTAKES
+from conformance.base.profile import PROFILES
 from conformance.clauses.subject import Subject
+from conformance.declare.candidate import Candidate
 from conformance.diagnosis.diagnostician import Diagnostician, fails_alike
 from conformance.problems.problem import Problem
+from conformance.running.runner import CandidateRun
 
 SLUG = "equivariance.keys"
 # Where the value head has so many channels, one of the candidates makes a mistake of its own.
@@ -62,3 +66,13 @@ def test_a_law_that_breaks_by_rounding_has_the_cause_of_the_wrong_answers(
     assert explanation.entry["name"] == "groups-tiled"
     assert fails_alike(subject, explanation.made, CLAUSES[SLUG], shown) is False
     assert diagnostician.explained_by(CLAUSES[SLUG], shown) == name
+
+
+def test_what_has_no_golden_answer_is_not_searched() -> None:
+    """A wrong position encoding fails without a diagnosis, and without an error of ours."""
+    (candidate,) = [mistake.candidate for mistake in MISTAKES if mistake.name == "WidthMinusTwo"]
+    assert isinstance(candidate, Candidate)
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=("position.relative-shift",))
+    (result,) = [run.run(planned) for planned in run.planned()]
+    assert result.status == "failed"
+    assert list(result.diagnosis) == []
