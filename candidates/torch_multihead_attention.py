@@ -15,9 +15,11 @@ from torch import Tensor, nn
 import conformance
 from conformance import Geometry, ProjectionWeights
 
-from ._load import like, load_bias, load_linear, merged_output, one_width, training
+from ._load import NAN_SPREADS, like, load_bias, load_linear, merged_output, one_width, training
 
 DTYPES: Final = ("float32", "float64", "float16", "bfloat16")
+# Of those that answer NaN to a query without keys.
+WITH_NAN: Final = tuple(dtype for dtype in DTYPES if dtype != "bfloat16" or not NAN_SPREADS)
 MASKS: Final[dict[str, Any]] = {
     "masks": ["drop", "bias"],
     "causal": "top-left",
@@ -177,7 +179,7 @@ def torch_multihead_attention_separate_widths(
     empty_rows="nan",
     features=["dropout", "weights", "autocast"],
     geometry=one_width,
-    **MASKS,
+    **{**MASKS, "dtypes": WITH_NAN},
 )
 def torch_multihead_attention_with_weights(
     geometry: Geometry, weights: ProjectionWeights
@@ -196,7 +198,7 @@ def _even_heads(geometry: Geometry) -> Geometry:
     masks=["drop"],
     causal="top-left",
     empty_rows="nan",
-    dtypes=DTYPES,
+    dtypes=WITH_NAN,
     features=["autocast"],
     geometry=_even_heads,
 )

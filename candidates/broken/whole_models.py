@@ -14,6 +14,7 @@ from conformance import Mistake
 
 from ..exports import Source, by_tracing
 from ..models import BROKEN
+from ..models.cached import SOURCES
 from ..models.wrong_models import EMPTY_IS_NAN, RIGHT, WRONG
 from ._graphs import WRONG as FACTOR
 from ._graphs import folder
@@ -66,6 +67,9 @@ for wrong in (*WRONG.values(), EMPTY_IS_NAN):
     _declare(
         partial(made, wrong.source, kind.__name__), kind.__name__, kind, wrong.clause, *wrong.also
     )
+for name, cached in SOURCES.items():
+    if name != "CachedDecoder":
+        _declare(partial(made, cached, name), name, type(cached.module), "model.cache-equals-full")
 _declare(
     wrong_when_optimised, "WrongWhenOptimised", wrong_when_optimised, "model.optimisation-levels"
 )

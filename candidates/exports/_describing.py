@@ -11,7 +11,14 @@ import torch
 from torch import Generator, Tensor, nn
 
 # Traced sizes are distinct and at least two, so that no two axes can be taken for one.
-SIZES: Final[Mapping[str, int]] = {"batch": 2, "queries": 3, "keys": 5, "tokens": 5}
+SIZES: Final[Mapping[str, int]] = {
+    "batch": 2,
+    "queries": 3,
+    "keys": 5,
+    "tokens": 5,
+    "past": 3,
+    "total": 8,
+}
 
 # Ids of fewer words than any model here knows.
 _WORDS: Final = 30

@@ -22,12 +22,14 @@ from .whole_models import (
     PADDED_RIGHT,
     agreement,
     allowed_differences,
+    apart,
     differing,
     drawn_call,
     existing_tokens,
     giving_answers,
     model_of,
     named,
+    of_tokens,
     run,
     shows,
 )
@@ -68,6 +70,51 @@ def any_size(subject: Subject, problem: Problem) -> Finding:
         return violated("shape", message)
     run(model, drawn_call(subject, problem))
     return Finding()
+
+
+@clause(
+    "model.cache-equals-full",
+    sentence=(
+        "A model that takes the keys and values of earlier tokens answers later ones as it answers "
+        "all of them at once, and hands on the same keys and values."
+    ),
+    source="MODELS: cached decoding equals the whole; BUGS: positions not shifted by the past",
+    space=MODELS.replace(least=(("key_length", 2),)),
+    counterfactual="later tokens without the earlier ones",
+    applies=(
+        apart,
+        requires(lambda c: model_of(c).has_cache, "it takes no keys of earlier tokens"),
+    ),
+    explained=False,
+)
+def cache_equals_full(subject: Subject, problem: Problem) -> Finding:
+    """A call in two parts, the second with what the first hands on."""
+    model = model_of(subject.candidate)
+    call = drawn_call(subject, problem)
+    first = 1 + problem.seed % (call.lengths[0] - 1)
+    whole = run(model, call)
+    before = run(model, model.cut(call, slice(0, first)))
+    with giving_answers():
+        cached = model.run(model.continued(call, first, before))
+        alone = model.run(model.continued(call, first, None))
+    allowed = allowed_differences(model, call, whole)
+    handed_on = set(model.presents.values())
+    expected = {
+        name: value if name in handed_on else of_tokens(value, model.outputs[name], first)
+        for name, value in whole.items()
+    }
+    for name, value in expected.items():
+        if cached[name].shape != value.shape:
+            message = (
+                f"after {first} of {call.lengths[0]} tokens {name} has the shape "
+                f"{list(cached[name].shape)}, expected {list(value.shape)}"
+            )
+            return violated("shape", message)
+    judged = {name: np.ones(value.shape, dtype=bool) for name, value in expected.items()}
+    wording = f"after {first} of {call.lengths[0]} tokens the cache changes the answer"
+    comparison = agreement(model, expected, cached, allowed, judged, wording)
+    answers = {name: value for name, value in expected.items() if name not in handed_on}
+    return differing(model, comparison, binding=shows(answers, alone, allowed, judged))
 
 
 def _unmasked_sites(candidate: Candidate) -> list[int]:

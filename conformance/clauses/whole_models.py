@@ -293,7 +293,10 @@ def _against_cut(model: WholeModel, call: ModelCall, wording: str) -> Finding:
         else:
             other = model.with_mask(padded, np.ones_like(padded.keep))
         binding = binding or shows(answers, run(model, other), allowed, judged)
-        got = {name: _part(value, model.outputs[name], span) for name, value in answers.items()}
+        got = {
+            name: of_tokens(value, model.outputs[name], span.start, span.stop)
+            for name, value in answers.items()
+        }
         every = {name: np.ones(value.shape, bool) for name, value in got.items()}
         found = agreement(model, run(model, cut), got, allowed, every, f"{wording} the answer")
         worst = found if worst is None or found.margin > worst.margin else worst
@@ -302,8 +305,9 @@ def _against_cut(model: WholeModel, call: ModelCall, wording: str) -> Finding:
     return differing(model, worst, binding=binding)
 
 
-def _part(answer: Array, letters: str, span: slice) -> Array:
+def of_tokens(answer: Array, letters: str, first: int, end: int | None = None) -> Array:
     """An answer for some tokens of the padded sequence alone."""
+    span = slice(first, end)
     return answer[tuple(span if letter == PADDED else slice(None) for letter in letters)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,8 @@ from .sites import Sites
 # Sizes of the call that shows the masks: items, and positions.
 _ITEMS: Final = 2
 _POSITIONS: Final = 6
-_PAST: Final = 3
+# Past positions: some, else none, where the name of an axis does not say that it counts them, too.
+_PASTS: Final = (3, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,18 +106,20 @@ def _values(graph: ModelGraph, names: Sequence[str]) -> dict[str, Array]:
     model = _only(graph, names) if names else None
     if model is None:
         return stored
-    fed = {port.name: _fed(port) for port in model.graph.input}
-    feeds = {name: value for name, value in fed.items() if value is not None}
-    if len(feeds) < len(fed):
-        return stored
+    calls: list[dict[str, Array]] = []
+    for past in _PASTS:
+        fed = {port.name: _fed(port, past) for port in model.graph.input}
+        calls.append({name: value for name, value in fed.items() if value is not None})
+        if len(calls[-1]) < len(fed):
+            return stored
     with tempfile.TemporaryDirectory(prefix="conformance-masks-") as folder:
         path = Path(folder) / "masks.onnx"
         onnx.save(model, path)
         with GraphProcess(path) as process:
-            try:
-                return {**stored, **process.run(feeds)}
-            except (GraphRefused, GraphLost):
-                return stored
+            for feeds in calls:
+                with contextlib.suppress(GraphRefused, GraphLost):
+                    return {**stored, **process.run(feeds)}
+    return stored
 
 
 def _only(graph: ModelGraph, names: Sequence[str]) -> ModelProto | None:
@@ -152,12 +156,13 @@ def _read(node: Node) -> Iterator[str]:
             yield from _read(inner)
 
 
-def _fed(port: Any) -> Array | None:
+def _fed(port: Any, past: int) -> Array | None:
     """What an input gets: ones, which hide nothing, and positions in their order."""
     tensor = port.type.tensor_type
     if not tensor.HasField("shape"):
         return None
-    sizes = [_size(axis, at) for at, axis in enumerate(tensor.shape.dim)]
+    caches = "past" in port.name.lower()  # exporters may give its axes names of their own
+    sizes = [_size(axis, at, past, caches=caches) for at, axis in enumerate(tensor.shape.dim)]
     try:
         kind = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
     except (KeyError, TypeError, ValueError):
@@ -167,13 +172,13 @@ def _fed(port: Any) -> Array | None:
     return np.ones(sizes, kind)
 
 
-def _size(axis: Any, at: int) -> int:
+def _size(axis: Any, at: int, past: int, *, caches: bool) -> int:
     """A size of an axis: items first, then positions, of which some are past."""
     if axis.HasField("dim_value"):
         return int(axis.dim_value)
     terms = [term for term in re.split(r"\s*\+\s*", axis.dim_param) if term]
     if len(terms) > 1:
-        return sum(_PAST if "past" in term else _POSITIONS for term in terms)
-    if "past" in axis.dim_param:
-        return _PAST
+        return sum(past if "past" in term else _POSITIONS for term in terms)
+    if "past" in axis.dim_param or (caches and at):
+        return past
     return _ITEMS if at == 0 else _POSITIONS

@@ -30,6 +30,7 @@ _AXES_OF: Final[Mapping[str, tuple[int, str]]] = {
     "types": (2, "iu"),
     "features": (3, "f"),
     "image": (0, "f"),
+    "past": (0, "f"),
 }
 _PASSED: Final = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 
@@ -45,7 +46,8 @@ class ModelInput:
     role
         ``tokens``: ids ``[B, L]``; ``mask``: 1 or True where there is a token ``[B, L]``;
         ``positions`` and ``types`` of tokens ``[B, L]``; ``features`` ``[B, L, E]``; ``image``:
-        floats of a fixed size ``[B, …]``.
+        floats of a fixed size ``[B, …]``; ``past``: keys or values of earlier tokens, whose one
+        axis without a size, after the batch, counts them.
     along
         Which sequence it lies along: 0 for the one that a mask pads, 1 for one that attends to it,
         None for neither.
@@ -76,6 +78,10 @@ class ModelInput:
             return np.broadcast_to(np.arange(length), (batch, length)).astype(self.dtype)
         if self.role == "types":
             return np.zeros((batch, length), self.dtype)
+        if self.role == "past":
+            return np.zeros(
+                [batch, *(int(n) if isinstance(n, int) else 0 for n in self.shape[1:])], self.dtype
+            )
         rest = self.shape[2:] if self.role == "features" else self.shape[1:]
         sizes = (batch, length, *rest) if self.role == "features" else (batch, *rest)
         shape = [int(size or 0) for size in sizes]
@@ -129,6 +135,9 @@ def model_inputs(
         if role == "features" and not isinstance(shapes[name][2], int):
             msg = f"the width of its input {name} is not in the file"
             raise UnknownInputError(msg)
+        if role == "past" and sum(not isinstance(size, int) for size in shapes[name][1:]) != 1:
+            msg = f"no one axis of its input {name} counts the past tokens"
+            raise UnknownInputError(msg)
         count = int(declared.get(name, {}).get("vocabulary", 0)) or _vocabulary(graph, name)
         inputs.append(
             ModelInput(
@@ -177,6 +186,8 @@ def _role(name: str, shape: Sequence[Axis], kind: np.dtype[Any]) -> str:
             if "position" in joined:
                 return "positions"
             return "types" if words & {"type", "types", "segment", "segments"} else "tokens"
+    if kind.kind == "f" and "past" in words and rank == len("BHLD"):
+        return "past"
     if kind.kind == "f" and not words & _CACHED:
         if rank > 1 and all(isinstance(size, int) for size in shape[1:]):
             return "image"
@@ -194,7 +205,7 @@ def _sequences(shapes: Mapping[str, Sequence[Axis]], roles: Mapping[str, str]) -
     places = {
         name: (shapes[name][1], name.lower().startswith(_ANSWERING))
         for name, role in roles.items()
-        if role != "image"
+        if role not in ("image", "past")
     }
     own = [places[name] for name, role in roles.items() if role in ("tokens", "features")]
     found = list(dict.fromkeys(own))

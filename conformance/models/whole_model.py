@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,6 +30,8 @@ LENGTHS: Final = (1, 2, 3, 5, 8, 13, 21, 34)
 _FIRST_LENGTHS: Final = (5, 8, 7, 6, 4, 16, 10, 12, 32, 64, 128, 1)
 _FIRST_BATCHES: Final = (2, 1, 3, 4)
 _SEED: Final = 1
+# What the names of all caches have in common.
+_ANY_CACHE: Final = re.compile(r"(past|present)(_key_values?)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +97,23 @@ class WholeModel:
     def has_two_sequences(self) -> bool:
         """Whether a sequence of its own attends to the padded one."""
         return any(entry.along == 1 for entry in self.inputs)
+
+    @cached_property
+    def presents(self) -> dict[str, str]:
+        """For each input of past keys or values the answer that holds them with the new ones.
+
+        The two have the same numbers and words in their names, such as ``0`` and ``key``.
+        """
+        marks = {_marks(name): name for name in self.outputs}
+        pasts = [entry.name for entry in self.inputs if entry.role == "past"]
+        return {name: marks[_marks(name)] for name in pasts if _marks(name) in marks}
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether it takes the past of every key and value that it answers."""
+        return bool(self.presents) and len(self.presents) == sum(
+            entry.role == "past" for entry in self.inputs
+        )
 
     @cached_property
     def quantised(self) -> bool:
@@ -170,6 +190,25 @@ class WholeModel:
         second = call.lengths[1] if self.has_two_sequences else length
         return ModelCall(feeds=feeds, keep=keep, lengths=(length, second))
 
+    def continued(
+        self, call: ModelCall, first: int, answers: Mapping[str, Array] | None
+    ) -> ModelCall:
+        """The call with its tokens from ``first`` on, after a call with those before them.
+
+        Of that call these are the answers, whose keys and values are handed over; None hands over
+        none of them.
+        """
+        rest = self.cut(call, slice(first, None))
+        feeds = dict(rest.feeds)
+        if answers is not None:
+            feeds |= {name: answers[present] for name, present in self.presents.items()}
+            feeds |= {
+                entry.name: call.feeds[entry.name]
+                for entry in self.inputs
+                if entry.role == "mask" and entry.along == 0
+            }
+        return dataclasses.replace(rest, feeds=feeds)
+
     def run(
         self, call: ModelCall, *, setting: Setting = DEFAULT, taps: Sequence[str] = ()
     ) -> dict[str, Array]:
@@ -219,6 +258,12 @@ class WholeModel:
         """Whether a call of some sizes is among those that it takes."""
         sizes = {"batch": batch, "length": lengths[0], "second length": lengths[1]}
         return all(size in self.taken.get(axis, (size,)) for axis, size in sizes.items())
+
+
+def _marks(name: str) -> tuple[str, ...]:
+    """What tells the name of a cache from others: its numbers, and words such as key."""
+    own = _ANY_CACHE.sub("", name.lower())
+    return tuple(re.findall(r"[0-9]+|key|value|encoder|decoder|self|cross", own))
 
 
 def open_model(

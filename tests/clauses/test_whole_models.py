@@ -10,6 +10,7 @@ import pytest
 
 from candidates.broken.whole_models import made
 from candidates.models import BROKEN, MODELS
+from candidates.models.cached import SOURCES
 from candidates.models.wrong_models import EMPTY_IS_NAN, RIGHT, WRONG
 from conformance.base.profile import PROFILES
 from conformance.base.results import ClauseResult
@@ -21,6 +22,7 @@ from conformance.running.runner import CandidateRun
 # A consequence of a mistake of others: it is a SHOULD.
 FINITE = "model.empty-item-finite"
 IN_PLACE = "model.sites-in-place"
+CACHED = "model.cache-equals-full"
 
 
 def results(candidate: Candidate, only: str = "*") -> list[ClauseResult]:
@@ -79,6 +81,15 @@ def test_the_attention_to_blame_is_named(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_wrong_cache_is_seen(name: str) -> None:
+    """What comes after some tokens is answered otherwise than all at once, and nothing else."""
+    found = results(made(SOURCES[name], name))
+    wrong = set() if name == "CachedDecoder" else {CACHED}
+    assert set(not_passed(found)) == wrong
+    assert CACHED in {result.id for result in found if result.status != "not-applicable"}
+
+
 @pytest.mark.parametrize("name", [name for name, one in BROKEN.items() if one.wrong == (1,)])
 def test_a_wrong_attention_is_seen_in_its_place(name: str) -> None:
     """On the model's own activations, and its place is told."""
@@ -95,7 +106,8 @@ def test_each_clause_has_three_models_that_it_catches() -> None:
     """But for what the runtime does, and for what follows from other mistakes."""
     own = Counter(one.clause for one in WRONG.values())
     asked = {clause.id for clause in all_clauses() if clause.family == "model"}
-    assert asked - set(own) == {FINITE, IN_PLACE, "model.optimisation-levels"}
+    assert asked - set(own) == {FINITE, IN_PLACE, CACHED, "model.optimisation-levels"}
+    assert len(SOURCES) >= 4  # one of them right
     assert sum(one.wrong == (1,) for one in BROKEN.values()) >= 3  # of attentions in place
     assert min(own.values()) >= 3
 

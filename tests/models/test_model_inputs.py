@@ -70,6 +70,13 @@ def test_what_is_drawn_fits(tmp_path: Path) -> None:
     assert drawn["pixel_values"].shape == (2, 3, 16, 16)
 
 
+def test_caches_begin_empty(tmp_path: Path) -> None:
+    """Their axis without a size counts past tokens, of which there are none at first."""
+    cache = found(tmp_path, IDS, ("past_key_values.0.key", FLOAT, ["b", 2, "p", 4]))
+    drawn = cache["past_key_values.0.key"].drawn(3, 5, None, np.random.default_rng(0))
+    assert (cache["past_key_values.0.key"].role, drawn.shape) == ("past", (3, 2, 0, 4))
+
+
 def test_other_tokens_are_others(tmp_path: Path) -> None:
     """No id stays, and none becomes one with a meaning of its own."""
     tokens = found(tmp_path, IDS)["input_ids"]
@@ -89,7 +96,10 @@ def test_two_sequences_are_told_apart(tmp_path: Path) -> None:
 
 
 UNKNOWN: dict[str, tuple[Inputs, str]] = {
-    "caches": ((IDS, ("past_key_values.0.key", FLOAT, ["b", 2, "p", 4])), "past_key_values.0.key"),
+    "caches of two lengths": (
+        (IDS, ("past_key_values.0.key", FLOAT, ["b", 2, "p", "q"])),
+        "no one axis of its input past_key_values.0.key counts the past tokens",
+    ),
     "a flag": ((IDS, ("use_cache", TensorProto.BOOL, [1])), "use_cache"),
     "a picture of any size": ((("pixels", FLOAT, ["b", 3, "h", "w"]),), "pixels"),
     "text": ((("text", TensorProto.STRING, ["b"]),), "what its input text is"),

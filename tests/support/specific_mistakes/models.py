@@ -9,6 +9,7 @@ from .consequences import NOTHING_ELSE, Specific, also
 MODELS: Final[Specific] = {
     "model.any-size": ("BakedBatch", NOTHING_ELSE),
     "model.batch-independence": ("NumberOfItem", NOTHING_ELSE),
+    "model.cache-equals-full": ("PlacesNotShifted", NOTHING_ELSE),
     "model.causality": ("SecondPeeks", NOTHING_ELSE),
     "model.empty-item-finite": ("EmptyIsNan", NOTHING_ELSE),
     "model.empty-item-harmless": ("ZeroTimesBatch", also("model.empty-item-finite")),
