@@ -298,8 +298,12 @@ def slugs(**options: Any) -> list[str]:
 
 
 def test_plan_is_the_whole_specification_in_order() -> None:
-    """Every clause is planned, the not-applicable ones too, in the order of the specification."""
-    assert slugs() == [clause.id for clause in registry.all_clauses()]
+    """Every clause is planned, the not-applicable ones too, in the order of the specification.
+
+    But for those about whole models, which say nothing of an attention.
+    """
+    every = registry.all_clauses()
+    assert slugs() == [clause.id for clause in every if clause.family != "model"]
 
 
 def test_globs_select() -> None:
