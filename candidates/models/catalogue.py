@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..exports import Input, Source
-from .transformer import Decoder, Encoder, EncoderDecoder, Mistake, Shape
+from .transformer import Decoder, Encoder, EncoderDecoder, HidingEncoder, Mistake, Shape
 
 _IDS: Final = Input(name="input_ids", axes=("batch", "tokens"), kind="ids")
 _MASK: Final = Input(name="attention_mask", axes=("batch", "tokens"), kind="keep")
@@ -31,6 +31,12 @@ def _models() -> dict[str, Source]:
         return {
             "encoder": _source("encoder", Encoder(Shape())),
             "encoder-written": _source("encoder-written", Encoder(_WRITTEN)),
+            "encoder-hiding": Source(
+                name="encoder-hiding",
+                module=HidingEncoder(Shape()).eval(),
+                inputs=(_IDS, Input(name="hidden_mask", axes=("batch", "tokens"), kind="drop")),
+                outputs={"answer": ("batch", "tokens", "width")},
+            ),
             "decoder": _source("decoder", Decoder(_GROUPED)),
             "encoder-decoder": _source("encoder-decoder", EncoderDecoder(Shape()), _DECODER_IDS),
         }

@@ -179,6 +179,14 @@ class Encoder(nn.Module):
         return result
 
 
+class HidingEncoder(Encoder):
+    """The same with a mask as torch's own modules take it: True hides."""
+
+    def forward(self, input_ids: Tensor, hidden: Tensor) -> Tensor:
+        """Ids ``[B, L]`` and a mask ``[B, L]``, True for padding, become ``[B, L, E]``."""
+        return super().forward(input_ids, ~hidden)
+
+
 class Decoder(nn.Module):
     """Every token sees itself and earlier tokens; it predicts the next one."""
 

@@ -76,7 +76,16 @@ class Header:
 TENSOR_ROLES: Final = ("query", "key", "value", "x", "context")
 MASK_ROLES: Final = ("keep", "drop", "keep_int", "drop_int", "bias", "lengths")
 # The inputs of a whole model.
-MODEL_ROLES: Final = ("tokens", "mask", "positions", "types", "features", "image", "past")
+MODEL_ROLES: Final = (
+    "tokens",
+    "mask",
+    "padding",
+    "positions",
+    "types",
+    "features",
+    "image",
+    "past",
+)
 OTHER_ROLES: Final = ("past_key", "past_value", "constant")
 OUTPUT_ROLES: Final = ("output", "weights", "present_key", "present_value", "ignored")
 

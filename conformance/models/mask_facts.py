@@ -167,6 +167,8 @@ def _fed(port: Any, past: int) -> Array | None:
         kind = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
     except (KeyError, TypeError, ValueError):
         return None
+    if "pad" in port.name.lower() and sizes:  # true for padding
+        return np.zeros(sizes, kind)
     if "position" in port.name.lower() and sizes:
         return np.broadcast_to(np.arange(sizes[-1]), sizes).astype(kind)
     return np.ones(sizes, kind)

@@ -26,6 +26,7 @@ _ANSWERING: Final = ("decoder", "target", "tgt")
 _AXES_OF: Final[Mapping[str, tuple[int, str]]] = {
     "tokens": (2, "iu"),
     "mask": (2, "iubf"),
+    "padding": (2, "iubf"),
     "positions": (2, "iu"),
     "types": (2, "iu"),
     "features": (3, "f"),
@@ -55,6 +56,8 @@ class ModelInput:
         The size or the name of each axis.
     count
         How many different ids there are.
+    hides
+        Whether 1 in a mask means padding, as in torch's ``key_padding_mask``.
     """
 
     name: str
@@ -63,6 +66,7 @@ class ModelInput:
     shape: tuple[Axis, ...]
     dtype: np.dtype[Any]
     count: int = 0
+    hides: bool = False
 
     def drawn(
         self, batch: int, length: int, keep: Array | None, generator: np.random.Generator
@@ -71,9 +75,7 @@ class ModelInput:
         if self.role == "tokens":
             return self.ids((batch, length), generator)
         if self.role == "mask":
-            kept = np.ones((batch, length), np.bool_) if keep is None else keep
-            mask: Array = kept.astype(self.dtype)
-            return mask
+            return self.mask(np.ones((batch, length), np.bool_) if keep is None else keep)
         if self.role == "positions":
             return np.broadcast_to(np.arange(length), (batch, length)).astype(self.dtype)
         if self.role == "types":
@@ -86,6 +88,10 @@ class ModelInput:
         sizes = (batch, length, *rest) if self.role == "features" else (batch, *rest)
         shape = [int(size or 0) for size in sizes]
         return np.asarray(generator.standard_normal(shape), self.dtype)
+
+    def mask(self, keep: Array) -> Array:
+        """The mask that says which tokens exist (bool ``[B, L]``)."""
+        return np.asarray(~keep if self.hides else keep, self.dtype)
 
     def ids(self, shape: tuple[int, int], generator: np.random.Generator) -> Array:
         """Random ids, none with a meaning of its own where there are enough."""
@@ -142,11 +148,12 @@ def model_inputs(
         inputs.append(
             ModelInput(
                 name=name,
-                role=role,
+                role="mask" if role == "padding" else role,
                 along=sequences.get(name),
                 shape=shapes[name],
                 dtype=kinds[name],
                 count=count if role == "tokens" else 0,
+                hides=role == "padding" or (role == "mask" and _is_padding(name)),
             )
         )
     if not any(entry.role in ("tokens", "features", "image") for entry in inputs):
@@ -161,6 +168,11 @@ def _dtype(graph: ModelGraph, name: str) -> np.dtype[Any]:
     except (KeyError, TypeError, ValueError):
         msg = f"its input {name} is no tensor of numbers"
         raise UnknownInputError(msg) from None
+
+
+def _is_padding(name: str) -> bool:
+    """Whether a mask's name says that it is true for padding."""
+    return "pad" in name.lower()
 
 
 def _declared_role(
@@ -212,7 +224,9 @@ def _sequences(shapes: Mapping[str, Sequence[Axis]], roles: Mapping[str, str]) -
     if len(found) > len(("padded", "attending")):
         msg = "its inputs lie along more than two sequences"
         raise UnknownInputError(msg)
-    masked = [_nearest(places[name], found) for name, role in roles.items() if role == "mask"]
+    masked = [
+        _nearest(places[name], found) for name, role in roles.items() if role in ("mask", "padding")
+    ]
     # The one that answers comes second; else the one that a mask pads comes first.
     found.sort(key=lambda place: (place[1], place not in masked))
     return {name: found.index(_nearest(place, found)) for name, place in places.items() if found}

@@ -30,6 +30,9 @@ LENGTHS: Final = (1, 2, 3, 5, 8, 13, 21, 34)
 _FIRST_LENGTHS: Final = (5, 8, 7, 6, 4, 16, 10, 12, 32, 64, 128, 1)
 _FIRST_BATCHES: Final = (2, 1, 3, 4)
 _SEED: Final = 1
+# Tokens that show what a mask hides, and the part of an effect that is taken for none.
+_SHOWING: Final = 3
+_NOTHING: Final = 1e-3
 # What the names of all caches have in common.
 _ANY_CACHE: Final = re.compile(r"(past|present)(_key_values?)?")
 
@@ -162,7 +165,7 @@ class WholeModel:
         feeds = dict(call.feeds)
         for entry in self.inputs:
             if entry.role == "mask" and entry.along == 0:
-                feeds[entry.name] = keep.astype(entry.dtype)
+                feeds[entry.name] = entry.mask(keep)
         return dataclasses.replace(call, feeds=feeds, keep=keep)
 
     def with_positions(self, call: ModelCall, positions: Array) -> ModelCall:
@@ -282,10 +285,56 @@ def open_model(
         model = WholeModel(
             path=path, sites=sites, described=described, process=process, inputs=inputs
         )
-        return _measured(model)
+        return _polarised(_measured(model), declared)
     except BaseException:
         process.close()
         raise
+
+
+def _polarised(model: WholeModel, declared: Mapping[str, Any]) -> WholeModel:
+    """The model with masks of the polarity that its answers show, where they show one.
+
+    The first of some tokens has a 0 in the mask and the others 1: of the first two the one that is
+    not seen by the last is hidden.
+    """
+    masks = {
+        entry.name
+        for entry in model.inputs
+        if entry.role == "mask" and entry.along == 0 and entry.name not in declared
+    }
+    length = next((n for n in model.taken.get("length", LENGTHS) if n >= _SHOWING), 0)
+    if not masks or not length:
+        return model
+    batch = model.taken.get("batch", BATCHES)[0]
+    second = model.taken.get("second length", (length,))[-1]
+    call = model.call(batch, (length, second if model.has_two_sequences else length), None, _SEED)
+    said = np.arange(length) > 0
+    feeds = {
+        name: np.broadcast_to(said, value.shape).astype(value.dtype) if name in masks else value
+        for name, value in call.feeds.items()
+    }
+    call = dataclasses.replace(call, feeds=feeds)
+    first, other = (_effect(model, call, place) for place in (0, 1))
+    if max(first, other) * _NOTHING < min(first, other):
+        return model
+    inputs = tuple(
+        dataclasses.replace(entry, hides=other < first) if entry.name in masks else entry
+        for entry in model.inputs
+    )
+    return dataclasses.replace(model, inputs=inputs)
+
+
+def _effect(model: WholeModel, call: ModelCall, place: int) -> float:
+    """How far another token at a place moves the answer for the last one, or for whole items."""
+    changed = np.broadcast_to(np.arange(call.lengths[0]) == place, call.keep.shape)
+    answers = model.run(call)
+    others = model.run(model.with_tokens(call, changed, _SEED + 1))
+    moved = [0.0]
+    for name, letters in model.outputs.items():
+        last = tuple(-1 if letter == PADDED else slice(None) for letter in letters)
+        sizes = np.abs(others[name][last] - answers[name][last]).astype(np.float64)
+        moved.append(float(np.nan_to_num(sizes, nan=0.0, posinf=0.0).max(initial=0.0)))
+    return max(moved)
 
 
 def _measured(model: WholeModel) -> WholeModel:

@@ -55,6 +55,14 @@ def test_an_input_is_known_by_its_name_and_shape(role: str, tmp_path: Path) -> N
     assert inputs[ROLES[role][0]].role == role
 
 
+def test_a_mask_of_padding_is_known_by_its_name(tmp_path: Path) -> None:
+    """True in it hides, as in torch's own modules."""
+    mask = found(tmp_path, IDS, ("key_padding_mask", TensorProto.BOOL, ["b", "s"]))
+    keep = np.array([[True, False]])
+    drawn = mask["key_padding_mask"].drawn(1, 2, keep, np.random.default_rng(0))
+    np.testing.assert_array_equal(drawn, ~keep)
+
+
 def test_what_is_drawn_fits(tmp_path: Path) -> None:
     """Ids below the rows of their table, a mask of what exists, positions in their order."""
     inputs = found(tmp_path, IDS, *ROLES.values())

@@ -89,6 +89,24 @@ def test_nudged_weights_move_the_answer_by_roundings(encoder: WholeModel) -> Non
     np.testing.assert_array_equal(nudged[0], nudged[2])
 
 
+@pytest.mark.parametrize(("name", "hides"), [("encoder", False), ("encoder-hiding", True)])
+def test_the_polarity_of_a_mask_is_seen(
+    name: str,
+    hides: bool,  # noqa: FBT001 (a parameter)
+    export_of: Callable[..., Path],
+) -> None:
+    """Whether its ones keep or hide, whatever its name says; what is declared is taken."""
+    path = export_of(name)
+    (mask,) = [entry for entry in opened(path).inputs if entry.role == "mask"]
+    assert mask.hides is hides
+    sites = find_sites(path)
+    for role in ("mask", "padding"):
+        declared = {mask.name: {"role": role}}
+        model = open_model(path, sites, describe_sites(sites), declared)
+        (known,) = [entry for entry in model.inputs if entry.role == "mask"]
+        assert known.hides is (role == "padding")
+
+
 def test_a_model_is_no_function(encoder: WholeModel) -> None:
     """Who calls it as one is told so."""
     with pytest.raises(TypeError, match="called by its clauses alone"):
