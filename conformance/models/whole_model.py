@@ -17,6 +17,7 @@ from ..base.record import SiteEntry
 from ..declare.candidate import Candidate
 from ..graphs.process import DEFAULT, Array, GraphProcess, Setting
 from ..graphs.protocol import GraphLost, GraphRefused
+from ..tolerance.model import HIDDEN_PART
 from .in_place import Activations, activations, tapped
 from .model_call import ATTENDING, ITEM, OTHER, PADDED, ModelCall
 from .model_inputs import ModelInput, UnknownInputError, model_inputs
@@ -30,9 +31,8 @@ LENGTHS: Final = (1, 2, 3, 5, 8, 13, 21, 34)
 _FIRST_LENGTHS: Final = (5, 8, 7, 6, 4, 16, 10, 12, 32, 64, 128, 1)
 _FIRST_BATCHES: Final = (2, 1, 3, 4)
 _SEED: Final = 1
-# Tokens that show what a mask hides, and the part of an effect that is taken for none.
+# The fewest tokens that show what a mask hides: one that is hidden, one that is not, and the last.
 _SHOWING: Final = 3
-_NOTHING: Final = 1e-3
 # What the names of all caches have in common.
 _ANY_CACHE: Final = re.compile(r"(past|present)(_key_values?)?")
 
@@ -315,7 +315,7 @@ def _polarised(model: WholeModel, declared: Mapping[str, Any]) -> WholeModel:
     }
     call = dataclasses.replace(call, feeds=feeds)
     first, other = (_effect(model, call, place) for place in (0, 1))
-    if max(first, other) * _NOTHING < min(first, other):
+    if max(first, other) * HIDDEN_PART < min(first, other):
         return model
     inputs = tuple(
         dataclasses.replace(entry, hides=other < first) if entry.name in masks else entry

@@ -308,6 +308,10 @@ COINCIDENCE: Final = 0.01
 # Without known weights no bound exists. A convention: rounding in a candidate is like nudging its
 # inputs a few times over, and four random nudges miss the worst one by some factor.
 SPREAD_FACTOR: Final = 32.0
+# Which of two tokens a mask hides is read off a whole model where one of them moves its last answer
+# by less than this part of what the other does: what leaks through a fill of -10000 rounds to
+# nothing, while two tokens that are both seen rarely have weights a thousandfold apart.
+HIDDEN_PART: Final = 1e-3
 # A loss of precision that is acted out leaves a tenth of the squared errors at most: one rounding
 # in a thousand goes the other way, and then errs by as much as was to be explained.
 LARGEST_LEFT_BY_LOSS: Final = 0.1
