@@ -38,6 +38,11 @@ _SATURATES: Final = (
     "answers are wrong on such machines; quantise it with reduce_range=True, or set the session's "
     "option session.x64quantprecision to 1"
 )
+# What nothing can tell of a graph that is its own witness.
+_OWN_WITNESS: Final = (
+    "the weights are those that the graph stores: whether a matrix is exchanged, transposed or out "
+    "of date shows only beside --source or --state-dict"
+)
 _QUANTISED: Final = ("DynamicQuantizeLinear", "MatMulInteger")
 
 
@@ -264,6 +269,8 @@ def _candidate(
     notes = [*reading.assumptions, *weights.assumptions]
     if _dtype(reading) == "float64" and "accumulate" not in declared.promises:
         notes.append(DOUBLES)
+    if weights.how == "graph":
+        notes.append(_OWN_WITNESS)
     if source is not None and source.note:
         notes.append(f"{source.shown} tells its tensors alone: its structure is not understood")
     if source is not None and offered:

@@ -1,11 +1,12 @@
-"""Numbers that differ from head to head: mixed heads, scales, biases by distance, sinks.
+"""What differs from head to head: mixed heads, scales, biases by distance, sinks, wrong heads.
 
-They are those of so many heads as were read: with other numbers of heads nothing is said.
+Numbers are those of so many heads as were read: with other numbers of heads nothing is said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...tolerance import model
+from ..mistaken_answer import mistaken_attention, mistaken_call
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import keys_ahead, weighing
 from .logits import LogitFit, as_mistake
@@ -223,4 +225,59 @@ def _sinks(reading: Reading) -> Iterator[NamedMistake]:
         f"the softmax divides by the sum of the exponentials and {named}",
         "divide the exponentials by their own sum over the keys that the query attends",
         core=core,
+    )
+
+
+# Which heads are wrong, by index and number of heads.
+_SOME_HEADS: Final[tuple[tuple[str, Callable[[int, int], bool]], ...]] = (
+    ("the first head", lambda head, _count: head == 0),
+    ("the last head", lambda head, count: head == count - 1),
+    ("heads after the first", lambda head, _count: head > 0),
+    ("heads before the last", lambda head, count: head < count - 1),
+    ("heads of odd index", lambda head, _count: head % 2 == 1),
+    ("heads of even index", lambda head, _count: head % 2 == 0),
+)
+
+
+def in_wrong_heads(reading: Reading, proposed: Iterable[NamedMistake]) -> Iterator[NamedMistake]:
+    """Statements made in the heads alone that are wrong; nothing where all of them are, or none.
+
+    Of layers: the rows of their answers are made of all heads, and do not tell which is wrong.
+    """
+    wrong = reading.wrong.any(dim=0).flatten(1).any(dim=-1).tolist()
+    if all(wrong) or not any(wrong):
+        return
+    chosen = [head for head, is_wrong in enumerate(wrong) if is_wrong]
+    named = f"head {chosen[0]}" if len(chosen) == 1 else f"heads {', '.join(map(str, chosen))}"
+    ways = [(named, lambda head, _count: head in chosen)]
+    ways += [
+        way
+        for way in _SOME_HEADS
+        if [way[1](head, len(wrong)) for head in range(len(wrong))] == wrong
+    ]
+    for one in proposed:
+        for words, holds in ways:
+            yield _in_heads(one, words, holds)
+
+
+def _in_heads(one: NamedMistake, words: str, holds: Callable[[int, int], bool]) -> NamedMistake:
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        if one.inputs or one.heads:
+            other = mistaken_call(call.semantics, (one,), call.inputs)
+            changed = mistaken_attention(other, (one,), every_key=True)[1]
+        else:
+            changed = (one.core and one.core(call, attention)) or attention
+        same = changed.weights.shape == attention.weights.shape
+        if not same or changed.output.shape != attention.output.shape:
+            raise NotExpressible
+        count = attention.weights.shape[1]
+        made = torch.tensor([holds(head, count) for head in range(count)])[:, None, None]
+        return dataclasses.replace(
+            attention,
+            weights=torch.where(made, changed.weights, attention.weights),
+            output=torch.where(made, changed.output, attention.output),
+        )
+
+    return statement(
+        f"{one.name} in {words}", f"{one.sentence}, in {words} alone", one.fix, core=core
     )

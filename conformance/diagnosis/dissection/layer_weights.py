@@ -3,7 +3,8 @@
 The answer of a layer is linear in its values, and the values are linear in the matrix of their
 projection, which queries and keys do not depend on. So answers for several such matrices are
 equations for the weights, if it is known which way the values go. A layer whose matrices are its
-own is asked with other tokens of its values, where these are an input by themselves.
+own is asked with other tokens of its values, where these are an input by themselves. Where they are
+keys as well, each answer is read by itself: it has enough channels for the weights of few tokens.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ MOST_CALLS: Final = 16
 MOST_NUMBERS: Final = 20_000_000
 # Widths of tokens that leave the values of all keys independent.
 WIDER: Final = 1.25
+# Tokens that are compared with each other.
+FEWEST_TOKENS: Final = 3
 _SEED: Final = 17
 
 
@@ -57,8 +60,7 @@ class LayerCalls:
         self._answers: list[tuple[Inputs, Tensor]] = []
         if self.inputs is None or _is_too_wide(self.inputs.geometry):
             return
-        variants = _variants if subject.candidate.draws_weights else _with_other_values
-        for one in variants(self.inputs, _count(self.inputs.geometry)):
+        for one in _variants(subject, self.inputs):
             answer = answer_to(subject, one)
             if answer is None or not bool(torch.isfinite(answer.output).all()):
                 self._answers = []
@@ -128,7 +130,15 @@ def _count(sizes: Geometry) -> int:
     return min(MOST_CALLS, math.ceil(TIMES * unknown / max(sizes.output_size, 1)) + 1)
 
 
-def _variants(inputs: Inputs, count: int) -> list[Inputs]:
+def _variants(subject: Subject, inputs: Inputs) -> list[Inputs]:
+    """The inputs with other values, whose queries and keys are the same; else as they are."""
+    count = _count(inputs.geometry)
+    if subject.candidate.draws_weights:
+        return _with_other_matrices(inputs, count)
+    return _with_other_values(inputs, count) if inputs.mode == "separate" else [inputs]
+
+
+def _with_other_matrices(inputs: Inputs, count: int) -> list[Inputs]:
     """The inputs with other matrices of the value projection, without its bias."""
     generator = torch.Generator().manual_seed(_SEED)
     weights = known_weights(inputs)
@@ -156,7 +166,7 @@ def _wide_enough(subject: Subject, inputs: Inputs) -> Inputs | None:
     if inputs.past:
         return None
     if not subject.candidate.draws_weights:
-        return inputs if inputs.mode == "separate" else None
+        return inputs if inputs.mode == "separate" else _few_enough(inputs)
     if inputs.geometry.value_size >= WIDER * inputs.geometry.key_length:
         return inputs
     width = math.ceil(WIDER * inputs.geometry.key_length)
@@ -189,6 +199,20 @@ def _wide_enough(subject: Subject, inputs: Inputs) -> Inputs | None:
         weights=drawn.weights,
         generic=False,
     )
+
+
+def _few_enough(inputs: Inputs) -> Inputs | None:
+    """The first tokens of some inputs, fewer than a head's value has channels.
+
+    Then one answer gives more equations than there are weights. None where fewer than three tokens
+    are left, and for a mask that cannot be cut short.
+    """
+    count = inputs.geometry.value_head_size - 1
+    if inputs.geometry.key_length <= count:
+        return inputs
+    if count < FEWEST_TOKENS or inputs.masked:
+        return None
+    return inputs.map_tokens(lambda tokens: tokens[:, :count].contiguous())
 
 
 class _Equations:

@@ -13,6 +13,7 @@ from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..mistaken_answer import Combination, made_on, mistaken_call
 from ..mistakes import NamedMistake, NotExpressible
+from .by_head import in_wrong_heads
 from .layer_weights import read_layer
 from .logits import Composition, LogitFit, as_mistake
 from .operands import operand_terms, pair_terms
@@ -103,7 +104,7 @@ class LayerReader:
     def _of_weights(self, reading: Reading, *, thorough: bool = True) -> list[NamedMistake]:
         parts = [one for proposer in self.proposers for one in proposer(reading)]
         parts += query_and_key_statements(reading, thorough=thorough and not parts)
-        return parts
+        return [*in_wrong_heads(reading, parts), *parts]
 
     def _with(self, reading: Reading, one: NamedMistake) -> Reading | None:
         """A reading that is compared with what the golden makes with one mistake."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import conformance
-from candidates.broken._graphs import Eager, Parts, node, put_together
+from candidates.broken._graphs import HEADS, Eager, Parts, node, put_together
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
 from conformance.diagnosis.battery import observe
@@ -242,11 +242,46 @@ GRAPHS: Final[dict[str, tuple[Parts, str]]] = {
 def test_a_wrong_graph_is_stated_with_its_numbers(which: str, tmp_path: Path) -> None:
     """What a node of a layer's graph does otherwise is read as from a function."""
     parts, said = GRAPHS[which]
-    onnx.save(put_together(parts), tmp_path / "model.onnx")
-    candidate = conformance.graph(tmp_path / "model.onnx", source=Eager())
+    texts = texts_of(put_together(parts), tmp_path, source=Eager())
+    assert any(said in text for text in texts), texts
+
+
+# A head's own scale: its rows are made of both heads.
+OF_ONE_HEAD: Final = (
+    node("Mul", "logits factors", "scaled"),
+    node("Softmax", "scaled", "weighted", axis=-1),
+)
+FACTORS: Final = {"factors": np.array([1.0, 0.5], np.float32).reshape(1, HEADS, 1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        GRAPHS["a softcap"],
+        (Parts(inside=OF_ONE_HEAD, tensors=FACTORS), "multiplied by 0.1768, in head 1 alone"),
+    ],
+)
+def test_a_graph_of_one_input_is_stated_without_a_source(
+    parts: Parts, said: str, tmp_path: Path
+) -> None:
+    """Its weights are read off few tokens, since values cannot be changed by themselves."""
+    made = put_together(parts)
+    del made.graph.input[1:]
+    made.graph.input[0].name = "tokens"
+    for each in made.graph.node:
+        each.input[:] = ["tokens" if x in ("query", "key", "value") else x for x in each.input]
+    texts = texts_of(made, tmp_path)
+    assert any(said in text for text in texts), texts
+
+
+def texts_of(made: onnx.ModelProto, folder: Path, source: Eager | None = None) -> list[str]:
+    """What the diagnosis of a graph says, with the fact that nothing else knows its weights."""
+    onnx.save(made, folder / "model.onnx")
+    candidate = conformance.graph(folder / "model.onnx", source=source)
+    alone = any("beside --source" in one for one in candidate.declaration.assumptions)
+    assert alone == (source is None)
     try:
-        texts = [entry["text"] for entry in diagnose(Subject(candidate, "float32"))]
+        return [entry["text"] for entry in diagnose(Subject(candidate, "float32"))]
     finally:
         assert candidate.graph is not None
         candidate.graph.process.close()
-    assert any(said in text for text in texts), texts
