@@ -313,6 +313,8 @@ def _promises(opened: OpenedGraph) -> dict[str, Any]:
         features.append("weights")  # a mean over heads is no table a head
     if reading.kind == "core" and reading.pins.get("num_kv_heads") != reading.pins.get("num_heads"):
         features.append("gqa")
+    if reading.role("sinks") is not None:
+        features.append("sinks")
     promises: dict[str, Any] = {
         "masks": list(dict.fromkeys(form for form, _ in pairs)),
         "batched": reading.batched,

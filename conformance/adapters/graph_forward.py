@@ -184,6 +184,10 @@ class GraphForward:
                 feeds[role.name] = _array(arrange(tensor, own, role.axes), role.dtype)
             elif role.role in PASTS:
                 feeds[role.name] = self._past(role, sizes)
+            elif role.role == "sinks":
+                sinks = left.pop("sinks", None)
+                none = torch.full((sizes["H"],), -math.inf)
+                feeds[role.name] = _array(none if sinks is None else sinks, role.dtype)
             else:
                 feeds[role.name] = _constant(role, sizes)
         if left:

@@ -191,6 +191,8 @@ class SiteEntry(TypedDict, total=False):
     causal, window
         Whether it hides the later keys while the caller hides nothing, None: not known; and how
         many keys a query sees then, None: all up to its own.
+    sinks
+        Whether each head has one more score beside those of the keys.
     """
 
     index: Required[int]
@@ -206,6 +208,7 @@ class SiteEntry(TypedDict, total=False):
     window: int | None
     scale: float | None
     softcap: float | None
+    sinks: bool
 
 
 class CandidateEntry(TypedDict, total=False):

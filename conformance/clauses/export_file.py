@@ -279,7 +279,8 @@ def _changed(role: Role, value: Array) -> Array:
         larger: Array = value + np.ones_like(value)
         return larger
     drawn: Array = np.asarray(np.random.default_rng(value.size).standard_normal(value.shape))
-    other: Array = (drawn if role.role in TENSOR_ROLES else value + drawn).astype(value.dtype)
+    anew = (*TENSOR_ROLES, "sinks")
+    other: Array = (drawn if role.role in anew else value + drawn).astype(value.dtype)
     return other
 
 

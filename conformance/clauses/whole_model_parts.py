@@ -196,7 +196,10 @@ def _core_inputs(core: Candidate, causal: bool, inside: Activations) -> Inputs: 
         for part in (inside.query, inside.key, inside.value)
     )
     keep = None if inside.keep is None else torch.from_numpy(np.ascontiguousarray(inside.keep))
-    bias = None if inside.bias is None else torch.from_numpy(np.ascontiguousarray(inside.bias))
+    bias, sinks = (
+        None if part is None else torch.from_numpy(np.ascontiguousarray(part))
+        for part in (inside.bias, inside.sinks)
+    )
     sizes = Geometry(
         batch=query.shape[0],
         num_heads=query.shape[1],
@@ -216,6 +219,7 @@ def _core_inputs(core: Candidate, causal: bool, inside: Activations) -> Inputs: 
         value=value,
         keep=keep,
         bias=bias,
+        sinks=sinks,
         mask_form="keep" if bias is None else "bias",
         mask_shape="BHQK",
         causal=causal,

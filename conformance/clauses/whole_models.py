@@ -103,8 +103,9 @@ def allowed_differences(
 ) -> dict[str, float]:
     """How far each answer may lie from one that must be equal."""
     widest = dict.fromkeys(answers, 0.0)
+    size = constants.NUDGE_OF_INTEGERS if model.rounds_to_integers else 0.0
     for seed in NUDGES:
-        other = run(model, call, setting=Setting(nudge=seed), taps=taps)
+        other = run(model, call, setting=Setting(nudge=seed, nudge_size=size), taps=taps)
         for name, value in answers.items():
             moved = np.abs(other[name].astype(np.float64) - value.astype(np.float64))
             widest[name] = max(widest[name], _largest(moved))

@@ -209,12 +209,15 @@ class Setting:
         Which process runs it: any other number than 0 has one of its own, with its own sessions.
     nudge
         Seed of a change of the weights by one unit in the last place each; 0 leaves them alone.
+    nudge_size
+        The part of each weight that it is changed by in place of one unit; 0: one unit.
     """
 
     level: str = "all"
     provider: str = _CPU
     child: int = 0
     nudge: int = 0
+    nudge_size: float = 0.0
 
 
 DEFAULT: Final = Setting()
@@ -280,6 +283,7 @@ class GraphProcess:
             "provider": setting.provider,
             "taps": list(taps),
             "nudge": setting.nudge,
+            "nudge_size": setting.nudge_size,
             "answer": self.limits.answer,
         }
         with self._lock:

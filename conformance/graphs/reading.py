@@ -86,7 +86,7 @@ MODEL_ROLES: Final = (
     "image",
     "past",
 )
-OTHER_ROLES: Final = ("past_key", "past_value", "constant")
+OTHER_ROLES: Final = ("past_key", "past_value", "constant", "sinks")
 OUTPUT_ROLES: Final = ("output", "weights", "present_key", "present_value", "ignored")
 
 
@@ -104,6 +104,8 @@ class Role:
         As in :class:`Port`.
     value
         For the role ``constant`` what is handed over in every call, else None.
+
+    ``sinks`` are one more score for each head, ``H``.
     """
 
     name: str

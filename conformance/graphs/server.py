@@ -117,6 +117,10 @@ _LARGEST_FEEDS: Final = 1 << 40  # the parent knows what it sends
 _OUT_OF_MEMORY_WORDS: Final = ("bad_alloc", "bad allocation", "Failed to allocate memory")
 
 
+# The seed of changed weights, 0 for the file's own, and by which part of itself each is changed.
+Nudge = tuple[int, float]
+
+
 class Session:
     """A session of onnxruntime with the names and types of its inputs and outputs.
 
@@ -226,7 +230,8 @@ class _Server:
     def _open(self, request: Head) -> Session:
         """The session of a setting and taps; the latest few are kept."""
         taps = tuple(sorted(set(request["taps"])))
-        key = (request["level"], request["provider"], taps, request["nudge"])
+        nudge = (request["nudge"], request.get("nudge_size", 0.0))
+        key = (request["level"], request["provider"], taps, nudge)
         if key not in self._kept:
             self._kept[key] = self._opened(*key)
             if len(self._kept) > _KEPT:
@@ -234,7 +239,7 @@ class _Server:
         self._kept.move_to_end(key)
         return self._kept[key]
 
-    def _opened(self, level: str, provider: str, taps: Sequence[str], nudge: int) -> Session:
+    def _opened(self, level: str, provider: str, taps: Sequence[str], nudge: Nudge) -> Session:
         runtime = self._runtime
         options = runtime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -249,7 +254,7 @@ class _Server:
         if taps or self._saturates:
             source = self._with_outputs(taps)
             options.add_session_config_entry(_FOLDER, str(self._path.resolve().parent))
-        nudged = {} if nudge == 0 else self._nudged(nudge)
+        nudged = {} if nudge[0] == 0 else self._nudged(*nudge)
         for name, weights in nudged.items():
             options.add_initializer(name, weights)
         providers = [provider] if provider == CPU else [provider, CPU]
@@ -259,17 +264,20 @@ class _Server:
             raise GraphRefused(msg)
         return Session(runtime, session, list(nudged.values()))
 
-    def _nudged(self, seed: int) -> dict[str, Any]:
-        """The weights, each number changed by one unit in the last place, up or down by chance."""
+    def _nudged(self, seed: int, size: float) -> dict[str, Any]:
+        """The weights, each number changed by a part of itself, up or down by chance.
+
+        By one unit in the last place where the size is 0.
+        """
         from . import parsing  # noqa: PLC0415 (imports onnx, as few processes need)
 
         generator = np.random.default_rng(seed)
         return {
             name: self._runtime.OrtValue.ortvalue_from_numpy(
                 array
-                * (1 + generator.choice([-1, 1], array.shape) * np.finfo(array.dtype).eps).astype(
-                    array.dtype
-                )
+                * (
+                    1 + generator.choice([-1, 1], array.shape) * (size or np.finfo(array.dtype).eps)
+                ).astype(array.dtype)
             )
             for name, array in parsing.float_weights(self._read(), self._path, _NUDGED)
         }

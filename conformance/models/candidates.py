@@ -273,6 +273,7 @@ def _described(site: Site, cuts: dict[int, Cut], facts: MaskFacts) -> SiteEntry:
         "window": facts.window,
         "scale": site.scale,
         "softcap": site.cap,
+        "sinks": site.sinks is not None,
     }
 
 

@@ -23,15 +23,15 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from ..graphs.weights.attention_core import contraction_of
 from ..graphs.weights.wiring import Node
 from .model_graph import ModelGraph
-from .operands import Edge
+from .operands import Edge, MaskInput
 from .site import Site
 
-# The order in which heads enter and leave, by how the model keeps them.
-_CANONICAL: Final = {"B": "BHLD", "L": "BHLD", "F": "FLD"}
 _PACKED: Final = "BLM"
 _WITH_TENSOR_AXES: Final = 13
 _FLOAT: Final = TensorProto.FLOAT
 PARTS: Final = ("query", "key", "value")
+CACHES: Final = ("past_key", "past_value")
+SINKS: Final = "sinks"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +77,10 @@ class _Cutting:
 
     def __init__(self, graph: ModelGraph, site: Site) -> None:
         self._graph, self._site, self._parts = graph, site, _Parts()
-        packed = site.output_letters == _PACKED
-        self._axes = _PACKED if packed else _CANONICAL[site.output_letters[0]]
+        folded = "F" in site.output_letters and not site.heads
+        self._axes = "FLD" if folded else "BHLD"
+        if site.output_letters == _PACKED:
+            self._axes = _PACKED
 
     def cut(self) -> Cut:
         site = self._site
@@ -87,10 +89,19 @@ class _Cutting:
             self._enter(part, edge)
         for number, mask in enumerate(site.masks):
             name = "mask" if not number else f"mask_{number + 1}"
-            self._parts.names[mask.name] = name
+            self._parts.names[mask.name] = self._bias_of(mask, name)
             inputs[name] = {"role": mask.role, "axes": mask.axes}
+        for role, tensor in zip(CACHES, site.cache, strict=False):
+            self._parts.names[tensor] = role
+            inputs[role] = {"role": role, "axes": "BHLD"}
+        if site.sinks is not None:
+            self._parts.names[site.sinks.tensor] = self._sinks()
+            inputs[SINKS] = {"role": SINKS, "axes": "H"}
         for node in site.inside:
-            self._copy(node)
+            if node.op_type == "Reshape":
+                self._refold(node)
+            else:
+                self._copy(node)
         self._leave()
         model = self._model(list(inputs))
         digest = hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
@@ -124,9 +135,49 @@ class _Cutting:
         return self._node("Reshape", [wide, goal])
 
     def _turned(self, name: str, own: str, theirs: str) -> str:
+        if "F" in theirs and own == "BHLD":
+            goal = self._joined([self._whole([-1]), self._part_of_shape(name, [2, 3])])
+            name, own = self._node("Reshape", [name, goal]), "FLD"
         if own == theirs:
             return name
         return self._node("Transpose", [name], perm=[own.index(letter) for letter in theirs])
+
+    def _part_of_shape(self, name: str, places: list[int]) -> str:
+        return self._node("Gather", [self._node("Shape", [name]), self._whole(places)], axis=0)
+
+    def _joined(self, parts: list[str], axis: int = 0) -> str:
+        return self._node("Concat", parts, axis=axis)
+
+    def _bias_of(self, mask: MaskInput, name: str) -> str:
+        """What the scores are added to where ``name`` is what the softmax shall be shifted by."""
+        if mask.role != "bias" or mask.factor == 1:
+            return name
+        if mask.factor == -1:
+            return self._node("Neg", [name])
+        kind = helper.tensor_dtype_to_np_dtype(self._graph.type(mask.name) or _FLOAT)
+        factor = self._stored(f"factor:{mask.name}", np.array(mask.factor, kind))
+        return self._node("Div", [name, factor])
+
+    def _sinks(self) -> str:
+        """One number a head as one score of each query, ``[items, heads, queries, 1]``."""
+        apart = self._node("Reshape", [SINKS, self._whole([1, -1, 1, 1])])
+        sizes = self._part_of_shape("query", [0, 1, 2])
+        return self._node("Expand", [apart, self._joined([sizes, self._whole([1])])])
+
+    def _refold(self, node: Node) -> None:
+        """Scores or weights with items and heads in one axis, or apart again."""
+        name = self._name(node, 0, node.input[0])
+        before, after = (self._graph.rank(each) for each in (node.input[0], node.output[0]))
+        if before == after:
+            result = name
+        elif after == len("FQK"):
+            goal = self._joined([self._whole([-1]), self._part_of_shape(name, [2, 3])])
+            result = self._node("Reshape", [name, goal])
+        else:
+            heads = self._whole([-1, int(self._site.heads or 1)])
+            goal = self._joined([heads, self._part_of_shape(name, [1, 2])])
+            result = self._node("Reshape", [name, goal])
+        self._parts.names[node.output[0]] = result
 
     def _copy(self, node: Node) -> None:
         """A node of the model under new names."""
@@ -134,11 +185,45 @@ class _Cutting:
         copied.CopyFrom(node)
         for said in ("metadata_props", "doc_string", "name"):
             copied.ClearField(said)
+        placed = self._assembled() if node.output[0] == self._site.output else {}
         for at, name in enumerate(node.input):
-            copied.input[at] = self._name(node, at, name) if name else ""
+            if at in placed:
+                copied.input[at] = placed[at]
+            else:
+                copied.input[at] = self._name(node, at, name) if name else ""
         for at, name in enumerate(node.output):
             copied.output[at] = self._made(name) if name else ""
         self._parts.nodes.append(copied)
+
+    def _assembled(self) -> dict[int, str]:
+        """What a node reads at its places that does not take query, key and value apart."""
+        how, parts = self._site.assembly, list(PARTS)
+        if how == "projected":
+            kind = self._graph.type(self._site.output) or _FLOAT
+            width = len(parts) * int(self._site.heads or 1) * int(self._site.head_size or 1)
+            nothing = numpy_helper.from_array(np.zeros(1, helper.tensor_dtype_to_np_dtype(kind)))
+            square, row = (
+                self._node("ConstantOfShape", [self._whole(sizes)], value=nothing)
+                for sizes in ([width, width], [width])
+            )
+            return {0: self._joined(parts, 2), 1: self._node("EyeLike", [square]), 2: row}
+        if how in ("packed", "groups"):
+            apart = {0: self._joined(parts, 2), 1: "", 2: ""} if how == "packed" else {}
+            return {**apart, **self._lengths()}
+        return {}
+
+    def _lengths(self) -> dict[int, str]:
+        """All keys of each item, as GroupQueryAttention wants them: the last one, their number."""
+        whole = TensorProto.INT32
+        counted = self._part_of_shape("key", [1])
+        last = self._node("Sub", [counted, self._whole([1])])
+        each = self._node("Expand", [last, self._part_of_shape("key", [0])])
+        number = self._node("Cast", [counted], to=whole)
+        nothing = self._stored("axes:scalar", np.array([], np.int64))
+        return {
+            5: self._node("Cast", [each], to=whole),
+            6: self._node("Reshape", [number, nothing]),
+        }
 
     def _name(self, node: Node, at: int, name: str) -> str:
         """What an input of a copied node is called: an operand, a number, or what was made."""
@@ -202,6 +287,10 @@ class _Cutting:
         """The answer in the order in which heads enter."""
         axes = self._axes if self._axes == _PACKED else self._site.output_letters
         name = self._parts.names[self._site.output]
+        if "F" in axes and self._axes == "BHLD":
+            heads = self._whole([-1, int(self._site.heads or 1)])
+            goal = self._joined([heads, self._part_of_shape(name, [1, 2])])
+            name, axes = self._node("Reshape", [name, goal]), axes.replace("F", "BH")
         turns = [axes.index(letter) for letter in self._axes]
         if axes == self._axes:
             last = helper.make_node("Identity", [name], ["output"])
@@ -213,10 +302,11 @@ class _Cutting:
         graph = self._graph
         ports = [self._port(part, edge.name) for part, edge in self._site.edges.items()]
         sizes = self._sizes("query")
-        for name, mask in zip(inputs[len(PARTS) :], self._site.masks, strict=True):
+        for name, mask in zip(inputs[len(PARTS) :], self._site.masks, strict=False):
             axes: list[Any] = [sizes.get(letter, 1) for letter in mask.axes]
             kind = graph.type(mask.name) or (_FLOAT if mask.role == "bias" else TensorProto.BOOL)
             ports.append(helper.make_tensor_value_info(name, kind, axes))
+        ports += self._others(inputs)
         own = {**self._sizes("query"), "D": self._sizes("value")["D"]}
         own["M"] = self._sizes("output")["M"]
         shape = [own[letter] for letter in self._axes]
@@ -237,6 +327,22 @@ class _Cutting:
             body, opset_imports=opsets, ir_version=version, producer_name="attention-conformance"
         )
 
+    def _others(self, inputs: list[str]) -> list[Any]:
+        """The ports of a cache and of sinks."""
+        ports = []
+        for part, tensor, role in zip(PARTS[1:], self._site.cache, CACHES, strict=False):
+            sizes = self._sizes(part)
+            shape = self._graph.shape(tensor)
+            last = shape[-1] if shape and isinstance(shape[-1], int) else self._site.head_size
+            axes = ["batch", sizes["H"], "past", last or sizes["D"]]
+            kind = self._graph.type(tensor) or self._graph.type(self._site.query.name) or _FLOAT
+            ports.append(helper.make_tensor_value_info(role, kind, axes))
+        if SINKS in inputs:
+            kind = self._graph.type(self._site.query.name) or _FLOAT
+            heads = [self._sizes("query")["H"]]
+            ports.append(helper.make_tensor_value_info(SINKS, kind, heads))
+        return ports
+
     def _port(self, part: str, tensor: str) -> Any:
         sizes = self._sizes(part)
         kind = self._graph.type(tensor) or _FLOAT
@@ -246,15 +352,18 @@ class _Cutting:
         """The size of each letter of an input: fixed where the model's own numbers need it."""
         site = self._site
         size, grouped = site.head_size, site.key.groups > 1 or site.heads != site.kv_heads
+        refolded = any(node.op_type == "Reshape" for node in site.inside)
+        grouped = grouped or bool(site.cache) or refolded or "F" in site.output_letters
         heads = site.kv_heads if part in ("key", "value") else site.heads
         width = heads * size if heads and size else f"{part}_width"
+        own = part in ("query", "output") or bool(site.assembly)  # one tensor has one length
         return {
             "B": "batch",
             "F": "items",
             "H": heads if grouped and heads else "heads",
-            "L": "queries" if part in ("query", "output") else "keys",
+            "L": "queries" if own else "keys",
             "Q": "queries",
-            "K": "keys",
+            "K": "queries" if site.assembly else "keys",
             "D": size if size and part != "value" else f"{part}_size",
             "M": width,
         }

@@ -26,6 +26,8 @@ class Activations:
     keep, bias
         The masks together: bool, True attends, and what is added to the scores; four axes, those of
         size 1 do not vary. None where there is no such mask.
+    sinks
+        One more score for each head, None where there is none.
     """
 
     query: Array
@@ -34,6 +36,7 @@ class Activations:
     answer: Array
     keep: Array | None
     bias: Array | None
+    sinks: Array | None = None
 
     @property
     def judged(self) -> Array:
@@ -49,7 +52,8 @@ class Activations:
 
 def tapped(site: Site) -> list[str]:
     """The tensors inside the model that :func:`activations` needs of an attention."""
-    edges = [edge.name for edge in site.edges.values()]
+    edges = [*(edge.name for edge in site.edges.values()), *site.cache]
+    edges += [] if site.sinks is None else [site.sinks.stored]
     return list(dict.fromkeys([*edges, *(mask.name for mask in site.masks), site.output]))
 
 
@@ -66,12 +70,25 @@ def activations(site: Site, values: dict[str, Array]) -> Activations | None:
         for part, edge in site.edges.items()
     }
     answer = _as_heads(values[site.output], site.output_letters, site.heads)
-    masks = [(mask, _as_mask(values[mask.name], mask, site.heads)) for mask in site.masks]
+    if site.opaque:
+        return None
+    for part, tensor in zip(("key", "value"), site.cache, strict=False):
+        earlier = values[tensor].astype(values[site.edges[part].name].dtype)
+        parts[part] = None if parts[part] is None else np.concatenate([earlier, parts[part]], 2)
+    keys = 0 if parts["key"] is None else parts["key"].shape[2]
+    masks = [(mask, _as_mask(values[mask.name], mask, site.heads, keys)) for mask in site.masks]
     found = [*parts.values(), answer, *(value for _, value in masks)]
     if any(value is None for value in found):
         return None
     keep, bias = _together([(mask.role, value) for mask, value in masks if value is not None])
-    return Activations(**parts, answer=answer, keep=keep, bias=bias)  # type: ignore[arg-type]  # none is None
+    sinks = (
+        None
+        if site.sinks is None
+        else np.broadcast_to(
+            values[site.sinks.stored].reshape(-1), (site.heads or values[site.sinks.stored].size,)
+        )
+    )
+    return Activations(**parts, answer=answer, keep=keep, bias=bias, sinks=sinks)  # type: ignore[arg-type]  # none is None
 
 
 def _as_heads(value: Array, letters: str, heads: int | None) -> Array | None:
@@ -91,9 +108,13 @@ def _as_heads(value: Array, letters: str, heads: int | None) -> Array | None:
     return np.transpose(value, [letters.index(letter) for letter in _HEADS])
 
 
-def _as_mask(value: Array, mask: MaskInput, heads: int | None) -> Array | None:
+def _as_mask(value: Array, mask: MaskInput, heads: int | None, keys: int) -> Array | None:
     """A mask with four axes."""
     axes = mask.axes
+    if mask.role == "lengths":
+        value, axes = np.arange(keys) < value.reshape(-1, 1), "BK"
+    elif mask.role == "bias" and mask.factor != 1:
+        value = mask.factor * value
     if value.ndim != len(axes):
         return None
     if "F" in axes:

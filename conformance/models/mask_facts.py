@@ -70,6 +70,8 @@ def _rule(site: Site, values: dict[str, Array]) -> tuple[bool | None, int | None
         return True, None
     allowed: Any = np.ones((1, 1), dtype=bool)
     for mask in site.masks:
+        if mask.role == "lengths":  # all of them, where the caller hides nothing
+            continue
         value = values.get(mask.name)
         if value is None:
             return None, None
@@ -93,7 +95,7 @@ def _rule(site: Site, values: dict[str, Array]) -> tuple[bool | None, int | None
 
 def _shown_keys(mask: MaskInput, value: Array) -> Any:
     if mask.role == "bias":
-        return value.astype(np.float64) > HIDES
+        return mask.factor * value.astype(np.float64) > HIDES
     if mask.axes == "BK":
         value = value[:, None, None, :]
     return value.astype(bool) if mask.role.startswith("keep") else ~value.astype(bool)

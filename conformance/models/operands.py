@@ -96,10 +96,17 @@ def _same(_graph: ModelGraph, node: Node, here: Edge) -> Edge:
     return replace(here, name=node.input[0])
 
 
+def _added_to(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
+    """Above a sum with zero, which some converters leave behind a factor."""
+    places = [at for at, name in enumerate(node.input) if graph.scalar(name) == 0]
+    return replace(here, name=node.input[1 - places[0]]) if len(places) == 1 else None
+
+
 def _multiplied(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
     places = [at for at, name in enumerate(node.input) if graph.scalar(name) is not None]
     unknown = [name for name in node.input if graph.shape(name) == (1,) or graph.rank(name) == 0]
-    if not places and unknown:
+    # What whole projections are multiplied by is theirs, such as the scale of integers.
+    if not places and unknown and "M" not in here.letters:
         msg = f"it is multiplied by {unknown[0]}, a number that is computed elsewhere"
         raise UnreadableError(msg)
     if len(places) != 1 or (node.op_type == "Div" and places != [1]):
@@ -177,6 +184,7 @@ def _tiled(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
 
 
 _STEPS: Final = {
+    "Add": _added_to,
     "Div": _multiplied,
     "Dropout": _same,
     "Identity": _same,
@@ -192,14 +200,18 @@ class MaskInput:
     """A tensor that says which keys may be attended.
 
     role
-        ``keep``: True attends; ``drop``: True hides; ``bias``: added to the scores.
+        ``keep``: True attends; ``drop``: True hides; ``bias``: added to the scores; ``lengths``:
+        how many keys of each item are attended.
     axes
         One letter an axis: ``B``, ``H``, ``Q``, ``K``, ``F``, and ``1`` for an axis of size 1.
+    factor
+        What a bias is multiplied by after it was added, with the scores: its own scale, or -1.
     """
 
     name: str
     role: str
     axes: str
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,10 +230,12 @@ def added(graph: ModelGraph, name: str, letters: str) -> Added:
     """
     node = graph.wiring.producer.get(name)
     if node is not None and node.op_type in ("Expand", "Identity"):  # the sum broadcasts, too
+        passed = onnx.helper.make_node("Identity", [node.input[0]], [name])
+        if graph.scalar(node.input[0]) is not None:  # one number for every score
+            return Added(nodes=(passed,))
         inner = added(graph, node.input[0], letters)
         if not inner.nodes:
             return Added(masks=(mask_input(graph, name, "bias", letters),))
-        passed = onnx.helper.make_node("Identity", [node.input[0]], [name])
         return replace(inner, nodes=(*inner.nodes, passed))
     if node is not None and node.op_type == "Where":
         choice = _choice(graph, node, letters)

@@ -3,49 +3,116 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from ..graphs.weights.attention_core import Core
+from ..graphs.weights.attention_core import Core, Operand, core_of_node, is_attention_node
 from ..graphs.weights.wiring import Node, UnreadableError, attributes
 from .model_graph import ModelGraph
 from .operands import Edge, MaskInput, added, mask_input
 from .site import Site, completed, edges_of, shown
 
 _BOOL: Final = 9  # onnx' number of the type
-# The inputs of the attention nodes besides query, key and value: masks, what belongs to the
-# projections, and what cannot be cut with them.
-_NODE_MASK: Final = {"Attention": 3, "MultiHeadAttention": 5}
-_PADDING: Final = {"MultiHeadAttention": 4}
-_PROJECTED: Final = {"MultiHeadAttention": 3}
-_NODE_REFUSED: Final[dict[str, dict[int, str]]] = {
-    "Attention": {4: "a cache", 5: "a cache", 6: "numbers of keys"},
-    "MultiHeadAttention": {6: "a cache", 7: "a cache"},
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Places:
+    """Where an operator takes what.
+
+    mask, padding, lengths
+        What is added to the scores or chooses among them; which keys of each item there are, of
+        which a mask ``[items, keys]`` is read; how many of them there are.
+    cache
+        Keys and values of earlier tokens.
+    dropped
+        What belongs to projections or positions: an attention alone goes without it.
+    refused
+        What an attention alone cannot be given, and what that is.
+    """
+
+    mask: int = -1
+    padding: int = -1
+    lengths: int = -1
+    cache: tuple[int, ...] = ()
+    dropped: tuple[int, ...] = ()
+    refused: Mapping[int, str] = field(default_factory=dict)
+
+
+_PLACES: Final = {
+    ("", "Attention"): _Places(mask=3, cache=(4, 5), lengths=6),
+    ("com.microsoft", "Attention"): _Places(
+        mask=5, padding=3, refused={4: "keys and values in one cache"}
+    ),
+    ("com.microsoft", "MultiHeadAttention"): _Places(
+        mask=5,
+        padding=4,
+        cache=(6, 7),
+        dropped=(3,),
+        refused={8: "a cache of a fixed size", 9: "beams"},
+    ),
+    # What it takes of lengths hides nothing before the last token: they are those of its keys.
+    ("com.microsoft", "GroupQueryAttention"): _Places(
+        cache=(3, 4),
+        dropped=(7, 8, 9),
+        mask=10,
+        refused={11: "sinks in a node", 12: "numbers of 8 bits", 13: "numbers of 8 bits"},
+    ),
 }
 
 
-def operator_site(graph: ModelGraph, node: Node, core: Core, index: int) -> Site:
-    """The site that an attention node is; raises UnreadableError for what cannot be cut yet."""
+def attention_node(node: Node) -> bool:
+    """Whether a node is an attention by itself, or has its name."""
+    return is_attention_node(node) or "Attention" in node.op_type
+
+
+def operator_core(node: Node) -> Core:
+    """The core that a node is, its parts in one tensor or apart; raises UnreadableError."""
+    if _key(node) not in _PLACES:
+        msg = f"nobody knows how to take the {node.op_type} node out of its model"
+        raise UnreadableError(msg)
+    if node.op_type != "GroupQueryAttention":
+        return core_of_node(node)
     own = attributes(node)
-    if core.matrix:
-        msg = f"the {node.op_type} node projects its tokens itself: it is a layer, no core"
-        raise UnreadableError(msg)
-    if node.op_type not in _NODE_MASK:
-        msg = f"the {node.op_type} node takes a cache, which cannot be cut yet"
-        raise UnreadableError(msg)
-    for place, what in _NODE_REFUSED[node.op_type].items():
+    names = [_input(node, at) or node.input[0] for at in range(len(("query", "key", "value")))]
+    query, key, value = (Operand(name=name, feature=-1) for name in names)
+    return Core(
+        query=query,
+        key=key,
+        value=value,
+        heads=node.output[0],
+        num_heads=own.get("num_heads") or None,
+        num_kv_heads=own.get("kv_num_heads") or None,
+        scale=own.get("scale") or None,
+    )
+
+
+def _key(node: Node) -> tuple[str, str]:
+    return "" if node.domain == "ai.onnx" else node.domain, node.op_type
+
+
+def operator_site(graph: ModelGraph, node: Node, core: Core, index: int) -> Site:
+    """The site that an attention node is; raises UnreadableError for what cannot be taken out."""
+    own, places = attributes(node), _PLACES[_key(node)]
+    for place, what in places.refused.items():
         if _input(node, place):
-            msg = f"the {node.op_type} node takes {what}, which cannot be cut yet"
+            msg = f"the {node.op_type} node takes {what}, which an attention alone cannot be given"
             raise UnreadableError(msg)
-    if (place := _PROJECTED.get(node.op_type, -1)) >= 0 and _input(node, place):
-        node = _without(node, place)
-    letters = "BHLD" if graph.rank(core.query.name) == len("BHLD") else "BLM"
+    alone = _without(node, places.dropped)
     names = {part: str(getattr(core, part).name) for part in ("query", "key", "value")}
+    assembly = _assembly(node, core)
+    letters = "BHLD" if graph.rank(core.query.name) == len("BHLD") and not assembly else "BLM"
     if letters == "BHLD":
         edges = edges_of(graph, {part: (name, letters) for part, name in names.items()})
     else:
         edges = {part: _whole(name) for part, name in names.items()}
-    masks, before = _node_masks(graph, node)
+    if any(graph.rank(names[part]) == len("BHLD") for part in ("key", "value")) and (
+        letters != "BHLD" and not assembly
+    ):
+        msg = f"the {node.op_type} node takes tokens for its query and heads for its keys"
+        raise UnreadableError(msg)
+    masks, before = _node_masks(graph, node, places)
+    cache = tuple(name for place in places.cache if (name := _input(node, place)))
     site = completed(
         graph,
         Site(
@@ -55,7 +122,7 @@ def operator_site(graph: ModelGraph, node: Node, core: Core, index: int) -> Site
             query=edges["query"],
             key=edges["key"],
             value=edges["value"],
-            inside=(*before, node),
+            inside=(*before, alone),
             output=node.output[0],
             output_letters=letters,
             masks=masks,
@@ -64,13 +131,33 @@ def operator_site(graph: ModelGraph, node: Node, core: Core, index: int) -> Site
             head_size=None,
             scale=None,
             cap=own.get("softcap") or None,
-            causal=bool(own.get("is_causal") or own.get("unidirectional")),
+            causal=bool(own.get("is_causal") or own.get("unidirectional"))
+            or node.op_type == "GroupQueryAttention",
+            cache=cache,
+            assembly=assembly,
+            opaque=bool(assembly) or alone != node,
         ),
     )
-    site = _counted(graph, site, core)
+    site = _counted(graph, site, core, node)
+    if assembly and not (site.heads and site.head_size):
+        msg = f"the size of the heads that the {node.op_type} node makes is not known"
+        raise UnreadableError(msg)
     scale = own.get("scale") or (1 / math.sqrt(site.head_size) if site.head_size else None)
     factors = site.query.factor(graph) * site.key.factor(graph)
     return replace(site, scale=None if scale is None else scale * factors)
+
+
+def _assembly(node: Node, core: Core) -> str:
+    """How query, key and value enter a node that does not take them apart, "" where it does.
+
+    ``projected``: it multiplies one tensor by a matrix of its own; ``packed``: they lie side by
+    side in one tensor; ``groups``: apart, with the number of keys of each item.
+    """
+    if core.matrix:
+        return "projected"
+    if node.op_type != "GroupQueryAttention":
+        return ""
+    return "groups" if _input(node, 1) else "packed"
 
 
 def _whole(name: str) -> Edge:
@@ -82,24 +169,34 @@ def _input(node: Node, place: int) -> str:
     return str(node.input[place]) if 0 <= place < len(node.input) else ""
 
 
-def _without(node: Node, place: int) -> Node:
-    """A node without one of its inputs."""
+def _without(node: Node, dropped: tuple[int, ...]) -> Node:
+    """A node without some of its inputs, and without the positions that those are for."""
     result = Node()
     result.CopyFrom(node)
-    result.input[place] = ""
+    for place in dropped:
+        if place < len(node.input):
+            result.input[place] = ""
+    turning = [own for own in result.attribute if own.name in ("do_rotary", "rotary_interleaved")]
+    for own in turning:
+        result.attribute.remove(own)
     return result
 
 
-def _node_masks(graph: ModelGraph, node: Node) -> tuple[tuple[MaskInput, ...], tuple[Node, ...]]:
+def _node_masks(
+    graph: ModelGraph, node: Node, places: _Places
+) -> tuple[tuple[MaskInput, ...], tuple[Node, ...]]:
     """The masks of an attention node, and the nodes that fill them."""
     masks: list[MaskInput] = []
-    padding = _input(node, _PADDING.get(node.op_type, -1))
-    if padding:
-        if graph.rank(padding) != len("BK"):
+    if padding := _input(node, places.padding):
+        axes = {len("B"): "B", len("BK"): "BK", len("BQK"): "BQK"}.get(graph.rank(padding) or 0)
+        if axes is None:
             msg = f"the {node.op_type} node takes a padding mask that is not [items, keys]"
             raise UnreadableError(msg)
-        masks.append(MaskInput(name=padding, role="keep_int", axes="BK"))
-    name = _input(node, _NODE_MASK[node.op_type])
+        role = "lengths" if axes == "B" else "keep_int"
+        masks.append(MaskInput(name=padding, role=role, axes=axes))
+    if lengths := _input(node, places.lengths):
+        masks.append(MaskInput(name=lengths, role="lengths", axes="B"))
+    name = _input(node, places.mask)
     if not name:
         return tuple(masks), ()
     if graph.type(name) in (0, _BOOL):
@@ -108,12 +205,25 @@ def _node_masks(graph: ModelGraph, node: Node) -> tuple[tuple[MaskInput, ...], t
     return (*masks, *result.masks), result.nodes
 
 
-def _counted(graph: ModelGraph, site: Site, core: Core) -> Site:
+def _counted(graph: ModelGraph, site: Site, core: Core, node: Node) -> Site:
     """The site of a node with the numbers of heads that its attributes say."""
     if site.output_letters != "BLM":
         return site
     heads, kv_heads = core.num_heads, core.num_kv_heads or core.num_heads
+    if heads is None or kv_heads is None:
+        return replace(site, heads=heads, kv_heads=kv_heads, head_size=None)
     shape = graph.shape(site.query.name)
     width = shape[-1] if shape else None
-    size = width // heads if heads and isinstance(width, int) else None
+    count = heads
+    if site.assembly == "projected":
+        columns = graph.shape(core.matrix)
+        width = core.widths[0] if core.widths else None
+        if width is None and columns and isinstance(columns[-1], int):
+            width = columns[-1] // len(("query", "key", "value"))
+        if core.widths and len(set(core.widths)) > 1:
+            msg = f"the {node.op_type} node makes values of another size than keys"
+            raise UnreadableError(msg)
+    elif site.assembly == "packed":
+        count = heads + 2 * kv_heads
+    size = width // count if isinstance(width, int) else None
     return replace(site, heads=heads, kv_heads=kv_heads, head_size=size)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Final
 
 from ..graphs.protocol import GraphRefused
-from ..graphs.weights.attention_core import Core
+from ..graphs.weights.attention_core import Core, contraction_of
+from ..graphs.weights.wiring import SHAPE_OPERATORS, Node
 from .model_graph import ModelGraph, read_graph
 from .sites import Sites, attention_cores, sites_of
 
@@ -20,6 +21,7 @@ _BENDS: Final = frozenset(
     "BiasGelu Celu Elu Erf FastGelu Gelu HardSigmoid HardSwish LeakyRelu Mish PRelu QuickGelu Relu "
     "Selu Sigmoid Silu Softplus Swish Tanh".split()
 )
+_RECURRENT: Final = frozenset({"GRU", "LSTM", "RNN"})
 _FLOATS: Final = frozenset({1, 10, 11, 16})  # onnx' numbers of the types that heads have
 # A residual sum, a normalisation, a bend: of one of them alone an attention may be made, too.
 _ENOUGH: Final = 2
@@ -42,15 +44,17 @@ def model_sites(path: Path) -> Sites | None:
 def is_model(graph: ModelGraph) -> bool:
     """Whether a graph is more than one attention with its projections.
 
-    It attends to what it makes of whole numbers, such as tokens; or one attention is computed from
-    the answer of another; or it is a layer of a model: with at least two of a residual sum, a
-    normalisation and a bend such as ReLU.
+    It attends to what it makes of whole numbers, such as tokens; or it embeds some beside its
+    floats; or one attention is computed from the answer of another; or it is a layer of a model:
+    with at least two of a residual sum, a normalisation and a bend such as ReLU.
     """
     cores = [core for _, core in attention_cores(graph)]
     good = [core for core in cores if isinstance(core, Core)]
     if not good:
         return bool(cores) and _of_numbers(graph, graph.inputs)
     if _of_numbers(graph, graph.wiring.reaching(good[0].query.name, graph.inputs)):
+        return True
+    if any(_embeds(graph, name) for name in graph.inputs):
         return True
     heads = {core.heads for core in good}
     last = good[-1]
@@ -62,6 +66,36 @@ def _of_numbers(graph: ModelGraph, names: Iterable[str]) -> bool:
     """Whether there are inputs among these, and none of them holds floats."""
     types = [graph.input_types.get(name, 0) for name in names]
     return bool(types) and _FLOATS.isdisjoint(types)
+
+
+def _embeds(graph: ModelGraph, name: str) -> bool:
+    """Whether an input chooses rows of a stored table, which weights multiply then.
+
+    A table of rotations is chosen from, too, but multiplied by no weights.
+    """
+    if graph.input_types.get(name, 0) in _FLOATS:
+        return False
+    wiring, stored = graph.wiring, graph.wiring.initializers
+    waiting, visited, embedded = [name], {name}, set[str]()
+    while waiting:
+        own = waiting.pop()
+        for node in wiring.consumers[own]:
+            if own in embedded and (node.op_type in _RECURRENT or _weighs(node, stored)):
+                return True
+            if node.op_type in SHAPE_OPERATORS or contraction_of(node) is not None:
+                continue
+            table = stored.get(node.input[0]) if node.op_type == "Gather" else None
+            fresh = {made for made in node.output if made} - visited
+            if own in embedded or (table is not None and table.data_type in _FLOATS):
+                embedded |= fresh
+            visited |= fresh
+            waiting += sorted(fresh)
+    return False
+
+
+def _weighs(node: Node, stored: Container[str]) -> bool:
+    product = contraction_of(node)
+    return product is not None and any(name in stored for name in product.operands)
 
 
 def _is_layer(graph: ModelGraph, core: Core) -> bool:

@@ -17,6 +17,20 @@ from .operands import Edge, MaskInput, edge_of
 _ROUNDINGS: Final = 16
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sinks:
+    """One more score for each head.
+
+    tensor
+        What is put beside the scores, ``[items, heads, queries, 1]``.
+    stored
+        The numbers of the heads that it is made of, as the file holds them.
+    """
+
+    tensor: str
+    stored: str
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Site:
     """One attention of a model.
@@ -37,6 +51,14 @@ class Site:
         The number that bounds the scaled scores, ``cap * tanh(score / cap)``; None without a cap.
     causal
         Whether a node hides later keys by itself.
+    sinks
+        One more score for each head, beside those of the keys.
+    cache
+        The keys and the values of earlier tokens that a node puts before its own, or ().
+    assembly
+        How query, key and value enter a node that does not take them apart.
+    opaque
+        Whether query, key and value as they are attended exist inside a node alone.
     """
 
     index: int
@@ -55,6 +77,10 @@ class Site:
     scale: float | None
     cap: float | None = None
     causal: bool = False
+    sinks: Sinks | None = None
+    cache: tuple[str, ...] = ()
+    assembly: str = ""
+    opaque: bool = False
 
     @property
     def edges(self) -> dict[str, Edge]:

@@ -12,13 +12,11 @@ from ..graphs.weights.attention_core import (
     Core,
     contraction_of,
     core_around,
-    core_of_node,
-    is_attention_node,
     scores_of,
 )
 from ..graphs.weights.wiring import Node, UnreadableError
 from .model_graph import ModelGraph, read_graph
-from .operator_site import operator_site
+from .operator_site import attention_node, operator_core, operator_site
 from .site import Site, shown
 from .softmax_site import TO_PRODUCT, softmax_site
 
@@ -58,7 +56,7 @@ def sites_of(graph: ModelGraph) -> Sites:
         if isinstance(core, str):
             uncut.append(_uncut(graph, node, core))
             continue
-        read = operator_site if is_attention_node(node) else softmax_site
+        read = operator_site if attention_node(node) else softmax_site
         try:
             sites.append(read(graph, node, core, len(sites)))
         except UnreadableError as error:
@@ -75,13 +73,13 @@ def attention_cores(graph: ModelGraph) -> Iterator[tuple[Node, Core | str]]:
     """
     products: set[str] = set()
     for node in graph.wiring.ordered:
-        if not is_attention_node(node) and not _is_softmax(graph, node):
+        if not attention_node(node) and not _is_softmax(graph, node):
             continue
         try:
             core = (
-                core_of_node(node)
-                if is_attention_node(node)
-                else core_around(graph.wiring, graph.inputs, node)
+                operator_core(node)
+                if attention_node(node)
+                else core_around(graph.wiring, graph.inputs, node, direct=True)
             )
         except UnreadableError as error:
             if _resembles(graph, node):
@@ -110,7 +108,7 @@ def _resembles(graph: ModelGraph, node: Node) -> bool:
                 fresh = set(below.output) - visited
                 visited |= fresh
                 waiting += sorted(fresh)
-    return is_attention_node(node)
+    return attention_node(node)
 
 
 def _is_softmax(graph: ModelGraph, node: Node) -> bool:
@@ -126,7 +124,7 @@ def _in_branches(graph: ModelGraph) -> Iterator[Uncut]:
     """What attends inside the branches and bodies of other nodes."""
     for node in graph.wiring.graph.node:
         for inner in _inside(node) if node.op_type in _BRANCHES else ():
-            if inner.op_type in SOFTMAXES or is_attention_node(inner):
+            if inner.op_type in SOFTMAXES or attention_node(inner):
                 reason = f"it lies inside a graph of the {node.op_type} node {shown(node)}"
                 yield Uncut(nodes=(shown(inner),), scope=graph.scope(inner), reason=reason)
 

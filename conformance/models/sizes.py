@@ -54,6 +54,9 @@ class Sizes:
         """Note the shape that a node makes of those of its inputs, where it says more."""
         if not node.output or node.domain not in _DOMAINS:
             return
+        if node.op_type == "EmbedLayerNormalization":
+            self._embedded(node)
+            return
         name = node.output[0]
         known = self.shapes.get(name)
         if known is not None and all(isinstance(size, int) for size in known):
@@ -62,6 +65,14 @@ class Sizes:
         if own is not None and (known is None or len(known) == len(own)):
             self.shapes[name] = _sharper(own, known)
 
+    def _embedded(self, node: Node) -> None:
+        """Note what onnxruntime's embedding gives: tokens, and numbers of them for each item."""
+        ids, table = self.shapes.get(node.input[0]), self.shapes.get(node.input[2])
+        if ids and table:
+            self.shapes[node.output[0]] = (*ids, table[-1])
+        if ids and len(node.output) > 1 and node.output[1]:
+            self.shapes[node.output[1]], self.types[node.output[1]] = ids[:1], TensorProto.INT32
+
     def _made(self, node: Node) -> Shape | None:
         """The shape of a node's result, None where that is not read."""
         shapes = [self.shapes.get(entry) for entry in node.input if entry]
@@ -69,8 +80,9 @@ class Sizes:
         if make is not None and shapes:
             numbers = self.numbers(node.input[1]) if len(node.input) > 1 else None
             return make(node, shapes[0], numbers)
-        if node.op_type == "Slice" and shapes:
-            return self._sliced(node, shapes[0])
+        own = {"Slice": self._sliced, "Attention": self._attended}.get(node.op_type)
+        if own is not None and shapes:
+            return own(node, shapes[0])
         known = [shape for shape in shapes if shape is not None]
         if not known or len(known) < len(shapes):
             return None
@@ -80,6 +92,17 @@ class Sizes:
             lead = _broadcast([known[0][:-2], known[1][:-2]])
             return (*lead, known[0][-2], known[1][-1])
         return _broadcast(known) if node.op_type in _ELEMENTWISE else None
+
+    def _attended(self, node: Node, above: Shape | None) -> Shape | None:
+        """The shape of what onnxruntime's own node makes of tokens that it projects itself."""
+        columns = self.shapes.get(node.input[1])
+        if not above or not columns or node.domain != "com.microsoft":
+            return None
+        widths = attributes(node).get("qkv_hidden_sizes")
+        if widths:
+            return (*above[:-1], widths[-1])
+        parts = len(("query", "key", "value"))
+        return (*above[:-1], columns[-1] // parts if isinstance(columns[-1], int) else None)
 
     def _sliced(self, node: Node, above: Shape | None) -> Shape | None:
         """The shape of a part of a tensor, where its ends are known."""
@@ -203,10 +226,16 @@ def _reshaped(_node: Node, above: Shape | None, numbers: Array | None) -> Shape 
     rest = [at for at, number in enumerate(numbers) if number == -1]
     last = above[-1] if above else None
     if len(rest) == 1 and isinstance(last, int) and above is not None:
-        # A width that is cut into heads: [B, L, E] as [B, L, -1, D].
-        behind = [size for size in shape[rest[0] + 1 :] if isinstance(size, int)]
-        if len(behind) == len(shape) - rest[0] - 1 and rest[0] == len(above) - 1:
-            shape[rest[0]] = last // math.prod(behind)
+        # A width that is cut into heads: [B, L, E] as [B, L, -1, D] or [B, L, H, -1].
+        start = len(above) - 1
+        others = [size for at, size in enumerate(shape) if at >= start and at != rest[0]]
+        known = [size for size in others if isinstance(size, int)]
+        if rest[0] >= start and len(known) == len(others) < len(shape) - start:
+            shape[rest[0]] = last // math.prod(known)
+        # Heads that are put together again: [B, L, H, D] as [B, L, -1].
+        tail = [size for size in above[rest[0] :] if isinstance(size, int)]
+        if rest[0] == len(shape) - 1 < len(above) - 1 and len(tail) == len(above) - rest[0]:
+            shape[rest[0]] = math.prod(tail)
     return tuple(shape)
 
 

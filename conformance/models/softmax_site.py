@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from ..graphs.weights.attention_core import SOFTMAXES, Core, contraction_of
-from ..graphs.weights.wiring import Node, UnreadableError
+from ..graphs.weights.wiring import SHAPE_OPERATORS, Node, UnreadableError, attributes
 from .model_graph import ModelGraph
 from .operands import Added, Edge, MaskInput, added, mask_input
-from .site import Site, completed, edges_of, shown
+from .site import Sinks, Site, completed, edges_of, shown
 
 _OPERAND_LETTERS: Final = {3: "FLD", 4: "BHLD"}
 
@@ -33,9 +34,9 @@ def softmax_site(graph: ModelGraph, softmax: Node, core: Core, index: int) -> Si
             "value": (core.value.name, mean[1 - weighted]),
         },
     )
-    inside, masks = _between(graph, core, before + "QK")
+    inside, masks, sinks = _between(graph, core, before + "QK")
     scale, cap = _scale_and_cap(graph, core, edges, inside)
-    return completed(
+    site = completed(
         graph,
         Site(
             index=index,
@@ -53,8 +54,13 @@ def softmax_site(graph: ModelGraph, softmax: Node, core: Core, index: int) -> Si
             head_size=None,
             scale=scale,
             cap=cap,
+            sinks=sinks,
         ),
     )
+    if site.heads is None and any(node.op_type == "Reshape" for node in inside):
+        msg = "its scores change their axes, and the number of its heads is not known"
+        raise UnreadableError(msg)
+    return site
 
 
 def _axes_of(node: Node, before: str, scores: int) -> list[str]:
@@ -95,41 +101,99 @@ _PLAIN: Final = frozenset(
 )
 _WITH_NUMBERS: Final = frozenset({"Mul", "Div", "Sub", "Max", "Min", "Pow"})
 _AXES: Final = frozenset({"ReduceMax", "ReduceSum", "Clip", "Dropout"})
-_ON_THE_WAY: Final = _PLAIN | _WITH_NUMBERS | {"Add", "Tanh", "Where"}
-_REASONS: Final = {
-    "Concat": "puts sinks beside its scores, which cannot be cut yet",
-}
+_MOVING: Final = frozenset({"Concat", "Reshape", "Slice"})
+_ON_THE_WAY: Final = _PLAIN | _WITH_NUMBERS | _MOVING | {"Add", "Tanh", "Where"}
 # What may stand between weights and the product with values.
-TO_PRODUCT: Final = _ON_THE_WAY | {"Expand", "Reshape", "Slice", "Transpose", "Unsqueeze"}
+TO_PRODUCT: Final = _ON_THE_WAY | {"Expand", "Transpose", "Unsqueeze"}
+_SCORES: Final = {len("FQK"): "FQK", len("BHQK"): "BHQK"}
 
 
 def _between(
     graph: ModelGraph, core: Core, letters: str
-) -> tuple[tuple[Node, ...], tuple[MaskInput, ...]]:
-    """The nodes from the first product to the answer, in order, and the masks that enter there."""
+) -> tuple[tuple[Node, ...], tuple[MaskInput, ...], Sinks | None]:
+    """The nodes from the first product to the answer, in order, the masks that enter, and sinks."""
     nodes = _way(graph, core)
     made = {name for node in nodes for name in node.output}
     operands = {core.query.name, core.key.name, core.value.name}
     inside: list[Node] = []
     masks: list[MaskInput] = []
+    sinks: Sinks | None = None
     for node in nodes:
         strangers = [
             name
             for name in node.input
             if name and name not in made | operands and graph.scalar(name) is None
         ]
-        if contraction_of(node) is None and strangers:
-            entering = _entering(graph, node, strangers, letters)
+        if node.op_type in _MOVING:
+            sinks = _moved(graph, node, strangers, sinks)
+        elif contraction_of(node) is None and strangers:
+            own = _SCORES.get(graph.rank(node.output[0]) or 0, letters)
+            entering = _entering(graph, node, strangers, own)
             inside += [each for each in entering.nodes if each not in inside]
-            masks += [mask for mask in entering.masks if mask not in masks]
+            after = _factor_below(graph, node, nodes)
+            scaled = [replace(mask, factor=after * mask.factor) for mask in entering.masks]
+            masks += [mask for mask in scaled if mask not in masks]
         inside.append(node)
-    return tuple(inside), tuple(masks)
+    return tuple(inside), tuple(masks), sinks
+
+
+def _factor_below(graph: ModelGraph, node: Node, nodes: Sequence[Node]) -> float:
+    """What the scores are multiplied by between a node and the softmax."""
+    below = {name: each for each in nodes for name in each.input}
+    result, name = 1.0, str(node.output[0])
+    for _ in nodes:
+        here = below.get(name)
+        if here is None or here.op_type in SOFTMAXES or contraction_of(here) is not None:
+            break
+        if here.op_type in ("Mul", "Div"):
+            result = _times(graph, here, name, result)
+        name = here.output[0]
+    return result
+
+
+def _moved(
+    graph: ModelGraph, node: Node, strangers: Sequence[str], sinks: Sinks | None
+) -> Sinks | None:
+    """The sinks after a node that changes the axes of scores or weights; raises UnreadableError."""
+    what = f"the {node.op_type} node {shown(node)}"
+    if node.op_type == "Reshape":
+        ranks = {graph.rank(name) for name in (node.input[0], node.output[0])}
+        if not ranks <= set(_SCORES):
+            msg = f"{what} between its products gives its scores other axes than items and heads"
+            raise UnreadableError(msg)
+        return sinks
+    if node.op_type == "Slice":
+        if sinks is None or any(graph.numbers(name) is None for name in strangers):
+            msg = f"{what} between its products takes some of its scores or weights alone"
+            raise UnreadableError(msg)
+        return sinks
+    rank = graph.rank(node.output[0]) or len("BHQK")
+    last = rank == len("BHQK") and attributes(node)["axis"] in (-1, rank - 1)
+    stored = _each_head(graph, strangers[0]) if len(strangers) == 1 and last else ""
+    if sinks is not None or not stored:
+        msg = f"{what} puts more beside its scores than one stored number a head"
+        raise UnreadableError(msg)
+    return Sinks(tensor=strangers[0], stored=stored)
+
+
+def _each_head(graph: ModelGraph, name: str) -> str:
+    """The stored numbers, one a head, that a tensor ``[items, heads, queries, 1]`` repeats."""
+    node = graph.wiring.producer.get(name)
+    while node is not None and node.op_type in ("Expand", "Identity", "Reshape", "Unsqueeze"):
+        name = node.input[0]
+        node = graph.wiring.producer.get(name)
+    value = graph.stored(name)
+    heads = None if value is None else [size for size in value.shape if size > 1]
+    return name if heads is not None and len(heads) <= 1 else ""
 
 
 def _entering(graph: ModelGraph, node: Node, names: Sequence[str], letters: str) -> Added:
     """What a node on the way brings in; raises UnreadableError where that is no mask."""
     if node.op_type == "Add" and len(names) == 1:
         return added(graph, names[0], letters)
+    if node.op_type == "Sub" and names == [node.input[1]]:
+        mask = mask_input(graph, names[0], "bias", letters)
+        return Added(masks=(replace(mask, factor=-1.0),))
     if node.op_type == "Where" and names == [node.input[0]]:
         hides_true = graph.scalar(node.input[1]) is not None
         mask = mask_input(graph, names[0], "drop" if hides_true else "keep", letters)
@@ -151,6 +215,8 @@ def _way(graph: ModelGraph, core: Core) -> list[Node]:
     waiting = [core.product]
     while waiting:
         for node in wiring.consumers[waiting.pop()]:
+            if node.op_type in SHAPE_OPERATORS:
+                continue
             is_product = contraction_of(node) is not None and core.weights not in node.input
             if is_product or core.heads in below & set(node.input):
                 continue
@@ -170,8 +236,7 @@ def _way(graph: ModelGraph, core: Core) -> list[Node]:
     nodes = _sorted(list(found.values()))
     for node in nodes:
         if contraction_of(node) is None and node.op_type not in _ON_THE_WAY:
-            why = _REASONS.get(node.op_type, "lies between its products, which cannot be cut yet")
-            msg = f"the {node.op_type} node {shown(node)} {why}"
+            msg = f"the {node.op_type} node {shown(node)} between its products is none of attention"
             raise UnreadableError(msg)
     return nodes
 

@@ -125,6 +125,12 @@ class WholeModel:
         return any(node.op_type.startswith("DynamicQuantize") for node in nodes)
 
     @cached_property
+    def rounds_to_integers(self) -> bool:
+        """Whether activations become integers of 8 bits, by whatever range."""
+        nodes = self.sites.graph.wiring.graph.node
+        return any("uantize" in node.op_type or "QLinear" in node.op_type for node in nodes)
+
+    @cached_property
     def causal_sites(self) -> tuple[bool, ...]:
         """Which attentions hide later keys when the caller hides nothing."""
         return tuple(bool(entry["causal"]) for entry in self.described)

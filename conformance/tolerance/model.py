@@ -308,6 +308,10 @@ COINCIDENCE: Final = 0.01
 # Without known weights no bound exists. A convention: rounding in a candidate is like nudging its
 # inputs a few times over, and four random nudges miss the worst one by some factor.
 SPREAD_FACTOR: Final = 32.0
+# Where activations become integers of 8 bits, a value that rounding moves over the middle between
+# two of them moves by a whole step, 1/256 of the range. So that such values are among those that a
+# nudge moves, it is the part of a step that the factor makes a step of.
+NUDGE_OF_INTEGERS: Final = 2.0**-8 / SPREAD_FACTOR
 # Which of two tokens a mask hides is read off a whole model where one of them moves its last answer
 # by less than this part of what the other does: what leaks through a fill of -10000 rounds to
 # nothing, while two tokens that are both seen rarely have weights a thousandfold apart.

@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from little_graphs import node
+from little_graphs import node, saved, tensor
+from onnx import NodeProto, numpy_helper
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from whole_models import HEADS, WORDS, token_graph, written
 
@@ -62,7 +63,12 @@ def answers(sites: Sites, site: Site, made: Cut, feeds: dict[str, Array]) -> tup
         part: arranged(held[edge.name], edge.letters, axes, site.heads or 1)
         for part, edge in site.edges.items()
     }
-    own |= {name: held[tensor] for name, tensor in masks.items()}
+    own |= {
+        name: held[tensor] * mask.factor if mask.role == "bias" else held[tensor]
+        for mask, (name, tensor) in zip(site.masks, masks.items(), strict=True)
+    }
+    if site.sinks is not None:
+        own["sinks"] = numpy_helper.to_array(sites.graph.wiring.initializers[site.sinks.stored])
     (answer,) = session(made.model).run(["output"], own)
     letters = site.output_letters
     return arranged(held[site.output], letters, axes, site.heads or 1), answer
@@ -126,6 +132,66 @@ def test_a_mask_of_keys_alone_is_refused_in_the_model_and_in_its_cut(
     feeds = {part: np.ones((2, 4, 3, 4), np.float32) for part in ("query", "key", "value")}
     with pytest.raises(Fail, match="attn_mask"):
         session(made.model).run(["output"], {**feeds, "mask": np.ones((2, 1, 1, 3), bool)})
+
+
+LAST = node("Softmax", "logits", "weights", axis=-1)
+FEW = [
+    tensor("drains", np.array([0.5, -1.0], np.float32)),
+    tensor("shape", np.array([1, HEADS, 1, 1])),
+    tensor("wide", np.array([2, HEADS, 3, 1])),
+    tensor("begin", np.array([0])),
+    tensor("end", np.array([-1])),
+    tensor("axis", np.array([3])),
+    tensor("folded", np.array([2 * HEADS, 3, 3])),
+    tensor("unfolded", np.array([2, HEADS, 3, 3])),
+    tensor("square", np.array([1, 1, 3, 3])),
+    tensor("order", np.tile(np.arange(2, -1, -1), (2, HEADS, 3, 1))),
+]
+MIDDLES: dict[str, list[NodeProto]] = {
+    "sinks": [
+        node("Reshape", "drains shape", "apart_drains"),
+        node("Expand", "apart_drains wide", "sinks"),
+        node("Add", "scores bias", "sum"),
+        node("Concat", "sum sinks", "all", axis=-1),
+        node("Softmax", "all", "shares", axis=-1),
+        node("Slice", "shares begin end axis", "weights"),
+    ],
+    "folded": [
+        node("Reshape", "scores folded", "flat"),
+        node("Softmax", "flat", "shares", axis=-1),
+        node("Reshape", "shares unfolded", "weights"),
+    ],
+    "a number for all": [
+        node("Expand", "half square", "same"),
+        node("Add", "same bias", "sum"),
+        node("Add", "scores sum", "logits"),
+        LAST,
+    ],
+    "a bias that is subtracted": [node("Sub", "scores bias", "logits"), LAST],
+    "a bias before the scale": [
+        node("Add", "scores bias", "sum"),
+        node("Mul", "sum half", "logits"),
+        LAST,
+    ],
+    "scores of distances": [
+        node("MatMul", "query key", "again"),
+        node("GatherElements", "again order", "gathered", axis=3),
+        node("Add", "scores gathered", "logits"),
+        LAST,
+    ],
+}
+
+
+@pytest.mark.parametrize("name", MIDDLES)
+def test_whatever_stands_between_the_products_is_cut_out(name: str, tmp_path: Path) -> None:
+    """One more score a head, other axes, numbers, and what is gathered from another product."""
+    made = token_graph(MIDDLES[name], tensors=FEW)
+    sites = find_sites(saved(made, tmp_path / "graph.onnx"))
+    (site,) = sites.sites
+    assert not sites.uncut
+    feeds = FEEDS | {"bias": np.random.default_rng(2).random((2, HEADS, 3, 3), np.float32)}
+    expected, answer = answers(sites, site, cut(sites.graph, site), feeds)
+    np.testing.assert_allclose(expected, answer, atol=1e-6)
 
 
 def test_equal_attentions_have_one_digest(export_of: Callable[..., Path]) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from graph_exports import dynamic, export, of_layer, separate
-from little_graphs import node, plus_one, saved
-from onnx import NodeProto
+from little_graphs import FLOAT, node, plus_one, saved
+from onnx import NodeProto, helper
 from torch import Tensor
-from whole_models import PLAIN, token_graph
+from whole_models import PLAIN, WIDTH, token_graph
 
 from candidates.exports import EXPORTS
 from conformance.models.model_graph import read_graph
@@ -111,3 +111,20 @@ def test_no_export_of_one_attention_is_a_model(name: str, tmp_path: Path) -> Non
     """Of all that are judged as one attention."""
     (chosen,) = [each for each in EXPORTS if each.name == name]
     assert model_sites(chosen.make(tmp_path)) is None
+
+
+@pytest.mark.parametrize("use", ["embedded", "rotating"])
+def test_embedded_tokens_beside_floats_make_a_model(use: str, tmp_path: Path) -> None:
+    """A decoder that takes the memory of an encoder as floats; a table of rotations makes none."""
+    embedded = use == "embedded"
+    made = token_graph()
+    made.graph.input.append(helper.make_tensor_value_info("memory", FLOAT, ["b", "s", WIDTH]))
+    for each in made.graph.node:
+        if each.output[0] == "wide_q" and not embedded:
+            each.input[0] = "memory"
+        if each.output[0] in ("wide_k", "wide_v"):
+            each.input[0] = "memory"
+    if not embedded:
+        made.graph.node.insert(4, node("Mul", "wide_q tokens", "turned_q"))
+        made.graph.node[5].input[0] = "turned_q"
+    assert is_model(read_graph(saved(made, tmp_path / "graph.onnx"))) is embedded

@@ -99,13 +99,17 @@ def test_a_cap_is_read_with_the_scale_before_it(tmp_path: Path) -> None:
 
 
 UNCUT: dict[str, tuple[Sequence[NodeProto], str]] = {
-    "sinks": (
+    "scores beside scores": (
         [
             node("Concat", "scores bias", "logits", axis=-1),
             node("Softmax", "logits", "wide", axis=-1),
             node("Slice", "wide zero end last", "weights"),
         ],
-        "sinks",
+        "more beside its scores than one stored number a head",
+    ),
+    "some keys alone": (
+        [node("Slice", "scores zero end last", "logits"), SOFTMAX],
+        "takes some of its scores",
     ),
     "product with a tensor": (
         [node("Mul", "scores bias", "logits"), SOFTMAX],
@@ -121,7 +125,7 @@ UNCUT: dict[str, tuple[Sequence[NodeProto], str]] = {
     ),
     "unknown operator": (
         [node("CumSum", "scores one", "logits"), SOFTMAX],
-        "CumSum node .* lies between its products",
+        "CumSum node .* between its products is none of attention",
     ),
     "number from outside": (
         [

@@ -6,6 +6,7 @@ First shapes, then fills of the masks that let every key be attended.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -257,6 +258,8 @@ def _fills(
         (float(said["value"]),)
         if (said := declared.inputs.get(port.name, {})).get("role") == "constant"
         and "value" in said
+        else (-math.inf,)  # no sink
+        if said.get("role") == "sinks"
         else _fill_choices(port, axes, plan, shapes)
         for port, axes in plan.masks
     ]

@@ -93,6 +93,7 @@ def _only(letters: str, result: list[str]) -> int:
 SOFTMAXES: Final = frozenset({"Softmax", "LogSoftmax"})
 # What a search for a product may not walk through: behind these the tokens are mixed otherwise.
 _WALLS: Final = frozenset({"LayerNormalization", "SimplifiedLayerNormalization", "Conv"})
+_GATHERS: Final = frozenset({"Gather", "GatherElements", "GatherND", "Pad"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,13 +185,25 @@ def scores_of(wiring: Wiring, node: Node) -> str:
     return str(node.input[0])
 
 
-def core_around(wiring: Wiring, tokens: frozenset[str], softmax: Node) -> Core:
+def core_around(
+    wiring: Wiring, tokens: frozenset[str], softmax: Node, *, direct: bool = False
+) -> Core:
     """The core around a softmax, or around the exponential of one that is written out.
+
+    direct
+        Of several products the one whose entries stay in their places is that of query and key;
+        what is gathered from others, such as scores of distances, is added to it.
 
     Raises UnreadableError where it does not lie between two products of what tokens reach.
     """
     scores = scores_of(wiring, softmax)
-    first = _product_above(wiring, tokens, scores)
+    found = _products_above(wiring, tokens, scores, _WALLS)
+    if direct and len(found) > 1:
+        found = _products_above(wiring, tokens, scores, _WALLS | _GATHERS)
+    if len(found) != 1:
+        msg = f"the scores come from {len(found)} products of tokens instead of one"
+        raise UnreadableError(msg)
+    first = found[0]
     weights, second = _product_below(wiring, tokens, softmax.output[0])
     left, right = first.operands
     weighted = second.index_of(weights)
@@ -209,7 +222,9 @@ def core_around(wiring: Wiring, tokens: frozenset[str], softmax: Node) -> Core:
     )
 
 
-def _product_above(wiring: Wiring, tokens: frozenset[str], scores: str) -> Contraction:
+def _products_above(
+    wiring: Wiring, tokens: frozenset[str], scores: str, walls: frozenset[str]
+) -> list[Contraction]:
     result, visited, waiting = [], {scores}, [scores]
     while waiting:
         node = wiring.producer.get(waiting.pop())
@@ -220,15 +235,12 @@ def _product_above(wiring: Wiring, tokens: frozenset[str], scores: str) -> Contr
             if all(wiring.reaching(name, tokens) for name in contraction.operands):
                 result.append(contraction)
             continue
-        if node.op_type in _WALLS:
+        if node.op_type in walls:
             continue
         fresh = {name for name in node.input if wiring.reaching(name, tokens)} - visited
         visited |= fresh
         waiting += fresh
-    if len(result) != 1:
-        msg = f"the scores come from {len(result)} products of tokens instead of one"
-        raise UnreadableError(msg)
-    return result[0]
+    return result
 
 
 def _product_below(wiring: Wiring, tokens: frozenset[str], start: str) -> tuple[str, Contraction]:
