@@ -47,7 +47,7 @@ def recipe(module: nn.MultiheadAttention) -> StoredProjections:
 
 
 def sizes(module: nn.MultiheadAttention) -> HeadSizes:
-    """Its heads, all of one size."""
+    """The number and the size of the module's heads."""
     return HeadSizes(
         num_heads=module.num_heads,
         num_kv_heads=module.num_heads,
@@ -57,7 +57,7 @@ def sizes(module: nn.MultiheadAttention) -> HeadSizes:
 
 
 def extra_keys(module: nn.MultiheadAttention) -> Iterator[str]:
-    """What it was built with that adds keys no problem has, a sentence each."""
+    """Settings of the module that add keys no problem has, a sentence each."""
     if module.bias_k is not None:
         yield "add_bias_kv adds a key of its own, which the specification does not have"
     if module.add_zero_attn:
@@ -65,7 +65,10 @@ def extra_keys(module: nn.MultiheadAttention) -> Iterator[str]:
 
 
 def promises(declared: Mapping[str, Any]) -> dict[str, Any]:
-    """Its own promises where the user made none; DeclarationError for what it cannot take."""
+    """The module's own promises where the user made none.
+
+    Raises DeclarationError for what it cannot take.
+    """
     for form in declared.get("masks", ()):
         if form not in _FORMS:
             msg = (

@@ -178,7 +178,7 @@ def _without(inputs: Inputs, rows: Tensor) -> Tensor:
     explained=False,
 )
 def bias_lowest(subject: Subject, problem: Problem) -> Finding:
-    """Such sums lose the scores: any answer between the smallest and largest value passes."""
+    """Sums with such a bias lose the scores: any mean of the values passes."""
     drawn = subject.inputs(problem)
     if drawn.bias is None or drawn.keep is None:
         return Finding(binding=False)

@@ -164,7 +164,7 @@ def _some_row_stays(candidate: Candidate) -> str:
     applies=(_some_row_stays,),
 )
 def empty_row_isolated(subject: Subject, problem: Problem) -> Finding:
-    """The same problem where empty rows attend every key: the other rows must stay the same."""
+    """The other rows must stay as they are where empty rows attend every key instead."""
     inputs = subject.inputs(problem)
     if inputs.keep is None:
         return Finding(binding=False)

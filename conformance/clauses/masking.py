@@ -105,7 +105,7 @@ def _padding_shows(candidate: Candidate) -> str:
     applies=(_free_key_length, _padding_shows),
 )
 def padding_is_absence(subject: Subject, problem: Problem) -> Finding:
-    """The same number of keys is masked for every row; the other call never sees them."""
+    """Every row masks equally many keys; a second call is made without these keys."""
     drawn = subject.inputs(problem)
     length = drawn.geometry.key_length
     kept = 1 + problem.seed % (length - 1)
@@ -162,7 +162,7 @@ def _some_pair(candidate: Candidate) -> str:
     applies=(_some_pair,),
 )
 def broadcast(subject: Subject, problem: Problem) -> Finding:
-    """The same mask in a narrow and in a wide shape."""
+    """One mask is passed in a narrow and in a wide shape."""
     pairs = _broadcast_pairs(subject.candidate)
     form, narrow, wide = pairs[problem.seed % len(pairs)]
     if problem.mask is None:
@@ -374,7 +374,7 @@ MASK_LAYOUTS = (*STRIDED, "expanded")
     explained=False,
 )
 def mask_strided(subject: Subject, problem: Problem) -> Finding:
-    """The same mask in another memory layout; an expanded mask repeats one slice."""
+    """One mask is passed in another memory layout; an expanded mask repeats one slice."""
     inputs = subject.inputs(problem)
     layout = MASK_LAYOUTS[problem.seed % len(MASK_LAYOUTS)]
     if layout == "expanded":

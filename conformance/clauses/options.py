@@ -75,7 +75,7 @@ _promises_empty_rows = requires(
     subtle=True,
 )
 def empty_rows_with_options(subject: Subject, problem: Problem) -> Finding:
-    """The same calls as those of numerics.options, where some query has no key."""
+    """The calls of numerics.options, made where some query has no key."""
     inputs = subject.inputs(problem)
     if not bool(subject.golden(inputs).empty_rows.any()):
         return Finding(binding=False)

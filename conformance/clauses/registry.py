@@ -136,7 +136,7 @@ class Finding:
         return cls(binding=binding, margin=comparison.margin, violation=comparison.violation)
 
     def only_if(self, condition: bool) -> Finding:  # noqa: FBT001 (the condition is all there is)
-        """The same finding, binding only under a further condition."""
+        """This finding, binding only under a further condition."""
         return dataclasses.replace(self, binding=self.binding and condition)
 
 

@@ -159,7 +159,7 @@ def empty_key(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def strided(subject: Subject, problem: Problem) -> Finding:
-    """The same values in another memory layout."""
+    """The call is repeated on equal values in another memory layout."""
     inputs = subject.inputs(problem)
     layout = STRIDED[problem.seed % len(STRIDED)]
     if inputs.key.shape == inputs.value.shape and problem.seed % 2:
@@ -264,7 +264,7 @@ ONE_SHAPE = (
     explained=False,
 )
 def shared(subject: Subject, problem: Problem) -> Finding:
-    """The same numbers as one object and as copies."""
+    """The call gets query, key and value as one object, and as copies."""
     inputs = subject.inputs(problem)
     key, query, description = inputs.key, inputs.query, "key and value that are one object"
     if inputs.query.shape == key.shape and problem.seed % 2 == 0:
@@ -288,7 +288,7 @@ def shared(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def bounds(subject: Subject, problem: Problem) -> Finding:
-    """The same values in the middle of buffers of NaN."""
+    """The call is repeated on views of larger buffers that hold NaN elsewhere."""
     inputs = subject.inputs(problem)
     layout = CANARIES[problem.seed % len(CANARIES)]
     between = inputs.replace(layout=layout, mask_layout="between-canaries")

@@ -208,7 +208,7 @@ def answer_kept(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def grad_mode(subject: Subject, problem: Problem) -> Finding:
-    """The same call under no_grad, with gradients recorded, and with inputs that require them."""
+    """One call is made under no_grad, with gradients recorded, and with inputs that need them."""
     inputs = subject.inputs(problem)
     plain, recording = subject.answer(inputs), inputs.replace(grad_mode=True)
     answers = [subject.answer(recording), _with_leaves(subject, recording)]

@@ -1,7 +1,7 @@
-"""How a graph's process and its parent talk: a head in JSON, then the bytes of arrays.
+"""How a process that runs foreign code and its parent talk: JSON, then the bytes of arrays.
 
-Nothing is pickled: a graph that takes its process over must not reach the parent. The head names
-every array with dtype and shape, and its bytes follow in that order.
+Nothing is pickled: what takes its process over must not reach the parent. The head of a graph's
+message names every array with dtype and shape, and its bytes follow in that order.
 """
 
 from __future__ import annotations
@@ -39,21 +39,47 @@ Arrays = dict[str, Array]
 Head = dict[str, Any]
 
 _SIZE: Final = struct.Struct("<Q")
-_LARGEST_HEAD: Final = 64 << 20
+_LARGEST_HEAD: Final = 64 << 20  # bytes of JSON
 _JOINED: Final = 1 << 16  # below that one system call is cheaper than none of the copies
 _KINDS: Final = "biufc"
 
 
 class ProtocolError(Exception):
-    """What came is no message."""
+    """What came, or is to be sent, is no message."""
+
+
+def packed(value: Any, *, most: int = _LARGEST_HEAD) -> bytes:
+    """Some JSON behind its length; raises ProtocolError for more than so many bytes."""
+    text = json.dumps(value).encode()
+    if len(text) > most:
+        msg = f"a head of {len(text)} bytes"
+        raise ProtocolError(msg)
+    return _SIZE.pack(len(text)) + text
+
+
+def receive_json(
+    end: socket.socket, *, most: int = _LARGEST_HEAD, deadline: float | None = None
+) -> Any:
+    """What :func:`packed` wrote.
+
+    Raises EOFError or OSError when the other end is gone, TimeoutError at the deadline (of
+    ``time.monotonic``), ProtocolError for what is no JSON of at most so many bytes.
+    """
+    (size,) = _SIZE.unpack(_exactly(end, _SIZE.size, deadline))
+    if size > most:
+        msg = f"a head of {size} bytes"
+        raise ProtocolError(msg)
+    try:
+        return json.loads(_exactly(end, size, deadline))
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(type(error).__name__) from error
 
 
 def send(end: socket.socket, head: Head, arrays: Mapping[str, Array]) -> None:
     """Send a message; raises OSError when the other end is gone, TimeoutError when it is stuck."""
     parts = [_bytes(array) for array in arrays.values()]
     types = [[name, dtype_name(array.dtype), list(array.shape)] for name, array in arrays.items()]
-    text = json.dumps({"head": head, "arrays": types}).encode()
-    start = _SIZE.pack(len(text)) + text
+    start = packed({"head": head, "arrays": types})
     if sum(part.nbytes for part in parts) <= _JOINED:
         end.sendall(b"".join((start, *parts)))
         return
@@ -68,12 +94,8 @@ def receive(end: socket.socket, *, most: int, deadline: float | None = None) -> 
     Raises EOFError or OSError when the other end is gone, TimeoutError at the deadline (of
     ``time.monotonic``), ProtocolError for what is no message, MemoryError.
     """
-    (size,) = _SIZE.unpack(_exactly(end, _SIZE.size, deadline))
-    if size > _LARGEST_HEAD:
-        msg = f"a head of {size} bytes"
-        raise ProtocolError(msg)
+    message = receive_json(end, deadline=deadline)
     try:
-        message = json.loads(_exactly(end, size, deadline))
         types = [
             (str(name), _dtype(str(kind)), tuple(shape)) for name, kind, shape in message["arrays"]
         ]

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from ..base.files import write_text
@@ -227,12 +226,7 @@ class Judge:
         self._folder = tempfile.TemporaryDirectory(prefix="conformance-judge-")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None

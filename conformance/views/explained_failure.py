@@ -67,11 +67,11 @@ def _lines(pairs: Iterator[tuple[str, str]] | Sequence[tuple[str, str]]) -> Iter
 
 
 def _picture(candidate: Record, clause: Record) -> Iterator[Any]:
-    found = picture_of(candidate, clause)
-    if found is None:
+    drawn = picture_of(candidate, clause)
+    if drawn is None:
         yield indented("no picture: the record holds no weights that were read for this failure", 2)
         return
-    picture, result = found
+    picture, result = drawn
     if result is not clause:
         on = wording.counterexample(result["counterexample"] or {})
         yield from _lines([("picture", f"that of {result['id']}, the same mistake, on {on}")])

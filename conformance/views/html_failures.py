@@ -264,10 +264,10 @@ def shown_picture(candidate: Record, place: Place) -> ShownPicture | None:
     """The picture of a result; None where the record has none."""
     number, index = place
     clause = candidate["clauses"][index]
-    found = picture_of(candidate, clause)
-    if found is None:
+    drawn = picture_of(candidate, clause)
+    if drawn is None:
         return None
-    picture, result = found
+    picture, result = drawn
     at = next(n for n, other in enumerate(candidate["clauses"]) if other is result)
     own = result is clause
     heats = picture_heats(picture)

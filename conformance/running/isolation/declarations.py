@@ -17,7 +17,8 @@ from ...base.printable_text import printable
 from ...declare.declaration import DEFAULT_FEATURES, KINDS, MASK_FORMS, Declaration
 from ...declare.promises import declare
 from ...errors import DeclarationError, UsageError
-from .wire import BadMessage, Head, field
+from ...graphs.protocol import Head, ProtocolError
+from .wire import field
 
 # Keywords of ``declare`` that a declaration holds under the same name.
 _SAME: Final = (
@@ -54,22 +55,22 @@ def as_json(declared: Declaration) -> Head:
 def read(data: Any, fit: Fit) -> Declaration:
     """The declaration that :func:`as_json` wrote, checked as if it were declared here.
 
-    ``fit`` asks the candidate's own rule of geometries. Raises BadMessage, and DeclarationError (a
-    UsageError) for promises that nobody could declare.
+    ``fit`` asks the candidate's own rule of geometries. Raises ProtocolError, and DeclarationError
+    (a UsageError) for promises that nobody could declare.
     """
     if not isinstance(data, dict):
         msg = "no declaration"
-        raise BadMessage(msg)
+        raise ProtocolError(msg)
     kind, features = field(data, "kind", str), _texts(data, "features")
     if kind not in KINDS:
         msg = "a declaration of no known kind"
-        raise BadMessage(msg)
+        raise ProtocolError(msg)
     try:
         return _declared(kind, features, data, fit)
-    except (DeclarationError, BadMessage):
+    except (DeclarationError, ProtocolError):
         raise
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise BadMessage(printable(f"a declaration that cannot be: {error}")) from error
+        raise ProtocolError(printable(f"a declaration that cannot be: {error}")) from error
 
 
 def _declared(kind: str, features: list[str], data: Head, fit: Fit) -> Declaration:
@@ -116,12 +117,12 @@ def _texts(data: Head, name: str) -> list[str]:
     values: list[str] = field(data, name, list)
     if not all(type(value) is str for value in values):
         msg = f"{name} that are no texts"
-        raise BadMessage(msg)
+        raise ProtocolError(msg)
     return values
 
 
 def _of_kind(hint: Any, value: Any, name: str) -> Any:
-    """A plain value that has to be what an annotation says; raises BadMessage."""
+    """A plain value that has to be what an annotation says; raises ProtocolError."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType, Literal):
         kinds = [type(word) for word in get_args(hint)] if origin is Literal else get_args(hint)
@@ -132,7 +133,7 @@ def _of_kind(hint: Any, value: Any, name: str) -> Any:
         fits = _is(hint, value)
     if not fits:
         msg = f"a declaration whose {name} is no {hint}"
-        raise BadMessage(msg)
+        raise ProtocolError(msg)
     return value
 
 

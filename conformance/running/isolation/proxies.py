@@ -16,9 +16,10 @@ from ...base.printable_text import printable
 from ...calls.calling import CandidateLost, RaisedElsewhere
 from ...declare.candidate import Candidate
 from ...errors import UsageError
+from ...graphs.protocol import ProtocolError
 from . import declarations
 from .remote import Remote
-from .wire import BadMessage, field, written
+from .wire import field, written
 
 _MOST_PARTS: Final = 8
 _ROLES: Final = tuple(entry.name for entry in dataclasses.fields(golden.ProjectionWeights))
@@ -44,7 +45,7 @@ def isolated_candidates(remote: Remote) -> list[Isolated]:
         entries, tensors = remote.loaded()
         weights = iter(tensors)
         return [_isolated(remote, number, entry, weights) for number, entry in enumerate(entries)]
-    except BadMessage as error:
+    except ProtocolError as error:
         msg = (
             f"the target described its candidates in a way that cannot be: {printable(str(error))}"
         )
@@ -64,11 +65,11 @@ def _isolated(remote: Remote, number: int, entry: Any, weights: Any) -> Isolated
     roles = entry.get("fixed")
     fixed = None
     if roles is not None:
-        given = field(entry, "fixed", list)
-        held: dict[str, Any] = {role: next(weights, None) for role in given if role in _ROLES}
+        fixed = field(entry, "fixed", list)
+        held: dict[str, Any] = {role: next(weights, None) for role in fixed if role in _ROLES}
         if any(held.get(role) is None for role in "qkv"):
             msg = "weights without their matrices"
-            raise BadMessage(msg)
+            raise ProtocolError(msg)
         fixed = golden.ProjectionWeights(**{**dict.fromkeys(_ROLES), **held})
     function = _Builder if declared.kind == "layer" else _Core
     candidate = Candidate(
@@ -233,8 +234,8 @@ class _Call:
             msg = "lost its process before its gradients were asked for"
             raise CandidateLost(msg)
         used = [number for number, each in enumerate(upstream) if each is not None]
-        given = [each.detach() for each in upstream if each is not None]
-        reply, tensors = self._remote.request("pull", given, call=self._number, answers=used)
+        gradients = [each.detach() for each in upstream if each is not None]
+        reply, tensors = self._remote.request("pull", gradients, call=self._number, answers=used)
         places = reply.get("given")
         if not isinstance(places, list) or len(places) != len(tensors):
             self._remote.refuse("gradients of nothing")

@@ -17,8 +17,9 @@ from ...base.printable_text import capped, printable
 from ...base.results import Violation
 from ...calls.calling import CandidateLost, RaisedElsewhere
 from ...errors import UsageError
+from ...graphs.protocol import Head, ProtocolError
 from . import kernel, zygote
-from .wire import OWN_NUMBERS, Arena, BadMessage, Handed, Head, field, new_arena, receive, send
+from .wire import OWN_NUMBERS, Arena, Handed, field, new_arena, receive, send
 
 _FAREWELL: Final = 2.0
 _WORDS: Final = 200
@@ -74,7 +75,7 @@ class Remote:
         memory = self._memory
         try:
             handed = Handed(memory, tensors)
-        except BadMessage as error:
+        except ProtocolError as error:
             msg = f"cannot be handed {error}: less is shared with isolated candidates"
             raise CandidateLost(msg) from None
         request = {
@@ -100,14 +101,14 @@ class Remote:
             )
         try:
             return reply, memory.take(reply.get("tensors", []))
-        except BadMessage as error:
+        except ProtocolError as error:
             raise self._forged(error) from None
 
     def refuse(self, what: str) -> NoReturn:
         """Raise CandidateLost for a reply that cannot be; the process is ended."""
-        raise self._forged(BadMessage(what))
+        raise self._forged(ProtocolError(what))
 
-    def _forged(self, error: BadMessage) -> CandidateLost:
+    def _forged(self, error: ProtocolError) -> CandidateLost:
         self.close()
         return CandidateLost(printable(f"answered with what is no answer: {capped(str(error))}"))
 
@@ -154,7 +155,7 @@ class Remote:
         self._dropped = []
         try:
             hello = receive(own)
-        except (EOFError, OSError, BadMessage):
+        except (EOFError, OSError, ProtocolError):
             self.close()
             msg = f"candidates cannot be isolated here: one {_UNLIMITED_BY_US}"
             raise UsageError(msg) from None
@@ -173,7 +174,7 @@ class Remote:
             reply = receive(end)
         except (EOFError, OSError):
             raise self._died() from None
-        except BadMessage as error:
+        except ProtocolError as error:
             raise self._forged(error) from None
         except BaseException:  # Ctrl-C: what comes later would answer another question
             self.close()

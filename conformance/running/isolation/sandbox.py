@@ -24,10 +24,11 @@ from typing import Final, NoReturn
 import psutil
 import torch
 
+from ...graphs.protocol import ProtocolError
 from ...graphs.server import size_text
 from . import kernel
 from .served import serve
-from .wire import OWN_NUMBERS, Arena, BadMessage, send
+from .wire import OWN_NUMBERS, Arena, send
 
 _MEMORY: Final = 8 << 30
 _FILES: Final = 256 << 20
@@ -162,7 +163,7 @@ def _run(
         held.append("files read-only")
     held.append(f"limits on {', '.join(_limited(inside=inside))}")
     send(end, {"of": 0, "held": held})
-    with contextlib.suppress(EOFError, OSError, BadMessage):
+    with contextlib.suppress(EOFError, OSError, ProtocolError):
         serve(end, memory)
 
 

@@ -25,11 +25,12 @@ from ...calls.devices import module_in_dtype
 from ...calls.weight_leaves import WeightLeaves, parameters_of
 from ...declare.candidate import Candidate
 from ...errors import UsageError
+from ...graphs.protocol import Head
 from ...targets.preflight import check_layer, unchecked_options
 from ...targets.resolving import resolve_one
 from ...targets.source_location import whereabouts
 from .declarations import as_json
-from .wire import Arena, Head, handed_over, read, receive, send
+from .wire import Arena, handed_over, read, receive, send
 
 _LONGEST: int = 4000
 
@@ -187,8 +188,8 @@ class Served:
             each.grad = None
         pairs = zip(head["answers"], upstream, strict=True)
         used = [(taped.answers[number], gradient.detach()) for number, gradient in pairs]
-        answers, given = zip(*used, strict=True)
-        torch.autograd.backward(answers, given, retain_graph=True)
+        answers, incoming = zip(*used, strict=True)
+        torch.autograd.backward(answers, incoming, retain_graph=True)
         gradients = [each.grad for each in taped.tensors]
         if leaves is not None:
             by_role = leaves.gather(tuple(each.grad for each in of_weights))

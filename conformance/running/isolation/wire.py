@@ -6,21 +6,20 @@ and size, and its numbers are copied before anything looks at them: they may cha
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 import os
 import socket
-import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from ...graphs.protocol import Head, ProtocolError, packed, receive_json
+
 ARENA: Final = 2 << 30  # bytes that a call's tensors and its answer may have; used ones cost memory
-_LARGEST_HEAD: Final = 4 << 20
-_SIZE: Final = struct.Struct("<I")
+_LARGEST_HEAD: Final = 4 << 20  # bytes of JSON
 _ALIGNED: Final = 64
 _MOST_AXES: Final = 16
 _DTYPES: Final[dict[str, torch.dtype]] = {
@@ -31,48 +30,22 @@ _DTYPES: Final[dict[str, torch.dtype]] = {
     )
 }
 _NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
-Head = dict[str, Any]
 # What the process says of itself where it has namespaces of its own.
 OWN_NUMBERS: Final = "user and processes of its own"
 
 
-class BadMessage(Exception):  # noqa: N818 (the sender's fault)
-    """What came is no message."""
-
-
 def send(end: socket.socket, head: Head) -> None:
-    """Send a head; raises OSError when the other end is gone, BadMessage for too large a one."""
-    text = json.dumps(head).encode()
-    if len(text) > _LARGEST_HEAD:
-        msg = f"a head of {len(text)} bytes"
-        raise BadMessage(msg)
-    end.sendall(_SIZE.pack(len(text)) + text)
+    """Send a head; raises OSError when the other end is gone, ProtocolError for too large a one."""
+    end.sendall(packed(head, most=_LARGEST_HEAD))
 
 
 def receive(end: socket.socket) -> Head:
-    """The next head; raises EOFError or OSError when the other end is gone, BadMessage."""
-    (size,) = _SIZE.unpack(_exactly(end, _SIZE.size))
-    if size > _LARGEST_HEAD:
-        msg = f"a head of {size} bytes"
-        raise BadMessage(msg)
-    try:
-        head = json.loads(_exactly(end, size))
-    except (ValueError, RecursionError) as error:
-        raise BadMessage(type(error).__name__) from error
+    """The next head; raises EOFError or OSError when the other end is gone, ProtocolError."""
+    head = receive_json(end, most=_LARGEST_HEAD)
     if not isinstance(head, dict):
         msg = "a head that is no object"
-        raise BadMessage(msg)
+        raise ProtocolError(msg)
     return head
-
-
-def _exactly(end: socket.socket, size: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < size:
-        got = end.recv(size - len(parts))
-        if not got:
-            raise EOFError
-        parts += got
-    return bytes(parts)
 
 
 def new_arena() -> int:
@@ -95,10 +68,10 @@ class Arena:
         self._map = mmap.mmap(descriptor, ARENA)
 
     def bytes_at(self, place: int, count: int) -> Tensor:
-        """So many bytes ``[count]`` in a storage of their own; raises BadMessage beyond the end."""
+        """So many bytes ``[count]`` in a storage of their own; ProtocolError beyond the end."""
         if not 0 <= place <= place + count <= ARENA:
             msg = f"{count} bytes at {place}"
-            raise BadMessage(msg)
+            raise ProtocolError(msg)
         if not count:
             return torch.empty(0, dtype=torch.uint8)
         return torch.frombuffer(self._map, dtype=torch.uint8, count=count, offset=place)
@@ -115,10 +88,10 @@ class Arena:
         return described, place
 
     def take(self, described: Any) -> list[Tensor]:
-        """Copies of the tensors that :meth:`put` wrote; raises BadMessage for any other text."""
+        """Copies of the tensors that :meth:`put` wrote; raises ProtocolError for any other text."""
         if not isinstance(described, list):
             msg = "no list of tensors"
-            raise BadMessage(msg)
+            raise ProtocolError(msg)
         return [self._taken(entry) for entry in described]
 
     def _taken(self, entry: Any) -> Tensor:
@@ -126,10 +99,10 @@ class Arena:
         shape, place = field(entry, "shape", list), field(entry, "at", int)
         if dtype is None or len(shape) > _MOST_AXES:
             msg = "a tensor of no known kind"
-            raise BadMessage(msg)
+            raise ProtocolError(msg)
         if any(type(axis) is not int or not 0 <= axis <= ARENA for axis in shape):
             msg = "a tensor of no size"
-            raise BadMessage(msg)
+            raise ProtocolError(msg)
         if 0 in shape:
             return torch.empty(shape, dtype=dtype)
         count = math.prod(shape) * dtype.itemsize
@@ -137,11 +110,11 @@ class Arena:
 
 
 def field(entry: Any, name: str, kind: type) -> Any:
-    """What a description holds under a name; raises BadMessage where that is of another kind."""
+    """What a description holds under a name; raises ProtocolError where that is of another kind."""
     value = entry.get(name) if isinstance(entry, dict) else None
     if type(value) is not kind:
         msg = f"no {name}"
-        raise BadMessage(msg)
+        raise ProtocolError(msg)
     return value
 
 
@@ -171,7 +144,7 @@ def _name(tensor: Tensor) -> str:
     name = _NAMES.get(tensor.dtype)
     if name is None:
         msg = f"a tensor of {tensor.dtype}"
-        raise BadMessage(msg)
+        raise ProtocolError(msg)
     return name
 
 

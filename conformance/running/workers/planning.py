@@ -290,7 +290,7 @@ ZYGOTE: Final[list[socket.socket]] = []
 
 def _isolated(options: RunOptions, on_step: OnStep) -> list[Isolated]:
     """The candidates of the targets, each target's in a process of their own."""
-    found = []
+    candidates = []
     for target in options.targets:
         on_step("loading", target)
         if is_graph(target) or options.graph_options.names():
@@ -301,8 +301,8 @@ def _isolated(options: RunOptions, on_step: OnStep) -> list[Isolated]:
             "preflight": options.preflight,
             "unchecked": list(options.unchecked),
         }
-        found.extend(isolated_candidates(Remote(ZYGOTE[0], load)))
-    return found
+        candidates.extend(isolated_candidates(Remote(ZYGOTE[0], load)))
+    return candidates
 
 
 def plan_candidates(

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
-from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
 from ...base.limits import Deadline
@@ -81,17 +80,12 @@ class WorkerPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             for supervisor in self._supervisors:
                 supervisor.dismiss()
         for supervisor in self._supervisors:
-            supervisor.__exit__(kind, error, trace)
+            supervisor.__exit__(kind, *error)
 
     def start(self) -> Ready:
         """Start the first worker; raises HarnessError when it cannot."""

@@ -158,7 +158,7 @@ class SizeRule:
     changes: tuple[tuple[str, str], ...] = ()
 
     def with_heads(self, heads: int | None) -> SizeRule:
-        """The same ties with a fixed number of heads; as they are for None."""
+        """These ties and a fixed number of heads; without it for None."""
         if heads is None:
             return self
         pinned = (("num_heads", str(heads)), ("num_kv_heads", str(heads)))

@@ -136,7 +136,7 @@ class Convention:
     returned_weights: str = "answer[1]"
 
     def replace(self, **changes: Any) -> Convention:
-        """The same convention with some fields changed."""
+        """A copy of this convention with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     @property

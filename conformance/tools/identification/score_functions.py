@@ -38,7 +38,7 @@ class ScoreFunction:
         return compile(self.expression, "<score_mod>", "eval")
 
     def __str__(self) -> str:
-        """Its Python: what a record holds of it."""
+        """The Python text of the score function, which a record keeps."""
         return self.expression
 
     def source(self) -> list[str]:

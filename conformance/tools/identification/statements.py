@@ -76,7 +76,7 @@ class Beyond:
 
     @property
     def text(self) -> str:
-        """What it does, in words; "" where nothing could be confirmed."""
+        """What the implementation does beyond the nearest point, in words; "" if none is sure."""
         said = [one.sentence for one in self.statements[:2]]
         return " (or, which gives the same answers: ".join(said) + ")" * (len(said) - 1)
 
@@ -96,8 +96,8 @@ def read_beyond(weights: Weights, observed: Sequence[Observation], judge: Judge)
         return Beyond(nearest=next(_nearest(weights, observed, judge)))
     probes = [*observed, *_unseen(caller)]
 
-    def confirmed(nearest: Proposal, found: Sequence[Statement]) -> Beyond:
-        kept = (one for one in found if _holds(one, nearest, probes, judge))
+    def confirmed(nearest: Proposal, statements: Sequence[Statement]) -> Beyond:
+        kept = (one for one in statements if _holds(one, nearest, probes, judge))
         return Beyond(nearest=nearest, statements=tuple(kept))
 
     for nearest, said in _of_places(weights):

@@ -178,7 +178,7 @@ class ActedCore:
 
 
 class ActedLayer(ActedCore):
-    """The same with the projections of a problem, on tokens ``[B, L, width]``."""
+    """A mistaken core between the projections of a problem, on tokens ``[B, L, width]``."""
 
     def __init__(
         self,
