@@ -1,50 +1,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bundled import failing, write_candidate
+from bundled import EITHER_WAY, BrokenFile, failing, run_alone, write_candidate
 
 from conformance.running.workers.messages import RunOptions
 from conformance.running.workers.planning import plan_targets
 from conformance.tools.bundles.job import bundle_job
 from conformance.tools.bundles.showing import bundle_script, why_not_again
 
-# Runs each script where nothing of the project can be imported, one after the other.
-ALONE = """
-import contextlib
-import io
-import json
-import runpy
-import sys
-
-
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("conformance", "reference", "hypothesis", "rich", "click"):
-            raise ImportError(f"{name} must not be needed")
-
-
-sys.meta_path.insert(0, Blocked())
-outcomes, runs = {}, json.loads(sys.argv[1])
-for name, arguments in runs.items():
-    sys.modules.pop("conformance", None)
-    sys.argv = arguments
-    output, code = io.StringIO(), 0
-    with contextlib.redirect_stdout(output):
-        try:
-            runpy.run_path(arguments[0], run_name="__main__")
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 1
-    outcomes[name] = (code, output.getvalue())
-print(json.dumps(outcomes))
-"""
 # Each: the file, the clause it breaks, what mends it (a text and its replacement).
-MISTAKES: dict[str, tuple[str, str, tuple[str, str]]] = {
+MISTAKES: dict[str, BrokenFile] = {
+    **EITHER_WAY,
     "value": (
         """
         @conformance.core(dtypes=["bfloat16"])
@@ -55,17 +25,6 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, str]]] = {
         "numerics.golden",
         ("scale = 1.0", "scale = query.shape[-1] ** -0.5"),
     ),
-    "law": (
-        """
-        @conformance.core()
-        def mine(query, key, value):
-            row = torch.arange(query.shape[-2]).reshape(-1, 1) * 0.1
-            query = query + row
-            return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
-        """,
-        "equivariance.queries",
-        ("* 0.1", "* 0.0"),
-    ),
     "gradient": (
         """
         @conformance.core()
@@ -75,18 +34,6 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, str]]] = {
         """,
         "gradients.golden",
         ("0.5 * (query", "1.0 * (query"),
-    ),
-    "exception": (
-        """
-        @conformance.core(masks=["keep"])
-        def mine(query, key, value, *, keep=None):
-            scores = query @ key.mT * query.shape[-1] ** -0.5
-            if keep is not None:
-                scores = scores.masked_fill(keep.view(-1), 1)
-            return scores.softmax(-1) @ value
-        """,
-        "mask.golden",
-        ("scores.masked_fill(keep.view(-1), 1)", 'scores.masked_fill(~keep, float("-inf"))'),
     ),
     "layout": (
         """
@@ -216,17 +163,7 @@ def outcomes(
         show = str(folder / name / "show.py")
         scripts |= {f"{name} broken": [show], f"{name} mended": [show, mended]}
     scripts["missing"] = [show, str(folder / "nowhere.py:mine")]
-    (folder / "alone.py").write_text(ALONE)
-    done = subprocess.run(
-        [sys.executable, "-I", str(folder / "alone.py"), json.dumps(scripts)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert not done.stderr, done.stderr
-    outcomes: dict[str, tuple[int, str]] = json.loads(done.stdout)
-    return outcomes
+    return run_alone(folder, scripts)
 
 
 @pytest.mark.one_in(3)

@@ -1,55 +1,21 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import pytest
-from examples import SMALL
+from bundled import EITHER_WAY, BrokenFile, failing, run_alone, write_candidate
 
 from conformance.__main__ import run
 from conformance.errors import UsageError
-from conformance.running.runner import CandidateRun
-from conformance.targets.resolving import resolve_one
 from conformance.tools.scripts.writing import script, why_not
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
-# Fails every import of the project, which the environment of the tests has installed, and runs each
-# script as if it were alone.
-ALONE = """
-import contextlib
-import io
-import json
-import runpy
-import sys
-
-
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("conformance", "reference", "hypothesis", "rich", "click"):
-            raise ImportError(f"{name} must not be needed")
-
-
-sys.meta_path.insert(0, Blocked())
-outcomes = {}
-for path in sys.argv[1:]:
-    sys.modules.pop("conformance", None)
-    output, code = io.StringIO(), 0
-    with contextlib.redirect_stdout(output):
-        try:
-            runpy.run_path(path, run_name="__main__")
-        except SystemExit as end:
-            code = end.code
-    outcomes[path] = (code, output.getvalue())
-print(json.dumps(outcomes))
-"""
-HEAD = "import torch\nimport conformance\n\n"
 # Each: the file, the clause it breaks, what mends it (a text and its replacement).
-MISTAKES: dict[str, tuple[str, str, tuple[str, str]]] = {
+MISTAKES: dict[str, BrokenFile] = {
+    **EITHER_WAY,
     "golden": (
         """
         @conformance.core()
@@ -59,29 +25,6 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, str]]] = {
         """,
         "numerics.scale",
         ("scale = 1.0", "scale = query.shape[-1] ** -0.5"),
-    ),
-    "law between two answers": (
-        """
-        @conformance.core()
-        def mine(query, key, value):
-            row = torch.arange(query.shape[-2]).reshape(-1, 1) * 0.1
-            query = query + row
-            return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
-        """,
-        "equivariance.queries",
-        ("* 0.1", "* 0.0"),
-    ),
-    "exception": (
-        """
-        @conformance.core(masks=["keep"])
-        def mine(query, key, value, *, keep=None):
-            scores = query @ key.mT * query.shape[-1] ** -0.5
-            if keep is not None:
-                scores = scores.masked_fill(keep.view(-1), 1)
-            return scores.softmax(-1) @ value
-        """,
-        "mask.golden",
-        ("scores.masked_fill(keep.view(-1), 1)", 'scores.masked_fill(~keep, float("-inf"))'),
     ),
     "no exception": (
         """
@@ -161,33 +104,10 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, str]]] = {
 }
 
 
-def file_of(text: str) -> str:
-    """The text of a mistake as a file."""
-    return HEAD + dedent(text)
-
-
-def ran(folder: Path, *paths: str) -> dict[str, tuple[int, str]]:
-    """Exit code and output of scripts that run where nothing of the project can be imported."""
-    (folder / "alone.py").write_text(dedent(ALONE))
-    done = subprocess.run(
-        [sys.executable, "-I", "alone.py", *paths],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert not done.stderr
-    outcomes: dict[str, tuple[int, str]] = json.loads(done.stdout)
-    return outcomes
-
-
-def broken_script(file: Path, slug: str) -> str:
+def broken_script(target: str, slug: str) -> str:
     """The script of the failure of a file's candidate."""
-    (candidate,) = resolve_one(f"{file}:mine")
-    run_ = CandidateRun(candidate, profile=SMALL, only=(slug,))
-    results = [run_.run(planned) for planned in run_.planned()]
-    (failed,) = [result for result in results if result.status == "failed"]
-    return script(failed.as_json(), candidate.target)
+    (failed,) = failing(target, slug)["clauses"]
+    return script(failed, target)
 
 
 @pytest.fixture(scope="module")
@@ -195,13 +115,15 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, s
     """What the scripts of all mistakes give, for the broken and for the mended files."""
     folder = tmp_path_factory.mktemp("scripts")
     for number, (text, slug, (wrong, right)) in enumerate(MISTAKES.values()):
-        broken, mended = (folder / f"{word}_{number}.py" for word in ("broken", "mended"))
-        broken.write_text(file_of(text))
-        mended.write_text(file_of(text).replace(wrong, right))
+        broken = write_candidate(folder / f"broken_{number}.py", text)
+        mended = write_candidate(folder / f"mended_{number}.py", text.replace(wrong, right))
         shows = broken_script(broken, slug)
+        broken, mended = (target.removesuffix(":mine") for target in (broken, mended))
         (folder / f"shows_broken_{number}.py").write_text(shows)
-        (folder / f"shows_mended_{number}.py").write_text(shows.replace(str(broken), str(mended)))
-    return ran(folder, *sorted(path.name for path in folder.glob("shows_*.py")))
+        (folder / f"shows_mended_{number}.py").write_text(
+            shows.replace(broken.removesuffix(":mine"), mended.removesuffix(":mine"))
+        )
+    return run_alone(folder, {path.name: [path.name] for path in folder.glob("shows_*.py")})
 
 
 @pytest.mark.one_in(2)
@@ -222,20 +144,20 @@ def test_script_shows_the_failure_without_the_project(
 def test_script_is_written_to_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command writes what fails, tells what it found, and exits with 1."""
     text, slug, _ = MISTAKES["golden"]
-    (folder / "attn.py").write_text(file_of(text))
+    write_candidate(folder / "attn.py", text)
     check = ["check", "attn.py:mine", "--profile", "quick", "--only", slug, "--json", "out.json"]
     assert run(check) == 1
     capsys.readouterr()
     assert run(["replay", f"out.json#{slug}", "--emit-script", "shows.py"]) == 1
     assert "still fails" in capsys.readouterr().out
-    code, output = ran(folder, "shows.py")["shows.py"]
+    code, output = run_alone(folder, {"shows": ["shows.py"]})["shows"]
     assert (code, "IT STILL FAILS" in output) == (1, True)
 
 
 def test_script_goes_to_standard_output(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With - the script alone is written there, and what is printed goes to standard error."""
     text, slug, _ = MISTAKES["golden"]
-    (folder / "attn.py").write_text(file_of(text))
+    write_candidate(folder / "attn.py", text)
     only = ("--profile", "quick", "--only", slug)
     assert run(["check", "attn.py:mine", *only, "--json", "out.json"]) == 1
     capsys.readouterr()
