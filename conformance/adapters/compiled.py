@@ -140,7 +140,7 @@ class Compiled:
 
 
 class _Session:
-    """Whose graphs torch remembers, and how many it had compiled before."""
+    """The owner of the graphs that torch remembers, and how many it had compiled before."""
 
     owner: object = None
     before: int = 0

@@ -104,7 +104,7 @@ def _frames(error: BaseException) -> Frames:
 
 
 def _place(frames: Frames) -> str:
-    """Where it was raised, and from where in the user's own code."""
+    """The place where an exception was raised, and the line of the user's own code behind it."""
     if not frames:
         return ""
     telling = [frame for frame in frames if _tells(frame)] or frames

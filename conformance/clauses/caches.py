@@ -122,7 +122,7 @@ def _places(candidate: Candidate) -> str:
     applies=(can_cache, _places),
 )
 def position_offset(subject: Subject, problem: Problem) -> Finding:
-    """As many new tokens as queries where the cache can hold the others."""
+    """Every query is a new token, where the cache can hold the tokens before them."""
     sizes, point = problem.geometry, subject.declaration.semantics
     before = sizes.key_length - sizes.query_length
     inputs = with_cache(subject, problem, before if before > 0 else None)

@@ -104,7 +104,7 @@ def agree(
 def _not_finite(
     violation: Violation, expected: Tensor, got: Tensor, wording: str, names: tuple[str, str]
 ) -> Violation:
-    """Which of the two answers is finite, and which is not."""
+    """The violation, saying what both answers are where only one of them is finite."""
     place = tuple(violation.where)
     first, second = float(expected[place]), float(got[place])
     where = ", ".join(f"{axis} {index}" for axis, index in zip(AXES[got.dim()], place, strict=True))

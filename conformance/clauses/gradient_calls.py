@@ -63,7 +63,7 @@ LAYOUTS_TRIED = 3
     applies=(records_gradients,),
 )
 def strided(subject: Subject, problem: Problem) -> Finding:
-    """Other strides of the inputs, of the output gradient, or of both, against contiguous ones."""
+    """Strided inputs, output gradients, or both, give the gradients of contiguous ones."""
     inputs = with_full_rows(subject, problem)
     if cannot_be_judged(subject, inputs):
         return Finding(binding=False)

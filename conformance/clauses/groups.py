@@ -214,7 +214,7 @@ def _rows_of(head: int, size: int, matrix: Tensor) -> Tensor:
 
 
 def _other(tensor: Tensor, where: Tensor, generator: torch.Generator) -> Tensor:
-    """Other numbers of the same size in some places."""
+    """A tensor with other numbers of the same size in some places."""
     size = float(tensor.double().abs().mean())
     drawn = size * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
     return torch.where(where, drawn.to(tensor.dtype) - tensor, tensor)

@@ -58,7 +58,7 @@ def some_rows_match(
 
     The example binds only if those rows can tell the ``counterfactual`` from the golden answer.
     """
-    apart = _rows_apart(subject)
+    apart = rows_apart(subject.declaration.semantics)
     rows = _some_rows(problem) if apart else torch.arange(problem.geometry.query_length)
     row_inputs, changed = (
         _of_rows(subject, call, rows) if apart else call for call in (inputs, counterfactual)
@@ -78,11 +78,6 @@ def some_rows_match(
     judged = expected.judged & torch.isfinite(other)
     binding = moves(expected.output, other, expected.bound, judged)
     return Finding.of(agreement, binding=binding)
-
-
-def _rows_apart(subject: Subject) -> bool:
-    """Whether no row of the answer depends on another query, at the declared semantics."""
-    return rows_apart(subject.declaration.semantics)
 
 
 def _some_rows(problem: Problem) -> Tensor:

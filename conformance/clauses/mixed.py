@@ -80,7 +80,7 @@ def _undeclared(candidate: Candidate) -> str:
     explained=False,
 )
 def inputs_by_rule(subject: Subject, problem: Problem) -> Finding:
-    """Another mixture for each problem."""
+    """Query, key and value have dtypes that differ from problem to problem."""
     inputs = mixture(subject, problem)
     rule = str(subject.declaration.mixed)
     if rule == "refuse":

@@ -309,7 +309,7 @@ def _with_few_kept_keys(inputs: Inputs) -> Inputs:
 
 
 def _other(subject: Subject, inputs: Inputs, seed: int) -> golden.Semantics:
-    """Another point of the semantics, which heads of two pairs of channels, or one, can show."""
+    """Wrong semantics of positions that even one or two turned pairs of channels can show."""
     point = subject.declaration.semantics
     pairs = golden.rotary_size(inputs.geometry.head_size, point) // 2
     if pairs < len(("two", "pairs")):

@@ -87,7 +87,7 @@ def softcap_before_mask(subject: Subject, problem: Problem) -> Finding:
     applies=(offers_softcap,),
 )
 def softcap_large(subject: Subject, problem: Problem) -> Finding:
-    """In turn: a huge cap, and queries enlarged under a small one, against the golden."""
+    """A huge cap, and in turn enlarged queries under a small one, against the golden."""
     narrow = narrow_range(subject)
     scalable = subject.candidate.golden_known and subject.declaration.inputs != "self"
     if problem.seed % 2 == 0 or not scalable:

@@ -30,6 +30,13 @@ CHANGES = ("all", "query", "key", "value", "mask", "last token", "all")
 ANY_KIND = ("core", "layer", "positions")
 
 
+def _twice(subject: Subject, problem: Problem) -> tuple[Inputs, Tensor, Tensor]:
+    """A problem's inputs, and the answers of two calls of one forward with them."""
+    inputs = subject.inputs(problem)
+    forward = subject.forward(inputs)
+    return inputs, subject.call(forward, inputs).output, subject.call(forward, inputs).output
+
+
 @clause(
     "state.repeatable",
     sentence="The same call made twice gives the same answer, within the bound.",
@@ -40,10 +47,7 @@ ANY_KIND = ("core", "layer", "positions")
 )
 def repeatable(subject: Subject, problem: Problem) -> Finding:
     """Two calls of one forward with equal inputs."""
-    inputs = subject.inputs(problem)
-    forward = subject.forward(inputs)
-    first = subject.call(forward, inputs).output
-    second = subject.call(forward, inputs).output
+    inputs, first, second = _twice(subject, problem)
     wording = "the same call made twice gives two answers"
     return same_unless_identical(subject, (inputs, first), (inputs, second), wording)
 
@@ -59,10 +63,7 @@ def repeatable(subject: Subject, problem: Problem) -> Finding:
 )
 def bitwise_repeatable(subject: Subject, problem: Problem) -> Finding:
     """Two calls of one forward, compared bit for bit (NaN equal to NaN)."""
-    inputs = subject.inputs(problem)
-    forward = subject.forward(inputs)
-    first = subject.call(forward, inputs).output
-    second = subject.call(forward, inputs).output
+    _, first, second = _twice(subject, problem)
     if identical(first, second):
         return Finding()
     largest = float((first.double() - second.double()).abs().nan_to_num().max())
@@ -79,7 +80,7 @@ def bitwise_repeatable(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def no_memory(subject: Subject, problem: Problem) -> Finding:
-    """Other values in the same storage and shape, against the same in another order."""
+    """New values in the storage of an earlier call are answered as in storage of their own."""
     earlier = subject.inputs(problem)
     later = _changed(earlier, subject.inputs(problem.replace(seed=problem.seed + 1)), problem.seed)
     forward = subject.forward(earlier)

@@ -180,7 +180,7 @@ def _settings() -> dict[str, Any]:
 
 
 def _products() -> object:
-    """By the name that torch 2.9 introduced: the older one cannot be read once that was set."""
+    """The precision under torch 2.9's name: once that is set, the older one cannot be read."""
     matmul = torch.backends.cuda.matmul
     try:
         return matmul.fp32_precision

@@ -9,7 +9,7 @@ from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import EVERY_OPTION, Space
-from .judging import all_of, as_alone, matches_golden, same_answer, stands_alone
+from .judging import Counterfactual, all_of, as_alone, matches_golden, same_answer, stands_alone
 from .long_sequences import some_rows_match
 from .registry import Finding, clause, declares
 from .subject import Subject
@@ -21,7 +21,6 @@ UNLIMITED = -1
 SIDES = ((True, True), (True, False), (False, True), (True, True))
 # Widths around the edges of tiles, for long sequences.
 WIDTHS = (0, 1, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
-ROWS = 2
 
 
 offers_window = declares("window")
@@ -45,12 +44,14 @@ def _windowed(subject: Subject, problem: Problem, window: Window) -> Inputs:
     return subject.inputs(problem.replace(window=window))
 
 
-def _some_rows(problem: Problem) -> list[int]:
-    """A row at random, and the first or the last in turn."""
+def _rows_stand_alone(
+    subject: Subject, problem: Problem, inputs: Inputs, wording: str, other: Counterfactual
+) -> Finding:
+    """A row at random, and the first or the last in turn, answer as their queries alone do."""
     length = problem.geometry.query_length
     drawn = int(torch.randint(length, (1,), generator=generator_for(problem, 19)))
-    end = 0 if problem.seed % 2 else length - 1
-    return list(dict.fromkeys((drawn, end)))[:ROWS]
+    rows = dict.fromkeys((drawn, 0 if problem.seed % 2 else length - 1))
+    return all_of([as_alone(subject, inputs, row, wording, counterfactual=other) for row in rows])
 
 
 @clause(
@@ -92,12 +93,7 @@ def window_edge(subject: Subject, problem: Problem) -> Finding:
     others = _neighbours(inputs.window)
     other = inputs.replace(window=others[problem.seed // len(SIDES) % len(others)])
     wording = f"the window {inputs.window} shows other keys"
-    return all_of(
-        [
-            as_alone(subject, inputs, row, wording, counterfactual=other)
-            for row in _some_rows(problem)
-        ]
-    )
+    return _rows_stand_alone(subject, problem, inputs, wording, other)
 
 
 def _neighbours(window: Window | None) -> list[Window]:
@@ -184,12 +180,7 @@ def window_causal(subject: Subject, problem: Problem) -> Finding:
     lost += [inputs.without_mask()] if inputs.masked else []
     other = lost[problem.seed % len(lost)]
     wording = f"the causal flag and the window {inputs.window} together show other keys"
-    return all_of(
-        [
-            as_alone(subject, inputs, row, wording, counterfactual=other)
-            for row in _some_rows(problem)
-        ]
-    )
+    return _rows_stand_alone(subject, problem, inputs, wording, other)
 
 
 @clause(
@@ -217,18 +208,8 @@ def window_alignment(subject: Subject, problem: Problem) -> Finding:
     other = point.replace(
         causal_alignment="top-left" if aligned == "bottom-right" else "bottom-right"
     )
-    return all_of(
-        [
-            as_alone(
-                subject,
-                inputs,
-                row,
-                f"the window {inputs.window} is not {aligned} aligned",
-                counterfactual=other,
-            )
-            for row in _some_rows(problem)
-        ]
-    )
+    wording = f"the window {inputs.window} is not {aligned} aligned"
+    return _rows_stand_alone(subject, problem, inputs, wording, other)
 
 
 @clause(

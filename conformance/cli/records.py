@@ -288,7 +288,7 @@ def render_command(*, report: Path, views: Files, github: bool | None, verbosity
 
 
 def _show(record: Mapping[str, Any], verbosity: int) -> None:
-    """On a terminal in colour and at its width."""
+    """Print a record for a person: in colour and at its width on a terminal."""
     from ..views.complete import complete  # noqa: PLC0415
     from ..views.terminal import show  # noqa: PLC0415 (loads rich)
 

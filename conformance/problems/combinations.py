@@ -261,7 +261,7 @@ class _Parameters:
             yield "tensors", self._objects(layer=layer)
 
     def _objects(self, *, layer: bool) -> dict[str, Any]:
-        """Which of the three tensors can be one: those whose shapes can be one."""
+        """The ways in which query, key and value, where shapes allow it, are one tensor."""
         objects = {APART: ""}
         kind, key, value = (
             ("widths", "key_size", "value_size") if layer else ("head size", *CHANNELS)

@@ -98,7 +98,7 @@ def _usual_rows(model: Model, plain: tuple[str, ...]) -> list[dict[str, str]]:
 
 
 def alone(model: Model) -> list[tuple[str, ...]]:
-    """For each value that can be, the plainest row that has it, each row once."""
+    """The plainest row with each possible value, each row once."""
     values = _Values(model)
     each = (bit for bits in values.of for bit in bits if values.can_meet(bit))
     return [values.spelled(row) for row in dict.fromkeys(map(values.plainest, each))]

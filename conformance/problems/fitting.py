@@ -56,7 +56,7 @@ def either_or(candidate: Candidate) -> bool:
 
 
 def shared_inputs(problem: Problem, candidate: Candidate) -> str:
-    """Which inputs of a problem can be one tensor: those of one shape, as many as are to be."""
+    """The inputs of a problem that are to be one tensor, as far as their shapes allow it."""
     sizes = problem.geometry
     if candidate.kind == "core":
         values = sizes.head_size == sizes.value_head_size

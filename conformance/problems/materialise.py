@@ -53,7 +53,7 @@ def _is_varied(matrix: Tensor) -> bool:
 
 
 def _mean_squared_cosine(rows: Tensor) -> float:
-    """Of the angles between different rows; 0 for a single row. Random ones have 1 / width."""
+    """The mean squared cosine between different rows: 1 / width for random ones, 0 for one row."""
     count = rows.shape[0]
     if count == 1:
         return 0.0

@@ -69,7 +69,7 @@ class Pool:
         return [problem for problem in dict.fromkeys(placed) if problem not in first]
 
     def drawn(self, space: Space, dtype: str, device: str = "cpu", *, turn: int) -> list[Problem]:
-        """As many problems as the profile says, all drawn: each turn has a seed of its own."""
+        """Drawn problems, as many as the profile says; each turn has a seed of its own."""
         problems = draw_problems(
             self._candidate,
             space,

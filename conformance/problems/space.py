@@ -168,7 +168,7 @@ class Space:
         return self._equal_sizes(candidate) or self._too_small(candidate)
 
     def _equal_sizes(self, candidate: Candidate) -> str:
-        """Which two sizes that must differ are one, or ""."""
+        """The two sizes that must differ but are one, or ""."""
         if self.square == "never" and not can_cross(candidate):
             return "query and key have the same length"
         if self.grouped and not can_share(candidate):
@@ -176,7 +176,7 @@ class Space:
         return ""
 
     def _too_small(self, candidate: Candidate) -> str:
-        """Which pinned size keeps the candidate out of the space, or ""."""
+        """The pinned size that keeps the candidate out of the space, or ""."""
         declared = candidate.declaration
         for group in tied_fields(candidate, self):
             least, allowed = least_size(group, self), allowed_sizes(group, candidate)
@@ -195,7 +195,7 @@ class Space:
         return self._built_too_small(candidate)
 
     def _built_too_small(self, candidate: Candidate) -> str:
-        """Which size a declaration's geometry function keeps below what is needed, or ""."""
+        """The size that a geometry function keeps below what is needed, or ""."""
         build = candidate.declaration.pins.build
         if build is None:
             return ""

@@ -38,7 +38,7 @@ class Piece:
         return self.result.trail
 
     def position(self, number: int) -> int:
-        """Where the number-th example stands; those of a database come before all others."""
+        """The position of an example in the whole run; a database's come before all others."""
         remembered = 0 if self.trail is None else int(self.trail["remembered"])
         if number < remembered:
             return number - remembered
@@ -138,7 +138,7 @@ def _unfinished(missing: Piece, pieces: Sequence[Piece]) -> ClauseResult:
 
 
 def _counted(result: ClauseResult, tally: Tally, pieces: Sequence[Piece]) -> ClauseResult:
-    """With what was counted, later rounds included."""
+    """A result with the counts and the margin of all shards, later rounds included."""
     explored = [piece.explored for piece in pieces if piece.explored]
     margins = [float(sums["margin"]) for sums in explored if sums["margin"] is not None]
     margins += [] if tally.margin is None else [tally.margin]
@@ -154,7 +154,7 @@ def _end(pieces: Sequence[Piece]) -> float:
     trails = [piece.trail for piece in pieces if piece.trail is not None]
     if not trails:
         return float("inf")
-    main, terms = _main(pieces), _terms(pieces)
+    main, terms = max(int(trail["main"]) for trail in trails), _terms(pieces)
     examples = [example for piece in pieces for example in piece.examples()]
     if terms.subtle or any(at < main and sign != NOTHING for at, sign in examples):
         return main - 1
@@ -175,10 +175,6 @@ def _tally(pieces: Sequence[Piece], end: float) -> Tally:
         reason=_reason(pieces),
         margin=max(margins) if margins else None,
     )
-
-
-def _main(pieces: Sequence[Piece]) -> int:
-    return max((int(piece.trail["main"]) for piece in pieces if piece.trail), default=0)
 
 
 def _terms(pieces: Sequence[Piece]) -> Terms:

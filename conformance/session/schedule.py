@@ -249,7 +249,7 @@ class Schedule:
         return bool(chunks)
 
     def _do(self, job: JobContext[Report], chunk: Chunk) -> None:
-        """In a thread: run, or explain, the clauses of a chunk."""
+        """Run, or explain, the clauses of a chunk, in a thread."""
         own = dict(self.results[chunk.index])
         for number, result in self._run(job.supervisor, chunk):
             if job.stopping() or (chunk.order.deferred and chunk.index in self._again):

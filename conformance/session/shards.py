@@ -113,12 +113,12 @@ def _in(record: Record, part: str, name: str) -> Any:
 
 
 def _python(record: Record) -> str:
-    """Without the last part, which a hosted machine may have in two versions on one day."""
+    """The version without its last part, in which hosted machines differ within a day."""
     return str(_in(record, "environment", "python")).rpartition(".")[0]
 
 
 def _expected(record: Record) -> list[dict[str, Any]]:
-    """Wherever the file lies."""
+    """The entries of the file of expected failures, without their places."""
     place = ("file", "line")
     entries = record["shard"].get("expected", [])
     return [{key: entry[key] for key in entry if key not in place} for entry in entries]

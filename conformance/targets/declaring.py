@@ -71,7 +71,7 @@ def _head(where: str, name: str) -> Iterator[str]:
 
 
 def _notes(parameters: list[inspect.Parameter], inputs: dict[str, str], needed: list[str]) -> str:
-    """Which further arguments need a value, and which options the lines leave out."""
+    """Notes on arguments that need a value, and on options that the lines leave out."""
     notes = ""
     if needed:
         is_are = "has no default" if len(needed) == 1 else "have no defaults"

@@ -90,7 +90,9 @@ def _collect(config: pytest.Config, options: SuiteOptions, *, whole: bool) -> li
             check_clause(entry, sentences, plan.candidate.name)
     checked = (*own, *shared) if whole else own
     selection = Selection(
-        slugs=_slugs(sentences, options), dtypes=settings.dtypes, devices=settings.devices
+        slugs=selected(sentences, options.only, options.skip),
+        dtypes=settings.dtypes,
+        devices=settings.devices,
     )
     _refuse_stale(plans, checked, selection)
     cases = [case for plan in plans for case in _cases(plan, sentences, expected=(*own, *shared))]
@@ -98,10 +100,6 @@ def _collect(config: pytest.Config, options: SuiteOptions, *, whole: bool) -> li
         return cases
     # Where no clause of a suite applies, the skips say why.
     return [case for case in cases if case.is_applicable] or cases
-
-
-def _slugs(sentences: Iterable[str], options: SuiteOptions) -> list[str]:
-    return selected(sentences, options.only, options.skip)
 
 
 def _cases(

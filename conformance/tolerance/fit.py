@@ -142,7 +142,7 @@ def apart_from(other: Tensor, direction: Tensor) -> Tensor:
 
 
 def root_mean_square(relative: Tensor, counted: int) -> float:
-    """Of so many errors; those that do not count are zero."""
+    """The root mean square of ``counted`` errors; those that do not count are zero."""
     return float(torch.linalg.vector_norm(relative)) / math.sqrt(counted)
 
 

@@ -166,7 +166,7 @@ def slopes(gradients: BackwardPass) -> Slopes:
 
 
 def core_scaling(spread: Propagation, contract: Contract, num_kv_heads: int) -> dict[str, Scaling]:
-    """For "query", "key" and "value", in the shapes of their gradients."""
+    """The scaling of the gradients of "query", "key" and "value", in their shapes."""
     gradients = spread.gradients
     derivatives = slopes(gradients)
     scale, common = roundings(gradients, contract)

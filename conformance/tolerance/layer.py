@@ -84,14 +84,9 @@ def matrix_error(matrix: Tensor) -> Tensor | None:
     if matrix.numel() == 0 or _is_on_grid(matrix.reshape(1, -1)):
         return None
     half = torch.full_like(matrix, float(matrix.abs().amax()) / model.FEWEST_WEIGHT_STEPS)
-    rows = _rows_on_grids(matrix)
+    rows = torch.tensor([_is_on_grid(row) for row in matrix.split(1)])
     half[rows] = 0.0
     return None if bool(rows.all()) else half
-
-
-def _rows_on_grids(matrix: Tensor) -> Tensor:
-    """Which rows are multiples of a step of their own."""
-    return torch.tensor([_is_on_grid(row) for row in matrix.split(1)])
 
 
 def _is_on_grid(entries: Tensor) -> bool:

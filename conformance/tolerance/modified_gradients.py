@@ -111,7 +111,7 @@ def _spacing(scores: Tensor) -> Tensor:
 
 
 def _of_keys(pairs: Tensor, attention: golden.Attention) -> Tensor:
-    """Without a sink behind the keys, which a user's function does not get."""
+    """The pairs without the sink behind the keys, which a user's function does not get."""
     return pairs[..., : attention.given_key.shape[-2]]
 
 

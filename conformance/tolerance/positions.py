@@ -80,7 +80,7 @@ class Rotation:
         return self._put(heads.clone(), heads, cosine, sine)
 
     def turned_alone(self, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        """Like :meth:`spread`, with zero in the channels that are not turned."""
+        """What :meth:`spread` returns, with zero in the channels that are not turned."""
         return self._put(torch.zeros_like(heads), heads, cosine, sine)
 
     def _put(self, turned: Tensor, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

@@ -342,7 +342,7 @@ def _statistics(
 
 
 def _exact(rows: Tensor, output: Tensor, deviations: float) -> Statistics:
-    """Without keys or without elements there is nothing to round."""
+    """Bounds of zero: without keys or without elements there is nothing to round."""
     zeros = torch.zeros_like(output)
     return Statistics(
         rows=rows,

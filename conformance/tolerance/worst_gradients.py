@@ -111,7 +111,7 @@ def grown(size: Tensor, error: Tensor | None) -> Tensor:
 
 
 def _may_be_largest(gradients: BackwardPass, error: Tensor) -> Tensor:
-    """Whose logit, with its error, may reach the largest of the row."""
+    """Mark the logits that, with their errors, may be the largest of their row."""
     logits = gradients.attention.logits
     return (logits + error >= (logits - error).amax(dim=-1, keepdim=True)) & (logits > -math.inf)
 

@@ -58,13 +58,13 @@ class Panel:
 
     @property
     def width(self) -> float:
-        """In units of the picture, with the labels."""
+        """The width with the labels, in units of the picture."""
         cells = 20 + CELL * max(map(len, self.cells), default=0)
         return max(cells, CHARACTER * len(self.title), CHARACTER * len(self._axes))
 
     @property
     def height(self) -> float:
-        """In units of the picture, with the labels."""
+        """The height with the labels, in units of the picture."""
         return TOP + CELL * len(self.cells)
 
     @property

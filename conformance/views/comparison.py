@@ -193,7 +193,7 @@ def by_margin(clauses: Sequence[ComparedClause]) -> list[ComparedClause]:
 
 
 def circumstances(record: Record) -> list[tuple[str, list[str]]]:
-    """In what the compared runs differ: name and values.
+    """The settings in which the compared runs differ, each with its values.
 
     Empty for the candidates of one run.
     """

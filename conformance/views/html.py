@@ -56,7 +56,7 @@ class Axis:
     high: int
 
     def at(self, margin: float) -> float:
-        """Where a margin stands, in percent of the width."""
+        """The place of a margin, in percent of the width."""
         if margin <= 0:
             return _ZERO
         if not math.isfinite(margin) or margin > 10.0**self.high:
@@ -66,7 +66,7 @@ class Axis:
 
     @property
     def bound(self) -> float:
-        """Where the bound stands."""
+        """The place of the bound, in percent of the width."""
         return self.at(1.0)
 
     @property

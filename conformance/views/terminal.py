@@ -92,7 +92,7 @@ def _parts(report: Record, verbosity: int, width: int = WIDTH) -> Iterator[Any]:
 
 
 def _sites(candidates: Sequence[Record]) -> Iterator[Any]:
-    """Where in their models attentions lie: what has no other word than its row is found by it."""
+    """The places of attentions in their models, for those that have no text below the table."""
     for candidate in candidates:
         if not _needs_words(candidate) and (site := wording.site(candidate)):
             yield indented(Text(f"{candidate['name']}: {site}"), 0)

@@ -300,7 +300,7 @@ def show_replay(entry: Entry, file: IO[str]) -> None:
 
 
 def show_count(outcomes: Iterable[str], file: IO[str]) -> None:
-    """Write how many of them still fail."""
+    """Write how many failures still fail."""
     every = list(outcomes)
     counts = ", ".join(
         f"{every.count(outcome)} {words}"

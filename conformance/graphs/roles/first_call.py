@@ -61,7 +61,7 @@ def main_output(probe: GraphProbe, feeds: Feeds, plan: CallPlan) -> str:
 def _reach(
     probe: GraphProbe, feeds: Feeds, plan: CallPlan, answers: Outputs, outputs: Sequence[Port]
 ) -> Mapping[str, int]:
-    """Of how many tensors each output is a function."""
+    """How many tensors each output depends on."""
     reach = {port.name: 0 for port in outputs}
     for tensor in plan.tensors:
         values = feeds[tensor.name]

@@ -37,7 +37,7 @@ def followed(start: FirstCall) -> Followed:
 
 
 def _by_shape(base: BaseCall, names: list[str], name: str, axis: int) -> bool | None:
-    """From sizes that differ between tensors."""
+    """Whether the answer has a tensor's size, seen from sizes that differ between tensors."""
     sizes = {tensor: base.feeds[tensor].shape[axis] for tensor in names}
     if len(set(sizes.values())) == 1:
         return None
@@ -49,7 +49,7 @@ def _by_shape(base: BaseCall, names: list[str], name: str, axis: int) -> bool | 
 
 
 def _by_growth(base: BaseCall, name: str, axis: int) -> bool | None:
-    """From one tensor that grows alone, where that is accepted."""
+    """Whether the answer grows with one tensor alone, where the graph accepts that."""
     values = base.feeds[name]
     longer = np.concatenate([values, values.take([0], axis)], axis=axis)
     answer = base.evaluate({name: longer})
@@ -113,7 +113,7 @@ class RoleAssignment:
 
     @property
     def length_axis(self) -> int:
-        """Where the positions are."""
+        """The axis of the positions."""
         return self.layout.index("L")
 
 

@@ -69,7 +69,7 @@ def read_without_calls(header: Header, declared: GraphDeclaration) -> GraphReadi
 
 
 def _tensor_roles(tensors: Sequence[Port], declared: GraphDeclaration) -> dict[str, str]:
-    """By declaration, then by names where they speak of different roles, then by order."""
+    """The roles of tensors: by declaration, else by telling names, else by order."""
     roles = ROLES[len(tensors)]
     interpretation: dict[str, str] = {}
     for port in tensors:

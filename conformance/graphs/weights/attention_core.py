@@ -36,7 +36,7 @@ class Contraction:
     factor: float = 1.0
 
     def index_of(self, name: str) -> int:
-        """Which operand a tensor is."""
+        """The number of an operand."""
         return self.operands.index(name)
 
     def shared_axis(self, index: int) -> int:
@@ -50,7 +50,7 @@ class Contraction:
         return _only(own, [x for x in own if x not in other])
 
     def place(self, index: int) -> int:
-        """Where in the output the own axis of an operand is."""
+        """The axis of the output, from its end, that is the own axis of an operand."""
         own = self.letters[index][self.own_axis(index)]
         return self.letters[2].index(own) - len(self.letters[2])
 

@@ -140,7 +140,7 @@ def _close_all_but(*kept: int) -> None:
 def _run(
     end: socket.socket, arena: int, folder: str, scratch: str, *, inside: bool, mounted: bool
 ) -> None:
-    """In the candidate's process: shut the door, say what holds, and serve."""
+    """Shut the door, say what holds, and serve, in the candidate's process."""
     kernel.follow_parent()
     os.setsid()
     os.chdir(folder)

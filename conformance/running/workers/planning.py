@@ -177,7 +177,7 @@ def tampered_job(
 def explained_job(
     plan: CandidatePlan, failures: Sequence[dict[str, Any]], report_step: Callable[[str, str], None]
 ) -> list[str]:
-    """For each failure (the entry of a record) what :meth:`CandidateRun.explained_by` says."""
+    """What :meth:`CandidateRun.explained_by` says of each failure, the entry of a record."""
     names = []
     for failure in failures:
         report_step("explaining", failure["id"])

@@ -40,7 +40,7 @@ Report = TypeVar("Report")
 
 
 def default_jobs() -> int:
-    """As many as there are processors for us."""
+    """The number of processors that this process may use, up to a limit."""
     if hasattr(os, "sched_getaffinity"):
         return min(len(os.sched_getaffinity(0)), MOST_BY_DEFAULT)
     return min(os.cpu_count() or 1, MOST_BY_DEFAULT)
@@ -140,7 +140,7 @@ class WorkerPool:
         stop: threading.Event,
         do: Callable[[JobContext[Report], Job], None],
     ) -> None:
-        """In a thread: take jobs until none is left."""
+        """Take jobs until none is left, in a thread."""
         if not self._joins(supervisor):
             return
         while not stop.is_set():

@@ -230,7 +230,7 @@ def _gradients(call: RecordedCall, pulled: list[RecordedBackward]) -> Data:
     if len(passes) != 1 or not own_axes or passes[0].upstream.device.type != "cpu":
         return {}
     backward = passes[0]
-    names = dict(zip(_numbered(call), INPUT_NAMES[call.inputs.mode], strict=False))
+    names = {f"input {number}": name for number, name in enumerate(INPUT_NAMES[call.inputs.mode])}
     gradients = {
         int(leaf.removeprefix("input ")): backward.gradients[names[leaf]]
         for leaf in backward.leaves
@@ -247,10 +247,6 @@ def _gradients(call: RecordedCall, pulled: list[RecordedBackward]) -> Data:
 def _leaves(call: RecordedCall) -> list[int]:
     """The numbers of the arguments that require gradients."""
     return [number for number, tensor in enumerate(call.arguments[0]) if tensor.requires_grad]
-
-
-def _numbered(call: RecordedCall) -> tuple[str, ...]:
-    return tuple(f"input {number}" for number in range(len(call.arguments[0])))
 
 
 def construction(assumptions: tuple[str, ...]) -> Data:

@@ -113,7 +113,7 @@ def _with_layout(rule: SizeRule, layout: Layout) -> SizeRule:
 
 
 def read_inputs(parameters: Parameters, shown: str) -> tuple[str, tuple[str, ...] | None]:
-    """Which inputs are taken; their keywords where the order is not query, key, value."""
+    """The inputs that are taken, and their keywords where the order is not query, key, value."""
     tables = [entry.name for entry in parameters.meaning("positions") if entry.required]
     if tables:
         msg = (

@@ -51,7 +51,7 @@ class Leak:
 
 @dataclass(frozen=True, kw_only=True)
 class Tight:
-    """No hidden key won up to this magnitude; 1 where nothing could be probed."""
+    """The magnitude up to which no hidden key won; 1 where nothing could be probed."""
 
     up_to: float
 
@@ -259,7 +259,7 @@ def _add_mask(case: Investigation, name: str, reading: MaskReading) -> None:
 
 
 def _polarity(reading: MaskReading) -> str:
-    """Which value ignores a key."""
+    """The value of a mask that ignores a key, in words."""
     if reading.point.mask_operation == "add-to-kept":
         return "True is added as 1, and nothing is hidden"
     if reading.kind in ("int", "0/1 float"):

@@ -172,7 +172,7 @@ def kind_words(convention: Convention) -> str:
 
 
 def inputs_words(convention: Convention, parameters: Parameters) -> str:
-    """Which inputs there are, and what they are called."""
+    """The inputs and their names, in words."""
     if convention.names is not None:
         return f"{_INPUTS[convention.inputs]}, as {', '.join(convention.names)}"
     count = len(convention.inputs_names)
@@ -246,7 +246,7 @@ def head_order_words(point: golden.Semantics, sizes: Geometry) -> str:
 
 
 def biases_words(caller: Caller, point: golden.Semantics) -> str:
-    """Which projections have a bias."""
+    """The projections that have a bias, in words."""
     words = {"q": "query", "k": "key", "v": "value", "o": "output"}
     used = [
         word

@@ -71,7 +71,8 @@ def without_causality(
         value = _off_value(parameter, caller.convention.options)
         if value is None:
             continue
-        called = caller.under(options=(*_without(caller, parameter), (parameter.name, value)))
+        options = _with(caller.convention.options, (parameter.name, value))
+        called = caller.under(options=options)
         observed = observe(called)
         if isinstance(observed, Refusal):
             continue
@@ -89,18 +90,14 @@ def _off_value(parameter: CallParameter, options: Options) -> str | None:
     return "False" if parameter.meaning == "causal" and not dict(options) else None
 
 
-def _without(caller: Caller, parameter: CallParameter) -> Options:
-    return tuple(option for option in caller.convention.options if option[0] != parameter.name)
-
-
 def _surely_off(entries: list[CallParameter]) -> list[tuple[str, str]]:
-    causal = [(entry.name, "False") for entry in entries if _says(entry, "causal", "True")]
+    causal = [
+        (entry.name, "False")
+        for entry in entries
+        if (entry.meaning, entry.default) == ("causal", "True")
+    ]
     rates = [entry for entry in entries if entry.meaning == "dropout" and _is_number(entry.default)]
     return [*causal, *((entry.name, "0.0") for entry in rates)]
-
-
-def _says(parameter: CallParameter, meaning: str, default: str) -> bool:
-    return parameter.meaning == meaning and parameter.default == default
 
 
 def _is_number(source: str) -> bool:
@@ -133,9 +130,8 @@ def add_facts(case: Investigation, read: PlainReading) -> None:
         )
 
 
-def _with(
-    options: tuple[tuple[str, str], ...], option: tuple[str, str]
-) -> tuple[tuple[str, str], ...]:
+def _with(options: Options, option: tuple[str, str]) -> Options:
+    """Some options with one more, in place of the one that has its name."""
     return (*(pair for pair in options if pair[0] != option[0]), option)
 
 

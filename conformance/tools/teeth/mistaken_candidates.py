@@ -324,7 +324,7 @@ def _samples(kind: str, declared: golden.Semantics) -> tuple[tuple[DeclaredCall,
 
 
 def _calls(kind: str) -> tuple[Inputs, ...]:
-    """At sizes that differ, at equal ones, and once at large ones."""
+    """Calls at sizes that all differ, at equal ones, and once at large ones."""
     generator = torch.Generator().manual_seed(0)
     calls = [
         _sample(kind, generator, sizes, options)
