@@ -20,8 +20,8 @@ from .dissection.backward import backward_statements
 from .mistakes import BACKWARD, NamedMistake, NotExpressible
 from .mistakes.backward_pass import gradients_with
 from .observed_gradients import (
-    Errors,
     ObservedGradients,
+    SquaredErrors,
     battery_gradients,
     further_gradients,
     near,
@@ -192,8 +192,8 @@ def _explains(
     """
     if mistake.backward is None:
         return False
-    errors: dict[str, Errors] = {}
-    spared: dict[str, Errors] = {}
+    errors: dict[str, SquaredErrors] = {}
+    spared: dict[str, SquaredErrors] = {}
     mask_is_right = not any("bias" in observed.wrong for observed in every)
     for observed in every:
         try:
@@ -212,7 +212,7 @@ def _explains(
             if not near(actual[name], acted[name], allowed):
                 return False
             of_kind = errors if name in observed.wrong else spared
-            of_kind.setdefault(name, Errors()).add(actual[name], exact.value, acted[name])
+            of_kind.setdefault(name, SquaredErrors()).add(actual[name], exact.value, acted[name])
     explained = all(each.explained for each in errors.values())
     return bool(errors) and explained and not any(each.worsened for each in spared.values())
 

@@ -135,7 +135,7 @@ def room(acted: Tensor, exact: Tensor, bound: Tensor) -> Tensor:
 
 
 @dataclass
-class Errors:
+class SquaredErrors:
     """The squared errors of gradients, and what of them an explanation leaves."""
 
     before: float = 0.0

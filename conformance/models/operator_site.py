@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from ..graphs.weights.attention_core import Core, Operand, core_of_node, is_attention_node
+from ..graphs.weights.attention_core import Core, HeadTensor, core_of_node, is_attention_node
 from ..graphs.weights.wiring import Node, UnreadableError, attributes
 from .model_graph import ModelGraph
 from .operands import Edge, MaskInput, added, mask_input
@@ -75,7 +75,7 @@ def operator_core(node: Node) -> Core:
         return core_of_node(node)
     own = attributes(node)
     names = [_input(node, at) or node.input[0] for at in range(len(("query", "key", "value")))]
-    query, key, value = (Operand(name=name, feature=-1) for name in names)
+    query, key, value = (HeadTensor(name=name, feature=-1) for name in names)
     return Core(
         query=query,
         key=key,

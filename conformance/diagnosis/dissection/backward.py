@@ -22,7 +22,7 @@ from ..conditions import Condition
 from ..mistakes import BACKWARD, NamedMistake, NotExpressible
 from ..mistakes.backward_pass import backward_call, observable
 from ..mistakes.named_mistake import BackwardCall, BackwardSteps, Gradients
-from ..observed_gradients import Errors, ObservedGradients, near, room
+from ..observed_gradients import ObservedGradients, SquaredErrors, near, room
 from ..telling_apart import telling_apart
 from .backward_steps import ROLES, Backward, Variant
 from .backward_variants import RIGHT, VARIANTS, clamped
@@ -84,7 +84,7 @@ class Form:
         return " and ".join(condition.words for condition in self.conditions)
 
 
-class Reading:
+class BackwardReading:
     """One observed problem with the right backward pass, and what variants of it give."""
 
     def __init__(self, observed: ObservedGradients, point: golden.Semantics) -> None:
@@ -150,7 +150,7 @@ def backward_statements(
     """
     try:
         with torch.no_grad():
-            readings = [Reading(each, point) for each in observed]
+            readings = [BackwardReading(each, point) for each in observed]
             wrong = [role for role in ROLES if any(each.is_wrong(role) for each in readings)]
             variants = [*VARIANTS, *_of_what_was_read(readings)]
             forms = [_forms(role, variants, readings) for role in wrong]
@@ -174,7 +174,9 @@ def backward_statements(
     return [_statement(parts, readings) for parts in combined]
 
 
-def _forms(role: str, variants: Sequence[Variant], readings: Sequence[Reading]) -> list[Form]:
+def _forms(
+    role: str, variants: Sequence[Variant], readings: Sequence[BackwardReading]
+) -> list[Form]:
     """Every form of one gradient that holds in all problems, the simplest first."""
     shown = [each for each in readings if each.shows(role)]
     wrong = sorted((each for each in shown if each.is_wrong(role)), key=_telling)
@@ -192,17 +194,17 @@ def _forms(role: str, variants: Sequence[Variant], readings: Sequence[Reading]) 
     return sorted(forms, key=lambda form: _complexity((form,)))
 
 
-def _telling(reading: Reading) -> tuple[bool, int]:
+def _telling(reading: BackwardReading) -> tuple[bool, int]:
     """Few problems suffice to rule out most variants: small ones whose sizes all differ first."""
     sizes = reading.observed.inputs.geometry
     lengths = (sizes.query_length, sizes.key_length, sizes.head_size)
     return 1 in lengths or len(set(lengths)) < len(lengths), sizes.query_length * sizes.key_length
 
 
-def _multiples(variant: Variant, role: str, wrong: Sequence[Reading]) -> Iterator[Multiple]:
+def _multiples(variant: Variant, role: str, wrong: Sequence[BackwardReading]) -> Iterator[Multiple]:
     """The numbers that a variant is multiplied by in every problem where a gradient is wrong."""
-    fitted: list[tuple[Reading, Tensor, float]] = []
-    at_best = Errors()
+    fitted: list[tuple[BackwardReading, Tensor, float]] = []
+    at_best = SquaredErrors()
     for reading in wrong:
         values = reading.values(variant, role)
         if values is None:
@@ -216,7 +218,7 @@ def _multiples(variant: Variant, role: str, wrong: Sequence[Reading]) -> Iterato
             return
 
     def fits(times: Multiple) -> bool:
-        errors = Errors()
+        errors = SquaredErrors()
         for reading, values, _ in fitted:
             given = times.value(reading.backward.call) * values
             if not reading.fits(role, given):
@@ -237,7 +239,7 @@ def _factor(actual: Tensor, values: Tensor) -> float:
     return float((actual * values).sum()) / size
 
 
-def _closed_forms(reading: Reading, factor: float, role: str) -> Iterator[Multiple]:
+def _closed_forms(reading: BackwardReading, factor: float, role: str) -> Iterator[Multiple]:
     """What a number may be: one, the scale and its powers, shares of the mask, sizes."""
     call = reading.backward.call
 
@@ -277,7 +279,7 @@ def _pairs_of_element(call: BackwardCall) -> float:
 
 
 def _under_conditions(
-    form: Form, wrong: Sequence[Reading], right: Sequence[Reading]
+    form: Form, wrong: Sequence[BackwardReading], right: Sequence[BackwardReading]
 ) -> Form | None:
     """A form under the conditions without which gradients are right; None where none fit."""
     spared = []
@@ -302,7 +304,7 @@ def _complexity(forms: Sequence[Form]) -> tuple[int, int, int]:
     return steps, words, place
 
 
-def _of_what_was_read(readings: Sequence[Reading]) -> list[Variant]:
+def _of_what_was_read(readings: Sequence[BackwardReading]) -> list[Variant]:
     """Variants with numbers that were read: the range that dS is clamped to.
 
     Where keys are linearly independent, the gradient of the query says what dS is.
@@ -325,7 +327,7 @@ def _of_what_was_read(readings: Sequence[Reading]) -> list[Variant]:
     return []
 
 
-def _statement(forms: Sequence[Form], readings: Sequence[Reading]) -> NamedMistake:
+def _statement(forms: Sequence[Form], readings: Sequence[BackwardReading]) -> NamedMistake:
     """Forms of several gradients as one mistake of the backward pass."""
     parts = [*_changed(forms, readings), *_multiplied(forms, readings)]
     return NamedMistake(
@@ -351,7 +353,7 @@ def _acted(forms: Sequence[Form]) -> Callable[[BackwardCall, Gradients], Gradien
 
 
 @dataclass(frozen=True)
-class Part:
+class WrongPart:
     """One thing that is done wrong, in words."""
 
     name: str
@@ -359,7 +361,7 @@ class Part:
     fix: str
 
 
-def _changed(forms: Sequence[Form], readings: Sequence[Reading]) -> Iterator[Part]:
+def _changed(forms: Sequence[Form], readings: Sequence[BackwardReading]) -> Iterator[WrongPart]:
     """Each variant with the gradients that are computed so."""
     groups: dict[Any, list[Form]] = {}
     for form in forms:
@@ -369,16 +371,16 @@ def _changed(forms: Sequence[Form], readings: Sequence[Reading]) -> Iterator[Par
         variant, where = same[0].variant, _only(same[0])
         of_roles = _gradients(same, readings)
         if variant.name and _touched(variant, readings) <= {form.role for form in same}:
-            yield Part(variant.name, variant.words + where, variant.fix)
+            yield WrongPart(variant.name, variant.words + where, variant.fix)
         elif variant.name:
             words = f"{variant.words}, as far as {of_roles} shows"
-            yield Part(f"{_named(of_roles)}: {variant.name}", words + where, variant.fix)
+            yield WrongPart(f"{_named(of_roles)}: {variant.name}", words + where, variant.fix)
         else:
             words = f"in {of_roles} {variant.words}{where}"
-            yield Part(f"{_named(of_roles)}: {variant.words}", words, variant.fix)
+            yield WrongPart(f"{_named(of_roles)}: {variant.words}", words, variant.fix)
 
 
-def _touched(variant: Variant, readings: Sequence[Reading]) -> set[str]:
+def _touched(variant: Variant, readings: Sequence[BackwardReading]) -> set[str]:
     """The roles whose observed gradients a variant changes."""
     touched = set()
     for role in ROLES:
@@ -396,7 +398,7 @@ def _moves(values: Tensor, exact: Tensor) -> bool:
     return moved > model.NEARLY_NOTHING * float(exact.square().sum())
 
 
-def _multiplied(forms: Sequence[Form], readings: Sequence[Reading]) -> Iterator[Part]:
+def _multiplied(forms: Sequence[Form], readings: Sequence[BackwardReading]) -> Iterator[WrongPart]:
     """Each number with the gradients that are multiplied by it."""
     groups: dict[Any, list[Form]] = {}
     for form in forms:
@@ -407,7 +409,7 @@ def _multiplied(forms: Sequence[Form], readings: Sequence[Reading]) -> Iterator[
         known = _OF_CATALOGUE.get((words, tuple(form.role for form in same)))
         if known is not None:
             entry = next(mistake for mistake in BACKWARD if mistake.name == known)
-            yield Part(entry.name, entry.sentence + where, entry.fix)
+            yield WrongPart(entry.name, entry.sentence + where, entry.fix)
             continue
         several = len(same) > 1
         of_roles = _gradients(same, readings, each=True)
@@ -418,10 +420,12 @@ def _multiplied(forms: Sequence[Form], readings: Sequence[Reading]) -> Iterator[
         else:
             short = f"{words} times what {'they' if several else 'it'} must be"
             what = f"{'are' if several else 'is'} {short}"
-        yield Part(f"{_named(of_roles)}: {short}", f"{of_roles} {what}{where}", _FIX)
+        yield WrongPart(f"{_named(of_roles)}: {short}", f"{of_roles} {what}{where}", _FIX)
 
 
-def _gradients(same: Sequence[Form], readings: Sequence[Reading], *, each: bool = False) -> str:
+def _gradients(
+    same: Sequence[Form], readings: Sequence[BackwardReading], *, each: bool = False
+) -> str:
     """The gradients of some roles in words: all of them, those of the scores, or ``each``."""
     roles = [form.role for form in same]
     shown = [role for role in ROLES if any(reading.shows(role) for reading in readings)]

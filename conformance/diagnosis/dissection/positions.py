@@ -21,11 +21,11 @@ from ..mistakes import DeclaredCall
 from .terms import Term, TermValues
 
 Angles = Callable[[Tensor], Tensor]
-Places = Callable[[Tensor, "Place"], Tensor]
+Places = Callable[[Tensor, "PositionSizes"], Tensor]
 
 
 @dataclass(frozen=True)
-class Place:
+class PositionSizes:
     """Where positions are needed: how many queries and keys there are, and whether of queries."""
 
     queries: int
@@ -84,15 +84,17 @@ class Turn:
         queries, keys = query.shape[-2], key.shape[-2]
         sizes = (queries, keys, query.shape[1], query.shape[0])
         at = golden.query_positions(queries, keys, call.semantics)
-        query = self._side(query, at, call, Place(*sizes, of_query=True), turned=self.queries)
+        query = self._side(
+            query, at, call, PositionSizes(*sizes, of_query=True), turned=self.queries
+        )
         key = self._side(
-            key, torch.arange(keys), call, Place(*sizes, of_query=False), turned=self.keys
+            key, torch.arange(keys), call, PositionSizes(*sizes, of_query=False), turned=self.keys
         )
         key = golden.repeat_heads(key, query.shape[1], call.semantics)
         return query @ key.mT * attention.scale
 
     def _side(
-        self, heads: Tensor, at: Tensor, call: DeclaredCall, place: Place, *, turned: bool
+        self, heads: Tensor, at: Tensor, call: DeclaredCall, place: PositionSizes, *, turned: bool
     ) -> Tensor:
         point = call.semantics
         heads = heads.double()
@@ -183,7 +185,7 @@ def _values(turn: Turn) -> TermValues:
 
 
 def _of(side: str, change: Callable[[Tensor], Tensor]) -> Places:
-    def places(at: Tensor, place: Place) -> Tensor:
+    def places(at: Tensor, place: PositionSizes) -> Tensor:
         mine = side == "both" or (side == "query") == place.of_query
         return change(at) if mine else at
 
@@ -289,11 +291,11 @@ def _times(at: Tensor, number: float) -> Tensor:
     return at * number
 
 
-def _by_head(at: Tensor, place: Place) -> Tensor:
+def _by_head(at: Tensor, place: PositionSizes) -> Tensor:
     return torch.arange(place.heads).double()[None, :, None].expand(1, -1, len(at))
 
 
-def _by_item(at: Tensor, place: Place) -> Tensor:
+def _by_item(at: Tensor, place: PositionSizes) -> Tensor:
     return torch.arange(place.batch).double()[:, None, None].expand(-1, 1, len(at))
 
 

@@ -41,7 +41,7 @@ _RIGHT: Final = Steps()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Added:
+class AddedTerms:
     """What is added on the way: factors of the biases, of the answer, and of input tokens.
 
     ``value`` and ``source`` are the factor of the value projection's bias and which it is;
@@ -62,12 +62,12 @@ class ValuePath:
     """The wrong steps of a layer's values, and what is added to them."""
 
     steps: Steps = field(default_factory=Steps)
-    added: Added = field(default_factory=Added)
+    added: AddedTerms = field(default_factory=AddedTerms)
 
     @property
     def right(self) -> bool:
         """Whether the values go the way that they should."""
-        return not self.steps.wrong and self.added == Added()
+        return not self.steps.wrong and self.added == AddedTerms()
 
     def mistake(self) -> NamedMistake:
         """The path as a mistake that can be acted out."""
@@ -338,14 +338,14 @@ def _matrices(read: Sequence[Probe], steps: Steps) -> Iterator[ValuePath]:
     if read[0].fits(steps) is not None:
         number = _same_number([probe.fits(steps) for probe in read])
         if number is not None:
-            yield ValuePath(steps, Added(answer=_simplest(number)))
+            yield ValuePath(steps, AddedTerms(answer=_simplest(number)))
         return
     if len(steps.wrong) > 1:
         return
     for name, _ in read[0].residuals():
         number = _same_number([_with_residual(probe, steps, name) for probe in read])
         if number is not None:
-            yield ValuePath(steps, Added(residual=number, tokens=name))
+            yield ValuePath(steps, AddedTerms(residual=number, tokens=name))
 
 
 def _same_number(read: Sequence[Number | None]) -> Number | None:

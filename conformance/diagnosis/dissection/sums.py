@@ -26,7 +26,7 @@ RowValues = Callable[[DeclaredCall, golden.Attention], Tensor]
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowNumbers:
     """A positive number for each row, as its logarithm ``[B, H, Lq, 1]``; a noun phrase for it.
 
     Logarithms, because exponentials of large logits are no numbers any more.
@@ -107,7 +107,7 @@ def _total_of_keys(some: Callable[[Tensor, int], Tensor]) -> RowValues:
 # What a denominator may hold besides, or instead.
 ROWS: Final = (
     *(
-        Rows(
+        RowNumbers(
             f"the sum over tiles of {block} keys, not rescaled when the maximum grows,",
             _not_rescaled(block),
         )
@@ -117,47 +117,49 @@ ROWS: Final = (
         rows
         for block in BLOCKS[3:]
         for rows in (
-            Rows(
+            RowNumbers(
                 f"the sum of the exponentials of the first {block} keys",
                 _total_of_keys(_among_first(block)),
             ),
-            Rows(
+            RowNumbers(
                 f"the sum of the exponentials of the last tile of {block} keys",
                 _total_of_keys(_in_last_tile(block)),
             ),
         )
     ),
-    Rows("one", lambda c, a: torch.zeros_like(_visible(c, a))),
-    Rows("the exponential of the row's largest logit", _largest),
-    Rows("the exponential of minus the row's largest logit", lambda c, a: -_largest(c, a)),
-    Rows("the sum of the exponentials", _log_sum),
-    Rows(
+    RowNumbers("one", lambda c, a: torch.zeros_like(_visible(c, a))),
+    RowNumbers("the exponential of the row's largest logit", _largest),
+    RowNumbers("the exponential of minus the row's largest logit", lambda c, a: -_largest(c, a)),
+    RowNumbers("the sum of the exponentials", _log_sum),
+    RowNumbers(
         "the sum of the exponentials relative to the row's largest one",
         lambda c, a: _log_sum(c, a) - _largest(c, a),
     ),
-    Rows("the number of keys that the query attends", _visible),
-    Rows("the root of the number of keys that the query attends", lambda c, a: _visible(c, a) / 2),
-    Rows("the sum of the exponentials of hidden keys, too", _hidden_too),
-    Rows("the number of keys that are hidden", _hidden),
-    Rows(
+    RowNumbers("the number of keys that the query attends", _visible),
+    RowNumbers(
+        "the root of the number of keys that the query attends", lambda c, a: _visible(c, a) / 2
+    ),
+    RowNumbers("the sum of the exponentials of hidden keys, too", _hidden_too),
+    RowNumbers("the number of keys that are hidden", _hidden),
+    RowNumbers(
         "the number of queries up to this one",
         lambda _c, a: _row(
             torch.arange(1.0, a.logits.shape[-2] + 1.0, dtype=torch.float64).log()[:, None], a
         ),
     ),
-    Rows(
+    RowNumbers(
         "the largest sum of exponentials of all queries",
         lambda c, a: _row(_log_sum(c, a).amax(-2, keepdim=True), a),
     ),
-    Rows("the sum of the exponentials of the first query", _total_of_first(2)),
-    Rows("the sum of the exponentials of the first head", _total_of_first(1)),
-    Rows("the sum of the exponentials of the first batch item", _total_of_first(0)),
-    Rows("the sum of the exponentials of all queries", _total_over(2)),
-    Rows("the sum of the exponentials of all heads", _total_over(1)),
-    Rows("the sum of the exponentials of all batch items", _total_over(0)),
-    Rows("the exponential of the last key's logit", lambda _c, a: a.logits[..., -1:]),
-    Rows("the exponential of the first key's logit", lambda _c, a: a.logits[..., :1]),
-    Rows(
+    RowNumbers("the sum of the exponentials of the first query", _total_of_first(2)),
+    RowNumbers("the sum of the exponentials of the first head", _total_of_first(1)),
+    RowNumbers("the sum of the exponentials of the first batch item", _total_of_first(0)),
+    RowNumbers("the sum of the exponentials of all queries", _total_over(2)),
+    RowNumbers("the sum of the exponentials of all heads", _total_over(1)),
+    RowNumbers("the sum of the exponentials of all batch items", _total_over(0)),
+    RowNumbers("the exponential of the last key's logit", lambda _c, a: a.logits[..., -1:]),
+    RowNumbers("the exponential of the first key's logit", lambda _c, a: a.logits[..., :1]),
+    RowNumbers(
         "the root of the sum of the squares of the exponentials",
         lambda _c, a: torch.logsumexp(2 * a.logits, -1, keepdim=True) / 2,
     ),
@@ -324,7 +326,7 @@ def _weighing(
 
 
 @dataclass(frozen=True)
-class Form:
+class SumForm:
     """A way in which a number of each row makes the sum of its weights what it is.
 
     ``read`` gives the number that is left open, from the sums that were read, the logarithm of the
@@ -338,25 +340,25 @@ class Form:
 
 
 _FORMS: Final = (
-    Form(
+    SumForm(
         "sum: {} added",
         "the softmax divides by the sum of the exponentials and {}",
         lambda ratio, total, x: (total - x).exp() * (1.0 / ratio - 1.0),
         lambda total, x, number: 1.0 / (1.0 + number * (x - total).exp()),
     ),
-    Form(
+    SumForm(
         "sum: divided by {}",
         "the exponentials are divided by {} instead of their sum",
         lambda ratio, total, x: (total - x).exp() / ratio,
         lambda total, x, number: (total - x).exp() / number,
     ),
-    Form(
+    SumForm(
         "answer: times {}",
         "the answer is multiplied by {}",
         lambda ratio, _total, x: ratio * (-x).exp(),
         lambda _total, x, number: number * x.exp(),
     ),
-    Form(
+    SumForm(
         "answer: divided by {}",
         "the answer is divided by {}",
         lambda ratio, _total, x: 1.0 / (ratio * x.exp()),
@@ -429,7 +431,7 @@ def _proposals(reading: Reading, rows: Tensor, ratio: Tensor) -> Iterator[NamedM
                 yield _as_mistake(form, term, number)
 
 
-def _as_mistake(form: Form, term: Rows, number: Number) -> NamedMistake:
+def _as_mistake(form: SumForm, term: RowNumbers, number: Number) -> NamedMistake:
     words = term.words if number.words == "1" else f"{number.words} times {term.words}"
     if term.words == "one":
         words = number.words

@@ -20,7 +20,7 @@ from .steps import (
     MIDDLE,
     PROGRAM,
     SOURCE,
-    Step,
+    ExportStep,
     StepResult,
     Trail,
     outcome,
@@ -85,7 +85,7 @@ def _entry(
 
 
 def without_influence(
-    graph: OpenedGraph, inputs: Inputs, name: str, some: Sequence[Step]
+    graph: OpenedGraph, inputs: Inputs, name: str, some: Sequence[ExportStep]
 ) -> dict[str, Any] | None:
     """The first step whose answer does not depend on an input; None where all do."""
     role = next((role for role in graph.reading.inputs if role.name == name), None)
@@ -269,7 +269,7 @@ class Blamer:
         """The first level of optimisation whose answer departs."""
         for level in MIDDLE:
             setting = Setting(level=level)
-            step = Step(name=level, forward=self.graph.forward(setting), setting=setting)
+            step = ExportStep(name=level, forward=self.graph.forward(setting), setting=setting)
             tried = with_step(trail.outcomes, outcome(step, trail.inputs))
             if Trail(self.subject, trail.inputs, tried, absolute=False).departures:
                 return level

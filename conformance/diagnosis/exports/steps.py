@@ -30,7 +30,7 @@ Forward = Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Step:
+class ExportStep:
     """One step: ``setting`` is the runtime's, None for what runs in torch."""
 
     name: str
@@ -42,7 +42,7 @@ class Step:
 class StepResult:
     """What a step answers; None with what is wrong where it gives no answer."""
 
-    step: Step
+    step: ExportStep
     output: Tensor | None = None
     violation: Violation | None = None
 
@@ -52,20 +52,22 @@ class StepResult:
         return "" if self.violation is None else self.violation.message
 
 
-def steps(subject: Subject, graph: OpenedGraph) -> Iterator[Step]:
+def steps(subject: Subject, graph: OpenedGraph) -> Iterator[ExportStep]:
     """Every step that can be run, the module first."""
     if graph.source is not None:
-        yield Step(name=SOURCE, forward=graph.source)
+        yield ExportStep(name=SOURCE, forward=graph.source)
     if graph.exported is not None:
-        yield Step(name=PROGRAM, forward=graph.exported)
+        yield ExportStep(name=PROGRAM, forward=graph.exported)
     for name, setting in ((AT_LOWEST, LOWEST), (AT_HIGHEST, HIGHEST)):
-        yield Step(name=name, forward=graph.forward(setting), setting=setting)
+        yield ExportStep(name=name, forward=graph.forward(setting), setting=setting)
     for provider in other_providers(subject.candidate):
         setting = Setting(provider=provider)
-        yield Step(name=f"graph on {provider}", forward=graph.forward(setting), setting=setting)
+        yield ExportStep(
+            name=f"graph on {provider}", forward=graph.forward(setting), setting=setting
+        )
 
 
-def outcome(step: Step, inputs: Inputs) -> StepResult:
+def outcome(step: ExportStep, inputs: Inputs) -> StepResult:
     """What a step answers to some inputs."""
     try:
         answer = read_answer(guarded(step.forward, *arguments(inputs)), inputs)

@@ -15,7 +15,7 @@ import torch
 
 from ...tolerance import model
 from ..agreement import within
-from .recording import Operation, Place, Recording
+from .recording import Operation, OperationRecording, SourceLine
 
 _SOFTMAXES: Final = frozenset({"softmax", "_softmax", "_safe_softmax"})
 # What gives the numbers of a tensor another place or type, and no other values.
@@ -31,11 +31,13 @@ _VIEWS: Final = frozenset(
 class Blamed:
     """A line; ``before`` says that something is missing in front of it."""
 
-    place: Place
+    place: SourceLine
     before: bool = False
 
 
-def blamed(recording: Recording, right: Sequence[str], mistaken: Sequence[str]) -> Blamed | None:
+def blamed(
+    recording: OperationRecording, right: Sequence[str], mistaken: Sequence[str]
+) -> Blamed | None:
     """The line of a recorded wrong answer; None where it cannot be known.
 
     ``right`` says of each operation whether its result is a value of the right computation:
@@ -117,9 +119,11 @@ def _ancestors(
     return found
 
 
-def _shared_lines(operations: Sequence[Operation], cleared: set[int]) -> dict[Place, set[object]]:
+def _shared_lines(
+    operations: Sequence[Operation], cleared: set[int]
+) -> dict[SourceLine, set[object]]:
     """The innermost lines of cleared operations, with the ways that led to each."""
-    shared: dict[Place, set[object]] = {}
+    shared: dict[SourceLine, set[object]] = {}
     for number in cleared:
         places = operations[number].places
         for depth, place in enumerate(places):
@@ -127,7 +131,7 @@ def _shared_lines(operations: Sequence[Operation], cleared: set[int]) -> dict[Pl
     return shared
 
 
-def _place(operation: Operation, shared: dict[Place, set[object]]) -> Place | None:
+def _place(operation: Operation, shared: dict[SourceLine, set[object]]) -> SourceLine | None:
     """The innermost line of an operation that does nothing right when called from elsewhere."""
     for depth in reversed(range(len(operation.places))):
         place, way = operation.places[depth], operation.places[:depth]
@@ -136,11 +140,11 @@ def _place(operation: Operation, shared: dict[Place, set[object]]) -> Place | No
     return None
 
 
-def _repeated(operations: Sequence[Operation]) -> set[tuple[Place, ...]]:
+def _repeated(operations: Sequence[Operation]) -> set[tuple[SourceLine, ...]]:
     """Lines that are reached again after others: in a loop a value may be right by accident."""
-    seen: set[tuple[Place, ...]] = set()
-    again: set[tuple[Place, ...]] = set()
-    last: tuple[Place, ...] = ()
+    seen: set[tuple[SourceLine, ...]] = set()
+    again: set[tuple[SourceLine, ...]] = set()
+    last: tuple[SourceLine, ...] = ()
     for operation in operations:
         if operation.places and operation.places != last:
             last = operation.places

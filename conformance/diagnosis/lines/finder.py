@@ -25,7 +25,7 @@ from ..mistaken_answer import IMPOSSIBLE, Combination, act, made_on
 from ..mistakes import NotExpressible
 from .choice import Blamed, blamed
 from .matching import KnownValues
-from .recording import Recorder, Recording, tensors_of
+from .recording import OperationRecording, Recorder, tensors_of
 from .steps import Step, mistaken_steps, right_steps
 
 # Wrong answers on which a line is looked for: all that give one must give the same.
@@ -71,7 +71,7 @@ class LineFinder:
         except (*IMPOSSIBLE, NotExpressible, LookupError, AttributeError):
             return set()
 
-    def _recorded(self, answer: BatteryAnswer) -> Recording | None:
+    def _recorded(self, answer: BatteryAnswer) -> OperationRecording | None:
         """The recording of the call that gave an answer; None if it cannot be followed."""
         inputs = answer.inputs
         try:
@@ -95,7 +95,10 @@ class LineFinder:
         return recording if recording.complete else None
 
     def _blamed(
-        self, recording: Recording, answer: BatteryAnswer, explanations: Sequence[Combination]
+        self,
+        recording: OperationRecording,
+        answer: BatteryAnswer,
+        explanations: Sequence[Combination],
     ) -> Iterable[Blamed]:
         if not any(one.places for one in recording.operations):
             return  # nothing is made on a line that could be blamed

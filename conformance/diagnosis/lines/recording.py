@@ -49,7 +49,7 @@ Memory = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Place:
+class SourceLine:
     """A line of the user's own code."""
 
     file: str
@@ -69,12 +69,12 @@ class Operation:
     name: str
     value: Tensor
     inputs: tuple[int, ...] = ()
-    places: tuple[Place, ...] = ()
+    places: tuple[SourceLine, ...] = ()
     given: bool = False
 
 
 @dataclass
-class Recording:
+class OperationRecording:
     """The operations of one call in their order, and which of them is its answer.
 
     ``complete`` is False where something cannot be followed: an unknown kind of tensor, values that
@@ -94,7 +94,7 @@ class Recorder(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.recording = Recording()
+        self.recording = OperationRecording()
         self._numbers = 0
         # Tensors are kept, so that neither an identity nor a place in memory is used again.
         self._alive: list[Any] = []
@@ -107,7 +107,7 @@ class Recorder(TorchFunctionMode):
         for tensor in tensors:
             self._add(tensor, "", given=True)
 
-    def answered(self, output: Any) -> Recording:
+    def answered(self, output: Any) -> OperationRecording:
         """The recording of a call that returned a tensor, or a tuple whose first entry is one."""
         if isinstance(output, tuple) and output:
             output = output[0]
@@ -163,7 +163,7 @@ class Recorder(TorchFunctionMode):
         tensor: Tensor,
         name: str,
         inputs: tuple[int, ...] = (),
-        places: tuple[Place, ...] = (),
+        places: tuple[SourceLine, ...] = (),
         *,
         given: bool = False,
     ) -> int:
@@ -207,14 +207,14 @@ def _memory(tensor: Tensor) -> Memory:
     return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride())
 
 
-def _places(frame: FrameType | None) -> tuple[Place, ...]:
+def _places(frame: FrameType | None) -> tuple[SourceLine, ...]:
     """The user's own lines that lead to a frame, the outermost first."""
-    places: list[Place] = []
+    places: list[SourceLine] = []
     while frame is not None and len(places) < MOST_FRAMES:
         if frame.f_code is guarded.__code__:  # what called the harness is no part of the call
             break
         if _is_own(frame.f_code.co_filename):
-            places.append(Place(frame.f_code.co_filename, frame.f_lineno))
+            places.append(SourceLine(frame.f_code.co_filename, frame.f_lineno))
         frame = frame.f_back
     return tuple(reversed(places))
 

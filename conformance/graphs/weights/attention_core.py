@@ -97,7 +97,7 @@ _GATHERS: Final = frozenset({"Gather", "GatherElements", "GatherND", "Pad"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operand:
+class HeadTensor:
     """A tensor of heads, and the axis of its features (counted from the end or the start)."""
 
     name: str
@@ -122,9 +122,9 @@ class Core:
         The same of the projections, with how many columns belong to each (none: thirds).
     """
 
-    query: Operand
-    key: Operand
-    value: Operand
+    query: HeadTensor
+    key: HeadTensor
+    value: HeadTensor
     heads: str
     heads_feature: int = -1
     heads_length: int = -2
@@ -209,9 +209,9 @@ def core_around(
     weighted = second.index_of(weights)
     heads = second.output
     return Core(
-        query=Operand(name=left, feature=first.shared_axis(0)),
-        key=Operand(name=right, feature=first.shared_axis(1)),
-        value=Operand(name=second.operands[1 - weighted], feature=second.own_axis(1 - weighted)),
+        query=HeadTensor(name=left, feature=first.shared_axis(0)),
+        key=HeadTensor(name=right, feature=first.shared_axis(1)),
+        value=HeadTensor(name=second.operands[1 - weighted], feature=second.own_axis(1 - weighted)),
         product=first.output,
         product_factor=first.factor,
         scores=scores,
@@ -344,7 +344,7 @@ def _separate(node: Node) -> Core:
     if values.get("do_rotary"):
         msg = f"{node.op_type} rotates query and key by their positions"
         raise UnreadableError(msg)
-    query, key, value = (Operand(name=name, feature=-1) for name in node.input[:_FUSED_INPUTS])
+    query, key, value = (HeadTensor(name=name, feature=-1) for name in node.input[:_FUSED_INPUTS])
     biased = node.op_type == "MultiHeadAttention" and len(node.input) > _BIAS
     return Core(
         query=query,
@@ -361,7 +361,7 @@ def _separate(node: Node) -> Core:
 def _fused(node: Node) -> Core:
     """A node that projects tokens itself."""
     values = attributes(node)
-    tokens = Operand(name=node.input[0], feature=-1)
+    tokens = HeadTensor(name=node.input[0], feature=-1)
     return Core(
         query=tokens,
         key=tokens,

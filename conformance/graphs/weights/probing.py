@@ -12,7 +12,7 @@ import numpy as np
 from ..process import GraphProcess
 from ..protocol import Array
 from ..reading import MASK_ROLES, TENSOR_ROLES, GraphReading, Header, Port, Role
-from .attention_core import Operand
+from .attention_core import HeadTensor
 from .wiring import UnreadableError
 
 # Sizes where the graph leaves them open: different, so that no two axes are mistaken; no usual head
@@ -190,7 +190,7 @@ class AffineMap:
 
 def affine_maps(
     graph: RunnableGraph,
-    operands: Mapping[str, Operand],
+    operands: Mapping[str, HeadTensor],
     counts: Mapping[str, int | None],
     roles: Mapping[str, str],
 ) -> dict[str, AffineMap]:
@@ -232,7 +232,7 @@ class _Probe:
     """Runs that all parts share: one run probes query, key and value."""
 
     def __init__(
-        self, graph: RunnableGraph, operands: Mapping[str, Operand], roles: Mapping[str, str]
+        self, graph: RunnableGraph, operands: Mapping[str, HeadTensor], roles: Mapping[str, str]
     ) -> None:
         self.graph, self.operands, self.roles = graph, operands, roles
         self.shapes = {role: graph.shape(role) for role in graph.tokens}

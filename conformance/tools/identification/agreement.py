@@ -39,7 +39,7 @@ def live_sample(inputs: Inputs, output: Tensor, point: golden.Semantics) -> Samp
     return Sample(inputs, output, rows_with_keys(inputs, point))
 
 
-class Judge:
+class PointJudge:
     """Compares answers with points of the semantics, in the arithmetic of a dtype.
 
     ``made`` are changes that every call makes besides: statements of diagnosis.
@@ -105,11 +105,11 @@ class Judge:
         """The problem that the implementation solves: causal where every call is."""
         return inputs.replace(causal=True) if self.always_causal else inputs
 
-    def in_dtype(self, kind: str, dtype: str) -> Judge:
+    def in_dtype(self, kind: str, dtype: str) -> PointJudge:
         """A judge that reads problems alike, at the arithmetic of another dtype."""
-        return Judge(kind, dtype, always_causal=self.always_causal, made=self.made)
+        return PointJudge(kind, dtype, always_causal=self.always_causal, made=self.made)
 
-    def making(self, made: Combination) -> Judge:
+    def making(self, made: Combination) -> PointJudge:
         """A judge of the same arithmetic to whom every call makes some changes."""
         other = copy.copy(self)
         other.made = made

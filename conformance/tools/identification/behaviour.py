@@ -16,7 +16,7 @@ from ...declare.promises import declare
 from ...oracle.oracle import Oracle
 from ...problems.inputs import Inputs
 from ...problems.materialise import TORCH_DTYPES
-from .agreement import Judge, Sample
+from .agreement import PointJudge, Sample
 from .caller import FREE, Caller, Observation, Refusal, masked, random_keep
 from .convention import MaskUse, compiled
 from .signature import Parameters
@@ -35,14 +35,14 @@ class DtypeResult:
 
 
 def find_dtypes(
-    caller: Caller, uses: tuple[MaskUse, ...], point: golden.Semantics, judge: Judge
+    caller: Caller, uses: tuple[MaskUse, ...], point: golden.Semantics, judge: PointJudge
 ) -> list[DtypeResult]:
     """Each dtype of the contract, plain and with the first mask of each form."""
     return [_dtype(caller, uses, point, judge.in_dtype(caller.kind, dtype)) for dtype in DTYPES]
 
 
 def _dtype(
-    caller: Caller, uses: tuple[MaskUse, ...], point: golden.Semantics, judge: Judge
+    caller: Caller, uses: tuple[MaskUse, ...], point: golden.Semantics, judge: PointJudge
 ) -> DtypeResult:
     dtype = judge.oracle.dtype
     first = {use.form: use for use in reversed(uses)}
@@ -77,7 +77,7 @@ class ReturnedWeights:
 
 
 def find_weights(
-    caller: Caller, parameters: Parameters, point: golden.Semantics, judge: Judge
+    caller: Caller, parameters: Parameters, point: golden.Semantics, judge: PointJudge
 ) -> ReturnedWeights | None:
     """Attention weights returned with the output, by default or on request."""
     named = [

@@ -9,7 +9,7 @@ import torch
 
 from ..._golden import golden
 from ...declare.declaration import BY_CAUSALITY
-from .agreement import Judge, Sample, live_sample
+from .agreement import PointJudge, Sample, live_sample
 from .caller import Caller, Observation, Refusal, draw_keep, masked
 from .convention import MaskUse
 from .deviations import Causality, without_effect
@@ -34,7 +34,7 @@ _SQUARE: Final = {"query_length": 5, "key_length": 5}
 
 
 def find_causality(
-    caller: Caller, parameter: CallParameter, points: Sequence[golden.Semantics], judge: Judge
+    caller: Caller, parameter: CallParameter, points: Sequence[golden.Semantics], judge: PointJudge
 ) -> Causality:
     """Probe one flag, with more keys than queries and the reverse where both are taken.
 
@@ -90,7 +90,7 @@ def _call(caller: Caller, sizes: dict[str, int]) -> Observation | Refusal:
     return answer
 
 
-def _fits(point: golden.Semantics, observed: Sequence[Observation], judge: Judge) -> bool:
+def _fits(point: golden.Semantics, observed: Sequence[Observation], judge: PointJudge) -> bool:
     return judge.fits(
         point,
         (live_sample(observation.inputs, observation.output, point) for observation in observed),
@@ -98,7 +98,7 @@ def _fits(point: golden.Semantics, observed: Sequence[Observation], judge: Judge
 
 
 def find_combination(
-    caller: Caller, use: MaskUse, point: golden.Semantics, judge: Judge
+    caller: Caller, use: MaskUse, point: golden.Semantics, judge: PointJudge
 ) -> str | None:
     """How mask and causality act together: ``both``, … or ``refused``; None when unknown."""
     inputs = caller.draw(LONG_KEYS, seed=0)
@@ -116,7 +116,7 @@ def find_combination(
 
 
 def find_single_query(
-    caller: Caller, point: golden.Semantics, judge: Judge
+    caller: Caller, point: golden.Semantics, judge: PointJudge
 ) -> golden.Semantics | None:
     """The point at which a single query is never causal, where that alone explains the answer.
 
@@ -138,7 +138,7 @@ _OTHER: Final = ("other",)
 def empty_row_rules(
     caller: Caller,
     point: golden.Semantics,
-    judge: Judge,
+    judge: PointJudge,
     use: MaskUse | None = None,
     *,
     causal: bool = False,

@@ -11,7 +11,7 @@ from ...base.geometry import Geometry, Pins
 from ...declare.candidate import Candidate
 from ...declare.declaration import Declaration
 from ...problems.materialise import TORCH_DTYPES, in_dtype
-from .agreement import Judge, Sample, live_sample, rows_with_keys
+from .agreement import PointJudge, Sample, live_sample, rows_with_keys
 from .caller import Caller, Observation, SizeRule, draw_weights, masked
 from .causality import LONG_KEYS, LONG_QUERIES, RULES, empty_row_rules
 from .convention import CORE_LAYOUTS, LAYER_LAYOUTS, Convention, MaskUse
@@ -52,7 +52,7 @@ def contradictions(candidate: Candidate) -> list[str]:
         return []
     caller = declared_caller(candidate)
     declared = candidate.declaration
-    judge = Judge(
+    judge = PointJudge(
         caller.kind,
         declared.dtypes[0],
         declaration=declared,
@@ -131,7 +131,9 @@ def declared_caller(candidate: Candidate) -> Caller:
     )
 
 
-def _live(observed: list[Observation], judge: Judge, reading: golden.Semantics) -> list[Sample]:
+def _live(
+    observed: list[Observation], judge: PointJudge, reading: golden.Semantics
+) -> list[Sample]:
     """The answers, of which only the rows with keys under a reading are compared."""
     return [
         Sample(
@@ -144,14 +146,14 @@ def _live(observed: list[Observation], judge: Judge, reading: golden.Semantics) 
 
 
 def _without_causality(
-    declared: Declaration, observed: list[Observation], judge: Judge
+    declared: Declaration, observed: list[Observation], judge: PointJudge
 ) -> Iterator[str]:
     """The other alignment, or no causality, where a declaration promises to be always causal."""
     if not declared.always_causal:
         return
     point, other = declared.semantics, _other_alignment(declared)
     promise = f"declared always_causal=True with causal={declared.causal!r}"
-    free = Judge(declared.kind, declared.dtypes[0], declaration=declared)
+    free = PointJudge(declared.kind, declared.dtypes[0], declaration=declared)
     reading = point.replace(causal_alignment=other)
     if judge.fits(reading, _live(observed, judge, reading)):
         yield f"{promise}, but the diagonal is {other}"
@@ -165,7 +167,7 @@ def _other_alignment(declared: Declaration) -> str:
     return "top-left" if declared.causal == "bottom-right" else "bottom-right"
 
 
-def _masks(caller: Caller, judge: Judge, point: golden.Semantics) -> Iterator[str]:
+def _masks(caller: Caller, judge: PointJudge, point: golden.Semantics) -> Iterator[str]:
     """Masks of two values with the opposite polarity."""
     firsts = {use.form: use for use in reversed(caller.convention.masks) if use.form in _POLARITIES}
     other = "drop" if point.mask_polarity == "keep" else "keep"
@@ -183,7 +185,7 @@ def _masks(caller: Caller, judge: Judge, point: golden.Semantics) -> Iterator[st
 
 
 def _causal(
-    declared: Declaration, caller: Caller, judge: Judge, point: golden.Semantics
+    declared: Declaration, caller: Caller, judge: PointJudge, point: golden.Semantics
 ) -> Iterator[str]:
     if declared.causal is None or declared.always_causal or declared.inputs == "self":
         return
@@ -216,7 +218,7 @@ def _causal(
 
 
 def _empty_rows(
-    declared: Declaration, caller: Caller, judge: Judge, point: golden.Semantics
+    declared: Declaration, caller: Caller, judge: PointJudge, point: golden.Semantics
 ) -> Iterator[str]:
     promised = declared.empty_rows
     firsts = {use.form: use for use in reversed(caller.convention.masks)}

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from ..._golden import golden
 from ...diagnosis.mistakes import MISTAKES, NamedMistake, mistaken_conventions
-from .agreement import Judge
+from .agreement import PointJudge
 from .caller import Caller
 from .record import Findings
 from .score_functions import ScoreFunction, written
@@ -73,7 +73,7 @@ class Investigation:
 
     caller: Caller
     parameters: Parameters
-    judge: Judge
+    judge: PointJudge
     point: golden.Semantics
     findings: Findings
     promises: dict[str, Any] = field(default_factory=dict)

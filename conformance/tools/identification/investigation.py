@@ -14,7 +14,7 @@ from torch import Tensor
 from ..._golden import golden
 from ...problems.inputs import Inputs
 from . import causality, mask_facts, switches
-from .agreement import Judge, Sample, live_sample
+from .agreement import PointJudge, Sample, live_sample
 from .behaviour import (
     accepted_mismatches,
     changed_inputs,
@@ -77,7 +77,7 @@ class NumberKeyword:
 
 
 def find_scale(
-    caller: Caller, parameter: CallParameter, point: golden.Semantics, judge: Judge
+    caller: Caller, parameter: CallParameter, point: golden.Semantics, judge: PointJudge
 ) -> NumberKeyword:
     """Whether the number is the scale, divides by it, or multiplies what is there."""
     inputs = caller.draw(seed=7).replace(scale=_SCALE)
@@ -95,7 +95,7 @@ def find_scale(
 
 
 def _fits_and_acts(
-    judge: Judge,
+    judge: PointJudge,
     point: golden.Semantics,
     inputs: Inputs,
     answer: Observation | None,
@@ -110,7 +110,7 @@ def _fits_and_acts(
 
 
 def find_softcap(
-    caller: Caller, parameter: CallParameter, point: golden.Semantics, judge: Judge
+    caller: Caller, parameter: CallParameter, point: golden.Semantics, judge: PointJudge
 ) -> NumberKeyword:
     """Whether the number caps the logits: c * tanh(logits / c)."""
     inputs = caller.draw(seed=8).replace(softcap=_SOFTCAP)
@@ -121,7 +121,7 @@ def find_softcap(
 
 
 def find_window(
-    caller: Caller, parameter: CallParameter, point: golden.Semantics, judge: Judge
+    caller: Caller, parameter: CallParameter, point: golden.Semantics, judge: PointJudge
 ) -> tuple[NumberKeyword, golden.Semantics]:
     """Whether a pair is a window (left, right) around each query, or an integer is one."""
     plain = caller.draw(seed=9)
@@ -157,7 +157,7 @@ class Groups:
 
 
 def find_groups(
-    caller: Caller, parameters: list[CallParameter], point: golden.Semantics, judge: Judge
+    caller: Caller, parameters: list[CallParameter], point: golden.Semantics, judge: PointJudge
 ) -> Groups:
     """Six query heads on two key/value heads."""
     inputs = caller.draw(_SHARED, seed=10)

@@ -17,7 +17,7 @@ from ...calls.calling import CandidateFailure, guarded
 from ...errors import UsageError
 from ...tolerance.positions import position_bound
 from . import callers
-from .agreement import Judge
+from .agreement import PointJudge
 from .caller import Caller, Observation, Refusal
 from .contradictions import contradictions
 from .deviations import Investigation, deviations
@@ -182,7 +182,9 @@ def _identify(
             return stated
         opened = stated
     caller, read = opened
-    judge = Judge(caller.kind, "float32", always_causal=read.always is not None, made=read.made)
+    judge = PointJudge(
+        caller.kind, "float32", always_causal=read.always is not None, made=read.made
+    )
     case = Investigation(
         caller=caller,
         parameters=_parameters(caller),
@@ -276,7 +278,7 @@ def _first_golden(
                 refusals.append(observed)
             continue
         weights = Weights(caller)
-        read = read_plain(weights, observed, Judge(caller.kind, "float32"))
+        read = read_plain(weights, observed, PointJudge(caller.kind, "float32"))
         if read is not None:
             return without_causality(caller, read, _parameters(caller))
         if _shaped(observed):
@@ -332,7 +334,7 @@ def _first_further(unread: list[Unread]) -> tuple[Caller, PlainReading] | Unread
     """
     legible = [one for one in unread if one.settles_axes]
     for one in legible:
-        read = read_further(one.weights, one.observed, Judge(one.caller.kind, "float32"))
+        read = read_further(one.weights, one.observed, PointJudge(one.caller.kind, "float32"))
         if read is not None:
             return one.caller, read
     return dataclasses.replace(unread[0], others=tuple(legible[:1]))
@@ -346,7 +348,7 @@ def _stated(
     Of the first way of calling, else of the one whose values were read.
     """
     tell("probing", "what no declaration says")
-    judge = Judge(unread.caller.kind, "float32")
+    judge = PointJudge(unread.caller.kind, "float32")
     beyond = read_beyond(unread.weights, unread.observed, judge)
     other = next((one for one in unread.others if one.caller is not unread.caller), None)
     if not beyond.statements and other is not None:

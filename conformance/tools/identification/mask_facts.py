@@ -17,7 +17,7 @@ from ...diagnosis.mistakes.semantics_changes import filled_mistake
 from ...oracle.extreme_logits import single_key_inputs
 from ...oracle.oracle import evaluate
 from ...problems.inputs import Inputs
-from .agreement import Judge, Sample
+from .agreement import PointJudge, Sample
 from .caller import Caller, Refusal, masked, random_keep
 from .causality import empty_row_rules
 from .convention import MaskUse
@@ -56,7 +56,9 @@ class Tight:
     up_to: float
 
 
-def find_leak(caller: Caller, use: MaskUse, point: golden.Semantics, judge: Judge) -> Leak | Tight:
+def find_leak(
+    caller: Caller, use: MaskUse, point: golden.Semantics, judge: PointJudge
+) -> Leak | Tight:
     """The smallest magnitude at which a hidden key shows; how far it does not, where none does."""
     called = caller.under(masks=(use,))
     if _mixes_rows(point):
@@ -82,7 +84,7 @@ def _mixes_rows(point: golden.Semantics) -> bool:
 
 
 def _usual_fill(
-    caller: Caller, use: MaskUse, point: golden.Semantics, judge: Judge
+    caller: Caller, use: MaskUse, point: golden.Semantics, judge: PointJudge
 ) -> Leak | Tight:
     """The fill that explains whole answers where nothing else does; 1 where none of the usual."""
     for fill in _USUAL:
@@ -128,7 +130,7 @@ def _refined(
     caller: Caller,
     use: MaskUse,
     point: golden.Semantics,
-    judge: Judge,
+    judge: PointJudge,
     bracket: tuple[str, bool, float, float],
 ) -> Leak:
     operation, low, held, failed = bracket
@@ -153,7 +155,7 @@ def _refined(
 
 
 def _explaining(
-    judge: Judge,
+    judge: PointJudge,
     point: golden.Semantics,
     operation: str,
     threshold: float,

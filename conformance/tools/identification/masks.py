@@ -11,7 +11,7 @@ import torch
 
 from ..._golden import golden
 from ...problems.inputs import Inputs
-from .agreement import Judge, Sample
+from .agreement import PointJudge, Sample
 from .caller import Caller, Observation, masked
 from .convention import MaskUse
 from .signature import CallParameter
@@ -89,7 +89,7 @@ MaskResult = MaskReading | UnreadMask
 
 
 def find_masks(
-    caller: Caller, parameters: Sequence[CallParameter], point: golden.Semantics, judge: Judge
+    caller: Caller, parameters: Sequence[CallParameter], point: golden.Semantics, judge: PointJudge
 ) -> list[MaskResult]:
     """Every parameter that is a mask, in every form that it is taken in."""
     results: list[MaskResult] = []
@@ -102,7 +102,7 @@ def find_masks(
     return results
 
 
-def _unambiguous(caller: Caller, reading: MaskReading, judge: Judge) -> MaskResult:
+def _unambiguous(caller: Caller, reading: MaskReading, judge: PointJudge) -> MaskResult:
     """A mask without the shapes that mean another where sizes are equal: ``[B, Lk]`` of B = Lq."""
     ambiguous = [
         use
@@ -118,7 +118,7 @@ def _unambiguous(caller: Caller, reading: MaskReading, judge: Judge) -> MaskResu
 
 
 def _holds(
-    caller: Caller, use: MaskUse, reading: MaskReading, judge: Judge, more_keys: int
+    caller: Caller, use: MaskUse, reading: MaskReading, judge: PointJudge, more_keys: int
 ) -> bool:
     """Whether a mask is read the same where batch, heads and queries have equal sizes."""
     count = caller.draw().geometry.num_heads
@@ -133,7 +133,7 @@ def _holds(
 
 
 def _of_parameter(
-    caller: Caller, parameter: CallParameter, point: golden.Semantics, judge: Judge
+    caller: Caller, parameter: CallParameter, point: golden.Semantics, judge: PointJudge
 ) -> Iterator[MaskResult]:
     additive = _additive(caller, parameter, point, judge)
     lengths = _lengths(caller, parameter, point, judge)
@@ -180,7 +180,7 @@ def _boolean(
     caller: Caller,
     parameter: CallParameter,
     point: golden.Semantics,
-    judge: Judge,
+    judge: PointJudge,
     kind: tuple[str, str, str, str],
 ) -> MaskResult | None:
     """A mask of two values: its polarity, and what it does."""
@@ -223,7 +223,7 @@ def _sample(answer: Observation) -> Sample:
     return Sample(answer.inputs, answer.output)
 
 
-def _means_additive(answer: Observation, point: golden.Semantics, judge: Judge) -> bool:
+def _means_additive(answer: Observation, point: golden.Semantics, judge: PointJudge) -> bool:
     """Whether a mask of 0 and 1 was simply added to the logits: that is a bias."""
     keep = answer.inputs.keep
     if keep is None:
@@ -263,7 +263,7 @@ def _readings(point: golden.Semantics) -> list[golden.Semantics]:
 
 
 def _additive(
-    caller: Caller, parameter: CallParameter, point: golden.Semantics, judge: Judge
+    caller: Caller, parameter: CallParameter, point: golden.Semantics, judge: PointJudge
 ) -> MaskResult | None:
     """A mask that is added to the logits: finite numbers and minus infinity."""
     uses: list[MaskUse] = []
@@ -290,7 +290,7 @@ def _additive(
 
 
 def _lengths(
-    caller: Caller, parameter: CallParameter, point: golden.Semantics, judge: Judge
+    caller: Caller, parameter: CallParameter, point: golden.Semantics, judge: PointJudge
 ) -> MaskResult | None:
     """Numbers of valid keys, one for each item or for each query."""
     uses: list[MaskUse] = []

@@ -15,7 +15,7 @@ from ...diagnosis.dissection.projections import ValuePath
 from ...diagnosis.dissection.reading import Reading, read
 from ...diagnosis.mistaken_answer import Combination
 from ...problems.inputs import Inputs
-from .agreement import Judge, Sample
+from .agreement import PointJudge, Sample
 from .behaviour import order_matters
 from .caller import Caller, Observation, Refusal
 from .points import (
@@ -80,7 +80,7 @@ def observe(caller: Caller, dtype: str = "float32") -> list[Observation] | Refus
 
 
 def read_plain(
-    weights: Weights, observed: Sequence[Observation], judge: Judge
+    weights: Weights, observed: Sequence[Observation], judge: PointJudge
 ) -> PlainReading | None:
     """The simplest point within bound of every probe; None when there is none.
 
@@ -112,7 +112,7 @@ def _tried(caller: Caller) -> Iterator[Proposal]:
 def first_fitting(
     proposals: Iterable[Proposal],
     observed: Sequence[Observation],
-    judge: Judge,
+    judge: PointJudge,
     *,
     was_read: bool = False,
 ) -> PlainReading | None:
@@ -230,7 +230,7 @@ def _steps(caller: Caller) -> Iterator[golden.Semantics]:
 
 
 def read_further(
-    weights: Weights, observed: Sequence[Observation], judge: Judge
+    weights: Weights, observed: Sequence[Observation], judge: PointJudge
 ) -> PlainReading | None:
     """The first point with positions, norms, caps, windows or biases that fits every probe."""
     ordered = order_matters(weights.caller) is not False

@@ -19,7 +19,7 @@ from ...diagnosis.dissection.statement import statement
 from ...diagnosis.mistaken_answer import Combination
 from ...diagnosis.mistakes import NamedMistake, named_mistakes
 from ...diagnosis.randomness import random_entry
-from .agreement import Judge
+from .agreement import PointJudge
 from .behaviour import order_matters
 from .caller import Caller, Observation
 from .plain_reading import PlainReading, Weights, read_as
@@ -85,7 +85,7 @@ class Beyond:
         return [{"text": one.sentence, "heads": one.heads} for one in self.statements]
 
 
-def read_beyond(weights: Weights, observed: Sequence[Observation], judge: Judge) -> Beyond:
+def read_beyond(weights: Weights, observed: Sequence[Observation], judge: PointJudge) -> Beyond:
     """What the answers say beyond the nearest point, as far as it is confirmed.
 
     Each statement explains every answer of the diagnosis' battery, answers to problems that no
@@ -162,7 +162,9 @@ def _windowed(band: Band, base: golden.Semantics) -> tuple[Proposal, Statement]:
     return Proposal(point, always), Statement(text=text, made=(made,))
 
 
-def _nearest(weights: Weights, observed: Sequence[Observation], judge: Judge) -> Iterator[Proposal]:
+def _nearest(
+    weights: Weights, observed: Sequence[Observation], judge: PointJudge
+) -> Iterator[Proposal]:
     """The point whose logits are those that were read, at first with the specification's scale.
 
     Where there is none, the one but for a number of each head. Else the one whose causality was
@@ -231,7 +233,7 @@ def _is_ordinary(subject: Subject, answer: BatteryAnswer) -> bool:
 
 
 def _holds(
-    said: Statement, nearest: Proposal, observed: Sequence[Observation], judge: Judge
+    said: Statement, nearest: Proposal, observed: Sequence[Observation], judge: PointJudge
 ) -> bool:
     """Whether a statement explains the probes that it speaks of, of which there are several."""
     if not said.made:
@@ -247,7 +249,7 @@ def _holds(
 
 
 def reading_of(
-    beyond: Beyond, observed: Sequence[Observation], judge: Judge
+    beyond: Beyond, observed: Sequence[Observation], judge: PointJudge
 ) -> PlainReading | None:
     """The nearest point with its first statement as a reading of every plain call."""
     first = next((one for one in beyond.statements if one.made and one.heads is None), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from .agreement import Judge, Sample
+from .agreement import PointJudge, Sample
 from .behaviour import repeats
 from .caller import Caller, Refusal
 from .deviations import change_words
@@ -76,7 +76,7 @@ def without_causality(
         observed = observe(called)
         if isinstance(observed, Refusal):
             continue
-        other = read_plain(Weights(called), observed, Judge(caller.kind, "float32"))
+        other = read_plain(Weights(called), observed, PointJudge(caller.kind, "float32"))
         if other is not None and other.always is None:
             return called, other
     return caller, read
@@ -144,7 +144,7 @@ def _effect(called: Caller, case: Investigation, read: PlainReading) -> str:
         return "plain answers stay as they are"
     if repeats(called) is False:
         return "answers vary from call to call"
-    weights, judge = Weights(called), Judge(called.kind, "float32")
+    weights, judge = Weights(called), PointJudge(called.kind, "float32")
     other = read_plain(weights, observed, judge) or read_further(weights, observed, judge)
     if other is None:
         return "the answers are those of no reading of attention that is known"

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from conformance.diagnosis.lines.choice import Blamed, blamed
-from conformance.diagnosis.lines.recording import Operation, Place, Recording
+from conformance.diagnosis.lines.recording import Operation, OperationRecording, SourceLine
 
 VALUE = torch.tensor([0.2, 0.8])
 
 
-def at(*numbers: int) -> tuple[Place, ...]:
+def at(*numbers: int) -> tuple[SourceLine, ...]:
     """Lines that lead to an operation."""
-    return tuple(Place("mine.py", number) for number in numbers)
+    return tuple(SourceLine("mine.py", number) for number in numbers)
 
 
 def made(
@@ -26,7 +26,7 @@ def made(
 def judged(operations: list[Operation], right: str, mistaken: str = "") -> Blamed | None:
     """The line for the last operation as answer: ``r`` marks right ones, ``m`` and ``i`` others."""
     kinds = {"r": "step", "m": "step", "i": "inner", ".": ""}
-    recording = Recording(operations, answer=len(operations) - 1)
+    recording = OperationRecording(operations, answer=len(operations) - 1)
     marks = mistaken.ljust(len(operations), ".")
     return blamed(recording, [kinds[one] for one in right], [kinds[one] for one in marks])
 
@@ -37,7 +37,7 @@ GIVEN = made(())
 def test_all_that_is_left_stands_on_one_line() -> None:
     """Nothing need be recognised then."""
     line = [GIVEN, made((0,), 1), made((1,), 2), made((2,), 2)]
-    assert judged(line, "rr..") == Blamed(Place("mine.py", 2))
+    assert judged(line, "rr..") == Blamed(SourceLine("mine.py", 2))
 
 
 def test_on_several_lines_nothing_is_certain() -> None:
@@ -48,25 +48,25 @@ def test_on_several_lines_nothing_is_certain() -> None:
 def test_the_first_mistaken_value_is_blamed() -> None:
     """What is made of it later is a consequence."""
     chain = [GIVEN, made((0,), 1), made((1,), 2), made((2,), 3)]
-    assert judged(chain, "rr..", "..mm") == Blamed(Place("mine.py", 2))
+    assert judged(chain, "rr..", "..mm") == Blamed(SourceLine("mine.py", 2))
 
 
 def test_a_right_answer_blames_nobody() -> None:
     """Nor does a recording without an answer."""
     assert judged([GIVEN, made((0,), 1)], "rr") is None
-    assert blamed(Recording([GIVEN]), ["step"], [""]) is None
+    assert blamed(OperationRecording([GIVEN]), ["step"], [""]) is None
 
 
 def test_what_is_no_part_of_the_answer_is_not_blamed() -> None:
     """A mistaken value that nobody uses."""
     chain = [GIVEN, made((0,), 1), made((0,), 2)]
-    assert judged(chain, "r..", ".mm") == Blamed(Place("mine.py", 2))
+    assert judged(chain, "r..", ".mm") == Blamed(SourceLine("mine.py", 2))
 
 
 def test_what_meets_the_mistake_has_one_line_at_most() -> None:
     """A value that is unknown and made in two steps elsewhere may be what is wrong."""
     one = [GIVEN, made((0,), 1), made((0, 1), 2), made((2,), 3)]
-    assert judged(one, "r...", "..mm") == Blamed(Place("mine.py", 2))
+    assert judged(one, "r...", "..mm") == Blamed(SourceLine("mine.py", 2))
     two = [GIVEN, made((0,), 1), made((1,), 2), made((0, 2), 3), made((3,), 4)]
     assert judged(two, "r....", "...mm") is None
 
@@ -75,15 +75,15 @@ def test_a_comparison_proves_nothing() -> None:
     """That a right mask comes of them does not make numbers right."""
     flags = torch.tensor([True, False])
     chain = [GIVEN, made((0,), 1), made((1,), 2, value=flags), made((1, 2), 3)]
-    assert judged(chain, "r.r.", "...m") == Blamed(Place("mine.py", 3))
-    assert judged(chain, "r.r.", ".m.m") == Blamed(Place("mine.py", 1))
+    assert judged(chain, "r.r.", "...m") == Blamed(SourceLine("mine.py", 3))
+    assert judged(chain, "r.r.", ".m.m") == Blamed(SourceLine("mine.py", 1))
 
 
 def test_a_part_that_is_right_does_not_clear_the_whole() -> None:
     """Of a packed projection the queries may be right and the values not."""
     packed = [GIVEN, made((0,), 1), made((1,), 2), made((1,), 2), made((2, 3), 3)]
-    assert judged(packed, "r.r..", ".m.mm") == Blamed(Place("mine.py", 1))
-    assert judged(packed, "r.r..", "...mm") == Blamed(Place("mine.py", 2))
+    assert judged(packed, "r.r..", ".m.mm") == Blamed(SourceLine("mine.py", 1))
+    assert judged(packed, "r.r..", "...mm") == Blamed(SourceLine("mine.py", 2))
 
 
 def test_a_loop_may_be_right_by_accident() -> None:
@@ -101,7 +101,7 @@ def test_a_loop_may_be_right_by_accident() -> None:
 def test_a_helper_that_was_right_elsewhere() -> None:
     """The line that calls it is blamed."""
     chain = [GIVEN, made((0,), 1, 9), made((0,), 2, 9), made((1, 2), 3)]
-    assert judged(chain, "rr..", "..mm") == Blamed(Place("mine.py", 2))
+    assert judged(chain, "rr..", "..mm") == Blamed(SourceLine("mine.py", 2))
 
 
 def test_missing_before_a_softmax() -> None:
@@ -109,8 +109,12 @@ def test_missing_before_a_softmax() -> None:
     entered = torch.tensor([[0.0, 1.0], [2.0, 0.5]])
     scores = made((0,), 1, value=entered)
     soft = made((1,), 2, name="softmax", value=entered.softmax(-1))
-    assert judged([GIVEN, scores, soft], "rr.", "..m") == Blamed(Place("mine.py", 2), before=True)
+    assert judged([GIVEN, scores, soft], "rr.", "..m") == Blamed(
+        SourceLine("mine.py", 2), before=True
+    )
     other = made((1,), 2, name="softmax", value=entered.softmax(0))
-    assert judged([GIVEN, scores, other], "rr.", "..m") == Blamed(Place("mine.py", 2))
+    assert judged([GIVEN, scores, other], "rr.", "..m") == Blamed(SourceLine("mine.py", 2))
     peak = made((1,), 2, name="amax")
-    assert judged([GIVEN, scores, peak], "rr.", "..i") == Blamed(Place("mine.py", 2), before=True)
+    assert judged([GIVEN, scores, peak], "rr.", "..i") == Blamed(
+        SourceLine("mine.py", 2), before=True
+    )

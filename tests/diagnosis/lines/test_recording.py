@@ -11,10 +11,10 @@ from torch import Tensor
 
 from conformance.calls.calling import guarded
 from conformance.diagnosis.lines import recording
-from conformance.diagnosis.lines.recording import Recorder, Recording, tensors_of
+from conformance.diagnosis.lines.recording import OperationRecording, Recorder, tensors_of
 
 
-def recorded(function: Callable[..., object], *given: Tensor) -> Recording:
+def recorded(function: Callable[..., object], *given: Tensor) -> OperationRecording:
     """The recording of one call, made as the harness makes it."""
     recorder = Recorder()
     recorder.give(iter(given))

@@ -10,7 +10,7 @@ import torch
 import unusual_attention
 
 from conformance import STANDARD
-from conformance.tools.identification.agreement import Judge
+from conformance.tools.identification.agreement import PointJudge
 from conformance.tools.identification.behaviour import order_matters
 from conformance.tools.identification.caller import Caller
 from conformance.tools.identification.callers import (
@@ -51,7 +51,7 @@ def plain(name: str) -> PlainReading | None:
     """What is read of plain calls."""
     observed = observe(caller(name))
     assert isinstance(observed, list)
-    weights, judge = Weights(caller(name)), Judge(caller(name).kind, "float32")
+    weights, judge = Weights(caller(name)), PointJudge(caller(name).kind, "float32")
     return read_plain(weights, observed, judge) or read_further(weights, observed, judge)
 
 
@@ -131,7 +131,7 @@ def test_a_point_holds_at_greater_lengths() -> None:
     short = caller("local")
     few = short.answer(short.draw({"query_length": 8, "key_length": 8}))
     assert few is not None
-    judge = Judge("core", "float32")
+    judge = PointJudge("core", "float32")
     expected = judge.oracle.output(few.inputs, STANDARD)
     assert torch.allclose(few.output, expected, atol=1e-5)
     assert plain("local") is not None
