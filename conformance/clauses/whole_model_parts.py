@@ -238,6 +238,7 @@ def _core_inputs(core: Candidate, causal: bool, inside: Activations) -> Inputs: 
     space=MASKED.replace(mask="offered", least=()),
     counterfactual="an answer of zero",
     explained=False,
+    subtle=True,
 )
 def optimisation_levels(subject: Subject, problem: Problem) -> Finding:
     """No optimisation against every one, for tokens that exist."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import mmap
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import onnx
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.external_data_helper import ExternalDataInfo
 
 from .protocol import GraphRefused, sentence
@@ -18,6 +20,7 @@ _LONGEST_NAME: Final = 120
 # What exporters append to the name of ``model.onnx`` for its file of weights.
 _SIDECARS: Final = (".data", "_data")
 _NUMPY_FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
+_NUMPY_TYPES: Final = (*_NUMPY_FLOATS, TensorProto.INT8, TensorProto.UINT8)
 
 
 def external_files(tensors: Iterable[TensorProto], path: Path) -> list[str]:
@@ -54,10 +57,12 @@ def embedded(tensor: TensorProto, folder: Path) -> TensorProto:
     )
 
 
-def float_weights(model: ModelProto, path: Path, most: int) -> Iterator[tuple[str, Any]]:
+def float_weights(
+    model: ModelProto, path: Path, most: int, held: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
     """Names and values of a graph's weights, the smallest first, as long as ``most`` bytes last.
 
-    Those in numpy's own floats alone, of at least one axis.
+    Those in numpy's own floats alone, of at least one axis; ``held`` are those that were taken out.
     """
     sized = [
         (bytes_of(tensor, math.prod(tensor.dims)), tensor.name, tensor)
@@ -68,7 +73,44 @@ def float_weights(model: ModelProto, path: Path, most: int) -> Iterator[tuple[st
         most -= size
         if most < 0:
             return
-        yield name, numpy_helper.to_array(embedded(tensor, path.resolve().parent))
+        value = held.get(name)
+        if value is None:
+            value = numpy_helper.to_array(embedded(tensor, path.resolve().parent))
+        yield name, value
+
+
+def mapped(model: ModelProto, path: Path, least: int) -> dict[str, Any]:
+    """The values of a graph's weights of so many bytes, as the pages of the files they lie in.
+
+    Those inside the model's own file are left out of the model, which names their place there.
+    """
+    values: dict[str, Any] = {}
+    end = 0
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+        for tensor in model.graph.initializer:
+            size = bytes_of(tensor, math.prod(tensor.dims))
+            if size < least or tensor.data_type not in _NUMPY_TYPES:
+                continue
+            if tensor.data_location != TensorProto.EXTERNAL:
+                # A file holds them in the order of the graph.
+                at = whole.find(tensor.raw_data, end) if len(tensor.raw_data) == size else -1
+                if at < 0:
+                    continue
+                end = at + size
+                onnx.external_data_helper.set_external_data(tensor, path.name, at, size)
+                tensor.ClearField("raw_data")
+            values[tensor.name] = _pages(tensor, path)
+    return values
+
+
+def _pages(tensor: TensorProto, path: Path) -> Any:
+    """A tensor outside the model as an array, copied where its place is not aligned."""
+    place = path.parent / _checked_location(tensor, path)
+    start = _extent(tensor, "")[0]
+    kind = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
+    if start % kind.itemsize:
+        return numpy_helper.to_array(embedded(tensor, path.parent))
+    return np.memmap(place, kind, "c", start, tuple(tensor.dims))
 
 
 def external_size(tensors: Iterable[TensorProto]) -> int:

@@ -20,7 +20,7 @@ from typing import Final, Self
 
 from ..errors import UsageError
 from .protocol import Array, Arrays, GraphLost, GraphRefused, Head, ProtocolError, receive, send
-from .server import OUT_OF_MEMORY, Limits, size_text
+from .server import OUT_OF_MEMORY, Limits, size_text, weights_size
 
 START_SECONDS: Final = 120.0  # importing onnxruntime from a cold disk
 _FAREWELL: Final = 2.0
@@ -329,7 +329,7 @@ class GraphProcess:
         if key in self._opened:
             return 0.0
         self._opened.add(key)
-        return _OPENING + (self.path.stat().st_size if self.path.exists() else 0) / _OPENED_A_SECOND
+        return _OPENING + weights_size(self.path) / _OPENED_A_SECOND
 
     def close(self) -> None:
         """End the children; a later run starts new ones."""

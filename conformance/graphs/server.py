@@ -112,6 +112,11 @@ _UNSIGNED: Final = "session.x64quantprecision"  # as .saturation, for what onnxr
 _FOLDER: Final = "session.model_external_initializers_file_folder_path"
 # Bytes of weights that are nudged at most: the smallest come first, and each layer has small ones.
 _NUDGED: Final = 1 << 26
+# From so many bytes of weights on, sessions share those of so many bytes each, and nudge fewer.
+_LARGE: Final = 1 << 26
+_SHARED: Final = 1 << 16
+_NUDGED_OF_LARGE: Final = 1 << 23
+_UNPACKED: Final = "session.disable_prepacking"
 OUT_OF_MEMORY: Final = 86  # the exit status that says so
 _LARGEST_FEEDS: Final = 1 << 40  # the parent knows what it sends
 _OUT_OF_MEMORY_WORDS: Final = ("bad_alloc", "bad allocation", "Failed to allocate memory")
@@ -158,6 +163,14 @@ def _bfloat16(value: Any) -> Any:
     return np.frombuffer(data, bfloat16()).reshape(value.shape())
 
 
+def weights_size(path: Path) -> int:
+    """The bytes of a model's file and of those beside it that are named after it."""
+    with contextlib.suppress(OSError):
+        files = (file for file in path.parent.iterdir() if file.name.startswith(path.stem))
+        return sum(file.stat().st_size for file in files if file.is_file())
+    return 0
+
+
 class _Server:
     """Answers requests about one model file; keeps sessions by level, provider and taps."""
 
@@ -165,6 +178,8 @@ class _Server:
         self._path = path
         self._kept: OrderedDict[tuple[Any, ...], Session] = OrderedDict()
         self._model: Any = None
+        self._large = weights_size(path) >= _LARGE
+        self._weights: dict[str, Any] = {}
 
     def answer(self, request: Head, feeds: Arrays) -> tuple[Head, Arrays]:
         """The answer to one message; raises whatever the libraries raise."""
@@ -251,18 +266,31 @@ class _Server:
         source: str | bytes = str(self._path)
         if self._saturates:
             options.add_session_config_entry(_UNSIGNED, "1")
-        if taps or self._saturates:
+        if taps or self._saturates or self._large:
             source = self._with_outputs(taps)
             options.add_session_config_entry(_FOLDER, str(self._path.resolve().parent))
         nudged = {} if nudge[0] == 0 else self._nudged(*nudge)
-        for name, weights in nudged.items():
+        held = self._shared | nudged
+        for name, weights in held.items():
             options.add_initializer(name, weights)
+        if self._shared:  # no session makes weights of its own of them
+            options.add_session_config_entry(_UNPACKED, "1")
+            options.enable_cpu_mem_arena = False
         providers = [provider] if provider == CPU else [provider, CPU]
         session = runtime.InferenceSession(source, options, providers=providers)
         if provider not in session.get_providers():
             msg = f"the provider {provider} does not start here"
             raise GraphRefused(msg)
-        return Session(runtime, session, list(nudged.values()))
+        return Session(runtime, session, list(held.values()))
+
+    @cached_property
+    def _shared(self) -> dict[str, Any]:
+        """The weights of a large model, which all of its sessions read where they are."""
+        if not self._large:
+            return {}
+        self._read()
+        make = self._runtime.OrtValue.ortvalue_from_numpy
+        return {name: make(value) for name, value in self._weights.items()}
 
     def _nudged(self, seed: int, size: float) -> dict[str, Any]:
         """The weights, each number changed by a part of itself, up or down by chance.
@@ -272,6 +300,7 @@ class _Server:
         from . import parsing  # noqa: PLC0415 (imports onnx, as few processes need)
 
         generator = np.random.default_rng(seed)
+        most = _NUDGED_OF_LARGE if self._large else _NUDGED
         return {
             name: self._runtime.OrtValue.ortvalue_from_numpy(
                 array
@@ -279,7 +308,7 @@ class _Server:
                     1 + generator.choice([-1, 1], array.shape) * (size or np.finfo(array.dtype).eps)
                 ).astype(array.dtype)
             )
-            for name, array in parsing.float_weights(self._read(), self._path, _NUDGED)
+            for name, array in parsing.float_weights(self._read(), self._path, most, self._weights)
         }
 
     def _read(self) -> Any:
@@ -292,6 +321,10 @@ class _Server:
                 from . import saturation  # noqa: PLC0415 (as above)
 
                 saturation.widen(self._model, self._path.parent)
+            if self._large:
+                self._weights = parsing.mapped(self._model, self._path, _SHARED)
+                # What was left out of a message is freed with the message.
+                self._model = type(self._model).FromString(self._model.SerializeToString())
             parsing.relocate(parsing.all_tensors(self._model), self._path)
         return self._model
 

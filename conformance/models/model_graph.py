@@ -124,9 +124,11 @@ def _deepest_module(text: str) -> str:
 def read_graph(path: Path) -> ModelGraph:
     """The graph in a file, external data unread; raises GraphRefused for what is no graph."""
     model = read_model(path)
-    for tensor in model.graph.initializer:
-        if len(tensor.raw_data) > _LARGEST_KEPT:
-            _leave_out(tensor)
+    weights = [t for t in model.graph.initializer if len(t.raw_data) > _LARGEST_KEPT]
+    for tensor in weights:
+        _leave_out(tensor)
+    if weights:  # what was left out of a message is freed with the message
+        model = ModelProto.FromString(model.SerializeToString())
     if model.functions:
         model = inliner.inline_local_functions(model)
     return ModelGraph(path, model, Wiring(model.graph, path.parent))

@@ -26,6 +26,7 @@ from little_graphs import (
     plus_one,
     same,
     saved,
+    tensor,
 )
 from onnx import TensorProto
 
@@ -394,3 +395,56 @@ def test_the_parent_imports_no_runtime() -> None:
         check=True,
     )
     assert done.stdout.strip() == "[]"
+
+
+def weighed(path: Path, rows: int, *, external: bool) -> Path:
+    """``y = x · weights`` with as many rows of 1,024 numbers, inside the file or beside it."""
+    weights = np.full((rows, 1024), 0.5, np.float32)
+    made = model(
+        [node("MatMul", "x weights", "y")],
+        inputs=(("x", FLOAT, ["n", rows]),),
+        outputs=(("y", FLOAT, ["n", 1024]),),
+        tensors=[tensor("weights", weights)],
+    )
+    onnx.save(made, path, save_as_external_data=external, location=f"{path.name}.data")
+    return path
+
+
+def private_bytes(process: GraphProcess) -> int:
+    """What the child of a graph holds besides the pages of files."""
+    (child,) = [one for one in process._children.values() if one.alive]
+    lines = Path(f"/proc/{child.pid}/status").read_text(encoding="ascii").splitlines()
+    (line,) = [line for line in lines if line.startswith("RssAnon")]
+    return int(line.split()[1]) << 10
+
+
+@LINUX
+@pytest.mark.parametrize("place", ["inside", "beside"])
+def test_the_sessions_of_a_large_model_share_its_weights(place: str, tmp_path: Path) -> None:
+    """Other levels and nudged weights take less than a tenth of them; in a file beside, all do."""
+    rows, external = 18_000, place == "beside"
+    size = rows * 1024 * 4
+    x = np.ones((1, rows), np.float32)
+    with GraphProcess(weighed(tmp_path / "large.onnx", rows, external=external)) as process:
+        process.open(setting=Setting(level="disabled"))
+        before = private_bytes(process)
+        answers = [
+            process.run({"x": x}, setting=each)["y"]
+            for each in (Setting(), Setting(level="basic"), Setting(nudge=1), Setting(nudge=2))
+        ]
+        assert private_bytes(process) - before < size / 10
+        assert not external or private_bytes(process) < size
+    for answer in answers:
+        np.testing.assert_allclose(answer, rows / 2, rtol=1e-4)
+
+
+def test_a_nudge_changes_each_weight_by_its_size(tmp_path: Path) -> None:
+    """By one unit in the last place, or by a part of it that is asked for."""
+    x = np.ones((1, 64), np.float32)
+    with GraphProcess(weighed(tmp_path / "small.onnx", 64, external=False)) as process:
+        moved = [
+            np.abs(process.run({"x": x}, setting=each)["y"] - 32).max()
+            for each in (Setting(), Setting(nudge=1), Setting(nudge=1, nudge_size=0.01))
+        ]
+    assert moved[0] == 0
+    assert 0 < moved[1] < 1e-4 < moved[2] < 32 * 0.011
