@@ -156,8 +156,9 @@ class ClauseEntry(TypedDict, total=False):
 class CauseEntry(TypedDict, total=False):
     """Why some clauses failed: :func:`conformance.session.report.causes_of`.
 
-    ``name`` is that of a mistake, ``unknown-mistake``, ``exception``, ``not-finite`` or a clause.
-    ``clauses`` are the slugs of what fails of it, ``level`` the strictest of theirs.
+    ``name`` is that of a mistake, ``unknown-mistake``, ``exception``, ``not-finite``,
+    ``one-attention`` or a clause. ``clauses`` are the slugs of what fails of it, ``level`` the
+    strictest of theirs.
     ``counterexample`` is the smallest among them, and ``failure`` says whose it is: id, dtype and
     device. ``alternatives`` are other mistakes that explain all of them as well, with text, fix and
     confidence.
@@ -216,7 +217,7 @@ class CandidateEntry(TypedDict, total=False):
 
     ``beside`` holds the options of a graph. ``shard`` is what :mod:`conformance.session.merging`
     needs for the verdict. ``source`` names the record of a comparison that it comes from. ``site``
-    is there for an attention of a whole model.
+    is there for an attention of a whole model, ``sites`` for the model: all that can be judged.
     """
 
     target: str
@@ -225,6 +226,7 @@ class CandidateEntry(TypedDict, total=False):
     location: dict[str, Any]
     declaration: dict[str, Any]
     site: SiteEntry
+    sites: list[SiteEntry]
     beside: Any
     verdict: Required[str]
     verdict_reason: str

@@ -41,6 +41,10 @@ KINDS: Final = (
 WRONG_ANSWERS: Final = ("value", "shape", "finite")
 
 
+# Where a violation of a whole model says which attention is to blame, by its index.
+SITE: Final = "site"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Violation:
     """How an answer broke a clause.
@@ -53,7 +57,8 @@ class Violation:
         Plain data: numbers, texts, lists; ``where`` is the index of the worst element.
     measured
         The facts of a numerical comparison: margin, error, bound, the worst element by its axes
-        (batch, head, query, channel), the part of each stage in the bound, the fitted scale error.
+        (batch, head, query, channel), the part of each stage in the bound, the fitted scale error;
+        of a whole model the index of the attention to blame (``site``).
     compared
         The tensors that were compared, where they are small: ``expected``, ``got``, ``bound`` and
         ``judged`` as tables; ``relation`` says how expected and got are made of the candidate's

@@ -23,6 +23,7 @@ from .whole_models import (
     agreement,
     allowed_differences,
     apart,
+    blaming,
     differing,
     drawn_call,
     existing_tokens,
@@ -146,7 +147,7 @@ def mask_reaches_all(subject: Subject, _problem: Problem) -> Finding:
     if not unmasked:
         return Finding()
     names = ", ".join(named(model, index) for index in unmasked)
-    return violated("value", f"the mask does not reach {names}")
+    return blaming(violated("value", f"the mask does not reach {names}"), unmasked[0])
 
 
 @clause(
@@ -183,7 +184,7 @@ def sites_in_place(subject: Subject, problem: Problem) -> Finding:
         binding = binding or bool(((expected.output.abs() > expected.bound) & judged).any())
         worst = found if worst is None or found.margin > worst.margin else worst
         if found.kind:  # what is wrong here is given to all later ones
-            break
+            return blaming(Finding.of(found, binding=binding), site.index)
     if worst is None:
         return Finding(inapplicable="the axes of what enters its attentions are not known")
     return Finding.of(worst, binding=binding)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, cast
 import numpy as np
 import torch
 
-from ..base.results import Violation
+from ..base.results import SITE, Violation
 from ..calls.calling import CandidateFailure
 from ..declare.candidate import Candidate
 from ..declare.declaration import WHOLE_MODEL
@@ -175,10 +175,13 @@ def existing_tokens(model: WholeModel, call: ModelCall, answers: Answers) -> dic
     }
 
 
-def _first_site(model: WholeModel, first: ModelCall, second: ModelCall) -> str:
-    """The first attention whose answers to two calls of one size differ, in words; "" if unknown.
+def _first_site(
+    model: WholeModel, first: ModelCall, second: ModelCall, tokens: slice
+) -> int | None:
+    """The first attention whose answers to two calls differ, None where none is seen to.
 
-    Answers for tokens that do not exist are left out.
+    The second call holds ``tokens`` of the padded sequence of the first. Answers for tokens that do
+    not exist are left out.
     """
     outputs = {site.output: site for site in model.sites.sites}
     taps = list(outputs)
@@ -186,17 +189,23 @@ def _first_site(model: WholeModel, first: ModelCall, second: ModelCall) -> str:
         expected, got = (run(model, call, taps=taps) for call in (first, second))
         allowed = allowed_differences(model, first, expected, taps)
     except CandidateFailure:
-        return ""
+        return None
     for name, site in outputs.items():
-        if name not in expected or expected[name].shape != got[name].shape:
+        if name not in expected:
             continue
         letters = site.output_letters.replace("L", PADDED)
-        shape = expected[name].shape
+        value, shape = expected[name], expected[name].shape
         whole = "F" not in letters and shape[letters.index(PADDED)] == first.lengths[0]
         judged = _existing(letters, shape, first) if whole else np.ones(shape, bool)
-        if shows({name: expected[name]}, got, allowed, {name: judged}):
-            return named(model, site.index)
-    return ""
+        if whole:
+            value, judged = (
+                of_tokens(each, letters, tokens.start or 0, tokens.stop) for each in (value, judged)
+            )
+        if value.shape != got[name].shape:
+            continue
+        if shows({name: value}, got, allowed, {name: judged}):
+            return site.index
+    return None
 
 
 def named(model: WholeModel, index: int) -> str:
@@ -211,17 +220,31 @@ def differing(
     calls: tuple[ModelCall, ModelCall] | None = None,
     *,
     binding: bool = True,
+    tokens: slice = slice(None),
 ) -> Finding:
-    """The finding of a comparison; with two calls of one size it names the first attention."""
+    """The finding of a comparison; with two calls it names the first attention that differs.
+
+    The second call holds ``tokens`` of the padded sequence of the first.
+    """
     finding = Finding.of(comparison, binding=binding)
     violation = finding.violation
     if violation is None or calls is None:
         return finding
-    site = _first_site(model, *calls)
-    if not site:
+    site = _first_site(model, *calls, tokens)
+    if site is None:
         return finding
-    message = f"{violation.message}; the first that answers otherwise is {site}"
-    return dataclasses.replace(finding, violation=dataclasses.replace(violation, message=message))
+    message = f"{violation.message}; the first that answers otherwise is {named(model, site)}"
+    violation = dataclasses.replace(violation, message=message)
+    return blaming(dataclasses.replace(finding, violation=violation), site)
+
+
+def blaming(finding: Finding, site: int) -> Finding:
+    """A finding whose violation says which attention is to blame."""
+    violation = finding.violation
+    if violation is None:
+        return finding
+    measured = {**violation.measured, SITE: site}
+    return dataclasses.replace(finding, violation=dataclasses.replace(violation, measured=measured))
 
 
 apart: Final = requires(
@@ -279,6 +302,7 @@ def _against_cut(model: WholeModel, call: ModelCall, wording: str) -> Finding:
     """Items with padding on one side, each against itself without it."""
     copies = 1 if 1 in model.taken.get("batch", (1,)) else call.batch
     worst, binding = None, False
+    calls, of_worst = (call, call), slice(None)
     for item in range(min(call.batch, _MOST_ALONE)):
         padded = model.items(call, [item] * copies)
         tokens = np.flatnonzero(call.keep[item])
@@ -300,10 +324,11 @@ def _against_cut(model: WholeModel, call: ModelCall, wording: str) -> Finding:
         }
         every = {name: np.ones(value.shape, bool) for name, value in got.items()}
         found = agreement(model, run(model, cut), got, allowed, every, f"{wording} the answer")
-        worst = found if worst is None or found.margin > worst.margin else worst
+        if worst is None or found.margin > worst.margin:
+            worst, calls, of_worst = found, (padded, cut), span
     if worst is None:
         return Finding(binding=False)
-    return differing(model, worst, binding=binding)
+    return differing(model, worst, calls, binding=binding, tokens=of_worst)
 
 
 def of_tokens(answer: Array, letters: str, first: int, end: int | None = None) -> Array:

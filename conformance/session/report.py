@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 from ..base.graph_options import NO_GRAPH_OPTIONS, GraphOptions
 from ..base.mistake import UNKNOWN
 from ..base.record import SCHEMA, TOOL, CandidateEntry, CauseEntry, ClauseEntry, Record
-from ..base.results import ClauseResult, plain
+from ..base.results import SITE, ClauseResult, plain
 from ..running.workers.messages import Loaded, Ready, RunOptions, package_version, project_url
 from .expectations import Stale
 
@@ -32,7 +32,7 @@ def causes_of(clauses: Iterable[ClauseEntry]) -> list[CauseEntry]:
        although its own diagnosis has no name (``explained_by``), has that cause, too.
     2. Failures that no known mistake explains are one cause, ``unknown-mistake``.
     3. Exceptions that were raised at one line are one cause, and so are answers that are not
-       finite.
+       finite, and what blames one attention of a whole model.
     4. What is left is a cause of its own, named after its clause.
 
     A clause that failed in several dtypes or on several devices is listed once.
@@ -101,6 +101,8 @@ def _kind_of_cause(clause: ClauseEntry) -> tuple[str, str]:
     violation = clause.get("violation") or _NONE
     if clause.get("diagnosis"):
         return UNKNOWN, ""
+    if SITE in (violation.get("measured") or _NONE):
+        return SITE, str(violation["measured"][SITE])
     if violation.get("kind") == "raised":
         return "raised", str(violation.get("message")).rpartition(" (")[2]
     if violation.get("kind") == "finite":
@@ -118,8 +120,9 @@ def _unnamed(own: Sequence[ClauseEntry]) -> CauseEntry:
     violation = (shown := smallest(own)).get("violation") or _NONE
     text = str(violation.get("message") or shown.get("reason") or "")
     several = len({clause["id"] for clause in own}) > 1
-    together = {"raised": "exception", "finite": "not-finite"}
-    name = together.get(str(violation.get("kind")), shown["id"]) if several else shown["id"]
+    together = {"raised": "exception", "finite": "not-finite", SITE: "one-attention"}
+    kind = SITE if SITE in (violation.get("measured") or _NONE) else str(violation.get("kind"))
+    name = together.get(kind, shown["id"]) if several else shown["id"]
     return _cause(name, {"text": text, "confidence": 1.0}, own)
 
 
@@ -317,6 +320,7 @@ def candidate_entry(
         **({"location": loaded.location} if loaded.location is not None else {}),
         "declaration": loaded.declaration,
         **({"site": loaded.site} if loaded.site is not None else {}),
+        **({"sites": list(loaded.sites)} if loaded.sites else {}),
         **({"beside": asdict(graph_options)} if loaded.kind == "graph" or loaded.site else {}),
         "verdict": word,
         "verdict_reason": reason,

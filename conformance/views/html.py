@@ -9,10 +9,12 @@ SVG a line, by template, some 30 bytes a mark, in the colours of the page.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ..base.results import SITE
 from . import comparison, html_failures, html_tables, html_words, teeth, wording
 from .complete import Record, notes
 from .html_heat import ratio_class
@@ -200,6 +202,7 @@ def render_html(record: Record) -> str:
         "stale": record["stale_expectations"],
         "causes": _causes(record, anchors),
         "most_causes": MOST_CAUSES,
+        "models": columns(record, anchors),
         "failure_count": len(anchors),
         "rows": rows,
         "by_candidate": html_tables.by_candidate(rows.shown),
@@ -262,6 +265,107 @@ def _causes(record: Record, anchors: Anchors) -> list[tuple[Record, list[dict[st
         if causes:
             shown.append((candidate, causes))
     return shown
+
+
+# Failures of an attention that its line in the column of a model leads to.
+_MOST_LINKS: Final = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteLine:
+    """One attention in the column of its model.
+
+    verdict
+        That of the candidate that stands for it, "" where none was judged.
+    judged_as
+        The index of the attention that was judged in its place, None where it was judged itself.
+    links
+        Slugs and anchors of its failures, and of those of the model that blame it; ``left_out``
+        more of them are not linked.
+    first
+        Whether it is the first of its model that is wrong.
+    """
+
+    index: int
+    scope: str
+    words: str
+    verdict: str
+    judged_as: int | None
+    links: list[tuple[str, str]]
+    left_out: int
+    first: bool
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it fails itself, or the model's failures blame it."""
+        return bool(self.links)
+
+
+def columns(record: Record, anchors: Anchors) -> list[tuple[str, list[SiteLine]]]:
+    """The attentions of each whole model of a run, in the order of execution."""
+    every = list(enumerate(record["candidates"]))
+    made = []
+    for number, model in every:
+        parts = [
+            (at, one) for at, one in every if _model_of(one) == model["target"] != one["target"]
+        ]
+        lines = [
+            _site_line(entry, (number, model), parts, anchors) for entry in model.get("sites") or ()
+        ]
+        wrong = next((line.index for line in lines if line.wrong), None)
+        lines = [dataclasses.replace(line, first=line.index == wrong) for line in lines]
+        if lines:
+            made.append((str(model["name"]), lines))
+    return made
+
+
+def _model_of(candidate: Record) -> str:
+    """The target of the model that an attention was taken out of, else ""."""
+    return str(candidate["target"]).rpartition("#")[0] if candidate.get("site") else ""
+
+
+def _site_line(
+    entry: Record,
+    model: tuple[int, Record],
+    parts: list[tuple[int, Record]],
+    anchors: Anchors,
+) -> SiteLine:
+    """The line of one attention, with the candidate among ``parts`` that stands for it."""
+    index = entry["index"]
+    alike = {index, *(entry.get("same_as") or ())}
+    own = next(((at, one) for at, one in parts if one["site"]["index"] in alike), None)
+    failed = [] if own is None else _failed(own, anchors)
+    failed += [
+        (slug, anchor)
+        for slug, anchor, clause in _failures(model, anchors)
+        if ((clause["violation"] or {}).get("measured") or {}).get(SITE) == index
+    ]
+    standing = None if own is None else own[1]["site"]["index"]
+    words = (wording.site_heads(entry), wording.site_mask(entry), wording.site_causality(entry))
+    return SiteLine(
+        index=index,
+        scope=str(entry.get("scope") or ", ".join(entry.get("nodes") or ())),
+        words=", ".join(words),
+        verdict="" if own is None else str(own[1]["verdict"]),
+        judged_as=None if standing == index else standing,
+        links=failed[:_MOST_LINKS],
+        left_out=max(len(failed) - _MOST_LINKS, 0),
+        first=False,
+    )
+
+
+def _failures(candidate: tuple[int, Record], anchors: Anchors) -> list[tuple[str, str, Record]]:
+    """The MUST clauses that a candidate fails, each with the anchor of its details."""
+    number, entry = candidate
+    return [
+        (str(clause["id"]), anchor, clause)
+        for anchor, clause in anchored(entry, number, anchors)
+        if clause["status"] == "failed" and clause["level"] == "MUST"
+    ]
+
+
+def _failed(candidate: tuple[int, Record], anchors: Anchors) -> list[tuple[str, str]]:
+    return [(slug, anchor) for slug, anchor, _ in _failures(candidate, anchors)]
 
 
 def _new_words(cause: Record, message: str) -> str:

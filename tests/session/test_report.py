@@ -272,6 +272,17 @@ def test_answers_that_are_not_finite_are_one_cause() -> None:
     assert causes_of([failed("a.b", violation=violation)])[0]["name"] == "a.b"
 
 
+def test_what_blames_one_attention_is_one_cause() -> None:
+    """One wrong layer of a model is one thing to mend, another layer another."""
+    blamed = [
+        failed(f"model.{n}", violation={"kind": "value", "message": "", "measured": {"site": at}})
+        for n, at in enumerate([1, 1, 0, 1])
+    ]
+    first, second = causes_of(blamed)
+    assert (first["name"], first["clauses"]) == ("one-attention", ["model.0", "model.1", "model.3"])
+    assert (second["name"], second["clauses"]) == ("model.2", ["model.2"])
+
+
 def test_every_failure_has_one_cause() -> None:
     """No failure is lost and none is told twice, whatever its diagnosis is."""
     diagnoses = [[], [named("x")], [named("x"), named("y")], [named("unknown-mistake", 0.0)]]

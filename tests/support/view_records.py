@@ -127,6 +127,55 @@ def bare(*clauses: dict[str, Any], verdict: str = "fails") -> dict[str, Any]:
 
 
 LOCATED: Final = {"file": "src/my attn.py", "line": 12}
+
+
+def site(index: int, *same: int, scope: str = "") -> dict[str, Any]:
+    """What a record says of an attention of a whole model."""
+    return {
+        "index": index,
+        "nodes": ["Softmax"],
+        "scope": scope or f"encoder.layer.{index}.attention",
+        "same_as": list(same),
+        "heads": 4,
+        "kv_heads": 4,
+        "head_size": 8,
+        "mask": [{"role": "keep", "axes": "B11K", "tensor": "mask"}],
+        "mask_inputs": ["attention_mask"],
+        "causal": False,
+        "window": None,
+        "scale": 0.5,
+        "softcap": None,
+        "sinks": False,
+    }
+
+
+def of_model() -> dict[str, Any]:
+    """A model of four attentions: the third is wrong, and the last gets no mask."""
+    sites = [site(0, 1, 3), site(1, 0, 3), site(2, scope=NASTY), site(3, 0, 1)]
+    blamed = Violation(kind="value", message="no mask reaches attention #3", measured={"site": 3})
+    wrong = Violation(kind="value", message="attention #2 answers wrongly", measured={"site": 2})
+    return record(
+        candidate(
+            [
+                result("failed", "model.mask-reaches-all", violation=blamed),
+                result("failed", "model.sites-in-place", violation=wrong),
+                result("passed", "model.any-size"),
+            ],
+            "bert",
+            kind="model",
+            target="bert.onnx",
+            sites=tuple(sites),
+        ),
+        candidate([result()], "bert#0", target="bert.onnx#0", site=sites[0]),
+        candidate(
+            [result("failed", f"mask.wrong-{number}") for number in range(6)],
+            "bert#2",
+            target="bert.onnx#2",
+            site=sites[2],
+        ),
+    )
+
+
 RECORDS: Final[dict[str, dict[str, Any]]] = {
     "every status": of(*EVERY),
     "conforms": of(result()),
@@ -148,6 +197,7 @@ RECORDS: Final[dict[str, dict[str, Any]]] = {
     ),
     "nothing ran": of(),
     "no candidates": record(),
+    "model": of_model(),
     "pictured": of(*PICTURED),
     "interrupted": of(result(), interrupted=True),
     "cut": cut(result(), result("untestable", reason="not run: the limit of 60 s was reached")),

@@ -12,7 +12,7 @@ from records import result
 from view_records import EVERY, FAILED, NASTY, RECORDS, STALE, candidate, cut, of, record
 
 from conformance.base.results import Violation
-from conformance.views.html import SHAPES, axis, plots, render_html, shapes_of
+from conformance.views.html import SHAPES, axis, columns, plots, render_html, shapes_of
 from conformance.views.html_words import complete
 
 MEGABYTE = 1_000_000
@@ -303,3 +303,16 @@ def test_very_many_lines_are_cut_and_counted() -> None:
     assert {len(plot.lanes) for plot in plotted} == {30}
     assert plotted[0].lanes[0].slug == "mask.c59"
     assert plotted[0].left_out == "30 clauses further below the bound left out"
+
+
+def test_each_attention_of_a_model_has_a_line() -> None:
+    """With the verdict on what stands for it, and its failures, the model's that blame it too."""
+    ((name, lines),) = columns(complete(RECORDS["model"]), {})
+    assert (name, [line.index for line in lines]) == ("bert", [0, 1, 2, 3])
+    assert [line.verdict for line in lines] == ["conforms", "conforms", "fails", "conforms"]
+    assert [line.judged_as for line in lines] == [None, 0, None, 0]
+    assert [line.wrong for line in lines] == [False, False, True, True]
+    assert [line.first for line in lines] == [False, False, True, False]
+    assert lines[3].links == [("model.mask-reaches-all", "")]
+    assert (len(lines[2].links), lines[2].left_out) == (4, 3)
+    assert columns(complete(RECORDS["several"]), {}) == []

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from browsing import DESK, PHONE, Opened, Opener, visible_texts
@@ -144,7 +145,7 @@ def test_light_and_dark(opener: Opener) -> None:
     opened.check_quiet()
 
 
-@pytest.mark.parametrize("name", ["several", "nasty", "every status", "failing"])
+@pytest.mark.parametrize("name", ["several", "nasty", "every status", "model", "failing"])
 def test_nothing_stands_out_of_a_phone(opener: Opener, name: str) -> None:
     """390 pixels are enough for everything, opened or not: only matrices scroll, in their frame."""
     report = failing() if name == "failing" else RECORDS[name]
@@ -152,6 +153,30 @@ def test_nothing_stands_out_of_a_phone(opener: Opener, name: str) -> None:
     assert opened.overflow == 0
     opened.open_all()
     assert opened.overflow == 0
+
+
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_model_is_a_column_of_its_attentions(
+    opener: Opener, size: dict[str, int], scheme: Literal["light", "dark"]
+) -> None:
+    """Green and red in the order of execution; the first red one is marked, and leads on."""
+    opened = opener(render_html(RECORDS["model"]), size=size, scheme=scheme)
+    page = opened.page
+    lines = page.locator(".sites li")
+    tops = [box["y"] for line in lines.all() if (box := line.bounding_box())]
+    assert tops == sorted(tops)
+    colour = "(line) => getComputedStyle(line.querySelector('.place')).color"
+    colours = [line.evaluate(colour) for line in lines.all()]
+    assert colours[0] == colours[1] != colours[2] == colours[3]
+    assert visible_texts(page, ".sites .pill") == ["conforms", "conforms", "wrong", "wrong"]
+    (marked,) = lines.filter(has_text="the first that is wrong").all()
+    assert marked.locator(".place").inner_text() == "2"
+    lines.nth(3).get_by_role("link", name="model.mask-reaches-all").click()
+    page.locator("details.failure[open] > summary:focus").wait_for()
+    assert "no mask reaches attention #3" in page.locator("details.failure[open]").inner_text()
+    assert opened.violations() == []
+    opened.check_quiet()
 
 
 def test_it_keeps_the_rules_of_accessibility(opener: Opener) -> None:

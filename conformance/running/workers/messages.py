@@ -70,7 +70,8 @@ class Loaded:
     nobody chooses on purpose. ``gauge`` says what was not verified, and
     why, "" when all was. ``location`` is the file and the line where it is written. ``notes`` are
     sentences that belong into the record. ``unchecked`` are parameters that look like options and
-    that no call gives. ``site`` is where in a whole model an attention was cut out.
+    that no call gives. ``site`` is where in a whole model an attention was cut out, ``sites`` are
+    all of a whole model.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Loaded:
     mistaken: tuple[str, ...] = ()
     isolation: str = ""
     site: SiteEntry | None = None
+    sites: tuple[SiteEntry, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

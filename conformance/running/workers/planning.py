@@ -228,6 +228,7 @@ class CandidatePlan:
             ),
             isolation="" if self.isolated is None else self.isolated.held,
             site=site,
+            sites=tuple(getattr(candidate.function, "described", ())),
         )
 
 
