@@ -53,7 +53,7 @@ class GraphRequest:
     declared
         What is known of a graph that was cut out of a model, in place of a file that declares it.
     site, file
-        Where it was cut out, and what keeps its file: as in :class:`OpenedGraph`.
+        Where it was cut out, and what keeps its file.
     warnings
         What to warn of, as in :class:`Candidate`.
     """
@@ -262,7 +262,6 @@ def _candidate(
         exported=None if source is None else source.exported(reading, heads),
         lacking=tuple(needed),
         notes={"source": source.note} if source is not None and source.note else {},
-        site=request.site,
         file=request.file,
     )
     candidate = _declared(forward(DEFAULT), opened, heads)
@@ -275,7 +274,9 @@ def _candidate(
         notes.append(f"{source.shown} tells its tensors alone: its structure is not understood")
     if source is not None and offered:
         notes.append(f"{source.shown} also takes {', '.join(offered)}, which the graph does not")
-    opened_candidate = dataclasses.replace(candidate, graph=opened, warnings=request.warnings)
+    opened_candidate = dataclasses.replace(
+        candidate, graph=opened, warnings=request.warnings, site=request.site
+    )
     return assuming(opened_candidate, *notes)
 
 

@@ -21,7 +21,7 @@ def arrange(tensor: Tensor, own: str, theirs: str) -> Tensor:
     """A tensor with axes ``own`` in the order, and with the axes put together, of ``theirs``."""
     letters = spelled(theirs).replace("1", "")
     tensor = tensor.permute([own.index(letter) for letter in letters])
-    return tensor.reshape(_shape(theirs, dict(zip(letters, tensor.shape, strict=True))))
+    return tensor.reshape(axes_shape(theirs, dict(zip(letters, tensor.shape, strict=True))))
 
 
 def restore(tensor: Tensor, theirs: str, own: str, sizes: Mapping[str, int]) -> Tensor:
@@ -52,7 +52,7 @@ def spelled(axes: str) -> str:
     return "".join(_TOGETHER.get(letter, letter) for letter in axes)
 
 
-def _shape(axes: str, sizes: Mapping[str, int]) -> list[int]:
+def axes_shape(axes: str, sizes: Mapping[str, int]) -> list[int]:
     """The size of each axis, of some that lie together the product."""
     return [
         1 if axis == "1" else math.prod(sizes[part] for part in _TOGETHER.get(axis, axis))
@@ -248,15 +248,15 @@ class GraphForward:
         """The call's mask for this input, taken out of ``left``; else one that hides nothing."""
         form, letters = FORMS[role.role], _letters(role, self.reading)
         handed_over = left.get(form)
-        if handed_over is not None and _fits(handed_over, letters, sizes):
+        if handed_over is not None and mask_fits(handed_over, letters, sizes):
             del left[form]
             mask = handed_over
         else:
-            mask = _nothing_hidden(form, _shape(letters, sizes))
+            mask = nothing_hidden(form, axes_shape(letters, sizes))
             if form == "lengths":
                 mask = mask * sizes["K"]
         sizes = {**sizes, "K": mask.shape[-1]} if letters.endswith("K") else sizes
-        return _array(mask.reshape(_shape(role.axes, sizes)), role.dtype)
+        return _array(mask.reshape(axes_shape(role.axes, sizes)), role.dtype)
 
 
 def _constant(role: Role, sizes: Mapping[str, int]) -> Array:
@@ -264,10 +264,10 @@ def _constant(role: Role, sizes: Mapping[str, int]) -> Array:
     value = np.asarray(role.value)
     if value.ndim or not role.axes:
         return value
-    return np.full(_shape(role.axes, sizes), value, role.dtype)
+    return np.full(axes_shape(role.axes, sizes), value, role.dtype)
 
 
-def _fits(mask: Tensor, letters: str, sizes: Mapping[str, int]) -> bool:
+def mask_fits(mask: Tensor, letters: str, sizes: Mapping[str, int]) -> bool:
     """Whether a mask has the axes of an input; whether its keys fit is for the graph to say."""
     return mask.dim() == len(letters) and all(
         size == (1 if letter == "1" else sizes[letter])
@@ -276,7 +276,8 @@ def _fits(mask: Tensor, letters: str, sizes: Mapping[str, int]) -> bool:
     )
 
 
-def _nothing_hidden(form: str, shape: list[int]) -> Tensor:
+def nothing_hidden(form: str, shape: list[int]) -> Tensor:
+    """A mask of a form that lets every query attend to every key."""
     if form == "lengths":
         return torch.ones(shape, dtype=torch.int64)
     if form == "bias":

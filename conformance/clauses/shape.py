@@ -83,6 +83,8 @@ def without_length(candidate: Candidate) -> str:
     """Why there can be no call without queries, or ""."""
     if candidate.declaration.head_layout.has_sequences:
         return "one token at least lies in its tensors"
+    if candidate.site is not None:
+        return "it is an attention of a model, which gets tokens"
     pinned = any(is_fixed(candidate, name) for name in LENGTHS)
     return "its geometry pins the lengths" if pinned else ""
 

@@ -121,12 +121,11 @@ def cache_equals_full(subject: Subject, problem: Problem) -> Finding:
 def _unmasked_sites(candidate: Candidate) -> list[int]:
     """The attentions whose keys are of the padded sequence and that no mask of it reaches."""
     model = model_of(candidate)
-    graph = model.sites.graph
     padded = {entry.name for entry in model.inputs if entry.along == 0}
     masks = {entry.name for entry in model.inputs if entry.role == "mask" and entry.along == 0}
     unmasked = []
-    for site in model.sites.sites:
-        sources = graph.wiring.reaching(site.key.name, graph.inputs)
+    for site in model.engine.sites:
+        sources = model.engine.key_inputs(site.index)
         if sources & padded and sources <= padded:
             reached = set(model.described[site.index]["mask_inputs"])
             unmasked += [] if masks & reached else [site.index]
@@ -169,9 +168,9 @@ def sites_in_place(subject: Subject, problem: Problem) -> Finding:
     worst, binding = None, False
     with giving_answers():
         places = list(model.in_place(call))
-    for site, inside in places:
-        core = model.cores[site.index]
-        inputs = _core_inputs(core, site.causal, inside)
+    for index, inside in places:
+        core = model.cores[index]
+        inputs = _core_inputs(core, inside)
         expected = Oracle(core.declaration, str(inside.query.dtype)).answer(inputs)
         judged = expected.judged & torch.from_numpy(inside.judged)
         found = compare(
@@ -179,7 +178,7 @@ def sites_in_place(subject: Subject, problem: Problem) -> Finding:
             expected.output,
             expected.bound,
             judged=judged,
-            wording=f"in the model {named(model, site.index)} answers wrongly",
+            wording=f"in the model {named(model, index)} answers wrongly",
         )
         binding = binding or bool(((expected.output.abs() > expected.bound) & judged).any())
         worst = found if worst is None or found.margin > worst.margin else worst
@@ -190,7 +189,7 @@ def sites_in_place(subject: Subject, problem: Problem) -> Finding:
     return Finding.of(worst, binding=binding)
 
 
-def _core_inputs(core: Candidate, causal: bool, inside: Activations) -> Inputs:  # noqa: FBT001 (read next to its name)
+def _core_inputs(core: Candidate, inside: Activations) -> Inputs:
     """The activations of an attention as inputs of a core."""
     query, key, value = (
         torch.from_numpy(np.ascontiguousarray(part))
@@ -211,6 +210,10 @@ def _core_inputs(core: Candidate, causal: bool, inside: Activations) -> Inputs: 
         value_head_size=value.shape[3],
         **dict.fromkeys(("query_size", "key_size", "value_size", "output_size"), 1),
     )
+    causal = inside.causal is not None
+    point = core.declaration.semantics
+    if causal and core.declaration.causal is None:  # only some calls of a module are
+        point = point.replace(causal_alignment=inside.causal)
     return Inputs(
         geometry=sizes,
         mode="separate",
@@ -225,7 +228,7 @@ def _core_inputs(core: Candidate, causal: bool, inside: Activations) -> Inputs: 
         mask_shape="BHQK",
         causal=causal,
         always_causal=causal,
-        point=core.declaration.semantics,
+        point=point,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._golden import golden
+from ..base.record import SiteEntry
 from ..graphs.opened import OpenedGraph
 from .declaration import WHOLE_MODEL, Declaration
 
@@ -30,6 +31,8 @@ class Candidate:
         What it was compiled from, for one that was.
     warnings
         Sentences for the record, such as what else a file holds that is not judged.
+    site
+        Where in a whole model it lies, for an attention of one.
     isolated
         Whether ``function`` only sends calls to another process, where the candidate runs.
     """
@@ -45,6 +48,7 @@ class Candidate:
     eager: Candidate | None = None
     warnings: tuple[str, ...] = ()
     isolated: bool = False
+    site: SiteEntry | None = None
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call the wrapped function."""
@@ -63,7 +67,7 @@ class Candidate:
     @property
     def of_model(self) -> bool:
         """Whether it is a whole model, or an attention of one."""
-        return self.kind == WHOLE_MODEL or (self.graph is not None and self.graph.site is not None)
+        return self.kind == WHOLE_MODEL or self.site is not None
 
     @property
     def arrays(self) -> str:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .._golden import golden
-from ..base.record import SiteEntry
 from .process import GraphProcess, Setting
 from .reading import GraphReading, Header
 from .sidecar import GraphDeclaration
@@ -64,8 +63,6 @@ class OpenedGraph:
 
     forward
         ``forward(setting)`` gives the candidate's forward under other settings of the runtime.
-    site
-        Where in a whole model it was cut out, as the record says it; None for a file of its own.
     file
         What keeps the file of a graph that was cut out, as long as this is used.
     source
@@ -83,5 +80,4 @@ class OpenedGraph:
     exported: Callable[..., Any] | None = None
     lacking: tuple[str, ...] = ()
     notes: dict[str, str] = field(default_factory=dict)
-    site: SiteEntry | None = None
     file: object = None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -83,7 +84,7 @@ def model_candidates(
     }
     made: list[tuple[int | None, Candidate]] = list(cores.items())
     try:
-        model = open_model(path, sites, described, declared.inputs)
+        model = open_model(sites, described, declared.inputs)
     except UnknownInputError as unknown:
         warnings.append(f"the model as a whole is not judged: {unknown}")
     else:
@@ -91,7 +92,9 @@ def model_candidates(
             entry["index"]: cores[min(entry["index"], *entry["same_as"], entry["index"])]
             for entry in described
         }
-        made.insert(0, (None, _whole(dataclasses.replace(model, cores=alike), declared)))
+        whole = dataclasses.replace(model, cores=alike)
+        name = declared.name or path.stem
+        made.insert(0, (None, whole_candidate(whole, name, _expected(declared, of_model=True))))
     if not made:
         why = f"{_why_none(sites)}; {warnings[-1]}"
         msg = f"{path} has no attention that can be judged alone ({why})"
@@ -103,40 +106,6 @@ def model_candidates(
 
 def _why_none(sites: Sites) -> str:
     return "; ".join(map(_sentence, sites.uncut))
-
-
-# The longest sequence that a model is asked about.
-_LONGEST: Final = max(LENGTHS)
-
-
-def _whole(model: WholeModel, declared: GraphDeclaration) -> Candidate:
-    """The model as a candidate of a kind of its own, with the sizes it takes."""
-    taken = model.taken
-    pins = {
-        name: list(taken[axis])
-        for axis, name in (("batch", "batch"), ("length", "key_length"))
-        if axis in taken
-    }
-    if model.has_two_sequences and "second length" in taken:
-        pins["query_length"] = list(taken["second length"])
-    heads = ("num_heads", "num_kv_heads", "head_size", "value_head_size")
-    widths = ("query_size", "key_size", "value_size", "output_size")
-    declaration = declare(
-        "model",
-        masks=["keep"] if model.has_mask else [],
-        mask_shapes=["B11K"],
-        inputs="memory" if model.has_two_sequences else "self",
-        features=["cross"] if model.has_two_sequences else [],
-        geometry=pins | dict.fromkeys((*heads, *widths), 1),
-        max_length=_LONGEST,
-        expected_failures=_expected(declared, of_model=True),
-    )
-    return Candidate(
-        name=declared.name or model.path.stem,
-        declaration=declaration,
-        function=model,
-        weights_known=False,
-    )
 
 
 def _expected(declared: GraphDeclaration, *, of_model: bool) -> tuple[ExpectedFailure, ...]:
@@ -190,7 +159,7 @@ def _candidate(
     promises = dict(declared.promises)
     promises["expected_failures"] = _expected(declared, of_model=False)
     if "semantics" not in promises:
-        promises["semantics"] = golden.STANDARD.replace(**promised_semantics(sites, site))
+        promises["semantics"] = golden.STANDARD.replace(**promised_semantics(sites.sites, site))
     declaration = GraphDeclaration(
         inputs=made.inputs,
         outputs={"output": {"role": "output", "axes": made.output_axes}},
@@ -203,48 +172,6 @@ def _candidate(
     )
     request = GraphRequest(declared=declaration, site=described, file=file)
     return graph_candidate(file.path, request)
-
-
-def promised_semantics(sites: Sites, site: Site) -> dict[str, Any]:
-    """In what an attention is meant to differ from the standard: its scale, and its cap.
-
-    Its scale is the standard's where it is so in any attention of the model with heads of this
-    size: one that differs from those is a mistake, and shall fail. Where it is so in none it is
-    what this model means, and a deviation.
-    """
-    capped = {} if site.cap is None else {"score_mod": SoftCap(site.cap)}
-    return _promised_scale(sites, site) | capped
-
-
-def _promised_scale(sites: Sites, site: Site) -> dict[str, Any]:
-    size, scale = site.head_size, site.scale
-    if scale is None or size is None:
-        return {} if scale is None else {"scale": "none" if scale == 1 else scale}
-    scales = [other.scale for other in sites.sites if other.head_size == size]
-    by_layer = len(scales) > 1 and all(
-        own is not None and is_standard(own * (at + 1), size) for at, own in enumerate(scales)
-    )
-    if not by_layer and any(own is not None and is_standard(own, size) for own in scales):
-        return {}
-    if scale == 1:
-        return {"scale": "none"}
-    return {} if is_standard(scale, size) else {"scale": scale}
-
-
-@dataclass(frozen=True)
-class SoftCap:
-    """``cap * tanh(score / cap)`` as a ``score_mod``."""
-
-    cap: float
-
-    @property
-    def __name__(self) -> str:
-        """What a declaration and a record call it."""
-        return f"softcap at {self.cap:g}"
-
-    def __call__(self, score: Tensor, *_places: Tensor) -> Tensor:
-        """The capped scores, of the shape of the scaled ones."""
-        return self.cap * torch.tanh(score / self.cap)
 
 
 def describe_sites(sites: Sites) -> list[SiteEntry]:
@@ -283,3 +210,97 @@ def uncut_entries(sites: Sites) -> list[dict[str, Any]]:
         {"nodes": list(entry.nodes), "scope": entry.scope, "reason": entry.reason}
         for entry in sites.uncut
     ]
+
+
+class ScaledSite(Protocol):
+    """What is read off an attention that its semantics follow from."""
+
+    @property
+    def head_size(self) -> int | None:
+        """The size of a head, None where it is unknown."""
+
+    @property
+    def scale(self) -> float | None:
+        """What its dot products are multiplied by, None where it is unknown."""
+
+    @property
+    def cap(self) -> float | None:
+        """The number that bounds its scores, None without one."""
+
+
+# The longest sequence that a model is asked about.
+_LONGEST: Final = max(LENGTHS)
+
+
+def whole_candidate(
+    model: WholeModel, name: str, expected: tuple[ExpectedFailure, ...] = ()
+) -> Candidate:
+    """The model as a candidate of a kind of its own, with the sizes it takes."""
+    taken = model.taken
+    pins = {
+        name: list(taken[axis])
+        for axis, name in (("batch", "batch"), ("length", "key_length"))
+        if axis in taken
+    }
+    if model.has_two_sequences and "second length" in taken:
+        pins["query_length"] = list(taken["second length"])
+    heads = ("num_heads", "num_kv_heads", "head_size", "value_head_size")
+    widths = ("query_size", "key_size", "value_size", "output_size")
+    declaration = declare(
+        "model",
+        masks=["keep"] if model.has_mask else [],
+        mask_shapes=["B11K"],
+        inputs="memory" if model.has_two_sequences else "self",
+        features=["cross"] if model.has_two_sequences else [],
+        geometry=pins | dict.fromkeys((*heads, *widths), 1),
+        max_length=_LONGEST,
+        expected_failures=expected,
+    )
+    return Candidate(
+        name=name,
+        declaration=declaration,
+        function=model,
+        weights_known=False,
+    )
+
+
+def promised_semantics(sites: Sequence[ScaledSite], site: ScaledSite) -> dict[str, Any]:
+    """In what an attention is meant to differ from the standard: its scale, and its cap.
+
+    Its scale is the standard's where it is so in any attention of the model with heads of this
+    size: one that differs from those is a mistake, and shall fail. Where it is so in none it is
+    what this model means, and a deviation.
+    """
+    capped = {} if site.cap is None else {"score_mod": SoftCap(site.cap)}
+    return _promised_scale(sites, site) | capped
+
+
+def _promised_scale(sites: Sequence[ScaledSite], site: ScaledSite) -> dict[str, Any]:
+    size, scale = site.head_size, site.scale
+    if scale is None or size is None:
+        return {} if scale is None else {"scale": "none" if scale == 1 else scale}
+    scales = [other.scale for other in sites if other.head_size == size]
+    by_layer = len(scales) > 1 and all(
+        own is not None and is_standard(own * (at + 1), size) for at, own in enumerate(scales)
+    )
+    if not by_layer and any(own is not None and is_standard(own, size) for own in scales):
+        return {}
+    if scale == 1:
+        return {"scale": "none"}
+    return {} if is_standard(scale, size) else {"scale": scale}
+
+
+@dataclass(frozen=True)
+class SoftCap:
+    """``cap * tanh(score / cap)`` as a ``score_mod``."""
+
+    cap: float
+
+    @property
+    def __name__(self) -> str:
+        """What a declaration and a record call it."""
+        return f"softcap at {self.cap:g}"
+
+    def __call__(self, score: Tensor, *_places: Tensor) -> Tensor:
+        """The capped scores, of the shape of the scaled ones."""
+        return self.cap * torch.tanh(score / self.cap)

@@ -1,15 +1,18 @@
-"""What enters an attention while its model runs, and what it answers there."""
+"""A graph that runs as a whole model, and what enters and leaves an attention in it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from ..graphs.process import DEFAULT, GraphProcess, Setting
 from ..graphs.protocol import Array
 from .operands import MaskInput
 from .site import Site
+from .sites import Sites
 
 _HEADS: Final = "BHLD"
 _MASK: Final = "BHQK"
@@ -26,6 +29,8 @@ class Activations:
     keep, bias
         The masks together: bool, True attends, and what is added to the scores; four axes, those of
         size 1 do not vary. None where there is no such mask.
+    causal
+        The alignment of its own causal rule in this call, None where it has none.
     sinks
         One more score for each head, None where there is none.
     """
@@ -36,6 +41,7 @@ class Activations:
     answer: Array
     keep: Array | None
     bias: Array | None
+    causal: str | None = None
     sinks: Array | None = None
 
     @property
@@ -48,6 +54,61 @@ class Activations:
         if self.bias is not None:
             seen = seen & (self.bias > HIDES)
         return np.asarray(seen.any(axis=-1, keepdims=True))
+
+
+class GraphEngine:
+    """The graph of a file in its process, as what runs a whole model."""
+
+    def __init__(self, sites: Sites) -> None:
+        self._graph, self.sites = sites.graph, sites.sites
+        self.process = GraphProcess(sites.graph.path)
+
+    @property
+    def shown(self) -> str:
+        """The path of the file."""
+        return str(self._graph.path)
+
+    @property
+    def quantised(self) -> bool:
+        """Whether activations become integers by the range of a whole tensor, which joins items."""
+        nodes = self._graph.wiring.graph.node
+        return any(node.op_type.startswith("DynamicQuantize") for node in nodes)
+
+    @property
+    def rounds_to_integers(self) -> bool:
+        """Whether activations become integers of 8 bits, by whatever range."""
+        nodes = self._graph.wiring.graph.node
+        return any("uantize" in node.op_type or "QLinear" in node.op_type for node in nodes)
+
+    def run(
+        self, feeds: Mapping[str, Array], *, setting: Setting = DEFAULT, taps: Sequence[str] = ()
+    ) -> dict[str, Array]:
+        """Every answer by name, and the tensors inside; raises GraphRefused and GraphLost."""
+        return self.process.run(dict(feeds), setting=setting, taps=taps)
+
+    def in_place(self, feeds: Mapping[str, Array]) -> Iterator[tuple[int, Activations]]:
+        """Each attention on what the model computes in a call.
+
+        Those whose axes cannot be told apart are left out. Raises GraphRefused and GraphLost.
+        """
+        names = dict.fromkeys(name for site in self.sites for name in tapped(site))
+        stored = {name: self._graph.stored(name) for name in names}
+        known = {name: value for name, value in stored.items() if value is not None}
+        values = known | self.run(feeds, taps=[name for name in names if name not in known])
+        for site in self.sites:
+            inside = activations(site, values)
+            if inside is not None:
+                yield site.index, inside
+
+    def key_inputs(self, index: int) -> frozenset[str]:
+        """The inputs that the keys of an attention are computed from."""
+        name = self.sites[index].key.name
+        return frozenset(self._graph.wiring.reaching(name, self._graph.inputs))
+
+    def table_sizes(self) -> frozenset[int]:
+        """The sizes of stored tensors: a table of positions ends where lengths end."""
+        stored = self._graph.wiring.initializers.values()
+        return frozenset(int(size) for tensor in stored for size in tensor.dims)
 
 
 def tapped(site: Site) -> list[str]:
@@ -66,32 +127,50 @@ def activations(site: Site, values: dict[str, Array]) -> Activations | None:
     kv_heads = site.kv_heads or site.heads
     heads = {"query": site.heads, "key": kv_heads, "value": kv_heads}
     parts = {
-        part: _as_heads(values[edge.name], edge.letters, heads[part])
+        part: as_heads(values[edge.name], edge.letters, heads[part])
         for part, edge in site.edges.items()
     }
-    answer = _as_heads(values[site.output], site.output_letters, site.heads)
+    answer = as_heads(values[site.output], site.output_letters, site.heads)
     if site.opaque:
         return None
     for part, tensor in zip(("key", "value"), site.cache, strict=False):
         earlier = values[tensor].astype(values[site.edges[part].name].dtype)
-        parts[part] = None if parts[part] is None else np.concatenate([earlier, parts[part]], 2)
-    keys = 0 if parts["key"] is None else parts["key"].shape[2]
-    masks = [(mask, _as_mask(values[mask.name], mask, site.heads, keys)) for mask in site.masks]
-    found = [*parts.values(), answer, *(value for _, value in masks)]
-    if any(value is None for value in found):
+        own = parts[part]
+        parts[part] = None if own is None else np.concatenate([earlier, own], 2)
+    masks = [(mask, values[mask.name]) for mask in site.masks]
+    sinks = None if site.sinks is None else values[site.sinks.stored].reshape(-1)
+    causal = CAUSAL_NODE if site.causal else None
+    return assembled(parts, answer, masks, site.heads, causal=causal, sinks=sinks)
+
+
+# How nodes of attention operators align their own causal rule where lengths differ.
+CAUSAL_NODE: Final = "top-left"
+
+
+def assembled(
+    parts: Mapping[str, Array | None],
+    answer: Array | None,
+    masks: Sequence[tuple[MaskInput, Array]],
+    heads: int | None,
+    *,
+    causal: str | None,
+    sinks: Array | None,
+) -> Activations | None:
+    """An attention in its place of its parts; None where one of them cannot be put in order.
+
+    Sinks are one number, or one for each head.
+    """
+    key = parts["key"]
+    keys = 0 if key is None else key.shape[2]
+    ordered = [(mask.role, _as_mask(value, mask, heads, keys)) for mask, value in masks]
+    if any(value is None for value in (*parts.values(), answer, *(entry for _, entry in ordered))):
         return None
-    keep, bias = _together([(mask.role, value) for mask, value in masks if value is not None])
-    sinks = (
-        None
-        if site.sinks is None
-        else np.broadcast_to(
-            values[site.sinks.stored].reshape(-1), (site.heads or values[site.sinks.stored].size,)
-        )
-    )
-    return Activations(**parts, answer=answer, keep=keep, bias=bias, sinks=sinks)  # type: ignore[arg-type]  # none is None
+    keep, bias = _together([(role, value) for role, value in ordered if value is not None])
+    spread = None if sinks is None else np.broadcast_to(sinks, (heads or sinks.size,))
+    return Activations(**parts, answer=answer, keep=keep, bias=bias, causal=causal, sinks=spread)  # type: ignore[arg-type]  # none is None
 
 
-def _as_heads(value: Array, letters: str, heads: int | None) -> Array | None:
+def as_heads(value: Array, letters: str, heads: int | None) -> Array | None:
     """A tensor with its axes in the order of heads."""
     if "M" in letters:  # heads and features in one axis, the last
         if letters != "BLM" or not heads:

@@ -82,6 +82,11 @@ def _rule(site: Site, values: dict[str, Array]) -> tuple[bool | None, int | None
             allowed = allowed & shown
         except ValueError:
             return None, None
+    return rule_of(allowed)
+
+
+def rule_of(allowed: Any) -> tuple[bool | None, int | None]:
+    """Whether keys ``[…, Lq, Lk]`` that may be seen are the earlier ones, and in which window."""
     if allowed.all():
         return False, None
     queries, keys = allowed.shape[-2:]

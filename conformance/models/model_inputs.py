@@ -1,19 +1,22 @@
-"""What the inputs of a whole model are: tokens, masks, positions, features, pictures."""
+"""What a whole model is asked: the roles of its inputs, a call with all of them, what runs it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
-from onnx import helper
 
 from ..errors import UsageError
+from ..graphs.process import DEFAULT, Setting
 from ..graphs.protocol import Array
 from ..graphs.reading import MODEL_ROLES, Axis
-from .model_graph import ModelGraph
+
+if TYPE_CHECKING:  # they import onnx, which few runs need
+    from .in_place import Activations
+    from .model_graph import ModelGraph
 
 # Ids that are drawn where no table of embeddings says how many there are.
 _FEW_IDS: Final = 8
@@ -91,7 +94,9 @@ class ModelInput:
 
     def mask(self, keep: Array) -> Array:
         """The mask that says which tokens exist (bool ``[B, L]``)."""
-        return np.asarray(~keep if self.hides else keep, self.dtype)
+        mask = np.asarray(~keep if self.hides else keep, self.dtype)
+        axes = len(self.shape) - mask.ndim
+        return mask.reshape(mask.shape[0], *[1] * axes, mask.shape[1])
 
     def ids(self, shape: tuple[int, int], generator: np.random.Generator) -> Array:
         """Random ids, none with a meaning of its own where there are enough."""
@@ -132,7 +137,7 @@ def model_inputs(
         else _role(name, shapes[name], kinds[name])
         for name in shapes
     }
-    sequences = _sequences(shapes, roles)
+    sequences = sequences_of(shapes, roles)
     inputs = []
     for name, role in roles.items():
         if role == "image" and not all(isinstance(size, int) for size in shapes[name][1:]):
@@ -163,6 +168,8 @@ def model_inputs(
 
 
 def _dtype(graph: ModelGraph, name: str) -> np.dtype[Any]:
+    from onnx import helper  # noqa: PLC0415 (only for graphs)
+
     try:
         return np.dtype(helper.tensor_dtype_to_np_dtype(graph.type(name)))
     except (KeyError, TypeError, ValueError):
@@ -212,7 +219,7 @@ def _role(name: str, shape: Sequence[Axis], kind: np.dtype[Any]) -> str:
     raise UnknownInputError(msg)
 
 
-def _sequences(shapes: Mapping[str, Sequence[Axis]], roles: Mapping[str, str]) -> dict[str, int]:
+def sequences_of(shapes: Mapping[str, Sequence[Axis]], roles: Mapping[str, str]) -> dict[str, int]:
     """Along which sequence each input lies; raises UnknownInputError for more than two."""
     places = {
         name: (shapes[name][1], name.lower().startswith(_ANSWERING))
@@ -252,3 +259,82 @@ def _vocabulary(graph: ModelGraph, name: str) -> int:
                 visited |= fresh
                 waiting += sorted(fresh)
     return min(rows, default=_FEW_IDS)
+
+
+# Runs with weights nudged by one unit in the last place, to see how far answers lie apart.
+NUDGES: Final = (1, 2)
+# The letters of an answer's axes: item, first and second sequence, anything else.
+ITEM, PADDED, ATTENDING, OTHER = "B", "P", "A", "."
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ModelCall:
+    """What a model is asked at once.
+
+    keep
+        bool ``[B, L]``: which tokens of the padded sequence exist.
+    lengths
+        Of the padded sequence and of the one that attends to it; equal where there is only one.
+    """
+
+    feeds: Mapping[str, Array]
+    keep: Array
+    lengths: tuple[int, int]
+
+    @property
+    def batch(self) -> int:
+        """The number of items."""
+        return int(self.keep.shape[0])
+
+
+class PlacedSite(Protocol):
+    """What the clauses need of an attention in its place."""
+
+    @property
+    def index(self) -> int:
+        """Its place in the order of execution."""
+
+    @property
+    def output(self) -> str:
+        """The name of its answer, as a run is asked for it."""
+
+    @property
+    def output_letters(self) -> str:
+        """One letter for each axis of its answer."""
+
+
+class Engine(Protocol):
+    """What runs a whole model: a graph's process, or a module of torch."""
+
+    @property
+    def shown(self) -> str:
+        """The file or the target, for messages."""
+
+    @property
+    def quantised(self) -> bool:
+        """Whether activations become integers by the range of a whole tensor, which joins items."""
+
+    @property
+    def rounds_to_integers(self) -> bool:
+        """Whether activations become integers of 8 bits, by whatever range."""
+
+    @property
+    def sites(self) -> Sequence[PlacedSite]:
+        """The attentions that can be judged alone, in order."""
+
+    def run(
+        self, feeds: Mapping[str, Array], *, setting: Setting = DEFAULT, taps: Sequence[str] = ()
+    ) -> dict[str, Array]:
+        """Every answer by name, and the tensors inside that are asked for.
+
+        Raises GraphRefused and GraphLost.
+        """
+
+    def in_place(self, feeds: Mapping[str, Array]) -> Iterator[tuple[int, Activations]]:
+        """What enters and leaves each attention in a call, by its index; raises as ``run``."""
+
+    def key_inputs(self, index: int) -> frozenset[str]:
+        """The inputs that the keys of an attention are computed from."""
+
+    def table_sizes(self) -> frozenset[int]:
+        """The sizes of stored tensors: a table of positions ends where lengths end."""

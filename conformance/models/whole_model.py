@@ -8,20 +8,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from ..base.record import SiteEntry
 from ..declare.candidate import Candidate
-from ..graphs.process import DEFAULT, Array, GraphProcess, Setting
+from ..graphs.process import DEFAULT, Array, Setting
 from ..graphs.protocol import GraphLost, GraphRefused
 from ..tolerance.model import HIDDEN_PART
-from .in_place import Activations, activations, tapped
-from .model_call import ATTENDING, ITEM, OTHER, PADDED, ModelCall
-from .model_inputs import ModelInput, UnknownInputError, model_inputs
-from .site import Site
+from .in_place import Activations, GraphEngine
+from .model_inputs import (
+    ATTENDING,
+    ITEM,
+    OTHER,
+    PADDED,
+    Engine,
+    ModelCall,
+    ModelInput,
+    UnknownInputError,
+    model_inputs,
+)
 from .sites import Sites
 
 # Sizes that show which ones a model refuses: batches, and lengths of a sequence.
@@ -52,7 +59,7 @@ class RefusedSize:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WholeModel:
-    """A model's file with what is known of it; it runs in a child process.
+    """A model with what is known of it, whatever runs it.
 
     described
         Its attentions as the record says them.
@@ -66,10 +73,8 @@ class WholeModel:
         Those it should take and does not.
     """
 
-    path: Path
-    sites: Sites
+    engine: Engine
     described: Sequence[SiteEntry]
-    process: GraphProcess
     inputs: tuple[ModelInput, ...]
     cores: Mapping[int, Candidate] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
@@ -78,7 +83,7 @@ class WholeModel:
 
     def __call__(self, *_arguments: Any, **_keywords: Any) -> Any:
         """A model takes no heads: its clauses call :meth:`run`."""
-        msg = f"{self.path} is a whole model and is called by its clauses alone"
+        msg = f"{self.engine.shown} is a whole model and is called by its clauses alone"
         raise TypeError(msg)
 
     @property
@@ -117,18 +122,6 @@ class WholeModel:
         return bool(self.presents) and len(self.presents) == sum(
             entry.role == "past" for entry in self.inputs
         )
-
-    @cached_property
-    def quantised(self) -> bool:
-        """Whether activations become integers by the range of a whole tensor, which joins items."""
-        nodes = self.sites.graph.wiring.graph.node
-        return any(node.op_type.startswith("DynamicQuantize") for node in nodes)
-
-    @cached_property
-    def rounds_to_integers(self) -> bool:
-        """Whether activations become integers of 8 bits, by whatever range."""
-        nodes = self.sites.graph.wiring.graph.node
-        return any("uantize" in node.op_type or "QLinear" in node.op_type for node in nodes)
 
     @cached_property
     def causal_sites(self) -> tuple[bool, ...]:
@@ -193,7 +186,8 @@ class WholeModel:
         feeds = dict(call.feeds)
         for entry in self.inputs:
             if entry.along == 0:
-                feeds[entry.name] = feeds[entry.name][:, tokens]
+                value = feeds[entry.name]
+                feeds[entry.name] = value[..., tokens] if entry.role == "mask" else value[:, tokens]
         keep = call.keep[:, tokens]
         length = int(keep.shape[1])
         second = call.lengths[1] if self.has_two_sequences else length
@@ -225,7 +219,7 @@ class WholeModel:
 
         Raises GraphRefused and GraphLost.
         """
-        answer = self.process.run(dict(call.feeds), setting=setting, taps=taps)
+        answer = self.engine.run(call.feeds, setting=setting, taps=taps)
         wanted = {*taps, *(self.outputs or answer)}
         return {
             name: np.asarray(value)
@@ -233,20 +227,14 @@ class WholeModel:
             if name in wanted and (name in taps or np.asarray(value).dtype.kind == "f")
         }
 
-    def in_place(self, call: ModelCall) -> Iterator[tuple[Site, Activations]]:
+    def in_place(self, call: ModelCall) -> Iterator[tuple[int, Activations]]:
         """Each attention that is judged alone, on what the model computes in a call.
 
         Those whose axes cannot be told apart are left out. Raises GraphRefused and GraphLost.
         """
-        sites = [site for site in self.sites.sites if site.index in self.cores]
-        names = dict.fromkeys(name for site in sites for name in tapped(site))
-        stored = {name: self.sites.graph.stored(name) for name in names}
-        known = {name: value for name, value in stored.items() if value is not None}
-        values = known | self.run(call, taps=[name for name in names if name not in known])
-        for site in sites:
-            found = activations(site, values)
-            if found is not None:
-                yield site, found
+        for index, inside in self.engine.in_place(call.feeds):
+            if index in self.cores:
+                yield index, inside
 
     def misshapen(self, call: ModelCall, answers: Mapping[str, Array]) -> str:
         """What is wrong with the shape of an answer, or ""."""
@@ -276,7 +264,6 @@ def _marks(name: str) -> tuple[str, ...]:
 
 
 def open_model(
-    path: Path,
     sites: Sites,
     described: Sequence[SiteEntry],
     declared: Mapping[str, Mapping[str, Any]],
@@ -286,15 +273,21 @@ def open_model(
     Raises UnknownInputError where nothing says what an input is, or no call is answered.
     """
     inputs = model_inputs(sites.graph, declared)
-    process = GraphProcess(path)
+    engine = GraphEngine(sites)
     try:
-        model = WholeModel(
-            path=path, sites=sites, described=described, process=process, inputs=inputs
-        )
-        return _polarised(_measured(model), declared)
+        model = WholeModel(engine=engine, described=described, inputs=inputs)
+        return measured_model(model, declared)
     except BaseException:
-        process.close()
+        engine.process.close()
         raise
+
+
+def measured_model(model: WholeModel, declared: Mapping[str, Any]) -> WholeModel:
+    """The model with the sizes it takes, the axes of its answers, and masks of their polarity.
+
+    Raises UnknownInputError where no call is answered.
+    """
+    return _polarised(_measured(model), declared)
 
 
 def _polarised(model: WholeModel, declared: Mapping[str, Any]) -> WholeModel:
@@ -321,7 +314,7 @@ def _polarised(model: WholeModel, declared: Mapping[str, Any]) -> WholeModel:
     }
     call = dataclasses.replace(call, feeds=feeds)
     first, other = (_effect(model, call, place) for place in (0, 1))
-    if max(first, other) * HIDDEN_PART < min(first, other):
+    if max(first, other) * HIDDEN_PART < min(first, other) or first == other:
         return model
     inputs = tuple(
         dataclasses.replace(entry, hides=other < first) if entry.name in masks else entry
@@ -392,7 +385,7 @@ def _fixed(model: WholeModel, axis: str) -> int | None:
         if axis == "batch":
             size = entry.shape[0]
         elif entry.along == ("length", "second length").index(axis):
-            size = entry.shape[1]
+            size = entry.shape[-1 if entry.role == "mask" else 1]
         else:
             continue
         if isinstance(size, int):
@@ -436,8 +429,7 @@ def _ends_with_a_table(model: WholeModel, good: Sequence[int], bad: Sequence[int
     longest, shortest = max(good), min(bad)
     if longest > shortest:
         return False
-    stored = model.sites.graph.wiring.initializers.values()
-    return any(longest <= size < shortest for tensor in stored for size in tensor.dims if size > 1)
+    return any(longest <= size < shortest for size in model.engine.table_sizes() if size > 1)
 
 
 def _letters(model: WholeModel, base: Mapping[str, int]) -> dict[str, str]:

@@ -246,7 +246,7 @@ def _execute(loader: Any, module: ModuleType) -> None:
 def attribute(holder: Any, dotted: str, where: str) -> Any:
     """``holder.a.b``; raises UsageError that suggests a near name when there is none."""
     for name in dotted.split("."):
-        if not name.isidentifier():
+        if not name.isidentifier() and not name.isdigit():  # a list of modules has numbers
             msg = f"{where}:{dotted} is not a target: {name!r} is not a Python name"
             raise UsageError(msg)
         try:

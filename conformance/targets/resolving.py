@@ -41,6 +41,7 @@ from .target_strings import (
 
 if TYPE_CHECKING:
     from ..adapters.source import ExportSource
+    from ..models.torch_model import TorchModel
 
 
 _NOT_CANDIDATES: Final = ("__main__", "conftest", "setup")
@@ -94,7 +95,7 @@ def object_of(target: str) -> Any:
 
     Raises UsageError with one sentence for a target that is missing or that fails on import.
     """
-    where, name = split_target(target)
+    where, name = split_target(split_site(target)[0])
     if not is_path(where):
         if name is None and where in [entry.name for entry in entry_points(group=ENTRY_POINTS)]:
             return None
@@ -141,6 +142,9 @@ def _find(target: str, graph_options: GraphOptions) -> Iterable[tuple[Candidate,
         names = " and ".join(graph_options.names())
         msg = f"{target} is no ONNX graph, and {names} can be given for graphs only"
         raise UsageError(msg)
+    whole, number = split_site(target)
+    if number is not None:
+        return _attention(whole, number)
     where, name = split_target(target)
     if is_path(where):
         return _from_path(Path(where).expanduser(), where, name)
@@ -150,6 +154,21 @@ def _find(target: str, graph_options: GraphOptions) -> Iterable[tuple[Candidate,
             return _from_entry_point(registered[where])
     put_on_path(Path.cwd())
     return _from_module(import_dotted(_checked_name(where)), where, name)
+
+
+def _attention(target: str, number: int) -> list[tuple[Candidate, str]]:
+    """One attention of a module that is a whole model."""
+    from ..models.torch_model import torch_model_candidates  # noqa: PLC0415 (only for models)
+
+    value = object_of(target)
+    if callable(value) and not _is_candidate(value):
+        value = _called(value, target)
+    made = _whole_model(value, target)[0] if _is_module(value) else None
+    if made is None:
+        msg = f"{target} is no whole model that has an attention #{number}"
+        raise UsageError(msg)
+    every = torch_model_candidates(made, _short_name(target), number)
+    return [(candidate, f"{target}#{number}") for _, candidate in every]
 
 
 def _graphs(target: str, graph_options: GraphOptions) -> list[tuple[Candidate, str]]:
@@ -326,7 +345,7 @@ def candidates_of(value: Any, target: str) -> Iterator[tuple[Candidate, str]]:
         if isinstance(entry, Candidate):
             yield entry, target
         elif adapt := _adapter_of(entry):
-            yield adapt(entry, target), target
+            yield from adapt(entry, target)
         else:
             msg = f"{target} gives {entry!r:.60}, which is not {_ACCEPTED}"
             raise UsageError(msg)
@@ -339,6 +358,41 @@ def _is_candidate(value: Any) -> bool:
 def _is_module(value: Any) -> bool:
     is_class = isinstance(value, type) and issubclass(value, torch.nn.Module)
     return is_class or isinstance(value, torch.nn.Module)
+
+
+def _short_name(target: str) -> str:
+    """The object's own name in a target."""
+    return split_target(target)[1] or target
+
+
+def _whole_model(value: Any, target: str) -> tuple[TorchModel | None, str]:
+    """The whole model that a module is, None for any other; and why nobody can tell, or ""."""
+    from ..models.model_inputs import UnknownInputError  # noqa: PLC0415 (only for modules)
+    from ..models.torch_model import may_be_model, open_torch_model  # noqa: PLC0415 (the same)
+
+    if isinstance(value, type) or not may_be_model(value):
+        return None, ""
+    try:
+        return open_torch_model(value, target), ""
+    except UnknownInputError as unknown:
+        return None, str(unknown)
+
+
+def _modules(value: Any, target: str) -> list[tuple[Candidate, str]]:
+    """The candidates of a module: those of a whole model, else the one layer that it is."""
+    from ..models.torch_model import torch_model_candidates  # noqa: PLC0415 (only for modules)
+
+    made, unknown = _whole_model(value, target)
+    if made is None:
+        try:
+            return [(_wrapped(value, target), target)]
+        except UsageError as error:
+            msg = f"{error}; it is not judged as a whole model either: {unknown}"
+            raise (UsageError(msg) if unknown else error) from None
+    return [
+        (candidate, target if number is None else f"{target}#{number}")
+        for number, candidate in torch_model_candidates(made, _short_name(target))
+    ]
 
 
 def _wrapped(value: Any, target: str) -> Candidate:
@@ -362,10 +416,10 @@ def _wrapped(value: Any, target: str) -> Candidate:
 
 
 # Objects that are no declared candidates: what they are, and the adapter that makes them one.
-_ADAPTERS: Final = ((_is_module, _wrapped),)
+_ADAPTERS: Final = ((_is_module, _modules),)
 
 
-def _adapter_of(value: Any) -> Callable[[Any, str], Candidate] | None:
+def _adapter_of(value: Any) -> Callable[[Any, str], list[tuple[Candidate, str]]] | None:
     return next((adapt for fits, adapt in _ADAPTERS if fits(value)), None)
 
 

@@ -58,7 +58,7 @@ def _of_object(value: Any) -> FileAndLine | None:
 def _of_target(target: str) -> FileAndLine | None:
     """Where the object of a target is bound, else its file."""
     try:
-        where, name = split_target(target)
+        where, name = split_target(split_site(target)[0])
         file = where if is_path(where) else str(sys.modules[where].__file__)
         path = Path(file).expanduser()
         path = path / "__init__.py" if path.is_dir() else path

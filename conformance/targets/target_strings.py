@@ -35,11 +35,12 @@ def is_graph(target: str) -> bool:
 
 
 def split_site(target: str) -> tuple[str, int | None]:
-    """The file of a graph, and which of its attentions is meant; None for the whole."""
+    """A graph's file or an object, and which of its attentions is meant; None for the whole."""
     match = _SITE.search(target)
-    if match is None or not target[: match.start()].lower().endswith(".onnx"):
+    whole = target if match is None else target[: match.start()]
+    if match is None or not (whole.lower().endswith(".onnx") or ":" in whole):
         return target, None
-    return target[: match.start()], int(match.group(1))
+    return whole, int(match.group(1))
 
 
 def split_target(target: str) -> tuple[str, str | None]:
@@ -79,7 +80,7 @@ def why_foreign(target: str) -> str:
     """
     if is_graph(target):
         return ""
-    where, name = split_target(target)
+    where, name = split_target(split_site(target)[0])
     if not is_path(where):
         if name is None and where in {entry.name for entry in entry_points(group=ENTRY_POINTS)}:
             return ""

@@ -12,7 +12,7 @@ from candidates.exports import by_tracing
 from candidates.models.wrong_models import WRONG
 from conformance.graphs.process import Setting
 from conformance.models.candidates import describe_sites
-from conformance.models.model_call import ATTENDING, ITEM, PADDED
+from conformance.models.model_inputs import ATTENDING, ITEM, PADDED
 from conformance.models.sites import find_sites
 from conformance.models.whole_model import WholeModel, open_model
 
@@ -20,7 +20,7 @@ from conformance.models.whole_model import WholeModel, open_model
 def opened(path: Path) -> WholeModel:
     """The model in a file."""
     sites = find_sites(path)
-    return open_model(path, sites, describe_sites(sites), {})
+    return open_model(sites, describe_sites(sites), {})
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_the_polarity_of_a_mask_is_seen(
     sites = find_sites(path)
     for role in ("mask", "padding"):
         declared = {mask.name: {"role": role}}
-        model = open_model(path, sites, describe_sites(sites), declared)
+        model = open_model(sites, describe_sites(sites), declared)
         (known,) = [entry for entry in model.inputs if entry.role == "mask"]
         assert known.hides is (role == "padding")
 

@@ -10,7 +10,7 @@ from conformance.clauses.subject import Subject
 from conformance.oracle.comparison import with_relation
 from conformance.problems.materialise import materialise
 from conformance.problems.problem import MaskPlan
-from conformance.running.shrinking.control import Control, NoControlError
+from conformance.running.shrinking.smallest import Control, NoControlError
 
 COMPARED = Violation(kind="value", message="wrong", compared={"got": {"shape": [1]}})
 

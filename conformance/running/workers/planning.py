@@ -205,8 +205,7 @@ class CandidatePlan:
         """The plan as plain data."""
         candidate = self.candidate
         changed = golden.STANDARD.differences(candidate.declaration.semantics)
-        graph = candidate.graph
-        site = None if graph is None else graph.site
+        site = candidate.site
         return Loaded(
             name=candidate.name,
             target=candidate.target,

@@ -25,9 +25,8 @@ from ...errors import UsageError
 from ...graphs.server import size_text
 from ..clause_run import Progress
 from ..isolation.zygote import new_client
-from .memory import MemoryLimit
 from .messages import Event, Loaded, Order, Ready, RunOptions
-from .starvation import Patience, process_state
+from .usage import MemoryLimit, Patience, process_state
 from .worker import SAFE_PATH, SAFE_PATH_BY_US, serve
 
 DEFAULT_TIMEOUT: Final = 30.0

@@ -21,8 +21,7 @@ from .agreement import PointJudge
 from .caller import Caller, Observation, Refusal
 from .contradictions import contradictions
 from .deviations import Investigation, deviations
-from .graph_attentions import read_attentions
-from .implementation import Implementation
+from .implementation import Implementation, read_attentions
 from .investigation import behave, investigate
 from .plain_reading import PlainReading, Weights, observe, read_further, read_plain
 from .record import Findings, deviations_words, kind_words

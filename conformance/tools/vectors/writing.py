@@ -30,7 +30,7 @@ from ...oracle.oracle import Golden
 from ...problems.edges import edge_problems
 from ...problems.inputs import Inputs
 from ...running.runner import one_thread
-from ...running.shrinking.control import Control
+from ...running.shrinking.smallest import Control
 from ...running.workers.messages import package_version
 from ...running.workers.planning import ANY_SCALE
 from ...tolerance import contract_for

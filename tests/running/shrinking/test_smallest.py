@@ -12,8 +12,8 @@ from conformance.base.results import Violation
 from conformance.clauses.registry import Finding
 from conformance.clauses.subject import Subject
 from conformance.problems.problem import Problem
-from conformance.running.shrinking.control import Control
 from conformance.running.shrinking.smallest import (
+    Control,
     examine,
     same_but_for_numbers,
     same_failure,

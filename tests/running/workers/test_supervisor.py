@@ -15,8 +15,8 @@ from conformance.base.results import ClauseResult
 from conformance.errors import UsageError
 from conformance.running.clause_run import PlannedClause
 from conformance.running.workers.messages import Order, RunOptions
-from conformance.running.workers.starvation import ProcessState
 from conformance.running.workers.supervisor import Supervisor
+from conformance.running.workers.usage import ProcessState
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 

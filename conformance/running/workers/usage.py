@@ -1,4 +1,4 @@
-"""Tells a process that hangs from one that a busy machine leaves without a processor.
+"""What a process uses: one that hangs, one that a busy machine starves, one that takes much memory.
 
 The limit of a call is wall time, as one waits for it: a worker that sleeps or waits for itself uses
 nothing else. Where the limit is reached, the kernel says what its threads do.
@@ -10,10 +10,17 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Final
 
 import psutil
 
+# Of the machine's memory, where no other limit is given: the rest is for all other programs.
+SHARE: Final = 0.75
+# What a container may use, in bytes, or "max" (the kernel's documentation of cgroup v2).
+_OF_THE_CONTAINER: Final = Path("/sys/fs/cgroup/memory.max")
+_PAUSE: Final = 0.2
 # One waits for a processor or has one, one waits for the disk: neither is the candidate's fault.
 _RUNNABLE: Final = (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
 _SLICE: Final = 0.5
@@ -110,3 +117,53 @@ class Patience:
             return True
         self._asleep = 0 if now.is_runnable else self._asleep + 1
         return self._asleep >= _ASLEEP
+
+
+@cache
+def usual_limit() -> int:
+    """Bytes that a worker may take where nothing else is said."""
+    most = psutil.virtual_memory().total
+    with contextlib.suppress(OSError, ValueError):
+        most = min(most, int(_OF_THE_CONTAINER.read_text(encoding="ascii")))
+    return int(most * SHARE)
+
+
+def used_memory(pid: int, *, exactly: bool = False) -> int:
+    """Bytes that a process and its children hold; 0 for one that has ended.
+
+    What they share counts for each, unless ``exactly``, which takes longer (Linux).
+    """
+    used = 0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+                exact = exactly and psutil.LINUX
+                used += each.memory_full_info().pss if exact else each.memory_info().rss
+    return used
+
+
+class MemoryLimit:
+    """Whether a process takes more than ``most`` bytes; ``used`` is what it took when looked at."""
+
+    def __init__(
+        self, pid: int, most: int | None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.most = usual_limit() if most is None else most
+        self.pause = _PAUSE
+        self._pid, self._clock = pid, clock
+        self._looked = clock()
+        self.used = self._used()
+
+    def _used(self) -> int:
+        """Bytes held now: exactly, where what is shared may make the difference."""
+        rough = used_memory(self._pid)
+        return used_memory(self._pid, exactly=True) if rough > self.most else rough
+
+    def is_exceeded(self) -> bool:
+        """Whether it holds too much now."""
+        now = self._clock()
+        if now - self._looked < _PAUSE:
+            return False
+        self._looked, self.used = now, self._used()
+        return self.used > self.most

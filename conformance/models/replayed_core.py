@@ -1,0 +1,361 @@
+"""An attention of a torch module as a core: its recorded calls made again on other tensors."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..adapters.graph_forward import FORMS, arrange, axes_shape, mask_fits, nothing_hidden, restore
+from ..graphs.weights.wiring import UnreadableError
+from .recording import Call, Recording, Ref, Size, mapped, size_at
+from .site import is_standard
+from .torch_sites import KERNEL, PARTS, TorchMask, TorchSite
+
+_LETTERS: Final = "BHQK"
+# Sizes of the trial calls, none of them those of the recorded one if it can be: see _trial.
+_TRIAL: Final = {"B": 3, "Q": 4, "K": 6}
+# How far a number that is read off answers may lie from the one in the code, which is taken.
+_READ: Final = 1e-4
+_MOST_NUMBERS: Final = 6
+
+
+class ReplayedCore:
+    """The calls between query, key, value and the answer of one attention.
+
+    It takes ``[B, H, L, D]`` and returns them so, whatever the module's own order is. Sizes that
+    were read off tensors are those of the new ones.
+    """
+
+    def __init__(self, recording: Recording, site: TorchSite) -> None:
+        self.site = site
+        self._values = recording.values
+        self._changes = any(call.renewed for call in site.inside)
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        sinks: Tensor | None = None,
+        **masks: Any,
+    ) -> Tensor:
+        """The answer ``[B, H, Lq, Dv]``; raises what a call raises."""
+        site = self.site
+        heads = dict(zip(PARTS, (query, key, value), strict=True))
+        sizes = {
+            "B": query.shape[0],
+            "H": query.shape[1],
+            "Q": query.shape[2],
+            "K": key.shape[2],
+            "D": query.shape[3],
+        }
+        made: dict[int, Tensor] = {}
+        for part, tensor in heads.items():
+            edge = site.edges[part]
+            own = arrange(tensor, "BHLD", edge.letters)
+            made[edge.number] = own.clone() if self._changes else own
+        if site.sinks is not None:
+            own_sinks = self._values[site.sinks].tensor
+            made[site.sinks] = torch.full_like(own_sinks, -math.inf) if sinks is None else sinks
+        for mask in site.masks:
+            made[mask.number] = self._mask(mask, masks, sizes, query.dtype)
+        if masks:
+            msg = f"the attention has no place for {', '.join(masks)} of this shape"
+            raise TypeError(msg)
+        for call in site.inside:
+            self._run(call, made, sizes)
+        answer = made[site.output_value]
+        return restore(answer, site.output_letters, "BHLD", {**sizes, "L": sizes["Q"]})
+
+    def _mask(
+        self, mask: TorchMask, given: dict[str, Tensor], sizes: Mapping[str, int], dtype: Any
+    ) -> Tensor:
+        """The call's mask for this place, taken out of ``given``; else one that hides nothing."""
+        form, letters = FORMS[mask.role], self.site.mask_letters(mask)
+        handed_over = given.get(form)
+        if handed_over is not None and mask_fits(handed_over, letters, sizes):
+            del given[form]
+        else:
+            handed_over = nothing_hidden(form, axes_shape(letters, sizes))
+        if form == "bias":
+            handed_over = handed_over.to(dtype)
+        return handed_over.reshape(axes_shape(mask.axes, sizes))
+
+    def _run(self, call: Call, made: dict[int, Tensor], sizes: Mapping[str, int]) -> None:
+        shapes = _Shapes(made)
+
+        def leaf(entry: Any) -> Any:
+            if isinstance(entry, Ref):
+                known = made.get(entry.number)
+                return self._values[entry.number].tensor if known is None else known
+            if isinstance(entry, Size):
+                return size_at(entry, shapes, self._otherwise(sizes))
+            return entry
+
+        result = call.function(*mapped(call.arguments, leaf), **mapped(call.keywords, leaf))
+        for before, after in call.renewed:
+            if before in made:
+                made[after] = made[before]
+        tensors = [result] if isinstance(result, Tensor) else list(result or ())
+        made.update(zip(call.results, tensors, strict=False))
+
+    def _otherwise(self, sizes: Mapping[str, int]) -> Callable[[int], int]:
+        """What becomes of a size that was read off a tensor elsewhere."""
+        return lambda number: (
+            math.prod(sizes[x] for x in self.site.outside[number])
+            if (self.site.outside.get(number))
+            else number
+        )
+
+
+class _Shapes(Mapping[int, Sequence[int]]):
+    """The shapes of tensors by the numbers of their values."""
+
+    def __init__(self, made: Mapping[int, Tensor]) -> None:
+        self._made = made
+
+    def __getitem__(self, number: int) -> Sequence[int]:
+        return self._made[number].shape
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+def runnable(recording: Recording, site: TorchSite) -> TorchSite:
+    """The site with what only a run shows: its sizes, its scale, its cap, its own causal rule.
+
+    Raises UnreadableError where its calls do not run at other sizes.
+    """
+    if len({edge.number for edge in site.edges.values()}) < len(PARTS):
+        msg = "two of its query, key and value are one tensor"
+        raise UnreadableError(msg)
+    why = ""
+    for outside in _readings(recording, site):
+        made = replace(site, outside=outside)
+        why = _trial(ReplayedCore(recording, made), recording)
+        if not why:
+            return _read(recording, made)
+    msg = f"its calls do not run at other sizes: {why}"
+    raise UnreadableError(msg)
+
+
+def _readings(recording: Recording, site: TorchSite) -> Iterator[dict[int, str]]:
+    """What the sizes may mean that were read off tensors elsewhere."""
+    inside = {number for call in site.inside for number in call.results}
+    inside |= {edge.number for edge in site.edges.values()}
+    inside |= {mask.number for mask in site.masks}
+    numbers: set[int] = set()
+    for call in site.inside:
+        mapped((call.arguments, call.keywords), lambda leaf: _outside(leaf, inside, numbers))
+    shapes = {part: recording.values[edge.number].tensor.shape for part, edge in site.edges.items()}
+    query, key = site.edges["query"], site.edges["key"]
+    own = dict(zip(query.letters.replace("L", "Q"), shapes["query"], strict=True))
+    own["K"] = dict(zip(key.letters, shapes["key"], strict=True))["L"]
+    if "F" in own and site.heads:
+        own |= {"B": own["F"] // site.heads, "H": site.heads}
+    letters = [letter for letter in "BQK" if letter in own]
+    choices = []
+    for number in sorted(numbers):
+        fitting = ["".join(part) for n in (1, 2) for part in itertools.combinations(letters, n)]
+        good = [text for text in fitting if math.prod(own[letter] for letter in text) == number]
+        choices.append([*good, ""])
+    for chosen in itertools.product(*choices):
+        yield {n: text for n, text in zip(sorted(numbers), chosen, strict=True) if text}
+
+
+def _outside(leaf: Any, inside: set[int], numbers: set[int]) -> Any:
+    """Note the sizes that were read off tensors which are not there when the calls run again."""
+    if isinstance(leaf, Size):
+        if len(leaf.parts) == len(("value", "axis")):
+            if leaf.parts[0] not in inside:
+                numbers.add(int(leaf))
+        else:
+            for part in leaf.parts[1:]:
+                _outside(part, inside, numbers)
+    return leaf
+
+
+def _drawn(site: TorchSite, dtype: torch.dtype, sizes: Mapping[str, int]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    heads, kv_heads = site.heads or 2, site.kv_heads or 2
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    return [
+        draw(sizes["B"], heads, sizes["Q"], site.head_size),
+        draw(sizes["B"], kv_heads, sizes["K"], site.head_size),
+        draw(sizes["B"], kv_heads, sizes["K"], site.value_size),
+    ]
+
+
+def _dtype(recording: Recording, site: TorchSite) -> torch.dtype:
+    return recording.values[site.edges["query"].number].tensor.dtype
+
+
+def _trial(core: ReplayedCore, recording: Recording) -> str:
+    """Why an attention does not run at other sizes than its own, or ""."""
+    site = core.site
+    inputs = _drawn(site, _dtype(recording, site), _TRIAL)
+    try:
+        with torch.no_grad():
+            answer = core(*inputs)
+    except Exception as error:  # noqa: BLE001 (code of the user's, and any torch function)
+        return " ".join(f"{type(error).__name__}: {error}".split())[:160]
+    wanted = [*inputs[0].shape[:3], site.value_size]
+    shape = list(answer.shape)
+    return "" if shape == wanted else f"it answers {wanted} with {shape}"
+
+
+def _read(recording: Recording, site: TorchSite) -> TorchSite:
+    """The site with its scale, its cap and its causal rule as its answers show them."""
+    core = ReplayedCore(recording, site)
+    dtype = _dtype(recording, site)
+    alignment = _alignment(core, dtype)
+    scale, cap = _scale(core, dtype, _numbers(recording, site))
+    return replace(site, alignment=alignment, scale=scale, cap=cap)
+
+
+def _alignment(core: ReplayedCore, dtype: torch.dtype) -> str | None:
+    """Where the diagonal of its own causal rule lies; None where it hides nothing by itself."""
+    queries, keys = 2, 4
+    query, key, value = _drawn(core.site, dtype, {"B": 1, "Q": queries, "K": keys})
+    with torch.no_grad():
+        plain = core(query, key, value)
+        seen = torch.zeros(queries, keys, dtype=torch.bool)
+        for place in range(keys):
+            changed = value.clone()
+            changed[:, :, place] += 1
+            moved = (core(query, key, changed) - plain).abs().amax(dim=(0, 1, 3))
+            seen[:, place] = moved > torch.finfo(dtype).eps
+    for name, shift in (("top-left", 0), ("bottom-right", keys - queries)):
+        if bool((seen == torch.ones(queries, keys).tril(shift).bool()).all()):
+            return name
+    return None
+
+
+def _scale(
+    core: ReplayedCore, dtype: torch.dtype, numbers: Sequence[float]
+) -> tuple[float | None, float | None]:
+    """What the dot products are multiplied by, and where that is capped, by two readings.
+
+    The last query of two sees a key with a product and one without: the logarithm of their odds.
+    Numbers in the code that explain it are taken for what is read.
+    """
+    size = core.site.head_size
+    small = 0.5 * math.sqrt(size)
+    first = _odds(core, dtype, small)
+    if not math.isfinite(first) or not first:
+        return None, None
+    # Scores as large as the format can show the odds of: there a cap is seen.
+    large = small * -math.log(torch.finfo(dtype).tiny) / (3 * abs(first))
+    odds = [first, _odds(core, dtype, large)]
+    if not math.isfinite(odds[1]):
+        return None, None
+    bound = max(_READ, float(torch.finfo(dtype).eps) * 8)
+
+    def explains(scale: float, cap: float | None) -> bool:
+        for product, read in zip((small, large), odds, strict=True):
+            score = scale * product
+            score = score if cap is None else cap * math.tanh(score / cap)
+            if not math.isclose(score, read, rel_tol=bound):
+                return False
+        return True
+
+    standard = 1 / math.sqrt(size)
+    scales = [standard, 1.0, *_products(numbers)]
+    for cap in (None, *sorted({abs(number) for number in numbers if number})):
+        for scale in scales:
+            if explains(scale, cap):
+                return scale, cap
+    read = odds[0] / small
+    return (standard if is_standard(read, size) else read), None
+
+
+def _odds(core: ReplayedCore, dtype: torch.dtype, product: float) -> float:
+    """The score of a key whose product with the query is this one, less that of another of zero."""
+    query, key, value = _drawn(core.site, dtype, {"B": 1, "Q": 2, "K": 2})
+    query.zero_()
+    key.zero_()
+    value.zero_()
+    query[..., 0] = math.sqrt(product)
+    key[:, :, 0, 0] = math.sqrt(product)
+    value[:, :, 0] = 1
+    with torch.no_grad():
+        weights = [float(core(query, key, each)[0, 0, -1, 0]) for each in (value, 1 - value)]
+    return math.log(weights[0] / weights[1]) if min(weights) > 0 else math.nan
+
+
+def _numbers(recording: Recording, site: TorchSite) -> list[float]:
+    """The numbers in the code of an attention."""
+    found: list[float] = []
+
+    def note(leaf: Any) -> Any:
+        number: Any = leaf
+        if isinstance(leaf, Ref):
+            tensor = recording.values[leaf.number].tensor
+            number = float(tensor) if tensor.numel() == 1 else None
+        if isinstance(number, float) and number and math.isfinite(number):
+            found.append(number)
+        return leaf
+
+    for call in site.inside:
+        if call.name in ("mul", "div", "baddbmm", KERNEL):
+            mapped((call.arguments, call.keywords), note)
+    return list(dict.fromkeys(found))[:_MOST_NUMBERS]
+
+
+def _products(numbers: Sequence[float]) -> list[float]:
+    """Products of some numbers and of what divides by them."""
+    result = {1.0}
+    for number in numbers:
+        result |= {value * number for value in result} | {value / number for value in result}
+        result |= {value * number * number for value in result if number < 1}
+    return sorted(result, key=lambda value: abs(math.log(abs(value))))
+
+
+def digest(recording: Recording, site: TorchSite) -> str:
+    """The same for all attentions of a module that are the same but for weights and names."""
+    names: dict[int, str] = {edge.number: part for part, edge in site.edges.items()}
+    names |= {mask.number: f"mask {at}" for at, mask in enumerate(site.masks)}
+    for call in site.inside:
+        for number in (*call.results, *(after for _, after in call.renewed)):
+            names.setdefault(number, f"made {len(names)}")
+
+    def shown(leaf: Any) -> Any:
+        if isinstance(leaf, Ref):
+            tensor = recording.values[leaf.number].tensor
+            alone = f"{tensor.dtype} {tensor.item()}" if tensor.numel() == 1 else "tensor"
+            return names.get(leaf.number, alone)
+        if isinstance(leaf, Size):
+            if len(leaf.parts) > len(("value", "axis")):
+                return [leaf.parts[0].__name__, *map(shown, leaf.parts[1:])]
+            known = leaf.parts[0] in names
+            return (
+                f"{names[leaf.parts[0]]}@{leaf.parts[1]}"
+                if known
+                else site.outside.get(int(leaf), str(int(leaf)))
+            )
+        return leaf
+
+    parts = [
+        [(part, edge.letters) for part, edge in site.edges.items()],
+        [(mask.role, mask.axes) for mask in site.masks],
+        [site.heads, site.kv_heads, site.head_size, site.value_size, site.output_letters],
+        [
+            (call.name, mapped(call.arguments, shown), mapped(call.keywords, shown))
+            for call in site.inside
+        ],
+    ]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -1,0 +1,294 @@
+"""What enters an attention of a recorded module: its products and the heads behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from torch import Tensor
+
+from ..graphs.weights.wiring import UnreadableError
+from .recording import Call, Ref, Value, references
+
+# Calls that change a tensor's format or its place in memory, and nothing else.
+CASTS: Final = frozenset(
+    "to float double half bfloat16 type_as contiguous clone dropout detach".split()
+)
+_RESHAPES: Final = frozenset("view reshape flatten unflatten unsafe_view".split())
+_FULL: Final = (set("BHLD"), set("FLD"))
+
+
+def shown_call(call: Call) -> str:
+    """``matmul (modeling_bert.py:125)``."""
+    return f"{call.name} ({call.line})" if call.line else call.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchEdge:
+    """A tensor of heads where it enters an attention: its value and one letter an axis.
+
+    heads
+        How many heads it has, 0 where items and heads are one axis.
+    scaled
+        Whether it is multiplied by a number on the way.
+    """
+
+    number: int
+    letters: str
+    heads: int = 0
+    scaled: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """A product of two tensors, with a letter for each axis of both and of the result."""
+
+    call: Call
+    operands: tuple[int, int]
+    letters: tuple[str, str, str]
+
+
+class Edges:
+    """Reads products and edges in a recording."""
+
+    def __init__(self, values: Sequence[Value]) -> None:
+        self._values = values
+
+    def product(self, call: Call) -> Product:
+        """The operands and axes of a product; raises UnreadableError."""
+        arguments = list(call.arguments)
+        if call.name == "einsum":
+            equation, *rest = arguments
+            operands = list(rest[0]) if rest and isinstance(rest[0], (list, tuple)) else rest
+            sides, arrow, result = str(equation).replace(" ", "").partition("->")
+            letters = (*sides.split(","), result)
+            if not arrow or len(operands) != 2 or "." in equation:  # noqa: PLR2004 (two operands)
+                msg = f"its product is einsum({equation!r})"
+                raise UnreadableError(msg)
+            numbers = tuple(operand.number for operand in operands)
+            return Product(call=call, operands=numbers, letters=letters)  # type: ignore[arg-type]  # two and three
+        if call.name == "baddbmm":
+            arguments = arguments[1:] or [call.keywords["batch1"], call.keywords["batch2"]]
+            if len(arguments) < 2:  # noqa: PLR2004 (two operands)
+                arguments = [call.keywords["batch1"], call.keywords["batch2"]]
+        else:
+            arguments += [
+                call.keywords[name] for name in ("other", "mat2") if name in call.keywords
+            ]
+        if getattr(call.function, "__name__", "") == "__rmatmul__":
+            arguments.reverse()
+        one, other = (argument.number for argument in arguments[:2])
+        rank = self._tensor(call.results[0]).dim()
+        if {self._tensor(one).dim(), self._tensor(other).dim()} != {rank}:
+            msg = f"the operands of its product have not as many axes as the result, {rank}"
+            raise UnreadableError(msg)
+        lead = "uvwxyz"[: rank - 2]
+        return Product(
+            call=call, operands=(one, other), letters=(f"{lead}qd", f"{lead}dk", f"{lead}qk")
+        )
+
+    def edges(self, operands: Mapping[str, tuple[int, str]]) -> dict[str, TorchEdge]:
+        """The heads behind each operand; repeated ones as they are where keys and values differ."""
+        edges = {
+            part: self._edge(*operand, grouped=part != "query")
+            for part, operand in operands.items()
+        }
+        if edges["key"].heads != edges["value"].heads:
+            edges = {
+                part: self._edge(*operand, grouped=False) for part, operand in operands.items()
+            }
+        return edges
+
+    def size(self, edge: TorchEdge) -> int:
+        """The size of a head."""
+        shape = self._tensor(edge.number).shape
+        if "M" in edge.letters:
+            return int(shape[-1]) // edge.heads
+        return int(shape[edge.letters.index("D")])
+
+    def _edge(self, number: int, letters: str, *, grouped: bool) -> TorchEdge:
+        """The heads behind an operand: above turns, casts, numbers and repetitions for groups."""
+        here = best = self._counted(TorchEdge(number=number, letters=letters))
+        while True:
+            call = self._values[here.number].made_by
+            above = None if call is None else self._above(call, here, grouped=grouped)
+            if above is None:
+                return best
+            here = self._counted(above)
+            packed = "M" in here.letters and here.scaled and not best.scaled
+            if packed or set(here.letters) in _FULL:
+                best = here
+
+    def _counted(self, edge: TorchEdge) -> TorchEdge:
+        """The edge with its number of heads, where it has an axis of them."""
+        at = edge.letters.find("H")
+        if at < 0:
+            return edge
+        return replace(edge, heads=int(self._tensor(edge.number).shape[at]))
+
+    def _above(self, call: Call, here: TorchEdge, *, grouped: bool) -> TorchEdge | None:
+        """The edge above a call that moves, repeats or multiplies by a number alone; else None."""
+        source = _first_tensor(call)
+        if source is None:
+            return None
+        before, after = self._tensor(source).shape, self._tensor(here.number).shape
+        name, letters = call.name, here.letters
+        if name in CASTS:
+            return replace(here, number=source)
+        if name in ("mul", "div"):
+            return self._unscaled(call, here)
+        order = _order(call, len(letters))
+        if order is not None:
+            turned = [""] * len(letters)
+            for at, place in enumerate(order):
+                turned[place] = letters[at]
+            return replace(here, number=source, letters="".join(turned))
+        read = _reshaped if name in _RESHAPES else _STEPS.get(name)
+        found = None if read is None else read(call, letters, list(before), list(after))
+        repeats = found is not None and (
+            len(found) > len("BHLD") or ("H" in found and name in ("expand", "repeat_interleave"))
+        )
+        if found is None or (repeats and not grouped):
+            return None
+        return replace(here, number=source, letters=found)
+
+    def _unscaled(self, call: Call, here: TorchEdge) -> TorchEdge | None:
+        """The edge above a product with one number, or a division by it."""
+        factors = [at for at, entry in enumerate(call.arguments) if self._is_number(entry)]
+        operands = [entry for entry in call.arguments if not self._is_number(entry)]
+        fits = len(factors) == 1 and (call.name == "mul" or factors == [1]) and len(operands) == 1
+        return replace(here, number=operands[0].number, scaled=True) if fits else None
+
+    def _is_number(self, entry: Any) -> bool:
+        """Whether an argument is one number that no input of the module changes."""
+        if isinstance(entry, Ref):
+            value = self._values[entry.number]
+            return value.tensor.numel() == 1 and not value.above
+        return isinstance(entry, (int, float))
+
+    def _tensor(self, number: int) -> Tensor:
+        return self._values[number].tensor
+
+
+def leading(rank: int) -> str:
+    """The letters of the axes before queries and keys, in scores of so many axes."""
+    return "BH" if rank == len("BHLD") else "F"
+
+
+def kinds_of(product: Product, weights: int) -> str:
+    """What the axes of the weights are: ``BHQK`` or ``FQK`` in some order."""
+    own, other = product.letters[weights], product.letters[1 - weights]
+    result = product.letters[2]
+    summed = [axis for axis in own if axis not in result]
+    queries = [axis for axis in own if axis in result and axis not in other]
+    lead = [axis for axis in own if axis in result and axis in other]
+    if len(summed) != 1 or len(queries) != 1 or len(lead) not in (1, 2):
+        msg = f"the axes of its product {shown_call(product.call)} cannot be told"
+        raise UnreadableError(msg)
+    names = {summed[0]: "K", queries[0]: "Q", **dict(zip(lead, leading(len(own)), strict=True))}
+    return "".join(names[axis] for axis in own)
+
+
+def _first_tensor(call: Call) -> int | None:
+    return next(references((call.arguments, call.keywords)), None)
+
+
+def _numbers(call: Call) -> list[int]:
+    """The whole numbers that a method is called with after its tensor."""
+    rest = call.arguments[1:]
+    if len(rest) == 1 and isinstance(rest[0], (tuple, list)):
+        rest = tuple(rest[0])
+    return [int(entry) for entry in rest if isinstance(entry, int)]
+
+
+def _order(call: Call, rank: int) -> list[int] | None:
+    """For a call that turns axes which axis of its operand each of the result is; else None."""
+    numbers = _numbers(call) or [
+        call.keywords[name] for name in ("dim0", "dim1") if name in call.keywords
+    ]
+    order = list(range(rank))
+    if call.name in ("transpose", "swapaxes", "swapdims") and len(numbers) == len("ab"):
+        one, other = (number % rank for number in numbers)
+        order[one], order[other] = other, one
+        return order
+    if call.name in ("mT", "adjoint", "mH"):
+        return [*order[:-2], order[-1], order[-2]]
+    if call.name == "permute":
+        numbers = numbers or list(call.keywords.get("dims", ()))
+        return [number % rank for number in numbers] if len(numbers) == rank else None
+    return None
+
+
+def _reshaped(_call: Call, letters: str, before: list[int], after: list[int]) -> str | None:
+    """The letters above a call that puts axes together or takes them apart."""
+    if before == after:
+        return letters
+    at = letters.find("H")
+    packed = len(before) == len("BLM") and letters in ("BLHD", "LBHD")
+    if packed and [*before[:2], after[2] * after[3]] == [*after[:2], before[2]]:
+        return f"{letters[:2]}M"
+    if len(before) == len("BHLD") and letters[0] == "F" and before[2:] == after[1:]:
+        return f"BH{letters[1:]}"
+    if len(before) == len("FLD") and letters[:2] == "BH" and before[1:] == after[2:]:
+        return f"F{letters[2:]}"
+    if len(before) == len(after) + 1 and at >= 0 and len(after) == len("BHLD"):
+        joined = [*before[:at], before[at] * before[at + 1], *before[at + 2 :]]
+        return f"{letters[:at]}xy{letters[at + 1 :]}" if joined == after else None
+    return None
+
+
+def _expanded(_call: Call, letters: str, before: list[int], after: list[int]) -> str | None:
+    """The letters above a call that repeats heads for their group."""
+    if len(before) != len(after):
+        return None
+    grown = [at for at, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
+    if not grown and "x" not in letters:
+        return letters
+    if len(grown) > 1 or (grown and before[grown[0]] != 1):
+        return None
+    if "x" in letters:
+        at = (
+            grown[0]
+            if grown
+            else next(
+                (place for place in (letters.find("x"), letters.find("y")) if before[place] == 1),
+                -1,
+            )
+        )
+        if at < 0 or letters[at] not in "xy":
+            return None
+        other = "y" if letters[at] == "x" else "x"
+        return letters.replace(letters[at], "G").replace(other, "H")
+    return letters if letters[grown[0]] == "H" else None
+
+
+def _repeated(_call: Call, letters: str, before: list[int], after: list[int]) -> str | None:
+    if len(before) != len(after):
+        return None
+    grown = [at for at, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
+    return letters if [letters[at] for at in grown] in ([], ["H"]) else None
+
+
+def _without_group(call: Call, letters: str, before: list[int], after: list[int]) -> str | None:
+    """The letters above a call that puts an axis of one in, for the heads of a group."""
+    at = letters.find("G")
+    if at < 0 or after[at] != 1 or [*after[:at], *after[at + 1 :]] != before:
+        return None
+    if call.name == "getitem":
+        index = call.arguments[1]
+        entries = index if isinstance(index, (tuple, list)) else [index]
+        plain = [None, Ellipsis, slice(None), slice(None, None, None)]
+        if any(not (entry is None or entry is Ellipsis or entry in plain) for entry in entries):
+            return None
+    return letters.replace("G", "")
+
+
+_STEPS: Final = {
+    "expand": _expanded,
+    "broadcast_to": _expanded,
+    "repeat": _repeated,
+    "repeat_interleave": _repeated,
+    "getitem": _without_group,
+    "unsqueeze": _without_group,
+}

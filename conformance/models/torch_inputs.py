@@ -1,0 +1,424 @@
+"""How a torch module is called as a whole model: which parameters are tokens, masks, features.
+
+A parameter's role follows from its name, or from what the module answers: the first meaning of the
+parameters without defaults in which a call is answered.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..errors import UsageError
+from ..graphs.protocol import Array
+from ..graphs.reading import MODEL_ROLES
+from .model_inputs import ModelInput, UnknownInputError, sequences_of
+from .recording import Recording, record, tensors_in
+
+# Optional parameters that are given: they are masks, positions and what a model needs to answer.
+_OPTIONAL: Final = frozenset({"input_ids", "attention_mask", "position_ids", "decoder_input_ids"})
+_PADDING: Final = "key_padding_mask"
+_SWITCHED_OFF: Final = ("use_cache",)
+_PICTURES: Final = (32, 16, 64, 224, 28, 8)
+_DURATIONS: Final = (40, 16, 64, 100, 3000)
+_MOST_WIDTHS: Final = 8
+_MOST_TRIALS: Final = 400
+_BATCH: Final = 2
+_LENGTHS: Final = (5, 8, 16)
+_TAKES: Final = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.KEYWORD_ONLY,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchCalling:
+    """How a module is called.
+
+    fixed
+        Keywords that every call gets, such as ``use_cache=False``.
+    sequence_first
+        Whether features are ``[L, B, E]``, as torch's own modules take them by default.
+    """
+
+    inputs: tuple[ModelInput, ...]
+    fixed: Mapping[str, Any]
+    dtype: torch.dtype
+    sequence_first: bool = False
+
+    def arguments(self, feeds: Mapping[str, Array]) -> dict[str, Any]:
+        """The keywords of a call with these values of its inputs."""
+        return {name: self._tensor(name, value) for name, value in feeds.items()} | dict(self.fixed)
+
+    def _tensor(self, name: str, value: Array) -> Tensor:
+        tensor = torch.from_numpy(np.array(value))
+        if tensor.is_floating_point():
+            tensor = tensor.to(self.dtype)
+        role = next(entry.role for entry in self.inputs if entry.name == name)
+        return tensor.transpose(0, 1) if self.sequence_first and role == "features" else tensor
+
+    def answers(self, answer: Any) -> dict[str, Array]:
+        """The tensors that the module returned, by name."""
+        return {
+            name: as_array(
+                tensor.transpose(0, 1) if self.sequence_first and tensor.dim() > 2 else tensor  # noqa: PLR2004 (with tokens)
+            )
+            for name, tensor in named_answers(answer)
+        }
+
+
+def as_array(tensor: Tensor) -> Array:
+    """A tensor as an array; bfloat16 is none of numpy's formats and becomes float32."""
+    tensor = tensor.detach().cpu()
+    return np.asarray((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy())
+
+
+def named_answers(answer: Any) -> Iterator[tuple[str, Tensor]]:
+    """What a module returned: fields by their names, else ``output`` and ``output_1`` and so on."""
+    if isinstance(answer, Mapping):
+        for name, part in answer.items():
+            yield from ((str(name), tensor) for tensor in tensors_in(part))
+        return
+    for place, tensor in enumerate(tensors_in(answer)):
+        yield (f"output_{place}" if place else "output"), tensor
+
+
+def torch_calling(
+    module: nn.Module, declared: Mapping[str, Mapping[str, Any]]
+) -> tuple[TorchCalling, Recording]:
+    """How a module is called, and one such call.
+
+    Raises UnknownInputError where nothing says what a parameter is, UsageError for a declaration
+    that contradicts the module.
+    """
+    parameters = inspect.signature(module.forward).parameters
+    _check_declared(module, parameters, declared)
+    wanted = [
+        parameter
+        for parameter in parameters.values()
+        if parameter.kind in _TAKES and (_is_given(parameter) or parameter.name in declared)
+    ]
+    if not wanted:
+        msg = "its forward names no input"
+        raise UnknownInputError(msg)
+    fixed = {name: False for name in _SWITCHED_OFF if name in parameters}
+    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    batch_first = all(getattr(part, "batch_first", True) for part in module.modules())
+    orders, refusal = (False,) if batch_first else (False, True), ""
+    without_effect: tuple[TorchCalling, Recording] | None = None
+    for optional in _subsets([p for p in wanted if not _is_required(p, declared)]):
+        taken = [p.name for p in wanted if _is_required(p, declared) or p in optional]
+        meanings = [_meanings(module, name, declared.get(name, {})) for name in taken]
+        for chosen in itertools.islice(itertools.product(*meanings), _MOST_TRIALS):
+            inputs = tuple(_along(dict(zip(taken, chosen, strict=True))))
+            if not any(entry.role in ("tokens", "features", "image") for entry in inputs):
+                continue
+            for length, turned in itertools.product(_LENGTHS, orders):
+                calling = TorchCalling(
+                    inputs=inputs, fixed=fixed, dtype=dtype, sequence_first=turned
+                )
+                made, why = _tried(module, calling, length)
+                if made is None or not _chooses(made, calling):
+                    refusal = refusal or why
+                elif _masks_show(module, calling, length):
+                    return _completed(module, calling, made, declared)
+                else:
+                    without_effect = without_effect or (calling, made)
+    if without_effect is not None:
+        return _completed(module, *without_effect, declared)
+    said = f": it says {refusal}" if refusal else ""
+    msg = (
+        f"no call of it is answered{said}; declare its inputs: conformance.model("
+        f"module, inputs={{{wanted[0].name!r}: {{'role': …}}}}) with the roles "
+        f"{', '.join(MODEL_ROLES)}"
+    )
+    raise UnknownInputError(msg)
+
+
+def _check_declared(
+    module: nn.Module,
+    parameters: Mapping[str, inspect.Parameter],
+    declared: Mapping[str, Mapping[str, Any]],
+) -> None:
+    for name, entry in declared.items():
+        if name not in parameters:
+            known = ", ".join(parameters)
+            msg = (
+                f"inputs names {name!r}, which the forward of {type(module).__name__} lacks: it "
+                f"has {known}"
+            )
+            raise UsageError(msg)
+        if entry.get("role") not in MODEL_ROLES or entry.get("role") == "past":
+            roles = ", ".join(role for role in MODEL_ROLES if role != "past")
+            msg = f"inputs gives {name!r} the role {entry.get('role')!r}: give one of {roles}"
+            raise UsageError(msg)
+
+
+def _is_given(parameter: inspect.Parameter) -> bool:
+    if parameter.default is inspect.Parameter.empty:
+        return True
+    own = parameter.name in _OPTIONAL or parameter.name.endswith(_PADDING)
+    return own and parameter.default is None and not parameter.name.startswith("tgt")
+
+
+def _is_required(parameter: inspect.Parameter, declared: Mapping[str, Any]) -> bool:
+    return parameter.default is inspect.Parameter.empty or parameter.name in declared
+
+
+def _subsets(optional: Sequence[inspect.Parameter]) -> Iterator[Sequence[inspect.Parameter]]:
+    """All of some parameters, then all but one, and so on: what a module refuses is left out."""
+    for number in range(len(optional), -1, -1):
+        yield from itertools.combinations(optional, number)
+
+
+@dataclass(frozen=True)
+class _Meaning:
+    """What a parameter may be: its role, its shape in letters or sizes, and its format."""
+
+    role: str
+    shape: tuple[Any, ...]
+    kind: str
+
+
+_IDS: Final = _Meaning("tokens", ("batch", "length"), "int64")
+_MASKS: Final = (
+    _Meaning("mask", ("batch", "length"), "int64"),
+    _Meaning("mask", ("batch", "length"), "bool"),
+    _Meaning("mask", ("batch", "length"), "float32"),
+    _Meaning("mask", ("batch", 1, 1, "length"), "bool"),
+)
+
+
+# By a part of a name, the first that fits.
+_BY_NAME: Final[Mapping[str, Sequence[_Meaning]]] = {
+    _PADDING: [_Meaning("padding", ("batch", "length"), "bool")],
+    "mask": _MASKS,
+    "position": [replace(_IDS, role="positions")],
+    "type": [replace(_IDS, role="types")],
+    "segment": [replace(_IDS, role="types")],
+    "ids": [_IDS],
+}
+
+
+def _meanings(module: nn.Module, name: str, entry: Mapping[str, Any]) -> list[_Meaning]:
+    """What a parameter may be, the likeliest first."""
+    joined = name.lower()
+    if entry:
+        return _declared_meanings(module, entry)
+    for word, meanings in _BY_NAME.items():
+        if word in joined:
+            return list(meanings)
+    pictures, features = _pictures(module), _features(module)
+    if any(word in joined for word in ("pixel", "image", "input_features")):
+        return pictures or features
+    embeds = any(isinstance(part, nn.Embedding) for part in module.modules())
+    ids = [_IDS] if embeds else []
+    return [*ids, *features, *pictures, *_MASKS]
+
+
+def _declared_meanings(module: nn.Module, entry: Mapping[str, Any]) -> list[_Meaning]:
+    role = str(entry["role"])
+    sizes = entry.get("shape")
+    if role in ("mask", "padding"):
+        return [replace(meaning, role=role) for meaning in _MASKS]
+    if role in ("tokens", "positions", "types"):
+        return [replace(_IDS, role=role)]
+    if sizes is not None:
+        whole = ("batch", *sizes) if role == "image" else ("batch", "length", *sizes)
+        return [_Meaning(role, whole, "float32")]
+    return _features(module) if role == "features" else _pictures(module)
+
+
+def _features(module: nn.Module) -> list[_Meaning]:
+    """Tokens as vectors, of each width that a part of the module takes."""
+    widths: dict[int, None] = {}
+    for part in module.modules():
+        for name in ("embed_dim", "d_model", "in_features", "normalized_shape"):
+            size = getattr(part, name, None)
+            size = size[-1] if isinstance(size, (tuple, list)) and size else size
+            if isinstance(size, int):
+                widths.setdefault(size)
+    first = list(widths)[:_MOST_WIDTHS]
+    return [_Meaning("features", ("batch", "length", width), "float32") for width in first]
+
+
+def _pictures(module: nn.Module) -> list[_Meaning]:
+    """Pictures and sounds of the sizes that a configuration says, or that a convolution takes."""
+    config = getattr(module, "config", None)
+    bins, places = (
+        getattr(config, name, None) for name in ("num_mel_bins", "max_source_positions")
+    )
+    shapes: list[tuple[int, ...]] = []
+    if isinstance(bins, int) and isinstance(places, int):
+        shapes.append((bins, 2 * places))
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d):
+            own = getattr(config, "image_size", None)
+            sizes = [own] if isinstance(own, int) else [*_own_sizes(module), *_PICTURES]
+            shapes += [(part.in_channels, size, size) for size in sizes]
+            break
+        if isinstance(part, nn.Conv1d) and not shapes:
+            shapes += [(part.in_channels, size) for size in _DURATIONS]
+            break
+    return [_Meaning("image", ("batch", *shape), "float32") for shape in shapes]
+
+
+def _own_sizes(module: nn.Module) -> list[int]:
+    sizes = (getattr(module, name, None) for name in ("image_size", "img_size", "resolution"))
+    return [size for size in sizes if isinstance(size, int)]
+
+
+def _along(meanings: Mapping[str, _Meaning]) -> Iterator[ModelInput]:
+    """The inputs with the sequences along which they lie; raises UnknownInputError."""
+    shapes = {
+        name: (meaning.shape[0], "answers" if _answers(name) else meaning.shape[-1])
+        if meaning.role == "mask"
+        else tuple(
+            "answers" if size == "length" and _answers(name) else size for size in meaning.shape
+        )
+        for name, meaning in meanings.items()
+    }
+    along = sequences_of(shapes, {name: meaning.role for name, meaning in meanings.items()})
+    for name, meaning in meanings.items():
+        hides = meaning.role == "padding"
+        yield ModelInput(
+            name=name,
+            role="mask" if hides else meaning.role,
+            along=along.get(name),
+            shape=meaning.shape,
+            dtype=np.dtype(meaning.kind),
+            count=2 if meaning.role == "tokens" else 0,
+            hides=hides,
+        )
+
+
+def _answers(name: str) -> bool:
+    return name.lower().startswith(("decoder", "tgt", "target"))
+
+
+def _tried(module: nn.Module, calling: TorchCalling, length: int) -> tuple[Recording | None, str]:
+    """A recorded call with inputs of these meanings, or why it is not answered."""
+    generator = np.random.default_rng(0)
+    feeds = {e.name: e.drawn(_BATCH, length, None, generator) for e in calling.inputs}
+    try:
+        recording = record(module, calling.arguments(feeds))
+        answers = calling.answers(recording.answer)
+    except Exception as error:  # noqa: BLE001 (whatever the user's module raises)
+        return None, " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    if not any(value.dtype.kind == "f" and value.ndim for value in answers.values()):
+        return None, "nothing that is a tensor of floats"
+    return recording, ""
+
+
+def _chooses(made: Recording, calling: TorchCalling) -> bool:
+    """Whether everything that is called ids chooses rows of a table."""
+    return all(
+        entry.name.lower().endswith("ids") or _tables(made, entry.name)
+        for entry in calling.inputs
+        if entry.role == "tokens"
+    )
+
+
+def _masks_show(module: nn.Module, calling: TorchCalling, length: int) -> bool:
+    """Whether each mask changes some answer."""
+    masks = [entry.name for entry in calling.inputs if entry.role == "mask"]
+    plain = _answers_to(module, calling, length, "")
+    for name in masks:
+        other = _answers_to(module, calling, length, name)
+        same = [np.array_equal(plain[key], value, equal_nan=True) for key, value in other.items()]
+        if all(same):
+            return False
+    return True
+
+
+def _answers_to(
+    module: nn.Module, calling: TorchCalling, length: int, hiding: str
+) -> dict[str, Array]:
+    """The answers to a drawn call in which one mask, if any, says otherwise for the first token."""
+    generator = np.random.default_rng(0)
+    feeds = {e.name: e.drawn(_BATCH, length, None, generator) for e in calling.inputs}
+    if hiding:
+        value = feeds[hiding].copy()
+        value[..., 0] = 1 - value[..., 0].astype(np.int64)
+        feeds[hiding] = value
+    try:
+        with torch.no_grad():
+            return calling.answers(module(**calling.arguments(feeds)))
+    except Exception:  # noqa: BLE001 (whatever the user's module raises)
+        return {}
+
+
+def _completed(
+    module: nn.Module,
+    calling: TorchCalling,
+    made: Recording,
+    declared: Mapping[str, Mapping[str, Any]],
+) -> tuple[TorchCalling, Recording]:
+    """The calling with its vocabularies and the order of its axes."""
+    inputs = []
+    for entry in calling.inputs:
+        if entry.role == "tokens":
+            count = int(declared.get(entry.name, {}).get("vocabulary", 0)) or _vocabulary(
+                made, entry.name
+            )
+            inputs.append(replace(entry, count=count))
+        else:
+            inputs.append(entry)
+    calling = replace(calling, inputs=tuple(inputs))
+    if not calling.sequence_first and _is_sequence_first(module, calling):
+        turned = replace(calling, sequence_first=True)
+        again, _ = _tried(module, turned, _LENGTHS[0])
+        if again is not None:
+            return turned, again
+    return calling, made
+
+
+def _vocabulary(recording: Recording, name: str) -> int:
+    """How many ids there are: the rows of the smallest table that they choose from."""
+    return min(_tables(recording, name), default=2)
+
+
+def _tables(recording: Recording, name: str) -> list[int]:
+    """The rows of each table that an input chooses from."""
+    rows = []
+    for call in recording.calls:
+        if call.name != "embedding":
+            continue
+        index, table = (recording.values[number] for number in call.reads[:2])
+        own = next(v for v in recording.values if v.kind == "input" and v.above == {name})
+        if (
+            index.above == {name}
+            and index.tensor.shape == own.tensor.shape
+            and torch.equal(index.tensor, own.tensor)
+        ):
+            rows.append(int(table.tensor.shape[0]))
+    return rows
+
+
+def _is_sequence_first(module: nn.Module, calling: TorchCalling) -> bool:
+    """Whether items of the first axis change each other: it is that of tokens."""
+    takes = [entry for entry in calling.inputs if entry.role == "features"]
+    if not takes or all(getattr(part, "batch_first", True) for part in module.modules()):
+        return False
+    generator = np.random.default_rng(0)
+    feeds = {e.name: e.drawn(_BATCH, _LENGTHS[0], None, generator) for e in calling.inputs}
+    answers = []
+    for change in (0.0, 1.0):
+        for entry in takes:
+            feeds[entry.name] = feeds[entry.name].copy()
+            feeds[entry.name][1] += change
+        try:
+            with torch.no_grad():
+                made = module(**calling.arguments(feeds))
+        except Exception:  # noqa: BLE001 (whatever the user's module raises)
+            return True
+        answers.append(next(iter(calling.answers(made).values()))[0])
+    return bool(np.abs(answers[0] - answers[1]).max() > 0)

@@ -1,0 +1,433 @@
+"""A torch module that is a whole model: recognised, run, and every attention in it a candidate."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .._golden import golden
+from ..adapters.graph_forward import FORMS
+from ..base.record import SiteEntry
+from ..declare.candidate import Candidate
+from ..declare.decorators import core
+from ..errors import UsageError
+from ..graphs.process import DEFAULT, Setting
+from ..graphs.protocol import Array, GraphRefused
+from ..graphs.weights.wiring import UnreadableError
+from .candidates import promised_semantics, whole_candidate
+from .in_place import HIDES, Activations, as_heads, assembled
+from .mask_facts import rule_of
+from .model_inputs import UnknownInputError
+from .recording import Recording, record
+from .replayed_core import ReplayedCore, digest, runnable
+from .torch_inputs import TorchCalling, as_array, torch_calling
+from .torch_sites import PARTS, TorchSite, TorchUncut, find_torch_sites
+from .whole_model import WholeModel, measured_model
+
+# Bytes of weights that are nudged at most, the smallest first: as for graphs.
+_NUDGED: Final = 1 << 26
+_NORMS: Final = frozenset("layer_norm rms_norm group_norm batch_norm instance_norm rsqrt".split())
+_BENDS: Final = frozenset(
+    "gelu relu silu tanh sigmoid elu softplus mish leaky_relu hardswish selu celu glu".split()
+)
+_SUMS: Final = frozenset({"add"})
+# A residual sum, a normalisation, a bend: of one of them alone an attention may be made, too.
+_ENOUGH: Final = 2
+_MANY_MATRICES: Final = 5
+
+
+class TorchEngine:
+    """A module of torch as what runs a whole model."""
+
+    def __init__(self, module: nn.Module, calling: TorchCalling, shown: str) -> None:
+        self.module, self.calling, self.shown = module, calling, shown
+        self.quantised = self.rounds_to_integers = False
+        self.sites: tuple[TorchSite, ...] = ()
+        self.recording = Recording()
+        self._weights: dict[int, list[tuple[Tensor, Tensor]]] = {}
+
+    def run(
+        self, feeds: Mapping[str, Array], *, setting: Setting = DEFAULT, taps: Sequence[str] = ()
+    ) -> dict[str, Array]:
+        """Every answer by name, and those of attentions; raises GraphRefused for any exception.
+
+        With ``level="disabled"`` without torch's own fast paths for whole layers.
+        """
+        with self._nudged(setting.nudge), _refusing():
+            if not taps and setting.level != "disabled":
+                with torch.no_grad():
+                    return self.calling.answers(self.module(**self.calling.arguments(feeds)))
+            recording = self._recorded(feeds)
+            answers = self.calling.answers(recording.answer)
+        by_name = {site.output: site for site in self._placed(recording)}
+        for name in taps:
+            if name in by_name:
+                answers[name] = as_array(recording.values[by_name[name].output_value].tensor)
+        return answers
+
+    def in_place(self, feeds: Mapping[str, Array]) -> Iterator[tuple[int, Activations]]:
+        """What enters and leaves each attention in a call, by its index; raises GraphRefused."""
+        with _refusing():
+            recording = self._recorded(feeds)
+        for site in self._placed(recording):
+            inside = torch_activations(recording, site)
+            if inside is not None:
+                yield site.index, inside
+
+    def key_inputs(self, index: int) -> frozenset[str]:
+        """The inputs that keys are computed from; what was made out of sight counts as another."""
+        above = self.recording.values[self.sites[index].edges["key"].number].above
+        return frozenset(name or "" for name in above)
+
+    def table_sizes(self) -> frozenset[int]:
+        """The sizes of weights: a table of positions ends where lengths end."""
+        tensors = (*self.module.parameters(), *self.module.buffers())
+        return frozenset(int(size) for tensor in tensors for size in tensor.shape)
+
+    def _recorded(self, feeds: Mapping[str, Array]) -> Recording:
+        return record(self.module, self.calling.arguments(feeds))
+
+    def _placed(self, recording: Recording) -> Iterator[TorchSite]:
+        """The attentions of a call, each with the index that it has in the model."""
+        every, _ = find_torch_sites(recording)
+        waiting: dict[str, list[TorchSite]] = {}
+        for site in every:
+            waiting.setdefault(site.scope, []).append(site)
+        for own in self.sites:
+            same = waiting.get(own.scope)
+            if same:
+                yield dataclasses.replace(same.pop(0), index=own.index)
+
+    @contextmanager
+    def _nudged(self, seed: int) -> Iterator[None]:
+        """The module with each number of its weights changed by one unit in the last place."""
+        if not seed:
+            yield
+            return
+        if seed not in self._weights:
+            self._weights[seed] = list(self._moved(seed))
+        before = [(weight, weight.data) for weight, _ in self._weights[seed]]
+        try:
+            for weight, moved in self._weights[seed]:
+                weight.data = moved
+            yield
+        finally:
+            for weight, own in before:
+                weight.data = own
+
+    def _moved(self, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        generator = torch.Generator().manual_seed(seed)
+        every = (*self.module.parameters(), *self.module.buffers())
+        left = _NUDGED
+        for weight in sorted(every, key=lambda tensor: tensor.numel()):
+            left -= weight.numel() * weight.element_size()
+            if not weight.is_floating_point() or left < 0 or weight.is_meta:
+                continue
+            signs = torch.randint(0, 2, weight.shape, generator=generator) * 2 - 1
+            step = signs.to(weight.device, weight.dtype) * torch.finfo(weight.dtype).eps
+            moved = weight.data * (1 + step)
+            yield weight, torch.where(moved.isfinite(), moved, weight.data)
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Turn whatever the user's module raises into GraphRefused."""
+    try:
+        yield
+    except Exception as error:
+        raise GraphRefused(" ".join(f"{type(error).__name__}: {error}".split())) from error
+
+
+def torch_activations(recording: Recording, site: TorchSite) -> Activations | None:
+    """An attention in its place; None where it cannot be put in order, or is in bfloat16."""
+    values = recording.values
+    tensors = {part: values[site.edges[part].number].tensor for part in PARTS}
+    if any(tensor.dtype == torch.bfloat16 for tensor in tensors.values()):
+        return None
+    heads = {"query": site.heads, "key": site.kv_heads, "value": site.kv_heads}
+    parts = {
+        part: as_heads(as_array(tensor), site.edges[part].letters, heads[part])
+        for part, tensor in tensors.items()
+    }
+    answer = as_heads(as_array(values[site.output_value].tensor), site.output_letters, site.heads)
+    masks = [(mask, as_array(values[mask.number].tensor)) for mask in site.masks]
+    causal = "top-left" if site.causal else site.alignment
+    sinks = None if site.sinks is None else as_array(values[site.sinks].tensor)
+    return assembled(parts, answer, masks, site.heads, causal=causal, sinks=sinks)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TorchModel:
+    """A module that is more than one attention, ready to be judged."""
+
+    model: WholeModel
+    engine: TorchEngine
+    uncut: tuple[TorchUncut, ...]
+
+
+def may_be_model(module: nn.Module) -> bool:
+    """Whether a module has parts that no attention needs: then it is run to see what it is."""
+    parts = list(module.modules())
+    names = {type(part).__name__ for part in parts}
+    matrices = sum(isinstance(part, nn.Linear) for part in parts)
+    attentions = sum(isinstance(part, nn.MultiheadAttention) for part in parts)
+    others = (nn.Embedding, nn.Conv1d, nn.Conv2d)
+    return (
+        matrices >= _MANY_MATRICES
+        or attentions > 1
+        or any(isinstance(part, others) for part in parts)
+        or any("Norm" in name or name in _MODULES_THAT_BEND for name in names)
+    )
+
+
+_MODULES_THAT_BEND: Final = frozenset("GELU ReLU SiLU Tanh Sigmoid ELU Mish LeakyReLU".split())
+
+
+def open_torch_model(
+    module: nn.Module,
+    shown: str,
+    declared: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    surely: bool = False,
+) -> TorchModel | None:
+    """The whole model that a module is; None where it is one attention, or none.
+
+    surely
+        Whether the user says that it is a model: then no structure has to show it.
+
+    Raises UnknownInputError where nobody can tell how it is called, UsageError for a declaration
+    that contradicts it.
+    """
+    module.eval()
+    calling, recording = torch_calling(module, declared or {})
+    sites, uncut = find_torch_sites(recording)
+    if not surely and not is_torch_model(recording, sites, uncut, calling):
+        return None
+    engine = TorchEngine(module, calling, shown)
+    model = WholeModel(engine=engine, described=(), inputs=calling.inputs)
+    model = measured_model(model, declared or {})
+    engine.calling = dataclasses.replace(calling, inputs=model.inputs)
+    described, uncut_now = _described(engine, model)
+    return TorchModel(
+        model=dataclasses.replace(model, described=described), engine=engine, uncut=uncut_now
+    )
+
+
+def is_torch_model(
+    recording: Recording,
+    sites: Sequence[TorchSite],
+    uncut: Sequence[TorchUncut],
+    calling: TorchCalling,
+) -> bool:
+    """Whether what ran is more than one attention with its projections: as for graphs.
+
+    It attends to what it makes of whole numbers or pictures; or one attention is computed from the
+    answer of another; or it has at least two of a residual sum, a normalisation and a bend.
+    """
+    if not sites:
+        return bool(uncut) and any(entry.role == "tokens" for entry in calling.inputs)
+    if any(entry.role in ("tokens", "image") for entry in calling.inputs):
+        return True
+    last = sites[-1]
+    before = {site.output_value for site in sites[:-1]}
+    above = _above(recording, [edge.number for edge in last.edges.values()])
+    return bool(before & above) or _is_layer(recording, last)
+
+
+def _above(recording: Recording, numbers: Sequence[int]) -> set[int]:
+    """The values that some are computed from, and themselves."""
+    waiting, visited = list(numbers), set(numbers)
+    while waiting:
+        call = recording.values[waiting.pop()].made_by
+        if call is None:
+            continue
+        fresh = {*call.reads, *(before for before, _ in call.renewed)} - visited
+        visited |= fresh
+        waiting += sorted(fresh)
+    return visited
+
+
+def _is_layer(recording: Recording, site: TorchSite) -> bool:
+    """Whether an attention stands between what makes a layer of a model of it."""
+    below = {site.output_value}
+    names: set[str] = set()
+    residual = False
+    for call in recording.calls:
+        reads = set(call.reads)
+        if not reads & below:
+            continue
+        names.add(call.name)
+        below |= {*call.results, *(after for _, after in call.renewed)}
+        others = [recording.values[number] for number in reads - below]
+        residual |= call.name in _SUMS and any(value.above for value in others)
+    anywhere = {call.name for call in recording.calls}
+    norms = bool(_NORMS & (anywhere if residual else names))
+    return residual + norms + bool(_BENDS & names) >= _ENOUGH
+
+
+def _described(
+    engine: TorchEngine, model: WholeModel
+) -> tuple[list[SiteEntry], tuple[TorchUncut, ...]]:
+    """The attentions of a module as the record says them, and those that cannot be judged alone.
+
+    They are read off a call with padding, if there is a mask, and their masks off one without.
+    """
+    batch = max(
+        size for size in model.taken.get("batch", (2,)) if size <= max(2, *_smallest(model))
+    )
+    lengths = model.taken.get("length", (5,))
+    length = next((size for size in lengths if size >= 5), lengths[-1])  # noqa: PLR2004 (some tokens)
+    seconds = model.taken.get("second length", (4,))
+    second = next((size for size in seconds if size >= 4), seconds[-1])  # noqa: PLR2004 (the same)
+    both = (length, second if model.has_two_sequences else length)
+    keep = np.ones((batch, length), bool)
+    keep[-1, -1:] = length == 1
+    engine.recording = engine._recorded(model.call(batch, both, keep, 1).feeds)  # noqa: SLF001 (its own)
+    plain = engine._recorded(model.call(batch, both, None, 1).feeds)  # noqa: SLF001 (its own)
+    found, uncut = find_torch_sites(engine.recording)
+    sites: list[TorchSite] = []
+    lost = list(uncut)
+    for site in found:
+        try:
+            made = runnable(engine.recording, dataclasses.replace(site, index=len(sites)))
+        except UnreadableError as error:
+            lost.append(TorchUncut(nodes=site.nodes, scope=site.scope, reason=str(error)))
+        else:
+            sites.append(made)
+    engine.sites = tuple(sites)
+    digests = {site.index: digest(engine.recording, site) for site in sites}
+    shown = {site.index: site for site in engine._placed(plain)}  # noqa: SLF001 (its own)
+    return [
+        _entry(engine.recording, site, digests, _rule(plain, shown.get(site.index, site)))
+        for site in sites
+    ], tuple(lost)
+
+
+def _smallest(model: WholeModel) -> tuple[int, ...]:
+    return (min(model.taken.get("batch", (2,))),)
+
+
+def _rule(plain: Recording, site: TorchSite) -> tuple[bool | None, int | None]:
+    """Whether an attention hides later keys where the caller hides nothing, and in which window."""
+    if site.causal or site.alignment:
+        return True, None
+    inside = torch_activations(plain, site)
+    if inside is None:
+        return None, None
+    allowed = np.ones((1, 1, 1, 1), bool) if inside.keep is None else inside.keep
+    if inside.bias is not None:
+        allowed = allowed & (inside.bias > HIDES)
+    queries, keys = inside.query.shape[2], inside.key.shape[2]
+    return rule_of(np.broadcast_to(allowed, (*allowed.shape[:2], queries, keys)))
+
+
+def _entry(
+    recording: Recording,
+    site: TorchSite,
+    digests: Mapping[int, str],
+    rule: tuple[bool | None, int | None],
+) -> SiteEntry:
+    above = {name for mask in site.masks for name in recording.values[mask.number].above}
+    same = [index for index, own in digests.items() if own == digests[site.index]]
+    return {
+        "index": site.index,
+        "nodes": list(site.nodes),
+        "scope": site.scope,
+        "same_as": [index for index in same if index != site.index],
+        "heads": site.heads,
+        "kv_heads": site.kv_heads,
+        "head_size": site.head_size,
+        "mask": [{"role": mask.role, "axes": mask.axes, "tensor": ""} for mask in site.masks],
+        "mask_inputs": sorted(name for name in above if name is not None),
+        "causal": rule[0],
+        "window": rule[1],
+        "scale": site.scale,
+        "softcap": site.cap,
+    }
+
+
+def torch_model_candidates(
+    made: TorchModel, name: str, number: int | None = None
+) -> list[tuple[int | None, Candidate]]:
+    """A whole model, without an index, and its distinct attentions with theirs.
+
+    Or the attention of a number alone; raises UsageError where there is none.
+    """
+    engine, model = made.engine, made.model
+    if number is not None:
+        if number >= len(engine.sites):
+            msg = f"{engine.shown} has no attention #{number}: it has {len(engine.sites)}"
+            raise UsageError(msg)
+        return [(number, _core(made, model.described[number], name))]
+    cores = {
+        entry["index"]: _core(made, entry, name)
+        for entry in model.described
+        if all(entry["index"] < other for other in entry["same_as"])
+    }
+    alike = {
+        entry["index"]: cores[min(entry["index"], *entry["same_as"], entry["index"])]
+        for entry in model.described
+    }
+    whole = whole_candidate(dataclasses.replace(model, cores=alike), name)
+    warnings = [
+        f"not judged: {entry.scope or entry.nodes[0]}: {entry.reason}" for entry in made.uncut
+    ]
+    whole = dataclasses.replace(whole, warnings=tuple(warnings))
+    return [(None, whole), *cores.items()]
+
+
+def _core(made: TorchModel, entry: SiteEntry, name: str) -> Candidate:
+    """One attention as a core that makes its recorded calls again."""
+    engine = made.engine
+    site = engine.sites[entry["index"]]
+    letters = {mask: site.mask_letters(mask) for mask in site.masks}
+    pairs = tuple(dict.fromkeys((FORMS[mask.role], letters[mask]) for mask in site.masks))
+    dtype = engine.recording.values[site.edges["query"].number].tensor.dtype
+    features = ["sinks"] if site.sinks is not None else []
+    if site.kv_heads != site.heads:
+        features.append("gqa")
+    promises: dict[str, Any] = {
+        "masks": list(dict.fromkeys(form for form, _ in pairs)),
+        "features": features,
+        "dtypes": [str(dtype).removeprefix("torch.")],
+        "geometry": {
+            "head_size": site.head_size,
+            "value_head_size": site.value_size,
+            **({"num_heads": site.heads, "num_kv_heads": site.kv_heads} if site.heads else {}),
+        },
+        "semantics": golden.STANDARD.replace(**promised_semantics(engine.sites, site)),
+        "without": ["gradients"],
+    }
+    if pairs:
+        promises["mask_shapes"] = list(dict.fromkeys(axes for _, axes in pairs))
+    if site.alignment is not None:
+        promises.update(causal=site.alignment, always_causal=True)
+    replayed = ReplayedCore(engine.recording, site)
+    candidate = core(name=f"{name}#{site.index}", **promises)(replayed)
+    declaration = dataclasses.replace(candidate.declaration, mask_pairs=pairs)
+    return dataclasses.replace(candidate, declaration=declaration, site=entry)
+
+
+def torch_model(
+    module: nn.Module, name: str, inputs: Mapping[str, Any] | None = None
+) -> tuple[Candidate, ...]:
+    """A module as a whole model; raises UsageError where nothing says how it is called."""
+    declared = {
+        parameter: {"role": said} if isinstance(said, str) else dict(said)
+        for parameter, said in (inputs or {}).items()
+    }
+    try:
+        made = open_torch_model(module, name, declared, surely=True)
+    except UnknownInputError as unknown:
+        msg = f"{name} cannot be judged as a whole model: {unknown}"
+        raise UsageError(msg) from None
+    if made is None or not (made.engine.sites or made.uncut):
+        msg = f"{name} holds no attention that is seen when it runs"
+        raise UsageError(msg)
+    return tuple(candidate for _, candidate in torch_model_candidates(made, name))

@@ -1,0 +1,405 @@
+"""Every attention in a recorded forward pass, and why what looks like one is not judged alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..adapters.graph_forward import spelled
+from ..graphs.weights.wiring import UnreadableError
+from .operands import MaskInput
+from .recording import Call, Recording, Ref, Value
+from .torch_edges import CASTS, Edges, Product, TorchEdge, kinds_of, leading, shown_call
+
+KERNEL: Final = "scaled_dot_product_attention"
+PARTS: Final = ("query", "key", "value")
+_PRODUCTS: Final = frozenset({"matmul", "bmm", "baddbmm", "einsum"})
+_SOFTMAXES: Final = frozenset({"softmax", "exp"})
+# Calls between the scores and the weights, and between the weights and the product with values.
+_BETWEEN: Final = CASTS | frozenset(
+    "view reshape masked_fill where add sub mul div tanh clamp max min maximum minimum getitem cat "
+    "nan_to_num softmax log_softmax exp sum amax logsumexp setitem neg".split()
+)
+_SPREADS: Final = CASTS | {"view", "reshape", "expand", "unsqueeze", "getitem", "repeat"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchMask(MaskInput):
+    """A mask where it enters; its name is that of its value."""
+
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TorchSite:
+    """One attention of a module in one forward pass, in the words of :class:`.site.Site`.
+
+    edges
+        Query, key and value by name.
+    inside
+        The calls from the edges to the answer.
+    output, output_value
+        What the answer is called as an answer of the model, and its value.
+    """
+
+    index: int
+    nodes: tuple[str, ...]
+    scope: str
+    edges: Mapping[str, TorchEdge]
+    inside: tuple[Call, ...]
+    output_value: int
+    output_letters: str
+    masks: tuple[TorchMask, ...]
+    heads: int | None
+    kv_heads: int | None
+    head_size: int
+    value_size: int
+    scale: float | None = None
+    cap: float | None = None
+    causal: bool = False
+    alignment: str | None = None
+    outside: Mapping[int, str] = field(default_factory=dict)
+    sinks: int | None = None
+
+    def mask_letters(self, mask: TorchMask) -> str:
+        """The letters in which a mask is handed over; all axes where another has the same form."""
+        letters = spelled(mask.axes)
+        if sum(other.role == mask.role for other in self.masks) == 1:
+            return letters
+        return "".join(letter if letter in letters else "1" for letter in "BHQK")
+
+    @property
+    def output(self) -> str:
+        """The name under which a run gives its answer."""
+        return f"attention #{self.index}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchUncut:
+    """What looks like attention but cannot be judged alone."""
+
+    nodes: tuple[str, ...]
+    scope: str
+    reason: str
+
+
+def find_torch_sites(recording: Recording) -> tuple[list[TorchSite], list[TorchUncut]]:
+    """The attentions of a forward pass, in order, and what looks like one."""
+    return _Finder(recording).find()
+
+
+class _Finder:
+    def __init__(self, recording: Recording) -> None:
+        self._values, self._calls = recording.values, recording.calls
+        self._readers = recording.readers()
+        self._edges = Edges(self._values)
+
+    def find(self) -> tuple[list[TorchSite], list[TorchUncut]]:
+        sites: list[TorchSite] = []
+        uncut: list[TorchUncut] = []
+        answers: set[int] = set()
+        for call in self._calls:
+            if call.name != KERNEL and call.name not in _SOFTMAXES:
+                continue
+            nodes: tuple[str, ...] = (shown_call(call),)
+            site: TorchSite | None
+            try:
+                if call.name == KERNEL:
+                    site = self._of_kernel(call, len(sites))
+                else:
+                    site = self._of_softmax(call, len(sites), answers)
+            except UnreadableError as error:
+                uncut.append(TorchUncut(nodes=nodes, scope=call.scope, reason=str(error)))
+                continue
+            if site is not None and site.output_value not in answers:
+                answers.add(site.output_value)
+                sites.append(site)
+        return sites, uncut
+
+    def _of_kernel(self, call: Call, index: int) -> TorchSite:
+        own = _kernel_arguments(call)
+        operands = [own[part] for part in PARTS]
+        if not all(isinstance(operand, Ref) for operand in operands):
+            msg = "its operands are no tensors"
+            raise UnreadableError(msg)
+        rank = self._tensor(operands[0].number).dim()
+        if rank not in (3, 4):
+            msg = f"its heads have {rank} axes: 3 or 4 are expected"
+            raise UnreadableError(msg)
+        letters = "BHLD" if rank == len("BHLD") else "FLD"
+        edges = self._edges.edges({part: (own[part].number, letters) for part in PARTS})
+        return self._site(index, (call,), edges, call.results[0], letters, "BHQK"[-rank:])
+
+    def _of_softmax(self, softmax: Call, index: int, answers: set[int]) -> TorchSite | None:
+        second = self._mean(softmax)
+        if second is None or second[0].call.results[0] in answers:
+            return None
+        product, weights = second
+        kinds = kinds_of(product, weights)
+        firsts = self._scores(softmax)
+        if not firsts:
+            if softmax.name == "exp":
+                return None
+            msg = "its scores are no product of two tensors"
+            raise UnreadableError(msg)
+        if len(firsts) > 1:
+            lines = ", ".join(shown_call(first) for first in firsts)
+            msg = f"its scores are made of several products: {lines}"
+            raise UnreadableError(msg)
+        first = self._edges.product(firsts[0])
+        wide = kinds[-len(first.letters[2]) :] if len(kinds) > len(first.letters[2]) else kinds
+        scores = (
+            leading(len(first.letters[2])) + wide[-2:]
+            if len(kinds) != len(first.letters[2])
+            else kinds
+        )
+        named = dict(zip(first.letters[2], scores, strict=True))
+        sides = ["".join(named.get(axis, "D") for axis in axes) for axes in first.letters[:2]]
+        if "Q" in sides[1]:
+            first = replace(first, operands=first.operands[::-1])
+            sides.reverse()
+        own = dict(zip(product.letters[weights], kinds, strict=True))
+        value = "".join(own.get(axis, "D") for axis in product.letters[1 - weights])
+        answer = "".join(own.get(axis, "D") for axis in product.letters[2])
+        for axes, kind in ((sides[0], "Q"), (sides[1], "K"), (value, "K"), (answer, "Q")):
+            wanted = {*leading(len(axes)), kind, "D"}
+            if len(axes) not in (3, 4) or set(axes) != wanted:
+                msg = f"the axes of its products are none of items, heads and positions ({axes})"
+                raise UnreadableError(msg)
+        as_positions = str.maketrans("QK", "LL")
+        edges = self._edges.edges(
+            {
+                "query": (first.operands[0], sides[0].translate(as_positions)),
+                "key": (first.operands[1], sides[1].translate(as_positions)),
+                "value": (product.operands[1 - weights], value.translate(as_positions)),
+            }
+        )
+        calls = (first.call, softmax, product.call)
+        output = product.call.results[0]
+        return self._site(index, calls, edges, output, answer.translate(as_positions), scores)
+
+    def _site(
+        self,
+        index: int,
+        calls: Sequence[Call],
+        edges: Mapping[str, TorchEdge],
+        output: int,
+        output_letters: str,
+        scores: str,
+    ) -> TorchSite:
+        part = _Slice(self._values, edges, output, scores)
+        inside, masks = part.read()
+        heads, kv_heads = edges["query"].heads, edges["key"].heads
+        kernel = _kernel_arguments(calls[0]) if calls[0].name == KERNEL else {}
+        return TorchSite(
+            index=index,
+            nodes=tuple(map(shown_call, calls)),
+            scope=calls[-1].scope,
+            edges=edges,
+            inside=inside,
+            output_value=output,
+            output_letters=output_letters,
+            masks=masks,
+            heads=heads or None,
+            kv_heads=kv_heads or heads or None,
+            head_size=self._edges.size(edges["query"]),
+            value_size=self._edges.size(edges["value"]),
+            causal=bool(kernel.get("is_causal")),
+            sinks=part.sinks,
+        )
+
+    def _tensor(self, number: int) -> Tensor:
+        return self._values[number].tensor
+
+    def _mean(self, softmax: Call) -> tuple[Product, int] | None:
+        """The product with values, and which of its operands the weights are."""
+        waiting, visited = list(softmax.results), set(softmax.results)
+        while waiting:
+            for call in self._readers.get(waiting.pop(), []):
+                if call.name in _PRODUCTS:
+                    product = self._edges.product(call)
+                    for at, operand in enumerate(product.operands):
+                        if operand in visited:
+                            return product, at
+                if call.name in _BETWEEN:
+                    results = [*call.results, *(after for _, after in call.renewed)]
+                    waiting += [number for number in results if number not in visited]
+                    visited.update(results)
+        return None
+
+    def _scores(self, softmax: Call) -> list[Call]:
+        """The products that the scores before a softmax are made of."""
+        found: dict[int, Call] = {}
+        waiting, visited = list(softmax.reads), set(softmax.reads)
+        while waiting:
+            call = self._values[waiting.pop()].made_by
+            if call is None:
+                continue
+            if call.name in _PRODUCTS:
+                found[call.place] = call
+            elif call.name in _BETWEEN:
+                fresh = set(call.reads) - visited
+                visited |= fresh
+                waiting += sorted(fresh)
+        return [found[place] for place in sorted(found)]
+
+
+_KERNEL_PARAMETERS: Final = (*PARTS, "attn_mask", "dropout_p", "is_causal")
+
+
+def _kernel_arguments(call: Call) -> dict[str, Any]:
+    return {**dict(zip(_KERNEL_PARAMETERS, call.arguments, strict=False)), **call.keywords}
+
+
+class _Slice:
+    """The calls from the edges of an attention to its answer, and what else they read."""
+
+    def __init__(
+        self, values: Sequence[Value], edges: Mapping[str, TorchEdge], output: int, scores: str
+    ) -> None:
+        self._values, self._output, self._scores = values, output, scores
+        self._ends = {edge.number for edge in edges.values()}
+        self._made: dict[int, bool] = dict.fromkeys(self._ends, True)
+        self._masks: dict[int, TorchMask] = {}
+        self._more: list[Call] = []
+        self.sinks: int | None = None
+
+    def read(self) -> tuple[tuple[Call, ...], tuple[TorchMask, ...]]:
+        """The calls in order and the masks; raises UnreadableError for anything else."""
+        calls: dict[int, Call] = {}
+        waiting = [self._output]
+        while waiting:
+            number = waiting.pop()
+            call = self._values[number].made_by
+            if number in self._ends or call is None or call.place in calls:
+                continue
+            if not self._depends(number):
+                continue
+            calls[call.place] = call
+            waiting += [*call.reads, *(before for before, _ in call.renewed)]
+        for place in sorted(calls):
+            self._enter(calls[place])
+        for call in self._more:
+            calls[call.place] = call
+        return tuple(calls[place] for place in sorted(calls)), tuple(self._masks.values())
+
+    def _depends(self, number: int) -> bool:
+        """Whether a value is computed from the edges."""
+        waiting = [number]
+        while waiting:
+            top = waiting[-1]
+            call = self._values[top].made_by
+            if top in self._made or call is None:
+                self._made.setdefault(top, False)
+                waiting.pop()
+                continue
+            parts = [*call.reads, *(before for before, _ in call.renewed)]
+            unknown = [part for part in parts if part not in self._made and part != top]
+            if unknown:
+                waiting += unknown
+                continue
+            self._made[top] = any(self._made.get(part, False) for part in parts)
+            waiting.pop()
+        return self._made[number]
+
+    def _enter(self, call: Call) -> None:
+        """Note what a call brings in besides what is computed from the edges."""
+        for number in dict.fromkeys(call.reads):
+            if self._depends(number):
+                continue
+            value = self._values[number]
+            if call.name in ("type_as", "to"):
+                continue
+            if value.tensor.numel() == 1 and not value.above:
+                continue
+            role = self._role(call, number)
+            if role == "sinks":
+                self._sinks(number)
+                continue
+            result = self._values[(call.results or [after for _, after in call.renewed])[0]]
+            scores = self._letters(result.tensor.dim())
+            if role == "bias" and self._filled(number, scores):
+                continue
+            self._mask(number, role, scores)
+
+    def _letters(self, rank: int) -> str:
+        """The letters of scores with so many axes."""
+        return self._scores if rank == len(self._scores) else leading(rank) + self._scores[-2:]
+
+    def _role(self, call: Call, number: int) -> str:
+        """What a tensor is that enters by a call; raises UnreadableError for what is no mask."""
+        value = self._values[number]
+        is_bool = value.tensor.dtype == torch.bool
+        if value.tensor.numel() == 1 and value.tensor.dim() < 2:  # noqa: PLR2004 (a number)
+            msg = f"{shown_call(call)} reads a number that is computed elsewhere"
+            raise UnreadableError(msg)
+        arguments = call.arguments
+        if call.name == KERNEL and _kernel_arguments(call).get("attn_mask") == Ref(number):
+            return "keep" if is_bool else "bias"
+        if call.name in ("masked_fill", "setitem") and is_bool and arguments[1] == Ref(number):
+            return "drop"
+        if call.name == "where" and is_bool and arguments[0] == Ref(number):
+            return "drop" if self._is_fill(arguments[1]) else "keep"
+        if call.name in ("add", "baddbmm") and value.tensor.is_floating_point():
+            return "bias"
+        if call.name == "cat" and not value.above:
+            return "sinks"
+        msg = f"{shown_call(call)} between its products reads a tensor from elsewhere"
+        raise UnreadableError(msg)
+
+    def _sinks(self, number: int) -> None:
+        """Take what spreads one number a head over items and queries inside."""
+        here = number
+        while True:
+            call = self._values[here].made_by
+            if call is None or call.name not in _SPREADS or len(call.reads) != 1:
+                break
+            self._more.append(call)
+            here = call.reads[0]
+        if self.sinks is not None or self._values[here].tensor.dim() != 1:
+            msg = "what stands beside its scores is not one number a head"
+            raise UnreadableError(msg)
+        self.sinks = here
+
+    def _is_fill(self, entry: Any) -> bool:
+        """Whether a branch of a choice is no scores but what hidden ones are replaced by."""
+        if not isinstance(entry, Ref):
+            return True
+        call = self._values[entry.number].made_by
+        fills = call is not None and call.name.endswith(("full", "full_like", "zeros_like"))
+        return fills or not self._depends(entry.number)
+
+    def _filled(self, number: int, scores: str) -> bool:
+        """Take a choice between two numbers inside, so that what it chooses by is the mask."""
+        call = self._values[number].made_by
+        if call is None or call.name != "where" or len(call.arguments) != len("abc"):
+            return False
+        condition, *branches = call.arguments
+        numbers = [self._constant(branch) for branch in branches]
+        if None in numbers or numbers[0] == numbers[1] or not isinstance(condition, Ref):
+            return False
+        role = "keep" if numbers[0] > numbers[1] else "drop"  # type: ignore[operator]  # no None
+        self._mask(condition.number, role, scores)
+        self._more.append(call)
+        return True
+
+    def _constant(self, entry: Any) -> float | None:
+        if isinstance(entry, Ref):
+            value = self._values[entry.number]
+            is_one = value.tensor.numel() == 1 and not value.above
+            return float(value.tensor) if is_one else None
+        return float(entry) if isinstance(entry, (int, float)) else None
+
+    def _mask(self, number: int, role: str, scores: str) -> None:
+        shape = list(self._values[number].tensor.shape)
+        if len(shape) > len(scores):
+            msg = f"a mask of {len(shape)} axes enters scores of {len(scores)}"
+            raise UnreadableError(msg)
+        own = scores[len(scores) - len(shape) :]
+        axes = "".join("1" if size == 1 else axis for axis, size in zip(own, shape, strict=True))
+        name = f"value {number}"
+        self._masks.setdefault(number, TorchMask(name=name, role=role, axes=axes, number=number))

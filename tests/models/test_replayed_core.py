@@ -1,0 +1,119 @@
+"""An attention of a module runs alone: the same answers, other sizes, and what is read off it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from conformance.graphs.weights.wiring import UnreadableError
+from conformance.models.recording import Recording, record
+from conformance.models.replayed_core import ReplayedCore, digest, runnable
+from conformance.models.torch_sites import TorchSite, find_torch_sites
+
+BATCH, LENGTH, HEADS, SIZE = 2, 5, 2, 4
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Projected(nn.Module):
+    """Projections, and a function of heads ``[B, H, L, D]`` twice, one behind the other."""
+
+    def __init__(self, *functions: Attend) -> None:
+        super().__init__()
+        self.functions = functions
+        self.parts = nn.ModuleList(nn.Linear(8, 24) for _ in functions)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As a module is called."""
+        for part, attend in zip(self.parts, self.functions, strict=True):
+            heads = [each.unflatten(-1, (HEADS, SIZE)) for each in part(x).chunk(3, -1)]
+            x = attend(*(each.transpose(1, 2) for each in heads)).transpose(1, 2).flatten(2)
+        return x
+
+
+def read(*functions: Attend) -> tuple[Recording, list[TorchSite]]:
+    torch.manual_seed(0)
+    made = record(Projected(*functions).eval(), {"x": torch.randn(BATCH, LENGTH, 8)})
+    sites, _ = find_torch_sites(made)
+    return made, sites
+
+
+def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return scaled_dot_product_attention(query, key, value)
+
+
+def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+def capped(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    scores = 20.0 * torch.tanh(query @ key.mT * 0.3 / 20.0)
+    return scores.softmax(-1) @ value
+
+
+def sized(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Sizes are read off the query and used for the scores."""
+    batch, heads, length, size = query.shape
+    scores = torch.bmm(query.reshape(-1, length, size), key.mT.reshape(-1, size, key.shape[2]))
+    weights = scores.view(batch, heads, length, -1).softmax(-1)
+    return weights @ value / 1.0
+
+
+def baked(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    scores = (query @ key.mT).reshape(BATCH, HEADS, LENGTH, LENGTH)
+    return scores.softmax(-1) @ value
+
+
+def test_the_cut_answers_as_the_module() -> None:
+    """On the module's own activations, to the last bit."""
+    made, (site,) = read(kernel)
+    inputs = [made.values[site.edges[part].number].tensor for part in ("query", "key", "value")]
+    ordered = [tensor.transpose(1, 2) for tensor in inputs]  # as they lie before the turn
+    answer = ReplayedCore(made, runnable(made, site))(*ordered)
+    assert torch.equal(answer, made.values[site.output_value].tensor)
+
+
+@pytest.mark.parametrize(
+    ("attend", "scale", "cap", "alignment"),
+    [
+        (kernel, 0.5, None, None),
+        (causal, 0.5, None, "top-left"),
+        (capped, 0.3, 20.0, None),
+        (sized, 1.0, None, None),
+    ],
+)
+def test_scale_cap_and_causal_rule_are_read_off_answers(
+    attend: Attend, scale: float, cap: float | None, alignment: str | None
+) -> None:
+    """The numbers in the code, exactly."""
+    made, (site,) = read(attend)
+    known = runnable(made, site)
+    assert known.scale is not None
+    assert math.isclose(known.scale, scale, rel_tol=1e-12)
+    assert (known.cap, known.alignment) == (cap, alignment)
+
+
+def test_it_runs_at_any_size() -> None:
+    """Other batches, and other lengths of queries and keys, than were recorded."""
+    made, (site,) = read(sized)
+    core = ReplayedCore(made, runnable(made, site))
+    query, key = torch.randn(3, HEADS, 6, SIZE), torch.randn(3, HEADS, 9, SIZE)
+    torch.testing.assert_close(core(query, key, key), sized(query, key, key))
+
+
+def test_sizes_that_are_baked_in_are_a_reason() -> None:
+    """A shape of numbers fits no other call."""
+    made, (site,) = read(baked)
+    with pytest.raises(UnreadableError, match="do not run at other sizes"):
+        runnable(made, site)
+
+
+def test_equal_attentions_have_one_digest() -> None:
+    """Whatever their weights; another function has another."""
+    made, sites = read(kernel, kernel, causal)
+    first, second, third = (digest(made, runnable(made, site)) for site in sites)
+    assert first == second != third

@@ -1,0 +1,105 @@
+"""How a module is called: roles of its parameters by name, or by what it answers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from candidates.models.transformer import Encoder, EncoderDecoder, HidingEncoder, Shape
+from conformance import UsageError
+from conformance.models.model_inputs import UnknownInputError
+from conformance.models.torch_inputs import torch_calling
+
+
+class Positional(nn.Module):
+    """A forward that names nothing."""
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """As a module is called."""
+        return inputs[0]
+
+
+class Unanswered(nn.Module):
+    """Refuses every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As a module is called."""
+        msg = f"no {x.dim()}"
+        raise ValueError(msg)
+
+
+def roles(module: nn.Module) -> list[tuple[str, str, int | None]]:
+    calling, _ = torch_calling(module.eval(), {})
+    return [(entry.name, entry.role, entry.along) for entry in calling.inputs]
+
+
+def test_ids_and_masks_are_known_by_name() -> None:
+    """And the number of ids by the table that they choose from."""
+    calling, _ = torch_calling(Encoder(Shape()).eval(), {})
+    assert [(entry.role, entry.count) for entry in calling.inputs] == [("tokens", 40), ("mask", 0)]
+
+
+def test_a_mask_of_any_name_is_known_by_its_effect() -> None:
+    """A second tensor that chooses no row of a table, and changes answers as a mask."""
+    assert roles(HidingEncoder(Shape()))[1] == ("hidden", "mask", 0)
+
+
+def test_the_sequence_that_attends_is_the_second() -> None:
+    """By its name."""
+    assert roles(EncoderDecoder(Shape()))[2] == ("decoder_ids", "tokens", 1)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_torchs_own_layer_takes_features_and_a_padding_mask(
+    batch_first: bool,  # noqa: FBT001 (a parameter)
+) -> None:
+    """In both orders of its axes, of the width of its weights."""
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=batch_first).eval()
+    calling, _ = torch_calling(layer, {})
+    assert calling.sequence_first is not batch_first
+    features, mask = calling.inputs
+    assert (features.role, features.shape[-1]) == ("features", 16)
+    assert (mask.name, mask.role, mask.hides) == ("src_key_padding_mask", "mask", True)
+
+
+def test_what_is_declared_is_taken() -> None:
+    """A vocabulary, in place of the one of the table."""
+    declared = {"input_ids": {"role": "tokens", "vocabulary": 7}}
+    calling, _ = torch_calling(Encoder(Shape()).eval(), declared)
+    assert calling.inputs[0].count == 7
+
+
+@pytest.mark.parametrize(
+    ("declared", "sentence"),
+    [
+        ({"tokens": {"role": "tokens"}}, "lacks: it has input_ids, attention_mask"),
+        ({"input_ids": {"role": "words"}}, "the role 'words': give one of tokens"),
+    ],
+)
+def test_a_wrong_declaration_is_refused(declared: dict[str, dict[str, str]], sentence: str) -> None:
+    """An unknown parameter, an unknown role."""
+    with pytest.raises(UsageError, match=sentence):
+        torch_calling(Encoder(Shape()).eval(), declared)
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [(Positional(), "names no input"), (Unanswered(), "no call of it is answered: .* no [0-9]")],
+)
+def test_a_module_that_nobody_can_call_says_why(module: nn.Module, reason: str) -> None:
+    """With the first refusal, and what to declare."""
+    with pytest.raises(UnknownInputError, match=reason):
+        torch_calling(module, {})
+
+
+def test_features_reach_a_module_in_its_own_format() -> None:
+    """Drawn in float32, handed over in float64 where its weights are."""
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).double().eval()
+    calling, made = torch_calling(layer, {})
+    assert calling.dtype == torch.float64
+    assert made.values[0].tensor.dtype == torch.float64

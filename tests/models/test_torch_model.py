@@ -1,0 +1,160 @@
+"""A torch module as a whole model: recognised, described, run, and its attentions as candidates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import conformance
+from candidates.models.transformer import Decoder, Encoder, EncoderDecoder, Mistake, Shape
+from conformance import UsageError
+from conformance.declare.declaration import WHOLE_MODEL
+from conformance.graphs.process import Setting
+from conformance.graphs.protocol import GraphRefused
+from conformance.models.torch_model import (
+    TorchModel,
+    may_be_model,
+    open_torch_model,
+    torch_model_candidates,
+)
+from conformance.targets.resolving import resolve_one
+
+MODELS = """
+import torch
+from torch import nn
+from candidates.models.transformer import Encoder, Shape
+
+torch.manual_seed(0)
+model = Encoder(Shape())
+projections = nn.ModuleList([nn.MultiheadAttention(16, 4, batch_first=True)])
+
+def build():
+    return Encoder(Shape())
+"""
+
+
+def opened(module: nn.Module) -> TorchModel:
+    torch.manual_seed(0)
+    made = open_torch_model(module, "m")
+    assert made is not None
+    return made
+
+
+class NormedAttention(nn.Module):
+    """One attention with a norm of its heads: a layer, no model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projections, self.output = nn.Linear(16, 48), nn.Linear(16, 16)
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As a module is called."""
+        heads = [p.unflatten(-1, (4, 4)).transpose(1, 2) for p in self.projections(x).chunk(3, -1)]
+        query, key, value = self.norm(heads[0]), self.norm(heads[1]), heads[2]
+        mixed = ((query @ key.mT * 0.5).softmax(-1) @ value).transpose(1, 2).flatten(2)
+        answer: Tensor = self.output(mixed)
+        return answer
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        Encoder(Shape()),
+        nn.TransformerEncoderLayer(16, 4, 32),
+        nn.TransformerDecoderLayer(16, 4, 32, batch_first=True),
+    ],
+    ids=["encoder", "layer", "crossing layer"],
+)
+def test_more_than_one_attention_is_a_model(module: nn.Module) -> None:
+    """Tokens, or a residual with a norm and a bend, or two attentions."""
+    assert may_be_model(module)
+    assert open_torch_model(module, "m") is not None
+
+
+@pytest.mark.parametrize(
+    "module", [nn.MultiheadAttention(16, 4, batch_first=True), NormedAttention()]
+)
+def test_one_attention_is_none(module: nn.Module) -> None:
+    """With its projections, and with norms of its heads."""
+    assert not may_be_model(module) or open_torch_model(module, "m") is None
+
+
+def test_each_attention_is_described() -> None:
+    """Scope, heads, masks and the inputs that reach them, causality, and which are equal."""
+    sites = opened(EncoderDecoder(Shape(kv_heads=2))).model.described
+    first, _, own, cross, *_ = sites
+    assert [entry["scope"] for entry in sites][2:4] == [
+        "decoder.layers.0.attention",
+        "decoder.layers.0.cross",
+    ]
+    assert (first["heads"], first["kv_heads"], first["scale"]) == (4, 2, 0.5)
+    assert (own["causal"], own["mask_inputs"], own["same_as"]) == (True, [], [4])
+    assert (cross["causal"], cross["mask_inputs"]) == (False, ["attention_mask"])
+    assert first["same_as"] == [1, 3, 5]
+
+
+def test_weights_are_nudged_for_one_run_alone() -> None:
+    """The answer moves by roundings, otherwise for each seed; the module stays as it is."""
+    made = opened(Encoder(Shape()))
+    before = [weight.clone() for weight in made.engine.module.parameters()]
+    call = made.model.call(2, (5, 5), None, 1)
+    plain = made.model.run(call)["output"]
+    nudged = [made.model.run(call, setting=Setting(nudge=seed))["output"] for seed in (1, 2, 1)]
+    assert all(0 < np.abs(answer - plain).max() < 1e-4 for answer in nudged)
+    assert np.abs(nudged[0] - nudged[1]).max() > 0
+    np.testing.assert_array_equal(nudged[0], nudged[2])
+    assert all(map(torch.equal, before, made.engine.module.parameters()))
+
+
+def test_attentions_answer_in_their_places() -> None:
+    """A tap is the answer of the attention, and what entered it is there, too."""
+    made = opened(Decoder(Shape(kv_heads=2)))
+    keep = np.array([[True, True, True, False], [True] * 4])
+    call = made.model.call(2, (4, 4), keep, 1)
+    tapped = made.engine.run(call.feeds, taps=["attention #1"])["attention #1"]
+    inside = dict(made.engine.in_place(call.feeds))[1]
+    np.testing.assert_array_equal(tapped, inside.answer)
+    assert inside.query.shape == (2, 4, 4, 4)
+    assert inside.key.shape == (2, 2, 4, 4)
+    assert inside.keep is not None
+    np.testing.assert_array_equal(inside.keep[0, 0, -1], [True, True, True, False])
+
+
+def test_an_exception_is_a_refusal() -> None:
+    """Lengths beyond the table of positions are refused in the module's words."""
+    made = opened(Encoder(Shape()))
+    assert made.model.taken == {"length": (1, 2, 3, 5, 8, 13, 21)}
+    assert made.model.refused == ()
+    with pytest.raises(GraphRefused, match="IndexError"):
+        made.model.run(made.model.call(1, (34, 34), None, 1))
+
+
+def test_a_target_is_the_model_and_its_distinct_attentions(tmp_path: Path) -> None:
+    """A builder's model, an instance, one attention of it by number, and a part by its path."""
+    file = tmp_path / "whole_models_here.py"
+    file.write_text(MODELS, encoding="utf-8")
+    names = [(one.name, one.kind, one.target) for one in resolve_one(f"{file}:build")]
+    assert names == [
+        ("build", WHOLE_MODEL, f"{file}:build"),
+        ("build#0", "core", f"{file}:build#0"),
+    ]
+    (second,) = resolve_one(f"{file}:model#1")
+    assert second.site is not None
+    assert (second.name, second.site["scope"]) == ("model#1", "tower.layers.1.attention")
+    (part,) = resolve_one(f"{file}:projections.0")
+    assert part.kind == "layer"
+    with pytest.raises(UsageError, match="no attention #2: it has 2"):
+        resolve_one(f"{file}:model#2")
+
+
+def test_another_scale_of_one_layer_is_no_promise() -> None:
+    """The first layer has the standard's, so the second shall have it, too."""
+    made = opened(Encoder(Shape(), [Mistake(), Mistake(scale=1.0)]))
+    cores = [core for _, core in torch_model_candidates(made, "m")[1:]]
+    assert len(cores) == 2
+    assert all(core.declaration.semantics == conformance.STANDARD for core in cores)

@@ -1,0 +1,143 @@
+"""Every attention in a recorded module: its operands, its masks, or why it is not judged."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention, softmax
+
+from conformance.models.recording import record
+from conformance.models.torch_sites import TorchSite, TorchUncut, find_torch_sites
+
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+BATCH, LENGTH, HEADS, SIZE = 2, 5, 4, 3
+
+
+class Holder(nn.Module):
+    """Hands heads ``[B, L, H, D]`` and a mask ``[B, L]`` to a function."""
+
+    def __init__(self, attend: Attend, kv_heads: int = HEADS) -> None:
+        super().__init__()
+        self.attend, self.kv_heads = attend, kv_heads
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """As a module is called."""
+        query = (x * 2.0).unflatten(-1, (HEADS, SIZE))
+        key, value = (
+            (x[..., : self.kv_heads * SIZE] * factor).unflatten(-1, (self.kv_heads, SIZE))
+            for factor in (3.0, 4.0)
+        )
+        return self.attend(query, key, value, mask)
+
+
+def sites_of(attend: Attend, kv_heads: int = HEADS) -> tuple[list[TorchSite], list[TorchUncut]]:
+    x, mask = torch.randn(BATCH, LENGTH, HEADS * SIZE), torch.ones(BATCH, LENGTH).bool()
+    return find_torch_sites(record(Holder(attend, kv_heads).eval(), {"x": x, "mask": mask}))
+
+
+def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    heads = (part.transpose(1, 2) for part in (query, key, value))
+    return scaled_dot_product_attention(*heads, attn_mask=mask[:, None, None])
+
+
+def written(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+    scores = query @ key.transpose(-1, -2) / math.sqrt(SIZE)
+    return softmax(scores.masked_fill(~mask[:, None, None], -math.inf), -1) @ value
+
+
+def in_place(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+    scores = torch.matmul(query, key.mT)
+    scores *= SIZE**-0.5
+    scores += torch.where(mask, 0.0, -1e9)[:, None, None]
+    return torch.matmul(scores.softmax(-1), value)
+
+
+def by_letters(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    scores = torch.einsum("blhd,bmhd->bhlm", query, key) * SIZE**-0.5
+    scores = torch.where(mask[:, None, None], scores, torch.full_like(scores, -math.inf))
+    return torch.einsum("bhlm,bmhd->blhd", scores.softmax(-1), value)
+
+
+def folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    query, key, value = (
+        part.transpose(1, 2).reshape(BATCH * HEADS, LENGTH, SIZE) for part in (query, key, value)
+    )
+    scores = torch.bmm(query, key.transpose(1, 2)).view(BATCH, HEADS, LENGTH, LENGTH)
+    scores = scores.masked_fill(~mask[:, None, None], -1e9) * 0.5
+    return torch.bmm(scores.softmax(-1).view(BATCH * HEADS, LENGTH, LENGTH), value)
+
+
+@pytest.mark.parametrize(
+    ("attend", "role", "axes"),
+    [
+        (kernel, "keep", "B11K"),
+        (written, "drop", "B11K"),
+        (in_place, "bias", "B11K"),
+        (by_letters, "keep", "B11K"),
+        (folded, "drop", "B11K"),
+    ],
+)
+def test_each_way_to_write_attention_is_read(attend: Attend, role: str, axes: str) -> None:
+    """One site, the heads behind it, and the mask in the form in which it enters."""
+    sites, uncut = sites_of(attend)
+    assert not uncut
+    (site,) = sites
+    assert (site.heads, site.kv_heads, site.head_size) == (HEADS, HEADS, SIZE)
+    assert [(mask.role, mask.axes) for mask in site.masks] == [(role, axes)]
+
+
+def _repeated(heads: Tensor) -> Tensor:
+    wide = heads[:, :, None].expand(BATCH, 2, 2, LENGTH, SIZE)
+    return wide.reshape(BATCH, HEADS, LENGTH, SIZE)
+
+
+@pytest.mark.parametrize(
+    "repeat", [_repeated, lambda heads: heads.repeat_interleave(2, 1)], ids=["expand", "repeat"]
+)
+def test_repeated_heads_are_taken_apart(repeat: Callable[[Tensor], Tensor]) -> None:
+    """Two heads for four: the edges lie before the repetition."""
+
+    def grouped(query: Tensor, key: Tensor, value: Tensor, _mask: Tensor) -> Tensor:
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        return scaled_dot_product_attention(query, repeat(key), repeat(value))
+
+    sites, _ = sites_of(grouped, 2)
+    assert [(site.heads, site.kv_heads) for site in sites] == [(HEADS, 2)]
+
+
+def test_what_cannot_be_cut_is_listed_with_the_reason() -> None:
+    """Weights that are multiplied by another tensor, and scores of two products."""
+
+    def gated(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        weights = (query @ key.mT).softmax(-1) * mask[:, None, None].float().clone()
+        return weights @ value
+
+    def summed(query: Tensor, key: Tensor, value: Tensor, _mask: Tensor) -> Tensor:
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        return (query @ key.mT + key @ query.mT).softmax(-1) @ value
+
+    for attend, reason in (
+        (gated, r"mul .* reads a tensor from elsewhere|mul between"),
+        (summed, "made of several products"),
+    ):
+        sites, uncut = sites_of(attend)
+        assert not sites
+        (entry,) = uncut
+        assert re.search(reason, entry.reason), entry.reason
+
+
+def test_a_softmax_that_weighs_nothing_is_no_attention() -> None:
+    """Such as that of a classifier."""
+
+    def classified(query: Tensor, _key: Tensor, _value: Tensor, _mask: Tensor) -> Tensor:
+        return query.softmax(-1)
+
+    assert sites_of(classified) == ([], [])
