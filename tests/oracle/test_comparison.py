@@ -105,6 +105,14 @@ def test_judged_rows_broadcast() -> None:
     assert compare(got, expected, torch.full((2, 2), 0.1), judged=judged).violation is None
 
 
+def test_tables_say_which_elements_are_judged() -> None:
+    """A violation keeps which elements count, where not all of them do."""
+    got, expected, bound = row(5.0, 1.0), row(1.0, 1.0), row(1.0, 1.0)
+    assert "judged" not in compare(got, expected, bound).tables
+    tables = compare(got, expected, bound, judged=torch.tensor([True, False])).tables
+    assert tables["judged"]["values"] == [True, False]
+
+
 def test_nothing_is_judged_where_nan_is_expected() -> None:
     """An expected NaN is left to the clause that expects it."""
     agreement = compare(row(3.0, 1.0), row(NAN, 1.0), row(1.0, 1.0))

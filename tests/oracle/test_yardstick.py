@@ -111,13 +111,14 @@ def test_coarser_dtypes_need_no_remainder(candidate: Candidate) -> None:
 
 @both_kinds
 def test_float64_is_held_against_more_than_float64(candidate: Candidate) -> None:
-    """The exact answer has a remainder below the last place, and the golden errs by a few ulp."""
+    """The exact answer has a remainder below the last place; the golden errs by a few ulp."""
     subject, inputs, measure = measured(candidate, "float64")
     assert measure.remainder is not None
     largest = float(measure.output.abs().max())
     assert 0 < float(measure.remainder.abs().max()) <= ULP * largest
     apart = measure.error(subject.golden(inputs).output).abs()
     assert 0 < float(apart.max()) < 64 * ULP * largest
+    assert torch.equal(measure.error(measure.output), -measure.remainder)
 
 
 @both_kinds
