@@ -49,7 +49,7 @@ OPERATORS: Final = (
     *("AddNot", "ReplaceAndWithOr", "ReplaceOrWithAnd", "ReplaceTrueWithFalse"),
     *("ReplaceFalseWithTrue", "NumberReplacer", "ZeroIterationForLoop", "ReplaceContinueWithBreak"),
 )
-# A module that more test files import than these is judged by what mirrors it and sees all answers.
+# A module that more test files import than these is judged by what mirrors it alone.
 MOST_NEAR: Final = 4
 SOUND: Final = "tests/test_errors.py"  # it passes, unless no test can run
 LONGEST: Final = 1800.0  # seconds: a mutant that never ends is killed
@@ -59,15 +59,15 @@ LONGEST: Final = 1800.0  # seconds: a mutant that never ends is killed
 class Part:
     """A part of the harness, its share of the mutants, and where its tests are.
 
-    Of the tests those run that mirror or import the broken module, and before them those of
-    ``always``, which see any answer that is judged.
+    Of the tests those run that mirror or import the broken module; ``without`` are for a module
+    that has none of its own.
     """
 
     name: str
     files: tuple[str, ...]
     share: float
     tests: tuple[str, ...]
-    always: tuple[str, ...] = ()
+    without: tuple[str, ...]
 
 
 PARTS: Final = (
@@ -76,35 +76,35 @@ PARTS: Final = (
         files=("conformance/oracle/comparison.py", "conformance/oracle/yardstick.py"),
         share=0.16,
         tests=("tests/oracle",),
-        always=("tests/clauses/test_judging.py", "tests/clauses/test_numerics.py"),
+        without=("tests/clauses/test_judging.py", "tests/clauses/test_numerics.py"),
     ),
     Part(
         name="tolerance",
         files=("conformance/tolerance/*.py",),
         share=0.22,
         tests=("tests/tolerance",),
-        always=("tests/tolerance/test_gradients.py", "tests/tolerance/test_legitimate.py"),
+        without=("tests/tolerance/test_gradients.py", "tests/tolerance/test_legitimate.py"),
     ),
     Part(
         name="clauses",
         files=("conformance/clauses/*.py",),
         share=0.26,
         tests=("tests/clauses",),
-        always=("tests/tools/teeth/test_teeth.py",),
+        without=("tests/tools/teeth/test_teeth.py",),
     ),
     Part(
         name="runner",
         files=("conformance/running/*.py",),
         share=0.16,
         tests=("tests/running", "tests/session"),
-        always=("tests/running/test_runner.py",),
+        without=("tests/running/test_runner.py",),
     ),
     Part(
         name="diagnosis",
         files=("conformance/diagnosis/*.py",),
         share=0.2,
         tests=("tests/diagnosis",),
-        always=("tests/diagnosis/test_diagnostician.py",),
+        without=("tests/diagnosis/test_diagnostician.py",),
     ),
 )  # fmt: skip
 
@@ -202,7 +202,7 @@ def tests_of(part: Part, tree: Path, broken: str) -> list[Path]:
     mirrored = [file for file in files if file.stem == f"test_{module}"]
     near = [file for file in files if imported.search(file.read_text(encoding="utf-8"))]
     near = near if len(near) <= MOST_NEAR else []
-    return list(dict.fromkeys((*mirrored, *near, *(tree / name for name in part.always))))
+    return list(dict.fromkeys((*mirrored, *near))) or [tree / name for name in part.without]
 
 
 def run_tests(words: Sequence[str], tree: Path, output: Path) -> None:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..errors import DeclarationError, did_you_mean
+from .results import Replaceable
 
 
 @dataclass(frozen=True, kw_only=True)
-class Geometry:
+class Geometry(Replaceable):
     """Every size of one problem.
 
     Cores use the first seven; ``query_size``, ``key_size`` and ``value_size`` are the widths of a
@@ -34,10 +35,6 @@ class Geometry:
     def logits(self) -> int:
         """How many logits there are: one for each item, head, query and key."""
         return self.batch * self.num_heads * self.query_length * self.key_length
-
-    def replace(self, **sizes: int) -> Geometry:
-        """A copy with some sizes changed."""
-        return dataclasses.replace(self, **sizes)
 
 
 FIELDS: Final = tuple(field.name for field in dataclasses.fields(Geometry))

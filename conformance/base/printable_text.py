@@ -72,6 +72,12 @@ def capped(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
+def few(words: Sequence[str], most: int = 3) -> str:
+    """The first of some words, and how many more there are."""
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return f"{', '.join(words[:most])}{more}"
+
+
 def name_of(error: BaseException) -> str:
     """The name of an error's class, which may be as long as whoever made it likes."""
     return type(error).__name__[:_LONGEST_NAME]

@@ -498,8 +498,3 @@ def _is(value: Any, kind: Any) -> bool:
 
 # By torch.compile's ``dynamic``.
 COMPILED_SUFFIXES: Final = {None: " (compiled)", True: " (compiled, dynamic)"}
-
-
-def names_compiled(name: str) -> bool:
-    """Whether a name is that of a compiled form."""
-    return name.endswith(tuple(COMPILED_SUFFIXES.values()))

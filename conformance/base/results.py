@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, Self, get_args
 
 Status = Literal[
     "passed",
@@ -39,10 +39,17 @@ KINDS: Final = (
 )
 # The kinds of failure that another way to compute attention may explain.
 WRONG_ANSWERS: Final = ("value", "shape", "finite")
-
-
 # Where a violation of a whole model says which attention is to blame, by its index.
 SITE: Final = "site"
+
+
+@dataclass(frozen=True, eq=False)  # the classes made of it say what makes them equal
+class Replaceable:
+    """A frozen dataclass that gives copies of itself."""
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +85,7 @@ class Violation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClauseResult:
+class ClauseResult(Replaceable):
     """The outcome of one clause for one candidate in one dtype on one device.
 
     ``margin`` is the largest error over its bound of all calls (1 is at the bound), None when no
@@ -111,10 +118,6 @@ class ClauseResult:
     trail: dict[str, Any] | None = None
     coverage: dict[str, Any] | None = None
     explained_by: str | None = None
-
-    def replace(self, **changes: Any) -> ClauseResult:
-        """A copy with some fields changed."""
-        return dataclasses.replace(self, **changes)
 
     def as_json(self) -> dict[str, Any]:
         """The entry of the report; numbers that are not finite become texts.

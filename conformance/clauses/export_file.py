@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..base.printable_text import printable
+from ..base.printable_text import few, printable
 from ..base.results import Violation
 from ..calls.calling import CandidateFailure, arguments, guarded
 from ..graphs.opened import OpenedGraph
@@ -28,7 +28,6 @@ from .subject import Subject
 # What is read off the file needs no second example.
 ONCE: Final = Space(values=("normal",), share=0.01)
 ELSEWHERE: Final = Setting(level=DEFAULT.level, provider=DEFAULT.provider, child=1)
-_SHOWN: Final = 3
 # What a name may suggest for a role; an input that plays several roles may be named by any.
 _SAYS: Final = {
     "query": ("query",),
@@ -105,7 +104,7 @@ def one_file(subject: Subject, _problem: Problem) -> Finding:
     if together > LARGEST_FILE:
         return Finding(binding=False)
     objection = (
-        f"{size_text(header.external_size)} of its weights are in {_listed(header.external)}: ship "
+        f"{size_text(header.external_size)} of its weights are in {few(header.external)}: ship "
         "them together, or export with external_data=False"
     )
     return _finding("the graph is more than one file", (objection,))
@@ -129,7 +128,7 @@ def deterministic(subject: Subject, problem: Problem) -> Finding:
     forward = subject.forward(inputs)
     first = subject.call(forward, inputs).output
     if header.random:
-        return _finding("the graph draws random numbers", (_listed(header.random),))
+        return _finding("the graph draws random numbers", (few(header.random),))
     again = subject.call(forward, inputs).output
     finding = agree(subject, inputs, first, again, "the graph answers otherwise a second time")
     if finding.violation is not None:
@@ -153,7 +152,7 @@ def names(subject: Subject, _problem: Problem) -> Finding:
     """Every name against the role that behaviour or a declaration gives it."""
     reading = graph_of(subject.candidate).reading
     objections = [objection for role in _named(reading) if (objection := _objection(role))]
-    return _finding("names do not say roles", (_listed(objections),) if objections else ())
+    return _finding("names do not say roles", (few(objections),) if objections else ())
 
 
 def _named(reading: GraphReading) -> list[Role]:
@@ -174,16 +173,11 @@ def _objection(role: Role) -> str:
     return f"{role.name!r} is the {words if role.role not in MASK_ROLES else 'mask'}"
 
 
-def _listed(texts: Sequence[str]) -> str:
-    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
-    return ", ".join(texts[:_SHOWN]) + more
-
-
 def _finding(what: str, details: Sequence[str]) -> Finding:
     """A violation that lists the details; none without details."""
     if not details:
         return Finding()
-    message = printable(f"{what}: {_listed(details)}")
+    message = printable(f"{what}: {few(details)}")
     return violated("file", message)
 
 

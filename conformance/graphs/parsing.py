@@ -14,6 +14,7 @@ import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.external_data_helper import ExternalDataInfo
 
+from ..base.printable_text import few
 from .protocol import GraphRefused, sentence
 
 _LONGEST_NAME: Final = 120
@@ -49,7 +50,7 @@ def embedded(tensor: TensorProto, folder: Path) -> TensorProto:
     if tensor.data_location != TensorProto.EXTERNAL:
         return tensor
     start, size = _extent(tensor, "")
-    with (folder / _external_entries(tensor)["location"]).open("rb") as file:
+    with (folder / ExternalDataInfo(tensor).location).open("rb") as file:
         file.seek(start)
         data = file.read(size)
     return TensorProto(
@@ -140,7 +141,7 @@ def stray_files(external: Iterable[str], path: Path) -> list[str]:
 
 
 def _checked_location(tensor: TensorProto, path: Path) -> str:
-    location = _external_entries(tensor).get("location", "")
+    location = {entry.key: str(entry.value) for entry in tensor.external_data}.get("location", "")
     keeps = f"keeps its tensor {tensor.name[:_LONGEST_NAME]!r}"
     where = f"{keeps} in {location[:_LONGEST_NAME]!r}"
     if not location:
@@ -160,10 +161,6 @@ def _checked_location(tensor: TensorProto, path: Path) -> str:
         msg = f"{where}, which ends at byte {end} where {start + size} are needed: copy it again"
         raise GraphRefused(msg)
     return location
-
-
-def _external_entries(tensor: TensorProto) -> dict[str, str]:
-    return {entry.key: str(entry.value) for entry in tensor.external_data}
 
 
 def _escapes(location: str, path: Path) -> bool:
@@ -264,9 +261,6 @@ def _constants(model: ModelProto) -> dict[str, Any]:
     }
 
 
-_AT_MOST_SHOWN: Final = 3
-
-
 def read_model(path: Path) -> ModelProto:
     """The model without its external data; raises GraphRefused for what is none."""
     model = ModelProto()
@@ -323,11 +317,11 @@ def _port(value: Any) -> dict[str, Any]:
     if not kind.HasField("tensor_type"):
         return {"name": value.name, "dtype": "", "shape": None}
     tensor = kind.tensor_type
-    shape = [_axis(axis) for axis in tensor.shape.dim] if tensor.HasField("shape") else None
+    shape = [dimension(axis) for axis in tensor.shape.dim] if tensor.HasField("shape") else None
     return {"name": value.name, "dtype": _dtype(tensor.elem_type), "shape": shape}
 
 
-def _axis(axis: Any) -> int | str | None:
+def dimension(axis: Any) -> int | str | None:
     """A size or a name; some exporters write -1 for what is dynamic."""
     if axis.HasField("dim_value"):
         return int(axis.dim_value) if axis.dim_value >= 0 else None
@@ -371,9 +365,8 @@ def _check_operators(model: ModelProto) -> None:
     defined = _runtime_operators()
     unknown = sorted(f"{domain}::{name}" for domain, name in strange - defined)
     if unknown:
-        more = f" and {len(unknown) - _AT_MOST_SHOWN} more" if len(unknown) > _AT_MOST_SHOWN else ""
         msg = (
-            f"uses {', '.join(unknown[:_AT_MOST_SHOWN])}{more}, which neither ONNX nor onnxruntime "
+            f"uses {few(unknown)}, which neither ONNX nor onnxruntime "
             "defines: no library of custom operators is loaded, so export it without them"
         )
         raise GraphRefused(msg)

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto
 
+from ..graphs.parsing import dimension
 from ..graphs.protocol import Array
 from ..graphs.reading import Axis
 from ..graphs.weights.wiring import Node, Wiring, attributes
@@ -169,7 +170,7 @@ def _inferred(model: ModelProto) -> tuple[dict[str, Shape | None], dict[str, int
         tensor = value.type.tensor_type
         types[value.name] = tensor.elem_type or types.get(value.name, 0)
         if tensor.HasField("shape"):
-            shape = tuple(map(_axis, tensor.shape.dim))
+            shape = tuple(map(dimension, tensor.shape.dim))
             shapes[value.name] = _sharper(shape, shapes.get(value.name))
         else:
             shapes.setdefault(value.name, None)
@@ -177,12 +178,6 @@ def _inferred(model: ModelProto) -> tuple[dict[str, Shape | None], dict[str, int
         shapes[stored.name] = tuple(stored.dims)
         types[stored.name] = stored.data_type
     return shapes, types
-
-
-def _axis(axis: Any) -> Axis:
-    if axis.HasField("dim_value"):
-        return int(axis.dim_value) if axis.dim_value >= 0 else None
-    return str(axis.dim_param) or None
 
 
 def _sharper(one: Shape, other: Shape | None) -> Shape:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..base.results import Violation
+from ..base.results import Replaceable, Violation
 from ..calls.recording import Recording
 
 # Of a tensor with more elements the table has the shape and the dtype only.
@@ -89,7 +89,7 @@ _watched: Final[ContextVar[list[CounterfactualDifference] | None]] = ContextVar(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(Replaceable):
     """The outcome of one comparison, as numbers; :func:`disagreement` says it in words.
 
     margin
@@ -135,10 +135,6 @@ class Comparison:
         """The worst element by the names of its axes; empty for shapes without names."""
         named = len(self.axes) == len(self.index)
         return dict(zip(self.axes, self.index, strict=True)) if named else {}
-
-    def replace(self, **changes: Any) -> Comparison:
-        """The comparison with some fields changed."""
-        return dataclasses.replace(self, **changes)
 
     @property
     def violation(self) -> Violation | None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypedDict
+from typing import Final, Literal, TypedDict
 
 import torch
 from torch import Tensor
 
 from .._golden import golden
 from ..base.geometry import Geometry
+from ..base.results import Replaceable
 from ..declare.declaration import SEQUENCES
 from ..declare.head_layouts import HEAD_LAYOUTS, HeadLayout
 
@@ -37,7 +37,7 @@ def most_cached(key_length: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Inputs:
+class Inputs(Replaceable):
     """What a candidate and the golden both receive.
 
     query, key, value
@@ -140,10 +140,6 @@ class Inputs:
             window=self.window,
             sinks=self.sinks,
         )
-
-    def replace(self, **changes: Any) -> Inputs:
-        """The inputs with some fields changed."""
-        return dataclasses.replace(self, **changes)
 
     def without_mask(self) -> Inputs:
         """The inputs with every key kept and no mask handed over."""

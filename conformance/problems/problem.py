@@ -9,6 +9,7 @@ from typing import Any, Final, get_args, get_type_hints
 
 from ..base.geometry import Geometry
 from ..base.profile import DTYPES
+from ..base.results import Replaceable
 
 _PLAIN: Final = (int, float, bool, str)
 # A tensor of 2 GiB in float64: no clause asks for nearly as much.
@@ -18,7 +19,7 @@ _SEEDS: Final = 2**42
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskPlan:
+class MaskPlan(Replaceable):
     """How the mask of a problem is made and handed over.
 
     ``pattern`` names what it hides (see :mod:`conformance.problems.mask_patterns`), ``form`` the
@@ -32,10 +33,6 @@ class MaskPlan:
     shape: str
     finite_bias: bool = False
     visible: bool = False
-
-    def replace(self, **changes: Any) -> MaskPlan:
-        """The plan with some fields changed."""
-        return dataclasses.replace(self, **changes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +58,7 @@ class Overrides:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class Problem(Replaceable):
     """Everything needed to rebuild the tensors of one example.
 
     Values are not drawn element by element: ``values`` names a recipe and ``seed`` feeds its
@@ -94,10 +91,6 @@ class Problem:
     shared: str = ""
     return_weights: bool = False
     dropout: float | None = None
-
-    def replace(self, **changes: Any) -> Problem:
-        """The problem with some fields changed."""
-        return dataclasses.replace(self, **changes)
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, enough to rebuild the problem."""

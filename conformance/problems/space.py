@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from ..base.geometry import FIELDS, Geometry, Pins
+from ..base.results import Replaceable
 from ..declare.candidate import Candidate
 from ..declare.declaration import SEQUENCES
 from .problem import Problem
@@ -56,7 +56,7 @@ PROBE = Geometry(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Space:
+class Space(Replaceable):
     """A clause's problems, as constraints on what is drawn.
 
     mask, causal
@@ -110,10 +110,6 @@ class Space:
     edges: Edges = "sizes"
     purpose: Purpose = "answer"
     kinds: tuple[str, ...] = ("core", "layer")
-
-    def replace(self, **changes: Any) -> Space:
-        """The space with some constraints changed."""
-        return dataclasses.replace(self, **changes)
 
     @property
     def gives_both(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 
 from ..base.graph_options import NO_GRAPH_OPTIONS, GraphOptions
 from ..base.mistake import UNKNOWN
+from ..base.printable_text import few
 from ..base.record import SCHEMA, TOOL, CandidateEntry, CauseEntry, ClauseEntry, Record
 from ..base.results import SITE, ClauseResult, plain
 from ..running.workers.messages import Loaded, Ready, RunOptions, package_version, project_url
@@ -287,10 +288,8 @@ def _inconclusive(results: Sequence[ClauseResult], *, interrupted: bool) -> tupl
     return None
 
 
-def _some(slugs: Iterable[str], most: int = 4) -> str:
-    unique = list(dict.fromkeys(slugs))
-    more = f" and {len(unique) - most} more" if len(unique) > most else ""
-    return f"{', '.join(unique[:most])}{more}"
+def _some(slugs: Iterable[str]) -> str:
+    return few(list(dict.fromkeys(slugs)), 4)
 
 
 def candidate_entry(

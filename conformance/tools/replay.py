@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ..base.graph_options import read_graph_options
 from ..base.profile import DTYPES, PROFILES
-from ..base.record import names_compiled, read_record
+from ..base.record import COMPILED_SUFFIXES, read_record
 from ..base.results import Violation
 from ..errors import UsageError, did_you_mean
 from ..running.workers.messages import Loaded, RunOptions
@@ -332,7 +332,7 @@ def _options(own: Sequence[FailedClause], target: str | None) -> RunOptions:
         only=only,
         graph_options=graph_options,
         trials=False,
-        compile=names_compiled(candidate["name"]),
+        compile=candidate["name"].endswith(tuple(COMPILED_SUFFIXES.values())),
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Final
 
+from ..base.printable_text import few
 from . import wording
 from .complete import Record, complete, file_of, line_of
 from .verdict_marks import is_strict, mark, problems, summary_sentence
@@ -133,5 +134,5 @@ def _message(clauses: Sequence[Record]) -> str:
     if dtypes:
         lines.append(f"also in {', '.join(dtypes)}")
     if others:
-        lines.append(f"fails as well: {wording.few(others, _NAMED)}")
+        lines.append(f"fails as well: {few(others, _NAMED)}")
     return "\n".join(lines)

@@ -10,6 +10,7 @@ from typing import Final
 
 from rich.text import Text
 
+from ..base.printable_text import few
 from . import counterexample, wording
 from .complete import Record
 from .wording import (
@@ -18,7 +19,6 @@ from .wording import (
     counted,
     cut,
     failure_of,
-    few,
     said_line,
     site,
     verdict_reason,

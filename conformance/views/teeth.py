@@ -11,7 +11,7 @@ from typing import IO, Any, Final
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from ..base.printable_text import printable_record
+from ..base.printable_text import few, printable_record
 from .complete import Record
 from .markdown import row as markdown_row
 from .markdown import table
@@ -138,15 +138,15 @@ def summary_lines(record: Record) -> Iterator[tuple[bool, str]]:
     for name in summary["primary_missed"]:
         row = by_name[name]
         if row["caught"]:
-            others = f"caught by {_some(row['caught_by'])}, but not by its primary clause"
+            others = f"caught by {few(row['caught_by'], 4)}, but not by its primary clause"
             yield False, f"{name}: {others} {row['primary']} ({row['primary_reason']})"
     for slug in () if record["interrupted"] else summary["toothless_judged"]:
         yield False, f"catches no mistake: {slug}"
     if summary["elsewhere"]:
-        yield True, f"not run on a CPU: {_some(summary['elsewhere'])}"
+        yield True, f"not run on a CPU: {few(summary['elsewhere'], 4)}"
     yield from _about_correct(summary, by_name)
     if not_run := summary["not_run"]:
-        yield False, f"not run to the end: {len(not_run)} ({_some(not_run)})"
+        yield False, f"not run to the end: {len(not_run)} ({few(not_run, 4)})"
     red = ("missed", "primary_missed", "toothless_judged", "flagged", "not_run", "errors")
     yield not any(summary[name] for name in red), total(record)
 
@@ -158,18 +158,13 @@ def _about_correct(summary: Record, by_name: Record) -> Iterator[tuple[bool, str
         for slug in row["flagged"]:
             yield False, f"correct, but flagged: {name} by {slug}: {row['reasons'][slug]}"
     for name in summary["should_failed"]:
-        failed = _some(by_name[name]["should_failed"])
+        failed = few(by_name[name]["should_failed"], 4)
         yield True, f"correct, but fails what it should keep: {name}: {failed}"
 
 
 def _reason(row: Record, status: str) -> str:
     slugs = (slug for slug, own in row["clauses"].items() if own == status)
     return next((str(row["reasons"].get(slug, "")) for slug in slugs), "")
-
-
-def _some(words: Sequence[str], most: int = 4) -> str:
-    more = f" and {len(words) - most} more" if len(words) > most else ""
-    return f"{', '.join(words[:most])}{more}"
 
 
 def total(record: Record) -> str:

@@ -8,7 +8,7 @@ from typing import IO, Any, Final
 from rich.table import Column
 from rich.text import Text
 
-from ..base.printable_text import printable, printable_record
+from ..base.printable_text import few, printable, printable_record
 from ..base.record import GREEN
 from . import wording
 from .complete import Record
@@ -134,9 +134,8 @@ def _export_table(exports: Sequence[Record]) -> Fitting:
     rows = []
     for row in exports:
         slugs, exporter, opset = row["failed"], row["exporter"], str(row["opset"])
-        more = f" and {len(slugs) - _NAMED} more" if len(slugs) > _NAMED else ""
         should = "SHOULD: " if slugs and row["verdict"] in GREEN else ""
-        named = should + ", ".join(slugs[:_NAMED]) + more
+        named = should + few(slugs, _NAMED)
         failed = ", ".join(filter(None, (named, row.get("note", ""))))
         blame = row["blame"] or {"step": "", "stage": ""}
         blamed = str(blame["step"]) + (f" ({blame['stage']})" if blame["stage"] else "")

@@ -198,12 +198,6 @@ def by_cause(candidate: Record) -> list[Record]:
     return sorted(candidate["clauses"], key=place)
 
 
-def few(slugs: Sequence[str], most: int = 3) -> str:
-    """The first of some slugs, and how many more there are."""
-    more = f" and {len(slugs) - most} more" if len(slugs) > most else ""
-    return f"{', '.join(slugs[:most])}{more}"
-
-
 def message(clause: Record) -> str:
     """What a clause's result says in one sentence: the violation, else the reason."""
     violation = clause.get("violation")

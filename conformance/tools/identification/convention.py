@@ -5,13 +5,14 @@ The adapter printed for the user is the text that was compiled for probing, so r
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
 import torch
+
+from ...base.results import Replaceable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +103,7 @@ class MaskUse:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Convention:
+class Convention(Replaceable):
     """How a call is made.
 
     names
@@ -134,10 +135,6 @@ class Convention:
     weights: tuple[tuple[str, str], ...] | None = None
     output: str = "answer"
     returned_weights: str = "answer[1]"
-
-    def replace(self, **changes: Any) -> Convention:
-        """A copy of this convention with some fields changed."""
-        return dataclasses.replace(self, **changes)
 
     @property
     def forms(self) -> tuple[str, ...]:
