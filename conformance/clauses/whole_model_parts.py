@@ -183,7 +183,7 @@ def sites_in_place(subject: Subject, problem: Problem) -> Finding:
         binding = binding or bool(((expected.output.abs() > expected.bound) & judged).any())
         worst = found if worst is None or found.margin > worst.margin else worst
         if found.kind:  # what is wrong here is given to all later ones
-            return blaming(Finding.of(found, binding=binding), site.index)
+            return blaming(Finding.of(found, binding=binding), index)
     if worst is None:
         return Finding(inapplicable="the axes of what enters its attentions are not known")
     return Finding.of(worst, binding=binding)
