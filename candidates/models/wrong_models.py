@@ -303,6 +303,47 @@ class LastPlaceForAll(_Placed):
         )
 
 
+class _Powers(nn.Module):
+    """A norm by the mean of some power of the distances from the mean, where others square them.
+
+    onnxruntime 1.31.1 takes it for a LayerNormalization, whatever the power is, once it optimises.
+    """
+
+    def __init__(self, width: int, power: int) -> None:
+        super().__init__()
+        self.power = power
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens of the same shape."""
+        apart = tokens - tokens.mean(-1, keepdim=True)
+        size = (apart.pow(self.power).mean(-1, keepdim=True) + 1e-5).sqrt()
+        return apart / size * self.weight + self.bias
+
+
+class FourthPowers(_Model):
+    """The norm after each attention is by fourth powers."""
+
+    name, power = "first_norm", 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        for layer in self.tower.layers:
+            setattr(layer, self.name, _Powers(Shape().width, self.power))
+
+
+class FourthPowersLast(FourthPowers):
+    """The norm at the end of each layer is by fourth powers."""
+
+    name = "last_norm"
+
+
+class SixthPowers(FourthPowers):
+    """The norm after each attention is by sixth powers."""
+
+    power = 6
+
+
 _CLAUSES: Final[dict[str, tuple[type[_Model], ...]]] = {
     "model.padding-is-absence": (PlacesFromTheEnd, DividedByLength, MeanWithPadding),
     "model.padding-contents": (PrefixMask, FirstTokenKept, GapsFilled),
@@ -312,6 +353,7 @@ _CLAUSES: Final[dict[str, tuple[type[_Model], ...]]] = {
     "model.any-size": (BakedBatch, BakedLength, BakedPlaces),
     "model.empty-item-harmless": (ZeroTimesBatch, ZeroTimesAnother, ShareOfFewest),
     "model.left-padding": (PlacesOfOneLayer, DistanceFromFirst, LastPlaceForAll),
+    "model.optimisation-levels": (FourthPowers, FourthPowersLast, SixthPowers),
 }
 # A missing mask shows in every answer that it would change.
 _SHOWN_BY: Final = {

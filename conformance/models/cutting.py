@@ -98,7 +98,7 @@ class _Cutting:
             self._parts.names[site.sinks.tensor] = self._sinks()
             inputs[SINKS] = {"role": SINKS, "axes": "H"}
         for node in site.inside:
-            if node.op_type == "Reshape":
+            if node.op_type in ("Reshape", "Squeeze", "Unsqueeze"):
                 self._refold(node)
             else:
                 self._copy(node)
@@ -167,10 +167,13 @@ class _Cutting:
     def _refold(self, node: Node) -> None:
         """Scores or weights with items and heads in one axis, or apart again."""
         name = self._name(node, 0, node.input[0])
-        before, after = (self._graph.rank(each) for each in (node.input[0], node.output[0]))
+        folded = len("FQK")  # any other axis more is one of one
+        before, after = (
+            self._graph.rank(each) == folded for each in (node.input[0], node.output[0])
+        )
         if before == after:
             result = name
-        elif after == len("FQK"):
+        elif after:
             goal = self._joined([self._whole([-1]), self._part_of_shape(name, [2, 3])])
             result = self._node("Reshape", [name, goal])
         else:
@@ -352,7 +355,7 @@ class _Cutting:
         """The size of each letter of an input: fixed where the model's own numbers need it."""
         site = self._site
         size, grouped = site.head_size, site.key.groups > 1 or site.heads != site.kv_heads
-        refolded = any(node.op_type == "Reshape" for node in site.inside)
+        refolded = any(node.op_type in ("Reshape", "Squeeze") for node in site.inside)
         grouped = grouped or bool(site.cache) or refolded or "F" in site.output_letters
         heads = site.kv_heads if part in ("key", "value") else site.heads
         width = heads * size if heads and size else f"{part}_width"

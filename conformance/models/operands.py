@@ -137,7 +137,22 @@ def _reshaped(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
         return replace(here, name=above, letters=letters[:2] + "M")
     if rank == len("BHLD") + 1 and letters == "BHLD":
         return _repeated(graph, above, here)
+    if rank == len("BHLD") + 1 and letters.startswith("F"):  # with an axis of one
+        ones = [at for at, size in enumerate(graph.shape(above)) if size == 1 and at > 1]
+        if len(ones) == 1:
+            apart = list("BH" + letters[1:])
+            apart.insert(ones[0], "1")
+            return replace(here, name=above, letters="".join(apart))
     return None
+
+
+def _with_one(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
+    """Above an ``Unsqueeze`` that added the axis of one."""
+    axes = _axes_of(graph, node)
+    if len(axes) != 1 or here.letters[axes[0] : axes[0] + 1] != "1":
+        return None
+    letters = here.letters[: axes[0]] + here.letters[axes[0] + 1 :]
+    return replace(here, name=node.input[0], letters=letters)
 
 
 def _repeated(graph: ModelGraph, name: str, here: Edge) -> Edge | None:
@@ -192,6 +207,7 @@ _STEPS: Final = {
     "Reshape": _reshaped,
     "Tile": _tiled,
     "Transpose": _turned,
+    "Unsqueeze": _with_one,
 }
 
 
@@ -237,10 +253,11 @@ def added(graph: ModelGraph, name: str, letters: str) -> Added:
         if not inner.nodes:
             return Added(masks=(mask_input(graph, name, "bias", letters),))
         return replace(inner, nodes=(*inner.nodes, passed))
-    if node is not None and node.op_type == "Where":
-        choice = _choice(graph, node, letters)
-        if choice is not None:
-            return choice
+    if node is not None and node.op_type in ("Where", "Mul"):
+        fills = _choice if node.op_type == "Where" else _filled
+        filled = fills(graph, node, letters)
+        if filled is not None:
+            return filled
     if node is not None and node.op_type == "Add":
         parts = [added(graph, part, letters) for part in node.input if graph.scalar(part) is None]
         if len(parts) > 1:
@@ -263,6 +280,45 @@ def _choice(graph: ModelGraph, node: Node, letters: str) -> Added | None:
         return Added(masks=(mask,), nodes=(node,))
     inner = added(graph, other, letters)
     return Added(masks=(mask, *inner.masks), nodes=(*inner.nodes, node))
+
+
+def _filled(graph: ModelGraph, node: Node, letters: str) -> Added | None:
+    """A number below zero times what is one where a mask hides."""
+    numbers = [graph.scalar(name) for name in node.input]
+    known = [number for number in numbers if number is not None]
+    if len(known) != 1 or known[0] >= 0:
+        return None
+    marks = marked(graph, node.input[numbers.index(None)], letters, hides=True)
+    return None if marks is None else replace(marks, nodes=(*marks.nodes, node))
+
+
+def marked(graph: ModelGraph, name: str, letters: str, *, hides: bool) -> Added | None:
+    """A mask as numbers, 1 where it keeps or hides; None for any other tensor."""
+    node = graph.wiring.producer.get(name)
+    if node is None or node.op_type != "Cast" or graph.type(node.input[0]) != _BOOL:
+        return None
+    inner = _chosen(graph, node.input[0], letters, hides=hides)
+    return replace(inner, nodes=(*inner.nodes, node))
+
+
+def _chosen(graph: ModelGraph, name: str, letters: str, *, hides: bool) -> Added:
+    """The mask behind negations, and behind a product with what is always true."""
+    node = graph.wiring.producer.get(name)
+    if node is not None and node.op_type == "Not":
+        inner = _chosen(graph, node.input[0], letters, hides=not hides)
+        return replace(inner, nodes=(*inner.nodes, node))
+    if node is not None and node.op_type == "And":
+        others = [part for part in node.input if not _always_true(graph, part)]
+        if len(others) == 1:
+            inner = _chosen(graph, others[0], letters, hides=hides)
+            passed = onnx.helper.make_node("Identity", others, [name])
+            return replace(inner, nodes=(*inner.nodes, passed))
+    return Added(masks=(mask_input(graph, name, "drop" if hides else "keep", letters),))
+
+
+def _always_true(graph: ModelGraph, name: str) -> bool:
+    node = graph.wiring.producer.get(name)
+    return node is not None and node.op_type == "Expand" and graph.scalar(node.input[0]) == 1
 
 
 _BOOL: Final = 9

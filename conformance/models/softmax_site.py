@@ -9,7 +9,7 @@ from typing import Final
 from ..graphs.weights.attention_core import SOFTMAXES, Core, contraction_of
 from ..graphs.weights.wiring import SHAPE_OPERATORS, Node, UnreadableError, attributes
 from .model_graph import ModelGraph
-from .operands import Added, Edge, MaskInput, added, mask_input
+from .operands import Added, Edge, MaskInput, added, marked, mask_input
 from .site import Sinks, Site, completed, edges_of, shown
 
 _OPERAND_LETTERS: Final = {3: "FLD", 4: "BHLD"}
@@ -57,7 +57,7 @@ def softmax_site(graph: ModelGraph, softmax: Node, core: Core, index: int) -> Si
             sinks=sinks,
         ),
     )
-    if site.heads is None and any(node.op_type == "Reshape" for node in inside):
+    if site.heads is None and any(node.op_type in _FOLDING for node in inside):
         msg = "its scores change their axes, and the number of its heads is not known"
         raise UnreadableError(msg)
     return site
@@ -101,11 +101,14 @@ _PLAIN: Final = frozenset(
 )
 _WITH_NUMBERS: Final = frozenset({"Mul", "Div", "Sub", "Max", "Min", "Pow"})
 _AXES: Final = frozenset({"ReduceMax", "ReduceSum", "Clip", "Dropout"})
-_MOVING: Final = frozenset({"Concat", "Reshape", "Slice"})
+_FOLDING: Final = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
+_MOVING: Final = _FOLDING | {"Concat", "Slice"}
 _ON_THE_WAY: Final = _PLAIN | _WITH_NUMBERS | _MOVING | {"Add", "Tanh", "Where"}
 # What may stand between weights and the product with values.
-TO_PRODUCT: Final = _ON_THE_WAY | {"Expand", "Transpose", "Unsqueeze"}
+TO_PRODUCT: Final = _ON_THE_WAY | {"Expand", "Transpose"}
 _SCORES: Final = {len("FQK"): "FQK", len("BHQK"): "BHQK"}
+# With an axis of one, which converters of equations leave on the way.
+_RANKS: Final = (*_SCORES, len("BHQK") + 1)
 
 
 def _between(
@@ -156,9 +159,9 @@ def _moved(
 ) -> Sinks | None:
     """The sinks after a node that changes the axes of scores or weights; raises UnreadableError."""
     what = f"the {node.op_type} node {shown(node)}"
-    if node.op_type == "Reshape":
+    if node.op_type in _FOLDING:
         ranks = {graph.rank(name) for name in (node.input[0], node.output[0])}
-        if not ranks <= set(_SCORES):
+        if not ranks <= set(_RANKS):
             msg = f"{what} between its products gives its scores other axes than items and heads"
             raise UnreadableError(msg)
         return sinks
@@ -191,6 +194,10 @@ def _entering(graph: ModelGraph, node: Node, names: Sequence[str], letters: str)
     """What a node on the way brings in; raises UnreadableError where that is no mask."""
     if node.op_type == "Add" and len(names) == 1:
         return added(graph, names[0], letters)
+    if node.op_type == "Mul" and len(names) == 1:
+        marks = marked(graph, names[0], letters, hides=False)
+        if marks is not None:
+            return marks
     if node.op_type == "Sub" and names == [node.input[1]]:
         mask = mask_input(graph, names[0], "bias", letters)
         return Added(masks=(replace(mask, factor=-1.0),))

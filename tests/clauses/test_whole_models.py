@@ -103,10 +103,10 @@ def test_an_answer_that_is_nan_is_seen() -> None:
 
 
 def test_each_clause_has_three_models_that_it_catches() -> None:
-    """But for what the runtime does, and for what follows from other mistakes."""
+    """But for what follows from other mistakes."""
     own = Counter(one.clause for one in WRONG.values())
     asked = {clause.id for clause in all_clauses() if clause.family == "model"}
-    assert asked - set(own) == {FINITE, IN_PLACE, CACHED, "model.optimisation-levels"}
+    assert asked - set(own) == {FINITE, IN_PLACE, CACHED}
     assert len(SOURCES) >= 4  # one of them right
     assert sum(one.wrong == (1,) for one in BROKEN.values()) >= 3  # of attentions in place
     assert min(own.values()) >= 3

@@ -145,6 +145,8 @@ FEW = [
     tensor("folded", np.array([2 * HEADS, 3, 3])),
     tensor("unfolded", np.array([2, HEADS, 3, 3])),
     tensor("square", np.array([1, 1, 3, 3])),
+    tensor("yes", np.ones((), bool)),
+    tensor("lowest", np.array(-1e30, np.float32)),
     tensor("order", np.tile(np.arange(2, -1, -1), (2, HEADS, 3, 1))),
 ]
 MIDDLES: dict[str, list[NodeProto]] = {
@@ -166,6 +168,24 @@ MIDDLES: dict[str, list[NodeProto]] = {
         node("Add", "same bias", "sum"),
         node("Add", "scores sum", "logits"),
         LAST,
+    ],
+    "a mask of numbers": [
+        node("Expand", "yes square", "every"),
+        node("And", "every allowed", "seen"),
+        node("Cast", "seen", "shown", to=1),
+        node("Mul", "shown scores", "left"),
+        node("Not", "seen", "unseen"),
+        node("Cast", "unseen", "hidden", to=1),
+        node("Mul", "lowest hidden", "fill"),
+        node("Add", "left fill", "logits"),
+        LAST,
+    ],
+    "an axis of one": [
+        node("Unsqueeze", "scores axis", "wider"),
+        node("Squeeze", "wider axis", "narrower"),
+        node("Reshape", "narrower folded", "flat"),
+        node("Softmax", "flat", "shares", axis=-1),
+        node("Reshape", "shares unfolded", "weights"),
     ],
     "a bias that is subtracted": [node("Sub", "scores bias", "logits"), LAST],
     "a bias before the scale": [
