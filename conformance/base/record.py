@@ -156,9 +156,9 @@ class ClauseEntry(TypedDict, total=False):
 class CauseEntry(TypedDict, total=False):
     """Why some clauses failed: :func:`conformance.session.report.causes_of`.
 
-    ``name`` is that of a mistake, ``unknown-mistake``, ``exception``, ``not-finite``,
-    ``one-attention`` or a clause. ``clauses`` are the slugs of what fails of it, ``level`` the
-    strictest of theirs.
+    ``name`` is that of a mistake, ``unknown-mistake``, what failures without a name share
+    (``exception``, ``not-finite``, ``wrong-shape``, ``one-attention`` ...) or a clause.
+    ``clauses`` are the slugs of what fails of it, ``level`` the strictest of theirs.
     ``counterexample`` is the smallest among them, and ``failure`` says whose it is: id, dtype and
     device. ``alternatives`` are other mistakes that explain all of them as well, with text, fix and
     confidence.

@@ -21,6 +21,18 @@ from .expectations import Stale
 
 _SIZES: Final = ("batch", "num_heads", "query_length", "key_length", "head_size", "value_head_size")
 _NONE: Final[Mapping[str, Any]] = {}
+# What a cause without a name is called, by the kind of its violations.
+_TOGETHER: Final = {
+    "raised": "exception",
+    "finite": "not-finite",
+    "shape": "wrong-shape",
+    "dtype": "wrong-dtype",
+    "type": "wrong-type",
+    "mutated": "inputs-changed",
+    "crashed": "crash",
+    "hung": "no-answer",
+    SITE: "one-attention",
+}
 
 
 def causes_of(clauses: Iterable[ClauseEntry]) -> list[CauseEntry]:
@@ -32,8 +44,10 @@ def causes_of(clauses: Iterable[ClauseEntry]) -> list[CauseEntry]:
        causes are taken as explain all of them. A failure that a mistake was seen to explain,
        although its own diagnosis has no name (``explained_by``), has that cause, too.
     2. Failures that no known mistake explains are one cause, ``unknown-mistake``.
-    3. Exceptions that were raised at one line are one cause, and so are answers that are not
-       finite, and what blames one attention of a whole model.
+    3. Failures that show by themselves that they are one thing are one cause: exceptions of one
+       line, answers that are not finite, of a wrong shape, dtype or type, inputs that a call
+       changes, a crash, no answer in time, and what blames one attention of a whole model. Where
+       a diagnosis knows facts about some of them, they are among those of rule 2.
     4. What is left is a cause of its own, named after its clause.
 
     A clause that failed in several dtypes or on several devices is listed once.
@@ -43,10 +57,7 @@ def causes_of(clauses: Iterable[ClauseEntry]) -> list[CauseEntry]:
     unnamed = [clause for clause in failed if not _names(clause)]
     texts = {str(entry["name"]): entry for entry in _entries(every)}
     causes = list(_named_causes([clause for clause in failed if _names(clause)], texts))
-    causes += [
-        _unnamed([one for one in unnamed if _kind_of_cause(one) == key])
-        for key in dict.fromkeys(map(_kind_of_cause, unnamed))
-    ]
+    causes += list(map(_unnamed, _alike(unnamed)))
     return sorted(causes, key=lambda cause: (cause["level"] != "MUST", -len(cause["clauses"])))
 
 
@@ -97,18 +108,28 @@ def _named(name: str, own: Sequence[ClauseEntry], text: Mapping[str, Any]) -> Ca
     )
 
 
+def _alike(unnamed: Sequence[ClauseEntry]) -> Iterable[list[ClauseEntry]]:
+    """Failures without a name in groups that have one cause each."""
+    studied = {_kind_of_cause(clause) for clause in unnamed if clause.get("diagnosis")}
+    groups: dict[tuple[str, str], list[ClauseEntry]] = {}
+    for clause in unnamed:
+        kind = _kind_of_cause(clause)
+        key = (UNKNOWN, "") if clause.get("diagnosis") or kind in studied else kind
+        groups.setdefault(key, []).append(clause)
+    return groups.values()
+
+
 def _kind_of_cause(clause: ClauseEntry) -> tuple[str, str]:
     """What failures without a name share if they have one cause."""
     violation = clause.get("violation") or _NONE
-    if clause.get("diagnosis"):
-        return UNKNOWN, ""
     if SITE in (violation.get("measured") or _NONE):
         return SITE, str(violation["measured"][SITE])
-    if violation.get("kind") == "raised":
-        return "raised", str(violation.get("message")).rpartition(" (")[2]
-    if violation.get("kind") == "finite":
-        return "finite", ""
-    return "clause", clause["id"]
+    kind, message = str(violation.get("kind")), str(violation.get("message"))
+    if kind == "raised":
+        return kind, message.rpartition(" (")[2]
+    if kind in ("shape", "dtype"):  # "the output has shape ...": of one tensor
+        return kind, message.partition(f" has {kind} ")[0]
+    return (kind, "") if kind in _TOGETHER else ("clause", clause["id"])
 
 
 def _unnamed(own: Sequence[ClauseEntry]) -> CauseEntry:
@@ -121,9 +142,8 @@ def _unnamed(own: Sequence[ClauseEntry]) -> CauseEntry:
     violation = (shown := smallest(own)).get("violation") or _NONE
     text = str(violation.get("message") or shown.get("reason") or "")
     several = len({clause["id"] for clause in own}) > 1
-    together = {"raised": "exception", "finite": "not-finite", SITE: "one-attention"}
     kind = SITE if SITE in (violation.get("measured") or _NONE) else str(violation.get("kind"))
-    name = together.get(kind, shown["id"]) if several else shown["id"]
+    name = _TOGETHER.get(kind, shown["id"]) if several else shown["id"]
     return _cause(name, {"text": text, "confidence": 1.0}, own)
 
 

@@ -283,6 +283,49 @@ def test_what_blames_one_attention_is_one_cause() -> None:
     assert (second["name"], second["clauses"]) == ("model.2", ["model.2"])
 
 
+@pytest.mark.parametrize(
+    ("kind", "message", "name"),
+    [
+        ("shape", "the output has shape [1] where [2] is expected", "wrong-shape"),
+        ("dtype", "the output has dtype torch.float64 for inputs of dtype float32", "wrong-dtype"),
+        ("type", "the output is None, not a torch.Tensor", "wrong-type"),
+        ("mutated", "the call changed its query in place", "inputs-changed"),
+        ("crashed", "the candidate killed its process (SIGSEGV)", "crash"),
+        ("hung", "the candidate gave no answer within 5 s and was stopped", "no-answer"),
+    ],
+)
+def test_what_shows_by_itself_that_it_is_one_thing(kind: str, message: str, name: str) -> None:
+    """A wrong shape, a crash or a hang in many clauses is one cause, not one a clause."""
+    violation = {"kind": kind, "message": message}
+    (cause,) = causes_of([failed(f"a.{n}", violation=violation) for n in range(10)])
+    assert (cause["name"], cause["text"], len(cause["clauses"])) == (name, message, 10)
+    assert causes_of([failed("a.b", violation=violation)])[0]["name"] == "a.b"
+
+
+def test_shapes_of_several_tensors_are_several_causes() -> None:
+    """A wrong shape of the weights is not explained by one of the output."""
+    violations = [
+        {"kind": "shape", "message": f"the {what} has shape [1] where [2] is expected"}
+        for what in ("output", "weights", "output")
+    ]
+    first, second = causes_of(
+        [failed(f"a.{n}", violation=violation) for n, violation in enumerate(violations)]
+    )
+    assert (first["name"], first["clauses"]) == ("wrong-shape", ["a.0", "a.2"])
+    assert (second["name"], second["clauses"]) == ("a.1", ["a.1"])
+
+
+def test_alike_failures_share_the_facts_that_one_diagnosis_knows() -> None:
+    """What is not finite in clauses that nobody diagnoses is what the diagnosed ones speak of."""
+    violation = {"kind": "finite", "message": "nan at batch 0"}
+    facts = named("unknown-mistake", 0.0)
+    studied = failed("a.one", facts, violation=violation)
+    (cause,) = causes_of([studied, failed("a.two", violation=violation), failed("a.three", facts)])
+    assert (cause["name"], len(cause["clauses"])) == ("unknown-mistake", 3)
+    first, second = causes_of([failed("a.three", facts), failed("a.two", violation=violation)])
+    assert (first["name"], second["name"]) == ("unknown-mistake", "a.two")
+
+
 def test_every_failure_has_one_cause() -> None:
     """No failure is lost and none is told twice, whatever its diagnosis is."""
     diagnoses = [[], [named("x")], [named("x"), named("y")], [named("unknown-mistake", 0.0)]]
