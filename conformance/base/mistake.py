@@ -11,6 +11,8 @@ from ..errors import DeclarationError
 
 # The name of a diagnosis that found none.
 UNKNOWN: Final = "unknown-mistake"
+# What its sentence begins with.
+NO_MISTAKE: Final = "no known mistake explains it"
 
 
 @dataclass(frozen=True, kw_only=True)

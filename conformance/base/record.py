@@ -112,8 +112,9 @@ class LineEntry(TypedDict, total=False):
 class DiagnosisEntry(TypedDict, total=False):
     """What explains a failure: its name, a sentence, what to change, and how sure that is.
 
-    ``facts`` are those about a mistake without a name. Of each name the first failure that could be
-    read has a ``picture``, and so have later ones on smaller problems.
+    ``facts`` are those about a mistake without a name; of its ``text``, ``common`` is what all
+    wrong answers share and ``example`` what is true of this failure's. Of each name the first
+    failure that could be read has a ``picture``, and so have later ones on smaller problems.
     """
 
     name: str
@@ -122,6 +123,8 @@ class DiagnosisEntry(TypedDict, total=False):
     confidence: Number
     line: LineEntry
     facts: dict[str, Any]
+    common: str
+    example: str
     picture: PictureEntry
 
 

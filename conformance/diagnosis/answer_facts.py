@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..base.mistake import UNKNOWN
+from ..base.mistake import NO_MISTAKE, UNKNOWN
 from ..calls.calling import CandidateFailure, arguments, guarded
 from ..clauses.subject import Subject
 from ..oracle.comparison import AXES
@@ -18,7 +18,6 @@ from .agreement import BatteryAnswer
 from .battery import answer_to
 from .conditions import CONDITIONS, never_with, only_with
 
-NO_MISTAKE: Final = "no known mistake explains it"
 _AXIS_NAMES: Final = {
     "batch": "batch items",
     "head": "heads",
@@ -41,7 +40,8 @@ def unknown_entry(
     ``shown`` is the failing problem that is to be explained, if there is one. ``said_at`` is the
     clause whose entry has said what all wrong answers have in common: it is not said again.
     """
-    facts, texts = _gather(subject, observed, shown, only_shown=bool(said_at))
+    facts, common, example = _gather(subject, observed, shown, only_shown=bool(said_at))
+    texts = [*common[:1], *example, *common[1:]]
     sentence = NO_MISTAKE
     if said_at:
         sentence += f" ({said_at} says what the wrong answers have in common)"
@@ -51,6 +51,8 @@ def unknown_entry(
         "fix": "",
         "confidence": 0.0,
         "facts": facts,
+        "common": "; ".join(common),
+        "example": "; ".join(example),
     }
 
 
@@ -66,28 +68,32 @@ def _gather(
     shown: BatteryAnswer | None,
     *,
     only_shown: bool,
-) -> tuple[dict[str, Any], list[str]]:
-    """The facts as data and as sentences; with ``only_shown`` those of one problem alone."""
+) -> tuple[dict[str, Any], list[str], list[str]]:
+    """The facts as data, and as sentences on all wrong answers and on the one that is shown.
+
+    With ``only_shown`` there are none on all.
+    """
     wrong = [answer for answer in observed if answer.margin > 1.0]
     facts: dict[str, Any] = {"asked": len(observed), "wrong": len(wrong)}
-    texts: list[str] = []
+    common: list[str] = []
+    example: list[str] = []
     one = shown if shown is not None else _plainest(wrong)
     if shown is not None and shown.margin <= 1.0:
         right = "the plain answer to this problem is right"
-        texts.append(right if wrong else f"{right}: only what the clause changes shows")
+        example.append(right if wrong else f"{right}: only what the clause changes shows")
         facts["plain_answer"] = "right"
         one = None if only_shown else _plainest(wrong)
     if wrong and not only_shown:
-        texts.append(_conditions(facts, observed, wrong))
+        common.append(_conditions(facts, observed, wrong))
     if one is not None:
-        texts += _of_answer(subject, facts, one)
+        example += _of_answer(subject, facts, one)
     if not only_shown:
         if one is not None:
             facts["repeats"] = repeats(subject, one)
             if not facts["repeats"]:
-                texts.append("a second call with the same inputs gives another answer")
-        texts += _values_of_one(subject, facts, wrong)
-    return facts, texts
+                common.append("a second call with the same inputs gives another answer")
+        common += _values_of_one(subject, facts, wrong)
+    return facts, common, example
 
 
 def _plainest(wrong: Sequence[BatteryAnswer]) -> BatteryAnswer | None:

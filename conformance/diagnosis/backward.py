@@ -9,13 +9,13 @@ from typing import Any, Final
 import torch
 
 from .._golden import golden
-from ..base.mistake import UNKNOWN
+from ..base.mistake import NO_MISTAKE, UNKNOWN
 from ..clauses.judging_gradients import described, has_empty_rows
 from ..clauses.subject import Subject
 from ..oracle.gradient_oracle import why_unknown
 from ..problems.problem import Problem
 from ..tolerance import model
-from .answer_facts import NO_MISTAKE, keeps_state
+from .answer_facts import keeps_state
 from .dissection.backward import backward_statements
 from .mistakes import BACKWARD, NamedMistake, NotExpressible
 from .mistakes.backward_pass import gradients_with

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any, Final, cast
 
 from ..base.graph_options import NO_GRAPH_OPTIONS, GraphOptions
-from ..base.mistake import UNKNOWN
+from ..base.mistake import NO_MISTAKE, UNKNOWN
 from ..base.printable_text import few
 from ..base.record import SCHEMA, TOOL, CandidateEntry, CauseEntry, ClauseEntry, Record
 from ..base.results import SITE, ClauseResult, plain
@@ -21,6 +21,8 @@ from .expectations import Stale
 
 _SIZES: Final = ("batch", "num_heads", "query_length", "key_length", "head_size", "value_head_size")
 _NONE: Final[Mapping[str, Any]] = {}
+# What a diagnosis says of its failure alone.
+_OF_FAILURES: Final = ("facts", "common", "example", "picture", "line")
 # What a cause without a name is called, by the kind of its violations.
 _TOGETHER: Final = {
     "raised": "exception",
@@ -134,7 +136,7 @@ def _kind_of_cause(clause: ClauseEntry) -> tuple[str, str]:
 
 def _unnamed(own: Sequence[ClauseEntry]) -> CauseEntry:
     """A cause that is no known mistake, with what is known of it."""
-    facts = max(_entries(own), key=lambda entry: len(str(entry.get("text"))), default=None)
+    facts = _facts(own)
     if facts is not None:
         lines = [entry["line"] for entry in _entries(own) if entry.get("line")]
         alike = bool(lines) and all(line == lines[0] for line in lines)
@@ -145,6 +147,16 @@ def _unnamed(own: Sequence[ClauseEntry]) -> CauseEntry:
     kind = SITE if SITE in (violation.get("measured") or _NONE) else str(violation.get("kind"))
     name = _TOGETHER.get(kind, shown["id"]) if several else shown["id"]
     return _cause(name, {"text": text, "confidence": 1.0}, own)
+
+
+def _facts(own: Sequence[ClauseEntry]) -> Mapping[str, Any] | None:
+    """What diagnoses know of a mistake without a name, and of the failure that is shown of it."""
+    told = max(_entries(own), key=lambda entry: len(str(entry.get("text"))), default=None)
+    common = next((entry["common"] for entry in _entries(own) if entry.get("common")), "")
+    if told is None or not common:
+        return told
+    example = next((one["example"] for one in _entries([smallest(own)]) if one.get("example")), "")
+    return {**told, "text": f"{NO_MISTAKE}: {'; '.join(filter(None, (common, example)))}"}
 
 
 def _cause(
@@ -175,7 +187,7 @@ def _cause(
 
 def _without_data(entry: Mapping[str, Any]) -> dict[str, Any]:
     """An entry of a diagnosis without what stands at its failure."""
-    return {key: value for key, value in entry.items() if key not in ("facts", "picture", "line")}
+    return {key: value for key, value in entry.items() if key not in _OF_FAILURES}
 
 
 def _level(clause: ClauseEntry) -> str:

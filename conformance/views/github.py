@@ -123,14 +123,14 @@ def _level(clause: Record, *, strict: bool) -> str:
 
 
 def _message(clauses: Sequence[Record]) -> str:
-    """What failed first, how to fix it, and the other dtypes in which the clause failed."""
+    """The cause and what failed, how to fix it, and the other dtypes in which it failed."""
     first = clauses[0]
     others = list(dict.fromkeys(one["id"] for one in clauses if one["id"] != first["id"]))
     dtypes = [wording.where(one) for one in clauses[1:] if one["id"] == first["id"]]
     explained = dict(wording.explanation(first))
     lines = [f"{summary_sentence(first)} ({wording.where(first)})"]
-    labels = (label for label in ("requires", "diagnosis", "fix", "line") if label in explained)
-    lines.extend(f"{label}: {explained[label]}" for label in labels)
+    labels = ["fix", "line", "requires"] if wording.caused(first) else ["diagnosis", "requires"]
+    lines.extend(f"{label}: {explained[label]}" for label in labels if label in explained)
     if dtypes:
         lines.append(f"also in {', '.join(dtypes)}")
     if others:

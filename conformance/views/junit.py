@@ -83,7 +83,9 @@ def _properties(record: Record, candidate: Record) -> Properties:
     """The properties of a candidate, with the level and status of each of its cases."""
     location = candidate.get("location") or {}
     return [
-        *((key, candidate[key]) for key in ("verdict", "verdict_reason", "target", "kind")),
+        ("verdict", candidate["verdict"]),
+        ("verdict_reason", wording.verdict_reason(candidate)),
+        *((key, candidate[key]) for key in ("target", "kind")),
         *([("file", str(location["file"]))] if location.get("file") else []),
         *(("warning", str(sentence)) for sentence in candidate["warnings"]),
         *(("cause", _cause(cause)) for cause in wording.causes(candidate)),

@@ -176,7 +176,7 @@ def _section(candidate: Record) -> str:
     """A candidate's verdict, and a table of the clauses that need a word."""
     parts = [
         f"### {_cell(candidate['name'])}: {escaped(candidate['verdict'])}",
-        f"{_cell(candidate['verdict_reason'])} ({code(candidate['target'])})",
+        f"{_cell(wording.verdict_reason(candidate))} ({code(candidate['target'])})",
         *([_cell(wording.site(candidate))] if wording.site(candidate) else []),
         *(f"⚠️ {_cell(sentence)}" for sentence in candidate["warnings"]),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,6 +31,10 @@ MOST_LINES: Final = 34
 # Lines of the smallest input that are shown: of more there are only numbers.
 MOST_OF_INPUT: Final = 12
 _LONGEST: Final = 420
+# Lines of warnings, of what failed besides and of what was not tested; the rest is counted.
+_MOST_WARNED: Final = 6
+_MOST_BESIDES: Final = 8
+_MOST_UNTESTED: Final = 4
 _LABEL: Final = 9
 _NOTHING: Final = Text("")
 _INDENT: Final = 3
@@ -63,8 +67,13 @@ def summary(candidate: Record, width: int = WIDTH, *, alone: bool = True) -> lis
     """
     width = min(width, WIDTH)
     place = _labelled("site", cut(site(candidate), _LONGEST), width)
-    before = [*_heading(candidate, width), *place, *_warnings(candidate, width)]
-    after = [*_findings(candidate, width), *_left_over(candidate, width, alone=alone)]
+    warned = _at_most(_MOST_WARNED, _warnings(candidate, width), "more warning")
+    before = [*_heading(candidate, width), *place, *warned]
+    after = [
+        *_at_most(_MOST_BESIDES, _findings(candidate, width), "more failure"),
+        *_at_most(_MOST_UNTESTED, _untested(candidate, width), "more reason"),
+        *(_left_over(candidate, width) if alone else ()),
+    ]
     failing = [cause for cause in causes(candidate) if cause["level"] == "MUST"]
     numbered = len(failing) > 1
     blocks = [
@@ -72,6 +81,18 @@ def summary(candidate: Record, width: int = WIDTH, *, alone: bool = True) -> lis
         for number, cause in enumerate(failing, start=1)
     ]
     return [*before, *_fitted(blocks, MOST_LINES - len(before) - len(after)), *after]
+
+
+def _at_most(most: int, blocks: Iterable[list[Text]], noun: str) -> list[Text]:
+    """The first blocks, as many as so many lines hold, and how many more there are."""
+    every, shown = list(blocks), list[Text]()
+    for number, block in enumerate(every):
+        later = number + 1 < len(every)
+        if shown and len(shown) + len(block) + later > most:
+            more = f"{counted(len(every) - number, noun)} (-vv lists all)"
+            return [*shown, Text(more, style="yellow")]
+        shown += block
+    return shown
 
 
 def _fitted(blocks: Sequence[_Block], room: int) -> list[Text]:
@@ -98,10 +119,10 @@ def _heading(candidate: Record, width: int) -> list[Text]:
     return [first, *more]
 
 
-def _warnings(candidate: Record, width: int) -> Iterator[Text]:
+def _warnings(candidate: Record, width: int) -> Iterator[list[Text]]:
     for sentence in candidate.get("warnings", ()):
         text = Text(cut(f"warning: {sentence}", _LONGEST), style="bold yellow")
-        yield from _wrapped(text, width)
+        yield _wrapped(text, width)
 
 
 def _block(candidate: Record, cause: Record, number: int, width: int, *, alone: bool) -> _Block:
@@ -161,18 +182,18 @@ def _wrapped(text: Text, width: int, head: Text = _NOTHING) -> list[Text]:
     ]
 
 
-def _findings(candidate: Record, width: int) -> Iterator[Text]:
-    """A line for each cause that fails no MUST, each error and each unexpected pass."""
+def _findings(candidate: Record, width: int) -> Iterator[list[Text]]:
+    """Each error and each unexpected pass; then a line for each cause that fails no MUST."""
+    for clause in candidate["clauses"]:
+        if clause["status"] in ("error", "unexpected-pass"):
+            line = f"{clause['status']}: {clause['id']}: {wording.message(clause)}"
+            yield _wrapped(Text(cut(line, _LONGEST), style="bold magenta"), width)
     for cause in causes(candidate):
         if cause["level"] != "MUST":
             slugs = few(cause["clauses"], 2)
             title = "" if cause["name"] in cause["clauses"] else f" {cause['name']}:"
             line = f"{cause['level']} failed: {slugs}:{title} {cause['text']}"
-            yield from _one_line(line, width, "yellow")
-    for clause in candidate["clauses"]:
-        if clause["status"] in ("error", "unexpected-pass"):
-            line = f"{clause['status']}: {clause['id']}: {wording.message(clause)}"
-            yield from _wrapped(Text(cut(line, _LONGEST), style="bold magenta"), width)
+            yield _one_line(line, width, "yellow")
 
 
 def _one_line(text: str, width: int, style: str = "") -> list[Text]:
@@ -181,18 +202,26 @@ def _one_line(text: str, width: int, style: str = "") -> list[Text]:
     return _wrapped(Text(line, style=style), width)
 
 
-def _left_over(candidate: Record, width: int, *, alone: bool) -> Iterator[Text]:
-    """A line each for what is expected to fail, could not be tested, passed, or did not apply."""
+def _named_or_counted(slugs: Sequence[str], reason: str) -> str:
+    """Some clauses by name; where their reason would have no room, how many they are."""
+    named = few(slugs)
+    return named if len(named) + len(reason) < WIDTH - 24 else counted(len(slugs), "clause")
+
+
+def _untested(candidate: Record, width: int) -> Iterator[list[Text]]:
+    """A line for each reason why clauses could not be tested or are expected to fail."""
     for status, word in (("untestable", "untestable"), ("expected-failure", "expected failure")):
         reasons: dict[str, list[str]] = {}
         for clause in candidate["clauses"]:
             if clause["status"] == status:
                 reasons.setdefault(str(clause["reason"]), []).append(clause["id"])
         for reason, slugs in reasons.items():
-            line = f"{word}: {few(list(dict.fromkeys(slugs)))} ({reason})"
-            yield from _one_line(line, width, "yellow")
-    if not alone:
-        return
+            line = f"{word}: {_named_or_counted(list(dict.fromkeys(slugs)), reason)} ({reason})"
+            yield _one_line(line, width, "yellow")
+
+
+def _left_over(candidate: Record, width: int) -> Iterator[Text]:
+    """A line each for what was assumed, what passed, and what did not apply."""
     if assumed := candidate["declaration"].get("assumptions") or ():
         line = f"assumed: {'; '.join(map(str, assumed))}"
         yield from _one_line(line, width, "dim")

@@ -6,6 +6,7 @@ What is wrong comes at a glance (:mod:`conformance.views.summary`), more of it o
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any, Final
 
@@ -69,6 +70,12 @@ def render_terminal(report: Record) -> str:
 
 
 def _parts(report: Record, verbosity: int, width: int = WIDTH) -> Iterator[Any]:
+    """What is written, from its first line on that is not empty."""
+    every = _in_order(report, verbosity, width)
+    return itertools.dropwhile(lambda part: isinstance(part, Text) and not part, every)
+
+
+def _in_order(report: Record, verbosity: int, width: int) -> Iterator[Any]:
     """Details first, since what is last stays in sight."""
     candidates = report["candidates"]
     alone = len(candidates) == 1

@@ -57,7 +57,7 @@ def _candidates_with(word: str, record: Record) -> str:
     """The candidates with a verdict; of a single candidate the reason for its verdict."""
     candidates = record["candidates"]
     if len(candidates) == 1:
-        return str(candidates[0].get("verdict_reason") or "")
+        return wording.verdict_reason(candidates[0])
     names = [str(entry["name"]) for entry in candidates if entry.get("verdict") == word]
     most, few = _NAMED
     more = f" and {len(names) - few} more" if len(names) > most else ""
@@ -121,8 +121,10 @@ def mark(clause: Record, *, strict: bool = False) -> Mark:
 
 
 def summary_sentence(clause: Record) -> str:
-    """One sentence on a clause that did not simply pass, "" if it did."""
+    """One sentence on a clause that did not simply pass, its cause first; "" if it passed."""
     status, text = clause["status"], wording.message(clause)
+    if status == "failed":
+        text = f"{wording.caused(clause)}{text or status}"
     if status == "passed":
         return ""
     if status in _SKIPPED:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from ..base.mistake import UNKNOWN
 from ..base.printable_text import printable
 
 Record = Mapping[str, Any]
@@ -198,6 +199,15 @@ def by_cause(candidate: Record) -> list[Record]:
     return sorted(candidate["clauses"], key=place)
 
 
+def caused(clause: Record) -> str:
+    """``scale-missing (the scores are not scaled): `` before what a failure says; "" if unnamed."""
+    known = [entry for entry in clause.get("diagnosis") or () if entry.get("name") != UNKNOWN]
+    names = [str(entry.get("name") or "") for entry in known]
+    text = cut(" ".join(str(known[0].get("text") or "").split()), _LONGEST_CODE) if known else ""
+    name = " or ".join(filter(None, names)) or str(clause.get("explained_by") or "")
+    return printable(f"{name} ({text}): " if name and text else f"{name}: " if name else "")
+
+
 def message(clause: Record) -> str:
     """What a clause's result says in one sentence: the violation, else the reason."""
     violation = clause.get("violation")
@@ -296,10 +306,10 @@ def worst_margin(candidate: Record) -> tuple[str, str]:
 
 def verdict_reason(candidate: Record) -> str:
     """Why a candidate has its verdict; of one that fails, how many clauses and causes."""
-    musts = [clause for clause in candidate["clauses"] if clause["level"] == "MUST"]
+    musts = [clause for clause in candidate.get("clauses") or () if clause["level"] == "MUST"]
     failed = [clause for clause in musts if clause["status"] == "failed"]
-    if not failed or candidate["verdict"] != "fails":
-        return str(candidate["verdict_reason"])
+    if not failed or candidate.get("verdict") != "fails":
+        return str(candidate.get("verdict_reason") or "")
     applicable = {clause["id"] for clause in musts if clause["status"] != "not-applicable"}
     several = (
         f"{len({clause['id'] for clause in failed})} of {counted(len(applicable), 'MUST clause')}"

@@ -326,6 +326,23 @@ def test_alike_failures_share_the_facts_that_one_diagnosis_knows() -> None:
     assert (first["name"], second["name"]) == ("unknown-mistake", "a.two")
 
 
+def test_facts_are_those_of_the_failure_that_is_shown() -> None:
+    """What is said of an example is true of the smallest input, which stands below it."""
+    told = {**named("unknown-mistake", 0.0), "common": "2 of 3 go wrong", "example": "off by 9"}
+    other = {**named("unknown-mistake", 0.0), "common": "", "example": "off by 1"}
+    large = {"problem": {"geometry": {"batch": 9}}}
+    small = {"problem": {"geometry": {"batch": 1}}}
+    (cause,) = causes_of(
+        [
+            failed("a.one", told, counterexample=large),
+            failed("a.two", other, counterexample=small),
+        ]
+    )
+    assert cause["failure"]["id"] == "a.two"
+    assert cause["text"] == "no known mistake explains it: 2 of 3 go wrong; off by 1"
+    assert not {"common", "example"} & set(cause)
+
+
 def test_every_failure_has_one_cause() -> None:
     """No failure is lost and none is told twice, whatever its diagnosis is."""
     diagnoses = [[], [named("x")], [named("x"), named("y")], [named("unknown-mistake", 0.0)]]

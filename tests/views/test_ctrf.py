@@ -50,7 +50,7 @@ def test_a_failure_tells_everything() -> None:
     report = of(FAILED)
     report["candidates"][0]["location"] = {"file": "src/attn.py", "line": 7}
     (test,) = read(report)["results"]["tests"]
-    assert test["message"] == "off by 1 at [0, 0]"
+    assert test["message"] == "scale-missing (no scale): off by 1 at [0, 0]"
     assert "fix: divide by it" in test["trace"]
     assert (test["filePath"], test["line"]) == ("src/attn.py", 7)
     assert test["labels"]["level"] == "MUST"

@@ -28,9 +28,9 @@ def test_levels_and_places() -> None:
     """A failed MUST is an error at the candidate's line, a failed SHOULD a warning."""
     first, second = commands(record(candidate([FAILED, SHOULD_FAILED], location=LOCATED)))
     assert first == (
-        "::error file=src/my attn.py,line=12,title=mine%3A scale-missing::off by 1 at [0, 0]"
-        " (float32)%0Arequires: A masked key is absent.%0Adiagnosis: scale-missing: no scale"
-        "%0Afix: divide by it"
+        "::error file=src/my attn.py,line=12,title=mine%3A scale-missing::scale-missing "
+        "(no scale): off by 1 at [0, 0] (float32)%0Afix: divide by it%0A"
+        "requires: A masked key is absent."
     )
     assert second.startswith("::warning file=src/my attn.py,line=12,title=mine%3A mask.no-leak::")
 

@@ -62,7 +62,8 @@ def test_a_failure_tells_everything() -> None:
     (case,) = read(of(FAILED)).iter("testcase")
     failure = case.find("failure")
     assert failure is not None
-    assert (failure.get("type"), failure.get("message")) == ("value", "off by 1 at [0, 0]")
+    assert failure.get("type") == "value"
+    assert failure.get("message") == "scale-missing (no scale): off by 1 at [0, 0]"
     assert "requires: A masked key is absent." in str(failure.text)
     assert "diagnosis: scale-missing: no scale\nfix: divide by it" in str(failure.text)
     assert "conformance replay 'REPORT.json#mine/mask.golden'" in str(failure.text)

@@ -64,6 +64,35 @@ def test_forty_lines_of_a_hundred_columns(causes: int) -> None:
     assert any("mistake-0" in line for line in shown)
 
 
+@pytest.mark.parametrize("kind", ["should", "error", "untestable", "warning"])
+def test_forty_lines_whatever_there_is_much_of(kind: str) -> None:
+    """Forty recommendations, errors, reasons or warnings leave room for the cause."""
+    long = "very " * 100
+    results = [failure("mask.golden", "scale-missing", reason=long)]
+    for n in range(0 if kind == "warning" else 40):
+        if kind == "should":
+            violation = Violation(kind="value", message=f"{n} {long}")
+            results.append(result("failed", f"s.c{n}", level="SHOULD", violation=violation))
+        else:
+            results.append(result(kind, f"s.c{n}", reason=f"{n} {long}"))
+    entry = candidate_entry(
+        loaded(), results, {}, warnings=[long] * 40 if kind == "warning" else ()
+    )
+    (candidate,) = complete({"candidates": [entry]})["candidates"]
+    shown = [line.plain for line in summary(candidate)]
+    assert len(shown) <= 36
+    assert max(map(len, shown)) <= 100
+    assert any("mend scale-missing" in line for line in shown)
+    assert any(re.search(r"3\d more .*\(-vv lists all\)", line) for line in shown)
+
+
+def test_why_nothing_was_tested_is_said_before_names() -> None:
+    """Where slugs and reason have no room in one line, the reason is what stays."""
+    reason = "not run: the candidate hung in three clauses before this one"
+    results = [result("untestable", f"equivariance.number-{n}", reason=reason) for n in range(9)]
+    assert f"untestable: 9 clauses ({reason})" in lines(results)
+
+
 def test_a_should_is_one_line() -> None:
     """What decides no verdict takes a line, with its clause."""
     shown = lines([result(), failure("mask.no-leak", "leaks", level="SHOULD")])

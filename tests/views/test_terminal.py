@@ -11,7 +11,7 @@ from conformance.base.results import ClauseResult, Violation
 from conformance.running.workers.messages import RunOptions
 from conformance.session.expectations import Stale
 from conformance.session.report import build_report, candidate_entry
-from conformance.views.terminal import EVERYTHING, show
+from conformance.views.terminal import EVERYTHING, SUMMARY, show
 
 OPTIONS = RunOptions(targets=("attn.py",), profile="quick")
 FAILED = result(
@@ -208,3 +208,11 @@ def test_where_assumptions_stand(kind: str, first: bool) -> None:  # noqa: FBT00
     show(build_report(READY, OPTIONS, [entry]), file, EVERYTHING)
     text = file.getvalue()
     assert (text.index("assumed: it is so") < text.index("failed mask.golden [")) == first
+
+
+def test_a_passing_candidate_takes_five_lines() -> None:
+    """Verdict, what passed, what did not apply, and the run: no empty line comes first."""
+    text = shown([result(), result("not-applicable", "mask.no-leak")], verbosity=SUMMARY)
+    lines = text.splitlines()
+    assert len(lines) == 5
+    assert lines[0].startswith("mine (core, attn.py:mine): conforms")

@@ -94,10 +94,21 @@ def test_sentences_say_what_a_result_is() -> None:
     """One that is tolerated says why, one that could not be tested says that."""
     sentences = [summary_sentence(outcome.as_json()) for outcome in EVERY]
     assert sentences[:5] == [
-        "off by 1 at [0, 0]",
+        "scale-missing (no scale): off by 1 at [0, 0]",
         "",
         "not applicable: it takes no bias",
         "expected failure: known",
         "MUST could not be tested: no example bound",
     ]
     assert sentences[7] == "SHOULD failed: off by 1"
+
+
+def test_a_cause_comes_first() -> None:
+    """Lists of tests and alerts show one line: the mistake leads it, unless it has no name."""
+    clause = {**FAILED.as_json(), "diagnosis": [], "explained_by": "scale-missing"}
+    assert summary_sentence(clause) == "scale-missing: off by 1 at [0, 0]"
+    unknown = [{"name": "unknown-mistake", "text": "no known mistake explains it"}]
+    assert summary_sentence({**FAILED.as_json(), "diagnosis": unknown}) == "off by 1 at [0, 0]"
+    two = [{"name": "x", "text": "it is x"}, {"name": "y", "text": "it is y"}]
+    sentence = summary_sentence({**FAILED.as_json(), "diagnosis": two})
+    assert sentence == "x or y (it is x): off by 1 at [0, 0]"
