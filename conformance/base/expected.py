@@ -246,7 +246,7 @@ def _complete(lines: Sequence[str]) -> bool:
     """Whether some lines are TOML by themselves: no text or list goes on behind them."""
     try:
         tomllib.loads("\n".join([*lines, ""]))
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return False
     return True
 

@@ -170,7 +170,7 @@ def parse_toml(text: str, path: Path) -> dict[str, Any]:
     """The table that a TOML text holds; raises UsageError, which names the file it is from."""
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # numbers of thousands of digits, too
         msg = f"{path} cannot be read as TOML: {error}"
     except RecursionError:
         msg = f"{path} cannot be read as TOML: its values are nested too deeply"

@@ -79,7 +79,7 @@ def _read(value: bytes) -> Problem | None:
     """The problem of an entry, None for what this version did not write."""
     try:
         return problem_from_json(json.loads(value))
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
 
 

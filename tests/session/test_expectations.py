@@ -217,6 +217,7 @@ def test_reading_every_key(tmp_path: Path, day: str) -> None:
 
 BAD: dict[str, tuple[str, str]] = {
     "not TOML": ("expected = ", "cannot be read as TOML"),
+    "a number without an end": (f"expected = {'9' * 10_000}", "cannot be read as TOML"),
     "without an end": (f"expected = {'[' * 5000}", "nested too deeply"),
     "unknown table": (
         '[[expectd]]\nclause = "a"',
