@@ -38,7 +38,8 @@ from .precision_losses import (
 Observed = Sequence[tuple[Inputs, Tensor]]
 # Edge problems that the candidate answers from each space: one of each recipe.
 PROBED: Final = 2
-# Wrong answers that every loss of precision is tried on, and the part it must explain to go on.
+# Wrong answers that every loss of precision is tried on, and the part it must explain to go on:
+# of all of them together, and in the end of each.
 FIRST_TRIED: Final = 3
 HALF: Final = 0.5
 # Mantissas of zero and of powers of two.
@@ -180,14 +181,24 @@ def _loss_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
 def _entry_of(
     subject: Subject, wrong: Observed, losses: Sequence[PrecisionLoss]
 ) -> dict[str, Any] | None:
-    """The simplest of some losses that explains the answers, if one does."""
+    """The simplest of some losses that explains the answers, if one does.
+
+    Each answer speaks for itself: a sum of squares may hide all but the largest error.
+    """
     if not _any_promising(subject, wrong[:FIRST_TRIED], losses):
         return None
     left = [(_unexplained(subject, loss.output, wrong), loss) for loss in losses]
     least = min(part for part, _ in left)
     if least > model.LARGEST_LEFT_BY_LOSS:
         return None
-    equals = [loss for part, loss in left if part * model.CLEARLY_LESS <= least]
+    equals = [
+        loss
+        for part, loss in left
+        if part * model.CLEARLY_LESS <= least
+        and all(_unexplained(subject, loss.output, [pair]) <= HALF for pair in wrong)
+    ]
+    if not equals:
+        return None
     best = equals[0]
     # Float16 and tf32 round ties apart: one element may leave a hundredth and proves neither.
     formats = {

@@ -242,10 +242,9 @@ class PrecisionLoss:
 
     @property
     def text(self) -> str:
-        """What happens, and the remedy if there is one."""
+        """What happens, without the remedy: that is the fix."""
         spoken = SPOKEN.get(self.number_format, self.number_format) + self.manner
-        text = self.what.format(spoken)
-        return f"{text}: {self.remedy}" if self.remedy else text
+        return self.what.format(spoken)
 
     @property
     def fix(self) -> str:
@@ -253,7 +252,7 @@ class PrecisionLoss:
         return self.remedy or KEPT
 
     def in_ten_bits(self) -> str:
-        """The text where float16 and TensorFloat-32 explain the answers alike: no safe remedy."""
+        """The text where float16 and TensorFloat-32 explain the answers alike."""
         return self.what.format(TEN_BITS)
 
 
@@ -313,7 +312,7 @@ _ROUNDED: Final[tuple[tuple[str, str, Callable[[Rounding], LossyOutput]], ...]] 
         partial(rounded_operands, query=True, key=True, values=True),
     ),
 )
-# Stages that are rounded on purpose: the text says what to declare.
+# Stages that are rounded on purpose: the fix says what to declare.
 _WITH_REMEDY: Final = ("scores-from", "products-in")
 
 

@@ -9,6 +9,7 @@ import torch
 from examples import core, layer, problem
 from torch import Tensor
 
+import conformance
 from candidates.broken import MISTAKES
 from candidates.eager import Call, EagerCore, EagerLayer
 from conformance.clauses.subject import Subject
@@ -131,6 +132,18 @@ def test_scale_is_not_blamed_for_half_of_the_answers() -> None:
     (inputs, output) = observed[1]
     assert scale_entry(subject, observed) is not None
     assert scale_entry(subject, [observed[0], (inputs, output.roll(1, dims=-2))]) is None
+
+
+@pytest.mark.nightly
+def test_each_wrong_answer_must_be_explained() -> None:
+    """Lost keys look like a coarse sum where terms are alike; where they are not, nothing does."""
+
+    @conformance.core
+    def of_a_thousand_keys(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = query @ key[:, :, :1000].mT / query.shape[-1] ** 0.5
+        return torch.softmax(scores, -1) @ value[:, :, :1000]
+
+    assert precision_entry(Subject(of_a_thousand_keys, "float32"), ()) is None
 
 
 def test_answers_of_another_shape_get_no_name() -> None:

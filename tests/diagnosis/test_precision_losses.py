@@ -90,8 +90,8 @@ def test_losses_tell_what_to_do() -> None:
         assert "{" not in loss.text + loss.in_ten_bits()
         assert "ten bits (float16 or TensorFloat-32)" in loss.in_ten_bits()
         advised = loss.number_format == "tf32" and loss.stage in {"scores-from", "products-in"}
-        assert ("declare tf32" in loss.text) == advised
-        assert "declare" not in loss.in_ten_bits()
+        assert ("declare tf32" in loss.fix) == advised
+        assert "declare" not in loss.text + loss.in_ten_bits()
 
 
 @pytest.mark.one_in(6)
@@ -181,5 +181,5 @@ def test_sums_are_rounded_after_each_part() -> None:
 def test_sums_are_told_apart_by_what_is_added_up_and_how() -> None:
     """Each stage, format and number of terms has a text of its own, with a remedy."""
     assert {loss.stage for loss in SUMS} == {"sum-in", "denominator-in", "products-added-up-in"}
-    assert all("add up in float32" in loss.text for loss in SUMS)
+    assert all("add up in float32" in loss.fix for loss in SUMS)
     assert len({loss.text for loss in SUMS}) == len(SUMS) * 3 // 4  # two ways to sum values
