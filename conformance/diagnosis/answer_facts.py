@@ -17,6 +17,7 @@ from ..tolerance import model
 from .agreement import BatteryAnswer
 from .battery import answer_to
 from .conditions import CONDITIONS, never_with, only_with
+from .dissection.influence import influence_facts
 
 _AXIS_NAMES: Final = {
     "batch": "batch items",
@@ -93,6 +94,7 @@ def _gather(
             if not facts["repeats"]:
                 common.append("a second call with the same inputs gives another answer")
         common += _values_of_one(subject, facts, wrong)
+        common += _stray_influence(subject, facts, wrong)
     return facts, common, example
 
 
@@ -236,6 +238,18 @@ def keeps_state(subject: Subject, problem: Problem) -> bool:
         return False
     apart = (first.double() - second.double()).abs()
     return bool((apart > subject.golden(inputs).bound).any())
+
+
+def _stray_influence(
+    subject: Subject, facts: dict[str, Any], wrong: Sequence[BatteryAnswer]
+) -> list[str]:
+    """Whose values the answers are made of besides their own, at the plainest wrong problem."""
+    plain = next((one for one in wrong if not one.inputs.masked and one.inputs.generic), None)
+    if plain is None or facts.get("repeats") is False:
+        return []
+    texts = influence_facts(subject, plain.inputs)
+    facts["influence"] = texts
+    return texts
 
 
 def _values_of_one(

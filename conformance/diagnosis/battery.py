@@ -37,6 +37,8 @@ _ALIKE: Final = (3, 3, 3, 6, 6, 4, 4, 12, 12, 12, 12)
 _GROUPED: Final = (2, 6, 2, 4, 5, 5, 3, 9, 8, 7, 30)
 _CUBE: Final = (4, 4, 4, 4, 4, 4, 4, 16, 16, 16, 16)
 _MORE_QUERIES: Final = (2, 2, 2, 8, 5, 9, 3, 7, 8, 6, 18)
+# Whole tiles of keys and channels: what is lost of a short one is not lost here.
+_WHOLE: Final = (1, 2, 2, 3, 16, 8, 8, 16, 16, 16, 16)
 _SHAPES: Final = (_APART, _ALIKE, _MORE_QUERIES)
 _LONG: Final = (1, 2, 2, 3, 150, 72, 5, 8, 9, 7, 40)
 # Logits of the only kept key that show fills of -1 .. -1e7; not near a multiple of a common fill.
@@ -172,7 +174,7 @@ def _every(subject: Subject) -> Iterator[tuple[Inputs, Problem | None]]:
 def _plans(candidate: Candidate) -> Iterator[BatteryEntry]:
     """Every feature alone, then with others."""
     declared = candidate.declaration
-    for sizes in (_APART, _ALIKE, _GROUPED, _CUBE, _MORE_QUERIES, _LONG):
+    for sizes in (_APART, _ALIKE, _GROUPED, _CUBE, _MORE_QUERIES, _LONG, _WHOLE):
         yield BatteryEntry(sizes=sizes)
     for form in declared.masks:
         for broad in (False, True):

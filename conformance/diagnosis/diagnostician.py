@@ -262,13 +262,22 @@ class Diagnostician:
         if search.wrong and not repeats(self.subject, search.observed[0]):
             return []  # what answers at random makes no mistake that could be acted out
         pairs = [(answer.inputs, answer.output) for answer in search.observed]
-        plain = [pair for pair in pairs if pair[0].generic and not _is_long_with_options(pair[0])]
+        plain = _plain(pairs)
         some = plain[:: len(plain) // FEW + 1]
         if not search.gross:
+            near = [(answer.inputs, answer.output) for answer in self._wrong_near]
+            pairs, some = pairs + near, some + _plain(near)
             return _of_precision(
                 scale_entry(self.subject, pairs) or precision_entry(self.subject, some)
             )
         return next(filter(None, self._of_gross_errors(search, pairs, some)), [])
+
+    @property
+    def _wrong_near(self) -> list[BatteryAnswer]:
+        """Wrong answers near the first failing problem: what is said must explain them, too."""
+        base = self._first_problem
+        near = [] if base is None else answers_near(self.subject, base)
+        return [answer for answer in near if answer.margin > 1.0]
 
     def _of_gross_errors(
         self, search: MistakeSearch, pairs: Observed, some: Observed
@@ -382,6 +391,11 @@ class Diagnostician:
         complete = len(answers) == len(recording.calls)
         wrong = any(answer.margin > 1.0 for answer in answers)
         return complete and wrong and self._explain_all(made, answers)
+
+
+def _plain(pairs: Observed) -> list[tuple[Inputs, Tensor]]:
+    """Answers on which losses of precision are acted out: not of extreme values, nor long ones."""
+    return [pair for pair in pairs if pair[0].generic and not _is_long_with_options(pair[0])]
 
 
 def _is_long_with_options(inputs: Inputs) -> bool:

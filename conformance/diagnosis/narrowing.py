@@ -80,13 +80,16 @@ def _past_the_keys(
     return query >= inputs.geometry.key_length
 
 
-def _query_limit(number: int, *, above: bool) -> Part:
-    """The rows of queries whose index is above a number, or at most that."""
+_SEVERAL: Final = {"query": "queries", "item": "batch items", "head": "heads"}
+
+
+def _index_limit(axis: str, number: int, *, above: bool) -> Part:
+    """The rows of queries, items or heads whose index is above a number, or at most that."""
     if above:
-        words = f"for queries from index {number + 1} on"
+        words = f"for {_SEVERAL[axis]} from index {number + 1} on"
     else:
-        words = f"for the first {number + 1} queries"
-    return _index(words, words, lambda index, _n: (index > number) == above, "query")
+        words = f"for the first {number + 1} {_SEVERAL[axis]}"
+    return _index(words, words, lambda index, _n: (index > number) == above, axis)
 
 
 def _in_a_short_tile(size: int) -> Part:
@@ -257,7 +260,8 @@ class Narrowing:
     def _traits_of(self, index: int) -> Tensor:
         """What conditions may be about: whole numbers ``[rows, traits]``.
 
-        Which parts a row is in, its query's index, which conditions its call meets, and its sizes.
+        Which parts a row is in, the indices of its query, item and head, which conditions its call
+        meets, and its sizes.
         """
         if index not in self._traits:
             self._traits[index] = _traits(self.observed[index])
@@ -282,7 +286,8 @@ def _traits(answer: BatteryAnswer) -> Tensor:
     item, query, head = flat[0], flat[-1], flat[1] if len(flat) == len("BHL") else None
     parts = [part.holds(inputs, item, head, query) for part in PARTS]
     none = torch.zeros_like(item)
-    of_rows = torch.stack([*(none if part is None else part.long() for part in parts), query])
+    places = [query, item, none if head is None else head]
+    of_rows = torch.stack([*(none if part is None else part.long() for part in parts), *places])
     of_call = [condition.holds(inputs) for condition in _OF_CALLS]
     of_call += [getattr(inputs.geometry, field) for field in SIZES]
     return torch.cat([of_rows.T, torch.tensor(of_call).expand(len(item), -1)], dim=-1)
@@ -293,12 +298,12 @@ _OF_CALLS: Final = tuple(
 )
 # What the columns of traits are about: the plainest literals first, then limits of numbers.
 _PLACES: Final[tuple[tuple[int, Literal], ...]] = (
-    *enumerate(_OF_CALLS, start=len(PARTS) + 1),
+    *enumerate(_OF_CALLS, start=len(PARTS) + len(_SEVERAL)),
     *enumerate(PARTS),
 )
 _NUMBERS: Final = (
-    (len(PARTS), ""),
-    *enumerate(SIZES, start=len(PARTS) + 1 + len(_OF_CALLS)),
+    *enumerate(_SEVERAL, start=len(PARTS)),
+    *enumerate(SIZES, start=len(PARTS) + len(_SEVERAL) + len(_OF_CALLS)),
 )
 
 
@@ -314,7 +319,7 @@ def _telling_apart(made: Tensor, spared: Tensor) -> tuple[Literal, ...] | None:
     for place, field in _NUMBERS:
         sizes, others = made[:, place], spared[:, place]
         for number, above in limits(sizes.tolist(), others.tolist()):
-            limited = _query_limit if not field else partial(size_limit, field)
+            limited = partial(_index_limit if field in _SEVERAL else size_limit, field)
             literals.append(limited(number, above=above))
             left.append(_as_bits((others > number) == above))
     chosen = fewest(left, len(spared), MOST_TOGETHER)

@@ -50,10 +50,16 @@ ROUNDED_SHORT: Final = ("float32", "float64")
 
 def scale_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
     """The scale as the mistake, with its relative error, if it explains every wrong answer."""
-    wrong = [pair for pair in observed if not _agrees(subject, *pair)]
+    wrong, right = [], []
+    for pair in observed:
+        (right if _agrees(subject, *pair) else wrong).append(pair)
     known = _scale_errors(subject, wrong)
     if known:
-        if not all(_answers_again(subject, *pair) for pair in wrong):
+        alike = [pair for pair in right if _is_alike(pair[0], wrong)]
+        middle = 1.0 + sum(known) / len(known)
+        if not all(_answers_again(subject, *pair) for pair in wrong) or not all(
+            _agrees(subject, *pair, factor=middle) for pair in alike
+        ):
             return None
         return _scale(min(known), max(known), _head_sizes(subject, [pair[0] for pair in wrong]))
     averaged = _averaged_scale_error(subject)
@@ -67,6 +73,15 @@ def scale_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
     entry = _scale(found.scale_error, found.scale_error, _head_sizes(subject, [inputs]))
     # Another mistake may lean the same way: the number explains this part of the squared errors.
     return {**entry, "confidence": _part(found)}
+
+
+def _is_alike(inputs: Inputs, wrong: Observed) -> bool:
+    """Whether the scale of some inputs is made as that of a wrong answer."""
+
+    def made(one: Inputs) -> tuple[float | None, int]:
+        return one.scale, one.geometry.head_size
+
+    return made(inputs) in [made(other) for other, _ in wrong]
 
 
 def _part(found: Fit) -> float:

@@ -280,6 +280,9 @@ SMALLEST_READ: Final = 1e-3
 # Numbers read twice, from weights of SMALLEST_READ and more, agree to this part of them in float32
 # (2^-24 / 1e-3 = 6e-5, and as much again for each of a dozen operations in between).
 SAME_READ: Final = 1e-3
+# A scale that is fitted to an answer of many keys is known to a hundredth: the answer is a mean, in
+# which it shows a hundred times less than in single weights.
+SAME_FITTED: Final = 1e-2
 # The same of logits: ln(1 + 6e-5), with room for the operations that make them.
 LOGIT_READ_TO: Final = 2e-4
 # Logits of keys that should be hidden have small weights: they are read to a twentieth.

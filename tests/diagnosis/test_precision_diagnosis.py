@@ -127,11 +127,12 @@ def test_scales_that_differ_are_given_as_a_range() -> None:
 
 
 def test_scale_is_not_blamed_for_half_of_the_answers() -> None:
-    """One wrong answer that no scale explains, and the scale is not the mistake."""
-    subject, observed = two_answers((1.1, 1.0))
+    """One answer of the same head size that no such scale explains, and it is not the mistake."""
+    subject, observed = two_answers((1.1, 1.1))
     (inputs, output) = observed[1]
     assert scale_entry(subject, observed) is not None
     assert scale_entry(subject, [observed[0], (inputs, output.roll(1, dims=-2))]) is None
+    assert scale_entry(*two_answers((1.1, 1.0))) is None
 
 
 @pytest.mark.nightly
@@ -162,7 +163,8 @@ def test_exact_numbers_do_not_look_coarse() -> None:
         return torch.full(shape, 0.5, dtype=query.dtype)
 
     plain = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
-    assert unnamed(Subject(core(constant, **plain), "float32"))
+    (name,) = names(diagnose(Subject(core(constant, **plain), "float32")))
+    assert name == "answer: 1/2 times one in place of it"
 
 
 def rounded(tensor: Tensor, name: str) -> Tensor:

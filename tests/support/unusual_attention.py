@@ -123,9 +123,13 @@ class OfCore(nn.Module):
 class Normed(OfCore):
     """A norm of the tokens before the projections, as in pre-norm blocks."""
 
+    def __init__(self, core: Core, width: int = 12) -> None:
+        super().__init__(core, width)
+        self.norm = nn.LayerNorm(width)
+
     def forward(self, x: Tensor) -> Tensor:
         """``[B, L, E]`` to the same shape."""
-        return super().forward(torch.layer_norm(x, x.shape[-1:]))
+        return super().forward(self.norm(x))
 
 
 def of_heads(*numbers: float) -> Tensor:

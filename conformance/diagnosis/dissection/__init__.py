@@ -20,11 +20,10 @@ from ..agreement import BatteryAnswer
 from ..conditions import CONDITIONS
 from ..mistaken_answer import Combination
 from ..mistakes import NamedMistake
-from .additive_masks import additive_mask_statements
 from .bands import band_statements, window_statements
 from .by_head import head_statements
-from .layers import LayerReader
-from .logits import logit_statements
+from .layers import MOST_KEYS_OF_LAYERS, MOST_REMEMBERED, LayerReader, with_mistake
+from .logits import fitted_scales, logit_statements
 from .reading import MOST_KEYS, Reading, read, readable
 from .shared_heads import shared_head_statements
 from .sink_statements import sink_statements
@@ -37,7 +36,7 @@ from .sums import (
     weight_statements,
 )
 from .tiles import tile_statements
-from .visibility import table_statements, visibility_statements
+from .visibility import additive_mask_statements, table_statements, visibility_statements
 
 # Numbers of keys that tell tiles apart: an answer of each range is read.
 RANGES: Final = (8, 16, 32, 64, 160)
@@ -79,15 +78,24 @@ def statements(
     for answer in sorted(of_layers, key=lambda one: _is_tiny(one.inputs)):
         for one in layers.statements(answer.inputs):
             proposed.setdefault(one.name, one)
+        if answer.inputs.geometry.key_length > MOST_KEYS_OF_LAYERS and not known:
+            proposed.update((one.name, one) for one in fitted_scales(subject, answer))
+    plainest: list[NamedMistake] = []
     for reading in readings(subject, wrong, known):
-        for one in _of_reading(reading):
+        of_weights = [one for proposer in OF_WEIGHTS for one in proposer(reading)]
+        shortest = sorted(of_weights, key=lambda one: len(one.sentence))[:MOST_REMEMBERED]
+        for one in _of_reading(reading, of_weights):
             proposed.setdefault(one.name, one)
+        if reading.explained:
+            first = {one.name: one for one in (*plainest, *shortest)}
+            for one in _besides(subject, reading, known, list(first.values())):
+                proposed.setdefault(one.name, one)
+            plainest = plainest or shortest
     return list(proposed.values())
 
 
-def _of_reading(reading: Reading) -> Iterator[NamedMistake]:
+def _of_reading(reading: Reading, of_weights: Sequence[NamedMistake]) -> Iterator[NamedMistake]:
     """Statements about the weights, the answer, or both where both are wrong."""
-    of_weights = [one for proposer in OF_WEIGHTS for one in proposer(reading)]
     if reading.explained:
         yield from of_weights
     if not of_weights or not reading.explained:
@@ -96,6 +104,20 @@ def _of_reading(reading: Reading) -> Iterator[NamedMistake]:
     moved = [] if reading.explained else list(moved_value_statements(reading))
     if moved:
         yield from (together(one, two) for one, two in product(of_weights, moved))
+
+
+def _besides(
+    subject: Subject, reading: Reading, known: Combination, first: Sequence[NamedMistake]
+) -> Iterator[NamedMistake]:
+    """What the weights say besides some statements, where none of these explains them alone."""
+    left = [(one, with_mistake(subject, reading, (*known, one))) for one in first]
+    if any(other is not None and not bool(other.wrong.any()) for _, other in left):
+        return
+    for one, other in left:
+        if other is not None:
+            for two in (two for proposer in OF_WEIGHTS for two in proposer(other)):
+                yield together(one, two)
+                yield together(two, one)
 
 
 def readings(

@@ -239,14 +239,62 @@ _SOME_HEADS: Final[tuple[tuple[str, Callable[[int, int], bool]], ...]] = (
 )
 
 
-def in_wrong_heads(reading: Reading, proposed: Iterable[NamedMistake]) -> Iterator[NamedMistake]:
-    """Statements made in the heads alone that are wrong; nothing where all of them are, or none.
+def wrong_heads(reading: Reading) -> Reading | None:
+    """The reading of a layer that has no heads but the wrong ones; None if all are, or none.
 
-    Of layers: the rows of their answers are made of all heads, and do not tell which is wrong.
+    The rows of a layer's answers are made of all heads, and do not tell which is wrong.
     """
-    wrong = reading.wrong.any(dim=0).flatten(1).any(dim=-1).tolist()
-    if all(wrong) or not any(wrong):
-        return
+    wrong, inputs = _wrong(reading), reading.call.inputs
+    sizes, weights = inputs.geometry, inputs.weights
+    split = reading.call.semantics.head_split == "blocks" == reading.call.semantics.head_merge
+    if all(wrong) or not any(wrong) or weights is None or not split:
+        return None
+    if sizes.num_kv_heads != sizes.num_heads or inputs.past:
+        return None
+    chosen = torch.tensor([head for head, is_wrong in enumerate(wrong) if is_wrong])
+
+    def of_heads(tensor: Tensor, axis: int = 0) -> Tensor:
+        """The rows of the chosen heads, of all heads below one another."""
+        heads: Tensor = tensor.unflatten(axis, (sizes.num_heads, -1)).index_select(axis, chosen)
+        return heads.flatten(axis, axis + 1)
+
+    def of_scores(tensor: Tensor | None) -> Tensor | None:
+        return tensor if tensor is None or tensor.shape[1] == 1 else tensor[:, chosen]
+
+    biases = {name: getattr(weights, name) for name in ("q_bias", "k_bias", "v_bias")}
+    few = inputs.replace(
+        geometry=sizes.replace(num_heads=len(chosen), num_kv_heads=len(chosen)),
+        weights=golden.ProjectionWeights(
+            q=of_heads(weights.q),
+            k=of_heads(weights.k),
+            v=of_heads(weights.v),
+            o=None if weights.o is None else of_heads(weights.o, 1),
+            o_bias=weights.o_bias,
+            **{name: of_heads(bias) for name, bias in biases.items() if bias is not None},
+        ),
+        keep=of_scores(inputs.keep),
+        bias=of_scores(inputs.bias),
+        sinks=None if inputs.sinks is None else inputs.sinks[chosen],
+    )
+    alone = dataclasses.replace(
+        reading,
+        weights=reading.weights[:, chosen],
+        answer=reading.answer[:, chosen],
+        error=reading.error[:, chosen],
+        given=few,
+    )
+    return alone.against(DeclaredCall(inputs=few, semantics=reading.call.semantics))
+
+
+def _wrong(reading: Reading) -> list[bool]:
+    """Which heads have a wrong weight."""
+    wrong: list[bool] = reading.wrong.any(dim=0).flatten(1).any(dim=-1).tolist()
+    return wrong
+
+
+def in_wrong_heads(reading: Reading, proposed: Iterable[NamedMistake]) -> Iterator[NamedMistake]:
+    """Statements of :func:`wrong_heads`, made in those heads alone."""
+    wrong = _wrong(reading)
     chosen = [head for head, is_wrong in enumerate(wrong) if is_wrong]
     named = f"head {chosen[0]}" if len(chosen) == 1 else f"heads {', '.join(map(str, chosen))}"
     ways = [(named, lambda head, _count: head in chosen)]

@@ -13,7 +13,7 @@ from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..mistaken_answer import Combination, made_on, mistaken_call
 from ..mistakes import NamedMistake, NotExpressible
-from .by_head import in_wrong_heads
+from .by_head import in_wrong_heads, wrong_heads
 from .layer_weights import read_layer
 from .logits import Composition, LogitFit, as_mistake
 from .operands import operand_terms, pair_terms
@@ -21,6 +21,7 @@ from .positions import Fitted, PairProducts, families, turn_terms, turned
 from .projections import ValuePath, value_paths
 from .read_numbers import numbers
 from .reading import ROOM, Reading
+from .sources import key_order_statements
 from .statement import together
 from .terms import ADDED, SCORES, Term
 
@@ -102,18 +103,31 @@ class LayerReader:
         return parts
 
     def _of_weights(self, reading: Reading, *, thorough: bool = True) -> list[NamedMistake]:
+        parts = self._proposed(reading, thorough=thorough)
+        some = wrong_heads(reading)
+        if some is not None:
+            of_some = self._proposed(some, thorough=thorough)
+            parts = [*in_wrong_heads(reading, of_some), *parts]
+        return parts
+
+    def _proposed(self, reading: Reading, *, thorough: bool) -> list[NamedMistake]:
         parts = [one for proposer in self.proposers for one in proposer(reading)]
         parts += query_and_key_statements(reading, thorough=thorough and not parts)
-        return [*in_wrong_heads(reading, parts), *parts]
+        parts += key_order_statements(reading)
+        return parts
 
     def _with(self, reading: Reading, one: NamedMistake) -> Reading | None:
-        """A reading that is compared with what the golden makes with one mistake."""
-        declared, inputs = self.subject.declaration.semantics, reading.given
-        made = made_on(declared, (*self.known, one), inputs)
-        try:
-            return reading.against(mistaken_call(declared, made, inputs), made)
-        except (NotExpressible, ValueError, RuntimeError):
-            return None
+        return with_mistake(self.subject, reading, (*self.known, one))
+
+
+def with_mistake(subject: Subject, reading: Reading, known: Combination) -> Reading | None:
+    """A reading that is compared with what the golden makes with some mistakes."""
+    declared, inputs = subject.declaration.semantics, reading.given
+    made = made_on(declared, known, inputs)
+    try:
+        return reading.against(mistaken_call(declared, made, inputs), made)
+    except (NotExpressible, ValueError, RuntimeError):
+        return None
 
 
 def _as_expected(reading: Reading | None) -> bool:

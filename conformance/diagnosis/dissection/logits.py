@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
+from ...clauses.subject import Subject
+from ...oracle.yardstick import fitted_scale_error
 from ...problems.inputs import Inputs
 from ...tolerance import model
+from ..agreement import BatteryAnswer
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import plain_scores, relogited
 from .linear_biases import LINEAR_BIASES
@@ -259,7 +262,8 @@ def logit_statements(reading: Reading) -> Iterator[NamedMistake]:
         if composition.terms == (SCORES,):
             if abs(composition.factors[0] - 1.0) < NEARLY_RIGHT:
                 return
-            yield from _scales(reading, composition.factors[0] * reading.call.scale)
+            read = composition.factors[0] * reading.call.scale
+            yield from _scales(reading.call, read, reading.same)
         choices = [
             [Number("1", lambda _sizes: 1.0)]
             if factor == 1.0 and term is SCORES
@@ -270,13 +274,25 @@ def logit_statements(reading: Reading) -> Iterator[NamedMistake]:
             yield as_mistake(composition.terms, chosen)
 
 
-def _scales(reading: Reading, read: float) -> Iterator[NamedMistake]:
+def fitted_scales(subject: Subject, answer: BatteryAnswer) -> Iterator[NamedMistake]:
+    """Scales that explain an answer as a whole, where its weights cannot be read."""
+    inputs = answer.inputs
+    error = fitted_scale_error(subject.oracle, inputs, answer.output)
+    if error is None:
+        return
+    call = DeclaredCall(inputs=inputs, semantics=subject.declaration.semantics)
+    for number in numbers(1.0 + error, inputs.geometry, model.SAME_FITTED):
+        yield as_mistake([SCORES], [number])
+    yield from _scales(call, (1.0 + error) * call.scale, model.SAME_FITTED)
+
+
+def _scales(call: DeclaredCall, read: float, same: float) -> Iterator[NamedMistake]:
     """What the dot products may be multiplied by: a number of the sizes, or of the right scale."""
-    for number in numbers(read, reading.sizes, reading.same):
+    for number in numbers(read, call.inputs.geometry, same):
         yield _scaled_by(number.words, _of_sizes(number))
     for words, scale in _SCALES:
-        value = scale(reading.call)
-        if value is not None and abs(value - read) <= 2.0 * reading.same * abs(read):
+        value = scale(call)
+        if value is not None and abs(value - read) <= 2.0 * same * abs(read):
             yield _scaled_by(words, scale)
 
 
@@ -314,19 +330,21 @@ _SCALES: Final[tuple[tuple[str, Callable[[DeclaredCall], float | None]], ...]] =
 def as_mistake(terms: Sequence[Term], factors: Sequence[Number]) -> NamedMistake:
     """Logits put together of terms; a bias that is no term counts as it should."""
     words = " and ".join(
-        f"{number.words} times {term.words}" if number.words != "1" else term.words
+        (f"{number.words} times {term.words}" if number.words != "1" else term.words)
+        + (" besides it" if term is ADDED[0] and SCORES in terms else "")
         for term, number in zip(terms, factors, strict=True)
     )
     own_bias = any(term is ADDED[0] for term in terms) and SCORES not in terms
 
     def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
         parts = [term.values(call, attention) for term in terms]
-        if any(part is None for part in parts):
+        if all(part is None for part in parts) or (SCORES not in terms and None in parts):
             return None
         sizes = call.inputs.geometry
         logits = torch.zeros_like(attention.scores)
         for part, number in zip(parts, factors, strict=True):
-            logits = logits + number.value(sizes) * part  # type: ignore[operator]
+            if part is not None:  # a call without a bias has the other terms
+                logits = logits + number.value(sizes) * part
         if call.inputs.bias is not None and not own_bias:
             logits = logits + ADDED[0].values(call, attention)  # type: ignore[operator]
         return relogited(attention, logits.masked_fill(~attention.allowed, float("-inf")))

@@ -79,6 +79,20 @@ class Reading:
         _, attention = mistaken_attention(call, made, every_key=True)
         return replace(self, call=call, attention=attention)
 
+    @cached_property
+    def wrong_rows(self) -> Tensor:
+        """The rows of the answer that are not as expected: bool ``[B, H, Lq]``."""
+        apart = (self.answer - self.attention.output).abs()
+        size = self.attention.output.abs().amax().clamp_min(self.same**2)
+        return ~(apart <= 2.0 * self.same * size).all(dim=-1)
+
+    def answers(self, expected: Tensor) -> bool:
+        """Whether wrong rows of the answer are those of an expected one: others are spared."""
+        rows = self.wrong_rows
+        if expected.shape != self.answer.shape or not bool(rows.any()):
+            return False
+        return self.agree(self.answer[rows], expected[rows])
+
     def agree(self, actual: Tensor, expected: Tensor) -> bool:
         """Whether two tensors of values or weights are the same, measured by the largest entry."""
         if not expected.numel():

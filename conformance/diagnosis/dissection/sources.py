@@ -5,22 +5,25 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from itertools import permutations
+from itertools import permutations, product
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from ..._golden import golden
+from ...tolerance import model
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import weighing
 from ..mistakes.named_mistake import CoreChange, Heads
+from .influence import orders
 from .read_numbers import Number, numbers
 from .reading import Reading
 from .statement import statement
 from .terms import CHANGES
 
 AnswerTerm = Callable[[golden.Attention], Tensor | None]
+_NONE: Final = Number("0", lambda _sizes: 0.0)
 _AXES: Final = ("batch", "heads", "tokens", "channels")
 _OWN: Final = "let each head of each batch item read its own {}"
 
@@ -60,13 +63,12 @@ def value_statements(reading: Reading) -> Iterator[NamedMistake]:
     Proposed where the weighted sum of moved values is what the reading says.
     """
     attention, value = reading.attention, reading.attention.value
-    got = reading.answer
-    for words, move in MOVES:
+    for words, move in (*MOVES, *orders(reading)):
         moved = move(value)
-        if moved.shape == value.shape and reading.agree(attention.weights @ moved, got):
+        if moved.shape == value.shape and reading.answers(attention.weights @ moved):
             yield _statement_of_value(words, move)
         output = move(attention.output)
-        if output.shape == attention.output.shape and reading.agree(output, got):
+        if reading.answers(output):
             yield statement(
                 f"answer: {words}",
                 f"the answer {words} is returned",
@@ -80,11 +82,22 @@ def value_statements(reading: Reading) -> Iterator[NamedMistake]:
 def moved_value_statements(reading: Reading) -> Iterator[NamedMistake]:
     """Values that are moved, such that the weights that were read make the answer of them."""
     value = reading.attention.value
-    for words, move in MOVES:
+    for words, move in (*MOVES, *orders(reading)):
         moved = move(value)
         if moved.shape != value.shape or torch.equal(moved, value):
             continue
-        if reading.agree(reading.weights @ moved, reading.answer):
+        if reading.answers(reading.weights @ moved):
+            yield _statement_of_value(words, move)
+
+
+def key_order_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """Values of other tokens, such that each weight stands at another key, for a layer's heads."""
+    exact = reading.attention.weights
+    own = torch.eye(exact.shape[-1], dtype=exact.dtype).expand(*exact.shape[:2], -1, -1)
+    if reading.agree(reading.weights, exact):
+        return
+    for words, move in (*CHANGES, *orders(reading)):
+        if "token" in words and reading.agree(reading.weights, exact @ move(own)):
             yield _statement_of_value(words, move)
 
 
@@ -132,35 +145,70 @@ def _statement_of_value(words: str, move: Callable[[Tensor], Tensor]) -> NamedMi
 
 
 def _more_in_the_answer(reading: Reading) -> Iterator[NamedMistake]:
-    """The answer and a multiple of something else."""
-    attention, got = reading.attention, reading.answer
-    left = got - attention.output
-    for words, of in _ADDED:
-        term = of(attention)
-        if term is None or term.shape != left.shape or not bool(term.any()):
+    """A multiple of the answer and one of something else."""
+    rows = reading.wrong_rows
+    numeric = bool(rows.any()) and bool(torch.isfinite(reading.answer[rows]).all())
+    for words, of in (*_ADDED, *_moved_answers(reading)) if numeric else ():
+        term = of(reading.attention)
+        if term is None or term.shape != reading.answer.shape or not bool(term[rows].any()):
             continue
-        factor = float((left * term).sum() / term.square().sum())
-        if abs(factor) > reading.same and reading.agree(attention.output + factor * term, got):
-            for number in numbers(factor, reading.sizes, reading.same):
-                named = words if number.words == "1" else f"{number.words} times {words}"
+        for of_own, of_term in _factors(reading, term[rows]):
+            named = words if of_term.words == "1" else f"{of_term.words} times {words}"
+            if of_own.words == "1":
+                name, text = f"answer: {named} added", f"the answer has {named} added"
+            elif of_own.words == "0":
+                name, text = f"answer: {named} in place of it", f"the answer is {named}"
+            else:
+                name = f"answer: {of_own.words} times it and {named}"
+                text = f"the answer is {of_own.words} times what it should be and {named}"
+            fix = f"do not add {words} to the answer"
+            yield statement(name, text, fix, core=_with_more(of, of_own, of_term))
 
-                yield statement(
-                    f"answer: {named} added",
-                    f"the answer has {named} added",
-                    f"do not add {words} to the answer",
-                    core=_with_more(of, number),
-                )
+
+def _factors(reading: Reading, term: Tensor) -> Iterator[tuple[Number, Number]]:
+    """The numbers by which the answer and another term add up to wrong rows.
+
+    That of the answer is one where this will do.
+    """
+    rows = reading.wrong_rows
+    own, got = reading.attention.output[rows], reading.answer[rows]
+    table = torch.stack([own.flatten(), term.flatten()], dim=-1)
+    rest = got - own
+    alone = float((rest * term).sum() / term.square().sum())
+    both = [(1.0, alone)]
+    if int(torch.linalg.matrix_rank(table, rtol=model.NO_EQUATION)) == table.shape[1]:
+        solved = torch.linalg.lstsq(table, got.flatten()[:, None]).solution[:, 0]
+        both.append((float(solved[0]), float(solved[1])))
+    for of_own, of_term in both:
+        close = reading.agree(of_own * own + of_term * term, got)
+        if close and abs(of_term) > reading.same:
+            lost = abs(of_own) <= reading.same
+            of_answer = [_NONE] if lost else numbers(of_own, reading.sizes, reading.same)
+            yield from product(of_answer, numbers(of_term, reading.sizes, reading.same))
+            return
 
 
-def _with_more(of: AnswerTerm, number: Number) -> CoreChange:
+def _with_more(of: AnswerTerm, of_own: Number, of_term: Number) -> CoreChange:
     def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        more = of(attention)
+        more, sizes = of(attention), call.inputs.geometry
         if more is None:
             raise NotExpressible
-        added = number.value(call.inputs.geometry) * more
-        return dataclasses.replace(attention, output=attention.output + added)
+        output = of_own.value(sizes) * attention.output + of_term.value(sizes) * more
+        return dataclasses.replace(attention, output=output)
 
     return core
+
+
+def _moved_answers(reading: Reading) -> Iterator[tuple[str, AnswerTerm]]:
+    """The answers of other heads, items and channels, where an answer is no sum of its values."""
+    if reading.explained:
+        return
+    for words, move in _SPREAD:
+        yield f"the answer {words}", _answer_moved(move)
+
+
+def _answer_moved(move: Callable[[Tensor], Tensor]) -> AnswerTerm:
+    return lambda attention: move(attention.output)
 
 
 def _if_same_shape(of: Callable[[golden.Attention], Tensor]) -> AnswerTerm:
@@ -171,6 +219,12 @@ def _if_same_shape(of: Callable[[golden.Attention], Tensor]) -> AnswerTerm:
     return term
 
 
+_SPREAD: Final = (
+    *CHANGES,
+    ("averaged over the batch items", lambda t: t.mean(0, keepdim=True).expand_as(t)),
+    ("summed over the batch items", lambda t: t.sum(0, keepdim=True).expand_as(t)),
+    ("averaged over the channels", lambda t: t.mean(-1, keepdim=True).expand_as(t)),
+)
 _ADDED: Final[tuple[tuple[str, AnswerTerm], ...]] = (
     ("one", lambda a: torch.ones_like(a.output)),
     ("the query", _if_same_shape(lambda a: a.query)),
@@ -185,7 +239,7 @@ _ADDED: Final[tuple[tuple[str, AnswerTerm], ...]] = (
 
 def _functions(reading: Reading) -> Iterator[NamedMistake]:
     """A function of the answer, or of the values."""
-    attention, got = reading.attention, reading.answer
+    attention = reading.attention
     for words, function in (
         ("nothing", torch.zeros_like),
         ("the hyperbolic tangent", torch.tanh),
@@ -201,14 +255,14 @@ def _functions(reading: Reading) -> Iterator[NamedMistake]:
             lambda t: torch.nn.functional.layer_norm(t, t.shape[-1:]),
         ),
     ):
-        if reading.agree(function(attention.output), got):
+        if reading.answers(function(attention.output)):
             yield statement(
                 f"answer: {words} of it",
                 f"{words} of the answer is returned",
                 "return the weighted sum of the values as it is",
                 core=lambda _call, a, f=function: dataclasses.replace(a, output=f(a.output)),
             )
-        if reading.agree(attention.weights @ function(attention.value), got):
+        if reading.answers(attention.weights @ function(attention.value)):
             yield statement(
                 f"values: {words} of them",
                 f"the weights meet {words} of the values",

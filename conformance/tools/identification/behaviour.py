@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..._golden import golden
 from ...base.profile import DTYPES
@@ -113,6 +114,39 @@ def _weights_kind(caller: Caller, inputs: Any, weights: Tensor, point: golden.Se
     mean, wide = expected.mean(dim=1), bound.amax(dim=1) * expected.shape[1]
     same = returned.shape == mean.shape and expected.dim() == _FOUR
     return "averaged" if same and bool(((returned - mean).abs() <= wide).all()) else ""
+
+
+def learned_besides(caller: Caller) -> list[str]:
+    """The parameters of a module besides its projections that change the answer, by their names.
+
+    At their present values they may do nothing: a gain of one, heads that are not mixed yet.
+    """
+    inputs, other = (caller.draw(seed=seed) for seed in (17, 18))
+    plain = caller.call(inputs)
+    built = caller.prepare(inputs.geometry, inputs.weights)
+    if not isinstance(built, nn.Module) or not isinstance(plain, Observation) or not caller.draws:
+        return []
+    before = {name: own.detach().clone() for name, own in built.named_parameters()}
+    drawn_anew = dict(caller.prepare(inputs.geometry, other.weights).named_parameters())
+    projections = {
+        name for name, own in before.items() if not torch.equal(own, drawn_anew[name].detach())
+    }
+
+    def changes(name: str) -> bool:
+        module = caller.prepare(inputs.geometry, inputs.weights)
+        own = dict(module.named_parameters())[name]
+        generator = torch.Generator().manual_seed(len(name))
+        with torch.no_grad():
+            own += torch.rand(own.shape, generator=generator, dtype=torch.float64).to(own.dtype)
+        changed = copy.copy(caller)
+        changed.prepare = lambda _geometry, _weights: module
+        answer = changed.call(inputs)
+        return isinstance(answer, Refusal) or not torch.equal(
+            answer.output.nan_to_num(), plain.output.nan_to_num()
+        )
+
+    free = (name for name, own in before.items() if own.is_floating_point())
+    return [name for name in free if name not in projections and changes(name)]
 
 
 def repeats(caller: Caller) -> bool | None:

@@ -21,6 +21,7 @@ from .behaviour import (
     empty_batch,
     find_dtypes,
     find_weights,
+    learned_besides,
     order_matters,
     repeats,
 )
@@ -267,6 +268,7 @@ def _computation(case: Investigation, plain: PlainReading) -> None:
             {"split": point.head_split, "merge": point.head_merge, "count": sizes.num_heads},
         )
         findings.add("biases", biases_words(caller, point), evidence, _biases(caller, point))
+        _learned(case)
     for other in plain.others:
         changed = ", ".join(f"{k}={v[1]!r}" for k, v in point.differences(other).items())
         findings.add(
@@ -283,6 +285,18 @@ def _computation(case: Investigation, plain: PlainReading) -> None:
             ", ".join(f"{name} = {value.replace('g.', '')}" for name, value in ties.items()),
             "other sizes are refused or answered in another shape",
             ties,
+        )
+
+
+def _learned(case: Investigation) -> None:
+    """Parameters besides the projections: what is read holds for their present values."""
+    names = learned_besides(case.caller)
+    if names:
+        case.findings.add(
+            "learned besides",
+            f"{', '.join(names)}: what is said holds for their present values",
+            "the answer changes with each of them",
+            names,
         )
 
 

@@ -18,6 +18,7 @@ from ...errors import UsageError
 from ...tolerance.positions import position_bound
 from . import callers
 from .agreement import PointJudge
+from .behaviour import learned_besides
 from .caller import Caller, Observation, Refusal
 from .contradictions import contradictions
 from .deviations import Investigation, deviations
@@ -381,7 +382,12 @@ def _unread(unread: Unread, beyond: Beyond) -> str:
     nan = all(bool(observation.output.isnan().any()) for observation in unread.observed)
     what = "holds NaN" if nan else "is that of no reading of attention that is known"
     known = what_is_certain(unread.weights)
-    return f"its answer {what} {called}" + (f"; {known}" if known else "")
+    names = ", ".join(learned_besides(unread.caller))
+    return (
+        f"its answer {what} {called}"
+        + (f"; {known}" if known else "")
+        + (f"; besides its projections it has learned {names}" if names else "")
+    )
 
 
 def _commonest(refusals: list[Refusal]) -> str:

@@ -13,6 +13,7 @@ from ...clauses.subject import Subject
 from ...diagnosis.dissection.layer_weights import WIDER, LayerCalls, most_tokens
 from ...diagnosis.dissection.projections import ValuePath
 from ...diagnosis.dissection.reading import Reading, read
+from ...diagnosis.dissection.value_steps import ALTERNATIVES, Steps
 from ...diagnosis.mistaken_answer import Combination
 from ...problems.inputs import Inputs
 from .agreement import PointJudge, Sample
@@ -55,7 +56,8 @@ class PlainReading:
 
     ``always`` is the alignment of a causality that no flag turns on. ``others`` are further points
     that fit every probe; ``was_read`` says that the point was read off the weights. ``made`` are
-    changes beyond any point that every call makes, and ``words`` say so.
+    changes beyond any point that every call makes, such as a norm of the tokens that are projected,
+    and ``words`` say so.
     """
 
     point: golden.Semantics
@@ -88,10 +90,11 @@ def read_plain(
     """
     right = (Proposal(golden.STANDARD), *map(causal_everywhere, ALIGNMENTS))
     fixed = not weights.caller.draws
+    standard = first_fitting(right, observed, judge)
+    if standard is not None:
+        return standard
     read = _tried(weights.caller) if fixed else _read(weights)
-    return first_fitting(right, observed, judge) or first_fitting(
-        read, observed, judge, was_read=not fixed
-    )
+    return weights.behind(first_fitting(read, observed, weights.judge(judge), was_read=not fixed))
 
 
 def _read(weights: Weights) -> Iterator[Proposal]:
@@ -167,6 +170,18 @@ class Weights:
         self.caller = caller
         # Points that explain the logits, whether or not they explain the answers.
         self.proposed: list[Proposal] = []
+        # What is done to the tokens before they are projected: no point says it.
+        self.made: Combination = ()
+
+    def judge(self, judge: PointJudge) -> PointJudge:
+        """A judge who compares answers with points behind what is done to the tokens first."""
+        return judge.making(self.made) if self.made and self.readings else judge
+
+    def behind(self, plain: PlainReading | None) -> PlainReading | None:
+        """A reading by that judge, which says what is done to the tokens first."""
+        if plain is None or not self.made:
+            return plain
+        return replace(plain, made=self.made, words=self.made[0].sentence)
 
     @cached_property
     def readings(self) -> list[tuple[Reading, golden.Semantics]]:
@@ -206,13 +221,31 @@ class Weights:
                 yield reading, golden.STANDARD
             return
         calls = LayerCalls(subject, inputs)
-        for steps in _steps(caller):
-            reading = calls.reading(ValuePath(), point=steps)
+        for path, steps in itertools.product(_PATHS, _steps(caller)):
+            if not path.right and _changes(steps) > _BEHIND_A_NORM:
+                continue
+            reading = calls.reading(path, point=steps)
             if reading is not None and reading.explained:
+                if not path.right:  # what is read is of the tokens behind the norm
+                    self.made = (path.mistake(),)
+                    reading = replace(reading, given=reading.call.inputs)
                 yield reading, steps
                 if "q" in caller.biases:
                     yield reading, steps.replace(query_bias=False)
                 return
+
+
+# The tokens as they are given, then normalised before they are projected.
+_PATHS: Final = (
+    ValuePath(),
+    *(ValuePath(Steps((one,))) for one in ALTERNATIVES if one.step == "tokens"),
+)
+# Steps that may be taken otherwise as well where tokens are normalised.
+_BEHIND_A_NORM: Final = 1
+
+
+def _changes(steps: golden.Semantics) -> int:
+    return len(golden.STANDARD.differences(steps))
 
 
 def _steps(caller: Caller) -> Iterator[golden.Semantics]:
@@ -244,4 +277,5 @@ def read_further(
                 weights.proposed.append(one)
                 yield one
 
-    return first_fitting(proposals(), observed, judge, was_read=True)
+    judge = weights.judge(judge)
+    return weights.behind(first_fitting(proposals(), observed, judge, was_read=True))

@@ -15,7 +15,7 @@ from ...diagnosis.dissection import OF_WEIGHTS
 from ...diagnosis.dissection.by_distance import distance_biases
 from ...diagnosis.dissection.by_head import head_statements
 from ...diagnosis.dissection.layers import query_and_key_statements
-from ...diagnosis.dissection.statement import statement
+from ...diagnosis.dissection.statement import statement, together
 from ...diagnosis.mistaken_answer import Combination
 from ...diagnosis.mistakes import NamedMistake, named_mistakes
 from ...diagnosis.randomness import random_entry
@@ -205,7 +205,10 @@ def _statements(weights: Weights, nearest: Proposal, heads: int | None) -> list[
     if random is not None:
         return [Statement(text=random["text"])]
     answers = [one for one in battery.observe(subject) if _is_ordinary(subject, one)]
-    mistakes = (*named_mistakes(), *_own(weights, nearest))
+    own = _own(weights, nearest)
+    mistakes = [*named_mistakes(), *own]
+    if weights.made:  # which is no mistake by itself, and made besides all others
+        mistakes = [together(weights.made[0], one) for one in own]
     explanations = Diagnostician(subject, mistakes, observed=answers).explanations
     named = [one for one in explanations if _is_named(one)]
     explanations = named or explanations[:1]  # the others say the same in longer words

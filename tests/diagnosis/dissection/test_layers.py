@@ -90,6 +90,11 @@ def biased(**factors: float) -> Callable[[Weights], Weights]:
     return change
 
 
+def last_reversed(heads: Tensor) -> Tensor:
+    """The last head's tokens in the reverse order."""
+    return torch.cat([heads[:, :-1], heads[:, -1:].flip(2)], dim=1)
+
+
 STATED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a multiple of a bias": (
         {"weights_of": biased(v_bias=-0.5)},
@@ -109,6 +114,10 @@ STATED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
             "heads_of": lambda heads: (heads[0] * 1.7, heads[1], heads[2]),
         },
         ("output projection is added 3 times", "1.7 times"),
+    ),
+    "the keys of one head": (
+        {"heads_of": lambda heads: (heads[0], last_reversed(heads[1]), heads[2])},
+        ("the token counted from the end", "in the last head alone"),
     ),
     "another base": (
         {"point": ROTARY, "made": ROTARY.replace(rotary_base=7300.0)},

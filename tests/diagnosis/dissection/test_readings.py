@@ -12,13 +12,16 @@ from torch import Tensor
 
 from conformance import Semantics
 from conformance.clauses.subject import Subject
-from conformance.diagnosis.dissection.additive_masks import additive_mask_statements
 from conformance.diagnosis.dissection.logits import logit_statements
 from conformance.diagnosis.dissection.reading import Reading, read
 from conformance.diagnosis.dissection.shared_heads import shared_head_statements
 from conformance.diagnosis.dissection.sink_statements import sink_statements
 from conformance.diagnosis.dissection.sums import dropped_weight_statements, weight_statements
-from conformance.diagnosis.dissection.visibility import table_statements, visibility_statements
+from conformance.diagnosis.dissection.visibility import (
+    additive_mask_statements,
+    table_statements,
+    visibility_statements,
+)
 from conformance.diagnosis.mistakes import NamedMistake
 from conformance.problems.problem import Problem
 

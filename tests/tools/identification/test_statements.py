@@ -109,9 +109,11 @@ def test_random_answers_are_called_random() -> None:
     assert "the answer is random: it differs with torch's seed" in result["reason"]
 
 
-@pytest.mark.nightly
 def test_a_norm_before_the_projections() -> None:
-    """Two statements hold together where both were read: a norm, and another scale."""
-    text = record("layer_normed")["beyond"][0]
-    assert "normalised to mean 0 and variance 1 before it is projected" in text
-    assert "the dot products are multiplied by 0.433" in text
+    """It is told apart from the point behind it, and so is what it has learned."""
+    result = record("layer_normed")
+    (text,) = result["beyond"]
+    assert text.startswith("each token of the input is normalised to mean 0 and variance 1")
+    facts = {fact["fact"]: fact["value"] for fact in result["facts"]}
+    assert round(facts["scale"]["number"], 3) == 0.433
+    assert facts["learned besides"] == ["norm.weight", "norm.bias"]

@@ -1,0 +1,160 @@
+"""Stray influence: values of other keys, heads, items and channels that an answer is made of.
+
+An order in which values are read is looked for among those that people write; which items, heads
+and channels read which others, and which key stands for which, is read without looking for a cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ...clauses.subject import Subject
+from ...problems.inputs import Inputs
+from ..battery import answer_to
+from ..mistakes._steps import BLOCKS
+from .reading import ROOM, Reading, read, readable
+
+Order = Callable[[int], Tensor]
+# The axes of heads ``[B, H, L, D]``, and what one place of each is called.
+PLACES: Final = ("batch item", "head", "token", "channel")
+# Pairs of places, and keys, that a fact names.
+_MOST_NAMED: Final = 6
+
+
+def _within_tiles(size: int) -> Order:
+    return lambda count: torch.cat([part.flip(0) for part in torch.arange(count).split(size)])
+
+
+def _of_tiles(size: int) -> Order:
+    return lambda count: torch.cat([*reversed(torch.arange(count).split(size))])
+
+
+def _clamped(exchange: Callable[[Tensor], Tensor]) -> Order:
+    """An exchange of places that leaves those without a partner where they are."""
+
+    def order(count: int) -> Tensor:
+        own = torch.arange(count)
+        other = exchange(own)
+        return torch.where(other < count, other, own)
+
+    return order
+
+
+def _evens_first(count: int) -> Tensor:
+    own = torch.arange(count)
+    return torch.cat([own[::2], own[1::2]])
+
+
+def _odds_first(count: int) -> Tensor:
+    own = torch.arange(count)
+    return torch.cat([own[1::2], own[::2]])
+
+
+def _inverse(order: Order) -> Order:
+    return lambda count: order(count).argsort()
+
+
+# Orders of places along an axis: place i reads what stands at ``order(count)[i]``.
+_ORDERS: Final[tuple[tuple[str, Order], ...]] = (
+    ("exchanged in pairs", _clamped(lambda own: own ^ 1)),
+    ("in the order of even places, then odd ones", _evens_first),
+    ("in the order of odd places, then even ones", _odds_first),
+    ("dealt out to even places, then to odd ones", _inverse(_evens_first)),
+    ("dealt out to odd places, then to even ones", _inverse(_odds_first)),
+    ("with their halves exchanged", lambda count: torch.arange(count).roll(count // 2)),
+    ("with the first and the last exchanged", lambda count: _ends_exchanged(torch.arange(count))),
+    *((f"reversed in each tile of {size}", _within_tiles(size)) for size in BLOCKS[1:]),
+    *((f"with tiles of {size} in the reverse order", _of_tiles(size)) for size in BLOCKS[1:]),
+)
+
+
+def _ends_exchanged(own: Tensor) -> Tensor:
+    last = len(own) - 1
+    return torch.where(own == 0, last, torch.where(own == last, 0, own))
+
+
+def orders(reading: Reading) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
+    """Orders of values along one axis that the values of a reading may have.
+
+    Keys where the weights explain the answer, for then each key has a weight; else other axes.
+    """
+    for axis in (2,) if reading.explained else (0, 1, 3):
+        for words, order in _ORDERS:
+            yield f"of {PLACES[axis]}s {words}", _ordered(order, axis)
+
+
+def _ordered(order: Order, axis: int) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: tensor.index_select(axis, order(tensor.shape[axis]))
+
+
+def influence_facts(subject: Subject, inputs: Inputs) -> list[str]:
+    """Which items, heads and channels read values of others, and which keys stand for which.
+
+    Each is what was seen at some inputs, in a sentence, whatever the cause.
+    """
+    if inputs.is_layer:
+        return list(_across(subject, inputs, (0,))) if inputs.past == 0 else []
+    if not readable(inputs):
+        return []
+    texts = list(_across(subject, inputs, (0, 1, 3)))
+    reading = None if texts else read(subject, inputs)
+    if reading is not None and reading.explained:
+        texts += _other_keys(reading)
+    return texts
+
+
+def _across(subject: Subject, inputs: Inputs, axes: tuple[int, ...]) -> Iterator[str]:
+    """Pairs of places along each axis of which one changes with the values of the other."""
+    plain = answer_to(subject, inputs)
+    if plain is None or plain.output.shape != inputs.output_shape:
+        return
+    value, bound = inputs.value, subject.golden(inputs).bound
+    for axis in axes:
+        count = value.shape[axis]
+        pairs: list[tuple[int, int]] = []
+        for place in range(count):
+            changed = value.clone()
+            changed.select(axis, place).neg_()
+            other = answer_to(subject, _with_values(inputs, changed))
+            if other is None or other.output.shape != plain.output.shape:
+                break
+            moved = (other.output - plain.output).abs() > 2.0 * ROOM * bound
+            read_by = moved.transpose(0, axis).flatten(1).any(dim=-1).nonzero().flatten().tolist()
+            pairs += [(reader, place) for reader in read_by if reader != place]
+        if pairs:
+            what = "tokens" if inputs.is_layer else "values"
+            yield (
+                f"answers change with {what} that are not theirs: those of {PLACES[axis]} "
+                f"{_listed(sorted(pairs))}"
+            )
+
+
+def _with_values(inputs: Inputs, value: Tensor) -> Inputs:
+    if inputs.mode == "separate":
+        return inputs.with_tokens(value=value)
+    return inputs.with_tokens(key=value)
+
+
+def _listed(pairs: list[tuple[int, int]]) -> str:
+    shown = ", ".join(f"{one} with {other}" for one, other in pairs[:_MOST_NAMED])
+    return f"{shown}, …" if len(pairs) > _MOST_NAMED else shown
+
+
+def _other_keys(reading: Reading) -> Iterator[str]:
+    """The keys whose weight stands at another key's value, where every weight does so."""
+    exact, got = reading.attention.weights, reading.weights
+    room = ROOM * float(reading.error.max())
+    columns, golden = got.flatten(0, 2).T, exact.flatten(0, 2).T
+    apart = torch.cdist(columns, golden, p=float("inf"))
+    nearest = apart.argmin(dim=-1)
+    places = list(enumerate(nearest.tolist()))
+    unlike = [(place, key) for place, key in places if place != key]
+    matched = bool((apart.amin(dim=-1) <= room).all())
+    if unlike and matched and len(set(nearest.tolist())) == len(places):
+        shown = ", ".join(f"{place} the weight of {key}" for place, key in unlike[:_MOST_NAMED])
+        more = ", …" if len(unlike) > _MOST_NAMED else ""
+        yield f"of {len(places)} keys values have each other's weights: value {shown}{more}"

@@ -1,0 +1,89 @@
+"""What an answer is made of besides its own values: other keys, heads and batch items."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from examples import core
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention as attend
+
+from conformance.clauses.subject import Subject
+from conformance.diagnosis import diagnose
+from conformance.diagnosis.battery import plain_problem
+from conformance.diagnosis.dissection.influence import influence_facts
+
+
+def subject(function: Callable[..., Tensor]) -> Subject:
+    """A core without masks."""
+    promises = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
+    return Subject(core(function, dtypes=["float32"], **promises), "float32")
+
+
+def dealt(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Values at even places first, then those at odd ones."""
+    count = value.shape[2]
+    order = torch.cat([torch.arange(0, count, 2), torch.arange(1, count, 2)])
+    return attend(query, key, value[:, :, order])
+
+
+def blended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A tenth of the mean over the heads in each head's answer."""
+    answer = attend(query, key, value)
+    return 0.9 * answer + 0.1 * answer.mean(1, keepdim=True)
+
+
+def of_the_first(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The values of the first item for all items from the third on."""
+    return attend(query, key, torch.cat([value[:2], value[:1].expand_as(value[2:])]))
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (dealt, "the value of tokens in the order of even places, then odd ones"),
+        (blended, "0.9 times what it should be and 0.1 times the answer averaged over the heads"),
+        pytest.param(
+            of_the_first, "(only for batch items from index 2 on)", marks=pytest.mark.nightly
+        ),
+    ],
+)
+def test_stray_influence_is_a_cause_where_it_is_confirmed(
+    function: Callable[..., Tensor], said: str
+) -> None:
+    """Orders, mixtures and the items that they are made in are read and confirmed."""
+    (entry,) = diagnose(subject(function))
+    assert said in entry["text"]
+
+
+def at_random(tensor: Tensor, axis: int) -> Tensor:
+    """Another order of an axis that no rule gives, each time the same."""
+    shuffled = torch.Generator().manual_seed(5)
+    return tensor.index_select(axis, torch.randperm(tensor.shape[axis], generator=shuffled))
+
+
+@pytest.mark.parametrize(
+    ("axis", "said"),
+    [
+        (0, "values that are not theirs: those of batch item 0 with 1, 1 with 0"),
+        (1, "values that are not theirs: those of head "),
+        (2, "of 7 keys values have each other's weights: value "),
+    ],
+)
+def test_stray_influence_without_a_rule_is_a_fact(axis: int, said: str) -> None:
+    """Which place reads which other is read at one problem, whatever the cause."""
+    made = subject(lambda query, key, value: attend(query, key, at_random(value, axis)))
+    problem = plain_problem(made)
+    assert problem is not None
+    (fact,) = influence_facts(made, made.inputs(problem.replace(seed=problem.seed + 1)))
+    assert said in fact
+
+
+def test_right_answers_have_no_stray_influence() -> None:
+    """A correct core reads its own values alone."""
+    made = subject(attend)
+    problem = plain_problem(made)
+    assert problem is not None
+    assert influence_facts(made, made.inputs(problem)) == []
