@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,11 +64,24 @@ def json_option(text: str) -> Decorator:
     return file_option("--json", "json_path", help=text)
 
 
+class Number(click.FloatRange):
+    """A number in a range: click takes NaN for one, which no limit holds."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number that a text names."""
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value!r} is no number.", param, ctx)
+        return number
+
+
 def timeout_option(text: str) -> Decorator:
     """``--timeout SECONDS``: how long a candidate may give no answer."""
     return click.option(
         "--timeout",
-        type=click.FloatRange(min=0, min_open=True),
+        type=Number(min=0, min_open=True),
         default=30.0,
         show_default=True,
         metavar="SECONDS",

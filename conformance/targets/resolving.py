@@ -442,9 +442,11 @@ def _called(value: Any, target: str) -> Any:
         parameters = ", ".join(inspect.signature(value).parameters)
         msg = (
             f"{target} takes ({parameters}) and declares nothing: decorate it with "
-            f"@conformance.core or @conformance.layer, or let 'conformance identify {target}' "
-            f"write that{declaration_lines(value, target)}"
+            "@conformance.core or @conformance.layer"
         )
+        if ":" in target:  # no object, whose file is not known
+            msg += f", or let 'conformance identify {target}' write that"
+            msg += declaration_lines(value, target)
         raise UsageError(msg) from None
     except ValueError:  # a function written in C shows no signature: calling it will tell
         pass

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 from ..base.files import write_text
 from ..base.limits import Deadline, read_bytes
-from ..base.profile import PROFILES
+from ..base.profile import DTYPES, PROFILES
 from ..base.record import GREEN, CandidateEntry, Record, record_text
 from ..base.results import ClauseResult, result_from_json
 from ..errors import NonconformanceError, UsageError, did_you_mean
@@ -212,9 +212,7 @@ class Judge:
         isolated: bool = False,
         max_memory: int | str | None = None,
     ) -> None:
-        if not timeout > 0:
-            msg = f"timeout={timeout!r} is no time: give seconds above 0"
-            raise UsageError(msg)
+        _check_seconds("timeout", timeout)
         self._timeout = timeout
         self._isolated = isolated
         self._max_memory = None if max_memory is None else read_bytes(str(max_memory), "max_memory")
@@ -269,6 +267,7 @@ class Judge:
         entry
             The name in the text: a declared candidate, a module, or a function, which ``promises``
             declare: keywords of ``conformance.core`` as literals, such as ``{"masks": ["keep"]}``.
+            Without them a function of three arguments or more is a core that promises nothing.
 
         Source that does not compile, or raises when it is imported, is a UsageError that says so.
         """
@@ -284,15 +283,18 @@ class Judge:
 
     def _written(self, text: str, entry: str, promises: dict[str, Any] | None) -> str:
         """A file with the source, each in a folder of its own, as a target."""
-        if not isinstance(text, str) or not isinstance(entry, str) or not entry.isidentifier():
+        if not isinstance(text, str):
+            msg = f"the source is a {type(text).__name__}, no text: decode it first"
+            raise UsageError(msg)
+        if not isinstance(entry, str) or not entry.isidentifier():
             msg = f"entry={entry!r} is no name in a text of Python: give that of the function"
             raise UsageError(msg)
         assert self._folder is not None  # noqa: S101 (as the caller has checked)
         self._count += 1
         folder = Path(self._folder.name, str(self._count))
         folder.mkdir()
-        if promises is not None:
-            text += _DECLARED.format(entry=entry, promises=_literal(promises))
+        declared = _PLAIN if promises is None else _DECLARED
+        text += declared.format(entry=entry, promises=_literal(promises or {}))
         write_text(text, folder / "generated.py")
         return f"{folder / 'generated.py'}:{entry}"
 
@@ -302,6 +304,17 @@ _DECLARED: Final = """
 import conformance as _conformance
 
 {entry} = _conformance.core(**{promises})({entry})
+"""
+
+
+_PLAIN: Final = """
+
+import inspect as _inspect
+import conformance as _conformance
+
+if _inspect.isfunction(globals().get("{entry}")):
+    if len(_inspect.signature({entry}).parameters) > 2:
+        {entry} = _conformance.core({entry})
 """
 
 
@@ -330,6 +343,14 @@ def _options(
     if profile not in PROFILES:
         msg = f"there is no profile {profile!r}{did_you_mean(str(profile), PROFILES)}"
         raise UsageError(msg)
+    if seed is not None and (not isinstance(seed, int) or seed < 0):
+        msg = f"seed={seed!r} is no seed: give a whole number from 0 on"
+        raise UsageError(msg)
+    chosen = _texts("dtypes", dtypes)
+    for dtype in chosen:
+        if dtype not in DTYPES:
+            msg = f"there is no dtype {dtype!r}{did_you_mean(dtype, DTYPES)}"
+            raise UsageError(msg)
     if isolated:
         check_isolated()
     return RunOptions(
@@ -337,16 +358,30 @@ def _options(
         profile=profile,
         seed=seed or (unforeseen_seed() if seed is None and isolated else 0),
         isolated=isolated,
-        only=_texts(only),
-        skip=_texts(skip),
-        dtypes=_texts(dtypes) or None,
+        only=_texts("only", only),
+        skip=_texts("skip", skip),
+        dtypes=chosen or None,
         exitfirst=exitfirst,
         first=SOONEST if exitfirst else (),
     )
 
 
-def _texts(value: str | Iterable[str]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
+def _texts(name: str, value: str | Iterable[str]) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, Iterable):
+        every = tuple(value)
+        if all(isinstance(text, str) for text in every):
+            return every
+    msg = f"{name}={value!r:.80} is neither a text nor several: give one, or a list of them"
+    raise UsageError(msg)
+
+
+def _check_seconds(name: str, value: float) -> None:
+    """Require a number of seconds; infinity is no limit."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        msg = f"{name}={value!r} is no time: give seconds above 0"
+        raise UsageError(msg)
 
 
 def _checked(
@@ -357,6 +392,8 @@ def _checked(
     timeout: float = DEFAULT_TIMEOUT,
 ) -> Report:
     """The report on a target, in workers of a context, or on an object, in this process."""
+    if time_limit is not None:
+        _check_seconds("time_limit", time_limit)
     if isinstance(target, (str, Path)):
         options = replace(options, targets=(str(target),))
         make_pool: MakePool = partial(WorkerPool, context=context)

@@ -120,6 +120,7 @@ USAGE: dict[str, tuple[list[str], str]] = {
         "Invalid value for '--seed': -1 is not in the range",
     ),
     "no time": (["check", "x", "--timeout", "0"], "Invalid value for '--timeout'"),
+    "a time that is no number": (["check", "x", "--timeout", "nan"], "'nan' is no number"),
     "json into a folder": (["check", "x", "--json", "."], "is a folder: name a file"),
     "json nowhere": (["check", "x", "--json", "a/b.json"], "cannot be written: there is no folder"),
 }

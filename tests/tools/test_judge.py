@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -137,7 +139,44 @@ def test_targets_that_cannot_be_used(tmp_path: Path) -> None:
             conformance.check(target)
     with pytest.raises(conformance.UsageError, match=r"there is no profile 'quik'.*quick"):
         conformance.check(scaled, profile="quik")
-    with pytest.raises(conformance.UsageError, match="timeout=0 is no time"):
-        conformance.Judge(timeout=0)
+    with pytest.raises(conformance.UsageError, match=r"@conformance\.layer$"):
+        conformance.check(lambda q, k, v: q @ k.mT @ v)
     with pytest.raises(conformance.UsageError, match="is a context manager"):
         conformance.Judge().check_source(UNSCALED, "attend")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"only": 5},
+        {"only": ["shape.output", 5]},
+        {"skip": 5},
+        {"dtypes": "int8"},
+        {"dtypes": 3},
+        {"seed": -1},
+        {"seed": "0"},
+        {"time_limit": -1},
+        {"time_limit": math.nan},
+        {"time_limit": "5"},
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be_used(options: dict[str, Any]) -> None:
+    """An option of the wrong kind is refused by its name, not ignored or met by a traceback."""
+    with pytest.raises(conformance.UsageError, match=f"{next(iter(options)).removesuffix('s')}"):
+        conformance.check(scaled, **options)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, math.nan, "5", None, True])
+def test_no_time_is_refused(timeout: Any) -> None:
+    """A Judge waits for a number of seconds."""
+    with pytest.raises(conformance.UsageError, match="is no time: give seconds above 0"):
+        conformance.Judge(timeout=timeout)
+
+
+def test_source_that_declares_nothing_is_a_core(judge: conformance.Judge) -> None:
+    """Generated code need not know this package: three arguments are query, key and value."""
+    report = judge.check_source(UNSCALED, entry="attend", exitfirst=True)
+    assert [cause.name for cause in report.causes] == ["scale-missing"]
+    with pytest.raises(conformance.UsageError, match="the source is a bytes, no text"):
+        judge.check_source(b"x = 1", "attend")  # type: ignore[arg-type]
