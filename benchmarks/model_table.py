@@ -4,12 +4,16 @@
 models with random weights, nothing is downloaded. It prints one line for each architecture and
 exporter: attentions found, how many of them are distinct, the verdict on the model and those on its
 attentions, and what failed. ``--markdown FILE`` writes the table, ``--only bert`` asks one.
+
+``--costs`` measures instead, with encoders of plain torch: processor seconds of a check of the
+attentions and of the model by the number of layers, and what the process of a large graph holds.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -19,9 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import onnx
 import torch
-import transformers
 from torch import nn
+
+from candidates.exports import by_tracing
+from candidates.models.catalogue import encoder
+from conformance.graphs.process import GraphProcess, Setting
 
 EXPORTERS: Final = ("traced 18", "dynamo 20", "dynamo 23")
 HEADINGS: Final = (
@@ -69,6 +78,8 @@ class Architecture:
 
     def made(self) -> nn.Module:
         """The model with random weights, in evaluation mode."""
+        import transformers  # noqa: PLC0415 (what is measured goes without it)
+
         own = getattr(transformers, self.model)
         torch.manual_seed(0)
         module: nn.Module = own(own.config_class(**self.sizes)).eval()
@@ -249,6 +260,51 @@ def checked(path: Path) -> list[str]:
     return [str(count), str(len(sites)), model, verdicts, "; ".join(one[:_LONGEST] for one in said)]
 
 
+LAYERS: Final = (2, 12, 48)
+LARGE: Final = (12, 1024)  # layers, and the width of tokens
+_MIB: Final = 1 << 20
+
+
+def costs(folder: Path) -> None:
+    """Print what a check costs by the number of layers, and what a large graph's process holds."""
+    print("layers  seconds of the attentions (numerics.*)  seconds of the model (model.*)")
+    for layers in LAYERS:
+        path = by_tracing(encoder(layers), folder / f"layers-{layers}.onnx")
+        seconds = [_seconds(path, only) for only in ("numerics.*", "model.*")]
+        print(f"{layers:6}  {seconds[0]:38.1f}  {seconds[1]:30.1f}", flush=True)
+    layers, width = LARGE
+    path = by_tracing(encoder(layers, width), folder / "whole.onnx")
+    beside = folder / "beside" / "large.onnx"
+    beside.parent.mkdir()
+    onnx.save(onnx.load(path), beside, save_as_external_data=True, location="large.onnx.data")
+    feeds = {"input_ids": np.ones((2, 9), np.int64), "attention_mask": np.ones((2, 9), np.int64)}
+    print(f"weights of {path.stat().st_size / _MIB:.0f} MiB: held, and of that pages of the file")
+    for place, file in (("inside", path), ("beside", beside)):
+        with GraphProcess(file) as process:
+            settings = (Setting(level="disabled"), Setting(), Setting(nudge=1), Setting(nudge=2))
+            for count, setting in enumerate(settings, 1):
+                process.run(feeds, setting=setting)
+                held, pages = _held(process)
+                print(f"{place}, {count} sessions: {held} MiB, {pages} MiB", flush=True)
+
+
+def _seconds(path: Path, only: str) -> float:
+    """Processor seconds of a check, its processes included."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-m", "conformance", "check", str(path), "--only", only]
+    subprocess.run([*command, "--profile", "quick"], capture_output=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def _held(process: GraphProcess) -> tuple[int, int]:
+    """The MiB that the process of a graph holds, and how many of them are pages of files."""
+    (pid,) = process.pids
+    text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    sizes = {line.split()[0]: line.split()[1] for line in text.splitlines() if "kB" in line}
+    return int(sizes["VmRSS:"]) >> 10, int(sizes["RssFile:"]) >> 10
+
+
 def main() -> None:
     """Print the table, line by line as it is made."""
     parser = argparse.ArgumentParser(
@@ -256,8 +312,13 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="*", choices=ARCHITECTURES, default=list(ARCHITECTURES))
     parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--costs", action="store_true")
     arguments = parser.parse_args()
     rows = []
+    if arguments.costs:
+        with tempfile.TemporaryDirectory(prefix="conformance-costs-") as folder:
+            costs(Path(folder))
+        return
     with tempfile.TemporaryDirectory(prefix="conformance-models-") as folder:
         for name in arguments.only:
             for exporter in EXPORTERS:

@@ -25,6 +25,11 @@ def _source(name: str, module: nn.Module, *more: Input) -> Source:
     )
 
 
+def encoder(layers: int, width: int = Shape().width) -> Source:
+    """An encoder of any size, with random weights."""
+    return _source(f"encoder-{layers}", Encoder(Shape(layers=layers, width=width)))
+
+
 def _models() -> dict[str, Source]:
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -258,6 +258,11 @@ class GraphProcess:
         """The execution providers of the runtime in the child."""
         return list(self.request("providers")[0]["providers"])
 
+    @property
+    def pids(self) -> list[int]:
+        """The numbers of the children that live."""
+        return [child.pid for child in self._children.values() if child.alive]
+
     def saturates(self) -> bool:
         """Whether the graph multiplies 8-bit integers and this machine cuts the products off."""
         return bool(self.request("saturates")[0]["saturates"])

@@ -412,8 +412,8 @@ def weighed(path: Path, rows: int, *, external: bool) -> Path:
 
 def private_bytes(process: GraphProcess) -> int:
     """What the child of a graph holds besides the pages of files."""
-    (child,) = [one for one in process._children.values() if one.alive]
-    lines = Path(f"/proc/{child.pid}/status").read_text(encoding="ascii").splitlines()
+    (pid,) = process.pids
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
     (line,) = [line for line in lines if line.startswith("RssAnon")]
     return int(line.split()[1]) << 10
 
