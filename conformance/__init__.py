@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .declare.candidate import Candidate
     from .declare.decorators import core, fixed_layer, layer, positions
     from .errors import DeclarationError, NonconformanceError, UsageError
-    from .models.candidates import model
+    from .models.torch_model import model
     from .oracle.comparison import compare
     from .problems.inputs import Inputs
     from .problems.problem import Problem
@@ -52,7 +52,7 @@ _HOMES = {
     "declare.candidate": "Candidate",
     "declare.decorators": "core fixed_layer layer positions",
     "errors": "DeclarationError NonconformanceError UsageError",
-    "models.candidates": "model",
+    "models.torch_model": "model",
     "oracle.comparison": "compare",
     "problems.inputs": "Inputs",
     "problems.problem": "Problem",

@@ -52,6 +52,8 @@ def output_dtype(subject: Subject, problem: Problem) -> Finding:
 
 def without_batch(candidate: Candidate) -> str:
     """Why no batch can be empty, or ""."""
+    if candidate.site is not None:
+        return "it is an attention of a model, which gets tokens"
     if not candidate.declaration.batched:
         return "it takes one item without a batch axis"
     if candidate.declaration.head_layout.has_sequences:
@@ -320,7 +322,10 @@ def _mismatches(candidate: Candidate) -> list[str]:
     return kinds
 
 
-_some_mismatch = requires(_mismatches, "no mismatch that must be refused can be expressed")
+_some_mismatch = requires(
+    lambda c: c.site is None and _mismatches(c),
+    "no mismatch that must be refused can be expressed, or none occurs in its model",
+)
 
 
 @clause(

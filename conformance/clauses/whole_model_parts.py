@@ -1,13 +1,15 @@
-"""model.*: the attentions of a whole model in their places, its sizes, and its optimisation."""
+"""model.*: items without tokens, the attentions in their places, sizes, and optimisation."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import dataclasses
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 import torch
 
 from ..base.geometry import Geometry
+from ..calls.calling import CandidateFailure
 from ..declare.candidate import Candidate
 from ..graphs.process import Setting
 from ..oracle.comparison import compare
@@ -28,6 +30,7 @@ from .whole_models import (
     drawn_call,
     existing_tokens,
     giving_answers,
+    judged_heads,
     model_of,
     named,
     of_tokens,
@@ -37,8 +40,61 @@ from .whole_models import (
 
 if TYPE_CHECKING:  # it imports onnx, which few runs need
     from ..models.in_place import Activations
+    from ..models.model_inputs import Engine, ModelCall
+    from ..models.whole_model import WholeModel
 
 _LOWEST: Final = Setting(level="disabled")
+_EMPTY: Final = MASKED.replace(least=(("batch", 2), ("key_length", 2)))
+
+
+@clause(
+    "model.empty-item-harmless",
+    sentence="An item of nothing but padding changes the answer to no other item.",
+    source="MODELS: an item without any token disturbs nobody",
+    space=_EMPTY,
+    applies=(apart,),
+    explained=False,
+)
+def empty_item_harmless(subject: Subject, problem: Problem) -> Finding:
+    """A batch whose last item is empty against the batch in which it is not."""
+    model = model_of(subject.candidate)
+    call = drawn_call(subject, problem)
+    answers, emptied = run(model, call), run(model, _with_empty_item(model, call))
+    judged = existing_tokens(model, call, answers)
+    for each in judged.values():
+        each[-1] = False
+    allowed = allowed_differences(model, call, answers)
+    wording = "an item of nothing but padding changes the answer to another item"
+    return differing(model, agreement(model, answers, emptied, allowed, judged, wording))
+
+
+@clause(
+    "model.empty-item-finite",
+    level="SHOULD",
+    sentence="The answer to an item of nothing but padding is finite.",
+    source="MODELS: an item without any token stays finite",
+    space=_EMPTY,
+    explained=False,
+)
+def empty_item_finite(subject: Subject, problem: Problem) -> Finding:
+    """No NaN and no infinity for the last item of a batch, which is empty."""
+    model = model_of(subject.candidate)
+    answers = run(model, _with_empty_item(model, drawn_call(subject, problem)))
+    for name in model.outputs:
+        unusual = ~np.isfinite(answers[name][-1])
+        if unusual.any():
+            message = (
+                f"{name} is not finite for an item of nothing but padding "
+                f"({int(unusual.sum())} of {unusual.size} numbers)"
+            )
+            return violated("finite", message)
+    return Finding()
+
+
+def _with_empty_item(model: WholeModel, call: ModelCall) -> ModelCall:
+    keep = call.keep.copy()
+    keep[-1] = False
+    return model.with_mask(call, keep)
 
 
 def _open_sizes(candidate: Candidate) -> str:
@@ -65,7 +121,7 @@ def any_size(subject: Subject, problem: Problem) -> Finding:
         entry = model.refused[problem.seed % len(model.refused)]
         taken = ", ".join(map(str, model.taken[entry.axis]))
         message = (
-            f"the file leaves the {entry.axis} open, but the model runs at {taken} only: at "
+            f"the {entry.axis} is open, but the model runs at {taken} only: at "
             f"{entry.size} it {entry.message}"
         )
         return violated("shape", message)
@@ -257,3 +313,75 @@ def optimisation_levels(subject: Subject, problem: Problem) -> Finding:
     wording = "optimisation changes the answer"
     comparison = agreement(model, lowest, answers, allowed, judged, wording)
     return differing(model, comparison, binding=shows(lowest, zeros, allowed, judged))
+
+
+@clause(
+    "model.matches-source",
+    sentence="A model answers as the module that it was exported from, and so does each attention.",
+    source="onnx#2815: incorrect output without any idea of the layer",
+    space=MASKED.replace(mask="offered", least=()),
+    counterfactual="an answer of zero",
+    applies=(requires(lambda c: model_of(c).source is not None, "no source is named"),),
+    explained=False,
+)
+def matches_source(subject: Subject, problem: Problem) -> Finding:
+    """For tokens that exist; the first attention that leaves its bound is named."""
+    model = model_of(subject.candidate)
+    call = drawn_call(subject, problem)
+    source = dataclasses.replace(model, engine=cast("Engine", model.source))
+    answers, expected = run(model, call), run(source, call)
+    missing = [name for name in model.outputs if name not in expected]
+    if missing:
+        return violated("shape", f"the source gives no answer in place of {', '.join(missing)}")
+    own, theirs = (
+        allowed_differences(each, call, values)
+        for each, values in ((model, answers), (source, expected))
+    )
+    allowed = {name: own[name] + theirs[name] for name in model.outputs}
+    judged = existing_tokens(model, call, answers)
+    zeros = {name: np.zeros_like(value) for name, value in answers.items()}
+    wording = "it answers otherwise than its source"
+    comparison = agreement(model, expected, answers, allowed, judged, wording)
+    finding = Finding.of(comparison, binding=shows(expected, zeros, allowed, judged))
+    if finding.violation is None:
+        return finding
+    site = _first_from_source(model, source, call)
+    if site is None:
+        return finding
+    message = (
+        f"{finding.violation.message}; the first that leaves its bound is {named(model, site)}"
+    )
+    violation = dataclasses.replace(finding.violation, message=message)
+    return blaming(dataclasses.replace(finding, violation=violation), site)
+
+
+def _first_from_source(model: WholeModel, source: WholeModel, call: ModelCall) -> int | None:
+    """The first attention whose answer is not that of the same one in the source; None: unknown."""
+    from ..models.in_place import as_heads  # noqa: PLC0415 (it imports onnx)
+
+    pairs = list(zip(model.engine.sites, source.engine.sites, strict=False))
+    names = [[site.output for site in each] for each in zip(*pairs, strict=True)]
+    try:
+        sides = [
+            (each, run(each, call, taps=taps))
+            for each, taps in zip((model, source), names, strict=False)
+        ]
+        bounds = [
+            allowed_differences(each, call, values, taps)
+            for (each, values), taps in zip(sides, names, strict=True)
+        ]
+    except CandidateFailure:
+        return None
+    for own, other in pairs:
+        heads = model.described[own.index]["heads"]
+        values = [
+            as_heads(values[site.output], site.output_letters, heads)
+            for site, (_, values) in zip((own, other), sides, strict=True)
+        ]
+        if values[0] is None or values[1] is None or values[0].shape != values[1].shape:
+            continue
+        _, _, judged = judged_heads("BHLD", values[0].shape, call)
+        allowed = {"": bounds[0][own.output] + bounds[1][other.output]}
+        if shows({"": values[0]}, {"": values[1]}, allowed, {"": judged}):
+            return own.index
+    return None

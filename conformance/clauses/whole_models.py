@@ -26,7 +26,7 @@ from ..oracle.comparison import Comparison, compare
 from ..problems.problem import Problem
 from ..problems.space import Space
 from ..tolerance import model as constants
-from .registry import Finding, clause, requires, violated
+from .registry import Finding, clause, requires
 from .subject import Subject
 
 if TYPE_CHECKING:  # they import onnx, which few runs need
@@ -192,10 +192,8 @@ def _first_site(
     for name, site in outputs.items():
         if name not in expected:
             continue
-        letters = site.output_letters.replace("L", PADDED)
         value, shape = expected[name], expected[name].shape
-        whole = "F" not in letters and shape[letters.index(PADDED)] == first.lengths[0]
-        judged = _existing(letters, shape, first) if whole else np.ones(shape, bool)
+        letters, whole, judged = judged_heads(site.output_letters, shape, first)
         if whole:
             value, judged = (
                 of_tokens(each, letters, tokens.start or 0, tokens.stop) for each in (value, judged)
@@ -205,6 +203,15 @@ def _first_site(
         if shows({name: value}, got, allowed, {name: judged}):
             return site.index
     return None
+
+
+def judged_heads(
+    output_letters: str, shape: Sequence[int], call: ModelCall
+) -> tuple[str, bool, Array]:
+    """The letters of an attention's answer, whether its queries are padded, and which exist."""
+    letters = output_letters.replace("L", PADDED)
+    whole = "F" not in letters and shape[letters.index(PADDED)] == call.lengths[0]
+    return letters, whole, _existing(letters, shape, call) if whole else np.ones(shape, bool)
 
 
 def named(model: WholeModel, index: int) -> str:
@@ -470,56 +477,3 @@ def batch_independence(subject: Subject, problem: Problem) -> Finding:
         worst = max(worst, found, key=lambda one: one.margin)
     others = {name: np.roll(value, 1, axis=0) for name, value in answers.items()}
     return differing(model, worst, binding=shows(answers, others, allowed, judged))
-
-
-_EMPTY: Final = MASKED.replace(least=(("batch", 2), ("key_length", 2)))
-
-
-@clause(
-    "model.empty-item-harmless",
-    sentence="An item of nothing but padding changes the answer to no other item.",
-    source="MODELS: an item without any token disturbs nobody",
-    space=_EMPTY,
-    applies=(apart,),
-    explained=False,
-)
-def empty_item_harmless(subject: Subject, problem: Problem) -> Finding:
-    """A batch whose last item is empty against the batch in which it is not."""
-    model = model_of(subject.candidate)
-    call = drawn_call(subject, problem)
-    answers, emptied = run(model, call), run(model, _with_empty_item(model, call))
-    judged = existing_tokens(model, call, answers)
-    for each in judged.values():
-        each[-1] = False
-    allowed = allowed_differences(model, call, answers)
-    wording = "an item of nothing but padding changes the answer to another item"
-    return differing(model, agreement(model, answers, emptied, allowed, judged, wording))
-
-
-@clause(
-    "model.empty-item-finite",
-    level="SHOULD",
-    sentence="The answer to an item of nothing but padding is finite.",
-    source="MODELS: an item without any token stays finite",
-    space=_EMPTY,
-    explained=False,
-)
-def empty_item_finite(subject: Subject, problem: Problem) -> Finding:
-    """No NaN and no infinity for the last item of a batch, which is empty."""
-    model = model_of(subject.candidate)
-    answers = run(model, _with_empty_item(model, drawn_call(subject, problem)))
-    for name in model.outputs:
-        unusual = ~np.isfinite(answers[name][-1])
-        if unusual.any():
-            message = (
-                f"{name} is not finite for an item of nothing but padding "
-                f"({int(unusual.sum())} of {unusual.size} numbers)"
-            )
-            return violated("finite", message)
-    return Finding()
-
-
-def _with_empty_item(model: WholeModel, call: ModelCall) -> ModelCall:
-    keep = call.keep.copy()
-    keep[-1] = False
-    return model.with_mask(call, keep)

@@ -30,8 +30,8 @@ from .sites import Sites, Uncut
 from .whole_model import LENGTHS, WholeModel, open_model
 
 
-def model(path: str | Path, *, declaration: str | Path | None = None) -> tuple[Candidate, ...]:
-    """Declare a whole model in an ONNX file: the model itself, then its distinct attentions.
+def model_of_file(path: str | Path, declaration: str | Path | None) -> tuple[Candidate, ...]:
+    """A whole model in an ONNX file: the model itself, then its distinct attentions.
 
     The roles of its inputs are those that ``declaration`` (by default the file
     ``NAME.conformance.toml`` beside it) gives, else they are found by name, type and rank. Where
@@ -62,7 +62,8 @@ def model_candidates(
     Raises UsageError with one sentence where none can be judged, where there is none of that
     number, and for options that are for one attention alone.
     """
-    refused = [name for name in options.names() if name != "--declaration"]
+    allowed = {"--declaration"} | ({"--source"} if number is None else set())
+    refused = [name for name in options.names() if name not in allowed]
     if refused:
         names = " and ".join(refused)
         msg = f"{path} is a whole model: {names} can be given for one attention only"

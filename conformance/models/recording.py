@@ -315,7 +315,7 @@ class _Recorder(TorchFunctionMode):
 
     def _after(self, call: Call, result: Any, changed: Sequence[Tensor]) -> None:
         above: frozenset[str | None] = frozenset()
-        for number in call.reads:
+        for number in () if call.name.endswith("_like") else call.reads:  # its shape alone
             above |= self.recording.values[number].above
         renewed = []
         for tensor in changed:

@@ -23,7 +23,9 @@ from .model_inputs import ModelInput, UnknownInputError, sequences_of
 from .recording import Recording, record, tensors_in
 
 # Optional parameters that are given: they are masks, positions and what a model needs to answer.
-_OPTIONAL: Final = frozenset({"input_ids", "attention_mask", "position_ids", "decoder_input_ids"})
+_OPTIONAL: Final = frozenset(
+    "input_ids attention_mask position_ids decoder_input_ids pixel_values input_features".split()
+)
 _PADDING: Final = "key_padding_mask"
 _SWITCHED_OFF: Final = ("use_cache",)
 _PICTURES: Final = (32, 16, 64, 224, 28, 8)
@@ -73,6 +75,33 @@ class TorchCalling:
             )
             for name, tensor in named_answers(answer)
         }
+
+
+class InOrder(nn.Module):
+    """A module under other names for its inputs, which it takes in their order."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, **named: Any) -> Any:
+        """Whatever the module answers."""
+        return self.module(*named.values())
+
+
+def source_calling(
+    module: nn.Module, inputs: Sequence[ModelInput]
+) -> tuple[nn.Module, TorchCalling]:
+    """How a module is called with the inputs of a graph: by name where names agree, else in order.
+
+    The module that comes back takes them by these names.
+    """
+    parameters = inspect.signature(module.forward).parameters
+    named = all(entry.name in parameters for entry in inputs)
+    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    fixed = {name: False for name in _SWITCHED_OFF if name in parameters} if named else {}
+    calling = TorchCalling(inputs=tuple(inputs), fixed=fixed, dtype=dtype)
+    return module if named else InOrder(module), calling
 
 
 def as_array(tensor: Tensor) -> Array:
@@ -366,9 +395,8 @@ def _completed(
     inputs = []
     for entry in calling.inputs:
         if entry.role == "tokens":
-            count = int(declared.get(entry.name, {}).get("vocabulary", 0)) or _vocabulary(
-                made, entry.name
-            )
+            said = int(declared.get(entry.name, {}).get("vocabulary", 0))
+            count = said or _ordinary(module, _vocabulary(made, entry.name))
             inputs.append(replace(entry, count=count))
         else:
             inputs.append(entry)
@@ -379,6 +407,18 @@ def _completed(
         if again is not None:
             return turned, again
     return calling, made
+
+
+def _ordinary(module: nn.Module, count: int) -> int:
+    """How many ids there are without the last ones, where a configuration gives them a meaning.
+
+    A model may answer for the place of such an id, which is no token like others.
+    """
+    settings = getattr(getattr(module, "config", None), "__dict__", {})
+    special = [value for name, value in settings.items() if name.endswith("_token_id")]
+    while count - 1 in special:
+        count -= 1
+    return count
 
 
 def _vocabulary(recording: Recording, name: str) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -20,26 +21,24 @@ from ..errors import UsageError
 from ..graphs.process import DEFAULT, Setting
 from ..graphs.protocol import Array, GraphRefused
 from ..graphs.weights.wiring import UnreadableError
-from .candidates import promised_semantics, whole_candidate
+from .candidates import model_of_file, promised_semantics, whole_candidate
 from .in_place import HIDES, Activations, as_heads, assembled
 from .mask_facts import rule_of
 from .model_inputs import UnknownInputError
 from .recording import Recording, record
 from .replayed_core import ReplayedCore, digest, runnable
-from .torch_inputs import TorchCalling, as_array, torch_calling
-from .torch_sites import PARTS, TorchSite, TorchUncut, find_torch_sites
+from .torch_inputs import TorchCalling, as_array, source_calling, torch_calling
+from .torch_sites import (
+    PARTS,
+    TorchSite,
+    TorchUncut,
+    find_torch_sites,
+    is_torch_model,
+)
 from .whole_model import WholeModel, measured_model
 
 # Bytes of weights that are nudged at most, the smallest first: as for graphs.
 _NUDGED: Final = 1 << 26
-_NORMS: Final = frozenset("layer_norm rms_norm group_norm batch_norm instance_norm rsqrt".split())
-_BENDS: Final = frozenset(
-    "gelu relu silu tanh sigmoid elu softplus mish leaky_relu hardswish selu celu glu".split()
-)
-_SUMS: Final = frozenset({"add"})
-# A residual sum, a normalisation, a bend: of one of them alone an attention may be made, too.
-_ENOUGH: Final = 2
-_MANY_MATRICES: Final = 5
 
 
 class TorchEngine:
@@ -135,6 +134,63 @@ class TorchEngine:
             yield weight, torch.where(moved.isfinite(), moved, weight.data)
 
 
+class SourceEngine(TorchEngine):
+    """The module that a graph was exported from, under the names of the graph's answers."""
+
+    def __init__(self, module: nn.Module, shown: str, model: WholeModel) -> None:
+        super().__init__(*source_calling(module.eval(), model.inputs), shown)
+        self._names: list[str] = []
+        generator = model.call(*_first_sizes(model), None, 1)
+        with _refusing():
+            recording = self._recorded(generator.feeds)
+        self._names = list(model.engine.run(generator.feeds))
+        found, _ = find_torch_sites(recording)
+        if len(found) == len(model.engine.sites):
+            self.sites = tuple(found)
+
+    def run(
+        self, feeds: Mapping[str, Array], *, setting: Setting = DEFAULT, taps: Sequence[str] = ()
+    ) -> dict[str, Array]:
+        """As of any module, each answer by the name of the one in its place."""
+        answers = super().run(feeds, setting=setting, taps=taps)
+        own = [name for name in answers if name not in taps]
+        names = dict(zip(own, self._names, strict=False))
+        return {names.get(name, name): value for name, value in answers.items()}
+
+
+def _first_sizes(model: WholeModel) -> tuple[int, tuple[int, int]]:
+    """The sizes of a call that a model takes."""
+    batch = model.taken.get("batch", (2,))[0]
+    length = model.taken.get("length", (5,))[-1]
+    second = model.taken.get("second length", (4,))[-1]
+    return batch, (length, second if model.has_two_sequences else length)
+
+
+def with_source(
+    made: Sequence[tuple[int | None, Candidate]], module: object, shown: str
+) -> list[tuple[int | None, Candidate]]:
+    """The candidates of a model's file, where the model knows what it was exported from.
+
+    Raises UsageError for what is no module, and for one that cannot be called as the graph is.
+    """
+    if not isinstance(module, nn.Module):
+        msg = f"--source {shown} is {module!r:.60}: name a torch.nn.Module, or what builds it"
+        raise UsageError(msg)
+    result = []
+    for number, candidate in made:
+        model = candidate.function
+        if isinstance(model, WholeModel):
+            try:
+                source = SourceEngine(module, shown, model)
+            except GraphRefused as refusal:
+                msg = f"--source {shown} cannot be called with the graph's inputs: {refusal}"
+                raise UsageError(msg) from None
+            own = dataclasses.replace(model, source=source)
+            candidate = dataclasses.replace(candidate, function=own)  # noqa: PLW2901 (with its source)
+        result.append((number, candidate))
+    return result
+
+
 @contextmanager
 def _refusing() -> Iterator[None]:
     """Turn whatever the user's module raises into GraphRefused."""
@@ -171,24 +227,6 @@ class TorchModel:
     uncut: tuple[TorchUncut, ...]
 
 
-def may_be_model(module: nn.Module) -> bool:
-    """Whether a module has parts that no attention needs: then it is run to see what it is."""
-    parts = list(module.modules())
-    names = {type(part).__name__ for part in parts}
-    matrices = sum(isinstance(part, nn.Linear) for part in parts)
-    attentions = sum(isinstance(part, nn.MultiheadAttention) for part in parts)
-    others = (nn.Embedding, nn.Conv1d, nn.Conv2d)
-    return (
-        matrices >= _MANY_MATRICES
-        or attentions > 1
-        or any(isinstance(part, others) for part in parts)
-        or any("Norm" in name or name in _MODULES_THAT_BEND for name in names)
-    )
-
-
-_MODULES_THAT_BEND: Final = frozenset("GELU ReLU SiLU Tanh Sigmoid ELU Mish LeakyReLU".split())
-
-
 def open_torch_model(
     module: nn.Module,
     shown: str,
@@ -207,7 +245,7 @@ def open_torch_model(
     module.eval()
     calling, recording = torch_calling(module, declared or {})
     sites, uncut = find_torch_sites(recording)
-    if not surely and not is_torch_model(recording, sites, uncut, calling):
+    if not surely and not is_torch_model(recording, sites, uncut, calling.inputs):
         return None
     engine = TorchEngine(module, calling, shown)
     model = WholeModel(engine=engine, described=(), inputs=calling.inputs)
@@ -217,58 +255,6 @@ def open_torch_model(
     return TorchModel(
         model=dataclasses.replace(model, described=described), engine=engine, uncut=uncut_now
     )
-
-
-def is_torch_model(
-    recording: Recording,
-    sites: Sequence[TorchSite],
-    uncut: Sequence[TorchUncut],
-    calling: TorchCalling,
-) -> bool:
-    """Whether what ran is more than one attention with its projections: as for graphs.
-
-    It attends to what it makes of whole numbers or pictures; or one attention is computed from the
-    answer of another; or it has at least two of a residual sum, a normalisation and a bend.
-    """
-    if not sites:
-        return bool(uncut) and any(entry.role == "tokens" for entry in calling.inputs)
-    if any(entry.role in ("tokens", "image") for entry in calling.inputs):
-        return True
-    last = sites[-1]
-    before = {site.output_value for site in sites[:-1]}
-    above = _above(recording, [edge.number for edge in last.edges.values()])
-    return bool(before & above) or _is_layer(recording, last)
-
-
-def _above(recording: Recording, numbers: Sequence[int]) -> set[int]:
-    """The values that some are computed from, and themselves."""
-    waiting, visited = list(numbers), set(numbers)
-    while waiting:
-        call = recording.values[waiting.pop()].made_by
-        if call is None:
-            continue
-        fresh = {*call.reads, *(before for before, _ in call.renewed)} - visited
-        visited |= fresh
-        waiting += sorted(fresh)
-    return visited
-
-
-def _is_layer(recording: Recording, site: TorchSite) -> bool:
-    """Whether an attention stands between what makes a layer of a model of it."""
-    below = {site.output_value}
-    names: set[str] = set()
-    residual = False
-    for call in recording.calls:
-        reads = set(call.reads)
-        if not reads & below:
-            continue
-        names.add(call.name)
-        below |= {*call.results, *(after for _, after in call.renewed)}
-        others = [recording.values[number] for number in reads - below]
-        residual |= call.name in _SUMS and any(value.above for value in others)
-    anywhere = {call.name for call in recording.calls}
-    norms = bool(_NORMS & (anywhere if residual else names))
-    return residual + norms + bool(_BENDS & names) >= _ENOUGH
 
 
 def _described(
@@ -414,20 +400,47 @@ def _core(made: TorchModel, entry: SiteEntry, name: str) -> Candidate:
     return dataclasses.replace(candidate, declaration=declaration, site=entry)
 
 
-def torch_model(
-    module: nn.Module, name: str, inputs: Mapping[str, Any] | None = None
+def model(
+    what: str | Path | nn.Module | Callable[[], nn.Module],
+    *,
+    declaration: str | Path | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    name: str | None = None,
 ) -> tuple[Candidate, ...]:
-    """A module as a whole model; raises UsageError where nothing says how it is called."""
+    """Declare a whole model: the model itself, then its distinct attentions.
+
+    what
+        The path of an ONNX file, a ``torch.nn.Module``, or a function without arguments that
+        builds one.
+    declaration
+        For a file what gives its inputs their roles, by default ``NAME.conformance.toml`` near it.
+    inputs
+        For a module the roles of its forward's parameters where names and answers do not say them:
+        ``{"ids": "tokens", "x": {"role": "features", "shape": [16]}}``; of tokens ``vocabulary``
+        says how many there are.
+
+    Raises UsageError with one sentence for what is no whole model, or cannot be called.
+    """
+    if isinstance(what, (str, Path)):
+        if inputs is not None or name is not None:
+            msg = f"inputs and name are for modules: {what} is a file, which declaration= describes"
+            raise UsageError(msg)
+        return model_of_file(what, declaration)
+    module = what if isinstance(what, nn.Module) else what()
+    if not isinstance(module, nn.Module) or declaration is not None:
+        msg = f"conformance.model got {module!r:.60}: give a file, a torch.nn.Module or its builder"
+        raise UsageError(msg)
+    shown = name or getattr(what, "__name__", type(module).__name__)
     declared = {
         parameter: {"role": said} if isinstance(said, str) else dict(said)
         for parameter, said in (inputs or {}).items()
     }
     try:
-        made = open_torch_model(module, name, declared, surely=True)
+        made = open_torch_model(module, shown, declared, surely=True)
     except UnknownInputError as unknown:
-        msg = f"{name} cannot be judged as a whole model: {unknown}"
+        msg = f"{shown} cannot be judged as a whole model: {unknown}"
         raise UsageError(msg) from None
     if made is None or not (made.engine.sites or made.uncut):
-        msg = f"{name} holds no attention that is seen when it runs"
+        msg = f"{shown} holds no attention that is seen when it runs"
         raise UsageError(msg)
-    return tuple(candidate for _, candidate in torch_model_candidates(made, name))
+    return tuple(candidate for _, candidate in torch_model_candidates(made, shown))

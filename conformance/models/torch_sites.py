@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..adapters.graph_forward import spelled
 from ..graphs.weights.wiring import UnreadableError
+from .model_inputs import ModelInput
 from .operands import MaskInput
 from .recording import Call, Recording, Ref, Value
 from .torch_edges import CASTS, Edges, Product, TorchEdge, kinds_of, leading, shown_call
@@ -403,3 +404,83 @@ class _Slice:
         axes = "".join("1" if size == 1 else axis for axis, size in zip(own, shape, strict=True))
         name = f"value {number}"
         self._masks.setdefault(number, TorchMask(name=name, role=role, axes=axes, number=number))
+
+
+_NORMS: Final = frozenset("layer_norm rms_norm group_norm batch_norm instance_norm rsqrt".split())
+_BENDS: Final = frozenset(
+    "gelu relu silu tanh sigmoid elu softplus mish leaky_relu hardswish selu celu glu".split()
+)
+_SUMS: Final = frozenset({"add"})
+# A residual sum, a normalisation, a bend: of one of them alone an attention may be made, too.
+_ENOUGH: Final = 2
+_MANY_MATRICES: Final = 5
+
+
+def may_be_model(module: nn.Module) -> bool:
+    """Whether a module has parts that no attention needs: then it is run to see what it is."""
+    parts = list(module.modules())
+    names = {type(part).__name__ for part in parts}
+    matrices = sum(isinstance(part, nn.Linear) for part in parts)
+    attentions = sum(isinstance(part, nn.MultiheadAttention) for part in parts)
+    others = (nn.Embedding, nn.Conv1d, nn.Conv2d)
+    return (
+        matrices >= _MANY_MATRICES
+        or attentions > 1
+        or any(isinstance(part, others) for part in parts)
+        or any("Norm" in name or name in _MODULES_THAT_BEND for name in names)
+    )
+
+
+_MODULES_THAT_BEND: Final = frozenset("GELU ReLU SiLU Tanh Sigmoid ELU Mish LeakyReLU".split())
+
+
+def is_torch_model(
+    recording: Recording,
+    sites: Sequence[TorchSite],
+    uncut: Sequence[TorchUncut],
+    inputs: Sequence[ModelInput],
+) -> bool:
+    """Whether what ran is more than one attention with its projections: as for graphs.
+
+    It attends to what it makes of whole numbers or pictures; or one attention is computed from the
+    answer of another; or it has at least two of a residual sum, a normalisation and a bend.
+    """
+    if not sites:
+        return bool(uncut) and any(entry.role == "tokens" for entry in inputs)
+    if any(entry.role in ("tokens", "image") for entry in inputs):
+        return True
+    last = sites[-1]
+    before = {site.output_value for site in sites[:-1]}
+    above = _above(recording, [edge.number for edge in last.edges.values()])
+    return bool(before & above) or _is_layer(recording, last)
+
+
+def _above(recording: Recording, numbers: Sequence[int]) -> set[int]:
+    """The values that some are computed from, and themselves."""
+    waiting, visited = list(numbers), set(numbers)
+    while waiting:
+        call = recording.values[waiting.pop()].made_by
+        if call is None:
+            continue
+        fresh = {*call.reads, *(before for before, _ in call.renewed)} - visited
+        visited |= fresh
+        waiting += sorted(fresh)
+    return visited
+
+
+def _is_layer(recording: Recording, site: TorchSite) -> bool:
+    """Whether an attention stands between what makes a layer of a model of it."""
+    below = {site.output_value}
+    names: set[str] = set()
+    residual = False
+    for call in recording.calls:
+        reads = set(call.reads)
+        if not reads & below:
+            continue
+        names.add(call.name)
+        below |= {*call.results, *(after for _, after in call.renewed)}
+        others = [recording.values[number] for number in reads - below]
+        residual |= call.name in _SUMS and any(value.above for value in others)
+    anywhere = {call.name for call in recording.calls}
+    norms = bool(_NORMS & (anywhere if residual else names))
+    return residual + norms + bool(_BENDS & names) >= _ENOUGH

@@ -71,6 +71,8 @@ class WholeModel:
         The sizes that it takes by axis, where it does not take every one.
     refused
         Those it should take and does not.
+    source
+        What runs the module that it was exported from, where somebody named that.
     """
 
     engine: Engine
@@ -80,6 +82,7 @@ class WholeModel:
     outputs: Mapping[str, str] = field(default_factory=dict)
     taken: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     refused: tuple[RefusedSize, ...] = ()
+    source: Engine | None = None
 
     def __call__(self, *_arguments: Any, **_keywords: Any) -> Any:
         """A model takes no heads: its clauses call :meth:`run`."""

@@ -181,6 +181,10 @@ def _graphs(target: str, graph_options: GraphOptions) -> list[tuple[Candidate, s
     sites = model_sites(path)
     if sites is not None:
         made = model_candidates(path, sites, number, graph_options)
+        if graph_options.source is not None:
+            from ..models.torch_model import with_source  # noqa: PLC0415 (only with a source)
+
+            made = with_source(made, _source_object(graph_options.source), graph_options.source)
         return [
             (candidate, target if index is None else f"{file}#{index}") for index, candidate in made
         ]
@@ -213,16 +217,21 @@ def _file(name: str | None, option: str) -> Path | None:
 
 
 def _source(target: str) -> ExportSource:
-    """The module that a target names; a function without arguments is called once."""
+    """The module that a target names as a source."""
     from ..adapters.source import source_of  # noqa: PLC0415
 
+    return source_of(_source_object(target), target)
+
+
+def _source_object(target: str) -> Any:
+    """What ``--source`` names; a function without arguments is called once."""
     value = object_of(target)
     if value is None or isinstance(value, ModuleType):
         msg = f"--source {target} names no object: write package.module:object"
         raise UsageError(msg)
     if callable(value) and not _is_candidate(value):
         value = _called(value, target)
-    return source_of(value, target)
+    return value
 
 
 def _checked_name(name: str) -> str:
@@ -368,7 +377,8 @@ def _short_name(target: str) -> str:
 def _whole_model(value: Any, target: str) -> tuple[TorchModel | None, str]:
     """The whole model that a module is, None for any other; and why nobody can tell, or ""."""
     from ..models.model_inputs import UnknownInputError  # noqa: PLC0415 (only for modules)
-    from ..models.torch_model import may_be_model, open_torch_model  # noqa: PLC0415 (the same)
+    from ..models.torch_model import open_torch_model  # noqa: PLC0415 (the same)
+    from ..models.torch_sites import may_be_model  # noqa: PLC0415 (the same)
 
     if isinstance(value, type) or not may_be_model(value):
         return None, ""

@@ -17,10 +17,10 @@ from conformance.graphs.process import Setting
 from conformance.graphs.protocol import GraphRefused
 from conformance.models.torch_model import (
     TorchModel,
-    may_be_model,
     open_torch_model,
     torch_model_candidates,
 )
+from conformance.models.torch_sites import may_be_model
 from conformance.targets.resolving import resolve_one
 
 MODELS = """

@@ -11,14 +11,18 @@ from types import ModuleType
 from typing import Any, Final
 
 import torch
+from torch import nn
 
 from ...adapters.trial import instance_of
 from ...declare.candidate import Candidate
 from ...errors import ConstructionError, UsageError
 from ...graphs.protocol import GraphRefused
 from ...models.candidates import describe_sites, uncut_entries
+from ...models.model_inputs import UnknownInputError
 from ...models.recognition import is_model
 from ...models.sites import Sites, find_sites
+from ...models.torch_model import open_torch_model
+from ...models.torch_sites import may_be_model
 from ...running.workers.messages import Loaded, RunOptions
 from ...targets.loading import attribute, guarded, import_dotted, import_path, put_on_path
 from ...targets.resolving import how_to_make
@@ -40,8 +44,8 @@ class Implementation:
     """One object to identify.
 
     form
-        ``function``, ``module`` (a class or an instance), ``builder`` of layers, or ``graph``: the
-        attentions of an ONNX file.
+        ``function``, ``module`` (a class or an instance), ``builder`` of layers, ``graph``: the
+        attentions of an ONNX file, or ``model``: those of a module.
     declared
         The candidate, if it is declared: probing ignores what it promises.
     imports, expression
@@ -121,6 +125,11 @@ def implementation_of(
         value, expression = value.function, f"{expression}.function"
     if form == "module":
         value, expression = _built(value, expression)
+        attentions = _attentions_of(value, target)
+        if attentions is not None:
+            return Implementation(
+                target=target, name=name, form="model", value=attentions, imports=(), expression=""
+            )
         # A module without matrices has no projections.
         form = (
             "module" if any(parameter.dim() > 1 for parameter in value.parameters()) else "function"
@@ -275,11 +284,31 @@ def open_graph(target: str) -> tuple[Path, Sites]:
     return path, sites
 
 
-def read_attentions(sites: Sites, target: str, record: dict[str, Any]) -> str:
+def _attentions_of(module: nn.Module, target: str) -> dict[str, Any] | None:
+    """What is read off the attentions of a module that is a whole model; None for any other."""
+    if not may_be_model(module):
+        return None
+    try:
+        made = open_torch_model(module, target)
+    except UnknownInputError:
+        return None
+    if made is None:
+        return None
+    uncut = [
+        {"nodes": list(entry.nodes), "scope": entry.scope, "reason": entry.reason}
+        for entry in made.uncut
+    ]
+    return {"sites": list(made.model.described), "uncut": uncut, "model": True}
+
+
+def read_attentions(sites: Sites | dict[str, Any], target: str, record: dict[str, Any]) -> str:
     """Write ``sites``, ``uncut`` and ``model`` into a record; returns why there are none, or "".
 
     ``model`` says whether the graph is more than one attention.
     """
+    if isinstance(sites, dict):
+        record |= sites
+        return "" if sites["sites"] else "no attention in this module can be judged alone"
     entries = describe_sites(sites)
     number = split_site(target)[1]
     record["sites"] = entries if number is None else [entries[number]]

@@ -140,7 +140,7 @@ def identify(implementation: Implementation, as_observed: Any, tell: Tell) -> di
     }
     findings = Findings()
     try:
-        if implementation.form == "graph":
+        if implementation.form in ("graph", "model"):
             tell("probing", "its attentions")
             reason = read_attentions(implementation.value, implementation.target, record)
         else:
