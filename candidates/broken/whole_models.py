@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+
+import torch
 
 import conformance
 from conformance import Mistake
@@ -48,6 +51,18 @@ def wrong_when_optimised() -> conformance.Candidate:
     return dataclasses.replace(candidate, function=Erring(**fields))
 
 
+def another_checkpoint() -> conformance.Candidate:
+    """The module that is named as its source has other weights in its second layer."""
+    path = folder() / "AnotherCheckpoint" / "model.onnx"
+    path.parent.mkdir(exist_ok=True)
+    by_tracing(RIGHT, path)
+    source = copy.deepcopy(RIGHT.module)
+    with torch.no_grad():
+        for parameter in list(source.parameters())[-4:]:
+            parameter.mul_(FACTOR)
+    return dataclasses.replace(conformance.model(path, source=source)[0], name="AnotherCheckpoint")
+
+
 def second_unscaled() -> conformance.Candidate:
     """The second layer of an encoder does not scale its dot products."""
     return made(BROKEN["second-unscaled"].source, "SecondUnscaled")
@@ -73,4 +88,5 @@ for name, cached in SOURCES.items():
 _declare(
     wrong_when_optimised, "WrongWhenOptimised", wrong_when_optimised, "model.optimisation-levels"
 )
+_declare(another_checkpoint, "AnotherCheckpoint", another_checkpoint, "model.matches-source")
 _declare(second_unscaled, "SecondUnscaled", second_unscaled, "model.sites-in-place")

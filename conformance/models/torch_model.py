@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -167,7 +167,7 @@ def _first_sizes(model: WholeModel) -> tuple[int, tuple[int, int]]:
 
 
 def with_source(
-    made: Sequence[tuple[int | None, Candidate]], module: object, shown: str
+    made: Iterable[tuple[int | None, Candidate]], module: object, shown: str
 ) -> list[tuple[int | None, Candidate]]:
     """The candidates of a model's file, where the model knows what it was exported from.
 
@@ -404,6 +404,7 @@ def model(
     what: str | Path | nn.Module | Callable[[], nn.Module],
     *,
     declaration: str | Path | None = None,
+    source: nn.Module | None = None,
     inputs: Mapping[str, Any] | None = None,
     name: str | None = None,
 ) -> tuple[Candidate, ...]:
@@ -414,6 +415,8 @@ def model(
         builds one.
     declaration
         For a file what gives its inputs their roles, by default ``NAME.conformance.toml`` near it.
+    source
+        For a file the module that it was exported from.
     inputs
         For a module the roles of its forward's parameters where names and answers do not say them:
         ``{"ids": "tokens", "x": {"role": "features", "shape": [16]}}``; of tokens ``vocabulary``
@@ -425,22 +428,26 @@ def model(
         if inputs is not None or name is not None:
             msg = f"inputs and name are for modules: {what} is a file, which declaration= describes"
             raise UsageError(msg)
-        return model_of_file(what, declaration)
+        made = model_of_file(what, declaration)
+        if source is None:
+            return made
+        numbered = [(None, candidate) for candidate in made]
+        return tuple(one for _, one in with_source(numbered, source, type(source).__name__))
     module = what if isinstance(what, nn.Module) else what()
-    if not isinstance(module, nn.Module) or declaration is not None:
+    if not isinstance(module, nn.Module) or declaration or source:
         msg = f"conformance.model got {module!r:.60}: give a file, a torch.nn.Module or its builder"
         raise UsageError(msg)
-    shown = name or getattr(what, "__name__", type(module).__name__)
+    shown = name or str(getattr(what, "__name__", type(module).__name__))
     declared = {
         parameter: {"role": said} if isinstance(said, str) else dict(said)
         for parameter, said in (inputs or {}).items()
     }
     try:
-        made = open_torch_model(module, shown, declared, surely=True)
+        opened = open_torch_model(module, shown, declared, surely=True)
     except UnknownInputError as unknown:
         msg = f"{shown} cannot be judged as a whole model: {unknown}"
         raise UsageError(msg) from None
-    if made is None or not (made.engine.sites or made.uncut):
+    if opened is None or not (opened.engine.sites or opened.uncut):
         msg = f"{shown} holds no attention that is seen when it runs"
         raise UsageError(msg)
-    return tuple(candidate for _, candidate in torch_model_candidates(made, shown))
+    return tuple(candidate for _, candidate in torch_model_candidates(opened, shown))

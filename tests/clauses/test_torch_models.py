@@ -26,6 +26,8 @@ from conformance.running.runner import CandidateRun
 FINITE = "model.empty-item-finite"
 IN_PLACE = "model.sites-in-place"
 SOURCE = "model.matches-source"
+# What a runtime alone makes wrong is no mistake of the module.
+OF_MODULES = [name for name, one in WRONG.items() if one.clause != "model.optimisation-levels"]
 RIGHT_ONES = {**MODELS, "with positions": RIGHT}
 
 
@@ -62,7 +64,7 @@ def test_right_modules_conform(name: str) -> None:
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", OF_MODULES)
 def test_a_wrong_module_fails_what_it_breaks(name: str) -> None:
     """Its own clause, those that it must show in as well, and no other."""
     broken = WRONG[name]
@@ -117,7 +119,7 @@ def test_an_export_is_held_against_its_module(tmp_path: Path) -> None:
     other = Encoder(Shape()).eval()
     other.load_state_dict(source.state_dict())
     with torch.no_grad():
-        other.tower.get_submodule("layers.1.attention.value").weight.mul_(1.5)
+        other.get_parameter("tower.layers.1.attention.value.weight").mul_(1.5)
     (_, changed), *_ = with_source(made, other, "source")
     said = not_passed(results(changed, SOURCE))[SOURCE]
     assert "the first that leaves its bound is attention #1" in said

@@ -50,7 +50,7 @@ def test_each_distinct_attention_is_a_core(export_of: Callable[..., Path]) -> No
         "encoder-decoder#2",
     ]
     assert [candidate.kind for candidate in made.values()] == ["core", "core"]
-    sites = [candidate.graph.site for candidate in made.values() if candidate.graph is not None]
+    sites = [candidate.site for candidate in made.values()]
     assert [site and site["same_as"] for site in sites] == [[1, 3, 5], [4]]
 
 
@@ -89,14 +89,15 @@ def test_the_scale_is_promised_that_the_model_means(name: str, encoder: Sites) -
         dataclasses.replace(encoder.sites[0], index=index, scale=scale)
         for index, scale in enumerate(scales)
     )
-    model = dataclasses.replace(encoder, sites=sites)
-    assert [promised_semantics(model, site) for site in sites] == expected
+    assert [promised_semantics(sites, site) for site in sites] == expected
 
 
 def test_options_for_one_attention_are_refused(encoder: Sites) -> None:
-    """A state dict or a source belongs to one attention."""
-    with pytest.raises(UsageError, match="whole model: --source can be given"):
-        sites_of_model(encoder.graph.path, encoder, None, GraphOptions(source="m:f"))
+    """A state dict belongs to one attention, a source to the whole."""
+    refused = ((None, GraphOptions(state_dict="w.pt")), (1, GraphOptions(source="m:f")))
+    for number, options in refused:
+        with pytest.raises(UsageError, match=r"whole model: --.* can be given"):
+            sites_of_model(encoder.graph.path, encoder, number, options)
 
 
 def test_a_number_that_is_not_there_is_refused(encoder: Sites) -> None:
