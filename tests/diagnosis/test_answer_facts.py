@@ -8,25 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from examples import CLAUSES, core, problem, run_clause
+from examples import BARE_FLOAT32, CLAUSES, core, problem, run_clause
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import Diagnostician, diagnose
 
-PLAIN: dict[str, Any] = {
-    "masks": [],
-    "causal": None,
-    "features": [],
-    "empty_rows": "any",
-    "dtypes": ["float32"],
-}
-
 
 def facts_of(function: Callable[..., Tensor], **promises: Any) -> tuple[dict[str, Any], str]:
     """The facts and the text of the only entry of a core without a name."""
-    (entry,) = diagnose(Subject(core(function, **{**PLAIN, **promises}), "float32"))
+    (entry,) = diagnose(Subject(core(function, **{**BARE_FLOAT32, **promises}), "float32"))
     assert entry["name"] == "unknown-mistake"
     assert entry["confidence"] == 0.0
     return entry["facts"], entry["text"]
@@ -124,7 +116,7 @@ def test_failing_clause_gets_the_name_with_the_remedy() -> None:
     def unscaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return scaled_dot_product_attention(query, key, value, scale=1.0)
 
-    result = run_clause(core(unscaled, **PLAIN), "numerics.golden", explain=True)
+    result = run_clause(core(unscaled, **BARE_FLOAT32), "numerics.golden", explain=True)
     (entry,) = result.diagnosis
     assert entry["name"] == "scale-missing"
     assert "square root" in entry["fix"]
@@ -136,7 +128,7 @@ def test_failure_that_a_name_does_not_explain_is_unknown() -> None:
     def unscaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return scaled_dot_product_attention(query, key, value, scale=1.0)
 
-    candidate = core(unscaled, **PLAIN)
+    candidate = core(unscaled, **BARE_FLOAT32)
     known = Diagnostician(Subject(candidate, "float32"))
     assert [one["name"] for one in known.explain()] == ["scale-missing"]
     convex = CLAUSES["numerics.convex"]  # which attention without a scale obeys

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from examples import core, layer
+from examples import BARE, core, layer
 from torch import Tensor
 
 from conformance.base.geometry import Geometry
@@ -20,7 +20,6 @@ from conformance.declare.candidate import Candidate
 from conformance.diagnosis.picture import MOST_SHOWN, MOST_TRIES, Illustrator, picture
 from conformance.problems.problem import MaskPlan, Problem
 
-PLAIN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
 FOUND = [{"name": "scale-missing", "text": "no scale", "fix": "", "confidence": 1.0}]
 
 
@@ -49,7 +48,7 @@ def drawn(
     candidate: Candidate | Callable[..., Tensor], asked: Problem | None = None
 ) -> PictureEntry | None:
     """The picture of a candidate, or of a function that promises nothing, on a problem."""
-    made = candidate if isinstance(candidate, Candidate) else core(candidate, **PLAIN)
+    made = candidate if isinstance(candidate, Candidate) else core(candidate, **BARE)
     asked = asked or problem()
     subject = Subject(made, asked.dtype)
     return picture(subject, subject.inputs(asked))
@@ -79,7 +78,7 @@ def unscaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 def test_both_weights_are_those_of_the_worst_head() -> None:
     """Expected and got are the two softmaxes of the head that is told, of how many is told, too."""
-    subject = Subject(core(unscaled, **PLAIN), "float32")
+    subject = Subject(core(unscaled, **BARE), "float32")
     inputs = subject.inputs(problem())
     entry = shown(unscaled)
     query, key = inputs.query.double(), inputs.key.double()
@@ -103,7 +102,7 @@ def test_logits_show_a_factor() -> None:
 
 def test_logits_are_left_out_where_keys_are() -> None:
     """Where other keys are attended nothing is wrong with the logits."""
-    causal = core(sees_next, **{**PLAIN, "causal": "top-left"})
+    causal = core(sees_next, **{**BARE, "causal": "top-left"})
     assert "logits" not in shown(causal, problem(5, 5, causal=True))
 
 
@@ -117,7 +116,7 @@ def sees_next(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False
 
 def test_hidden_keys_are_told() -> None:
     """A query sees the key behind it, which is marked as hidden and as wrong."""
-    entry = shown(core(sees_next, **{**PLAIN, "causal": "top-left"}), problem(5, 5, causal=True))
+    entry = shown(core(sees_next, **{**BARE, "causal": "top-left"}), problem(5, 5, causal=True))
     assert entry["hidden"] == torch.ones(5, 5).triu(1).bool().tolist()
     for query in range(4):
         assert entry["got"][query][query + 1] > 0
@@ -137,7 +136,7 @@ def test_a_weight_that_is_no_number_is_a_text() -> None:
         ) @ value
 
     mask = MaskPlan(pattern="empty-rows", form="keep", shape="B11K", finite_bias=False)
-    candidate = core(nan_rows, **{**PLAIN, "masks": ["keep"], "empty_rows": "zeros"})
+    candidate = core(nan_rows, **{**BARE, "masks": ["keep"], "empty_rows": "zeros"})
     entry = shown(candidate, problem(mask=mask))
     assert all(math.isnan(cell) for cell in entry["got"][entry["worst"][0]])
     assert "nan" in json.loads(json.dumps(plain(entry), allow_nan=False))["got"][entry["worst"][0]]
@@ -163,7 +162,7 @@ def test_large_tables_are_a_window_around_the_worst() -> None:
 
 def test_half_precision_rounds_and_is_not_wrong() -> None:
     """A right core in bfloat16 has no picture; one without a scale has."""
-    promises = {**PLAIN, "dtypes": ["bfloat16"]}
+    promises = {**BARE, "dtypes": ["bfloat16"]}
     assert drawn(core(right, **promises), problem(dtype="bfloat16")) is None
     assert drawn(core(unscaled, **promises), problem(dtype="bfloat16")) is not None
 
@@ -220,14 +219,14 @@ def test_nothing_is_invented(function: Callable[..., Tensor]) -> None:
 
 def test_values_that_are_keys_are_not_read() -> None:
     """The values of a call whose key is its value cannot be changed alone."""
-    subject = Subject(core(unscaled, **PLAIN), "float32")
+    subject = Subject(core(unscaled, **BARE), "float32")
     inputs = subject.inputs(problem())
     assert picture(subject, inputs.replace(mode="memory", value=inputs.key)) is None
 
 
 def test_one_picture_a_name() -> None:
     """The first failure of a name has it, later ones only on smaller problems; others their own."""
-    illustrator = Illustrator(Subject(core(unscaled, **PLAIN), "float32"))
+    illustrator = Illustrator(Subject(core(unscaled, **BARE), "float32"))
     first, second = (illustrator.illustrated(FOUND, problem()) for _ in range(2))
     assert "picture" in first[0]
     assert second == FOUND
@@ -240,7 +239,7 @@ def test_one_picture_a_name() -> None:
 
 def test_what_cannot_be_read_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a few failures without a picture of their mistake no more is read for it."""
-    illustrator = Illustrator(Subject(core(squared, **PLAIN), "float32"))
+    illustrator = Illustrator(Subject(core(squared, **BARE), "float32"))
     for _ in range(MOST_TRIES):
         assert illustrator.illustrated(FOUND, problem()) == FOUND
     monkeypatch.setattr("conformance.diagnosis.picture.picture", None)

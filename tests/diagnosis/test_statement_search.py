@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from examples import CLAUSES, core, problem
+from examples import BARE_FLOAT32, CLAUSES, core, problem
 from torch import Tensor
 
 from conformance.base.mistake import UNKNOWN
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import Diagnostician, diagnose
-
-PLAIN: dict[str, Any] = {
-    "masks": [],
-    "causal": None,
-    "features": [],
-    "empty_rows": "any",
-    "dtypes": ["float32"],
-}
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, scale: float | Tensor) -> Tensor:
@@ -33,7 +23,7 @@ def test_the_number_at_which_a_size_decides_is_asked_for() -> None:
         scale = query.shape[-1] ** -0.5
         return attend(query, key, value, 2.0 * scale if key.shape[2] > 100 else scale)
 
-    (entry,) = diagnose(Subject(core(long, **PLAIN), "float32"))
+    (entry,) = diagnose(Subject(core(long, **BARE_FLOAT32), "float32"))
     assert "(only with more than 100 keys)" in entry["text"]
 
 
@@ -48,7 +38,7 @@ def test_what_is_true_of_one_option_alone_is_not_said() -> None:
         by_query[16:] = 1.0
         return attend(query, key, value, by_query)
 
-    subject = Subject(core(later_unscaled, **{**PLAIN, "features": ["scale"]}), "float32")
+    subject = Subject(core(later_unscaled, **{**BARE_FLOAT32, "features": ["scale"]}), "float32")
     failing = problem(query_length=18, scale=1.7)
     (entry,) = Diagnostician(subject).explain(CLAUSES["numerics.scale"], failing)
     assert "multiplied by 1 " in entry["text"]
@@ -70,6 +60,8 @@ def test_what_one_key_with_a_mask_refutes_is_not_said() -> None:
         logits = (query @ key.mT * query.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
         return torch.softmax(logits, dim=-1).nan_to_num() @ value
 
-    candidate = core(first_or_inverted, **{**PLAIN, "masks": ["keep"], "empty_rows": "zeros"})
+    candidate = core(
+        first_or_inverted, **{**BARE_FLOAT32, "masks": ["keep"], "empty_rows": "zeros"}
+    )
     (entry,) = diagnose(Subject(candidate, "float32"))
     assert entry["name"] == UNKNOWN

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from examples import SMALL, bare, core, run_clause
+from examples import BARE, SMALL, bare, core, run_clause
 from torch import Tensor
 
 import conformance
@@ -24,12 +24,10 @@ from conformance.problems.problem import Problem, problem_from_json
 from conformance.problems.space import Space
 from conformance.running.runner import CandidateRun, examine
 
-PLAIN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
-
 
 def plain(function: Callable[..., object] = bare, **promises: Any) -> Candidate:
     """A core that promises nothing but attention."""
-    return core(function, **{**PLAIN, **promises})
+    return core(function, **{**BARE, **promises})
 
 
 def wrong_scale(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -32,6 +32,10 @@ PLAIN_PROMISES: dict[str, Any] = {
     "dtypes": ["float32", "float64"],
 }
 
+# What a core promises that takes no options, and that in float32 alone.
+BARE: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
+BARE_FLOAT32: dict[str, Any] = {**BARE, "dtypes": ["float32"]}
+
 
 def call_forward(forward: Forward, inputs: Inputs) -> Answer:
     """Call with fresh copies of the inputs; raises CandidateFailure for a bad answer."""

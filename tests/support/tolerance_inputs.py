@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from conformance._golden import golden
+from conformance.declare.promises import declare
+from conformance.tolerance import Contract, contract_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +36,17 @@ class CoreInputs:
             scale=self.scale,
             softcap=self.softcap,
         )
+
+
+def contract(dtype: str = "float32", scale: float = 0.5, **promises: Any) -> Contract:
+    """What a core may err by that makes some promises."""
+    return contract_for(declare("core", **promises), dtype, scale)
+
+
+def waves(*shape: int, pace: float) -> Tensor:
+    """Numbers in [-1, 1] that need no random generator, rounded to float32."""
+    steps = torch.arange(1, math.prod(shape) + 1, dtype=torch.float64)
+    return torch.sin(pace * steps).reshape(shape).float()
 
 
 Heads = tuple[Tensor, Tensor, Tensor]

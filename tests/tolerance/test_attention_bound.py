@@ -11,26 +11,15 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tolerance_inputs import FAMILIES, MASKS, make
+from tolerance_inputs import FAMILIES, MASKS, contract, make, waves
 from torch import Generator, Tensor
 
 from conformance._golden import golden
-from conformance.declare.promises import declare
-from conformance.tolerance import Contract, contract_for, core_bound, model
+from conformance.tolerance import core_bound, model
 from conformance.tolerance.spread import Carried
 from conformance.tolerance.visible_keys import extremes, live_keys
 
 SIZE = (2, 2, 7, 9, 4)
-
-
-def contract(dtype: str = "float32", scale: float = 0.5, **promises: Any) -> Contract:
-    return contract_for(declare("core", **promises), dtype, scale)
-
-
-def waves(*shape: int, pace: float) -> Tensor:
-    """Numbers in [-1, 1] that need no random generator, rounded to float32."""
-    steps = torch.arange(1, math.prod(shape) + 1, dtype=torch.float64)
-    return torch.sin(pace * steps).reshape(shape).float()
 
 
 def differ_by(actual: Tensor, expected: Tensor) -> float:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tolerance_inputs import waves
 from torch import Generator, Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
@@ -159,10 +160,6 @@ def test_the_bound_is_that_of_the_prototype(
     """On a layer written down without random numbers two programs agree within one percent."""
     # The prototype knew of no partial sums that are stored.
     monkeypatch.setattr(model, "PARTIAL_STORES", 0)
-
-    def waves(*shape: int, pace: float) -> Tensor:
-        steps = torch.arange(1, math.prod(shape) + 1, dtype=torch.float64)
-        return torch.sin(pace * steps).reshape(shape).float()
 
     paces = {"q": 0.31, "k": 0.47, "v": 0.59, "o": 0.83}
     matrices = {name: waves(8, 8, pace=pace) for name, pace in paces.items()}

@@ -14,6 +14,7 @@ from candidates.legitimate import distances, modified, normalised, rotary, sinks
 from conformance import Candidate
 from conformance._golden import golden
 from conformance.tolerance import contract_for, core_bound
+from conformance.tolerance.prepared import normalised_error
 from conformance.tolerance.statistical import core_statistics, supports
 
 CORES: Final[list[Candidate]] = [
@@ -124,3 +125,12 @@ def test_a_sink_is_bounded_as_one_more_key() -> None:
     more = golden.attend(query, pad(key, (0, 0, 0, 1)), pad(value, (0, 0, 0, 1)), bias=bias)
     ratio = core_bound(with_sinks, contract) / core_bound(more, contract)
     assert bool(((ratio > 0.5) & (ratio <= 1.0 + 1e-9)).all())
+
+
+def test_a_head_that_may_vanish_may_become_any_direction() -> None:
+    """Errors as large as a head bound its normalised values by the largest there can be."""
+    contract = contract_for(rotary.by_rotating_halves.declaration, "float32", 0.5)
+    point = golden.STANDARD.replace(qk_norm="l2")
+    heads = torch.full((1, 1, 1, 4), 0.5, dtype=torch.float64)
+    bound = normalised_error(heads, 1.2 * heads, point, contract)
+    assert bool((bound >= 1.5).all())  # from 0.5 to minus 1

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
-from tolerance_inputs import MASKS, make
-from torch import Generator, Tensor
+from tolerance_inputs import MASKS, contract, make, waves
+from torch import Generator
 
 from conformance._golden import golden
-from conformance.declare.promises import declare
-from conformance.tolerance import Contract, contract_for, core_statistics, model
+from conformance.tolerance import Contract, core_statistics, model
 from conformance.tolerance.spread import Carried
 from conformance.tolerance.statistical import restrict
 from conformance.tolerance.statistical_core import core_spread
@@ -26,10 +23,6 @@ DEVIATIONS = 7.0
 RULES = ("zeros", "nan", "mean-of-all", "mean-of-valid")
 
 
-def contract(dtype: str = "float32", scale: float = 0.5, **promises: Any) -> Contract:
-    return contract_for(declare("core", **promises), dtype, scale)
-
-
 def exact_contract() -> Contract:
     """A contract under which nothing rounds: what remains is what inputs carry."""
     return Contract(
@@ -39,12 +32,6 @@ def exact_contract() -> Contract:
         accumulator_underflow=0.0,
         pre_scaling_roundings=0,
     )
-
-
-def waves(*shape: int, pace: float) -> Tensor:
-    """Numbers in [-1, 1] that need no random generator, rounded to float32."""
-    steps = torch.arange(1, math.prod(shape) + 1, dtype=torch.float64)
-    return torch.sin(pace * steps).reshape(shape).float()
 
 
 # From the prototype that the formulas were first validated with (63,102 legitimate runs without a

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from examples import core
+from examples import BARE, core
 from torch import Tensor
 from unusual_attention import (
     MIXTURE,
@@ -28,13 +28,12 @@ from conformance.diagnosis.dissection.by_head import head_statements
 from conformance.diagnosis.dissection.reading import Reading, read
 from conformance.problems.problem import MaskPlan
 
-PLAIN: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
 THREE = {"num_heads": 3, "num_kv_heads": 3}
 
 
 def subject(function: Callable[..., Tensor], **promises: Any) -> Subject:
     """A core of three heads, or of what is promised."""
-    candidate = core(function, **{**PLAIN, "geometry": THREE, "dtypes": ["float32"], **promises})
+    candidate = core(function, **{**BARE, "geometry": THREE, "dtypes": ["float32"], **promises})
     return Subject(candidate, "float32")
 
 
@@ -80,7 +79,7 @@ def test_heads_are_mixed_where_rows_without_keys_are_nan() -> None:
 
 def test_other_numbers_of_heads_are_not_spoken_of() -> None:
     """Where heads may be more or fewer, numbers of three of them explain nothing."""
-    wide = core(sinks_of_any, **{**PLAIN, "dtypes": ["float32"]})
+    wide = core(sinks_of_any, **{**BARE, "dtypes": ["float32"]})
     assert not [entry for entry in diagnose(Subject(wide, "float32")) if entry["confidence"]]
 
 

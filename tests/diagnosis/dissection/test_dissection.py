@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import onnx
 import pytest
 import torch
-from examples import core
+from examples import BARE_FLOAT32, core
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -22,13 +22,6 @@ from conformance.diagnosis import diagnose
 from conformance.diagnosis.battery import observe
 from conformance.diagnosis.dissection import readings, statements
 
-PLAIN: dict[str, Any] = {
-    "masks": [],
-    "causal": None,
-    "features": [],
-    "empty_rows": "any",
-    "dtypes": ["float32"],
-}
 Weights = Callable[[Tensor], Tensor]
 
 
@@ -118,7 +111,7 @@ STATED: dict[str, tuple[Callable[..., Tensor], str]] = {
 def test_what_is_computed_instead_is_stated(wrong: str) -> None:
     """A mistake that is not in the catalogue gets a statement of what it computes, and a fix."""
     function, name = STATED[wrong]
-    entries = diagnose(Subject(core(function, **PLAIN), "float32"))
+    entries = diagnose(Subject(core(function, **BARE_FLOAT32), "float32"))
     assert len(entries) == 1
     assert name in entries[0]["name"]
     assert entries[0]["text"]
@@ -129,7 +122,7 @@ def test_what_is_computed_instead_is_stated(wrong: str) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_statements_are_made_in_every_precision(dtype: str) -> None:
     """What is read is compared by the bounds of the dtype: half precision is read as well."""
-    candidate = core(euclidean, **{**PLAIN, "dtypes": [dtype]})
+    candidate = core(euclidean, **{**BARE_FLOAT32, "dtypes": [dtype]})
     (entry,) = diagnose(Subject(candidate, dtype))
     assert STATED["another denominator"][1] in entry["name"]
 
@@ -140,7 +133,7 @@ def test_the_number_of_a_statement_is_the_one_that_was_computed() -> None:
     def scaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return scaled_dot_product_attention(query, key, value) * 0.37
 
-    (entry,) = diagnose(Subject(core(scaled, **PLAIN), "float32"))
+    (entry,) = diagnose(Subject(core(scaled, **BARE_FLOAT32), "float32"))
     assert entry["text"] == "the answer is 0.37 times what it should be"
 
 
@@ -151,7 +144,7 @@ def test_a_statement_says_for_which_calls_it_holds() -> None:
         factor = 1.5 if key.shape[2] > 64 else 1.0
         return factor * scaled_dot_product_attention(query, key, value)
 
-    (entry,) = diagnose(Subject(core(many, **PLAIN), "float32"))
+    (entry,) = diagnose(Subject(core(many, **BARE_FLOAT32), "float32"))
     assert entry["name"] == "answer: times 1.5"
     assert "only with more than 64 keys" in entry["text"]
 
@@ -164,7 +157,7 @@ def test_a_statement_says_for_which_rows_it_holds() -> None:
         output[:1] = scaled_dot_product_attention(query[:1], key[:1], value[:1], scale=1.0)
         return output
 
-    (entry,) = diagnose(Subject(core(first_item_unscaled, **PLAIN), "float32"))
+    (entry,) = diagnose(Subject(core(first_item_unscaled, **BARE_FLOAT32), "float32"))
     assert entry["name"] == "scale-missing"
     assert "only for the first batch item" in entry["text"]
 
@@ -176,13 +169,13 @@ def test_what_cannot_be_confirmed_is_not_said() -> None:
     def by_size(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return scaled_dot_product_attention(query * (1.0 + query.abs()), key, value)
 
-    (entry,) = diagnose(Subject(core(by_size, **PLAIN), "float32"))
+    (entry,) = diagnose(Subject(core(by_size, **BARE_FLOAT32), "float32"))
     assert entry["name"] == "unknown-mistake"
 
 
 def test_a_correct_core_is_read_as_it_is() -> None:
     """The weights that are read of a correct core are the golden's, and nothing is stated."""
-    subject = Subject(core(scaled_dot_product_attention, **PLAIN), "float32")
+    subject = Subject(core(scaled_dot_product_attention, **BARE_FLOAT32), "float32")
     observed = observe(subject)
     read = list(readings(subject, observed))
     assert read
@@ -201,14 +194,14 @@ def test_two_mistakes_are_stated_as_two() -> None:
         logits = scores(query, key) + 0.25 * torch.arange(key.shape[2])
         return torch.softmax(logits, dim=-1) @ values
 
-    (entry,) = diagnose(Subject(core(both, **PLAIN), "float32"))
+    (entry,) = diagnose(Subject(core(both, **BARE_FLOAT32), "float32"))
     assert "index of the key added" in entry["name"]
     assert "of the head before" in entry["name"]
 
 
 def test_a_number_without_a_value_at_some_size_is_no_error() -> None:
     """A scale of 1 / (D - 1) has none at D = 1: the statement is not made there."""
-    declared = {**PLAIN, "features": ["scale"]}
+    declared = {**BARE_FLOAT32, "features": ["scale"]}
 
     def scaled(query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = None) -> Tensor:
         size = query.shape[-1] - 1

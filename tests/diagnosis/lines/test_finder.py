@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from examples import core, problem
+from examples import BARE_FLOAT32, core, problem
 from torch import Tensor
 
 from conformance.base.record import LineEntry
@@ -24,14 +24,6 @@ from conformance.diagnosis.battery import answer_to
 from conformance.diagnosis.lines.finder import LONGEST_LINE, LineFinder
 from conformance.diagnosis.mistaken_answer import Combination, act
 from conformance.diagnosis.mistakes import named_mistakes
-
-PLAIN: dict[str, Any] = {
-    "masks": [],
-    "causal": None,
-    "features": [],
-    "empty_rows": "any",
-    "dtypes": ["float32"],
-}
 
 
 def answered(made: Candidate, **asked: Any) -> BatteryAnswer:
@@ -65,7 +57,9 @@ def blamed(
     """The line of a wrong answer, as a named mistake explains it or as nothing does."""
     promises = {"causal": "bottom-right", "empty_rows": "zeros"} if asked.get("causal") else {}
     made = (
-        candidate if isinstance(candidate, Candidate) else core(candidate, **{**PLAIN, **promises})
+        candidate
+        if isinstance(candidate, Candidate)
+        else core(candidate, **{**BARE_FLOAT32, **promises})
     )
     answer = answered(made, **asked)
     return LineFinder(answer.subject).line(explanation(answer, name), [answer])
@@ -264,7 +258,7 @@ def test_answers_that_blame_different_lines() -> None:
             weights = scores.softmax(dim=2)
         return weights @ value
 
-    made = core(two_ways, **PLAIN)
+    made = core(two_ways, **BARE_FLOAT32)
     short, long = answered(made), answered(made, key_length=7)
     made_mistakes = explanation(short, "softmax-over-queries")
     finder = LineFinder(short.subject)
@@ -274,7 +268,7 @@ def test_answers_that_blame_different_lines() -> None:
 
 def test_it_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A diagnosis has the line, and a second one of the same mistake without another call."""
-    made = Diagnostician(Subject(core(unscaled, **PLAIN), "float32"))
+    made = Diagnostician(Subject(core(unscaled, **BARE_FLOAT32), "float32"))
     (first,) = made.explain()
     monkeypatch.setattr(LineFinder, "line", None)
     (second,) = made.explain()
