@@ -40,3 +40,15 @@ def test_what_is_not_promised_is_not_named() -> None:
     """NaN in a row without keys, about which nothing is promised, is no part of the diagnosis."""
     found = diagnose(Subject(promises_nothing, "float32"))
     assert [entry["name"] for entry in found] == ["causal-top-left"]
+
+
+def test_single_keys_are_asked_with_logits_far_off() -> None:
+    """A finite fill shows where the only key of a row has a logit of at least ten million."""
+    subject = Subject(promises_nothing, "float32")
+    alone = [
+        inputs
+        for inputs in battery(subject)
+        if inputs.keep is not None and bool((inputs.keep.sum(dim=-1) == 1).all())
+    ]
+    largest = max(float(subject.golden(inputs).core.scores.abs().max()) for inputs in alone)
+    assert largest > 1e7
