@@ -15,7 +15,11 @@ from conformance.tolerance import Contract, core_statistics, model
 from conformance.tolerance.spread import Carried
 from conformance.tolerance.statistical import restrict
 from conformance.tolerance.statistical_core import core_spread
-from conformance.tolerance.statistical_scores import coherent_variance, scale_slope
+from conformance.tolerance.statistical_scores import (
+    coherent_variance,
+    exponent_variance,
+    scale_slope,
+)
 from conformance.tolerance.visible_keys import live_keys
 
 SIZE = (2, 2, 7, 9, 4)
@@ -305,3 +309,18 @@ def test_a_bounded_error_is_no_fraction_of_a_deviation() -> None:
         mixed, _ = core_spread(attention, contract("bfloat16"), DEVIATIONS, mixed=True)
         largest = float((mixed.variance / alone.variance).sqrt().max())
         assert largest == pytest.approx(ratio, rel=0.05)
+
+
+def test_a_finite_fill_is_as_exact_as_its_distance_to_the_largest_logit() -> None:
+    """A hidden key whose logit is a given number carries the rounding of that distance alone."""
+    hidden = torch.tensor([False, False, True]).expand(1, 1, 1, 3)
+    point = golden.STANDARD.replace(mask_operation="replace", mask_fill=-2.0)
+    heads = (waves(1, 1, length, 4, pace=pace) for length, pace in ((2, 1.1), (3, 1.3), (3, 1.7)))
+    attention = golden.attend(*heads, keep=~hidden, semantics=point)
+    declared, live = contract("float32", attention.scale), live_keys(attention)
+    variance, _ = exponent_variance(attention, live, declared, 1.0)
+    unit = declared.accumulator_roundoff
+    distance = -2.0 - attention.logits.amax(dim=-1)
+    exponent = (model.EXPONENT_ROUNDINGS * unit * distance).square()
+    rescaling = ((declared.exp_error + model.RESCALE_ROUNDINGS) * unit) ** 2
+    assert torch.allclose(variance[..., 2], exponent + rescaling, rtol=1e-12, atol=0.0)
