@@ -136,7 +136,8 @@ def without_signatures(code: str) -> str:
                 setattr(node, name, ast.Constant(None))
         if isinstance(node, ast.arguments):
             node.args = [*node.posonlyargs, *node.args, *node.kwonlyargs]
-            node.posonlyargs, node.kwonlyargs = [], []
+            node.defaults += [default for default in node.kw_defaults if default is not None]
+            node.posonlyargs, node.kwonlyargs, node.kw_defaults = [], [], []
     return ast.dump(tree)
 
 
