@@ -312,24 +312,18 @@ def exit_code(record: Mapping[str, Any], *, strict: bool = False) -> int:
     if "error" in verdicts:
         return EXIT_HARNESS
     green = (*GREEN, "inconclusive") if record.get("shard") else GREEN
+    clauses = [clause for candidate in record["candidates"] for clause in candidate["clauses"]]
+    failed = {clause.get("level") for clause in clauses if clause["status"] == "failed"}
     red = (
         not verdicts
         or any(verdict not in green for verdict in verdicts)
         or is_cut(record)
         or record["stale_expectations"]
-        or (strict and _should_failed(record))
+        or (strict and "SHOULD" in failed)
     )
     if red:
         return EXIT_RED
     return EXIT_USAGE if record.get("written_expectations", {}).get("refused") else EXIT_OK
-
-
-def _should_failed(record: Mapping[str, Any]) -> bool:
-    return any(
-        clause["status"] == "failed" and clause["level"] == "SHOULD"
-        for candidate in record["candidates"]
-        for clause in candidate["clauses"]
-    )
 
 
 def record_text(record: Mapping[str, Any]) -> str:
