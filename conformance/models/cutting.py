@@ -60,7 +60,7 @@ class CutFile:
 
 def cut(graph: ModelGraph, site: Site) -> Cut:
     """The graph of one attention alone."""
-    return _Cutting(graph, site).cut()
+    return _Cutting(site.graph or graph, site).cut()
 
 
 @dataclass(kw_only=True)

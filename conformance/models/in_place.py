@@ -60,7 +60,9 @@ class GraphEngine:
     """The graph of a file in its process, as what runs a whole model."""
 
     def __init__(self, sites: Sites) -> None:
-        self._graph, self.sites = sites.graph, sites.sites
+        self._graph = sites.graph
+        # A tensor in a branch of a node is none that could be looked at.
+        self.sites = tuple(site for site in sites.sites if site.graph is None)
         self.process = GraphProcess(sites.graph.path)
 
     @property

@@ -51,16 +51,17 @@ class MaskFacts:
 
 def mask_facts(sites: Sites) -> dict[int, MaskFacts]:
     """The facts on the masks of each attention, by its index."""
-    graph = sites.graph
-    names = list(dict.fromkeys(mask.name for site in sites.sites for mask in site.masks))
-    values = _values(graph, names)
     result = {}
-    for site in sites.sites:
-        reaching: set[str] = set()
-        for mask in site.masks:
-            reaching |= graph.wiring.reaching(mask.name, graph.inputs)
-        causal, window = _rule(site, values)
-        result[site.index] = MaskFacts(causal=causal, window=window, inputs=tuple(sorted(reaching)))
+    for graph in dict.fromkeys(site.graph or sites.graph for site in sites.sites):
+        own = [site for site in sites.sites if (site.graph or sites.graph) is graph]
+        values = _values(graph, list(dict.fromkeys(m.name for site in own for m in site.masks)))
+        for site in own:
+            reaching: set[str] = set()
+            for mask in site.masks:
+                reaching |= graph.wiring.reaching(mask.name, sites.graph.inputs)
+            causal, window = _rule(site, values)
+            inputs = tuple(sorted(reaching))
+            result[site.index] = MaskFacts(causal=causal, window=window, inputs=inputs)
     return result
 
 

@@ -10,7 +10,7 @@ from ..graphs.protocol import GraphRefused
 from ..graphs.weights.attention_core import Core, contraction_of
 from ..graphs.weights.wiring import SHAPE_OPERATORS, Node
 from .model_graph import ModelGraph, read_graph
-from .sites import Sites, attention_cores, sites_of
+from .sites import Sites, attention_cores, branches, sites_of
 
 _NORMS: Final = frozenset(
     "LayerNormalization SimplifiedLayerNormalization SkipLayerNormalization "
@@ -51,7 +51,9 @@ def is_model(graph: ModelGraph) -> bool:
     cores = [core for _, core in attention_cores(graph)]
     good = [core for core in cores if isinstance(core, Core)]
     if not good:
-        return bool(cores) and _of_numbers(graph, graph.inputs)
+        attends = bool(cores) or any(True for _ in branches(graph))
+        numbers = _of_numbers(graph, graph.inputs)
+        return attends and (numbers or any(_embeds(graph, name) for name in graph.inputs))
     if _of_numbers(graph, graph.wiring.reaching(good[0].query.name, graph.inputs)):
         return True
     if any(_embeds(graph, name) for name in graph.inputs):

@@ -59,6 +59,8 @@ class Site:
         How query, key and value enter a node that does not take them apart.
     opaque
         Whether query, key and value as they are attended exist inside a node alone.
+    graph
+        Where it lies, if that is in a branch or a body of a node, written out.
     """
 
     index: int
@@ -81,6 +83,7 @@ class Site:
     cache: tuple[str, ...] = ()
     assembly: str = ""
     opaque: bool = False
+    graph: ModelGraph | None = None
 
     @property
     def edges(self) -> dict[str, Edge]:

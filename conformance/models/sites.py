@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from onnx import GraphProto, ModelProto
 
 from ..graphs.weights.attention_core import (
     SOFTMAXES,
@@ -14,14 +17,15 @@ from ..graphs.weights.attention_core import (
     core_around,
     scores_of,
 )
-from ..graphs.weights.wiring import Node, UnreadableError
+from ..graphs.weights.wiring import Node, UnreadableError, Wiring
 from .model_graph import ModelGraph, read_graph
 from .operator_site import attention_node, operator_core, operator_site
 from .site import Site, shown
 from .softmax_site import TO_PRODUCT, softmax_site
 
-# What looks into graphs inside a graph; a tensor in there has no name outside.
+# What holds graphs inside a graph; a tensor in there has no name outside.
 _BRANCHES: Final = frozenset({"If", "Loop", "Scan"})
+_ALONE: Final = "it lies inside a graph of a node, its products do not"
 _UNUSUAL: Final = (ValueError, KeyError, IndexError, TypeError, RecursionError)
 
 
@@ -49,21 +53,94 @@ def find_sites(path: Path) -> Sites:
 
 
 def sites_of(graph: ModelGraph) -> Sites:
-    """The attentions of a graph, in the order of execution."""
+    """The attentions of a graph, in the order of execution; those inside branches come last."""
     sites: list[Site] = []
-    uncut: list[Uncut] = list(_in_branches(graph))
+    uncut: list[Uncut] = []
     for node, core in attention_cores(graph):
-        if isinstance(core, str):
-            uncut.append(_uncut(graph, node, core))
-            continue
-        read = operator_site if attention_node(node) else softmax_site
-        try:
-            sites.append(read(graph, node, core, len(sites)))
-        except UnreadableError as error:
-            uncut.append(_uncut(graph, node, str(error)))
-        except _UNUSUAL as error:
-            uncut.append(_uncut(graph, node, f"its structure is unusual ({error})"))
+        site = _read(graph, node, core, len(sites))
+        sites += [site] if isinstance(site, Site) else []
+        uncut += [site] if isinstance(site, Uncut) else []
+    for part, own in branches(graph):
+        cores = {node.output[0]: core for node, core in attention_cores(part)}
+        for node in part.wiring.ordered:
+            if node.output[0] not in own or not (node.output[0] in cores or _attends(node)):
+                continue
+            core = cores.get(node.output[0], _ALONE)
+            site = _read(part, node, core, len(sites))
+            if isinstance(site, Uncut):
+                uncut.append(site)
+            else:
+                sites.append(dataclasses.replace(site, graph=part, opaque=True))
     return Sites(graph=graph, sites=tuple(sites), uncut=tuple(uncut))
+
+
+def _read(graph: ModelGraph, node: Node, core: Core | str, index: int) -> Site | Uncut:
+    """The attention around a node, or why it cannot be taken out."""
+    if isinstance(core, str):
+        return _uncut(graph, node, core)
+    read = operator_site if attention_node(node) else softmax_site
+    try:
+        return read(graph, node, core, index)
+    except UnreadableError as error:
+        return _uncut(graph, node, str(error))
+    except _UNUSUAL as error:
+        return _uncut(graph, node, f"its structure is unusual ({error})")
+
+
+Branch = tuple[ModelGraph, frozenset[str]]
+
+
+def branches(graph: ModelGraph) -> Iterator[Branch]:
+    """Each branch or body that attends, as a graph of its own, and what its own nodes make.
+
+    What stands before the node that holds it stands before its nodes: they read tensors from there.
+    """
+    for node in graph.wiring.ordered:
+        for body in _bodies(node) if node.op_type in _BRANCHES else ():
+            if any(_attends(inner) for inner in _inside(body)):
+                part = _written_out(graph, node, body)
+                made = frozenset(name for inner in body.node for name in inner.output)
+                yield part, made
+                yield from ((deeper, own) for deeper, own in branches(part) if own <= _made(body))
+
+
+def _attends(node: Node) -> bool:
+    return node.op_type in SOFTMAXES or attention_node(node)
+
+
+def _bodies(node: Node) -> Iterator[GraphProto]:
+    for attribute in node.attribute:
+        yield from [attribute.g] if attribute.HasField("g") else attribute.graphs
+
+
+def _inside(body: GraphProto) -> Iterator[Node]:
+    for node in body.node:
+        yield node
+        for inner in _bodies(node):
+            yield from _inside(inner)
+
+
+def _made(body: GraphProto) -> set[str]:
+    return {name for node in _inside(body) for name in node.output}
+
+
+def _written_out(graph: ModelGraph, holder: Node, body: GraphProto) -> ModelGraph:
+    """The graph up to a node, with the nodes of one of its bodies in its place."""
+    model = ModelProto()
+    model.CopyFrom(graph.model)
+    behind, before = set(holder.output), []
+    for node in graph.wiring.ordered:
+        if node == holder or behind & set(node.input):
+            behind |= set(node.output)
+        else:
+            before.append(node)
+    whole = model.graph
+    for field, own in (("node", [*before, *body.node]), ("output", body.output)):
+        whole.ClearField(field)
+        getattr(whole, field).extend(own)
+    for field in ("input", "initializer", "value_info"):
+        getattr(whole, field).extend(getattr(body, field))
+    return ModelGraph(graph.path, model, Wiring(whole, graph.path.parent))
 
 
 def attention_cores(graph: ModelGraph) -> Iterator[tuple[Node, Core | str]]:
@@ -118,20 +195,3 @@ def _is_softmax(graph: ModelGraph, node: Node) -> bool:
 
 def _uncut(graph: ModelGraph, node: Node, reason: str) -> Uncut:
     return Uncut(nodes=(shown(node),), scope=graph.scope(node), reason=reason)
-
-
-def _in_branches(graph: ModelGraph) -> Iterator[Uncut]:
-    """What attends inside the branches and bodies of other nodes."""
-    for node in graph.wiring.graph.node:
-        for inner in _inside(node) if node.op_type in _BRANCHES else ():
-            if inner.op_type in SOFTMAXES or attention_node(inner):
-                reason = f"it lies inside a graph of the {node.op_type} node {shown(node)}"
-                yield Uncut(nodes=(shown(inner),), scope=graph.scope(inner), reason=reason)
-
-
-def _inside(node: Node) -> Iterator[Node]:
-    for attribute in node.attribute:
-        for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-            for inner in graph.node:
-                yield inner
-                yield from _inside(inner)

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from little_graphs import node, saved
-from onnx import TensorProto, helper
-from whole_models import token_graph, written
+from onnx import ModelProto, NodeProto, TensorProto, helper
+from whole_models import HEADS, token_graph
 
 from conformance.graphs.protocol import GraphRefused
+from conformance.models.cutting import cut
+from conformance.models.mask_facts import mask_facts
+from conformance.models.recognition import is_model
 from conformance.models.site import Site
 from conformance.models.sites import find_sites
 
@@ -60,25 +65,63 @@ def test_both_exporters_give_the_same_attentions(
     assert list(map(said, newer.sites)) == list(map(said, traced.sites))
 
 
-def test_an_attention_inside_a_branch_is_listed(tmp_path: Path) -> None:
-    """What an ``If`` holds has no tensor outside that could be cut at."""
+def chosen(inner: list[NodeProto], result: str, first: int, last: int) -> ModelProto:
+    """A token graph in which an ``If`` on the number of ids holds some nodes in either branch.
+
+    They stand in the place of its own nodes from ``first`` to ``last``.
+    """
+    made = token_graph()
     branch = helper.make_graph(
-        [node("Softmax", "scores", "chosen", axis=-1)],
-        "branch",
-        [],
-        [helper.make_tensor_value_info("chosen", TensorProto.FLOAT, None)],
+        inner, "branch", [], [helper.make_tensor_value_info("chosen", TensorProto.FLOAT, None)]
     )
-    middle = [
+    nodes = list(made.graph.node)
+    nodes[first:last] = [
         node("Size", "ids", "count"),
         node("Greater", "count one", "many"),
         node("Squeeze", "many", "flag"),
-        helper.make_node("If", ["flag"], ["weights"], then_branch=branch, else_branch=branch),
+        helper.make_node("If", ["flag"], [result], then_branch=branch, else_branch=branch),
     ]
-    found = find_sites(written(tmp_path / "graph.onnx", middle))
+    made.graph.ClearField("node")
+    made.graph.node.extend(nodes)
+    return made
+
+
+def test_a_softmax_alone_in_a_branch_is_listed(tmp_path: Path) -> None:
+    """The products outside of it have tensors that it has not."""
+    made = chosen([node("Softmax", "scores", "chosen", axis=-1)], "weights", 11, 13)
+    found = find_sites(saved(made, tmp_path / "graph.onnx"))
     assert not found.sites
-    assert {entry.reason.split(" node")[0] for entry in found.uncut} == {
-        "it lies inside a graph of the If"
+    assert {entry.reason for entry in found.uncut} == {
+        "it lies inside a graph of a node, its products do not"
     }
+
+
+def test_an_attention_inside_a_branch_is_cut_out(tmp_path: Path) -> None:
+    """In each of both branches, from the heads that come from outside to its answer."""
+    inner = [
+        node("MatMul", "query key", "scores"),
+        node("Mul", "scores half", "scaled"),
+        node("Where", "allowed scaled low", "seen"),
+        node("Softmax", "seen", "weights", axis=-1),
+        node("MatMul", "weights value", "chosen"),
+    ]
+    made = chosen(inner, "mixed", 10, 14)
+    found = find_sites(saved(made, tmp_path / "graph.onnx"))
+    assert not found.uncut
+    assert is_model(found.graph)
+    first, second = found.sites
+    assert cut(found.graph, first).digest == cut(found.graph, second).digest
+    assert (first.heads, first.scale) == (HEADS, 0.5)
+    facts = mask_facts(found)
+    assert facts[1].inputs == ("allowed",)
+    heads = np.random.default_rng(0).standard_normal((3, 2, HEADS, 3, 4)).astype(np.float32)
+    feeds = dict(zip(("query", "key", "value"), heads, strict=True))
+    keep = np.tri(3, dtype=bool)[None, None].repeat(2, 0)
+    session = onnxruntime.InferenceSession(cut(found.graph, first).model.SerializeToString())
+    (answer,) = session.run(["output"], {**feeds, "mask": keep})
+    scores = np.where(keep, heads[0] @ heads[1].swapaxes(-1, -2) / 2, -np.inf)
+    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    np.testing.assert_allclose(answer, weights @ heads[2], atol=1e-5)
 
 
 def test_the_softmax_of_a_classifier_is_no_attention(tmp_path: Path) -> None:
