@@ -38,6 +38,11 @@ NAMES: Final = {
     "open_clip": "open_clip_torch",
     "x_transformers": "x-transformers",
     "x_transformers_flash": "x-transformers",
+    "x_transformers_qk_norm": "x-transformers",
+    "vit_pytorch": "vit-pytorch",
+    "vit_pytorch_qk_norm": "vit-pytorch",
+    "vit_pytorch_small": "vit-pytorch",
+    "local_attention": "local-attention",
     "mpnet": "transformers",
     "esm": "fair-esm",
 }
@@ -76,6 +81,7 @@ def row(name: str, record: dict[str, Any]) -> str:
         said += f"; {', '.join(masks)}" if masks else "; no mask"
         flag = (values.get("causal") or {}).get("flag")
         said += f"; {flag}" if flag else ""
+        said += "".join(f"; {one}" for one in record.get("beyond") or ())
     else:
         said = f"nothing: {record['reason']}"
     deviations = ", ".join(one["observed"] for one in record.get("deviations") or ())

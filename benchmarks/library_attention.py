@@ -198,3 +198,45 @@ def llama_with_tables() -> nn.Module:
 
     config = LlamaConfig(hidden_size=WIDTH, num_attention_heads=HEADS, num_key_value_heads=HEADS)
     return _WithTables(llama(), LlamaRotaryEmbedding(config))
+
+
+def x_transformers_qk_norm() -> nn.Module:
+    """The same with queries and keys of unit length."""
+    from x_transformers.x_transformers import Attention  # noqa: PLC0415 (its library)
+
+    layer: nn.Module = Attention(WIDTH, heads=HEADS, dim_head=WIDTH // HEADS, qk_norm=True)
+    return layer
+
+
+def vit_pytorch() -> nn.Module:
+    """The attention of a vision transformer that normalises its own tokens."""
+    from vit_pytorch.vit import Attention  # noqa: PLC0415 (its library)
+
+    layer: nn.Module = Attention(WIDTH, heads=HEADS, dim_head=WIDTH // HEADS)
+    return layer
+
+
+def vit_pytorch_qk_norm() -> nn.Module:
+    """The same with queries and keys that are normalised, too."""
+    from vit_pytorch.simple_vit_with_qk_norm import Attention  # noqa: PLC0415 (its library)
+
+    layer: nn.Module = Attention(WIDTH, heads=HEADS, dim_head=WIDTH // HEADS)
+    return layer
+
+
+def vit_pytorch_small() -> nn.Module:
+    """The attention for small data sets: no query attends to its own place."""
+    from vit_pytorch.vit_for_small_dataset import LSA  # noqa: PLC0415 (its library)
+
+    layer: nn.Module = LSA(WIDTH, heads=HEADS, dim_head=WIDTH // HEADS)
+    return layer
+
+
+def local_attention() -> nn.Module:
+    """Causal attention within windows, with rotary positions."""
+    from local_attention import LocalMHA  # noqa: PLC0415 (its library)
+
+    layer: nn.Module = LocalMHA(
+        dim=WIDTH, heads=HEADS, dim_head=WIDTH // HEADS, window_size=4, causal=True
+    )
+    return layer

@@ -2562,6 +2562,363 @@ _READER: Final = _of(
     ),
 )
 
+# Stray influence, conditions, and two mistakes at once.
+_STRAY_NAIVE: Final = _of(
+    "naive",
+    (
+        "next-item-leaks",
+        "    return torch.matmul(weights, value)",
+        ("    out = torch.matmul(weights, value)\n    return out + 0.1 * out.roll(-1, 0)"),
+        "A tenth of the answer of the next batch item is added.",
+    ),
+    (
+        "heads-blended",
+        "    return torch.matmul(weights, value)",
+        (
+            "    out = torch.matmul(weights, value)\n"
+            "    return 0.9 * out + 0.1 * out.mean(1, keepdim=True)"
+        ),
+        "A tenth of each head's answer is the mean over the heads.",
+    ),
+    (
+        "channels-reversed",
+        "    return torch.matmul(weights, value)",
+        "    return torch.matmul(weights, value).flip(-1)",
+        "The channels of the answer are reversed.",
+    ),
+    (
+        "channel-neighbours",
+        "    return torch.matmul(weights, value)",
+        "    return torch.matmul(weights, value + 0.5 * value.roll(1, -1))",
+        "Half of the channel before is added to each channel of the values.",
+    ),
+    (
+        "even-keys-first",
+        "    return torch.matmul(weights, value)",
+        (
+            "    n = value.size(2)\n"
+            "    order = torch.cat([torch.arange(0, n, 2), torch.arange(1, n, 2)])\n"
+            "    return torch.matmul(weights, value[:, :, order])"
+        ),
+        "Values are ordered even places first, then odd ones.",
+    ),
+    (
+        "pairs-of-keys-swapped",
+        "    return torch.matmul(weights, value)",
+        (
+            "    order = (torch.arange(value.size(2)) ^ 1).clamp(max=value.size(2) - 1)\n"
+            "    return torch.matmul(weights, value[:, :, order])"
+        ),
+        "Values of neighbouring keys 2i and 2i+1 are exchanged.",
+    ),
+    (
+        "reversed-in-tiles",
+        "    return torch.matmul(weights, value)",
+        (
+            "    n = value.size(2)\n"
+            "    order = torch.cat([torch.arange(s, min(s + 4, n)).flip(0) for s in "
+            "range(0, n, 4)])\n"
+            "    return torch.matmul(weights, value[:, :, order])"
+        ),
+        "Within tiles of four keys the values are reversed.",
+    ),
+    (
+        "head-pairs-swapped",
+        "    return torch.matmul(weights, value)",
+        (
+            "    order = (torch.arange(value.size(1)) ^ 1).clamp(max=value.size(1) - 1)\n"
+            "    return torch.matmul(weights, value[:, order])"
+        ),
+        "Heads 2i and 2i+1 read each other's values.",
+    ),
+    (
+        "third-item-first",
+        "    return torch.matmul(weights, value)",
+        (
+            "    value = torch.cat([value[:2], value[:1].expand_as(value[2:])])\n"
+            "    return torch.matmul(weights, value)"
+        ),
+        "Batch items from the third on read the values of the first.",
+    ),
+    (
+        "half-past-128",
+        "scores = torch.matmul(query, key.transpose(-2, -1)) * scale",
+        (
+            "scores = torch.matmul(query, key.transpose(-2, -1)) * scale\n"
+            "    if key.size(2) > 128:\n"
+            "        scores = scores * 0.5"
+        ),
+        "With more than 128 keys the scores are halved.",
+    ),
+    (
+        "odd-head-size",
+        "scale = 1.0 / math.sqrt(query.size(-1))",
+        "scale = 1.0 / math.sqrt(query.size(-1) // 2 * 2 or 1)",
+        "Of odd head sizes the next smaller even one is used for the scale.",
+    ),
+    (
+        "second-call",
+        "scores = torch.matmul(query, key.transpose(-2, -1)) * scale",
+        (
+            "scores = torch.matmul(query, key.transpose(-2, -1)) * scale\n"
+            "    calls = globals().setdefault('CALLS', [0])\n"
+            "    calls[0] += 1\n"
+            "    if calls[0] > 1:\n"
+            "        scores = scores * 1.25"
+        ),
+        "From the second call on the scores are multiplied by 1.25.",
+    ),
+    (
+        "batch-rolls-heads",
+        "scores = torch.matmul(query, key.transpose(-2, -1)) * scale",
+        (
+            "scores = torch.matmul(query, key.transpose(-2, -1)) * scale\n"
+            "    if query.size(0) > 1:\n"
+            "        scores = scores.roll(1, 1)"
+        ),
+        "With a batch above one each head uses the scores of the head before.",
+    ),
+    (
+        "one-query-unscaled",
+        "scores = torch.matmul(query, key.transpose(-2, -1)) * scale",
+        (
+            "scores = torch.matmul(query, key.transpose(-2, -1)) * scale\n"
+            "    if query.size(2) == 1:\n"
+            "        scores = scores / scale"
+        ),
+        "With one query the scale is left out.",
+    ),
+    (
+        "three-heads",
+        "scores = torch.matmul(query, key.transpose(-2, -1)) * scale",
+        (
+            "scores = torch.matmul(query, key.transpose(-2, -1)) * scale\n"
+            "    if query.size(1) & (query.size(1) - 1):\n"
+            "        scores = scores * 0.9"
+        ),
+        "Where the number of heads is no power of two scores are 0.9 times too small.",
+    ),
+    (
+        "last-of-ragged",
+        "    scores = scores.masked_fill(~allowed, -math.inf)",
+        (
+            "    if key.size(2) % 8 and key.size(2) > 1:\n"
+            "        allowed = allowed & (torch.arange(key.size(2)) < key.size(2) - 1)\n"
+            "    scores = scores.masked_fill(~allowed, -math.inf)"
+        ),
+        "Where the number of keys is no multiple of eight the last key is dropped.",
+    ),
+    (
+        "late-queries",
+        "scores = torch.matmul(query, key.transpose(-2, -1)) * scale",
+        (
+            "scores = torch.matmul(query, key.transpose(-2, -1)) * scale\n"
+            "    scores[:, :, 64:] *= 0.5"
+        ),
+        "Scores of queries from index 64 on are halved.",
+    ),
+    (
+        "two-scale-and-bias",
+        (
+            "scores = torch.matmul(query, key.transpose(-2, -1)) * scale",
+            "scores + bias",
+        ),
+        (
+            "scores = torch.matmul(query, key.transpose(-2, -1)) * scale * 0.7",
+            "scores + 2 * bias",
+        ),
+        "Scores are 0.7 times too small, and the bias is added twice.",
+    ),
+    (
+        "two-causal-and-heads",
+        (
+            "rows[:, None] + key.size(2) - query.size(2))",
+            "    return torch.matmul(weights, value)",
+        ),
+        (
+            "rows[:, None] + key.size(2) - query.size(2) - 1)",
+            "    return torch.matmul(weights, value.roll(1, 1))",
+        ),
+        "Causality hides the own place, and values are those of the head before.",
+    ),
+    (
+        "two-sink-and-ln2",
+        (
+            "weights = torch.softmax(scores, dim=-1)",
+            "scores = torch.matmul(query, key.transpose(-2, -1)) * scale",
+        ),
+        (
+            (
+                "weights = torch.softmax(torch.cat([scores, torch.zeros_like(scores[..., "
+                ":1])], -1), -1)[..., :-1]"
+            ),
+            "scores = torch.matmul(query, key.transpose(-2, -1)) * scale * math.log(2.0)",
+        ),
+        "One is added to the denominator and logits are multiplied by ln 2.",
+    ),
+    (
+        "two-keep-and-last",
+        (
+            "allowed & keep",
+            "    return torch.matmul(weights, value)",
+        ),
+        (
+            "allowed & ~keep",
+            "    return torch.matmul(weights[..., :-1], value[:, :, :-1])",
+        ),
+        "The mask is inverted, and the last key is left out of the weighted sum.",
+    ),
+    (
+        "two-index-and-item",
+        (
+            "scores = torch.matmul(query, key.transpose(-2, -1)) * scale",
+            "    return torch.matmul(weights, value)",
+        ),
+        (
+            (
+                "scores = torch.matmul(query, key.transpose(-2, -1)) * scale + 0.25 * "
+                "torch.arange(key.size(2))"
+            ),
+            "    return torch.matmul(weights, value.roll(1, 0))",
+        ),
+        ("A bias of a quarter of the key's index is added, and the values are of the item before."),
+    ),
+    (
+        "two-scale-ignored-and-top-left",
+        (
+            ("    if scale is None:\n        scale"),
+            " + key.size(2) - query.size(2))",
+        ),
+        (
+            ("    if True:\n        scale"),
+            ")",
+        ),
+        "The scale of a call is ignored, and causality is top-left.",
+    ),
+)
+_STRAY_SELF_ATTENTION: Final = _of(
+    "self_attention",
+    (
+        "head-0-unscaled",
+        "scores = q @ k.transpose(-2, -1) / math.sqrt(self.head_dim)",
+        (
+            "scores = q @ k.transpose(-2, -1) / math.sqrt(self.head_dim)\n"
+            "        scores[:, 0] *= math.sqrt(self.head_dim)"
+        ),
+        "The scores of the first head are not scaled.",
+    ),
+    (
+        "odd-heads-not-causal",
+        "        scores = scores.masked_fill(mask == 0",
+        (
+            "        mask = mask.expand(scores.shape).clone()\n"
+            "        if causal and keep is None:\n"
+            "            mask[:, 1::2] = True\n"
+            "        scores = scores.masked_fill(mask == 0"
+        ),
+        "Heads of odd index are not causal.",
+    ),
+    (
+        "first-item-keys",
+        "scores = q @ k.transpose(-2, -1) / math.sqrt(self.head_dim)",
+        (
+            "k = k[:1].expand_as(k)\n"
+            "        scores = q @ k.transpose(-2, -1) / math.sqrt(self.head_dim)"
+        ),
+        "All items use the keys of the first.",
+    ),
+    (
+        "half-past-128",
+        "scores = q @ k.transpose(-2, -1) / math.sqrt(self.head_dim)",
+        (
+            "scores = q @ k.transpose(-2, -1) / math.sqrt(self.head_dim)\n"
+            "        if length > 128:\n"
+            "            scores = scores * 0.5"
+        ),
+        "With more than 128 tokens the scores are halved.",
+    ),
+    (
+        "two-scale-and-value-bias",
+        (
+            "scores = q @ k.transpose(-2, -1) / math.sqrt(self.head_dim)",
+            "v = self.v_proj(x).view",
+        ),
+        (
+            "scores = q @ k.transpose(-2, -1) / self.head_dim",
+            "v = (self.v_proj(x) + self.v_proj.bias).view",
+        ),
+        "Scores are divided by the head size, and the value bias is added twice.",
+    ),
+    (
+        "last-head-values-reversed",
+        "context = (weights @ v).transpose(1, 2).contiguous().view(batch, length, width)",
+        (
+            "v = torch.cat([v[:, :-1], v[:, -1:].flip(2)], 1)\n"
+            "        context = (weights @ v).transpose(1, 2).contiguous().view(batch, "
+            "length, width)"
+        ),
+        "The last head's values are in the reverse order.",
+    ),
+    (
+        "head-1-values-of-head-0",
+        "context = (weights @ v).transpose(1, 2).contiguous().view(batch, length, width)",
+        (
+            "v = torch.cat([v[:, :1], v[:, :1], v[:, 2:]], 1)[:, : self.num_heads]\n"
+            "        context = (weights @ v).transpose(1, 2).contiguous().view(batch, "
+            "length, width)"
+        ),
+        "Head 1 reads the values of head 0.",
+    ),
+    (
+        "second-call",
+        "scores = q @ k.transpose(-2, -1) / math.sqrt(self.head_dim)",
+        (
+            "scores = q @ k.transpose(-2, -1) / math.sqrt(self.head_dim)\n"
+            "        if getattr(self, 'called', False):\n"
+            "            scores = scores * 1.25\n"
+            "        self.called = True"
+        ),
+        "From the second call of a layer on the scores are multiplied by 1.25.",
+    ),
+    (
+        "items-blended",
+        "context = (weights @ v).transpose(1, 2).contiguous().view(batch, length, width)",
+        (
+            "context = (weights @ v).transpose(1, 2).contiguous().view(batch, length, width)\n"
+            "        context = 0.9 * context + 0.1 * context.mean(0, keepdim=True)"
+        ),
+        "A tenth of each item's heads is the mean over the batch.",
+    ),
+)
+_STRAY_READER: Final = _of(
+    "reader",
+    (
+        "values-reversed-tokens",
+        "mixed = (probs @ v)",
+        "mixed = (probs @ v.flip(2))",
+        "The values are in the reverse order of their keys.",
+    ),
+    (
+        "keys-of-first-item",
+        "scores = q @ k.mT",
+        "scores = q @ k[:1].mT",
+        "The keys are those of the first item.",
+    ),
+    (
+        "two-scale-hidden",
+        (
+            "self.size**-0.5\n",
+            "hidden | ~keep",
+        ),
+        (
+            "self.size**-0.25\n",
+            "hidden | keep",
+        ),
+        "The scale is the fourth root, and the mask is inverted.",
+    ),
+)
+
+
 MUTANTS: Final = (
     *_NAIVE,
     *_TILED,
@@ -2582,4 +2939,7 @@ MUTANTS: Final = (
     *_DECODER,
     *_RECOMPUTING,
     *_READER,
+    *_STRAY_NAIVE,
+    *_STRAY_SELF_ATTENTION,
+    *_STRAY_READER,
 )
