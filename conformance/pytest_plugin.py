@@ -110,6 +110,22 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
     return outcome
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Iterator[pytest.TestReport | None]:
+    """Show a clause that failed by its cause alone: pytest writes its exception's name before it.
+
+    The short summary has one line a failure, and little room in it.
+    """
+    report: pytest.TestReport = yield  # type: ignore[assignment, misc]
+    error = None if call.excinfo is None else call.excinfo.value
+    ours = isinstance(item, pytest.Function) and _case_of(item) is not None
+    if ours and report.failed and isinstance(error, pytest.fail.Exception) and not error.pytrace:
+        report.longrepr = str(error)
+    return report
+
+
 def _case_of(item: pytest.Function) -> Any:
     if getattr(item.function, MARKER, None) is None:
         return None

@@ -274,7 +274,7 @@ def _parts(record: Record) -> Iterator[Any]:
     for candidate in record["candidates"]:
         name, verdict = str(candidate["name"]), str(candidate["verdict"])
         word = Text(verdict, style=_STYLES[html_words.verdict(verdict)[0]])
-        reason = str(candidate["verdict_reason"])
+        reason = wording.reason_with_causes(candidate)
         below = [Text(name, style="bold"), indented(Text.assemble(word, ": ", reason), 2)]
         rows.append(((name, word, reason), below))
     yield fitting(("candidate", "verdict", "reason"), rows)
@@ -313,7 +313,11 @@ def _lines(record: Record) -> Iterator[str]:
     for note in filter(None, (not_run_everywhere(clauses), *notes(record))):
         yield f"{escaped(note)}\n"
     verdicts = [
-        row(_name(entry["name"]), escaped(entry["verdict"]), escaped(entry["verdict_reason"]))
+        row(
+            _name(entry["name"]),
+            escaped(entry["verdict"]),
+            escaped(wording.reason_with_causes(entry)),
+        )
         for entry in candidates
     ]
     yield table(("candidate", "verdict", "reason"), verdicts) + "\n"

@@ -400,6 +400,7 @@ def _header(record: Record) -> dict[str, Any]:
         "record": record,
         "overall": total,
         "verdict_reason": wording.verdict_reason,
+        "reason_with_causes": wording.reason_with_causes,
         "site": wording.site,
         "notes": [note for note in notes(record) if note != total.reason],
         "summaries": summaries,

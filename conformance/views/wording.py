@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ..base.mistake import UNKNOWN
-from ..base.printable_text import printable
+from ..base.printable_text import few, printable
 
 Record = Mapping[str, Any]
 
@@ -316,6 +316,13 @@ def verdict_reason(candidate: Record) -> str:
     )
     many = sum(cause["level"] == "MUST" for cause in causes(candidate))
     return f"{several} failed" + (f", for {counted(many, 'cause')}" if many else "")
+
+
+def reason_with_causes(candidate: Record) -> str:
+    """The reason for a verdict with the names of the causes, for a cell of a table."""
+    names = [str(cause["name"]) for cause in causes(candidate) if cause["level"] == "MUST"]
+    named = f": {few(names)}" if names and candidate.get("verdict") == "fails" else ""
+    return f"{verdict_reason(candidate)}{named}"
 
 
 def site(candidate: Record) -> str:

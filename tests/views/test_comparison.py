@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from records import result
 from rendered import Reading, rendered
-from view_records import EVERY, NASTY, RECORDS, candidate, of, record
+from view_records import EVERY, FAILED, NASTY, RECORDS, candidate, of, record
 
 from conformance.session.comparing import ComparedRecord, joined
 from conformance.views.comparison import circumstances, compared, conventions, sources, value_words
@@ -180,3 +180,14 @@ def test_every_record_can_be_compared(view: Any, name: str) -> None:
         tags = (Reading(text) if view.name == "html" else rendered(text)).tags
         assert tags.count("script") == (view.name == "html")
         assert "\x1b" not in text
+
+
+def test_each_candidate_has_its_causes() -> None:
+    """Beside other candidates a failing one is known by its mistake, not by a list of clauses."""
+    both = record(candidate([FAILED], "wrong"), candidate([result()], "right"))
+    said = "1 of 1 MUST clause failed, for 1 cause: scale-missing"
+    file = StringIO()
+    show(both, file)
+    assert said in " ".join(file.getvalue().split())
+    assert said in " ".join(render_markdown(both).replace("\\\\", "").split())
+    assert said in render_html(both)

@@ -22,6 +22,16 @@ def test_it_is_quiet_and_fits(opener: Opener) -> None:
         assert opened.overflow == 0
 
 
+def test_clauses_can_be_read_on_a_phone(opener: Opener) -> None:
+    """However many candidates stand beside each other, the names of clauses have their room."""
+    four = record(*(candidate(EVERY if n % 2 else [], f"candidate-{n}") for n in range(4)))
+    page = opener(render_html(four), size=PHONE).page
+    widths = [cell.bounding_box() for cell in page.locator("table.side th[scope=row]").all()]
+    shown = [box["width"] for box in widths if box and box["width"]]  # not in closed details
+    assert shown
+    assert min(shown) > 100
+
+
 def test_differences_are_marked_without_colour(opener: Opener) -> None:
     """What another candidate declares otherwise has a sign, and a word for screen readers."""
     report = record(
