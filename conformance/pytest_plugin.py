@@ -6,7 +6,7 @@ what needs torch is imported when a candidate is collected.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -113,12 +113,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
-) -> Iterator[pytest.TestReport | None]:
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Show a clause that failed by its cause alone: pytest writes its exception's name before it.
 
     The short summary has one line a failure, and little room in it.
     """
-    report: pytest.TestReport = yield  # type: ignore[assignment, misc]
+    report = yield
     error = None if call.excinfo is None else call.excinfo.value
     ours = isinstance(item, pytest.Function) and _case_of(item) is not None
     if ours and report.failed and isinstance(error, pytest.fail.Exception) and not error.pytrace:
