@@ -64,7 +64,7 @@ def json_option(text: str) -> Decorator:
     return file_option("--json", "json_path", help=text)
 
 
-class Number(click.FloatRange):
+class NumberRange(click.FloatRange):
     """A number in a range: click takes NaN for one, which no limit holds."""
 
     def convert(
@@ -81,7 +81,7 @@ def timeout_option(text: str) -> Decorator:
     """``--timeout SECONDS``: how long a candidate may give no answer."""
     return click.option(
         "--timeout",
-        type=Number(min=0, min_open=True),
+        type=NumberRange(min=0, min_open=True),
         default=30.0,
         show_default=True,
         metavar="SECONDS",

@@ -22,7 +22,7 @@ from ._options import (
     SKIP,
     STRICT,
     UNCHECKED,
-    Number,
+    NumberRange,
     expected_failures_option,
     file_option,
     json_option,
@@ -149,7 +149,7 @@ def _run(options: RunOptions, expected: Path | None, *, strict: bool, timeout: f
 @click.argument("new", type=click.Path(path_type=Path), metavar="NEW.json")
 @click.option(
     "--margin-ratio",
-    type=Number(min=1, min_open=True),
+    type=NumberRange(min=1, min_open=True),
     default=2.0,
     show_default=True,
     metavar="R",

@@ -50,7 +50,8 @@ ROUNDED_SHORT: Final = ("float32", "float64")
 
 def scale_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
     """The scale as the mistake, with its relative error, if it explains every wrong answer."""
-    wrong, right = [], []
+    wrong: list[tuple[Inputs, Tensor]] = []
+    right: list[tuple[Inputs, Tensor]] = []
     for pair in observed:
         (right if _agrees(subject, *pair) else wrong).append(pair)
     known = _scale_errors(subject, wrong)

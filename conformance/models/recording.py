@@ -182,7 +182,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 @dataclass(kw_only=True, eq=False)
-class Recording:
+class ModuleRecording:
     """The calls of one forward pass in order, every tensor in it, and what the module returned."""
 
     calls: list[Call] = field(default_factory=list)
@@ -198,7 +198,7 @@ class Recording:
         return found
 
 
-def record(module: nn.Module, arguments: Mapping[str, Any]) -> Recording:
+def record(module: nn.Module, arguments: Mapping[str, Any]) -> ModuleRecording:
     """Run a module once with keywords, and record it; raises whatever the module raises."""
     recorder = _Recorder(module, arguments)
     with torch.no_grad(), recorder.watching_modules(module), recorder:
@@ -212,7 +212,7 @@ class _Recorder(TorchFunctionMode):
 
     def __init__(self, module: nn.Module, arguments: Mapping[str, Any]) -> None:
         super().__init__()
-        self.recording = Recording()
+        self.recording = ModuleRecording()
         self._known: dict[int, int] = {}
         self._stored: dict[int, set[int]] = {}
         self._kept: list[Tensor] = []

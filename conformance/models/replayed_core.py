@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..adapters.graph_forward import FORMS, arrange, axes_shape, mask_fits, nothing_hidden, restore
 from ..graphs.weights.wiring import UnreadableError
-from .recording import Call, Recording, Ref, Size, mapped, size_at
+from .recording import Call, ModuleRecording, Ref, Size, mapped, size_at
 from .site import is_standard
 from .torch_sites import KERNEL, PARTS, TorchMask, TorchSite
 
@@ -33,7 +33,7 @@ class ReplayedCore:
     were read off tensors are those of the new ones.
     """
 
-    def __init__(self, recording: Recording, site: TorchSite) -> None:
+    def __init__(self, recording: ModuleRecording, site: TorchSite) -> None:
         self.site = site
         self._values = recording.values
         self._changes = any(call.renewed for call in site.inside)
@@ -132,7 +132,7 @@ class _Shapes(Mapping[int, Sequence[int]]):
         return len(self._made)
 
 
-def runnable(recording: Recording, site: TorchSite) -> TorchSite:
+def runnable(recording: ModuleRecording, site: TorchSite) -> TorchSite:
     """The site with what only a run shows: its sizes, its scale, its cap, its own causal rule.
 
     Raises UnreadableError where its calls do not run at other sizes.
@@ -150,7 +150,7 @@ def runnable(recording: Recording, site: TorchSite) -> TorchSite:
     raise UnreadableError(msg)
 
 
-def _readings(recording: Recording, site: TorchSite) -> Iterator[dict[int, str]]:
+def _readings(recording: ModuleRecording, site: TorchSite) -> Iterator[dict[int, str]]:
     """What the sizes may mean that were read off tensors elsewhere."""
     inside = {number for call in site.inside for number in call.results}
     inside |= {edge.number for edge in site.edges.values()}
@@ -200,11 +200,11 @@ def _drawn(site: TorchSite, dtype: torch.dtype, sizes: Mapping[str, int]) -> lis
     ]
 
 
-def _dtype(recording: Recording, site: TorchSite) -> torch.dtype:
+def _dtype(recording: ModuleRecording, site: TorchSite) -> torch.dtype:
     return recording.values[site.edges["query"].number].tensor.dtype
 
 
-def _trial(core: ReplayedCore, recording: Recording) -> str:
+def _trial(core: ReplayedCore, recording: ModuleRecording) -> str:
     """Why an attention does not run at other sizes than its own, or ""."""
     site = core.site
     inputs = _drawn(site, _dtype(recording, site), _TRIAL)
@@ -218,7 +218,7 @@ def _trial(core: ReplayedCore, recording: Recording) -> str:
     return "" if shape == wanted else f"it answers {wanted} with {shape}"
 
 
-def _read(recording: Recording, site: TorchSite) -> TorchSite:
+def _read(recording: ModuleRecording, site: TorchSite) -> TorchSite:
     """The site with its scale, its cap and its causal rule as its answers show them."""
     core = ReplayedCore(recording, site)
     dtype = _dtype(recording, site)
@@ -297,7 +297,7 @@ def _odds(core: ReplayedCore, dtype: torch.dtype, product: float) -> float:
     return math.log(weights[0] / weights[1]) if min(weights) > 0 else math.nan
 
 
-def _numbers(recording: Recording, site: TorchSite) -> list[float]:
+def _numbers(recording: ModuleRecording, site: TorchSite) -> list[float]:
     """The numbers in the code of an attention."""
     found: list[float] = []
 
@@ -325,7 +325,7 @@ def _products(numbers: Sequence[float]) -> list[float]:
     return sorted(result, key=lambda value: abs(math.log(abs(value))))
 
 
-def digest(recording: Recording, site: TorchSite) -> str:
+def digest(recording: ModuleRecording, site: TorchSite) -> str:
     """The same for all attentions of a module that are the same but for weights and names."""
     names: dict[int, str] = {edge.number: part for part, edge in site.edges.items()}
     names |= {mask.number: f"mask {at}" for at, mask in enumerate(site.masks)}

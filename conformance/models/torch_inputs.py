@@ -20,7 +20,7 @@ from ..errors import UsageError
 from ..graphs.protocol import Array
 from ..graphs.reading import MODEL_ROLES
 from .model_inputs import ModelInput, UnknownInputError, sequences_of
-from .recording import Recording, record, tensors_in
+from .recording import ModuleRecording, record, tensors_in
 
 # Optional parameters that are given: they are masks, positions and what a model needs to answer.
 _OPTIONAL: Final = frozenset(
@@ -122,7 +122,7 @@ def named_answers(answer: Any) -> Iterator[tuple[str, Tensor]]:
 
 def torch_calling(
     module: nn.Module, declared: Mapping[str, Mapping[str, Any]]
-) -> tuple[TorchCalling, Recording]:
+) -> tuple[TorchCalling, ModuleRecording]:
     """How a module is called, and one such call.
 
     Raises UnknownInputError where nothing says what a parameter is, UsageError for a declaration
@@ -142,7 +142,7 @@ def torch_calling(
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     batch_first = all(getattr(part, "batch_first", True) for part in module.modules())
     orders, refusal = (False,) if batch_first else (False, True), ""
-    without_effect: tuple[TorchCalling, Recording] | None = None
+    without_effect: tuple[TorchCalling, ModuleRecording] | None = None
     for optional in _subsets([p for p in wanted if not _is_required(p, declared)]):
         taken = [p.name for p in wanted if _is_required(p, declared) or p in optional]
         meanings = [_meanings(module, name, declared.get(name, {})) for name in taken]
@@ -333,7 +333,9 @@ def _answers(name: str) -> bool:
     return name.lower().startswith(("decoder", "tgt", "target"))
 
 
-def _tried(module: nn.Module, calling: TorchCalling, length: int) -> tuple[Recording | None, str]:
+def _tried(
+    module: nn.Module, calling: TorchCalling, length: int
+) -> tuple[ModuleRecording | None, str]:
     """A recorded call with inputs of these meanings, or why it is not answered."""
     generator = np.random.default_rng(0)
     feeds = {e.name: e.drawn(_BATCH, length, None, generator) for e in calling.inputs}
@@ -347,7 +349,7 @@ def _tried(module: nn.Module, calling: TorchCalling, length: int) -> tuple[Recor
     return recording, ""
 
 
-def _chooses(made: Recording, calling: TorchCalling) -> bool:
+def _chooses(made: ModuleRecording, calling: TorchCalling) -> bool:
     """Whether everything that is called ids chooses rows of a table."""
     return all(
         entry.name.lower().endswith("ids") or _tables(made, entry.name)
@@ -388,9 +390,9 @@ def _answers_to(
 def _completed(
     module: nn.Module,
     calling: TorchCalling,
-    made: Recording,
+    made: ModuleRecording,
     declared: Mapping[str, Mapping[str, Any]],
-) -> tuple[TorchCalling, Recording]:
+) -> tuple[TorchCalling, ModuleRecording]:
     """The calling with its vocabularies and the order of its axes."""
     inputs = []
     for entry in calling.inputs:
@@ -421,12 +423,12 @@ def _ordinary(module: nn.Module, count: int) -> int:
     return count
 
 
-def _vocabulary(recording: Recording, name: str) -> int:
+def _vocabulary(recording: ModuleRecording, name: str) -> int:
     """How many ids there are: the rows of the smallest table that they choose from."""
     return min(_tables(recording, name), default=2)
 
 
-def _tables(recording: Recording, name: str) -> list[int]:
+def _tables(recording: ModuleRecording, name: str) -> list[int]:
     """The rows of each table that an input chooses from."""
     rows = []
     for call in recording.calls:

@@ -25,7 +25,7 @@ from .candidates import model_of_file, promised_semantics, whole_candidate
 from .in_place import HIDES, Activations, as_heads, assembled
 from .mask_facts import rule_of
 from .model_inputs import UnknownInputError
-from .recording import Recording, record
+from .recording import ModuleRecording, record
 from .replayed_core import ReplayedCore, digest, runnable
 from .torch_inputs import TorchCalling, as_array, source_calling, torch_calling
 from .torch_sites import (
@@ -48,7 +48,7 @@ class TorchEngine:
         self.module, self.calling, self.shown = module, calling, shown
         self.quantised = self.rounds_to_integers = False
         self.sites: tuple[TorchSite, ...] = ()
-        self.recording = Recording()
+        self.recording = ModuleRecording()
         self._weights: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def run(
@@ -89,10 +89,10 @@ class TorchEngine:
         tensors = (*self.module.parameters(), *self.module.buffers())
         return frozenset(int(size) for tensor in tensors for size in tensor.shape)
 
-    def _recorded(self, feeds: Mapping[str, Array]) -> Recording:
+    def _recorded(self, feeds: Mapping[str, Array]) -> ModuleRecording:
         return record(self.module, self.calling.arguments(feeds))
 
-    def _placed(self, recording: Recording) -> Iterator[TorchSite]:
+    def _placed(self, recording: ModuleRecording) -> Iterator[TorchSite]:
         """The attentions of a call, each with the index that it has in the model."""
         every, _ = find_torch_sites(recording)
         waiting: dict[str, list[TorchSite]] = {}
@@ -200,7 +200,7 @@ def _refusing() -> Iterator[None]:
         raise GraphRefused(" ".join(f"{type(error).__name__}: {error}".split())) from error
 
 
-def torch_activations(recording: Recording, site: TorchSite) -> Activations | None:
+def torch_activations(recording: ModuleRecording, site: TorchSite) -> Activations | None:
     """An attention in its place; None where it cannot be put in order, or is in bfloat16."""
     values = recording.values
     tensors = {part: values[site.edges[part].number].tensor for part in PARTS}
@@ -299,7 +299,7 @@ def _smallest(model: WholeModel) -> tuple[int, ...]:
     return (min(model.taken.get("batch", (2,))),)
 
 
-def _rule(plain: Recording, site: TorchSite) -> tuple[bool | None, int | None]:
+def _rule(plain: ModuleRecording, site: TorchSite) -> tuple[bool | None, int | None]:
     """Whether an attention hides later keys where the caller hides nothing, and in which window."""
     if site.causal or site.alignment:
         return True, None
@@ -314,7 +314,7 @@ def _rule(plain: Recording, site: TorchSite) -> tuple[bool | None, int | None]:
 
 
 def _entry(
-    recording: Recording,
+    recording: ModuleRecording,
     site: TorchSite,
     digests: Mapping[int, str],
     rule: tuple[bool | None, int | None],

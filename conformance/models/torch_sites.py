@@ -13,7 +13,7 @@ from ..adapters.graph_forward import spelled
 from ..graphs.weights.wiring import UnreadableError
 from .model_inputs import ModelInput
 from .operands import MaskInput
-from .recording import Call, Recording, Ref, Value
+from .recording import Call, ModuleRecording, Ref, Value
 from .torch_edges import CASTS, Edges, Product, TorchEdge, kinds_of, leading, shown_call
 
 KERNEL: Final = "scaled_dot_product_attention"
@@ -88,13 +88,13 @@ class TorchUncut:
     reason: str
 
 
-def find_torch_sites(recording: Recording) -> tuple[list[TorchSite], list[TorchUncut]]:
+def find_torch_sites(recording: ModuleRecording) -> tuple[list[TorchSite], list[TorchUncut]]:
     """The attentions of a forward pass, in order, and what looks like one."""
     return _Finder(recording).find()
 
 
 class _Finder:
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: ModuleRecording) -> None:
         self._values, self._calls = recording.values, recording.calls
         self._readers = recording.readers()
         self._edges = Edges(self._values)
@@ -435,7 +435,7 @@ _MODULES_THAT_BEND: Final = frozenset("GELU ReLU SiLU Tanh Sigmoid ELU Mish Leak
 
 
 def is_torch_model(
-    recording: Recording,
+    recording: ModuleRecording,
     sites: Sequence[TorchSite],
     uncut: Sequence[TorchUncut],
     inputs: Sequence[ModelInput],
@@ -455,7 +455,7 @@ def is_torch_model(
     return bool(before & above) or _is_layer(recording, last)
 
 
-def _above(recording: Recording, numbers: Sequence[int]) -> set[int]:
+def _above(recording: ModuleRecording, numbers: Sequence[int]) -> set[int]:
     """The values that some are computed from, and themselves."""
     waiting, visited = list(numbers), set(numbers)
     while waiting:
@@ -468,7 +468,7 @@ def _above(recording: Recording, numbers: Sequence[int]) -> set[int]:
     return visited
 
 
-def _is_layer(recording: Recording, site: TorchSite) -> bool:
+def _is_layer(recording: ModuleRecording, site: TorchSite) -> bool:
     """Whether an attention stands between what makes a layer of a model of it."""
     below = {site.output_value}
     names: set[str] = set()

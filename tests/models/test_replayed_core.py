@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from conformance.graphs.weights.wiring import UnreadableError
-from conformance.models.recording import Recording, record
+from conformance.models.recording import ModuleRecording, record
 from conformance.models.replayed_core import ReplayedCore, digest, runnable
 from conformance.models.torch_sites import TorchSite, find_torch_sites
 
@@ -35,7 +35,7 @@ class Projected(nn.Module):
         return x
 
 
-def read(*functions: Attend) -> tuple[Recording, list[TorchSite]]:
+def read(*functions: Attend) -> tuple[ModuleRecording, list[TorchSite]]:
     torch.manual_seed(0)
     made = record(Projected(*functions).eval(), {"x": torch.randn(BATCH, LENGTH, 8)})
     sites, _ = find_torch_sites(made)

@@ -127,13 +127,14 @@ def learned_besides(caller: Caller) -> list[str]:
     if not isinstance(built, nn.Module) or not isinstance(plain, Observation) or not caller.draws:
         return []
     before = {name: own.detach().clone() for name, own in built.named_parameters()}
-    drawn_anew = dict(caller.prepare(inputs.geometry, other.weights).named_parameters())
+    anew: Any = caller.prepare(inputs.geometry, other.weights)
+    drawn_anew = dict(anew.named_parameters())
     projections = {
         name for name, own in before.items() if not torch.equal(own, drawn_anew[name].detach())
     }
 
     def changes(name: str) -> bool:
-        module = caller.prepare(inputs.geometry, inputs.weights)
+        module: Any = caller.prepare(inputs.geometry, inputs.weights)
         own = dict(module.named_parameters())[name]
         generator = torch.Generator().manual_seed(len(name))
         with torch.no_grad():
