@@ -33,6 +33,9 @@ from candidates.models.catalogue import encoder
 from conformance.graphs.process import GraphProcess, Setting
 
 EXPORTERS: Final = ("traced 18", "dynamo 20", "dynamo 23")
+# The module itself, attending in the library's own code or by torch's function.
+MODULES: Final = ("torch eager", "torch sdpa")
+WAYS: Final = (*EXPORTERS, *MODULES)
 HEADINGS: Final = (
     "architecture",
     "exporter",
@@ -76,13 +79,13 @@ class Architecture:
     inputs: Sequence[str] = _TEXT
     cached: bool = False
 
-    def made(self) -> nn.Module:
-        """The model with random weights, in evaluation mode."""
+    def made(self, **how: str) -> nn.Module:
+        """The model with random weights, in evaluation mode; raises what the library raises."""
         import transformers  # noqa: PLC0415 (what is measured goes without it)
 
         own = getattr(transformers, self.model)
         torch.manual_seed(0)
-        module: nn.Module = own(own.config_class(**self.sizes)).eval()
+        module: nn.Module = own(own.config_class(**self.sizes, **how)).eval()
         return module
 
 
@@ -236,10 +239,31 @@ def export(architecture: Architecture, exporter: str, path: Path) -> str:
     return ""
 
 
-def checked(path: Path) -> list[str]:
+_BUILDER: Final = """
+import sys
+sys.path.insert(0, {folder!r})
+from model_table import ARCHITECTURES
+
+def build():
+    return ARCHITECTURES[{name!r}].made(attn_implementation={kind!r})
+"""
+
+
+def written(name: str, way: str, path: Path) -> str:
+    """Write a file whose ``build`` makes the module; returns why that cannot be done, or ""."""
+    kind = way.split()[1]
+    try:
+        ARCHITECTURES[name].made(attn_implementation=kind)
+    except ValueError:
+        return f"the library has no variant {kind}"
+    folder = str(Path(__file__).resolve().parent)
+    path.write_text(_BUILDER.format(folder=folder, name=name, kind=kind), encoding="utf-8")
+    return ""
+
+
+def checked(target: str, record: Path) -> list[str]:
     """What the check says: the cells of the table from the third on."""
-    record = path.with_suffix(".json")
-    command = [sys.executable, "-m", "conformance", "check", str(path), "--json", str(record)]
+    command = [sys.executable, "-m", "conformance", "check", target, "--json", str(record)]
     command += ["--profile", "quick"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     if not record.is_file():
@@ -311,6 +335,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--only", nargs="*", choices=ARCHITECTURES, default=list(ARCHITECTURES))
+    parser.add_argument("--ways", nargs="*", choices=WAYS, default=list(WAYS))
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--costs", action="store_true")
     arguments = parser.parse_args()
@@ -321,11 +346,17 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="conformance-models-") as folder:
         for name in arguments.only:
-            for exporter in EXPORTERS:
-                path = Path(folder) / f"{name}-{exporter.replace(' ', '-')}.onnx"
-                refused = export(ARCHITECTURES[name], exporter, path)
-                cells = ["", "", "", "", refused] if refused else checked(path)
-                rows.append([name, exporter, *cells])
+            for way in arguments.ways:
+                path = Path(folder) / f"{name}-{way}".replace(" ", "_").replace("-", "_")
+                if way in MODULES:
+                    path = path.with_suffix(".py")
+                    refused, target = written(name, way, path), f"{path}:build"
+                else:
+                    path = path.with_suffix(".onnx")
+                    refused, target = export(ARCHITECTURES[name], way, path), str(path)
+                said = ["", "", "", "", refused]
+                cells = said if refused else checked(target, path.with_suffix(".json"))
+                rows.append([name, way, *cells])
                 print("  ".join(rows[-1]), flush=True)
     if arguments.markdown:
         lines = [HEADINGS, ["---"] * len(HEADINGS), *rows]
