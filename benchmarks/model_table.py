@@ -96,7 +96,16 @@ ARCHITECTURES: Final = {
         sizes={"vocab_size": 50, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
     ),
     "roberta": Architecture(model="RobertaModel", sizes={**_SIZES, "max_position_embeddings": 66}),
-    "deberta": Architecture(model="DebertaV2Model", sizes=_SIZES),
+    "deberta": Architecture(
+        model="DebertaV2Model",
+        sizes={
+            **_SIZES,
+            "relative_attention": True,
+            "pos_att_type": ["c2p", "p2c"],
+            "position_biased_input": False,
+            "max_relative_positions": 16,
+        },
+    ),
     "gpt2": Architecture(
         model="GPT2Model",
         sizes={"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50, "n_positions": 64},
