@@ -132,7 +132,7 @@ def _block(candidate: Record, cause: Record, number: int, width: int, *, alone: 
     fix = _labelled("fix", cut(str(cause.get("fix") or ""), _LONGEST), width)
     fix += _labelled("line", said_line(cause), width)
     clauses = list(cause["clauses"])
-    every = f"{', '.join(clauses)} ({counted(len(clauses), 'clause')})"
+    every = f"{', '.join(clauses)} ({counted(len(clauses), 'clause')}{_alone(candidate, cause)})"
     clause = failure_of(candidate, cause)
     said = len(clauses) == 1 and bool(clause) and alone  # the line of the input names it
     explains = [] if said else _labelled("explains", every, width)
@@ -148,6 +148,15 @@ def _block(candidate: Record, cause: Record, number: int, width: int, *, alone: 
     if tensors and len(shown) + len(tensors) <= MOST_OF_INPUT:
         versions.insert(0, [*name, *fix, *shown, *tensors, *explains])
     return _Block(versions=tuple(versions))
+
+
+def _alone(candidate: Record, cause: Record) -> str:
+    """``, in bfloat16 alone`` where the clauses of a cause failed in some of the dtypes."""
+    ran = [one for one in candidate["clauses"] if one["status"] != "not-applicable"]
+    failed = [one for one in ran if one["status"] == "failed" and one["id"] in cause["clauses"]]
+    places = dict.fromkeys(map(wording.where, failed))
+    several = len(set(map(wording.where, ran))) > len(places)
+    return f", in {' and '.join(places)} alone" if places and several else ""
 
 
 def _input(clause: Record) -> str:

@@ -43,6 +43,13 @@ def test_a_cause_is_told_once() -> None:
     assert set(re.findall(r"mask\.number-\d+", text)) == {f"mask.number-{n}" for n in range(14)}
 
 
+def test_a_mistake_of_one_dtype_is_said_to_be_one() -> None:
+    """Of a candidate that is right in float32, the dtype that is wrong is what to look at."""
+    wrong = [failure(f"mask.number-{n}", "scale-missing", dtype="bfloat16") for n in range(2)]
+    assert any("(2 clauses, in bfloat16 alone)" in line for line in lines([*wrong, result()]))
+    assert not any("alone" in line for line in lines(wrong))
+
+
 def test_a_passing_candidate_has_few_lines() -> None:
     """A verdict, what passed, what did not apply; with the run's own two lines that makes five."""
     shown = lines([result(margin=0.5), result("not-applicable", "mask.no-leak")])
