@@ -14,10 +14,15 @@ from onnx import NodeProto, numpy_helper
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from whole_models import HEADS, WORDS, token_graph, written
 
+from conformance._golden import golden
+from conformance.adapters.graph import GraphRequest, graph_candidate
+from conformance.base.profile import PROFILES
 from conformance.graphs.process import Array
+from conformance.graphs.sidecar import GraphDeclaration
 from conformance.models.cutting import Cut, cut
 from conformance.models.site import Site
 from conformance.models.sites import Sites, find_sites
+from conformance.running.runner import CandidateRun
 
 FEEDS = {
     "ids": np.arange(6).reshape(2, 3) % WORDS,
@@ -299,3 +304,26 @@ def test_a_tensor_that_is_key_and_value_at_once_is_two_inputs(tmp_path: Path) ->
     assert site.key.name == site.value.name == site.query.name
     expected, answer = answers(sites, site, cut(sites.graph, site), FEEDS)
     assert np.array_equal(expected, answer)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_sinks_are_judged(factor: float, tmp_path: Path) -> None:
+    """A graph whose sinks enter as they are conforms, one that multiplies them does not."""
+    made = token_graph(MIDDLES["sinks"], tensors=FEW)
+    sites = find_sites(saved(made, tmp_path / "graph.onnx"))
+    own = cut(sites.graph, sites.sites[0])
+    for each in own.model.graph.node:
+        if each.input[0] == "sinks":
+            each.input[0] = "changed"
+    own.model.graph.node.insert(0, node("Mul", "sinks factor", "changed"))
+    own.model.graph.initializer.append(tensor("factor", np.array(factor, np.float32)))
+    declared = GraphDeclaration(
+        inputs=own.inputs,
+        outputs={"output": {"role": "output", "axes": own.output_axes}},
+        promises={"semantics": golden.STANDARD.replace(scale="none")},
+    )
+    path = saved(own.model, tmp_path / "core.onnx")
+    candidate = graph_candidate(path, GraphRequest(declared=declared))
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=("sinks.golden",), explain=False)
+    (result,) = [run.run(planned) for planned in run.planned()]
+    assert result.status == ("passed" if factor == 1 else "failed")
