@@ -163,16 +163,36 @@ def precision_entry(subject: Subject, observed: Observed) -> dict[str, Any] | No
     """The loss of precision that, acted out, gives the candidate's answers; None if none does."""
     if any(_too_far(subject, *pair) for pair in observed):
         return None
-    every = [*observed, *_probed(subject)]
-    wrong = [pair for pair in every if not _agrees(subject, *pair)]
+    wrong = [pair for pair in observed if not _agrees(subject, *pair)]
+    if not _may_be_of_precision(subject, observed, wrong):
+        return None  # what brings out losses of precision is large
+    probed = list(_probed(subject))
+    every = [*observed, *probed]
+    wrong += [pair for pair in probed if not _agrees(subject, *pair)]
     if not wrong or any(output.shape != inputs.output_shape for inputs, output in wrong):
         return None
-    small = list(_small(subject))
+    small = list(_small(subject, probed))
     return (
         _coarse_entry(subject, [*every, *small])
         or _epsilon_entry(subject, wrong)
         or _loss_entry(subject, [*wrong, *small])
     )
+
+
+def _may_be_of_precision(subject: Subject, observed: Observed, wrong: Observed) -> bool:
+    """Whether some answers, the ``wrong`` ones among them, leave any loss of precision possible.
+
+    Each loss must explain them as well as what is looked at later.
+    """
+    few, telling = wrong[:FIRST_TRIED], _telling(subject, observed)
+    if len(few) < FIRST_TRIED or telling.numel() < model.FEWEST_FITTED:
+        return True
+    if _coarsest(subject, telling):
+        return True
+    if any(_any_promising(subject, few, losses) for losses in (LOSSES, EIGHT_BITS, SUMS)):
+        return True
+    elements = sum(output.numel() for _, output in wrong)
+    return elements < model.FEWEST_FITTED or _epsilon_entry(subject, wrong) is not None
 
 
 def _too_far(subject: Subject, inputs: Inputs, output: Tensor) -> bool:
@@ -305,9 +325,9 @@ def _probed(subject: Subject) -> Iterator[tuple[Inputs, Tensor]]:
                 continue
 
 
-def _small(subject: Subject) -> Iterator[tuple[Inputs, Tensor]]:
+def _small(subject: Subject, probed: Observed) -> Iterator[tuple[Inputs, Tensor]]:
     """Wrong answers where float16 loses more than TensorFloat-32: to small numbers."""
-    for inputs, _ in _probed(subject):
+    for inputs, _ in probed:
         if inputs.is_layer or inputs.mode != "separate" or subject.dtype not in ROUNDED_SHORT:
             return
         for factor in (model.SHRUNK, 1.0 / model.SHRUNK):
@@ -342,10 +362,14 @@ def _coarse_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None
     telling = _telling(subject, observed)
     if telling.numel() < model.FEWEST_FITTED:
         return None
-    for name in COARSER[subject.dtype]:
-        if bool((ROUNDINGS[name](telling) == telling).all()):
-            return _coarse(name, telling)
-    return None
+    name = _coarsest(subject, telling)
+    return _coarse(name, telling) if name else None
+
+
+def _coarsest(subject: Subject, answers: Tensor) -> str:
+    """The coarsest format, coarser than the tensors', that holds every answer; "" for none."""
+    formats = COARSER[subject.dtype]
+    return next((n for n in formats if bool((ROUNDINGS[n](answers) == answers).all())), "")
 
 
 def _telling(subject: Subject, observed: Observed) -> Tensor:

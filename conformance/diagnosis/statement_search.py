@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 from ..clauses.subject import Subject
@@ -18,7 +18,7 @@ from ..problems.problem import Problem
 from .agreement import BatteryAnswer
 from .battery import answer_to, answers_near, answers_to_pairs
 from .conditions import Condition, ScaleLimit, SizeLimit, plainness, scale_below, size_limit
-from .dissection import statements
+from .dissection import StatementReader
 from .dissection.read_numbers import roundest
 from .mistaken_answer import ActedAnswers, Combination, act, touches_any
 from .mistakes import NamedMistake, NotExpressible
@@ -65,15 +65,20 @@ class StatementSearch:
         self.mistakes = mistakes
         self.acted = acted
         self.observed = list(observed)
+        self._reader = StatementReader(subject)
         self._rounds = 0
         self._around: list[BatteryAnswer] = []
 
     def stated(self) -> list[Combination]:
-        """The shortest statement that explains every answer and is confirmed, if there is any."""
+        """A statement that explains every answer and is confirmed, if there is any.
+
+        The shortest of those that the plainest answer gives which gives one.
+        """
 
         def proposals() -> Iterator[list[Combination]]:
-            for one in self._read.explaining():
-                yield [(one,)]
+            for said in self._reader.statements(self.observed):
+                for one in self._search(said).explaining():
+                    yield [(one,)]
 
         return self._first_confirmed(proposals)
 
@@ -85,7 +90,7 @@ class StatementSearch:
             conditions = named[0].conditions if named else 0
             if conditions == 1:  # what is read cannot be plainer
                 yield self._exactly(named)
-            read = sorted(self._read.narrowed(), key=_length)
+            read = sorted(self._search(self._read()).narrowed(), key=_length)
             fewer = [one for one in read if one.conditions < conditions]
             for group in ([one] for one in fewer):
                 yield self._exactly(group)
@@ -112,10 +117,9 @@ class StatementSearch:
     def _search(self, mistakes: Sequence[NamedMistake]) -> MistakeSearch:
         return MistakeSearch(self.subject, self.observed, mistakes, self.acted)
 
-    @cached_property
-    def _read(self) -> MistakeSearch:
-        """The search among statements of what was read from the answers observed so far."""
-        return self._search(statements(self.subject, self.observed))
+    def _read(self) -> list[NamedMistake]:
+        """The statements of all that can be read from the answers observed so far."""
+        return list(chain.from_iterable(self._reader.statements(self.observed)))
 
     @cached_property
     def _unseen(self) -> list[BatteryAnswer]:
@@ -127,8 +131,7 @@ class StatementSearch:
         self.observed += [*self._unseen, *self._around]
         self._around.clear()
         self._rounds += 1
-        for name in ("_unseen", "_read"):
-            self.__dict__.pop(name, None)
+        self.__dict__.pop("_unseen", None)
 
     def _is_confirmed(self, made: Combination) -> bool:
         """Whether mistakes explain answers that nothing was learnt from."""

@@ -61,37 +61,69 @@ OF_WEIGHTS: Final = (
 OF_OPERANDS: Final = (shared_head_statements, operand_statements)
 
 
+class StatementReader:
+    """Reads what a candidate may compute instead from its wrong answers, each answer once.
+
+    With mistakes that are ``known``: what it does besides them. Each statement is a proposal that
+    holds for the answer that was read, and is to be checked on others.
+    """
+
+    def __init__(self, subject: Subject, known: Combination = ()) -> None:
+        self.subject = subject
+        self.known = known
+        self._layers = LayerReader(subject, OF_WEIGHTS, known)
+        self._said: dict[Inputs, list[NamedMistake]] = {}
+        self._fitted: dict[Inputs, list[NamedMistake]] = {}
+        self._plainest: list[NamedMistake] = []
+
+    def statements(self, observed: Sequence[BatteryAnswer]) -> Iterator[list[NamedMistake]]:
+        """What each answer that is worth reading says, the plainest first.
+
+        Right answers are passed over, and so are names that an earlier answer gave. An answer is
+        read when what it says is asked for: what the plainest says may explain all of them.
+        """
+        names: set[str] = set()
+        wrong = [one for one in observed if one.margin > 1.0]
+        of_layers = _plainest([one for one in wrong if _readable_layer(one.inputs)])
+        of_cores = _plainest([one for one in wrong if readable(one.inputs)])
+        for answer in (*sorted(of_layers, key=lambda one: _is_tiny(one.inputs)), *of_cores):
+            if answer.inputs not in self._said:
+                self._said[answer.inputs] = self._read(answer)
+            # Numbers of an answer as a whole are more exact than those that were read before.
+            new = {one.name: one for one in self._fitted.get(answer.inputs, ())}
+            for one in self._said[answer.inputs]:
+                if one.name not in names:
+                    new.setdefault(one.name, one)
+            names.update(new)
+            yield list(new.values())
+
+    def _read(self, answer: BatteryAnswer) -> list[NamedMistake]:
+        inputs = answer.inputs
+        if not inputs.is_layer:
+            reading = read(self.subject, inputs, self.known, finite=False)
+            return [] if reading is None or not _is_legible(reading) else self._of(reading)
+        said = list(self._layers.statements(inputs))
+        if inputs.geometry.key_length > MOST_KEYS_OF_LAYERS and not self.known:
+            self._fitted[inputs] = list(fitted_scales(self.subject, answer))
+        return said
+
+    def _of(self, reading: Reading) -> list[NamedMistake]:
+        """What a reading says alone, and besides what the plainest says."""
+        of_weights = [one for proposer in OF_WEIGHTS for one in proposer(reading)]
+        said = list(_of_reading(reading, of_weights))
+        if reading.explained:
+            shortest = sorted(of_weights, key=lambda one: len(one.sentence))[:MOST_REMEMBERED]
+            first = {one.name: one for one in (*self._plainest, *shortest)}
+            said += _besides(self.subject, reading, self.known, list(first.values()))
+            self._plainest = self._plainest or shortest
+        return said
+
+
 def statements(
     subject: Subject, observed: Sequence[BatteryAnswer], known: Combination = ()
 ) -> list[NamedMistake]:
-    """What a candidate may compute instead, read from some of its wrong answers.
-
-    With mistakes that are ``known``: what it does besides them.
-
-    Right ones among them are passed over. Each statement is a proposal that holds for the answer
-    that was read, and is to be checked on others.
-    """
-    proposed: dict[str, NamedMistake] = {}
-    wrong = [one for one in observed if one.margin > 1.0]
-    layers = LayerReader(subject, OF_WEIGHTS, known)
-    of_layers = _plainest([one for one in wrong if _readable_layer(one.inputs)])
-    for answer in sorted(of_layers, key=lambda one: _is_tiny(one.inputs)):
-        for one in layers.statements(answer.inputs):
-            proposed.setdefault(one.name, one)
-        if answer.inputs.geometry.key_length > MOST_KEYS_OF_LAYERS and not known:
-            proposed.update((one.name, one) for one in fitted_scales(subject, answer))
-    plainest: list[NamedMistake] = []
-    for reading in readings(subject, wrong, known):
-        of_weights = [one for proposer in OF_WEIGHTS for one in proposer(reading)]
-        shortest = sorted(of_weights, key=lambda one: len(one.sentence))[:MOST_REMEMBERED]
-        for one in _of_reading(reading, of_weights):
-            proposed.setdefault(one.name, one)
-        if reading.explained:
-            first = {one.name: one for one in (*plainest, *shortest)}
-            for one in _besides(subject, reading, known, list(first.values())):
-                proposed.setdefault(one.name, one)
-            plainest = plainest or shortest
-    return list(proposed.values())
+    """All that a :class:`StatementReader` reads from some answers."""
+    return list(chain.from_iterable(StatementReader(subject, known).statements(observed)))
 
 
 def _of_reading(reading: Reading, of_weights: Sequence[NamedMistake]) -> Iterator[NamedMistake]:
@@ -126,8 +158,13 @@ def readings(
     """Readings of wrong answers: the plainest of each range of key lengths and each condition."""
     for answer in _plainest([answer for answer in wrong if readable(answer.inputs)]):
         reading = read(subject, answer.inputs, known, finite=False)
-        if reading is not None and bool(torch.isfinite(reading.weights).all(dim=-1).any()):
+        if reading is not None and _is_legible(reading):
             yield reading
+
+
+def _is_legible(reading: Reading) -> bool:
+    """Whether some query has weights that are all numbers."""
+    return bool(torch.isfinite(reading.weights).all(dim=-1).any())
 
 
 def _readable_layer(inputs: Inputs) -> bool:
@@ -165,4 +202,4 @@ def _size(answer: BatteryAnswer) -> tuple[bool, bool, int, int]:
     )
 
 
-__all__ = ["Reading", "read", "readable", "readings", "statements"]
+__all__ = ["Reading", "StatementReader", "read", "readable", "readings", "statements"]
