@@ -23,6 +23,7 @@ from conformance.diagnosis.battery import answers_near, battery
 from conformance.diagnosis.diagnostician import Explanation
 from conformance.diagnosis.mistaken_answer import Combination, act, touches_any
 from conformance.diagnosis.mistakes import MISTAKES, NamedMistake, NotExpressible
+from conformance.diagnosis.neighbours import OWN
 from conformance.diagnosis.precision_diagnosis import scale_entry
 from conformance.diagnosis.statement_search import explains
 from conformance.oracle.oracle import Oracle, evaluate
@@ -241,6 +242,6 @@ def _unseen(subject: Subject, observed: Sequence[BatteryAnswer]) -> list[Battery
         answer
         for problem in chosen
         for answer in answers_near(
-            subject, problem.replace(seed=problem.seed + OTHER_VALUES), enlarged=False
+            subject, problem.replace(seed=problem.seed + OTHER_VALUES), (OWN,)
         )
     ]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cache, partial
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial
 from itertools import chain
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ from ..problems.pool import with_other_values
 from ..problems.problem import MaskPlan, Problem
 from ..problems.space import Space
 from .agreement import BatteryAnswer
-from .neighbours import neighbours
+from .neighbours import REACH, neighbours
 
 # In the order of Geometry's fields: batch, heads, key/value heads, lengths of query and key, head
 # size, value head size, widths of query, key, value and output.
@@ -49,11 +49,16 @@ _PAST: Final = 3
 # Cached keys of a layer that attends to itself: as many at most.
 _CACHED_IN_SELF: Final = 3
 _WINDOWS: Final = ((1, 2), (2, -1), (-1, 1), (1, 0))
+# Problems of the battery besides the first ones from which on it is long.
+MANY: Final = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatteryEntry:
-    """One problem of the battery, before it meets a candidate."""
+    """One problem of the battery, before it meets a candidate.
+
+    ``first`` are those that mostly suffice: each feature alone.
+    """
 
     sizes: tuple[int, ...]
     form: str = ""
@@ -63,12 +68,64 @@ class BatteryEntry:
     causal: bool = False
     extras: dict[str, Any] = field(default_factory=dict)
     seed: int = 11
+    first: bool = False
+
+
+class Observation:
+    """What a candidate answers on the battery; what it cannot be called with is left out.
+
+    It is called once for each problem, when that is asked for; not where answers are ``given``,
+    which stand for those to the whole battery.
+    """
+
+    def __init__(self, subject: Subject, given: Sequence[BatteryAnswer] | None = None) -> None:
+        self.subject = subject
+        self._given = given
+        self._answers: dict[Inputs, BatteryAnswer | None] = {}
+        self._cached: dict[Problem, list[Inputs]] = {}
+
+    @cached_property
+    def _drawn(self) -> dict[Problem, bool]:
+        """The problems that are drawn, in order, and which come first."""
+        return _drawn(self.subject)
+
+    @cached_property
+    def _made(self) -> list[Inputs]:
+        """The inputs that are made otherwise."""
+        return list(_made(self.subject))
+
+    @cached_property
+    def is_long(self) -> bool:
+        """Whether the first answers are so much fewer that it is worth trying them alone."""
+        return self._given is None and list(self._drawn.values()).count(False) >= MANY
+
+    @cached_property
+    def first(self) -> list[BatteryAnswer]:
+        """The answers in which each feature is alone."""
+        return self._answered([problem for problem, first in self._drawn.items() if first])
+
+    @cached_property
+    def whole(self) -> list[BatteryAnswer]:
+        """All answers, plain ones first."""
+        return self._answered(list(self._drawn)) if self._given is None else list(self._given)
+
+    def _answered(self, problems: Sequence[Problem]) -> list[BatteryAnswer]:
+        for one in problems:
+            if one not in self._cached:
+                self._cached[one] = list(cached_in_self(self.subject, [one]))
+        cached = chain.from_iterable(self._cached[one] for one in problems)
+        drawn = ((self.subject.inputs(one), one) for one in problems)
+        every = [*drawn, *((inputs, None) for inputs in (*cached, *self._made))]
+        for inputs, problem in every:
+            if inputs not in self._answers and _is_promised(self.subject, inputs):
+                self._answers[inputs] = answer_to(self.subject, inputs, problem)
+        answers = (self._answers.get(inputs) for inputs, _ in every)
+        return [answer for answer in answers if answer is not None]
 
 
 def observe(subject: Subject) -> list[BatteryAnswer]:
-    """What the candidate answers on the battery; what it cannot be called with is left out."""
-    answers = [answer_to(subject, *drawn) for drawn in _promised(subject)]
-    return [answer for answer in answers if answer is not None]
+    """What the candidate answers on the whole battery."""
+    return Observation(subject).whole
 
 
 def answers_to(subject: Subject, problems: Sequence[Problem]) -> list[BatteryAnswer]:
@@ -78,10 +135,10 @@ def answers_to(subject: Subject, problems: Sequence[Problem]) -> list[BatteryAns
 
 
 def answers_near(
-    subject: Subject, problem: Problem, *, enlarged: bool = True
+    subject: Subject, problem: Problem, reach: Sequence[str] = REACH
 ) -> list[BatteryAnswer]:
     """What the candidate answers to the neighbours of a problem, and to some of them cached."""
-    problems = neighbours(subject, problem, enlarged=enlarged)
+    problems = neighbours(subject, problem, reach)
     cached = (answer_to(subject, inputs) for inputs in cached_in_self(subject, problems))
     answers = answers_to(subject, problems)
     return [*answers, *(answer for answer in cached if answer is not None)]
@@ -136,10 +193,11 @@ def battery(subject: Subject) -> Iterator[Inputs]:
 
 
 def _promised(subject: Subject) -> Iterator[tuple[Inputs, Problem | None]]:
-    promised = subject.declaration.empty_rows != "any"
-    for inputs, problem in _every(subject):
-        if promised or not _has_empty_rows(subject, inputs):
-            yield inputs, problem
+    return (drawn for drawn in _every(subject) if _is_promised(subject, drawn[0]))
+
+
+def _is_promised(subject: Subject, inputs: Inputs) -> bool:
+    return subject.declaration.empty_rows != "any" or not _has_empty_rows(subject, inputs)
 
 
 def _has_empty_rows(subject: Subject, inputs: Inputs) -> bool:
@@ -159,30 +217,39 @@ def cached_in_self(subject: Subject, problems: Iterable[Problem]) -> Iterator[In
 
 
 def _every(subject: Subject) -> Iterator[tuple[Inputs, Problem | None]]:
-    seen: dict[Problem, None] = {}
+    drawn = _drawn(subject)
+    yield from ((subject.inputs(problem), problem) for problem in drawn)
+    yield from ((inputs, None) for inputs in (*cached_in_self(subject, drawn), *_made(subject)))
+
+
+def _drawn(subject: Subject) -> dict[Problem, bool]:
+    """The problems of all plans in order, and which of them come first."""
+    drawn: dict[Problem, bool] = {}
     fitted = cache(partial(_fitted, subject.candidate))  # many plans have the same sizes
     for plan in _plans(subject.candidate):
         problem = _problem(subject, plan, fitted(plan.sizes))
-        if problem is not None and problem not in seen:
-            seen[problem] = None
-            yield subject.inputs(problem), problem
-    cached = cached_in_self(subject, seen)
-    for inputs in chain(cached, _large(subject), _stretched(subject), _lowered(subject)):
-        yield inputs, None
+        if problem is not None:
+            drawn[problem] = drawn.get(problem, False) or plan.first
+    return drawn
+
+
+def _made(subject: Subject) -> Iterator[Inputs]:
+    """Inputs that are no problem as it is drawn."""
+    yield from chain(_large(subject), _stretched(subject), _lowered(subject))
 
 
 def _plans(candidate: Candidate) -> Iterator[BatteryEntry]:
     """Every feature alone, then with others."""
     declared = candidate.declaration
     for sizes in (_APART, _ALIKE, _GROUPED, _CUBE, _MORE_QUERIES, _LONG, _WHOLE):
-        yield BatteryEntry(sizes=sizes)
+        yield BatteryEntry(sizes=sizes, first=True)
     for form in declared.masks:
         for broad in (False, True):
-            yield BatteryEntry(sizes=_APART, form=form, broad=broad)
-            yield BatteryEntry(sizes=_ALIKE, form=form, broad=broad, seed=12)
+            yield BatteryEntry(sizes=_APART, form=form, broad=broad, first=not broad)
+            yield BatteryEntry(sizes=_ALIKE, form=form, broad=broad, seed=12, first=broad)
         yield BatteryEntry(sizes=_GROUPED, form=form, pattern="dense")
         yield BatteryEntry(sizes=_LONG, form=form, pattern="single")
-        yield BatteryEntry(sizes=_APART, form=form, pattern="empty-rows", seed=13)
+        yield BatteryEntry(sizes=_APART, form=form, pattern="empty-rows", seed=13, first=True)
         yield BatteryEntry(sizes=_ALIKE, form=form, pattern="empty-rows", seed=14, broad=True)
     yield from _structured(candidate)
 
@@ -192,18 +259,21 @@ def _structured(candidate: Candidate) -> Iterator[BatteryEntry]:
     declared, extras = candidate.declaration, _extras(candidate)
     if "bias" in declared.masks:
         for sizes in _SHAPES:
-            yield BatteryEntry(sizes=sizes, form="bias", pattern="dense", finite_bias=True)
-        yield BatteryEntry(sizes=_ALIKE, form="bias", finite_bias=True, broad=True, pattern="full")
+            plan = BatteryEntry(sizes=sizes, form="bias", pattern="dense", finite_bias=True)
+            yield replace(plan, first=sizes == _APART)
+        plan = BatteryEntry(sizes=_ALIKE, form="bias", finite_bias=True, broad=True, pattern="full")
+        yield replace(plan, first=True)
     for more in extras:
-        yield BatteryEntry(sizes=_APART, extras=more)
+        yield BatteryEntry(sizes=_APART, extras=more, first=True)
         yield BatteryEntry(sizes=_LONG, extras=more)
         if "window" in more:
-            yield BatteryEntry(sizes=_MORE_QUERIES, extras=more)
+            yield BatteryEntry(sizes=_MORE_QUERIES, extras=more, first=True)
         if "past" in more:
-            yield BatteryEntry(sizes=_GROUPED, extras=more)
+            yield BatteryEntry(sizes=_GROUPED, extras=more, first=True)
     yield from _masked(candidate, extras, causal=False)
     if declared.causal:
-        yield from (BatteryEntry(sizes=sizes, causal=True) for sizes in (*_SHAPES, _LONG))
+        for sizes in (*_SHAPES, _LONG):
+            yield BatteryEntry(sizes=sizes, causal=True, first=True)
         yield from (BatteryEntry(sizes=_ALIKE, causal=True, extras=more) for more in extras)
         yield from _masked(candidate, [{}, *extras], causal=True)
         for sizes in (_APART, _MORE_QUERIES):  # a form that alone is wrong needs several witnesses
@@ -252,6 +322,7 @@ def _masked(
                 finite_bias=form == "bias",
                 causal=causal,
                 extras=more,
+                first=causal and not more and sizes is None,
             )
 
 

@@ -24,14 +24,14 @@ from ..problems.problem import Problem
 from .agreement import BatteryAnswer
 from .answer_facts import repeats, unknown_entry
 from .backward import BackwardDiagnostician
-from .battery import answer_to, answers_near, answers_to_pairs, observe, plain_problem
+from .battery import Observation, answer_to, answers_near, answers_to_pairs, plain_problem
 from .conditions import MANY_KEYS, plainness
 from .dissection import statements
 from .dissection.returned_weights import explain_weights
 from .lines import LineFinder
 from .mistaken_answer import ActedAnswers, Combination, act
 from .mistakes import NamedMistake, NotExpressible, named_mistakes
-from .neighbours import neighbours
+from .neighbours import ENLARGED, OWN, RESIZED, neighbours
 from .picture import Illustrator
 from .precision_diagnosis import Observed, precision_entry, scale_entry
 from .search import MOST_PARTIAL, MistakeSearch
@@ -124,7 +124,7 @@ class Diagnostician:
     ) -> None:
         self.subject = subject
         self.mistakes = named_mistakes() if mistakes is None else tuple(mistakes)
-        self._given = observed
+        self._observation = Observation(subject, observed)
         self._said_at = ""
         self._searches = 0
         self._illustrator = Illustrator(subject)
@@ -133,6 +133,7 @@ class Diagnostician:
         self._acted = ActedAnswers(subject.oracle, subject.declaration.semantics)
         self._first_problem: Problem | None = None
         self._searched: Problem | None = None
+        self._searched_all = False
 
     def explain(
         self, clause: Clause | None = None, problem: Problem | None = None
@@ -165,6 +166,10 @@ class Diagnostician:
             return _shared(entries) if entries else [self._unknown(clause, None)]
         self._first_problem = self._first_problem or problem
         entries = self._entries(self.explanations, clause, problem)
+        if not entries and self._of_first and not self._searched_all:
+            self._searched_all = True  # there is another mistake
+            self.explanations.extend(self._of_all)
+            entries = self._entries(self.explanations, clause, problem)
         if not entries and clause is not None and not self._anything_wrong:
             entries = self._returned_weights if _asks_for_weights(clause, problem) else []
         shown = None if problem is None else answer_to(self.subject, self.subject.inputs(problem))
@@ -240,25 +245,54 @@ class Diagnostician:
             [] if fresh is None else map(self.subject.inputs, neighbours(self.subject, fresh)),
         )
 
-    @cached_property
-    def observed(self) -> list[BatteryAnswer]:
-        """What the candidate answers on the battery, or what of that is to be explained."""
-        return observe(self.subject) if self._given is None else list(self._given)
-
     @property
+    def observed(self) -> list[BatteryAnswer]:
+        """What the candidate answers on the battery, as far as needed, or what is to explain."""
+        enough = self._of_first and not self._searched_all
+        return self._observation.first if enough else self._observation.whole
+
+    @cached_property
     def _anything_wrong(self) -> bool:
-        return any(seen.margin > 1.0 for seen in self.observed)
+        first = self._observation.first if self._observation.is_long else []
+        return _wrong(first) or _wrong(self._observation.whole)
 
     @cached_property
     def explanations(self) -> list[Explanation]:
-        """What explains every answer of the battery, and of problems that were not searched.
+        """What explains the answers on the battery, and on problems that were not searched.
+
+        What explains a failing problem later is added.
+        """
+        return list(self._of_first or self._of_all)
+
+    @cached_property
+    def _of_first(self) -> list[Explanation]:
+        """The one name that explains the first answers to a long battery, if there is one.
+
+        It explains calls in which any two options meet, too. Where there are several, more answers
+        tell them apart.
+        """
+        if not self._observation.is_long:
+            return []
+        search = self._search(self._observation.first, self.mistakes)
+        if not search.gross or not repeats(self.subject, search.observed[0]):
+            return []
+        explanations = _explanations(
+            [made for made in search.singles() if self._explain_all(made, self._near)]
+        )
+        if len(explanations) != 1 or not self._explain_all(explanations[0].made, self._combined):
+            return []
+        return explanations
+
+    @cached_property
+    def _of_all(self) -> list[Explanation]:
+        """What explains every answer of the battery.
 
         Single mistakes, losses of precision, single mistakes under conditions and statements of
-        what was read, then pairs. What explains a failing problem later is added.
+        what was read, then pairs.
         """
-        if not self.observed:
+        if not self._observation.whole:
             return []
-        search = self._search(self.observed, self.mistakes)
+        search = self._search(self._observation.whole, self.mistakes)
         if search.wrong and not repeats(self.subject, search.observed[0]):
             return []  # what answers at random makes no mistake that could be acted out
         pairs = [(answer.inputs, answer.output) for answer in search.observed]
@@ -286,11 +320,9 @@ class Diagnostician:
 
         Each is confirmed near the first failing problem.
         """
-        self._searched = base = self._first_problem or plain_problem(self.subject)
-        near = [] if base is None else answers_near(self.subject, base)
 
         def confirmed(proposed: Iterable[Combination]) -> list[Explanation]:
-            return _explanations([made for made in proposed if self._explain_all(made, near)])
+            return _explanations([made for made in proposed if self._explain_all(made, self._near)])
 
         def both_confirmed(proposed: Iterable[Combination]) -> list[Explanation]:
             """Pairs in the order in which they explain as well what any two options change."""
@@ -304,6 +336,7 @@ class Diagnostician:
         yield confirmed(search.singles())
         yield _of_precision(precision_entry(self.subject, some))
         yield both_confirmed(search.pairs())
+        near = [*self._near, *self._near_in((RESIZED,))]
         stated = self._statements([*search.observed, *near])
         yield _explanations(stated.stated())
         yield _explanations(stated.narrowed())
@@ -311,6 +344,15 @@ class Diagnostician:
         yield _of_precision(scale_entry(self.subject, [*pairs, *beyond]))
         yield both_confirmed(search.supported_pairs())
         yield both_confirmed(self._read_besides(search))
+
+    @cached_property
+    def _near(self) -> list[BatteryAnswer]:
+        """Answers near the first failing problem, on which what explains others is confirmed."""
+        return self._near_in((OWN, ENLARGED))
+
+    def _near_in(self, reach: Sequence[str]) -> list[BatteryAnswer]:
+        self._searched = self._searched or self._first_problem or plain_problem(self.subject)
+        return [] if self._searched is None else answers_near(self.subject, self._searched, reach)
 
     @cached_property
     def _combined(self) -> list[BatteryAnswer]:
@@ -340,7 +382,7 @@ class Diagnostician:
     def _search_near(self, problem: Problem) -> list[Explanation]:
         """What explains every answer of the battery and of the neighbours of a problem."""
         near = answers_near(self.subject, problem)
-        observed = [*self.observed, *near]
+        observed = [*self._observation.whole, *near]
         if not any(answer.margin > GROSS for answer in observed):
             return []
         search = self._statements(observed)
@@ -396,6 +438,10 @@ class Diagnostician:
 def _plain(pairs: Observed) -> list[tuple[Inputs, Tensor]]:
     """Answers on which losses of precision are acted out: not of extreme values, nor long ones."""
     return [pair for pair in pairs if pair[0].generic and not _is_long_with_options(pair[0])]
+
+
+def _wrong(answers: Sequence[BatteryAnswer]) -> bool:
+    return any(answer.margin > 1.0 for answer in answers)
 
 
 def _is_long_with_options(inputs: Inputs) -> bool:

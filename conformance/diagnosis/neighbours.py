@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from ..clauses.subject import Subject
@@ -57,6 +57,7 @@ _CHANGED: Final = (
     {"value_head_size": 72},
 )
 _NEW_VALUES: Final = 1009
+OWN, ENLARGED, RESIZED = REACH = ("own", "enlarged", "resized")
 # A failing problem with more scores has no neighbours of its own size: each would cost as much.
 MOST_SCORES: Final = 20_000
 _PAST: Final = 2
@@ -71,22 +72,26 @@ _KEYWORDS: Final = (
 )
 
 
-def neighbours(subject: Subject, problem: Problem, *, enlarged: bool = True) -> list[Problem]:
-    """A problem, if ``enlarged`` also with larger sizes, and each with one feature changed.
+def neighbours(subject: Subject, problem: Problem, reach: Sequence[str] = REACH) -> list[Problem]:
+    """A problem, one with larger sizes, and each of both with one feature changed.
 
-    Their values are drawn with another seed, so that what was made of the failing problem alone
-    must hold for values that were not looked at.
+    ``reach`` says which: ``"own"`` those of its own sizes, ``"enlarged"`` those with larger sizes
+    and other options, ``"resized"`` those with each of the larger sizes changed. Their values are
+    drawn with another seed, so that what was made of the failing problem alone must hold for values
+    that were not looked at.
     """
     own = _anew(problem)
     large = _resized(subject, own.replace(values="normal"), _ENLARGED)
-    bases = [own, large] if enlarged else [own]
+    near: list[Problem] = []
     if own.geometry.logits > MOST_SCORES:
-        bases = [large]
-    fitted = {own: None}
-    for base in bases:
-        for changed in (base, *_variants(subject, base)):
-            fitted[one_at_a_time(changed, subject.candidate)] = None
-    return list(fitted)
+        own, reach = large, [part for part in reach if part == OWN]
+    if OWN in reach:
+        near += [own, *_other_sizes(subject, own), *_other_options(subject, own)]
+    if ENLARGED in reach:
+        near += [large, *_other_options(subject, large)]
+    if RESIZED in reach:
+        near += _other_sizes(subject, large)
+    return list(dict.fromkeys(one_at_a_time(changed, subject.candidate) for changed in near))
 
 
 def with_size(subject: Subject, problem: Problem, field: str, size: int) -> Problem | None:
@@ -110,11 +115,12 @@ def _resized(subject: Subject, problem: Problem, sizes: dict[str, int]) -> Probl
     return problem.replace(geometry=geometry, past=past)
 
 
-def _variants(subject: Subject, problem: Problem) -> Iterator[Problem]:
-    for sizes in _CHANGED:
-        yield _resized(subject, problem, sizes)
-    for changes in _options(subject, problem):
-        yield problem.replace(**changes)
+def _other_sizes(subject: Subject, problem: Problem) -> Iterator[Problem]:
+    return (_resized(subject, problem, sizes) for sizes in _CHANGED)
+
+
+def _other_options(subject: Subject, problem: Problem) -> Iterator[Problem]:
+    return (problem.replace(**changes) for changes in _options(subject, problem))
 
 
 def _options(subject: Subject, problem: Problem) -> Iterator[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from functools import cached_property
 from itertools import combinations, islice
 from typing import Final
@@ -59,13 +60,7 @@ class MistakeSearch:
         self.wrong = _bits(size > 1.0 for size in sizes)
         self._gross = _bits(size > GROSS for size in sizes)
         self.gross = bool(self._gross)
-        self.mistakes = [
-            mistake
-            for mistake in mistakes
-            if mistake.speaks_at(self.declared)
-            and (not mistake.changes or mistake.at(self.declared) != self.declared)
-            and (not mistake.needs or _promised(mistake.needs, subject.declaration))
-        ]
+        self.mistakes = self._possible(mistakes)
         # Answers by their index: after the first one those that refuted a mistake last.
         self._refuting = list(range(len(self.observed)))
         self._touched: dict[tuple[int, int], bool] = {}
@@ -73,6 +68,22 @@ class MistakeSearch:
         self._judged: dict[int, int] = {}
         self._explained: dict[int, int] = {}
         self._logits = 0  # of all problems acted out so far
+
+    def among(self, mistakes: Sequence[NamedMistake]) -> MistakeSearch:
+        """The search among other mistakes, which must outlive it, for what explains the answers."""
+        other = copy(self)
+        other.mistakes = self._possible(mistakes)
+        return other
+
+    def _possible(self, mistakes: Sequence[NamedMistake]) -> list[NamedMistake]:
+        """Those of some mistakes that a candidate with this declaration can make."""
+        return [
+            mistake
+            for mistake in mistakes
+            if mistake.speaks_at(self.declared)
+            and (not mistake.changes or mistake.at(self.declared) != self.declared)
+            and (not mistake.needs or _promised(mistake.needs, self.subject.declaration))
+        ]
 
     def singles(self) -> list[Combination]:
         """The mistakes that alone explain every answer."""

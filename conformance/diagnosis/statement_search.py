@@ -23,7 +23,7 @@ from .dissection.read_numbers import roundest
 from .mistaken_answer import ActedAnswers, Combination, act, touches_any
 from .mistakes import NamedMistake, NotExpressible
 from .narrowing import Narrowed, made_under
-from .neighbours import with_size
+from .neighbours import OWN, with_size
 from .search import MistakeSearch
 
 # Rounds of proposals: what spoke against those of one is learnt from in the next.
@@ -77,7 +77,7 @@ class StatementSearch:
 
         def proposals() -> Iterator[list[Combination]]:
             for said in self._reader.statements(self.observed):
-                for one in self._search(said).explaining():
+                for one in self._search.among(said).explaining():
                     yield [(one,)]
 
         return self._first_confirmed(proposals)
@@ -86,11 +86,11 @@ class StatementSearch:
         """What is confirmed of mistakes of the catalogue and statements under conditions."""
 
         def proposals() -> Iterator[list[Combination]]:
-            named = self._search(self.mistakes).narrowed()
+            named = self._search.narrowed()
             conditions = named[0].conditions if named else 0
             if conditions == 1:  # what is read cannot be plainer
                 yield self._exactly(named)
-            read = sorted(self._search(self._read()).narrowed(), key=_length)
+            read = sorted(self._search.among(self._read()).narrowed(), key=_length)
             fewer = [one for one in read if one.conditions < conditions]
             for group in ([one] for one in fewer):
                 yield self._exactly(group)
@@ -114,8 +114,10 @@ class StatementSearch:
             self._learn()
         return []
 
-    def _search(self, mistakes: Sequence[NamedMistake]) -> MistakeSearch:
-        return MistakeSearch(self.subject, self.observed, mistakes, self.acted)
+    @cached_property
+    def _search(self) -> MistakeSearch:
+        """The search among the mistakes of the catalogue for what explains the answers so far."""
+        return MistakeSearch(self.subject, self.observed, self.mistakes, self.acted)
 
     def _read(self) -> list[NamedMistake]:
         """The statements of all that can be read from the answers observed so far."""
@@ -131,7 +133,8 @@ class StatementSearch:
         self.observed += [*self._unseen, *self._around]
         self._around.clear()
         self._rounds += 1
-        self.__dict__.pop("_unseen", None)
+        for name in ("_unseen", "_search"):
+            self.__dict__.pop(name, None)
 
     def _is_confirmed(self, made: Combination) -> bool:
         """Whether mistakes explain answers that nothing was learnt from."""
@@ -151,7 +154,7 @@ class StatementSearch:
             return []
         seed = plainest.problem.seed + OTHER_VALUES * (self._rounds + 1)
         problem = plainest.problem.replace(seed=seed)
-        return answers_near(self.subject, problem, enlarged=False)
+        return answers_near(self.subject, problem, (OWN,))
 
     def _plainest(self, made: Combination) -> BatteryAnswer | None:
         """The plainest wrong answer to a drawn problem at which mistakes are made."""
