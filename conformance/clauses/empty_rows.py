@@ -138,6 +138,8 @@ def follows_empty_rule(
         message = f"{wording} at {list(place)}: expected NaN, got {got:.9g}"
         return violated("value", message, expected="nan", got=got, where=list(place))
     agreement = compare(answer, expected.output, expected.bound, judged=rows, wording=wording)
+    if subject.only_violations:
+        return Finding.of(agreement, binding=bool(rows.any()))
     other = subject.oracle.point(inputs).replace(
         empty_rows="zeros" if rule != "zeros" else "mean-of-all"
     )

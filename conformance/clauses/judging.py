@@ -79,6 +79,8 @@ def matches_golden(
     judged = expected.judged if judged is None else judged
     agreement = compare(answer, expected.output, expected.bound, judged=judged, wording=wording)
     binding = bool(judged.any())
+    if subject.only_violations:
+        return Finding.of(agreement, binding=binding)
     if binding and counterfactual is not None:
         other = golden_at(subject, inputs, counterfactual)
         binding = moves(expected.output, other, expected.bound, judged)
@@ -168,7 +170,8 @@ def relate(
         second[1], view(first[1]), allowed, judged=judged, wording=wording, both_answers=True
     )
     binding = bool(judged.any())
-    if binding and counterfactual is not None and second_golden is not None:
+    weighed = binding and not subject.only_violations
+    if weighed and counterfactual is not None and second_golden is not None:
         other = golden_at(subject, second[0], counterfactual)
         binding = moves(second_golden, other, allowed, judged)
     violation = with_relation(
@@ -297,6 +300,8 @@ def measures_golden(
     answer = subject.answer(inputs)
     comparison = explained(subject, inputs, answer, measure(yardstick, answer, wording))
     binding = bool(yardstick.judged.any())
+    if subject.only_violations:
+        return Finding.of(comparison, binding=binding)
     if binding and counterfactual is not None:
         other = golden_at(subject, inputs, counterfactual)
         binding = moves(yardstick.output, other, yardstick.bound, yardstick.judged)

@@ -220,8 +220,11 @@ SPREAD_CALLS = 4
 class Subject:
     """The candidate on one device and its oracle, as the checks of the clauses use them.
 
-    ``sealed`` is the judge as it must stay; by default as it is now.
+    ``sealed`` is the judge as it must stay; by default as it is now. Where ``only_violations``
+    matter, whether an example binds is not looked at.
     """
+
+    only_violations = False
 
     def __init__(
         self, candidate: Candidate, dtype: str, device: str = "cpu", *, sealed: Seal | None = None
@@ -263,6 +266,15 @@ class Subject:
             yield
         finally:
             self.recording = before
+
+    @contextmanager
+    def looking_for_violations(self) -> Iterator[None]:
+        """Spare the checks of clauses meanwhile what says only whether an example binds."""
+        before, self.only_violations = self.only_violations, True
+        try:
+            yield
+        finally:
+            self.only_violations = before
 
     @contextmanager
     def timed(self) -> Iterator[None]:

@@ -51,6 +51,8 @@ class NoDifferentiator(Differentiator):
 class StandIn(Subject):
     """A subject that answers as a candidate with some mistakes, rounded to the query's dtype."""
 
+    only_violations = True
+
     def __init__(self, subject: Subject, made: Combination) -> None:
         super().__init__(subject.candidate, subject.dtype, sealed=subject.sealed)
         self.oracle = subject.oracle

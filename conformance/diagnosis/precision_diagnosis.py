@@ -184,10 +184,11 @@ def _may_be_of_precision(subject: Subject, observed: Observed, wrong: Observed) 
 
     Each loss must explain them as well as what is looked at later.
     """
-    few, telling = wrong[:FIRST_TRIED], _telling(subject, observed)
-    if len(few) < FIRST_TRIED or telling.numel() < model.FEWEST_FITTED:
+    few = wrong[:FIRST_TRIED]
+    if len(few) < FIRST_TRIED:
         return True
-    if _coarsest(subject, telling):
+    telling = _telling(subject, observed)
+    if telling.numel() < model.FEWEST_FITTED or _coarsest(subject, telling):
         return True
     if any(_any_promising(subject, few, losses) for losses in (LOSSES, EIGHT_BITS, SUMS)):
         return True

@@ -69,6 +69,8 @@ class GoldenDifferentiator(Differentiator):
 class Control(Subject):
     """A subject that answers with the golden, rounded to the dtype of the query."""
 
+    only_violations = True
+
     def __init__(self, subject: Subject) -> None:
         super().__init__(subject.candidate, subject.dtype, subject.device, sealed=subject.sealed)
         self.oracle = subject.oracle
@@ -281,7 +283,8 @@ def smallest_failure(
             return False
         if on_example is not None:
             on_example(smaller.as_json())
-        smaller_violation = examine(clause, subject, smaller).violation
+        with subject.looking_for_violations():
+            smaller_violation = examine(clause, subject, smaller).violation
         if smaller_violation is None or not same_failure(violation, smaller_violation):
             return False
         return not controlled or _passes(clause, control, smaller)
