@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from examples import CLAUSES, core, plan, problem
 from torch import Tensor
 
 import conformance
+from candidates.eager import EagerCore
 from conformance.clauses.subject import Subject
-from conformance.diagnosis import diagnose
-from conformance.diagnosis.battery import battery
+from conformance.diagnosis import Diagnostician, diagnose, names
+from conformance.diagnosis.battery import Observation, battery
 
 
 @conformance.core(masks=["keep"], causal="bottom-right")
@@ -52,3 +56,45 @@ def test_single_keys_are_asked_with_logits_far_off() -> None:
     ]
     largest = max(float(subject.golden(inputs).core.scores.abs().max()) for inputs in alone)
     assert largest > 1e7
+
+
+RIGHT = EagerCore()
+
+
+def test_the_first_answers_of_a_long_battery_have_every_feature() -> None:
+    """They are a part of all answers, and the candidate is called once for each of these."""
+    called: list[int] = []
+
+    def counted(*tensors: Tensor, **options: Any) -> Tensor:
+        called.append(1)
+        answer: Tensor = RIGHT(*tensors, **options)
+        return answer
+
+    observation = Observation(Subject(core(counted), "float32"))
+    first = observation.first
+    assert observation.is_long
+    assert 0 < len(called) == len(first) < len(observation.whole) / 2
+    assert len(called) == len(observation.whole)
+    assert {id(one) for one in first} <= {id(one) for one in observation.whole}
+    forms = {one.inputs.mask_form for one in first}
+    assert forms == {None, "keep", "drop", "keep_int", "bias", "lengths"}
+    for option in ("scale", "softcap", "window"):
+        assert any(getattr(one.inputs, option) is not None for one in first)
+
+
+@pytest.mark.nightly  # it takes two searches
+def test_a_name_that_explains_the_first_answers_is_not_given_to_another_failure() -> None:
+    """Values reversed everywhere, and one more mistake where three options meet."""
+
+    def two(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        answer: Tensor = RIGHT(query, key, value.flip(-2), **options)
+        several = {"scale", "softcap", "window", "keep", "causal"} <= set(options)
+        return answer + 1.0 if several else answer
+
+    diagnostician = Diagnostician(Subject(core(two), "float32"))
+    plain = diagnostician.explain(CLAUSES["numerics.golden"], problem())
+    assert names(plain) == ["values-reversed"]
+    mask = plan(pattern="dense")
+    several = problem(mask=mask, causal=True, scale=0.3, softcap=1.5, window=(3, 2))
+    other = diagnostician.explain(CLAUSES["numerics.options"], several)
+    assert "values-reversed" not in names(other)
