@@ -2,7 +2,8 @@
 
 The candidate is called once on a small battery of problems. A single named mistake, else a pair of
 them, is reported when its answers lie within their own bound on every problem and the declared
-point's do not. Where none does, ``unknown-mistake`` comes with the facts, rather than a guess.
+point's do not; of a long battery the first problems may suffice.
+Where none does, ``unknown-mistake`` comes with the facts, rather than a guess.
 
 It may import ``clauses`` and what lies below it.
 """

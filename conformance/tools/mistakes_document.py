@@ -19,7 +19,9 @@ When a numerical or mask clause fails, every mistake below is acted out on a sma
 problems, singles first, then pairs. A name is given only if the answers of such a candidate are
 those of yours, within the rounding bound, on every problem of the battery and on the failing one,
 and if that candidate fails the clause, too. Names that nothing tells apart on what your candidate
-can be asked share the confidence. Pairs are joined by `+`. The names are stable.
+can be asked share the confidence. Pairs are joined by `+`. The names are stable. Where a candidate
+has so many options that the battery is long, its first problems and such in which any two options
+meet decide, if one name alone explains them.
 
 | name | what is wrong | what to do | clause |
 | --- | --- | --- | --- |
