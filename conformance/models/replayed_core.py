@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..adapters.graph_forward import FORMS, arrange, axes_shape, mask_fits, nothing_hidden, restore
 from ..graphs.weights.wiring import UnreadableError
+from ..tolerance import model as constants
 from .recording import Call, ModuleRecording, Ref, Size, mapped, size_at
 from .site import is_standard
 from .torch_sites import KERNEL, PARTS, TorchMask, TorchSite
@@ -21,8 +22,6 @@ from .torch_sites import KERNEL, PARTS, TorchMask, TorchSite
 _LETTERS: Final = "BHQK"
 # Sizes of the trial calls, none of them those of the recorded one if it can be: see _trial.
 _TRIAL: Final = {"B": 3, "Q": 4, "K": 6}
-# How far a number that is read off answers may lie from the one in the code, which is taken.
-_READ: Final = 1e-4
 _MOST_NUMBERS: Final = 6
 
 
@@ -251,7 +250,7 @@ def _scale(
     """What the dot products are multiplied by, and where that is capped, by two readings.
 
     The last query of two sees a key with a product and one without: the logarithm of their odds.
-    Numbers in the code that explain it are taken for what is read.
+    Numbers in the code that explain it, as far as odds show a score, are taken for what is read.
     """
     size = core.site.head_size
     small = 0.5 * math.sqrt(size)
@@ -263,13 +262,14 @@ def _scale(
     odds = [first, _odds(core, dtype, large)]
     if not math.isfinite(odds[1]):
         return None, None
-    bound = max(_READ, float(torch.finfo(dtype).eps) * 8)
+    roundings = constants.SCORE_ROUNDINGS * float(torch.finfo(dtype).eps)
 
     def explains(scale: float, cap: float | None) -> bool:
         for product, read in zip((small, large), odds, strict=True):
             score = scale * product
             score = score if cap is None else cap * math.tanh(score / cap)
-            if not math.isclose(score, read, rel_tol=bound):
+            room = constants.LOGIT_READ_TO + roundings * max(1.0, abs(read))
+            if abs(score - read) > room:
                 return False
         return True
 
