@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..exports import Input, Source
-from .transformer import Decoder, Encoder, EncoderDecoder, HidingEncoder, Mistake, Shape
+from .transformer import Decoder, Encoder, EncoderDecoder, HidingEncoder, Mistake, Shape, Vision
 
 _IDS: Final = Input(name="input_ids", axes=("batch", "tokens"), kind="ids")
 _MASK: Final = Input(name="attention_mask", axes=("batch", "tokens"), kind="keep")
@@ -22,6 +22,15 @@ def _source(name: str, module: nn.Module, *more: Input) -> Source:
     answer = ("batch", "queries" if more else "tokens", "width")
     return Source(
         name=name, module=module.eval(), inputs=(_IDS, _MASK, *more), outputs={"answer": answer}
+    )
+
+
+def _vision(name: str, *mistakes: Mistake) -> Source:
+    return Source(
+        name=name,
+        module=Vision(Shape(), mistakes).eval(),
+        inputs=(Input(name="pixel_values", axes=("batch", 3, 8, 8)),),
+        outputs={"classes": ("batch", "classes")},
     )
 
 
@@ -44,6 +53,7 @@ def _models() -> dict[str, Source]:
             ),
             "decoder": _source("decoder", Decoder(_GROUPED)),
             "encoder-decoder": _source("encoder-decoder", EncoderDecoder(Shape()), _DECODER_IDS),
+            "vision": _vision("vision"),
         }
 
 
@@ -88,6 +98,11 @@ def _broken() -> dict[str, BrokenModel]:
                 source=_source(
                     "second-groups-tiled", Decoder(_GROUPED, [right, Mistake(tiled=True)])
                 ),
+                wrong=(1,),
+                clause="numerics.golden",
+            ),
+            "second-of-pictures-unscaled": BrokenModel(
+                source=_vision("second-of-pictures-unscaled", right, Mistake(scale=1.0)),
                 wrong=(1,),
                 clause="numerics.golden",
             ),

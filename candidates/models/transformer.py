@@ -66,7 +66,7 @@ class Attention(nn.Module):
         self.value = nn.Linear(shape.width, shape.kv_heads * self.size)
         self.output = nn.Linear(shape.width, shape.width)
 
-    def forward(self, tokens: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
         """The mask is ``[B, 1, Lq, Lk]``, True attends; every query has a key."""
         query = self._heads(self.query(tokens))
         key, value = (self._grouped(self._heads(part(memory))) for part in (self.key, self.value))
@@ -91,10 +91,11 @@ class Attention(nn.Module):
             return heads[:, None].expand(-1, groups, -1, -1, -1).flatten(1, 2)
         return heads[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
 
-    def _written(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    def _written(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         scale = self.mistake.scale or 1 / math.sqrt(self.size)
         scores = query @ key.transpose(-1, -2) * scale
-        scores = scores.masked_fill(~mask, self.mistake.fill)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, self.mistake.fill)
         return scores.softmax(self.mistake.axis) @ value
 
 
@@ -114,7 +115,7 @@ class Layer(nn.Module):
     def forward(
         self,
         tokens: Tensor,
-        mask: Tensor,
+        mask: Tensor | None,
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
     ) -> Tensor:
@@ -215,4 +216,28 @@ class EncoderDecoder(nn.Module):
         memory_mask = padding(attention_mask)
         memory = self.encoder(input_ids, memory_mask)
         result: Tensor = self.decoder(decoder_ids, earlier(decoder_ids), memory, memory_mask)
+        return result
+
+
+class Vision(nn.Module):
+    """Classes of pictures: every patch and a learned token see each other."""
+
+    def __init__(self, shape: Shape, mistakes: Sequence[Mistake] = (), *, patch: int = 4) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, shape.width, kernel_size=patch, stride=patch)
+        self.class_token = nn.Parameter(torch.randn(shape.width))
+        self.positions = nn.Embedding(shape.longest, shape.width)
+        every = [*mistakes, *[NONE] * (shape.layers - len(mistakes))]
+        self.layers = nn.ModuleList(Layer(shape, one) for one in every)
+        self.head = nn.Linear(shape.width, shape.vocabulary)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """Pictures ``[B, 3, H, W]``, both sizes multiples of the patch, become ``[B, classes]``."""
+        patches = self.patches(pixel_values).flatten(2).transpose(1, 2)
+        first = self.class_token.expand(patches.shape[0], 1, -1)
+        tokens = torch.cat([first, patches], dim=1)
+        tokens = tokens + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        for layer in self.layers:
+            tokens = layer(tokens, None)
+        result: Tensor = self.head(tokens[:, 0])
         return result

@@ -26,6 +26,8 @@ from conformance.running.runner import CandidateRun
 FINITE = "model.empty-item-finite"
 IN_PLACE = "model.sites-in-place"
 SOURCE = "model.matches-source"
+# The clauses that pass at least: pictures have no padding, no mask and one size.
+FEWEST = {"vision": 3}
 # What a runtime alone makes wrong is no mistake of the module.
 OF_MODULES = [name for name, one in WRONG.items() if one.clause != "model.optimisation-levels"]
 RIGHT_ONES = {**MODELS, "with positions": RIGHT}
@@ -60,7 +62,7 @@ def test_right_modules_conform(name: str) -> None:
     assert whole.kind == "model"
     assert cores
     assert set(not_passed(found)) == ({FINITE} if name == "encoder-written" else set())
-    assert sum(result.status == "passed" for result in found) >= 7
+    assert sum(result.status == "passed" for result in found) >= FEWEST.get(name, 7)
 
 
 @pytest.mark.one_in(3)
@@ -83,9 +85,11 @@ def test_the_layer_to_blame_is_named(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, one in BROKEN.items() if one.wrong == (1,)])
 def test_a_wrong_attention_of_a_module_is_seen_in_its_place(name: str) -> None:
     """On the module's own activations, by its path; alone it fails, too."""
-    whole, _, second = conformance.model(BROKEN[name].source.module, name=name)
+    module = BROKEN[name].source.module
+    whole, _, second = conformance.model(module, name=name)
     found = not_passed(results(whole, IN_PLACE))
-    assert "in the model attention #1 (tower.layers.1.attention)" in found[IN_PLACE]
+    path = next(path for path, _ in module.named_modules() if path.endswith("layers.1.attention"))
+    assert f"in the model attention #1 ({path})" in found[IN_PLACE]
     assert not_passed(results(second, "numerics.golden"))
 
 

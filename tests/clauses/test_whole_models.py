@@ -23,6 +23,8 @@ from conformance.running.runner import CandidateRun
 FINITE = "model.empty-item-finite"
 IN_PLACE = "model.sites-in-place"
 CACHED = "model.cache-equals-full"
+# The clauses that pass at least: pictures have no padding, no mask and one size.
+FEWEST = {"vision": 3}
 
 
 def results(candidate: Candidate, only: str = "*") -> list[ClauseResult]:
@@ -53,7 +55,7 @@ def test_right_models_conform(name: str) -> None:
     found = results(candidate)
     assert candidate.kind == "model"
     assert set(not_passed(found)) == ({FINITE} if name == "encoder-written" else set())
-    assert sum(result.status == "passed" for result in found) >= 7
+    assert sum(result.status == "passed" for result in found) >= FEWEST.get(name, 7)
 
 
 def test_a_right_model_with_positions_conforms() -> None:
