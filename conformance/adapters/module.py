@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
@@ -325,6 +325,13 @@ def _blank_weights(geometry: Geometry) -> golden.ProjectionWeights:
     )
 
 
+# Attention within residuals, norms and a feed-forward part.
+_TRANSFORMERS: Final = (
+    *(nn.Transformer, nn.TransformerEncoder, nn.TransformerEncoderLayer),
+    *(nn.TransformerDecoder, nn.TransformerDecoderLayer),
+)
+
+
 def module(
     cls_or_instance: type[nn.Module] | nn.Module,
     *,
@@ -402,6 +409,12 @@ def _of_instance(built: nn.Module, request: ModuleRequest) -> Candidate:
     if isinstance(built, torch.jit.ScriptModule):
         msg = (
             f"{request.shown} is scripted: give the module it was scripted from, or use fixed_layer"
+        )
+        raise DeclarationError(msg)
+    if isinstance(built, _TRANSFORMERS):
+        msg = (
+            f"{request.shown} is more than an attention: conformance.model judges it as a whole, "
+            "and conformance.module one of its attentions, such as .self_attn of a layer"
         )
         raise DeclarationError(msg)
     calling, finding, promises = understand(built, request)

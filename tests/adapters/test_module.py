@@ -353,6 +353,11 @@ def test_refusals_name_what_to_pass() -> None:
         conformance.module(uncopiable())
     with refused("scripted is scripted: give the module it was scripted from, or use fixed_layer"):
         conformance.module(scripted(), name="scripted")
+    with refused(
+        "TransformerEncoderLayer is more than an attention: conformance.model judges it as a "
+        "whole, and conformance.module one of its attentions, such as .self_attn of a layer"
+    ):
+        conformance.module(nn.TransformerEncoderLayer(8, 2, 16))
     with pytest.raises(DeclarationError, match=r"^q\.weight and k\.weight of Named are one tensor"):
         conformance.module(tied())
 
