@@ -212,9 +212,10 @@ def _one_line(text: str, width: int, style: str = "") -> list[Text]:
 
 
 def _named_or_counted(slugs: Sequence[str], reason: str) -> str:
-    """Some clauses by name; where their reason would have no room, how many they are."""
+    """Some clauses by name; where several leave no room for their reason, how many they are."""
     named = few(slugs)
-    return named if len(named) + len(reason) < WIDTH - 24 else counted(len(slugs), "clause")
+    fits = len(slugs) == 1 or len(named) + len(reason) < WIDTH - 24
+    return named if fits else counted(len(slugs), "clause")
 
 
 def _untested(candidate: Record, width: int) -> Iterator[list[Text]]:
