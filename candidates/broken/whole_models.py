@@ -8,7 +8,7 @@ import inspect
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -51,16 +51,20 @@ def wrong_when_optimised() -> conformance.Candidate:
     return dataclasses.replace(candidate, function=Erring(**fields))
 
 
-def another_checkpoint() -> conformance.Candidate:
-    """The module that is named as its source has other weights in its second layer."""
-    path = folder() / "AnotherCheckpoint" / "model.onnx"
+def another_source(name: str, part: str) -> conformance.Candidate:
+    """A right export of a module that is not quite its source, which has other weights in a part.
+
+    ``part`` is in the names of the parameters that differ.
+    """
+    path = folder() / name / "model.onnx"
     path.parent.mkdir(exist_ok=True)
     by_tracing(RIGHT, path)
     source = copy.deepcopy(RIGHT.module)
     with torch.no_grad():
-        for parameter in list(source.parameters())[-4:]:
-            parameter.mul_(FACTOR)
-    return dataclasses.replace(conformance.model(path, source=source)[0], name="AnotherCheckpoint")
+        for own, parameter in source.named_parameters():
+            if part in own:
+                parameter.mul_(FACTOR)
+    return dataclasses.replace(conformance.model(path, source=source)[0], name=name)
 
 
 def second_unscaled() -> conformance.Candidate:
@@ -68,10 +72,28 @@ def second_unscaled() -> conformance.Candidate:
     return made(BROKEN["second-unscaled"].source, "SecondUnscaled")
 
 
+# Sources that an export does not match, by the parameters that differ, and what is said of them.
+SOURCES_APART: Final = {
+    "AnotherLayer": (
+        "layers.1.narrow",
+        "The module that is named as its source has other weights in its second layer.",
+    ),
+    "AnotherEmbedding": (
+        "tokens.weight",
+        "The module that is named as its source has another table of words.",
+    ),
+    "AnotherNorm": (
+        "layers.0.first_norm.weight",
+        "The module that is named as its source scales the norm of its first layer otherwise.",
+    ),
+}
+
+
 def _declare(
     make: Callable[[], conformance.Candidate], name: str, said: Any, clause: str, *also: str
 ) -> None:
-    sentence = " ".join(inspect.cleandoc(said.__doc__ or "").split())
+    text = said if isinstance(said, str) else said.__doc__ or ""
+    sentence = " ".join(inspect.cleandoc(text).split())
     DECLARED.append(
         Mistake(name=name, sentence=sentence, primary=clause, also=also, candidate=make)
     )
@@ -88,5 +110,6 @@ for name, cached in SOURCES.items():
 _declare(
     wrong_when_optimised, "WrongWhenOptimised", wrong_when_optimised, "model.optimisation-levels"
 )
-_declare(another_checkpoint, "AnotherCheckpoint", another_checkpoint, "model.matches-source")
+for name, (part, sentence) in SOURCES_APART.items():
+    _declare(partial(another_source, name, part), name, sentence, "model.matches-source")
 _declare(second_unscaled, "SecondUnscaled", second_unscaled, "model.sites-in-place")

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from candidates.broken.whole_models import made
+from candidates.broken.whole_models import SOURCES_APART, another_source, made
 from candidates.models import BROKEN, MODELS
 from candidates.models.cached import SOURCES
 from candidates.models.wrong_models import EMPTY_IS_NAN, RIGHT, WRONG
@@ -99,6 +99,14 @@ def test_a_wrong_attention_is_seen_in_its_place(name: str) -> None:
     assert "in the model attention #1 (" in found[IN_PLACE]
 
 
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("name", SOURCES_APART)
+def test_a_model_fails_against_another_source_alone(name: str) -> None:
+    """The module differs in one part; the model agrees with itself in all other clauses."""
+    part, _ = SOURCES_APART[name]
+    assert set(not_passed(results(another_source(name, part)))) == {"model.matches-source"}
+
+
 def test_an_answer_that_is_nan_is_seen() -> None:
     """An item of nothing but padding is answered with NaN: a SHOULD."""
     assert set(not_passed(results(made(EMPTY_IS_NAN.source, "EmptyIsNan")))) == {FINITE}
@@ -110,6 +118,7 @@ def test_each_clause_has_three_models_that_it_catches() -> None:
     asked = {clause.id for clause in all_clauses() if clause.family == "model"}
     assert asked - set(own) == {FINITE, IN_PLACE, CACHED, "model.matches-source"}
     assert len(SOURCES) >= 4  # one of them right
+    assert len(SOURCES_APART) >= 3
     assert sum(one.wrong == (1,) for one in BROKEN.values()) >= 3  # of attentions in place
     assert min(own.values()) >= 3
 

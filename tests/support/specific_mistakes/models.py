@@ -15,7 +15,7 @@ MODELS: Final[Specific] = {
     "model.empty-item-harmless": ("ZeroTimesBatch", also("model.empty-item-finite")),
     "model.left-padding": ("PlacesOfOneLayer", NOTHING_ELSE),
     "model.mask-reaches-all": ("SecondWithoutPadding", also("model.padding-contents")),
-    "model.matches-source": ("AnotherCheckpoint", NOTHING_ELSE),
+    "model.matches-source": ("AnotherLayer", NOTHING_ELSE),
     "model.optimisation-levels": ("WrongWhenOptimised", NOTHING_ELSE),
     "model.padding-contents": ("PrefixMask", NOTHING_ELSE),
     "model.padding-is-absence": ("DividedByLength", NOTHING_ELSE),
