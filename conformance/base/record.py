@@ -37,6 +37,8 @@ VERDICTS: Final = (
     "error",
 )
 GREEN: Final = VERDICTS[:3]
+# How the reason begins for a verdict that the clauses of a record contradict.
+CONTRADICTED: Final = "the record says "
 EXIT_OK: Final = 0
 EXIT_RED: Final = 1
 EXIT_USAGE: Final = 2
@@ -390,7 +392,7 @@ def _judged(candidate: CandidateEntry) -> CandidateEntry:
         ]
         if against and candidate["verdict"] in (*GREEN, "inconclusive"):
             more = f" and {len(against) - 1} more" if len(against) > 1 else ""
-            said = f"the record says {candidate['verdict']}, but {against[0]}{more} {status}"
+            said = f"{CONTRADICTED}{candidate['verdict']}, but {against[0]}{more} {status}"
             return {**candidate, "verdict": word, "verdict_reason": said}
     return candidate
 

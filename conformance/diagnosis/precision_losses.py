@@ -97,12 +97,26 @@ def rounded_operands(
         left = rounding(core.query) if query else core.query
         right = rounding(core.key) if key else core.key
         apart = left @ right.transpose(-1, -2) - core.query @ core.key.transpose(-1, -2)
-        weights = golden.softmax(core.logits + core.scale * apart)
+        weights = golden.softmax(_moved_logits(core, core.scale * apart))
         if not values:
             return weights @ core.value
         return rounding(weights) @ rounding(core.value)
 
     return output
+
+
+def _moved_logits(core: golden.Attention, moved: Tensor) -> Tensor:
+    """The logits where the scores are off by something, of which a softcap lets a part pass.
+
+    A cap behind biases passes on what its slope says: what precision loses is small beside the cap.
+    """
+    cap = core.softcap
+    if cap is None:
+        return core.logits + moved
+    if not core.semantics.caps("bias"):
+        return core.logits + (cap * torch.tanh((core.scores + moved) / cap) - core.capped)
+    slope = 1.0 - (core.logits / cap).square()
+    return core.logits + torch.where(torch.isfinite(core.logits), slope, 1.0) * moved
 
 
 def rounded_values(rounding: Rounding) -> LossyOutput:
@@ -177,7 +191,7 @@ def rounded_products(rounding: Rounding, at_once: int) -> LossyOutput:
     def output(core: golden.Attention) -> Tensor:
         keys = core.key.transpose(-1, -2)
         apart = added_up(core.query, keys, rounding, at_once) - core.query @ keys
-        return golden.softmax(core.logits + core.scale * apart) @ core.value
+        return golden.softmax(_moved_logits(core, core.scale * apart)) @ core.value
 
     return output
 

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from ..base.mistake import UNKNOWN
 from ..base.printable_text import few, printable
+from ..base.record import CONTRADICTED
 
 Record = Mapping[str, Any]
 
@@ -308,8 +309,9 @@ def verdict_reason(candidate: Record) -> str:
     """Why a candidate has its verdict; of one that fails, how many clauses and causes."""
     musts = [clause for clause in candidate.get("clauses") or () if clause["level"] == "MUST"]
     failed = [clause for clause in musts if clause["status"] == "failed"]
-    if not failed or candidate.get("verdict") != "fails":
-        return str(candidate.get("verdict_reason") or "")
+    reason = str(candidate.get("verdict_reason") or "")
+    if not failed or candidate.get("verdict") != "fails" or reason.startswith(CONTRADICTED):
+        return reason
     applicable = {clause["id"] for clause in musts if clause["status"] != "not-applicable"}
     several = (
         f"{len({clause['id'] for clause in failed})} of {counted(len(applicable), 'MUST clause')}"

@@ -90,7 +90,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "no ratio": (["good.json", "bad.json", "--margin-ratio", "1"], "Invalid value"),
     "ratio no number": (
         ["good.json", "bad.json", "--margin-ratio", "nan"],
-        "--margin-ratio is nan: give a number above 1",
+        "Invalid value for '--margin-ratio': 'nan' is no number",
     ),
     "one record": (["good.json"], "Missing argument 'NEW.json'"),
 }
