@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from whole_models import not_passed, results
 
 import conformance
 from candidates.exports import by_tracing
@@ -15,12 +16,9 @@ from candidates.models import BROKEN, MODELS
 from candidates.models.transformer import Encoder, Shape
 from candidates.models.wrong_models import RIGHT, WRONG
 from conformance import UsageError
-from conformance.base.profile import PROFILES
-from conformance.base.results import ClauseResult
 from conformance.declare.candidate import Candidate
 from conformance.models.candidates import model_of_file
 from conformance.models.torch_model import with_source
-from conformance.running.runner import CandidateRun
 
 # A consequence of a mistake of others, and of rows of minus infinity: it is a SHOULD.
 FINITE = "model.empty-item-finite"
@@ -33,32 +31,19 @@ OF_MODULES = [name for name, one in WRONG.items() if one.clause != "model.optimi
 RIGHT_ONES = {**MODELS, "with positions": RIGHT}
 
 
-def results(candidate: Candidate, only: str = "model.*") -> list[ClauseResult]:
-    """The results of the clauses of whole models."""
-    run = CandidateRun(candidate, profile=PROFILES["quick"], only=(only,), explain=False)
-    return [run.run(planned) for planned in run.planned()]
-
-
-def not_passed(found: list[ClauseResult]) -> dict[str, str]:
-    """The clauses that did not pass, with what they say."""
-    return {
-        result.id: result.violation.message if result.violation else str(result.reason)
-        for result in found
-        if result.status not in ("passed", "not-applicable")
-    }
-
-
 @functools.cache
 def wrong(name: str) -> dict[str, str]:
     """What a wrong module does not pass; remembered."""
-    return not_passed(results(conformance.model(WRONG[name].source.module, name=name)[0]))
+    return not_passed(
+        results(conformance.model(WRONG[name].source.module, name=name)[0], "model.*")
+    )
 
 
 @pytest.mark.parametrize("name", RIGHT_ONES)
 def test_right_modules_conform(name: str) -> None:
     """As their exports do, without any export."""
     whole, *cores = conformance.model(RIGHT_ONES[name].module, name=name)
-    found = results(whole)
+    found = results(whole, "model.*")
     assert whole.kind == "model"
     assert cores
     assert set(not_passed(found)) == ({FINITE} if name == "encoder-written" else set())
@@ -104,7 +89,7 @@ def test_torchs_own_layer_is_a_model_that_conforms(
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=batch_first)
     whole, core = conformance.model(layer, name="layer")
-    assert set(not_passed(results(whole))) == ({FINITE} if batch_first else set())
+    assert set(not_passed(results(whole, "model.*"))) == ({FINITE} if batch_first else set())
     assert not_passed(results(core, "numerics.golden")) == {}
 
 

@@ -7,16 +7,15 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from whole_models import not_passed, results
 
 from candidates.broken.whole_models import SOURCES_APART, another_source, made
 from candidates.models import BROKEN, MODELS
 from candidates.models.cached import SOURCES
 from candidates.models.wrong_models import EMPTY_IS_NAN, RIGHT, WRONG
 from conformance.base.profile import PROFILES
-from conformance.base.results import ClauseResult
 from conformance.clauses.registry import all_clauses
 from conformance.clauses.whole_models import model_of
-from conformance.declare.candidate import Candidate
 from conformance.running.runner import CandidateRun
 
 # A consequence of a mistake of others: it is a SHOULD.
@@ -25,21 +24,6 @@ IN_PLACE = "model.sites-in-place"
 CACHED = "model.cache-equals-full"
 # The clauses that pass at least: pictures have no padding, no mask and one size.
 FEWEST = {"vision": 3}
-
-
-def results(candidate: Candidate, only: str = "*") -> list[ClauseResult]:
-    """The results of the clauses of whole models."""
-    run = CandidateRun(candidate, profile=PROFILES["quick"], only=(only,), explain=False)
-    return [run.run(planned) for planned in run.planned()]
-
-
-def not_passed(found: list[ClauseResult]) -> dict[str, str]:
-    """The clauses that did not pass, with what they say."""
-    return {
-        result.id: result.violation.message if result.violation else str(result.reason)
-        for result in found
-        if result.status not in ("passed", "not-applicable")
-    }
 
 
 @functools.cache

@@ -1,4 +1,7 @@
-"""Small graphs with one attention over embedded tokens, whose middle a test chooses."""
+"""Small graphs with one attention over embedded tokens, whose middle a test chooses.
+
+And what the clauses say of a whole model.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,12 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from candidates.exports import by_export, by_tracing
 from candidates.models import MODELS
+from conformance.base.profile import PROFILES
+from conformance.base.results import ClauseResult
+from conformance.declare.candidate import Candidate
 from conformance.models.site import Site
 from conformance.models.sites import find_sites
+from conformance.running.runner import CandidateRun
 
 WORDS = 11
 WIDTH = 8
@@ -98,3 +105,18 @@ def only(path: Path) -> Site:
 def masks(site: Site) -> list[tuple[str, str, str]]:
     """Role, axes and tensor of each mask of an attention."""
     return [(mask.role, mask.axes, mask.name) for mask in site.masks]
+
+
+def results(candidate: Candidate, only: str = "*") -> list[ClauseResult]:
+    """The results of the clauses of whole models."""
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=(only,), explain=False)
+    return [run.run(planned) for planned in run.planned()]
+
+
+def not_passed(found: list[ClauseResult]) -> dict[str, str]:
+    """The clauses that did not pass, with what they say."""
+    return {
+        result.id: result.violation.message if result.violation else str(result.reason)
+        for result in found
+        if result.status not in ("passed", "not-applicable")
+    }
