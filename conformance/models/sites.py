@@ -25,6 +25,7 @@ from .softmax_site import TO_PRODUCT, softmax_site
 
 # What holds graphs inside a graph; a tensor in there has no name outside.
 _BRANCHES: Final = frozenset({"If", "Loop", "Scan"})
+_REDUCING: Final = frozenset({"ReduceMax", "ReduceSum"})
 _ALONE: Final = "it lies inside a graph of a node, its products do not"
 _UNUSUAL: Final = (ValueError, KeyError, IndexError, TypeError, RecursionError)
 
@@ -173,15 +174,15 @@ def attention_cores(graph: ModelGraph) -> Iterator[tuple[Node, Core | str]]:
 def _resembles(graph: ModelGraph, node: Node) -> bool:
     """Whether what is no attention looks like one: it weighs something in a product.
 
-    The softmax of a classifier or of a router weighs nothing, and an exponential may be part of
-    anything.
+    The softmax of a classifier weighs nothing, that of a router weighs experts in a sum, and an
+    exponential may be part of anything.
     """
     waiting, visited = [*node.output], set(node.output)
     while waiting and node.op_type != "Exp":
         for below in graph.wiring.consumers[waiting.pop()]:
             if contraction_of(below) is not None:
                 return True
-            if below.op_type in TO_PRODUCT:
+            if below.op_type in TO_PRODUCT - _REDUCING:
                 fresh = set(below.output) - visited
                 visited |= fresh
                 waiting += sorted(fresh)

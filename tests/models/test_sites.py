@@ -133,6 +133,24 @@ def test_the_softmax_of_a_classifier_is_no_attention(tmp_path: Path) -> None:
     assert (len(found.sites), found.uncut) == (1, ())
 
 
+def test_the_softmax_of_a_router_is_no_attention(tmp_path: Path) -> None:
+    """The experts that it weighs are summed, before their sum meets the next matrix."""
+    axes = helper.make_tensor("axes", TensorProto.INT64, [1], [-1])
+    made = token_graph(tensors=[axes])
+    made.graph.node.extend(
+        [
+            node("MatMul", "answer matrix_q", "routes"),
+            node("Softmax", "routes", "chosen", axis=-1),
+            node("Mul", "answer chosen", "weighed"),
+            node("ReduceSum", "weighed axes", "summed", keepdims=1),
+            node("Add", "answer summed", "mixture"),
+            node("MatMul", "mixture matrix_k", "last"),
+        ]
+    )
+    found = find_sites(saved(made, tmp_path / "graph.onnx"))
+    assert (len(found.sites), found.uncut) == (1, ())
+
+
 def test_weights_that_are_not_there_are_not_read(
     tmp_path: Path, export_of: Callable[..., Path]
 ) -> None:
