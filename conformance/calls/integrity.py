@@ -190,10 +190,10 @@ class Seal:
 
 def seal() -> Seal:
     """Record what the judge is made of now."""
-    modules = len(sys.modules)
-    functions = _functions(modules)
-    names = tuple(_held(owner, of, closed=closed) for owner, of, closed in _owners(modules))
-    tables = tuple((name, table, dict(table)) for name, table in _tables(modules))
+    judges = _judges()
+    functions = _functions(judges)
+    names = tuple(_held(owner, of, closed=closed) for owner, of, closed in _owners(judges))
+    tables = tuple((name, table, dict(table)) for name, table in _tables(judges))
     whole = _Part(names, functions, list(map(_code, functions)), tables)
     core_functions = tuple(f for f in functions if _is_core(f.__module__))
     used = frozenset(name for f in core_functions for name in f.__code__.co_names)
@@ -236,11 +236,11 @@ def _several(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 @lru_cache(maxsize=1)
-def _owners(_modules: int) -> tuple[tuple[Any, tuple[str, ...], bool], ...]:
+def _owners(judges: tuple[Any, ...]) -> tuple[tuple[Any, tuple[str, ...], bool], ...]:
     """Modules and classes with the names that are watched; all of them for a closed one."""
     owners: list[tuple[Any, tuple[str, ...], bool]] = [(Tensor, (), True)]
     owners += [(module, _public(module), False) for module in _OUTSIDE]
-    for module in _judges():
+    for module in judges:
         own = [(name, entry) for name, entry in vars(module).items() if not name.startswith("__")]
         owners.append((module, tuple(name for name, _ in own), False))
         owners += [
@@ -251,7 +251,7 @@ def _owners(_modules: int) -> tuple[tuple[Any, tuple[str, ...], bool], ...]:
     return tuple(owners)
 
 
-def _judges() -> list[Any]:
+def _judges() -> tuple[Any, ...]:
     """The modules of the harness that a verdict depends on, and the golden's."""
     modules = []
     for name, module in sorted(sys.modules.items()):
@@ -259,7 +259,7 @@ def _judges() -> list[Any]:
         is_harness = package == _HARNESS and rest.partition(".")[0] not in _ONLOOKERS
         if module is not None and (is_harness or package == _GOLDEN):
             modules.append(module)
-    return modules
+    return tuple(modules)
 
 
 def _public(module: Any) -> tuple[str, ...]:
@@ -280,10 +280,10 @@ def _methods(owner: type) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1)
-def _functions(_modules: int) -> tuple[FunctionType, ...]:
+def _functions(judges: tuple[Any, ...]) -> tuple[FunctionType, ...]:
     """The harness' own functions and methods, whose code could be exchanged under their names."""
     functions: list[FunctionType] = []
-    for module in _judges():
+    for module in judges:
         own = [entry for entry in vars(module).values() if _made_by(entry, module.__name__)]
         for owner in (module, *(entry for entry in own if isinstance(entry, type))):
             entries = (_function_of(entry) for entry in vars(owner).values())
@@ -303,11 +303,11 @@ def _made_by(entry: Any, module: str) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _tables(_modules: int) -> tuple[tuple[str, dict[Any, Any]], ...]:
+def _tables(judges: tuple[Any, ...]) -> tuple[tuple[str, dict[Any, Any]], ...]:
     """The harness' own constant tables, such as the unit roundoffs."""
     return tuple(
         (f"{module.__name__}.{name}", entry)
-        for module in _judges()
+        for module in judges
         for name, entry in vars(module).items()
         if name.isupper() and isinstance(entry, dict)
     )

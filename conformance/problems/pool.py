@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from random import Random
 from typing import Any, Final
 
@@ -37,7 +37,19 @@ class Pool:
         self._profile = profile
         self._seed = seed
         self._leading = leading
+        self._edges: dict[tuple[Space, str], list[Problem]] = {}
         self._problems: dict[tuple[Space, str], list[Problem]] = {}
+
+    def in_turn(self, space: Space, dtype: str, device: str = "cpu") -> Iterator[Problem]:
+        """The problems of a space one after another; none is drawn before the edges are used up."""
+        yield from _placed(self._edges_of(space, dtype), device)
+        yield from self.problems(space, dtype, device)[len(self._edges_of(space, dtype)) :]
+
+    def count(self, space: Space, dtype: str) -> int:
+        """How many problems a space has, as far as that can be said before they are drawn."""
+        if (space, dtype) in self._problems:
+            return len(self._problems[space, dtype])
+        return len(self._edges_of(space, dtype)) + self._drawn_beside(space, dtype)
 
     def problems(self, space: Space, dtype: str, device: str = "cpu") -> list[Problem]:
         """The problems of a space: at least as many as the profile says.
@@ -45,13 +57,10 @@ class Pool:
         The leading dtype, by default the first in use, gets them all: most
         mistakes show in every dtype. Each device gets the same.
         """
-        self._leading = self._leading or dtype
         key = (space, dtype)
         if key not in self._problems:
             self._problems[key] = self._draw(space, dtype)
-        if device == "cpu":
-            return self._problems[key]
-        return [problem.replace(device=device) for problem in self._problems[key]]
+        return _placed(self._problems[key], device)
 
     def further(self, space: Space, dtype: str, device: str = "cpu") -> list[Problem]:
         """A few other problems of a space, for a clause whose examples happened not to bind."""
@@ -84,7 +93,7 @@ class Pool:
         """How many combinations the problems of a space with some numbers cover, None of others."""
         if space.edges != "combinations":
             return None
-        self.problems(space, dtype)
+        self._edges_of(space, dtype)
         made = combinations(
             self._candidate, space, dtype=dtype, strength=self._strength(space, dtype)
         )
@@ -117,25 +126,37 @@ class Pool:
             for problem in made.problems
         ]
 
-    def _draw(self, space: Space, dtype: str) -> list[Problem]:
+    def _edges_of(self, space: Space, dtype: str) -> list[Problem]:
+        """The problems that are not drawn, in order."""
+        self._leading = self._leading or dtype
+        if (space, dtype) not in self._edges:
+            wanted, most = self._wanted(space, dtype), self._profile.edges
+            if space.share < 1.0 and space.edges == "sizes":
+                # A part of each: edges alone are the same in every run.
+                most = wanted // 2 if most is None else min(most, wanted // 2)
+            strength = self._strength(space, dtype)
+            edges = edge_problems(self._candidate, space, dtype=dtype, most=most, strength=strength)
+            edges += self._turned(space, dtype)
+            self._edges[space, dtype] = self._unforeseen(edges)
+        return self._edges[space, dtype]
+
+    def _drawn_beside(self, space: Space, dtype: str) -> int:
+        """How many problems are drawn besides the edges."""
         wanted = self._wanted(space, dtype)
-        most = self._profile.edges
-        if space.share < 1.0 and space.edges == "sizes":
-            # A part of each: edges alone are the same in every run.
-            most = wanted // 2 if most is None else min(most, wanted // 2)
-        edges = edge_problems(
-            self._candidate, space, dtype=dtype, most=most, strength=self._strength(space, dtype)
-        )
-        edges += self._turned(space, dtype)
+        missing = wanted - len(self._edges_of(space, dtype))
+        return max(missing, math.ceil(LEAST_DRAWN * wanted), 1)
+
+    def _draw(self, space: Space, dtype: str) -> list[Problem]:
+        edges = self._edges_of(space, dtype)
         drawn = draw_problems(
             self._candidate,
             space,
             dtype=dtype,
             longest=self._profile.longest,
-            count=max(wanted - len(edges), math.ceil(LEAST_DRAWN * wanted), 1),
+            count=self._drawn_beside(space, dtype),
             seed_value=self._seed,
         )
-        return self._unforeseen(edges) + drawn
+        return edges + drawn
 
     def _unforeseen(self, edges: list[Problem]) -> list[Problem]:
         """Problems whose values follow from the run's seed as well, where nobody shall know them.
@@ -145,6 +166,12 @@ class Pool:
         if not self._candidate.isolated:
             return edges
         return [edge.replace(seed=edge.seed + UNFORESEEN * self._seed) for edge in edges]
+
+
+def _placed(problems: list[Problem], device: str) -> list[Problem]:
+    if device == "cpu":
+        return problems
+    return [problem.replace(device=device) for problem in problems]
 
 
 def with_other_values(problem: Problem, seed: int) -> Problem:

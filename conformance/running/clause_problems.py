@@ -116,19 +116,28 @@ class ClauseProblems:
     def _first(self) -> Iterator[Problem]:
         """Problems that failed before, the pool, and a few more until one of these binds."""
         tally, shard = self._tally, self._tally.shard
-        remembered, main = self._remembered(), self._pool.problems(*self._place)
-        own = [problem for number, problem in enumerate(main) if shard.owns(number)]
-        tally.main, tally.remembered = len(main), len(remembered)
-        tally.planned = len(remembered) + len(own)
+        remembered = self._remembered()
+        tally.remembered = len(remembered)
+        self._count(exactly=shard.count > 1)
         yield from remembered
-        yield from own
+        for number, problem in enumerate(self._pool.in_turn(*self._place)):
+            if shard.owns(number):
+                yield problem
+        self._count(exactly=True)
         if tally.is_decided:
             return
-        for number, problem in enumerate(self._pool.further(*self._place), len(main)):
+        for number, problem in enumerate(self._pool.further(*self._place), tally.main):
             if shard.owns(number):
                 yield problem
             if tally.binding:  # of the further examples only a binding one decides
                 return
+
+    def _count(self, *, exactly: bool) -> None:
+        """Tell the tally how many problems there are; not ``exactly``, before any is drawn."""
+        space, dtype, _ = self._place
+        main = len(self._pool.problems(space, dtype)) if exactly else self._pool.count(space, dtype)
+        own = sum(map(self._tally.shard.owns, range(main)))
+        self._tally.main, self._tally.planned = main, self._tally.remembered + own
 
     def _explored(self, number: int) -> Iterator[Problem]:
         """Freshly drawn problems; each shard draws its own."""
