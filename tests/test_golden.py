@@ -52,8 +52,9 @@ SHOW = (
 )
 
 
-@pytest.mark.parametrize("users_folder", ["package", "module"], indirect=True)
-@pytest.mark.parametrize("order", [BEFORE, AFTER])
+@pytest.mark.parametrize(
+    ("users_folder", "order"), [("package", BEFORE), ("module", AFTER)], indirect=["users_folder"]
+)
 def test_users_reference_is_left_alone(users_folder: Path, order: str) -> None:
     """A user's own ``reference`` neither hides the golden nor is hidden by it, first or last."""
     assert run(order + SHOW, users_folder) == "inverse-sqrt-head-size Semantics"

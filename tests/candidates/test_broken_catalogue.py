@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 import torch
 from specific_mistakes import ON_A_DEVICE
 
@@ -44,20 +45,28 @@ def test_each_mistake_names_clauses_that_exist() -> None:
 
 
 def test_each_candidate_stands_under_its_name() -> None:
-    """The candidate carries the mistake's name, and its file offers it under that name.
-
-    A graph is a file that is written when it is needed: its mistake offers the function.
-    """
+    """The candidate carries the mistake's name, and its file offers it under that name."""
     packages = (broken, broken.reported)
     homes = [getattr(home, file) for home in packages for file in home.__all__ if file.islower()]
-    for mistake in MISTAKES:
-        if isinstance(mistake.candidate, conformance.Candidate):
-            assert mistake.candidate.name == mistake.name
-            assert any(getattr(home, mistake.name, None) is mistake.candidate for home in homes)
-        else:
-            (made,) = candidates_of(mistake.candidate, "the tests")
-            assert made[0].name == mistake.name
-            assert made[0].graph is not None or made[0].kind == "model"
+    candidates = [each for each in MISTAKES if isinstance(each.candidate, conformance.Candidate)]
+    assert len(candidates) >= FEWEST
+    for mistake in candidates:
+        assert mistake.candidate.name == mistake.name
+        assert any(getattr(home, mistake.name, None) is mistake.candidate for home in homes)
+
+
+# `conformance teeth --first` of each CI run writes every graph, too.
+@pytest.mark.one_in(20)
+@pytest.mark.parametrize(
+    "mistake",
+    [each for each in MISTAKES if not isinstance(each.candidate, conformance.Candidate)],
+    ids=lambda mistake: str(mistake.name),
+)
+def test_each_function_makes_the_graph_of_its_name(mistake: conformance.Mistake) -> None:
+    """A graph is a file that is written when it is needed: its mistake offers the function."""
+    (made,) = candidates_of(mistake.candidate, "the tests")
+    assert made[0].name == mistake.name
+    assert made[0].graph is not None or made[0].kind == "model"
 
 
 def test_every_clause_names_a_mistake() -> None:

@@ -25,6 +25,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_leaves_a_valid_report(folder: Path, number: signal.Signals) -> None:
     """Ctrl-C ends the run with 130 and a record of what was done, which says so.

@@ -48,7 +48,7 @@ def dies(query, key, value):
     return attend(query, key, value)
 """
 )
-CLAUSES = ("shape.output", "shape.dtype", "shape.strided", "numerics.golden", "equivariance.keys")
+CLAUSES = ("shape.output", "shape.dtype", "shape.strided", "numerics.golden")
 OPTIONS = RunOptions(targets=("attn.py",), profile="quick", only=CLAUSES)
 UNLIKE = ("seconds", "started")
 

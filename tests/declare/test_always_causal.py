@@ -57,7 +57,7 @@ def results(candidate: Candidate, **choices: Any) -> list[ClauseResult]:
         pytest.param(core(AlwaysCausal, "top-left"), "float16", marks=pytest.mark.nightly),
         pytest.param(core(AlwaysCausal, "bottom-right"), "float32", marks=pytest.mark.nightly),
         (layer(AlwaysCausal, "bottom-right", inputs="separate"), "float32"),
-        (language_model(), "float32"),
+        pytest.param(language_model(), "float32", marks=pytest.mark.nightly),
         pytest.param(
             core(AlwaysCausal, "bottom-right", empty_rows="any", features=[]),
             "float32",

@@ -81,6 +81,7 @@ def test_scale_is_named_with_its_error(name: str, dtype: str) -> None:
     assert "relative error" in entry["text"]
 
 
+@pytest.mark.nightly
 def test_another_mistake_of_precision_gets_no_name() -> None:
     """No rounding makes exponentials rough: none is named rather than the nearest."""
     assert unnamed(subject_of("RoughExponentials", "float32"))

@@ -142,6 +142,7 @@ ASKED = (
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("source", [CORE, LAYER], ids=["core", "layer"])
 def test_isolated_a_correct_candidate_gets_the_same_results(
     source: str, judge: conformance.Judge

@@ -185,6 +185,7 @@ def test_every_command_refuses_a_broken_distribution(tmp_path: Path) -> None:
     assert_refused(document, "ZeroDivisionError: division by zero")
 
 
+@pytest.mark.nightly
 def test_a_broken_distribution_under_pytest(tmp_path: Path) -> None:
     """Under pytest it is an error of collection in the same words."""
     folder = distribution(tmp_path, "1 / 0\n", {CLAUSES: "house = thirdparty"})

@@ -194,6 +194,7 @@ def test_suite_of_a_candidate_object(pytester: pytest.Pytester) -> None:
     assert result.parseoutcomes() == {"passed": 2}
 
 
+@pytest.mark.nightly
 def test_runs_inside_one_process(pytester: pytest.Pytester) -> None:
     """Whoever tests a plugin with pytester may check candidates in one process again and again."""
     pytester.makepyfile(

@@ -1,22 +1,25 @@
 from __future__ import annotations
 
+from typing import Any
+
 from browsing import PHONE, Opener
-from failing_records import entry
+from failing_records import failing
 from view_records import EVERY, NASTY, candidate, of, record
 
 from conformance.session.comparing import ComparedRecord, joined
 from conformance.views.html import render_comparison as render_html
 
-SOURCES = [
-    ComparedRecord(name="this run", record=record(entry("inverted"), entry("right"))),
-    ComparedRecord(name=f"{NASTY}.json", record={**of(*EVERY), "seed": 7}),
-]
+
+def two_sources() -> dict[str, Any]:
+    """A run over two cores, side by side with a record of every kind of failure."""
+    other = ComparedRecord(name=f"{NASTY}.json", record={**of(*EVERY), "seed": 7})
+    return joined([ComparedRecord(name="this run", record=failing()), other])
 
 
 def test_it_is_quiet_and_fits(opener: Opener) -> None:
     """No message, no request, and nothing stands out of a phone, in the dark either."""
     for size, scheme in ((None, "light"), (PHONE, "dark")):
-        opened = opener(render_html(joined(SOURCES)), size=size, scheme=scheme)  # type: ignore[arg-type]
+        opened = opener(render_html(two_sources()), size=size, scheme=scheme)  # type: ignore[arg-type]
         opened.open_all()
         opened.check_quiet()
         assert opened.overflow == 0
@@ -46,7 +49,7 @@ def test_differences_are_marked_without_colour(opener: Opener) -> None:
 
 def test_it_keeps_the_rules_of_accessibility(opener: Opener) -> None:
     """Axe finds nothing in light, and no lack of contrast in the dark."""
-    opened = opener(render_html(joined(SOURCES)))
+    opened = opener(render_html(two_sources()))
     assert opened.violations() == []
     opened.page.emulate_media(color_scheme="dark")
     assert opened.violations("color-contrast") == []

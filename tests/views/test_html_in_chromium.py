@@ -155,8 +155,9 @@ def test_nothing_stands_out_of_a_phone(opener: Opener, name: str) -> None:
     assert opened.overflow == 0
 
 
-@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("size", "scheme"), [(DESK, "light"), (PHONE, "dark")], ids=["desk", "phone"]
+)
 def test_a_model_is_a_column_of_its_attentions(
     opener: Opener, size: dict[str, int], scheme: Literal["light", "dark"]
 ) -> None:

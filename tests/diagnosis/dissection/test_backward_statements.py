@@ -109,6 +109,7 @@ def test_names_of_numbers_are_in_the_catalogue() -> None:
     assert set(_OF_CATALOGUE.values()) <= {mistake.name for mistake in BACKWARD}
 
 
+@pytest.mark.nightly
 def test_half_precision_gives_no_name_that_its_bounds_cannot_tell() -> None:
     """In bfloat16 a mean in place of the row term is near other mistakes: none of them is said."""
 

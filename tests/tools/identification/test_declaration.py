@@ -53,7 +53,7 @@ def test_rows_without_keys_by_form() -> None:
     assert "empty_rows={'keep': 'zeros', 'bias': 'nan'}" in said
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(14)
 @pytest.mark.parametrize(
     "target",
     [

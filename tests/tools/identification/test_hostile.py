@@ -19,7 +19,7 @@ def identified(name: str, capsys: pytest.CaptureFixture[str], *options: str) -> 
     return code, out + err
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize(
     ("name", "code", "said"),
     [
