@@ -1,6 +1,6 @@
 """Architectures of a library, exported in several ways, and what the check says of each model.
 
-``tox -e model-table`` installs transformers and runs ``python benchmarks/model_table.py``: tiny
+``tox -e model-table`` installs transformers and runs ``python -m benchmarks.model_table``: tiny
 models with random weights, nothing is downloaded. It prints one line for each architecture and
 exporter: attentions found, how many of them are distinct, the verdict on the model and those on its
 attentions, processor seconds of the check, and what failed. An export and a check have ten minutes
@@ -48,6 +48,7 @@ HEADINGS: Final = (
     "seconds",
     "findings",
 )
+_CHECKOUT: Final = Path(__file__).resolve().parents[1]
 _SECONDS: Final = 600
 _LONGEST: Final = 160
 _TEXT: Final = ("input_ids", "attention_mask")
@@ -260,10 +261,11 @@ def export(architecture: Architecture, exporter: str, path: Path) -> str:
 
 def export_within(name: str, exporter: str, path: Path) -> str:
     """As :func:`export`, in a process of its own, which may take ten minutes."""
-    command = [sys.executable, __file__, "--export", str(path), "--only", name, "--ways", exporter]
+    command = [sys.executable, "-m", "benchmarks.model_table", "--export", str(path)]
+    command += ["--only", name, "--ways", exporter]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_SECONDS, check=False
+            command, capture_output=True, text=True, timeout=_SECONDS, check=False, cwd=_CHECKOUT
         )
     except subprocess.TimeoutExpired:
         return f"the exporter does not end within {_SECONDS} s"
@@ -276,7 +278,7 @@ def export_within(name: str, exporter: str, path: Path) -> str:
 _BUILDER: Final = """
 import sys
 sys.path.insert(0, {folder!r})
-from model_table import ARCHITECTURES
+from benchmarks.model_table import ARCHITECTURES
 
 def build():
     return ARCHITECTURES[{name!r}].made(attn_implementation={kind!r})
@@ -290,8 +292,7 @@ def written(name: str, way: str, path: Path) -> str:
         ARCHITECTURES[name].made(attn_implementation=kind)
     except ValueError:
         return f"the library has no variant {kind}"
-    folder = str(Path(__file__).resolve().parent)
-    path.write_text(_BUILDER.format(folder=folder, name=name, kind=kind), encoding="utf-8")
+    path.write_text(_BUILDER.format(folder=str(_CHECKOUT), name=name, kind=kind), encoding="utf-8")
     return ""
 
 

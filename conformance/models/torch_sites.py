@@ -25,6 +25,10 @@ _BETWEEN: Final = CASTS | frozenset(
     "view reshape masked_fill where add sub mul div tanh clamp max min maximum minimum getitem cat "
     "nan_to_num softmax log_softmax exp sum amax logsumexp setitem neg".split()
 )
+# What is gathered from other scores, such as those of distances, is a bias on these.
+_GATHERS: Final = frozenset({"gather", "take_along_dim"})
+# These take no more than its shape, or its type, from their second tensor.
+_SHAPED: Final = frozenset({"expand_as", "reshape_as", "view_as", "type_as"})
 _SPREADS: Final = CASTS | {"view", "reshape", "expand", "unsqueeze", "getitem", "repeat"}
 
 
@@ -294,11 +298,12 @@ class _Slice:
         while waiting:
             top = waiting[-1]
             call = self._values[top].made_by
-            if top in self._made or call is None:
+            if top in self._made or call is None or call.name in _GATHERS:
                 self._made.setdefault(top, False)
                 waiting.pop()
                 continue
-            parts = [*call.reads, *(before for before, _ in call.renewed)]
+            reads = call.reads[:1] if call.name in _SHAPED else call.reads
+            parts = [*reads, *(before for before, _ in call.renewed)]
             unknown = [part for part in parts if part not in self._made and part != top]
             if unknown:
                 waiting += unknown

@@ -11,8 +11,8 @@ from ..problems.materialise import mask_sizes
 from ..tolerance import model
 from .oracle import evaluate
 
-# What decides how positions turn queries and keys.
-TURNING = ("rotary", "rotary_base", "rotary_fraction", "causal_alignment")
+# What decides how positions turn queries and keys, and what their products are multiplied by.
+_SCORING = ("rotary", "rotary_base", "rotary_fraction", "causal_alignment", "scale", "scale_factor")
 
 
 def single_key_inputs(
@@ -50,8 +50,8 @@ def lowered_key(drawn: Inputs, *, live: int, target: float) -> Inputs:
 def unmasked_scores(inputs: Inputs) -> Tensor:
     """The golden's scaled dot products ``[B, H, Lq, Lk]`` without any mask, heads turned."""
     free = inputs.without_mask().replace(causal=False, window=None)
-    turned = {name: getattr(inputs.point, name) for name in TURNING}
-    evaluation = evaluate(free, golden.STANDARD.replace(**turned))
+    scored = {name: getattr(inputs.point, name) for name in _SCORING}
+    evaluation = evaluate(free, golden.STANDARD.replace(**scored))
     core = evaluation if isinstance(evaluation, golden.Attention) else evaluation.core
     return core.scores
 

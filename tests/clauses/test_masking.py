@@ -9,6 +9,7 @@ from examples import core, layer, plan, problem, run_clause, try_on
 from torch import Tensor
 
 from candidates.eager import Call, EagerCore, EagerLayer
+from conformance._golden import golden
 from conformance.clauses.masking import _broadcast_pairs, _form_pairs
 from conformance.clauses.subject import Subject
 from conformance.oracle.extreme_logits import single_key_inputs, unmasked_scores
@@ -30,10 +31,18 @@ class Filled(EagerCore):
 
 @pytest.mark.parametrize("target", [1e2, 3e4, 4e5, 5e6, 9e7])
 @pytest.mark.parametrize("low", [True, False])
-@pytest.mark.parametrize("kind", ["core", "layer", "self"])
+@pytest.mark.parametrize("kind", ["core", "core-scaled", "layer", "self"])
 def test_stretched_key_reaches_its_target(target: float, low: bool, kind: str) -> None:  # noqa: FBT001
-    """The live logits lie at minus the target, or the hidden ones reach it, whatever the kind."""
-    made = {"core": core, "layer": layer, "self": lambda: layer(inputs="self")}[kind]()
+    """The live logits lie at minus the target, or the hidden ones reach it, whatever the kind.
+
+    So they do at a scale that a kernel declares.
+    """
+    made = {
+        "core": core,
+        "core-scaled": lambda: core(semantics=golden.STANDARD.replace(scale=1 / 16)),
+        "layer": layer,
+        "self": lambda: layer(inputs="self"),
+    }[kind]()
     example = problem(mask=plan("single"))
     if kind == "self":
         example = problem(

@@ -74,6 +74,21 @@ def folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     return torch.bmm(scores.softmax(-1).view(BATCH * HEADS, LENGTH, LENGTH), value)
 
 
+def spread(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+    scores = query @ key.mT / math.sqrt(SIZE)
+    hidden = (~mask).view(BATCH, 1, 1, LENGTH).expand_as(scores)
+    return softmax(scores.masked_fill(hidden, -math.inf).float(), -1).type_as(scores) @ value
+
+
+def with_distances(query: Tensor, key: Tensor, value: Tensor, _mask: Tensor) -> Tensor:
+    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+    places = torch.arange(LENGTH)
+    distances = (places[:, None] - places + LENGTH).expand(BATCH, HEADS, -1, -1)
+    of_distances = (query @ torch.ones(SIZE, 2 * LENGTH)).gather(-1, distances)
+    return softmax((query @ key.mT + of_distances) / math.sqrt(2 * SIZE), -1) @ value
+
+
 @pytest.mark.parametrize(
     ("attend", "role", "axes"),
     [
@@ -82,6 +97,8 @@ def folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         (in_place, "bias", "B11K"),
         (by_letters, "keep", "B11K"),
         (folded, "drop", "B11K"),
+        (spread, "drop", "BHQK"),
+        (with_distances, "bias", "BHQK"),
     ],
 )
 def test_each_way_to_write_attention_is_read(attend: Attend, role: str, axes: str) -> None:
