@@ -18,7 +18,7 @@ from ...oracle.oracle import Oracle
 from ...problems.inputs import Inputs
 from ...problems.materialise import TORCH_DTYPES
 from .agreement import PointJudge, Sample
-from .caller import FREE, Caller, Observation, Refusal, masked, random_keep
+from .caller import FREE, Caller, ProbeAnswer, Refusal, masked, random_keep
 from .convention import MaskUse, compiled
 from .signature import Parameters
 
@@ -91,7 +91,7 @@ def find_weights(
     inputs = caller.draw(seed=12).replace(return_weights=True)
     for options in (tuple(named[:1] + average), tuple(average), (), tuple(guessed[:1])):
         answer = caller.under(weights=options).call(inputs)
-        returned = answer.returned if isinstance(answer, Observation) else None
+        returned = answer.returned if isinstance(answer, ProbeAnswer) else None
         if not isinstance(returned, tuple) or len(returned) < 2:  # noqa: PLR2004 (a pair)
             continue
         if not isinstance(returned[1], Tensor) or not isinstance(returned[0], Tensor):
@@ -124,7 +124,7 @@ def learned_besides(caller: Caller) -> list[str]:
     inputs, other = (caller.draw(seed=seed) for seed in (17, 18))
     plain = caller.call(inputs)
     built = caller.prepare(inputs.geometry, inputs.weights)
-    if not isinstance(built, nn.Module) or not isinstance(plain, Observation) or not caller.draws:
+    if not isinstance(built, nn.Module) or not isinstance(plain, ProbeAnswer) or not caller.draws:
         return []
     before = {name: own.detach().clone() for name, own in built.named_parameters()}
     anew: Any = caller.prepare(inputs.geometry, other.weights)
@@ -204,7 +204,7 @@ def accepted_mismatches(caller: Caller) -> list[str]:
 _WITH_KEYS: Final = ("BHQK", "B1QK", "HQK", "BQK", "QK", "BK", "B11K")
 
 
-def _with_short_mask(caller: Caller, use: MaskUse, inputs: Inputs) -> Observation | Refusal:
+def _with_short_mask(caller: Caller, use: MaskUse, inputs: Inputs) -> ProbeAnswer | Refusal:
     """The call with a mask that is made for one key fewer."""
     fewer = inputs.geometry.replace(key_length=inputs.geometry.key_length - 1)
     keep = random_keep(use.shape, fewer)

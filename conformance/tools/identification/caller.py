@@ -142,7 +142,7 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Observation:
+class ProbeAnswer:
     """A probe and its answer, batched, in float64; ``dtype`` is that of what was returned."""
 
     inputs: Inputs
@@ -235,7 +235,7 @@ class Caller:
             weights=self.weigh(geometry, dtype or self.dtype, seed),
         )
 
-    def call(self, inputs: Inputs) -> Observation | Refusal:
+    def call(self, inputs: Inputs) -> ProbeAnswer | Refusal:
         """Call with copies of a probe."""
         try:
             called = guarded(self.prepare, (inputs.geometry, inputs.weights), {}, "building it")
@@ -300,7 +300,7 @@ class Caller:
 
         return build
 
-    def answer(self, inputs: Inputs) -> Observation | None:
+    def answer(self, inputs: Inputs) -> ProbeAnswer | None:
         """Call; None for a refusal or for an answer of another shape than attention's."""
         result = self.call(inputs)
         if isinstance(result, Refusal) or tuple(result.output.shape) != inputs.output_shape:
@@ -324,7 +324,7 @@ def _with_parts(called: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def read(returned: Any, inputs: Inputs) -> Observation | Refusal:
+def read(returned: Any, inputs: Inputs) -> ProbeAnswer | Refusal:
     """What was returned, as an observation of the output; a pair's weights stay in ``returned``."""
     output = returned[0] if inputs.return_weights and isinstance(returned, tuple) else returned
     if not isinstance(output, Tensor):
@@ -332,7 +332,7 @@ def read(returned: Any, inputs: Inputs) -> Observation | Refusal:
     if output.layout != torch.strided or output.is_nested or not output.is_floating_point():
         return Refusal("type", f"returned a tensor of {output.dtype}, {output.layout}")
     batched = output if inputs.batched else output.unsqueeze(0)
-    return Observation(inputs, batched.detach().clone().double(), output.dtype, returned)
+    return ProbeAnswer(inputs, batched.detach().clone().double(), output.dtype, returned)
 
 
 def _kind_of(value: Any) -> str:

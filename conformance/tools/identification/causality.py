@@ -10,7 +10,7 @@ import torch
 from ..._golden import golden
 from ...declare.declaration import BY_CAUSALITY
 from .agreement import PointJudge, Sample, live_sample
-from .caller import Caller, Observation, Refusal, draw_keep, masked
+from .caller import Caller, ProbeAnswer, Refusal, draw_keep, masked
 from .convention import MaskUse
 from .deviations import Causality, without_effect
 from .record import LIKELY, empty_words, placed
@@ -45,7 +45,7 @@ def find_causality(
     answers = [_call(flagged, sizes) for sizes in (LONG_KEYS, LONG_QUERIES)]
     if all(isinstance(answer, Refusal) for answer in answers):
         answers = [_call(flagged, _SQUARE)]
-    observed = [answer for answer in answers if isinstance(answer, Observation)]
+    observed = [answer for answer in answers if isinstance(answer, ProbeAnswer)]
     readings: list[golden.Semantics] = []
     why, idle = "", False
     if not observed:
@@ -82,15 +82,15 @@ def _points(point: golden.Semantics) -> list[golden.Semantics]:
     ]
 
 
-def _call(caller: Caller, sizes: dict[str, int]) -> Observation | Refusal:
+def _call(caller: Caller, sizes: dict[str, int]) -> ProbeAnswer | Refusal:
     inputs = caller.draw(sizes, seed=0).replace(causal=True)
     answer = caller.call(inputs)
-    if isinstance(answer, Observation) and tuple(answer.output.shape) != inputs.output_shape:
+    if isinstance(answer, ProbeAnswer) and tuple(answer.output.shape) != inputs.output_shape:
         return Refusal("shape", f"returned the shape {list(answer.output.shape)}")
     return answer
 
 
-def _fits(point: golden.Semantics, observed: Sequence[Observation], judge: PointJudge) -> bool:
+def _fits(point: golden.Semantics, observed: Sequence[ProbeAnswer], judge: PointJudge) -> bool:
     return judge.fits(
         point,
         (live_sample(observation.inputs, observation.output, point) for observation in observed),

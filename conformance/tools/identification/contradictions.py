@@ -12,7 +12,7 @@ from ...declare.candidate import Candidate
 from ...declare.declaration import Declaration
 from ...problems.materialise import TORCH_DTYPES, in_dtype
 from .agreement import PointJudge, Sample, live_sample, rows_with_keys
-from .caller import Caller, Observation, SizeRule, draw_weights, masked
+from .caller import Caller, ProbeAnswer, SizeRule, draw_weights, masked
 from .causality import LONG_KEYS, LONG_QUERIES, RULES, empty_row_rules
 from .convention import CORE_LAYOUTS, LAYER_LAYOUTS, Convention, MaskUse
 from .plain_reading import OTHER_SIZES
@@ -132,7 +132,7 @@ def declared_caller(candidate: Candidate) -> Caller:
 
 
 def _live(
-    observed: list[Observation], judge: PointJudge, reading: golden.Semantics
+    observed: list[ProbeAnswer], judge: PointJudge, reading: golden.Semantics
 ) -> list[Sample]:
     """The answers, of which only the rows with keys under a reading are compared."""
     return [
@@ -146,7 +146,7 @@ def _live(
 
 
 def _without_causality(
-    declared: Declaration, observed: list[Observation], judge: PointJudge
+    declared: Declaration, observed: list[ProbeAnswer], judge: PointJudge
 ) -> Iterator[str]:
     """The other alignment, or no causality, where a declaration promises to be always causal."""
     if not declared.always_causal:

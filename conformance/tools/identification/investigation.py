@@ -25,7 +25,7 @@ from .behaviour import (
     order_matters,
     repeats,
 )
-from .caller import Caller, Observation
+from .caller import Caller, ProbeAnswer
 from .deviations import Investigation
 from .plain_reading import PlainReading
 from .points import function_in
@@ -99,7 +99,7 @@ def _fits_and_acts(
     judge: PointJudge,
     point: golden.Semantics,
     inputs: Inputs,
-    answer: Observation | None,
+    answer: ProbeAnswer | None,
     **absent: None,
 ) -> bool:
     """Whether an answer fits the problem with an option, and does not fit the one without it."""
@@ -173,7 +173,7 @@ def find_groups(
     refusal = "an answer of another shape"
     for option in options:
         answer = caller.under(options=(*caller.convention.options, *option)).call(inputs)
-        if not isinstance(answer, Observation):
+        if not isinstance(answer, ProbeAnswer):
             refusal = answer.why
             continue
         for order in ("repeat", "tile"):

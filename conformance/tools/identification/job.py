@@ -19,7 +19,7 @@ from ...tolerance.positions import position_bound
 from . import callers
 from .agreement import PointJudge
 from .behaviour import learned_besides
-from .caller import Caller, Observation, Refusal
+from .caller import Caller, ProbeAnswer, Refusal
 from .contradictions import contradictions
 from .deviations import Investigation, deviations
 from .implementation import Implementation, read_attentions
@@ -307,7 +307,7 @@ class Unread:
     """Answers that no simple point explains; ``others`` are had in ways that explain values."""
 
     weights: Weights
-    observed: list[Observation]
+    observed: list[ProbeAnswer]
     others: tuple[Unread, ...] = ()
 
     @property
@@ -367,7 +367,7 @@ def _parameters(caller: Caller) -> Parameters:
     return read_parameters(caller.prepare(inputs.geometry, inputs.weights))
 
 
-def _shaped(observed: list[Observation]) -> bool:
+def _shaped(observed: list[ProbeAnswer]) -> bool:
     return all(
         tuple(observation.output.shape) == observation.inputs.output_shape
         for observation in observed

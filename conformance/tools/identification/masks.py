@@ -12,7 +12,7 @@ import torch
 from ..._golden import golden
 from ...problems.inputs import Inputs
 from .agreement import PointJudge, Sample
-from .caller import Caller, Observation, masked
+from .caller import Caller, ProbeAnswer, masked
 from .convention import MaskUse
 from .signature import CallParameter
 
@@ -168,7 +168,7 @@ def _use(parameter: CallParameter, form: str, shape: tuple[str, str, str], give:
     return MaskUse(form=form, parameter=parameter.name, shape=declared, native=native, give=give)
 
 
-def _answer(caller: Caller, use: MaskUse, inputs: Inputs) -> Observation | None:
+def _answer(caller: Caller, use: MaskUse, inputs: Inputs) -> ProbeAnswer | None:
     return caller.under(masks=(use,)).answer(inputs)
 
 
@@ -186,7 +186,7 @@ def _boolean(
     """A mask of two values: its polarity, and what it does."""
     word, keep_form, drop_form, give = kind
     give = give.replace("{query}", caller.convention.inputs_names[0])
-    taken: list[tuple[MaskUse, Observation]] = []
+    taken: list[tuple[MaskUse, ProbeAnswer]] = []
     for shape in _shapes_of(caller):
         if shape in _TURNED and shape[0] in [use.shape for use, _ in taken]:
             continue
@@ -219,11 +219,11 @@ def _boolean(
     return _reading(parameter, word, form, uses, reading.replace(mask_polarity="keep"))
 
 
-def _sample(answer: Observation) -> Sample:
+def _sample(answer: ProbeAnswer) -> Sample:
     return Sample(answer.inputs, answer.output)
 
 
-def _means_additive(answer: Observation, point: golden.Semantics, judge: PointJudge) -> bool:
+def _means_additive(answer: ProbeAnswer, point: golden.Semantics, judge: PointJudge) -> bool:
     """Whether a mask of 0 and 1 was simply added to the logits: that is a bias."""
     keep = answer.inputs.keep
     if keep is None:
@@ -234,7 +234,7 @@ def _means_additive(answer: Observation, point: golden.Semantics, judge: PointJu
     )
 
 
-def _unmoved(caller: Caller, taken: Sequence[tuple[MaskUse, Observation]]) -> bool:
+def _unmoved(caller: Caller, taken: Sequence[tuple[MaskUse, ProbeAnswer]]) -> bool:
     """Whether the answers are those of a call without any mask."""
     for _, answer in taken:
         free = caller.answer(answer.inputs.without_mask())

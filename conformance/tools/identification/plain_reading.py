@@ -18,7 +18,7 @@ from ...diagnosis.mistaken_answer import Combination
 from ...problems.inputs import Inputs
 from .agreement import PointJudge, Sample
 from .behaviour import order_matters
-from .caller import Caller, Observation, Refusal
+from .caller import Caller, ProbeAnswer, Refusal
 from .points import (
     ALIGNMENTS,
     SCALES,
@@ -69,7 +69,7 @@ class PlainReading:
     words: str = ""
 
 
-def observe(caller: Caller, dtype: str = "float32") -> list[Observation] | Refusal:
+def observe(caller: Caller, dtype: str = "float32") -> list[ProbeAnswer] | Refusal:
     """Probes of different sizes, and one of greater lengths where these are taken."""
     observed = []
     for seed, sizes in enumerate(_PROBES):
@@ -82,7 +82,7 @@ def observe(caller: Caller, dtype: str = "float32") -> list[Observation] | Refus
 
 
 def read_plain(
-    weights: Weights, observed: Sequence[Observation], judge: PointJudge
+    weights: Weights, observed: Sequence[ProbeAnswer], judge: PointJudge
 ) -> PlainReading | None:
     """The simplest point within bound of every probe; None when there is none.
 
@@ -114,7 +114,7 @@ def _tried(caller: Caller) -> Iterator[Proposal]:
 
 def first_fitting(
     proposals: Iterable[Proposal],
-    observed: Sequence[Observation],
+    observed: Sequence[ProbeAnswer],
     judge: PointJudge,
     *,
     was_read: bool = False,
@@ -158,7 +158,7 @@ def _are_alike(one: Proposal, other: Proposal) -> bool:
     return rules and same == one and one.point.scale_factor == 1.0
 
 
-def read_as(observation: Observation, always: str | None) -> Sample:
+def read_as(observation: ProbeAnswer, always: str | None) -> Sample:
     """An answer as a sample, of a causal problem where something is always causal."""
     return Sample(observation.inputs.replace(causal=always is not None), observation.output)
 
@@ -263,7 +263,7 @@ def _steps(caller: Caller) -> Iterator[golden.Semantics]:
 
 
 def read_further(
-    weights: Weights, observed: Sequence[Observation], judge: PointJudge
+    weights: Weights, observed: Sequence[ProbeAnswer], judge: PointJudge
 ) -> PlainReading | None:
     """The first point with positions, norms, caps, windows or biases that fits every probe."""
     ordered = order_matters(weights.caller) is not False

@@ -21,7 +21,7 @@ from ...diagnosis.mistakes import NamedMistake, named_mistakes
 from ...diagnosis.randomness import random_entry
 from .agreement import PointJudge
 from .behaviour import order_matters
-from .caller import Caller, Observation
+from .caller import Caller, ProbeAnswer
 from .plain_reading import PlainReading, Weights, read_as
 from .points import (
     ALIGNMENTS,
@@ -85,7 +85,7 @@ class Beyond:
         return [{"text": one.sentence, "heads": one.heads} for one in self.statements]
 
 
-def read_beyond(weights: Weights, observed: Sequence[Observation], judge: PointJudge) -> Beyond:
+def read_beyond(weights: Weights, observed: Sequence[ProbeAnswer], judge: PointJudge) -> Beyond:
     """What the answers say beyond the nearest point, as far as it is confirmed.
 
     Each statement explains every answer of the diagnosis' battery, answers to problems that no
@@ -115,7 +115,7 @@ def read_beyond(weights: Weights, observed: Sequence[Observation], judge: PointJ
     return confirmed(likely[-1], _statements(weights, likely[-1], heads))
 
 
-def _unseen(caller: Caller) -> list[Observation]:
+def _unseen(caller: Caller) -> list[ProbeAnswer]:
     """Answers to problems of other lengths that nothing was read from."""
     answers = (
         caller.answer(caller.draw(sizes, seed=_UNSEEN_SEED + number))
@@ -163,7 +163,7 @@ def _windowed(band: Band, base: golden.Semantics) -> tuple[Proposal, Statement]:
 
 
 def _nearest(
-    weights: Weights, observed: Sequence[Observation], judge: PointJudge
+    weights: Weights, observed: Sequence[ProbeAnswer], judge: PointJudge
 ) -> Iterator[Proposal]:
     """The point whose logits are those that were read, at first with the specification's scale.
 
@@ -236,7 +236,7 @@ def _is_ordinary(subject: Subject, answer: BatteryAnswer) -> bool:
 
 
 def _holds(
-    said: Statement, nearest: Proposal, observed: Sequence[Observation], judge: PointJudge
+    said: Statement, nearest: Proposal, observed: Sequence[ProbeAnswer], judge: PointJudge
 ) -> bool:
     """Whether a statement explains the probes that it speaks of, of which there are several."""
     if not said.made:
@@ -252,7 +252,7 @@ def _holds(
 
 
 def reading_of(
-    beyond: Beyond, observed: Sequence[Observation], judge: PointJudge
+    beyond: Beyond, observed: Sequence[ProbeAnswer], judge: PointJudge
 ) -> PlainReading | None:
     """The nearest point with its first statement as a reading of every plain call."""
     first = next((one for one in beyond.statements if one.made and one.heads is None), None)
