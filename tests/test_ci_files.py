@@ -26,11 +26,16 @@ from conformance.cli.check import check_command
 CI = CHECKOUT / "docs" / "ci"
 HOOKS = CHECKOUT / ".pre-commit-hooks.yaml"
 PAGE = (CHECKOUT / "docs" / "gate.md").read_text(encoding="utf-8")
+SURVEY = (CHECKOUT / "docs" / "survey-howto.md").read_text(encoding="utf-8")
 VALIDATED: dict[str, tuple[str, Path]] = {
     "action": ("check_jsonschema --builtin-schema vendor.github-actions", ACTION),
     "workflow": (
         "check_jsonschema --builtin-schema vendor.github-workflows",
         CI / "github-workflow.yml",
+    ),
+    "survey": (
+        "check_jsonschema --builtin-schema vendor.github-workflows",
+        CI / "survey-workflow.yml",
     ),
     "GitLab": ("check_jsonschema --builtin-schema vendor.gitlab-ci", CI / "gitlab-ci.yml"),
     "hooks": ("pre_commit validate-manifest", HOOKS),
@@ -68,7 +73,7 @@ def test_page_shows_file(path: Path) -> None:
         assert {key for entry in entries for key in entry} == set(KEYS)
         assert all(ExpectedFailure(**entry) for entry in entries)
         return
-    assert f"```{'text' if path.suffix == '.ini' else 'yaml'}\n{path.read_text()}```\n" in PAGE
+    assert f"```{'text' if path.suffix == '.ini' else 'yaml'}\n{path.read_text()}```\n" in PAGE + SURVEY
 
 
 def hook_command() -> list[str]:

@@ -1,0 +1,111 @@
+"""``python -m survey NAME…``: judge libraries, keep their records and write the pages.
+
+``all`` stands for every library, in turn, and goes on where it was stopped; ``--shard I/N`` takes a
+part of them; ``--pages`` writes the pages from the records that are there and judges nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from . import library, pages, records, sweep
+
+_ALL: Final = "all"
+_CHECKOUT: Final = Path(__file__).resolve().parent.parent
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="survey", description=__doc__)
+    add = parser.add_argument
+    add("names", nargs="*", metavar="NAME", help=f"of libraries, or {_ALL}")
+    add("--list", action="store_true", help="print the names of the libraries")
+    add("--shard", metavar="I/N", help="of all libraries the part I of N")
+    add("--only", action="append", default=[], metavar="CANDIDATE", help="of one library")
+    add("--keep", action="store_true", help="leave the environments where they are")
+    add("--work", type=Path, default=_CHECKOUT / ".tox" / "surveyed", help="folder of environments")
+    add("--records", type=Path, default=records.FOLDER, help="folder of the records")
+    add("--pages", action="store_true", help="write the pages from the records")
+    add("--since", type=Path, metavar="FOLDER", help="records of the last survey: what changed")
+    add("--markdown", type=Path, default=_CHECKOUT / "docs" / "survey.md")
+    add("--html", type=Path, metavar="FILE", help="write the page in HTML, too")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do what the command line says; 2 with one sentence where that cannot be."""
+    options = _parser().parse_args(arguments)
+    try:
+        return _run(options)
+    except library.SurveyError as error:
+        sys.stderr.write(f"survey: {error}\n")
+        return 2
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.list:
+        print("\n".join(library.names()))  # noqa: T201 (what is asked for)
+        return 0
+    every = options.names == [_ALL]
+    if not options.names and not options.pages:
+        msg = f"name libraries, or {_ALL}, or pass --pages; --list prints the names"
+        raise library.SurveyError(msg)
+    if (options.shard and not every) or (options.only and (every or len(options.names) != 1)):
+        msg = f"--shard goes with {_ALL}, --only with the name of one library"
+        raise library.SurveyError(msg)
+    names = sweep.shard(library.names(), options.shard) if every else options.names
+    chosen = [library.read(name) for name in names]
+    journal = sweep.Journal(
+        options.work / f"sweep-{(options.shard or '1/1').replace('/', '-of-')}.json"
+    )
+    for one in journal.left(chosen) if every else chosen:
+        record = sweep.survey(one, options.work, keep=options.keep, only=options.only)
+        if options.only:
+            record = _merged(record, options.records, one)
+        records.save(one.name, record, options.records)
+        if record["status"] != "judged":
+            print(f"{one.name} {record['status']}: {record['reason']}")  # noqa: T201 (progress)
+        if every:
+            journal.add(one)
+    if every:
+        journal.close()
+    if options.pages:
+        _write_pages(options)
+    return 0
+
+
+def _merged(record: records.Record, folder: Path, one: library.Library) -> records.Record:
+    """A record with the rows of candidates that were not judged this time."""
+    old = records.load(folder).get(one.name, {"candidates": []})
+    judged = {row["name"].partition("/")[0] for row in record["candidates"]}
+    order = list(one.candidates)
+    rows = [
+        row
+        for row in old["candidates"]
+        if (name := row["name"].partition("/")[0]) not in judged and name in order
+    ]
+    rows = sorted(
+        [*rows, *record["candidates"]], key=lambda row: order.index(row["name"].partition("/")[0])
+    )
+    return records.decided({**record, "candidates": rows}, one)
+
+
+def _write_pages(options: argparse.Namespace) -> None:
+    """Decide the records anew by today's files, then write the pages from them alone."""
+    known = library.names()
+    kept = records.load(options.records)
+    for name, record in kept.items():
+        if name in known:
+            kept[name] = records.decided(record, library.read(name))
+            records.save(name, kept[name], options.records)
+    changed = None if options.since is None else records.changes(records.load(options.since), kept)
+    options.markdown.write_text(pages.markdown(kept, changed), encoding="utf-8")
+    if options.html is not None:
+        options.html.write_text(pages.html(kept, changed), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,143 @@
+"""The records that are kept, one of a library, and what changed from one survey to the next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+from .library import Library, SurveyError
+
+FOLDER: Final = Path(__file__).with_name("records")
+SCHEMA: Final = 1
+# Failures that need a decision: those of clauses that must hold, and of the harness.
+_SEVERE: Final = ("failed", "error", "unexpected-pass")
+Record = dict[str, Any]
+
+
+def load(folder: Path = FOLDER) -> dict[str, Record]:
+    """Every record of a folder by the name of its library; SurveyError for another file."""
+    records = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            msg = f"{path} is no JSON: {error}"
+            raise SurveyError(msg) from error
+        if not isinstance(record, dict) or record.get("survey") != SCHEMA:
+            msg = f"{path} is no record of a survey of schema {SCHEMA}: make it anew"
+            raise SurveyError(msg)
+        records[path.stem] = record
+    return records
+
+
+def save(name: str, record: Record, folder: Path = FOLDER) -> None:
+    """Keep a record, a line a candidate, so that what changed can be read in a diff."""
+    folder.mkdir(parents=True, exist_ok=True)
+    head = {key: value for key, value in record.items() if key != "candidates"}
+    lines = [f'"{key}": {_json(value)}' for key, value in head.items()]
+    rows = ",\n".join(f"  {_json(row)}" for row in record["candidates"])
+    lines.append(f'"candidates": [\n{rows}\n]' if rows else '"candidates": []')
+    text = "{\n" + ",\n".join(lines) + "\n}\n"
+    path = folder / f"{name}.json"
+    started = path.with_suffix(".part")
+    started.write_text(text, encoding="utf-8")
+    started.replace(path)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def decided(record: Record, library: Library) -> Record:
+    """A record with what its library's file says today of the failures and the promises in it."""
+    rows = [
+        {**row, "clauses": [_decided(row, clause, library) for clause in row.get("clauses") or ()]}
+        for row in record["candidates"]
+    ]
+    promises = [
+        {
+            "sentence": promise.sentence,
+            "link": promise.link,
+            **_held(promise.candidates, promise.clauses, rows),
+        }
+        for promise in library.promises
+    ]
+    return {**record, "about": library.about, "promises": promises, "candidates": rows}
+
+
+def _decided(row: Record, clause: Record, library: Library) -> Record:
+    plain = {
+        key: value for key, value in clause.items() if key not in ("decided", "why", "finding")
+    }
+    one = next((one for one in library.decided if one.covers(row["name"], clause["id"])), None)
+    if one is None:
+        return plain
+    found = {"finding": one.finding} if one.finding else {}
+    return {**plain, "decided": one.decided, "why": one.reason, **found}
+
+
+def _held(candidates: str, clauses: Sequence[str], rows: Sequence[Record]) -> dict[str, Any]:
+    """Whether a promise is kept, and the failures that break it; "untested" where nothing ran."""
+    own = [row for row in rows if fnmatchcase(row["name"], candidates)]
+    broken = [
+        f"{row['name']} {clause['id']}"
+        for row in own
+        for clause in row["clauses"]
+        if clause["status"] == "failed" and _any(clause["id"], clauses)
+    ]
+    ran = any(_any(slug, clauses) for row in own for slug in row.get("passed", "").split())
+    return {"held": "broken" if broken else "kept" if ran else "untested", "by": broken}
+
+
+def _any(slug: str, globs: Sequence[str]) -> bool:
+    return any(fnmatchcase(slug, glob) for glob in globs)
+
+
+def undecided(record: Mapping[str, Any]) -> Iterator[tuple[str, Record]]:
+    """Candidates and their failures of clauses that must hold which nobody decided."""
+    for row in record["candidates"]:
+        for clause in row.get("clauses") or ():
+            if (
+                clause["status"] in _SEVERE
+                and clause["level"] == "MUST"
+                and "decided" not in clause
+            ):
+                yield row["name"], clause
+
+
+def changes(before: Mapping[str, Record], now: Mapping[str, Record]) -> list[str]:
+    """What changed from one survey to the next, a sentence each; what only moved is none."""
+    return [
+        f"{library}: {sentence}"
+        for library in sorted({*before, *now})
+        for sentence in _changes(before.get(library), now.get(library))
+    ]
+
+
+def _changes(old: Record | None, new: Record | None) -> Iterator[str]:
+    if old is None or new is None:
+        yield "surveyed for the first time" if old is None else "no longer surveyed"
+        return
+    for key in ("version", "status"):
+        if old[key] != new[key]:
+            yield f"{key} {old[key] or 'none'}, now {new[key] or 'none'}"
+    rows, others = ({row["name"]: row for row in record["candidates"]} for record in (old, new))
+    for name in sorted({*rows, *others}):
+        if name not in rows or name not in others:
+            yield f"{name} {'came' if name in others else 'went'}"
+            continue
+        row, other = rows[name], others[name]
+        if row["verdict"] != other["verdict"]:
+            yield f"{name}: {row['verdict']}, now {other['verdict']}"
+        failing, fails = _failing(row), _failing(other)
+        if came := sorted(fails - failing):
+            yield f"{name} fails {', '.join(came)}"
+        if went := sorted((failing - fails) & set(other.get("passed", "").split())):
+            yield f"{name} passes {', '.join(went)}"
+
+
+def _failing(row: Record) -> set[str]:
+    return {clause["id"] for clause in row.get("clauses") or () if clause["status"] in _SEVERE}

@@ -1,0 +1,75 @@
+"""What the files of libraries say is read without importing anything, and checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from _paths import CHECKOUT
+from surveyed import library_file
+
+from survey import library
+from survey.library import SurveyError
+
+
+@pytest.mark.parametrize("name", library.names())
+def test_every_file_is_right(name: str) -> None:
+    """Each file that is shipped has pins, functions for its candidates, links and findings."""
+    made = library.read(name)
+    assert made.candidates
+    findings = CHECKOUT / "docs" / "findings"
+    for decision in made.decided:
+        assert not decision.finding or (findings / f"{decision.finding}.md").is_file()
+
+
+def test_nothing_is_imported(tmp_path: Path) -> None:
+    """A file whose import fails is read all the same."""
+    path = library_file(tmp_path, "broken")
+    path.write_text(path.read_text(encoding="utf-8") + "\nraise SystemExit\n", encoding="utf-8")
+    made = library.read("broken", tmp_path)
+    assert (made.distribution, dict(made.candidates)) == ("torch", {"layer": "identify"})
+
+
+LINKED = {"sentence": "Masks hide.", "link": "https://example.org", "clauses": ["mask.*"]}
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"requirements": ["torch"]}, "'torch' is not pinned"),
+        ({"requirements": []}, "must not be empty"),
+        ({"candidates": {"other": "identify"}}, "'other' is not defined"),
+        ({"candidates": {"layer": "guess"}}, "run by 'guess': write one of identify, check"),
+        ({"promises": ({**LINKED, "link": "their manual"},)}, "needs an https link"),
+        ({"promises": ({"sentence": "Masks hide."},)}, "an entry of promises is wrong"),
+        (
+            {"decided": ({"clause": "mask.*", "decided": "fine", "reason": "so"},)},
+            "decided 'fine': write one of defect",
+        ),
+        (
+            {"decided": ({"clause": "mask.*", "decided": "defect", "reason": "so"},)},
+            "a defect has a finding",
+        ),
+    ],
+)
+def test_mistakes_are_one_sentence(tmp_path: Path, facts: dict[str, object], words: str) -> None:
+    """Each thing that can be wrong in a file is said with the file and what to do."""
+    path = library_file(tmp_path, "one", **facts)  # type: ignore[arg-type]
+    with pytest.raises(SurveyError, match=words) as raised:
+        library.read("one", tmp_path)
+    assert str(path) in str(raised.value)
+
+
+def test_an_unknown_name_lists_the_known(tmp_path: Path) -> None:
+    """A library without a file is refused with the names of those that have one."""
+    library_file(tmp_path, "one")
+    with pytest.raises(SurveyError, match=r"no library 'tow' .* those are one"):
+        library.read("tow", tmp_path)
+
+
+def test_a_decision_covers_by_globs() -> None:
+    """Candidate and clause must both fit."""
+    made = library.Decision(clause="mask.*", decided="ours", reason="so", candidates="model#*")
+    assert made.covers("model#0", "mask.golden")
+    assert not made.covers("model", "mask.golden")
+    assert not made.covers("model#0", "numerics.golden")
