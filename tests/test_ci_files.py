@@ -73,7 +73,10 @@ def test_page_shows_file(path: Path) -> None:
         assert {key for entry in entries for key in entry} == set(KEYS)
         assert all(ExpectedFailure(**entry) for entry in entries)
         return
-    assert f"```{'text' if path.suffix == '.ini' else 'yaml'}\n{path.read_text()}```\n" in PAGE + SURVEY
+    assert (
+        f"```{'text' if path.suffix == '.ini' else 'yaml'}\n{path.read_text()}```\n"
+        in PAGE + SURVEY
+    )
 
 
 def hook_command() -> list[str]:
