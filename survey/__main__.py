@@ -7,6 +7,7 @@ part of them; ``--pages`` writes the pages from the records that are there and j
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,12 +63,11 @@ def _run(options: argparse.Namespace) -> int:
         options.work / f"sweep-{(options.shard or '1/1').replace('/', '-of-')}.json"
     )
     for one in journal.left(chosen) if every else chosen:
-        record = sweep.survey(one, options.work, keep=options.keep, only=options.only)
-        if options.only:
-            record = _merged(record, options.records, one)
-        records.save(one.name, record, options.records)
-        if record["status"] != "judged":
-            print(f"{one.name} {record['status']}: {record['reason']}")  # noqa: T201 (progress)
+        before = records.load(options.records).get(one.name)
+        save = functools.partial(_save, one, options.records, before)
+        record = sweep.survey(one, options.work, keep=options.keep, only=options.only, save=save)
+        said = " ".join(filter(None, (record["status"], record["reason"])))
+        print(f"{one.name} {record['version']}: {said}")  # noqa: T201 (progress)
         if every:
             journal.add(one)
     if every:
@@ -77,20 +77,15 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _merged(record: records.Record, folder: Path, one: library.Library) -> records.Record:
-    """A record with the rows of candidates that were not judged this time."""
-    old = records.load(folder).get(one.name, {"candidates": []})
-    judged = {row["name"].partition("/")[0] for row in record["candidates"]}
-    order = list(one.candidates)
-    rows = [
-        row
-        for row in old["candidates"]
-        if (name := row["name"].partition("/")[0]) not in judged and name in order
-    ]
-    rows = sorted(
-        [*rows, *record["candidates"]], key=lambda row: order.index(row["name"].partition("/")[0])
-    )
-    return records.decided({**record, "candidates": rows}, one)
+def _save(
+    one: library.Library, folder: Path, before: records.Record | None, record: records.Record
+) -> None:
+    """Keep a record, with the rows that an earlier one has of what was not judged this time."""
+    if before is not None and record["status"] == "judged":
+        record = records.completed(record, before, list(one.candidates))
+    records.save(one.name, records.decided(record, one), folder)
+    for row in record["candidates"][-1:]:
+        print(f"{one.name} {row['name']}: {row['verdict']}", flush=True)  # noqa: T201 (progress)
 
 
 def _write_pages(options: argparse.Namespace) -> None:

@@ -51,6 +51,23 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def completed(record: Record, before: Record, order: Sequence[str]) -> Record:
+    """A record with the rows of an earlier one for candidates that it has not, in their order.
+
+    Rows of another version of the library or of the harness are left out.
+    """
+    if any(record[key] != before.get(key) for key in ("version", "tool", "requirements")):
+        return record
+    judged = {row["name"].partition("/")[0] for row in record["candidates"]}
+    every = [
+        *(row for row in before["candidates"] if row["name"].partition("/")[0] not in judged),
+        *record["candidates"],
+    ]
+    rows = [(row["name"].partition("/")[0], row) for row in every]
+    known = sorted((order.index(name), at) for at, (name, _) in enumerate(rows) if name in order)
+    return {**record, "candidates": [rows[at][1] for _, at in known]}
+
+
 def decided(record: Record, library: Library) -> Record:
     """A record with what its library's file says today of the failures and the promises in it."""
     rows = [

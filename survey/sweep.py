@@ -69,11 +69,12 @@ def survey(
     *,
     keep: bool = False,
     only: Sequence[str] = (),
-    say: Callable[[str], None] = print,
+    save: Callable[[records.Record], None],
 ) -> records.Record:
     """The record of a library, judged in an environment of its own below ``folder``.
 
     What cannot be installed or imported is a record with the reason. ``only`` names candidates.
+    ``save`` gets the record after each of them, so that nothing is lost where a run is stopped.
     """
     began = time.monotonic()
     own = folder / library.name
@@ -99,14 +100,14 @@ def survey(
                 record |= {"status": "not imported", "reason": reason}
             else:
                 for candidate in only or library.candidates:
-                    rows = judging.judge(python, library, candidate, own)
-                    record["candidates"] += rows
-                    for row in rows:
-                        say(f"{library.name} {row['name']}: {row['verdict']} {row['reason']}")
+                    record["candidates"] += judging.judge(python, library, candidate, own)
+                    record["seconds"] = round(time.monotonic() - began, 1)
+                    save(records.decided(record, library))
     except environment.InstallationError as error:
         record |= {"status": "not installed", "reason": judging.short(error)}
-    record["seconds"] = round(time.monotonic() - began, 1)
-    return records.decided(record, library)
+    record = records.decided(record, library)
+    save(record)
+    return record
 
 
 def _import(python: Path, library: Library) -> str:

@@ -178,6 +178,7 @@ def table_of_distances(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 layer_sliding = OfCore(sliding)
 layer_leaning = OfCore(leaning_by_head)
 layer_sinks = OfCore(sinks)
+layer_of_normalised = OfCore(layer_normalised)
 layer_temperatures = OfCore(temperatures)
 layer_talking = OfCore(talking_heads)
 layer_talking_weights = OfCore(talking_weights)

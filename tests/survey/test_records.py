@@ -29,6 +29,16 @@ def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
         records.load(tmp_path)
 
 
+def test_rows_of_other_candidates_are_kept() -> None:
+    """What was not judged this time keeps its row, unless the version is another."""
+    before = record("one", candidate("layer"), candidate("model/m"), candidate("model/m#0"))
+    new = record("one", candidate("model", "fails"))
+    made = records.completed(new, before, ["layer", "model"])
+    assert [row["name"] for row in made["candidates"]] == ["layer", "model"]
+    assert records.completed(new, before, ["model"])["candidates"] == new["candidates"]
+    assert records.completed(new, {**before, "version": "0.9"}, ["layer", "model"]) == new
+
+
 def test_failures_are_decided_by_the_file(tmp_path: Path) -> None:
     """A decision is written beside the failures that it covers; the rest is open, and listed."""
     decided = {"clause": "mask.*", "decided": "ours", "reason": "so", "candidates": "a"}

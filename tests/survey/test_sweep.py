@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from surveyed import candidate, clause, library_file
+from surveyed import library_file
 
 from survey import __main__ as command
 from survey import environment, judging, library, records, sweep
@@ -37,12 +37,16 @@ def judged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         library_file(tmp_path, name)
     done: list[str] = []
 
-    def survey(one: library.Library, *_: object, **__: object) -> records.Record:
+    def survey(
+        one: library.Library, *_: object, save: Callable[[records.Record], None], **__: object
+    ) -> records.Record:
         done.append(one.name)
         if one.name == "three" and len(done) == 2:
             raise KeyboardInterrupt
-        record = {"library": one.name, "status": "judged", "candidates": []}
-        return {"survey": 1, "reason": "", **record}
+        made = {"library": one.name, "status": "judged", "candidates": [], "reason": ""}
+        record = {"survey": 1, "version": "1", "tool": "1", "requirements": [], **made}
+        save(record)
+        return record
 
     monkeypatch.setattr(sweep, "survey", survey)
     monkeypatch.setattr(library, "names", lambda: ["one", "three", "two"])
@@ -86,7 +90,9 @@ def test_what_cannot_be_installed_is_a_record(tmp_path: Path) -> None:
     """A requirement that no index has is a row with what pip says, and leaves no environment."""
     requirement = f"{tmp_path / 'nothing-1-py3-none-any.whl'}#==1"
     library_file(tmp_path, "one", requirements=[requirement])
-    record = sweep.survey(library.read("one", tmp_path), tmp_path / "work")
+    kept: list[records.Record] = []
+    record = sweep.survey(library.read("one", tmp_path), tmp_path / "work", save=kept.append)
+    assert kept == [record]
     assert record["status"] == "not installed"
     assert "nothing-1" in record["reason"]
     assert not (tmp_path / "work" / "one" / "environment").exists()
@@ -104,26 +110,11 @@ def test_what_cannot_be_imported_is_a_record(
         yield Path(sys.executable)
 
     monkeypatch.setattr(environment, "environment", here)
-    record = sweep.survey(library.read("one", tmp_path), tmp_path / "work")
+    kept: list[records.Record] = []
+    record = sweep.survey(library.read("one", tmp_path), tmp_path / "work", save=kept.append)
+    assert kept == [record]
     assert record["status"] == "not imported"
     assert record["reason"] == "ModuleNotFoundError: No module named 'not_there'"
-
-
-def test_only_some_candidates_leave_the_rest(tmp_path: Path) -> None:
-    """What ``--only`` judges replaces its own rows, those of its model included."""
-    path = library_file(tmp_path, "one")
-    text = path.read_text(encoding="utf-8")
-    path.write_text(
-        text.replace("{'layer': 'identify'}", "{'layer': 'identify', 'model': 'check'}")
-        + "\nmodel = layer\n",
-        encoding="utf-8",
-    )
-    one = library.read("one", tmp_path)
-    old = [candidate("layer"), candidate("model/m"), candidate("model/m#0")]
-    records.save("one", {"survey": 1, "candidates": old}, tmp_path / "records")
-    new = {"survey": 1, "candidates": [candidate("model", "fails", clauses=[clause("a.b")])]}
-    merged = command._merged(new, tmp_path / "records", one)
-    assert [row["name"] for row in merged["candidates"]] == ["layer", "model"]
 
 
 def test_a_declared_candidate_is_judged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -154,7 +145,9 @@ def test_a_declared_candidate_is_judged(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_a_library_from_the_index(tmp_path: Path) -> None:
     """An environment is made, the library installed, judged, kept, and the environment removed."""
     one = library.read("local_attention")
-    record = sweep.survey(one, tmp_path, only=["both_sides"])
+    kept: list[records.Record] = []
+    record = sweep.survey(one, tmp_path, only=["both_sides"], save=kept.append)
+    assert [len(each["candidates"]) for each in kept] == [1, 1]
     assert record["status"] == "judged"
     assert f"local-attention=={record['version']}" in record["requirements"]
     assert record["candidates"][0]["identified"]

@@ -345,9 +345,18 @@ def _read_prepared(reading: Reading, proposal: Proposal) -> Iterator[Proposal]:
         if point.qk_norm in ("none", "l2"):
             yield from scaled(reading, some)
         elif _factor(against_proposal(reading, some), point.softmax_axis) is not None:
-            for number in _EPSILONS:
-                kept = Proposal(based.replace(qk_norm_epsilon=number), proposal.always)
-                yield from scaled(reading, kept)
+            kept = [
+                Proposal(based.replace(qk_norm_epsilon=number), proposal.always)
+                for number in _EPSILONS
+            ]
+            every = [one for some in kept for one in scaled(reading, some)]
+            # Another scale hides a wrong epsilon where few numbers are normalised at a time.
+            yield from sorted(every, key=lambda one: not _scaled_alike(one.point, based))
+
+
+def _scaled_alike(one: golden.Semantics, other: golden.Semantics) -> bool:
+    """Whether two points multiply the products by the same."""
+    return (one.scale, one.scale_factor) == (other.scale, other.scale_factor)
 
 
 def _with_base(reading: Reading, proposal: Proposal) -> Iterator[golden.Semantics]:

@@ -63,6 +63,8 @@ def plain(name: str) -> PlainReading | None:
         ("cosine_similarity", {"qk_norm": "l2", "scale": 10.0}),
         ("layer_normalised", {"qk_norm": "layer", "qk_norm_epsilon": 1e-5}),
         ("odd_scale", {"scale_factor": 0.75**0.5}),
+        # Heads of four channels: a scale that is a little off would fit another epsilon as well.
+        ("layer_of_normalised", {"qk_norm": "layer", "qk_norm_epsilon": 1e-5}),
     ],
 )
 def test_fields_are_read(name: str, fields: dict[str, Any]) -> None:
