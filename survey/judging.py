@@ -18,6 +18,8 @@ from .library import Library
 LIMIT: Final = 600.0
 # How candidates are checked.
 CHECK: Final = ("--profile", "quick", "--dtype", "float32")
+# What the command line's sentence begins with.
+_SAYS: Final = "conformance: "
 _SHOWN: Final = ("failed", "error", "untestable", "unexpected-pass")
 _LONGEST: Final = 400
 _DIGITS: Final = 3
@@ -80,8 +82,9 @@ def _conformance(python: Path, folder: Path, *arguments: str) -> str:
         finally:  # also where the survey is interrupted
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    lines = said.strip().splitlines()
-    return short(lines[-1]) if lines else f"{arguments[0]} ended with {process.returncode}"
+    # What a library warns of comes before the harness' own sentence.
+    sentence = said[max(said.rfind(_SAYS), 0) :].removeprefix(_SAYS).strip()
+    return short(sentence) or f"{arguments[0]} ended with {process.returncode}"
 
 
 def _name(candidate: str, entry: Mapping[str, Any], judged: Sequence[Mapping[str, Any]]) -> str:

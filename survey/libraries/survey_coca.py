@@ -1,5 +1,6 @@
 """CoCa-pytorch: attention to pictures with one head of keys."""
 
+from behind_norm import behind_norm
 from coca_pytorch.coca_pytorch import CrossAttention
 from torch import nn
 
@@ -10,5 +11,5 @@ CANDIDATES = {
 
 
 def cross() -> nn.Module:
-    """To the tokens of a picture."""
-    return CrossAttention(12, context_dim=9, dim_head=4, heads=3)
+    """To the tokens of a picture, without the norm of its own."""
+    return behind_norm(CrossAttention(12, context_dim=9, dim_head=4, heads=3))

@@ -1,6 +1,7 @@
 """muse-maskgit-pytorch: attention with normalised queries and keys, and a null key."""
 
 import cpu_torchvision
+from behind_norm import behind_norm
 from muse_maskgit_pytorch.attend import Attend
 from muse_maskgit_pytorch.muse_maskgit_pytorch import Attention
 from torch import nn
@@ -24,5 +25,5 @@ def core_flash() -> nn.Module:
 
 
 def layer() -> nn.Module:
-    """Its layer."""
-    return Attention(12, dim_head=4, heads=3)
+    """Its layer, without the norm of its tokens."""
+    return behind_norm(Attention(12, dim_head=4, heads=3))

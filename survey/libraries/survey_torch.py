@@ -31,6 +31,53 @@ CANDIDATES = {
     "encoder": "check",
     "decoder": "check",
 }
+PROMISES = [
+    {
+        "sentence": "An error is thrown if both attn_mask and is_causal are set.",
+        "link": "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
+        "clauses": ["mask.causal-and-mask"],
+        "candidates": "function*",
+    },
+    {
+        "sentence": "A boolean mask where a value of True indicates that the element *should* take part in attention.",
+        "link": "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
+        "clauses": ["mask.golden"],
+        "candidates": "function*",
+    },
+    {
+        "sentence": "The attention masking has the form of the upper left causal bias due to the alignment (see :class:`torch.nn.attention.bias.CausalBias`) when the mask is a non-square matrix.",
+        "link": "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
+        "clauses": ["mask.causal-alignment"],
+        "candidates": "function*",
+    },
+    {
+        "sentence": "For a binary mask, a ``True`` value indicates that the corresponding position is not allowed to attend.",
+        "link": "https://pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html",
+        "clauses": ["mask.golden"],
+        "candidates": "multihead*",
+    },
+    {
+        "sentence": "For a float mask, the mask values will be added to the attention weight.",
+        "link": "https://pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html",
+        "clauses": ["mask.bias"],
+        "candidates": "multihead*",
+    },
+]
+DECIDED = [
+    {
+        "clause": "mask.causal-and-mask",
+        "candidates": "function",
+        "decided": "defect",
+        "reason": "which kernel is chosen decides whether a mask with is_causal is refused",
+        "finding": "016-torch-mask-and-causal-are-both-taken",
+    },
+    {
+        "clause": "shape.strided",
+        "candidates": "function_flash",
+        "decided": "documented deviation",
+        "reason": "each of the fused kernels has specific input limitations, as the documentation says: this one refuses channels that do not lie side by side",
+    },
+]
 
 
 def multihead() -> nn.Module:

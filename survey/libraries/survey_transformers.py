@@ -85,7 +85,7 @@ def _layer(kind: str, layer: str, implementation: str, **sizes: Any) -> Callable
         more = sizes.get("arguments", {})
         own = {name: value for name, value in sizes.items() if name not in ("arguments", "config")}
         config = getattr(transformers, sizes.get("config", f"{kind}Config"))(**own)
-        config._attn_implementation = implementation  # noqa: SLF001 (how transformers chooses it)
+        config._attn_implementation = implementation
         torch.manual_seed(0)
         built: nn.Module = getattr(module, layer)(config, **more)
         return built

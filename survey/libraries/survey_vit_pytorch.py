@@ -2,6 +2,7 @@
 
 import cpu_torchvision
 import torch
+from behind_norm import behind_norm
 from torch import nn
 from vit_pytorch import SimpleViT, ViT
 from vit_pytorch.cait import CaiT
@@ -14,7 +15,8 @@ from vit_pytorch.vit_for_small_dataset import LSA
 REQUIREMENTS = ["vit-pytorch==1.26.11", "torchvision==0.28.0"]
 CANDIDATES = {
     "layer": "identify",
-    "normalised": "identify",
+    "layer_behind_norm": "identify",
+    "normalised_behind_norm": "identify",
     "local": "identify",
     "vit": "check",
     "simple": "check",
@@ -31,9 +33,14 @@ def layer() -> nn.Module:
     return Attention(12, heads=3, dim_head=4)
 
 
-def normalised() -> nn.Module:
-    """With queries and keys that are normalised, too."""
-    return NormalisedAttention(12, heads=3, dim_head=4)
+def layer_behind_norm() -> nn.Module:
+    """The same without the norm of its tokens."""
+    return behind_norm(Attention(12, heads=3, dim_head=4))
+
+
+def normalised_behind_norm() -> nn.Module:
+    """With queries and keys that are normalised, without the norm of its tokens."""
+    return behind_norm(NormalisedAttention(12, heads=3, dim_head=4))
 
 
 def local() -> nn.Module:

@@ -15,6 +15,15 @@ CANDIDATES = {
     "decoder_alibi": "check",
     "decoder_flash": "check",
 }
+DECIDED = [
+    {
+        "clause": "*",
+        "candidates": "flash",
+        "decided": "defect",
+        "reason": "the causal of a call is lost on the way to torch's function",
+        "finding": "019-x-transformers-flash-forgets-causal",
+    },
+]
 
 
 def plain() -> nn.Module:
