@@ -72,13 +72,21 @@ def _line(library: str, own: Record) -> Line:
         margin=None if worst is None or float(worst) < 0 else float(worst),
         masks=tuple(declared.get("masks") or ()),
         causal=_causal(facts, declared),
-        empty_rows="" if not declared.get("masks") else str(declared.get("empty_rows") or ""),
+        empty_rows=_empty_rows(declared) if declared.get("masks") else "",
         scale=_scale(facts, semantics),
         fill=_fill(facts),
         others=_others(own, semantics),
         failures=tuple(one for one in clauses if one["status"] != "untestable"),
         why=own["reason"] if style == "untestable" else "",
     )
+
+
+def _empty_rows(declared: Record) -> str:
+    """What a row without keys returns; where that differs by what hides them, each once."""
+    rule = declared.get("empty_rows") or ""
+    if not isinstance(rule, Mapping):
+        return str(rule)
+    return " or ".join(sorted({str(value) for value in rule.values()}))
 
 
 def _causal(facts: Record, declared: Record) -> str:
@@ -116,12 +124,15 @@ def _fill(facts: Record) -> str:
     )
 
 
+_IN_COLUMNS: Final = ("scale", "empty_rows", "causal_alignment")
+
+
 def _others(own: Record, semantics: Record) -> str:
     """What is not as the standard has it, besides what has a column of its own."""
     named = [
         f"{name}={value}"
         for name, value in semantics.items()
-        if name not in ("scale", "empty_rows") and not name.endswith("_bias")
+        if name not in _IN_COLUMNS and not name.endswith("_bias")
     ]
     return "; ".join([*named, *(own.get("beyond") or ())])
 
