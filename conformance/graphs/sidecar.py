@@ -21,7 +21,7 @@ class GraphDeclaration:
 
     inputs, outputs
         By the graph's own name: ``{"role": …, "axes": …}`` as in :class:`Role`; for a whole model
-        ``{"role": "tokens", "vocabulary": 50}``.
+        ``{"role": "tokens", "vocabulary": 50}``, ``{"role": "image", "shape": [3, 224, 224]}``.
     promises
         Keywords of :func:`conformance.layer`: ``empty_rows``, ``causal``, ``semantics`` …
     num_heads, num_kv_heads
@@ -112,7 +112,7 @@ def read_declaration(path: Path) -> GraphDeclaration:
             name: _read_port(
                 entry,
                 INPUT_ROLES,
-                ("role", "axes", "value", "vocabulary"),
+                ("role", "axes", "value", "vocabulary", "shape"),
                 f"{where}, input {name!r}",
             )
             for name, entry in data.get("inputs", {}).items()
@@ -194,7 +194,21 @@ def _read_port(
     if count is not None and (type(count) is not int or count < 1 or entry.get("role") != "tokens"):
         msg = f'{where} has the vocabulary {count!r}: give the number of ids, with role = "tokens"'
         raise UsageError(msg)
+    if "shape" in entry:
+        _check_shape(entry["shape"], entry.get("role"), where)
     return dict(entry)
+
+
+def _check_shape(shape: object, role: str | None, where: str) -> None:
+    """Require the sizes of a picture behind its batch, or of one token of features."""
+    sizes = shape if isinstance(shape, list) else []
+    good = bool(sizes) and all(type(size) is int and size > 0 for size in sizes)
+    if not good or role not in ("image", "features"):
+        msg = (
+            f'{where} has the shape {shape!r}: give sizes such as [3, 224, 224] with role = "image"'
+            ', or [80] with role = "features"'
+        )
+        raise UsageError(msg)
 
 
 def _check_axes(axes: object, role: str | None, where: str) -> None:

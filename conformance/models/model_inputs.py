@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -23,6 +24,10 @@ _FEW_IDS: Final = 8
 # Ids below this one may have a meaning of their own, such as padding or the end of a text.
 _SPECIAL: Final = 4
 _WORDS: Final = re.compile(r"[^a-z]+")
+# Pictures whose sizes a file leaves open: what they are called, their channels and sides.
+_OF_PICTURES: Final = ("pixel", "image", "picture")
+_CHANNELS: Final = (3, 1)
+_SIDES: Final = (224, 32, 16, 64, 384, 8, 28, 512)
 _CACHED: Final = frozenset({"past", "cache", "key", "value", "state"})
 _ANSWERING: Final = ("decoder", "target", "tgt")
 # How many axes an input of a role has, 0 for any number, and the kinds of its numbers.
@@ -129,7 +134,10 @@ def model_inputs(
             known = ", ".join(port.name for port in ports)
             msg = f"the declaration names the input {name!r}, which the model lacks: it has {known}"
             raise UsageError(msg)
-    shapes = {port.name: graph.shape(port.name) for port in ports}
+    shapes = {
+        port.name: _sized(port.name, graph.shape(port.name), declared.get(port.name, {}))
+        for port in ports
+    }
     kinds = {port.name: _dtype(graph, port.name) for port in ports}
     roles = {
         name: _declared_role(name, declared[name], shapes[name], kinds[name])
@@ -140,11 +148,9 @@ def model_inputs(
     sequences = sequences_of(shapes, roles)
     inputs = []
     for name, role in roles.items():
-        if role == "image" and not all(isinstance(size, int) for size in shapes[name][1:]):
-            msg = f"the sizes of its input {name} are not in the file"
-            raise UnknownInputError(msg)
         if role == "features" and not isinstance(shapes[name][2], int):
-            msg = f"the width of its input {name} is not in the file"
+            sizes = f'[inputs.{name}] with role = "features" and shape = [80] or the like'
+            msg = f"the width of its input {name} is not in the file; declare it: {sizes}"
             raise UnknownInputError(msg)
         if role == "past" and sum(not isinstance(size, int) for size in shapes[name][1:]) != 1:
             msg = f"no one axis of its input {name} counts the past tokens"
@@ -165,6 +171,59 @@ def model_inputs(
         msg = "none of its inputs holds tokens, features or a picture"
         raise UnknownInputError(msg)
     return tuple(inputs)
+
+
+def sized_pictures(
+    inputs: Sequence[ModelInput], answered: Callable[[tuple[ModelInput, ...]], bool]
+) -> tuple[ModelInput, ...]:
+    """The inputs, pictures whose sizes the file leaves open with the first that are answered.
+
+    Raises UnknownInputError where none of those that are common is.
+    """
+    open_ones = {
+        entry.name
+        for entry in inputs
+        if entry.role == "image" and not all(isinstance(size, int) for size in entry.shape[1:])
+    }
+    if not open_ones:
+        return tuple(inputs)
+    for channels, side in itertools.product(_CHANNELS, _SIDES):
+        common = (channels, *[side] * 8)
+        sized = tuple(
+            replace(entry, shape=(entry.shape[0], *map(_first, entry.shape[1:], common)))
+            if entry.name in open_ones
+            else entry
+            for entry in inputs
+        )
+        if answered(sized):
+            return sized
+    name = min(open_ones)
+    sizes = f'[inputs.{name}] with role = "image" and shape = [3, 224, 224] or the like'
+    msg = f"the sizes of its input {name} are not in the file; declare them: {sizes}"
+    raise UnknownInputError(msg)
+
+
+def _first(size: Axis, otherwise: int) -> Axis:
+    return size if isinstance(size, int) else otherwise
+
+
+def _sized(name: str, shape: Sequence[Axis], entry: Mapping[str, Any]) -> tuple[Axis, ...]:
+    """The shape of an input with the sizes that are declared behind its batch, or its tokens.
+
+    Raises UsageError where the file says others.
+    """
+    sizes = entry.get("shape")
+    if sizes is None:
+        return tuple(shape)
+    before = len("BL") if entry["role"] == "features" else len("B")
+    own = shape[before:]
+    fits = len(own) == len(sizes) and all(
+        size == said for size, said in zip(own, sizes, strict=True) if isinstance(size, int)
+    )
+    if not fits:
+        msg = f"the input {name} has the axes {list(shape)}, which the shape {sizes} does not fit"
+        raise UsageError(msg)
+    return (*shape[:before], *sizes)
 
 
 def _dtype(graph: ModelGraph, name: str) -> np.dtype[Any]:
@@ -208,7 +267,8 @@ def _role(name: str, shape: Sequence[Axis], kind: np.dtype[Any]) -> str:
     if kind.kind == "f" and "past" in words and rank == len("BHLD"):
         return "past"
     if kind.kind == "f" and not words & _CACHED:
-        if rank > 1 and all(isinstance(size, int) for size in shape[1:]):
+        of_pictures = any(word in joined for word in _OF_PICTURES) and rank == len("BCHW")
+        if of_pictures or (rank > 1 and all(isinstance(size, int) for size in shape[1:])):
             return "image"
         if rank == len("BLE"):
             return "features"

@@ -296,6 +296,8 @@ def _pictures(module: nn.Module) -> list[_Meaning]:
             break
         if isinstance(part, nn.Conv1d) and not shapes:
             shapes += [(part.in_channels, size) for size in _DURATIONS]
+            if part.in_channels == 1:  # a sound may come without an axis for its one channel
+                shapes += [(size,) for size in _DURATIONS]
             break
     return [_Meaning("image", ("batch", *shape), "float32") for shape in shapes]
 

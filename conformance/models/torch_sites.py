@@ -450,9 +450,10 @@ def is_torch_model(
     It attends to what it makes of whole numbers or pictures; or one attention is computed from the
     answer of another; or it has at least two of a residual sum, a normalisation and a bend.
     """
+    attends_to_data = any(entry.role in ("tokens", "image") for entry in inputs)
     if not sites:
-        return bool(uncut) and any(entry.role == "tokens" for entry in inputs)
-    if any(entry.role in ("tokens", "image") for entry in inputs):
+        return bool(uncut) and attends_to_data
+    if attends_to_data:
         return True
     last = sites[-1]
     before = {site.output_value for site in sites[:-1]}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import Any, Final
@@ -28,6 +27,7 @@ from .model_inputs import (
     ModelInput,
     UnknownInputError,
     model_inputs,
+    sized_pictures,
 )
 from .sites import Sites
 
@@ -160,7 +160,7 @@ class WholeModel:
             where = changed if entry.role == "tokens" else changed[..., None]
             before = feeds[entry.name]
             feeds[entry.name] = np.where(where, entry.other(before, generator), before)
-        return dataclasses.replace(call, feeds=feeds)
+        return replace(call, feeds=feeds)
 
     def with_mask(self, call: ModelCall, keep: Array) -> ModelCall:
         """The call with other tokens said to exist."""
@@ -168,7 +168,7 @@ class WholeModel:
         for entry in self.inputs:
             if entry.role == "mask" and entry.along == 0:
                 feeds[entry.name] = entry.mask(keep)
-        return dataclasses.replace(call, feeds=feeds, keep=keep)
+        return replace(call, feeds=feeds, keep=keep)
 
     def with_positions(self, call: ModelCall, positions: Array) -> ModelCall:
         """The call with the tokens of the padded sequence at other positions ``[B, L]``."""
@@ -176,13 +176,13 @@ class WholeModel:
         for entry in self.inputs:
             if entry.role == "positions" and entry.along == 0:
                 feeds[entry.name] = positions.astype(entry.dtype)
-        return dataclasses.replace(call, feeds=feeds)
+        return replace(call, feeds=feeds)
 
     def items(self, call: ModelCall, order: Sequence[int]) -> ModelCall:
         """Some items of a call, in some order."""
         chosen = list(order)
         feeds = {name: value[chosen] for name, value in call.feeds.items()}
-        return dataclasses.replace(call, feeds=feeds, keep=call.keep[chosen])
+        return replace(call, feeds=feeds, keep=call.keep[chosen])
 
     def cut(self, call: ModelCall, tokens: slice) -> ModelCall:
         """The call with some tokens of the padded sequence alone."""
@@ -213,7 +213,7 @@ class WholeModel:
                 for entry in self.inputs
                 if entry.role == "mask" and entry.along == 0
             }
-        return dataclasses.replace(rest, feeds=feeds)
+        return replace(rest, feeds=feeds)
 
     def run(
         self, call: ModelCall, *, setting: Setting = DEFAULT, taps: Sequence[str] = ()
@@ -279,7 +279,8 @@ def open_model(
     engine = GraphEngine(sites)
     try:
         model = WholeModel(engine=engine, described=described, inputs=inputs)
-        return measured_model(model, declared)
+        inputs = sized_pictures(inputs, lambda sized: _answers(replace(model, inputs=sized)))
+        return measured_model(replace(model, inputs=inputs), declared)
     except BaseException:
         engine.process.close()
         raise
@@ -315,15 +316,15 @@ def _polarised(model: WholeModel, declared: Mapping[str, Any]) -> WholeModel:
         name: np.broadcast_to(said, value.shape).astype(value.dtype) if name in masks else value
         for name, value in call.feeds.items()
     }
-    call = dataclasses.replace(call, feeds=feeds)
+    call = replace(call, feeds=feeds)
     first, other = (_effect(model, call, place) for place in (0, 1))
     if max(first, other) * HIDDEN_PART < min(first, other) or first == other:
         return model
     inputs = tuple(
-        dataclasses.replace(entry, hides=other < first) if entry.name in masks else entry
+        replace(entry, hides=other < first) if entry.name in masks else entry
         for entry in model.inputs
     )
-    return dataclasses.replace(model, inputs=inputs)
+    return replace(model, inputs=inputs)
 
 
 def _effect(model: WholeModel, call: ModelCall, place: int) -> float:
@@ -350,7 +351,7 @@ def _measured(model: WholeModel) -> WholeModel:
         msg = "none of its answers is a tensor of floats with one entry an item"
         raise UnknownInputError(msg)
     # Now that the axes of the answers are known, a size is also refused by a wrong shape.
-    return _with_sizes(dataclasses.replace(model, outputs=outputs), fixed, base)
+    return _with_sizes(replace(model, outputs=outputs), fixed, base)
 
 
 def _with_sizes(
@@ -376,7 +377,7 @@ def _with_sizes(
                 refused += [
                     RefusedSize(axis=axis, size=size, message=messages[size]) for size in bad
                 ]
-    return dataclasses.replace(model, taken=accepted, refused=tuple(refused))
+    return replace(model, taken=accepted, refused=tuple(refused))
 
 
 _AXES: Final = ("batch", "length", "second length")
@@ -408,6 +409,15 @@ def _answered(model: WholeModel, fixed: Mapping[str, int | None]) -> tuple[int, 
         first = first or message
     msg = f"it answers no call that was tried: it {first}"
     raise UnknownInputError(msg)
+
+
+def _answers(model: WholeModel) -> bool:
+    """Whether some call is answered."""
+    try:
+        _answered(model, {axis: _fixed(model, axis) for axis in _AXES})
+    except UnknownInputError:
+        return False
+    return True
 
 
 def _only(size: int | None, otherwise: Iterable[int]) -> tuple[int, ...]:

@@ -13,7 +13,12 @@ from onnx import TensorProto
 
 from conformance.errors import UsageError
 from conformance.models.model_graph import ModelGraph, read_graph
-from conformance.models.model_inputs import ModelInput, UnknownInputError, model_inputs
+from conformance.models.model_inputs import (
+    ModelInput,
+    UnknownInputError,
+    model_inputs,
+    sized_pictures,
+)
 
 TABLE = tensor("table", np.zeros((23, 4), np.float32))
 IDS = ("input_ids", TensorProto.INT64, ["b", "s"])
@@ -109,7 +114,7 @@ UNKNOWN: dict[str, tuple[Inputs, str]] = {
         "no one axis of its input past_key_values.0.key counts the past tokens",
     ),
     "a flag": ((IDS, ("use_cache", TensorProto.BOOL, [1])), "use_cache"),
-    "a picture of any size": ((("pixels", FLOAT, ["b", 3, "h", "w"]),), "pixels"),
+    "a picture of no name": ((("x", FLOAT, ["b", 3, "h", "w"]),), "what its input x is"),
     "text": ((("text", TensorProto.STRING, ["b"]),), "what its input text is"),
     "mask alone": ((ROLES["mask"],), "none of its inputs holds tokens"),
 }
@@ -121,6 +126,32 @@ def test_what_nothing_describes_is_said(case: str, tmp_path: Path) -> None:
     inputs, text = UNKNOWN[case]
     with pytest.raises(UnknownInputError, match=text):
         found(tmp_path, *inputs)
+
+
+PICTURE = ("pixel_values", FLOAT, ["b", "c", "h", "w"])
+
+
+def test_a_picture_of_any_size_gets_one_that_is_answered(tmp_path: Path) -> None:
+    """The first of the common ones; where none is answered, it says how sizes are declared."""
+    inputs = model_inputs(graph(tmp_path, PICTURE), {})
+    (sized,) = sized_pictures(inputs, lambda tried: tried[0].shape[1:] == (1, 28, 28))
+    assert (sized.role, sized.shape) == ("image", ("b", 1, 28, 28))
+    with pytest.raises(
+        UnknownInputError, match=r"\[inputs.pixel_values\] with role = \"image\" and"
+    ):
+        sized_pictures(inputs, lambda _tried: False)
+
+
+def test_declared_sizes_fill_what_the_file_leaves_open(tmp_path: Path) -> None:
+    """And contradict none that it says."""
+    declared = {"pixel_values": {"role": "image", "shape": [3, 20, 20]}}
+    assert found(tmp_path, PICTURE, declared=declared)["pixel_values"].shape == ("b", 3, 20, 20)
+    features = {"x": {"role": "features", "shape": [8]}}
+    assert found(tmp_path, ("x", FLOAT, ["b", "s", "e"]), declared=features)["x"].shape[2] == 8
+    with pytest.raises(
+        UsageError, match=r"\['b', 3, 16, 16\], which the shape \[3, 20, 20\] does not"
+    ):
+        found(tmp_path, ROLES["image"], declared=declared)
 
 
 def test_a_declaration_comes_first(tmp_path: Path) -> None:

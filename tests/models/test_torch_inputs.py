@@ -67,6 +67,25 @@ def test_torchs_own_layer_takes_features_and_a_padding_mask(
     assert (mask.name, mask.role, mask.hides) == ("src_key_padding_mask", "mask", True)
 
 
+class Sound(nn.Module):
+    """Takes a sound without an axis for its one channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(1, 4, 10, 5)
+
+    def forward(self, input_values: Tensor) -> Tensor:
+        """``[B, T]`` to ``[B, L, E]``."""
+        answer: Tensor = self.first(input_values[:, None]).mT
+        return answer
+
+
+def test_a_sound_of_one_channel_may_have_no_axis_for_it() -> None:
+    """It is floats of some duration, as of wav2vec 2."""
+    calling, _ = torch_calling(Sound().eval(), {})
+    assert [(entry.role, len(entry.shape)) for entry in calling.inputs] == [("image", 2)]
+
+
 def test_what_is_declared_is_taken() -> None:
     """A vocabulary, in place of the one of the table."""
     declared = {"input_ids": {"role": "tokens", "vocabulary": 7}}
