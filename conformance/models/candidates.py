@@ -19,6 +19,8 @@ from ..base.record import SiteEntry
 from ..declare.candidate import Candidate
 from ..declare.promises import declare
 from ..errors import UsageError
+from ..graphs.parsing import external_files
+from ..graphs.protocol import GraphRefused
 from ..graphs.reading import MODEL_ROLES
 from ..graphs.sidecar import GraphDeclaration, read_declaration, sidecar_of
 from .cutting import Cut, CutFile, cut
@@ -77,6 +79,7 @@ def model_candidates(
     declared = _declared(path, options)
     if number is not None:
         return [(number, _candidate(path, sites, described[number], declared))]
+    _require_weights(path, sites)
     warnings = [f"not judged: {_sentence(entry)}" for entry in sites.uncut]
     cores = {
         entry["index"]: _candidate(path, sites, entry, declared)
@@ -103,6 +106,18 @@ def model_candidates(
     index, first = made[0]
     made[0] = (index, dataclasses.replace(first, warnings=tuple(warnings)))
     return made
+
+
+def _require_weights(path: Path, sites: Sites) -> None:
+    """Raise UsageError where weights of the model are in no file."""
+    try:
+        # What has no place at all was left out when the file was read.
+        external_files(
+            [one for one in sites.graph.model.graph.initializer if one.external_data], path
+        )
+    except GraphRefused as refusal:
+        msg = f"{path} {refusal}; an attention alone needs no weights: {path}#0"
+        raise UsageError(msg) from None
 
 
 def _why_none(sites: Sites) -> str:
@@ -221,6 +236,14 @@ class ScaledSite(Protocol):
         """The size of a head, None where it is unknown."""
 
     @property
+    def heads(self) -> int | None:
+        """How many heads it has, None where it is unknown."""
+
+    @property
+    def kv_heads(self) -> int | None:
+        """How many of keys and values."""
+
+    @property
     def scale(self) -> float | None:
         """What its dot products are multiplied by, None where it is unknown."""
 
@@ -269,11 +292,25 @@ def promised_semantics(sites: Sequence[ScaledSite], site: ScaledSite) -> dict[st
     """In what an attention is meant to differ from the standard: its scale, and its cap.
 
     Its scale is the standard's where it is so in any attention of the model with heads of this
-    size: one that differs from those is a mistake, and shall fail. Where it is so in none it is
-    what this model means, and a deviation.
+    size: one that differs from those is a mistake, and shall fail. Where it is so in none, the
+    commonest number is what this model means, and a deviation. So it is with caps.
     """
-    capped = {} if site.cap is None else {"score_mod": SoftCap(site.cap)}
+    size = site.head_size, site.heads, site.kv_heads
+    alike = [other for other in sites if (other.head_size, other.heads, other.kv_heads) == size]
+    cap = _commonest([other.cap for other in alike])
+    capped = {} if cap is None else {"score_mod": SoftCap(cap)}
     return _promised_scale(sites, site) | capped
+
+
+def _commonest(numbers: Sequence[float | None]) -> float | None:
+    """The number that most of some agree with, but for roundings; the first of several."""
+    return max(numbers, key=lambda own: sum(_agree(own, other) for other in numbers), default=None)
+
+
+def _agree(first: float | None, second: float | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return is_standard(first / second, 1) if second else first == second
 
 
 def _promised_scale(sites: Sequence[ScaledSite], site: ScaledSite) -> dict[str, Any]:
@@ -284,8 +321,10 @@ def _promised_scale(sites: Sequence[ScaledSite], site: ScaledSite) -> dict[str, 
     by_layer = len(scales) > 1 and all(
         own is not None and is_standard(own * (at + 1), size) for at, own in enumerate(scales)
     )
-    if not by_layer and any(own is not None and is_standard(own, size) for own in scales):
-        return {}
+    if not by_layer:
+        if any(own is not None and is_standard(own, size) for own in scales):
+            return {}
+        scale = _commonest([own for own in scales if own is not None]) or scale
     if scale == 1:
         return {"scale": "none"}
     return {} if is_standard(scale, size) else {"scale": scale}

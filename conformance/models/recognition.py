@@ -1,16 +1,21 @@
-"""Whether a graph is a whole model: more than one attention with its projections."""
+"""Whether a graph or a module is a whole model: more than one attention with its projections."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import Final
+
+from torch import nn
 
 from ..graphs.protocol import GraphRefused
 from ..graphs.weights.attention_core import Core, contraction_of
 from ..graphs.weights.wiring import SHAPE_OPERATORS, Node
 from .model_graph import ModelGraph, read_graph
+from .model_inputs import ModelInput
+from .recording import ModuleRecording
 from .sites import Sites, attention_cores, branches, sites_of
+from .torch_sites import TorchSite, TorchUncut
 
 _NORMS: Final = frozenset(
     "LayerNormalization SimplifiedLayerNormalization SkipLayerNormalization "
@@ -120,3 +125,84 @@ def _is_layer(graph: ModelGraph, core: Core) -> bool:
     anywhere = {node.op_type for node in wiring.graph.node}
     norms = bool(_NORMS & (anywhere if residual else operators))
     return residual + norms + bool(_BENDS & operators) >= _ENOUGH
+
+
+_CALLED_NORMS: Final = frozenset(
+    "layer_norm rms_norm group_norm batch_norm instance_norm rsqrt".split()
+)
+_CALLED_BENDS: Final = frozenset(
+    "gelu relu silu tanh sigmoid elu softplus mish leaky_relu hardswish selu celu glu".split()
+)
+_SUMS: Final = frozenset({"add"})
+_MANY_MATRICES: Final = 5
+
+
+def may_be_model(module: nn.Module) -> bool:
+    """Whether a module has parts that no attention needs: then it is run to see what it is."""
+    parts = list(module.modules())
+    names = {type(part).__name__ for part in parts}
+    matrices = sum(isinstance(part, nn.Linear) for part in parts)
+    attentions = sum(isinstance(part, nn.MultiheadAttention) for part in parts)
+    others = (nn.Embedding, nn.Conv1d, nn.Conv2d)
+    return (
+        matrices >= _MANY_MATRICES
+        or attentions > 1
+        or any(isinstance(part, others) for part in parts)
+        or any("Norm" in name or name in _MODULES_THAT_BEND for name in names)
+    )
+
+
+_MODULES_THAT_BEND: Final = frozenset("GELU ReLU SiLU Tanh Sigmoid ELU Mish LeakyReLU".split())
+
+
+def is_torch_model(
+    recording: ModuleRecording,
+    sites: Sequence[TorchSite],
+    uncut: Sequence[TorchUncut],
+    inputs: Sequence[ModelInput],
+) -> bool:
+    """Whether what ran is more than one attention with its projections: as for graphs.
+
+    It attends to what it makes of whole numbers or pictures; or one attention is computed from the
+    answer of another; or it has at least two of a residual sum, a normalisation and a bend.
+    """
+    attends_to_data = any(entry.role in ("tokens", "image") for entry in inputs)
+    if not sites:
+        return bool(uncut) and attends_to_data
+    if attends_to_data:
+        return True
+    last = sites[-1]
+    before = {site.output_value for site in sites[:-1]}
+    above = _values_above(recording, [edge.number for edge in last.edges.values()])
+    return bool(before & above) or _is_torch_layer(recording, last)
+
+
+def _values_above(recording: ModuleRecording, numbers: Sequence[int]) -> set[int]:
+    """The values that some are computed from, and themselves."""
+    waiting, visited = list(numbers), set(numbers)
+    while waiting:
+        call = recording.values[waiting.pop()].made_by
+        if call is None:
+            continue
+        fresh = {*call.reads, *(before for before, _ in call.renewed)} - visited
+        visited |= fresh
+        waiting += sorted(fresh)
+    return visited
+
+
+def _is_torch_layer(recording: ModuleRecording, site: TorchSite) -> bool:
+    """Whether an attention stands between what makes a layer of a model of it."""
+    below = {site.output_value}
+    names: set[str] = set()
+    residual = False
+    for call in recording.calls:
+        reads = set(call.reads)
+        if not reads & below:
+            continue
+        names.add(call.name)
+        below |= {*call.results, *(after for _, after in call.renewed)}
+        others = [recording.values[number] for number in reads - below]
+        residual |= call.name in _SUMS and any(value.above for value in others)
+    anywhere = {call.name for call in recording.calls}
+    norms = bool(_CALLED_NORMS & (anywhere if residual else names))
+    return residual + norms + bool(_CALLED_BENDS & names) >= _ENOUGH

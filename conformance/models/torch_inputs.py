@@ -128,6 +128,9 @@ def torch_calling(
     Raises UnknownInputError where nothing says what a parameter is, UsageError for a declaration
     that contradicts the module.
     """
+    if any(weight.is_meta for weight in module.parameters()):
+        msg = "its weights are on the meta device, which holds no numbers: load or initialise them"
+        raise UnknownInputError(msg)
     parameters = inspect.signature(module.forward).parameters
     _check_declared(module, parameters, declared)
     wanted = [
@@ -420,7 +423,7 @@ def _ordinary(module: nn.Module, count: int) -> int:
     """
     settings = getattr(getattr(module, "config", None), "__dict__", {})
     special = [value for name, value in settings.items() if name.endswith("_token_id")]
-    while count - 1 in special:
+    while count > 1 and count - 1 in special:
         count -= 1
     return count
 
@@ -438,11 +441,9 @@ def _tables(recording: ModuleRecording, name: str) -> list[int]:
             continue
         index, table = (recording.values[number] for number in call.reads[:2])
         own = next(v for v in recording.values if v.kind == "input" and v.above == {name})
-        if (
-            index.above == {name}
-            and index.tensor.shape == own.tensor.shape
-            and torch.equal(index.tensor, own.tensor)
-        ):
+        # A model may pad its ids itself, to whole blocks of tokens.
+        begins = index.tensor[..., : own.tensor.shape[-1]] if index.tensor.dim() else index.tensor
+        if index.above == {name} and torch.equal(begins, own.tensor):
             rows.append(int(table.tensor.shape[0]))
     return rows
 

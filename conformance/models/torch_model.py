@@ -25,6 +25,7 @@ from .candidates import model_of_file, promised_semantics, whole_candidate
 from .in_place import HIDES, Activations, as_heads, assembled
 from .mask_facts import rule_of
 from .model_inputs import UnknownInputError
+from .recognition import is_torch_model
 from .recording import ModuleRecording, record
 from .replayed_core import ReplayedCore, digest, runnable
 from .torch_inputs import TorchCalling, as_array, source_calling, torch_calling
@@ -33,7 +34,6 @@ from .torch_sites import (
     TorchSite,
     TorchUncut,
     find_torch_sites,
-    is_torch_model,
 )
 from .whole_model import WholeModel, measured_model
 

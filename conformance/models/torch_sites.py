@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..adapters.graph_forward import spelled
 from ..graphs.weights.wiring import UnreadableError
-from .model_inputs import ModelInput
 from .operands import MaskInput
 from .recording import Call, ModuleRecording, Ref, Value
 from .torch_edges import CASTS, Edges, Product, TorchEdge, kinds_of, leading, shown_call
@@ -29,6 +28,13 @@ _BETWEEN: Final = CASTS | frozenset(
 _GATHERS: Final = frozenset({"gather", "take_along_dim"})
 # These take no more than its shape, or its type, from their second tensor.
 _SHAPED: Final = frozenset({"expand_as", "reshape_as", "view_as", "type_as"})
+# Calls that no weights of one attention pass: as in an attention to blocks of tokens.
+_MOVES: Final = frozenset(
+    "pad as_strided flip roll gather index_select unfold stack split transpose permute".split()
+)
+_SUMMING: Final = frozenset({"add", "sub", "sum", "cat"})
+# Above these stands what tokens are made of, not scores.
+_WALLS: Final = frozenset("linear embedding layer_norm rms_norm conv1d conv2d".split())
 _SPREADS: Final = CASTS | {"view", "reshape", "expand", "unsqueeze", "getitem", "repeat"}
 
 
@@ -140,8 +146,11 @@ class _Finder:
         return self._site(index, (call,), edges, call.results[0], letters, "BHQK"[-rank:])
 
     def _of_softmax(self, softmax: Call, index: int, answers: set[int]) -> TorchSite | None:
-        second = self._mean(softmax)
-        if second is None or second[0].call.results[0] in answers:
+        second = self._mean(softmax, _BETWEEN)
+        if second is None:
+            self._refuse_moved_weights(softmax)
+            return None
+        if second[0].call.results[0] in answers:
             return None
         product, weights = second
         kinds = kinds_of(product, weights)
@@ -220,8 +229,31 @@ class _Finder:
     def _tensor(self, number: int) -> Tensor:
         return self._values[number].tensor
 
-    def _mean(self, softmax: Call) -> tuple[Product, int] | None:
-        """The product with values, and which of its operands the weights are."""
+    def _refuse_moved_weights(self, softmax: Call) -> None:
+        """Raise UnreadableError where weights change their places before they meet values."""
+        if softmax.name == "exp" or not self._of_products(softmax):
+            return
+        second = self._mean(softmax, _BETWEEN - _SUMMING | _MOVES)
+        if second is not None:
+            msg = f"its weights change their places before {shown_call(second[0].call)}"
+            raise UnreadableError(msg)
+
+    def _of_products(self, softmax: Call) -> bool:
+        """Whether any product of two tensors stands above a softmax, however moved."""
+        waiting, visited = list(softmax.reads), set(softmax.reads)
+        while waiting:
+            call = self._values[waiting.pop()].made_by
+            if call is None or call.name in _WALLS:
+                continue
+            if call.name in _PRODUCTS:
+                return True
+            fresh = {*call.reads, *(before for before, _ in call.renewed)} - visited
+            visited |= fresh
+            waiting += sorted(fresh)
+        return False
+
+    def _mean(self, softmax: Call, between: frozenset[str]) -> tuple[Product, int] | None:
+        """The product with values behind certain calls, and which operand the weights are."""
         waiting, visited = list(softmax.results), set(softmax.results)
         while waiting:
             for call in self._readers.get(waiting.pop(), []):
@@ -230,7 +262,7 @@ class _Finder:
                     for at, operand in enumerate(product.operands):
                         if operand in visited:
                             return product, at
-                if call.name in _BETWEEN:
+                if call.name in between:
                     results = [*call.results, *(after for _, after in call.renewed)]
                     waiting += [number for number in results if number not in visited]
                     visited.update(results)
@@ -409,84 +441,3 @@ class _Slice:
         axes = "".join("1" if size == 1 else axis for axis, size in zip(own, shape, strict=True))
         name = f"value {number}"
         self._masks.setdefault(number, TorchMask(name=name, role=role, axes=axes, number=number))
-
-
-_NORMS: Final = frozenset("layer_norm rms_norm group_norm batch_norm instance_norm rsqrt".split())
-_BENDS: Final = frozenset(
-    "gelu relu silu tanh sigmoid elu softplus mish leaky_relu hardswish selu celu glu".split()
-)
-_SUMS: Final = frozenset({"add"})
-# A residual sum, a normalisation, a bend: of one of them alone an attention may be made, too.
-_ENOUGH: Final = 2
-_MANY_MATRICES: Final = 5
-
-
-def may_be_model(module: nn.Module) -> bool:
-    """Whether a module has parts that no attention needs: then it is run to see what it is."""
-    parts = list(module.modules())
-    names = {type(part).__name__ for part in parts}
-    matrices = sum(isinstance(part, nn.Linear) for part in parts)
-    attentions = sum(isinstance(part, nn.MultiheadAttention) for part in parts)
-    others = (nn.Embedding, nn.Conv1d, nn.Conv2d)
-    return (
-        matrices >= _MANY_MATRICES
-        or attentions > 1
-        or any(isinstance(part, others) for part in parts)
-        or any("Norm" in name or name in _MODULES_THAT_BEND for name in names)
-    )
-
-
-_MODULES_THAT_BEND: Final = frozenset("GELU ReLU SiLU Tanh Sigmoid ELU Mish LeakyReLU".split())
-
-
-def is_torch_model(
-    recording: ModuleRecording,
-    sites: Sequence[TorchSite],
-    uncut: Sequence[TorchUncut],
-    inputs: Sequence[ModelInput],
-) -> bool:
-    """Whether what ran is more than one attention with its projections: as for graphs.
-
-    It attends to what it makes of whole numbers or pictures; or one attention is computed from the
-    answer of another; or it has at least two of a residual sum, a normalisation and a bend.
-    """
-    attends_to_data = any(entry.role in ("tokens", "image") for entry in inputs)
-    if not sites:
-        return bool(uncut) and attends_to_data
-    if attends_to_data:
-        return True
-    last = sites[-1]
-    before = {site.output_value for site in sites[:-1]}
-    above = _above(recording, [edge.number for edge in last.edges.values()])
-    return bool(before & above) or _is_layer(recording, last)
-
-
-def _above(recording: ModuleRecording, numbers: Sequence[int]) -> set[int]:
-    """The values that some are computed from, and themselves."""
-    waiting, visited = list(numbers), set(numbers)
-    while waiting:
-        call = recording.values[waiting.pop()].made_by
-        if call is None:
-            continue
-        fresh = {*call.reads, *(before for before, _ in call.renewed)} - visited
-        visited |= fresh
-        waiting += sorted(fresh)
-    return visited
-
-
-def _is_layer(recording: ModuleRecording, site: TorchSite) -> bool:
-    """Whether an attention stands between what makes a layer of a model of it."""
-    below = {site.output_value}
-    names: set[str] = set()
-    residual = False
-    for call in recording.calls:
-        reads = set(call.reads)
-        if not reads & below:
-            continue
-        names.add(call.name)
-        below |= {*call.results, *(after for _, after in call.renewed)}
-        others = [recording.values[number] for number in reads - below]
-        residual |= call.name in _SUMS and any(value.above for value in others)
-    anywhere = {call.name for call in recording.calls}
-    norms = bool(_NORMS & (anywhere if residual else names))
-    return residual + norms + bool(_BENDS & names) >= _ENOUGH

@@ -377,8 +377,8 @@ def _short_name(target: str) -> str:
 def _whole_model(value: Any, target: str) -> tuple[TorchModel | None, str]:
     """The whole model that a module is, None for any other; and why nobody can tell, or ""."""
     from ..models.model_inputs import UnknownInputError  # noqa: PLC0415 (only for modules)
+    from ..models.recognition import may_be_model  # noqa: PLC0415 (the same)
     from ..models.torch_model import open_torch_model  # noqa: PLC0415 (the same)
-    from ..models.torch_sites import may_be_model  # noqa: PLC0415 (the same)
 
     if isinstance(value, type) or not may_be_model(value):
         return None, ""
@@ -397,12 +397,22 @@ def _modules(value: Any, target: str) -> list[tuple[Candidate, str]]:
         try:
             return [(_wrapped(value, target), target)]
         except UsageError as error:
+            if not unknown:
+                raise
             msg = f"{error}; it is not judged as a whole model either: {unknown}"
-            raise (UsageError(msg) if unknown else error) from None
+            if _embeds(value):  # nobody takes it for a layer
+                msg = f"{target} cannot be judged as a whole model: {unknown}"
+            raise UsageError(msg) from None
     return [
         (candidate, target if number is None else f"{target}#{number}")
         for number, candidate in torch_model_candidates(made, _short_name(target))
     ]
+
+
+def _embeds(value: Any) -> bool:
+    from torch import nn  # noqa: PLC0415 (only for modules)
+
+    return any(isinstance(part, nn.Embedding) for part in value.modules())
 
 
 def _wrapped(value: Any, target: str) -> Candidate:

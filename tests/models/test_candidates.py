@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 from command_line import FEW, record
 from little_graphs import node, plus_one, saved
@@ -71,6 +72,20 @@ def test_a_candidate_may_be_one_that_is_the_same_as_another(encoder: Sites) -> N
     assert [candidate.name for candidate in made.values()] == ["encoder#1"]
 
 
+def test_a_model_without_its_weights_is_refused(
+    tmp_path: Path, export_of: Callable[..., Path]
+) -> None:
+    """With the file that is missing; an attention alone needs none of them."""
+    path = tmp_path / "model.onnx"
+    traced = onnx.load(export_of("encoder"))
+    onnx.save(traced, path, save_as_external_data=True, location="weights", size_threshold=64)
+    (tmp_path / "weights").unlink()
+    sites = find_sites(path)
+    assert sites_of_model(path, sites, 1)[1].name == "model#1"
+    with pytest.raises(UsageError, match=r"in 'weights', which is missing: copy .*model.onnx#0$"):
+        model_candidates(path, sites, None)
+
+
 SCALES: dict[str, tuple[list[float | None], list[dict[str, Any]]]] = {
     "standard": ([0.5, 0.5], [{}, {}]),
     "one differs": ([0.5, 1.0], [{}, {}]),
@@ -78,6 +93,9 @@ SCALES: dict[str, tuple[list[float | None], list[dict[str, Any]]]] = {
     "another number": ([0.25, 0.25], [{"scale": 0.25}, {"scale": 0.25}]),
     "by layer": ([0.5, 0.25, 0.5 / 3], [{}, {"scale": 0.25}, {"scale": 0.5 / 3}]),
     "unknown": ([None, 0.5], [{}, {}]),
+    "one differs from a number": ([1.0, 0.25, 0.25], [{"scale": 0.25}] * 3),
+    "two differ": ([0.25, 1.0], [{"scale": 0.25}] * 2),
+    "rounded": ([0.25, 0.25000001, 1.0], [{"scale": 0.25}] * 3),
 }
 
 
@@ -90,6 +108,20 @@ def test_the_scale_is_promised_that_the_model_means(name: str, encoder: Sites) -
         for index, scale in enumerate(scales)
     )
     assert [promised_semantics(sites, site) for site in sites] == expected
+
+
+def test_the_cap_is_promised_that_most_attentions_have(encoder: Sites) -> None:
+    """One without it, or with another, is meant to have it; no cap may be the rule as well."""
+    (site, _) = encoder.sites[:2]
+
+    def promised(*caps: float | None) -> list[Any]:
+        sites = [dataclasses.replace(site, cap=cap) for cap in caps]
+        mods = [promised_semantics(sites, own).get("score_mod") for own in sites]
+        return [mod and mod.cap for mod in mods]
+
+    assert promised(50.0, None, 50.0) == [50.0] * 3
+    assert promised(50.0, 5.0) == [50.0] * 2
+    assert promised(None, None, 50.0) == [None] * 3
 
 
 def test_options_for_one_attention_are_refused(encoder: Sites) -> None:

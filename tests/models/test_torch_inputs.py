@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from candidates.models.transformer import Encoder, EncoderDecoder, HidingEncoder, Shape
 from conformance import UsageError
@@ -65,6 +68,26 @@ def test_torchs_own_layer_takes_features_and_a_padding_mask(
     features, mask = calling.inputs
     assert (features.role, features.shape[-1]) == ("features", 16)
     assert (mask.name, mask.role, mask.hides) == ("src_key_padding_mask", "mask", True)
+
+
+class Blocks(nn.Module):
+    """Fills its ids up to whole blocks; its last ids have meanings of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(30, 4)
+        self.config = SimpleNamespace(pad_token_id=1, bos_token_id=0)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """``[B, L]`` to ``[B, 8 n, E]``."""
+        answer: Tensor = self.table(pad(input_ids, (0, -input_ids.shape[1] % 8)))
+        return answer
+
+
+def test_ids_that_a_model_fills_up_itself_choose_from_its_table() -> None:
+    """As of Longformer, whose sequences are whole windows."""
+    calling, _ = torch_calling(Blocks().eval(), {})
+    assert [(entry.role, entry.count) for entry in calling.inputs] == [("tokens", 30)]
 
 
 class Sound(nn.Module):

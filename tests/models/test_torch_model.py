@@ -15,12 +15,12 @@ from conformance import UsageError
 from conformance.declare.declaration import WHOLE_MODEL
 from conformance.graphs.process import Setting
 from conformance.graphs.protocol import GraphRefused
+from conformance.models.recognition import may_be_model
 from conformance.models.torch_model import (
     TorchModel,
     open_torch_model,
     torch_model_candidates,
 )
-from conformance.models.torch_sites import may_be_model
 from conformance.targets.resolving import resolve_one
 
 MODELS = """

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention, softmax
+from torch.nn.functional import pad, scaled_dot_product_attention, softmax
 
 from conformance.models.recording import record
 from conformance.models.torch_sites import TorchSite, TorchUncut, find_torch_sites
@@ -158,3 +158,17 @@ def test_a_softmax_that_weighs_nothing_is_no_attention() -> None:
         return query.softmax(-1)
 
     assert sites_of(classified) == ([], [])
+
+
+def test_weights_that_move_before_they_meet_values_are_listed() -> None:
+    """As in an attention to blocks of tokens: it is not judged alone, and not dropped."""
+
+    def in_blocks(query: Tensor, key: Tensor, value: Tensor, _mask: Tensor) -> Tensor:
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        weights = softmax(pad(query @ key.mT, (0, 1)).roll(1, -1) / math.sqrt(SIZE), -1)
+        return pad(weights, (1, 0))[..., 1:-1] @ value
+
+    sites, uncut = sites_of(in_blocks)
+    assert not sites
+    (one,) = uncut
+    assert re.search(r"weights change their places before matmul \(test_torch", one.reason)

@@ -19,10 +19,9 @@ from ...errors import ConstructionError, UsageError
 from ...graphs.protocol import GraphRefused
 from ...models.candidates import describe_sites, uncut_entries
 from ...models.model_inputs import UnknownInputError
-from ...models.recognition import is_model
+from ...models.recognition import is_model, may_be_model
 from ...models.sites import Sites, find_sites
 from ...models.torch_model import open_torch_model
-from ...models.torch_sites import may_be_model
 from ...running.workers.messages import Loaded, RunOptions
 from ...targets.loading import attribute, guarded, import_dotted, import_path, put_on_path
 from ...targets.resolving import how_to_make
