@@ -227,7 +227,8 @@ def sites_in_place(subject: Subject, problem: Problem) -> Finding:
     for index, inside in places:
         core = model.cores[index]
         inputs = _core_inputs(core, inside)
-        expected = Oracle(core.declaration, str(inside.query.dtype)).answer(inputs)
+        dtype = inside.dtype or str(inside.query.dtype)
+        expected = Oracle(core.declaration, dtype).answer(inputs)
         judged = expected.judged & torch.from_numpy(inside.judged)
         found = compare(
             torch.from_numpy(inside.answer.astype(np.float64)),
@@ -251,6 +252,9 @@ def _core_inputs(core: Candidate, inside: Activations) -> Inputs:
         torch.from_numpy(np.ascontiguousarray(part))
         for part in (inside.query, inside.key, inside.value)
     )
+    if inside.dtype:
+        own: torch.dtype = getattr(torch, inside.dtype)
+        query, key, value = query.to(own), key.to(own), value.to(own)
     keep = None if inside.keep is None else torch.from_numpy(np.ascontiguousarray(inside.keep))
     bias, sinks = (
         None if part is None else torch.from_numpy(np.ascontiguousarray(part))

@@ -33,6 +33,8 @@ class Activations:
         The alignment of its own causal rule in this call, None where it has none.
     sinks
         One more score for each head, None where there is none.
+    dtype
+        The format of the heads where it is none of numpy's: they are float32 then.
     """
 
     query: Array
@@ -43,6 +45,7 @@ class Activations:
     bias: Array | None
     causal: str | None = None
     sinks: Array | None = None
+    dtype: str = ""
 
     @property
     def judged(self) -> Array:

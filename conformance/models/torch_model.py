@@ -201,10 +201,11 @@ def _refusing() -> Iterator[None]:
 
 
 def torch_activations(recording: ModuleRecording, site: TorchSite) -> Activations | None:
-    """An attention in its place; None where it cannot be put in order, or is in bfloat16."""
+    """An attention in its place; None where it cannot be put in order, or is of several formats."""
     values = recording.values
     tensors = {part: values[site.edges[part].number].tensor for part in PARTS}
-    if any(tensor.dtype == torch.bfloat16 for tensor in tensors.values()):
+    dtypes = {tensor.dtype for tensor in tensors.values()}
+    if torch.bfloat16 in dtypes and len(dtypes) > 1:
         return None
     heads = {"query": site.heads, "key": site.kv_heads, "value": site.kv_heads}
     parts = {
@@ -215,7 +216,9 @@ def torch_activations(recording: ModuleRecording, site: TorchSite) -> Activation
     masks = [(mask, as_array(values[mask.number].tensor)) for mask in site.masks]
     causal = "top-left" if site.causal else site.alignment
     sinks = None if site.sinks is None else as_array(values[site.sinks].tensor)
-    return assembled(parts, answer, masks, site.heads, causal=causal, sinks=sinks)
+    inside = assembled(parts, answer, masks, site.heads, causal=causal, sinks=sinks)
+    own = "bfloat16" if torch.bfloat16 in dtypes else ""
+    return None if inside is None else dataclasses.replace(inside, dtype=own)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

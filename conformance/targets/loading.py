@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import sysconfig
@@ -244,11 +245,17 @@ def _execute(loader: Any, module: ModuleType) -> None:
 
 
 def attribute(holder: Any, dotted: str, where: str) -> Any:
-    """``holder.a.b``; raises UsageError that suggests a near name when there is none."""
+    """``holder.a.b``; raises UsageError that suggests a near name when there is none.
+
+    A function on the way, which has no such attribute, is called without arguments: it builds what
+    has one, as in ``build.layers.0``.
+    """
     for name in dotted.split("."):
         if not name.isidentifier() and not name.isdigit():  # a list of modules has numbers
             msg = f"{where}:{dotted} is not a target: {name!r} is not a Python name"
             raise UsageError(msg)
+        if inspect.isfunction(holder) and not hasattr(holder, name):
+            holder = holder()
         try:
             holder = getattr(holder, name)
         except AttributeError:

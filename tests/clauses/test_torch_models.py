@@ -13,7 +13,7 @@ from whole_models import not_passed, results
 import conformance
 from candidates.exports import by_tracing
 from candidates.models import BROKEN, MODELS
-from candidates.models.transformer import Encoder, Shape
+from candidates.models.transformer import Encoder, Mistake, Shape
 from candidates.models.wrong_models import RIGHT, WRONG
 from conformance import UsageError
 from conformance.declare.candidate import Candidate
@@ -76,6 +76,16 @@ def test_a_wrong_attention_of_a_module_is_seen_in_its_place(name: str) -> None:
     path = next(path for path, _ in module.named_modules() if path.endswith("layers.1.attention"))
     assert f"in the model attention #1 ({path})" in found[IN_PLACE]
     assert not_passed(results(second, "numerics.golden"))
+
+
+@pytest.mark.parametrize("scale", [None, 1.0])
+def test_attentions_in_bfloat16_are_held_in_their_places(scale: float | None) -> None:
+    """Within the bound of that format: a right model passes, another scale of a layer does not."""
+    torch.manual_seed(0)
+    whole, *_ = conformance.model(Encoder(Shape(), [Mistake(), Mistake(scale=scale)]).bfloat16())
+    (found,) = results(whole, IN_PLACE)
+    assert found.status == ("passed" if scale is None else "failed")
+    assert scale is None or "attention #1 (tower.layers.1.attention)" in found.reason
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

@@ -34,6 +34,9 @@ projections = nn.ModuleList([nn.MultiheadAttention(16, 4, batch_first=True)])
 
 def build():
     return Encoder(Shape())
+
+def build_parts():
+    return projections
 """
 
 
@@ -135,7 +138,7 @@ def test_an_exception_is_a_refusal() -> None:
 
 
 def test_a_target_is_the_model_and_its_distinct_attentions(tmp_path: Path) -> None:
-    """A builder's model, an instance, one attention of it by number, and a part by its path."""
+    """A builder's model, an instance, one attention by number, and parts of both by their path."""
     file = tmp_path / "whole_models_here.py"
     file.write_text(MODELS, encoding="utf-8")
     names = [(one.name, one.kind, one.target) for one in resolve_one(f"{file}:build")]
@@ -146,8 +149,9 @@ def test_a_target_is_the_model_and_its_distinct_attentions(tmp_path: Path) -> No
     (second,) = resolve_one(f"{file}:model#1")
     assert second.site is not None
     assert (second.name, second.site["scope"]) == ("model#1", "tower.layers.1.attention")
-    (part,) = resolve_one(f"{file}:projections.0")
-    assert part.kind == "layer"
+    for path in ("projections.0", "build_parts.0"):
+        (part,) = resolve_one(f"{file}:{path}")
+        assert (part.kind, part.target) == ("layer", f"{file}:{path}")
     with pytest.raises(UsageError, match="no attention #2: it has 2"):
         resolve_one(f"{file}:model#2")
 
