@@ -60,11 +60,17 @@ class BatteryAnswer:
     def margin(self) -> float:
         """How far the answer is from the golden one, in bounds; infinite for one of another kind.
 
-        That is one of another shape, or with NaN and infinities in other places.
+        That is one of another shape, or with NaN and infinities in other places. A right answer may
+        be nearer than that.
         """
         expected = self.exact.output
         if not self.fits or not _same_nonfinite(self.output, expected, self._judged):
             return math.inf
+        least = self.exact.least_bound
+        if least is not None:  # spares the bound, which costs the most
+            margin = _largest(self.output, expected, least, self._judged)
+            if margin <= 1.0:
+                return margin
         return _largest(self.output, expected, self.exact.bound, self._judged)
 
     @cached_property
@@ -83,18 +89,23 @@ class BatteryAnswer:
         return None if self.wrong is None else ~self.wrong.any(dim=-1)
 
     @cached_property
-    def _finite(self) -> Tensor:
-        """Where golden answer and bound are numbers, of an answer that fits."""
-        return torch.isfinite(self.exact.output) & torch.isfinite(self.exact.bound)
+    def _numbers(self) -> Tensor:
+        """Where the golden answer is a number, of an answer that fits."""
+        return torch.isfinite(self.exact.output)
 
     @cached_property
-    def _sizes(self) -> tuple[float, float]:
-        """The distance to the golden answer, and its bound, each as root mean square."""
-        return self._sizes_of(self._finite)
+    def _distance(self) -> float:
+        """The distance to the golden answer as root mean square."""
+        return _size((self.output - self.exact.output)[self._numbers])
 
-    def _sizes_of(self, chosen: Tensor) -> tuple[float, float]:
-        distance = _size((self.output - self.exact.output)[chosen])
-        return distance, _size(self.exact.bound[chosen])
+    def _as_close(self, left: float, judged: Tensor) -> bool:
+        """Whether an error, as root mean square, is as small as rounding lets anybody come."""
+        for bound in (self.exact.least_bound, self.exact.bound):  # the soonest derived comes first
+            if bound is not None:
+                chosen = bound[judged & self._numbers & torch.isfinite(bound)]
+                if left <= model.AS_CLOSE * _size(chosen):
+                    return True
+        return False
 
     def agrees(self, acted: MistakenAnswer) -> bool:
         """Whether it lies within the bound of an acted mistake, and much closer than golden."""
@@ -107,9 +118,11 @@ class BatteryAnswer:
         judged = finite if judged is None else judged & finite
         if not self._much_closer(acted, judged):
             return False
-        # The golden bound is known: that of the mistake is derived where it is too narrow.
-        if self.fits and _largest(self.output, acted.output, self.exact.bound, judged) <= 1.0:
-            return True
+        # The soonest derived comes first, and that of the mistake where the others are too narrow.
+        if self.fits:
+            for bound in (self.exact.least_bound, self.exact.bound):
+                if bound is not None and _largest(self.output, acted.output, bound, judged) <= 1.0:
+                    return True
         return _largest(self.output, acted.output, acted.bound, judged) <= 1.0
 
     def _judged_with(self, acted: MistakenAnswer) -> Tensor | None:
@@ -129,8 +142,11 @@ class BatteryAnswer:
             return True
         every = bool(judged.all())
         left = _size(self.output - acted.output if every else (self.output - acted.output)[judged])
-        distance, rounding = self._sizes if every else self._sizes_of(judged & self._finite)
-        if left <= max(model.MUCH_CLOSER * distance, model.AS_CLOSE * rounding):
+        if every:
+            distance = self._distance
+        else:
+            distance = _size((self.output - self.exact.output)[judged & self._numbers])
+        if left <= model.MUCH_CLOSER * distance or self._as_close(left, judged):
             return True
         if acted.stepwise:
             return False

@@ -28,6 +28,7 @@ from ..problems.pool import with_other_values
 from ..problems.problem import MaskPlan, Problem
 from ..problems.space import Space
 from .agreement import BatteryAnswer
+from .mistaken_answer import listed
 from .neighbours import REACH, neighbours
 
 # In the order of Geometry's fields: batch, heads, key/value heads, lengths of query and key, head
@@ -87,12 +88,12 @@ class Observation:
     @cached_property
     def _drawn(self) -> dict[Problem, bool]:
         """The problems that are drawn, in order, and which come first."""
-        return _drawn(self.subject)
+        return dict(listed(self.subject, "drawn", lambda: _drawn(self.subject).items()))
 
     @cached_property
     def _made(self) -> list[Inputs]:
         """The inputs that are made otherwise."""
-        return list(_made(self.subject))
+        return listed(self.subject, "made", lambda: _made(self.subject))
 
     @cached_property
     def is_long(self) -> bool:
@@ -112,7 +113,9 @@ class Observation:
     def _answered(self, problems: Sequence[Problem]) -> list[BatteryAnswer]:
         for one in problems:
             if one not in self._cached:
-                self._cached[one] = list(cached_in_self(self.subject, [one]))
+                self._cached[one] = listed(
+                    self.subject, ("cached", one), partial(cached_in_self, self.subject, [one])
+                )
         cached = chain.from_iterable(self._cached[one] for one in problems)
         drawn = ((self.subject.inputs(one), one) for one in problems)
         every = [*drawn, *((inputs, None) for inputs in (*cached, *self._made))]
@@ -147,7 +150,8 @@ def answers_near(
 def answers_to_pairs(subject: Subject, seed: int) -> list[BatteryAnswer]:
     """What the candidate answers to problems in which any two of its options and sizes meet."""
     space = Space(mask="maybe", finite_bias="maybe", values=("normal",))
-    problems = options_together(subject.candidate, space, dtype=subject.dtype)
+    together = partial(options_together, subject.candidate, space, dtype=subject.dtype)
+    problems = listed(subject, "together", together)
     return answers_to(subject, [with_other_values(problem, seed) for problem in problems])
 
 

@@ -29,7 +29,7 @@ from .conditions import MANY_KEYS, plainness
 from .dissection import statements
 from .dissection.returned_weights import explain_weights
 from .lines import LineFinder
-from .mistaken_answer import ActedAnswers, Combination, act
+from .mistaken_answer import Combination, DiagnosedSubject, act, acted_answers
 from .mistakes import NamedMistake, NotExpressible, named_mistakes
 from .neighbours import ENLARGED, OWN, RESIZED, neighbours
 from .picture import Illustrator
@@ -124,6 +124,8 @@ class Diagnostician:
         *,
         observed: Sequence[BatteryAnswer] | None = None,
     ) -> None:
+        if observed is None and type(subject) is Subject:
+            subject = DiagnosedSubject(subject)
         self.subject = subject
         self.mistakes = named_mistakes() if mistakes is None else tuple(mistakes)
         self._observation = Observation(subject, observed)
@@ -132,7 +134,7 @@ class Diagnostician:
         self._illustrator = Illustrator(subject)
         self._finder = LineFinder(subject)
         self._lines: dict[str, LineEntry | None] = {}
-        self._acted = ActedAnswers(subject.oracle, subject.declaration.semantics)
+        self._acted = acted_answers(subject)
         self._first_problem: Problem | None = None
         self._searched: Problem | None = None
         self._searched_all = False

@@ -9,22 +9,23 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Final
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar, Final
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from .._golden import golden
+from ..clauses.subject import Differentiator, Subject
 from ..declare.declaration import Declaration, mixed_in
 from ..oracle.headroom import finite_limit, representable_output, representable_rows
 from ..oracle.oracle import Golden, Oracle, evaluate
 from ..problems.inputs import Inputs
 from ..tolerance import model
-from .mistakes import DeclaredCall, NamedMistake, NotExpressible, everywhere
+from .mistakes import DeclaredCall, NamedMistake, NotExpressible, everywhere, named_mistakes
 from .mistakes._steps import has_causal, has_mask, has_softcap, has_window, hides_keys
 from .mistakes.named_mistake import Heads
 
@@ -128,15 +129,19 @@ class MistakenAnswer:
 
 
 class ActedAnswers:
-    """What single mistakes answer, remembered for the searches of one subject."""
+    """What single mistakes answer, remembered for the searches of one subject.
 
-    def __init__(self, oracle: Oracle, declared: golden.Semantics) -> None:
+    Those of ``common`` are remembered for other subjects, too.
+    """
+
+    def __init__(
+        self, oracle: Oracle, declared: golden.Semantics, common: CommonAnswers | None = None
+    ) -> None:
         self._oracle = oracle
         self._declared = declared
+        self._common = common
         # Mistakes and inputs are kept along with the answers: their numbers stay theirs.
-        self._answers: dict[
-            tuple[int, int], tuple[NamedMistake, Inputs, MistakenAnswer | None]
-        ] = {}
+        self._answers: dict[tuple[int, int], Acted] = {}
         self._counts: Counter[int] = Counter()
 
     def count(self, inputs: Inputs) -> int:
@@ -148,16 +153,121 @@ class ActedAnswers:
         key = id(mistake), id(inputs)
         if key not in self._answers:
             self._counts[id(inputs)] += 1
-            try:
-                answer = act(self._oracle, self._declared, (mistake,), inputs)
-            except NotExpressible:
-                self._answers[key] = mistake, inputs, None
-            else:
-                self._answers[key] = mistake, inputs, answer
+            known = None if self._common is None else self._common.acted.get(key)
+            self._answers[key] = known or self._act(mistake, inputs)
+            if self._common is not None:
+                self._common.keep(self._answers[key])
         acted = self._answers[key][-1]
         if acted is None:
             raise NotExpressible
         return acted
+
+    def touches(self, mistake: NamedMistake, inputs: Inputs) -> bool:
+        """Whether a mistake may change the answer to some inputs at all."""
+        touched: dict[int, bool] = {}
+        if self._common is not None and self._common.is_of_catalogue(mistake):
+            touched = self._common.touched.setdefault(inputs, touched)
+        if id(mistake) not in touched:
+            call = DeclaredCall(inputs=inputs, semantics=self._declared)
+            touched[id(mistake)] = touches(mistake, call)
+        return touched[id(mistake)]
+
+    def _act(self, mistake: NamedMistake, inputs: Inputs) -> Acted:
+        try:
+            return mistake, inputs, act(self._oracle, self._declared, (mistake,), inputs)
+        except NotExpressible:
+            return mistake, inputs, None
+
+
+# A mistake, inputs and the answer, None where the mistake cannot be made on them.
+Acted = tuple[NamedMistake, Inputs, MistakenAnswer | None]
+# Declarations whose answers are remembered, and how much of each: problems, acted answers, and the
+# most logits of a problem whose acted answers are.
+MOST_DECLARATIONS: Final = 3
+MOST_PROBLEMS: Final = 1024
+MOST_ACTED: Final = 4096
+MOST_KEPT_LOGITS: Final = 2048
+
+
+class CommonAnswers:
+    """What follows from a declaration alone, for all diagnoses of candidates that share it.
+
+    The problems of a diagnosis are chosen from the declaration, so their tensors, golden answers
+    and bounds are the same for the next candidate, and so is what mistakes of the catalogue answer.
+    """
+
+    _latest: ClassVar[list[CommonAnswers]] = []
+
+    def __init__(self, subject: Subject) -> None:
+        self.place = subject.declaration, subject.dtype, subject.device
+        self.oracle = Oracle(subject.declaration, subject.dtype)
+        # What a candidate computes has no part in it, and is not kept alive.
+        like = dataclasses.replace(subject.candidate, function=like_nobody, eager=None, graph=None)
+        other = Subject(like, subject.dtype, subject.device, sealed=subject.sealed)
+        self.inputs = lru_cache(maxsize=MOST_PROBLEMS)(other.inputs.__wrapped__)
+        self.acted: dict[tuple[int, int], Acted] = {}
+        self.touched: WeakKeyDictionary[Inputs, dict[int, bool]] = WeakKeyDictionary()
+        self.lists: dict[Any, list[Any]] = {}
+        self._catalogue = frozenset(map(id, named_mistakes()))
+
+    @classmethod
+    def of(cls, subject: Subject) -> CommonAnswers:
+        """Those of a subject's declaration, dtype and device."""
+        place = subject.declaration, subject.dtype, subject.device
+        common = next((one for one in cls._latest if one.place == place), None)
+        if common is not None:
+            cls._latest.remove(common)
+        cls._latest.append(common or cls(subject))
+        del cls._latest[:-MOST_DECLARATIONS]
+        return cls._latest[-1]
+
+    def keep(self, acted: Acted) -> None:
+        """Remember the answer of a mistake of the catalogue to a small problem."""
+        mistake, inputs, _ = acted
+        small = inputs.geometry.logits <= MOST_KEPT_LOGITS
+        if small and self.is_of_catalogue(mistake) and len(self.acted) < MOST_ACTED:
+            self.acted[id(mistake), id(inputs)] = acted
+
+    def is_of_catalogue(self, mistake: NamedMistake) -> bool:
+        """Whether a mistake is one of those that every search tries, and that are never gone."""
+        return id(mistake) in self._catalogue
+
+
+def like_nobody(*_arguments: object, **_keywords: object) -> Any:
+    """In the place of a candidate that is never called."""
+    raise NotImplementedError
+
+
+class DiagnosedSubject(Subject):
+    """A subject whose problems, goldens and acted answers are shared with others of its kind."""
+
+    def __init__(self, subject: Subject) -> None:
+        vars(self).update(vars(subject))
+        shares = subject.candidate.fixed_weights is None and subject.candidate.weights_known
+        self._common = CommonAnswers.of(subject) if shares else None
+        if self._common is not None:
+            self.oracle, self.inputs = self._common.oracle, self._common.inputs
+        self.gradients = Differentiator(self)
+        self.acted = ActedAnswers(self.oracle, self.declaration.semantics, self._common)
+
+    def listed(self, key: Any, make: Callable[[], Iterable[Any]]) -> list[Any]:
+        """A list that follows from the declaration; made once."""
+        lists = {} if self._common is None else self._common.lists
+        if key not in lists:
+            lists[key] = list(make())
+        return lists[key]
+
+
+def acted_answers(subject: Subject) -> ActedAnswers:
+    """Those of a diagnosed subject, else new ones."""
+    if isinstance(subject, DiagnosedSubject):
+        return subject.acted
+    return ActedAnswers(subject.oracle, subject.declaration.semantics)
+
+
+def listed(subject: Subject, key: Any, make: Callable[[], Iterable[Any]]) -> list[Any]:
+    """A list that follows from the declaration, made once for all that share it."""
+    return subject.listed(key, make) if isinstance(subject, DiagnosedSubject) else list(make())
 
 
 def act(

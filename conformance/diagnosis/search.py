@@ -16,8 +16,14 @@ from ..problems.inputs import Inputs
 from ..tolerance import model
 from .agreement import BatteryAnswer
 from .conditions import plainness
-from .mistaken_answer import ActedAnswers, Combination, MistakenAnswer, act, touches
-from .mistakes import DeclaredCall, NamedMistake, NotExpressible
+from .mistaken_answer import (
+    ActedAnswers,
+    Combination,
+    MistakenAnswer,
+    act,
+    acted_answers,
+)
+from .mistakes import NamedMistake, NotExpressible
 from .narrowing import Narrowed, Narrowing
 
 USUAL_WAYS: Final = 3
@@ -50,7 +56,7 @@ class MistakeSearch:
     ) -> None:
         self.subject = subject
         self.declared = subject.declaration.semantics
-        self.acted = acted or ActedAnswers(subject.oracle, self.declared)
+        self.acted = acted or acted_answers(subject)
         # What goes grossly wrong first: a mistake that changes nothing would pass the rest.
         self.observed = sorted(observed, key=_order)
         # Wrong ones first, and of sizes that tell much: what other searches have acted out on.
@@ -281,11 +287,11 @@ class MistakeSearch:
 
     def _may_change(self, mistake: NamedMistake, index: int) -> bool:
         """Whether a mistake may change the answer to one problem."""
+        if mistake.is_everywhere and mistake.speaks_at(self.declared):
+            return True
         key = id(mistake), index
         if key not in self._touched:
-            inputs = self.observed[index].inputs
-            call = DeclaredCall(inputs=inputs, semantics=self.declared)
-            self._touched[key] = touches(mistake, call)
+            self._touched[key] = self.acted.touches(mistake, self.observed[index].inputs)
         return self._touched[key]
 
 

@@ -14,13 +14,21 @@ from itertools import chain, islice
 from typing import Final
 
 from ..clauses.subject import Subject
+from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from .agreement import BatteryAnswer
 from .battery import answer_to, answers_near, answers_to_pairs
 from .conditions import Condition, ScaleLimit, SizeLimit, plainness, scale_below, size_limit
 from .dissection import StatementReader
 from .dissection.read_numbers import roundest
-from .mistaken_answer import ActedAnswers, Combination, act, touches_any
+from .mistaken_answer import (
+    ActedAnswers,
+    Combination,
+    DiagnosedSubject,
+    MistakenAnswer,
+    act,
+    touches_any,
+)
 from .mistakes import NamedMistake, NotExpressible
 from .narrowing import Narrowed, made_under
 from .neighbours import OWN, with_size
@@ -45,10 +53,16 @@ def explains(subject: Subject, made: Combination, answer: BatteryAnswer) -> bool
     if not touches_any(made, answer.inputs, declared):
         return answer.margin <= 1.0
     try:
-        acted = act(subject.oracle, declared, made, answer.inputs)
+        acted = _acted(subject, made, answer.inputs)
     except NotExpressible:
         return answer.margin <= 1.0
     return answer.agrees(acted)
+
+
+def _acted(subject: Subject, made: Combination, inputs: Inputs) -> MistakenAnswer:
+    if len(made) == 1 and isinstance(subject, DiagnosedSubject):
+        return subject.acted.of(made[0], inputs)
+    return act(subject.oracle, subject.declaration.semantics, made, inputs)
 
 
 class StatementSearch:

@@ -13,7 +13,14 @@ from torch import Tensor
 from .._golden import golden
 from ..declare.declaration import Declaration
 from ..problems.inputs import Inputs
-from ..tolerance import Contract, contract_for, core_bound, layer_bound
+from ..tolerance import (
+    Contract,
+    contract_for,
+    core_bound,
+    layer_bound,
+    least_core_bound,
+    least_layer_bound,
+)
 from ..tolerance.attention_bound import shares, weights_bound
 from ..tolerance.layer import head_errors
 from .headroom import finite_limit, representable_output, representable_rows
@@ -43,6 +50,11 @@ class Golden:
     def bound(self) -> Tensor:
         """The worst-case bound under the contract; derived when it is asked for."""
         return _bound(self.evaluation, self.contract, self.attended)
+
+    @cached_property
+    def least_bound(self) -> Tensor | None:
+        """A part of the bound that is soon derived; None where there is none."""
+        return least_bound(self.evaluation, self.contract)
 
     @cached_property
     def judged(self) -> Tensor:
@@ -167,6 +179,15 @@ def _bound(
     if isinstance(evaluation, golden.Attention):
         return core_bound(evaluation, contract, attended=attended)
     return layer_bound(evaluation, contract)
+
+
+def least_bound(
+    evaluation: golden.Attention | golden.MultiHeadAttention, contract: Contract
+) -> Tensor | None:
+    """A part of the worst-case bound that is soon derived; None where there is none."""
+    if isinstance(evaluation, golden.Attention):
+        return least_core_bound(evaluation, contract)
+    return least_layer_bound(evaluation, contract)
 
 
 def known_weights(inputs: Inputs) -> golden.ProjectionWeights:

@@ -20,6 +20,7 @@ from .softmax_and_sum import (
     mean_bound,
     perturb,
     rounded_result,
+    sum_roundings,
     weighted_sum_error,
 )
 from .spread import EXACT, Carried
@@ -109,6 +110,36 @@ def one_sided_bound(
         return bound
     mean = mean_bound(attention, live.empty, contract, carried.value)
     return torch.where(live.empty, mean, bound)
+
+
+def least_core_bound(attention: golden.Attention, contract: Contract) -> Tensor | None:
+    """A part of :func:`core_bound` that is soon derived: an error within it needs no more.
+
+    None where there is no such part.
+    """
+    least = least_one_sided_bound(attention, contract)
+    return None if least is None else least.mul_(contract.sides)
+
+
+def least_one_sided_bound(attention: golden.Attention, contract: Contract) -> Tensor | None:
+    """What summing the products with the values, dividing and storing may cost by themselves.
+
+    The weights of a conforming candidate may be larger than these, and moved, which costs more.
+    """
+    if attention.output.numel() == 0 or attention.weights.numel() == 0:
+        return None
+    if not is_normalised(attention.semantics):
+        return None
+    stored, key_length = contract.at("rounding"), attention.weights.shape[-1]
+    product, division = sum_roundings(key_length, contract.at("accumulation"))
+    weights, output = attention.weights, attention.output
+    if bool(attention.empty.any()):
+        empty = attention.empty.unsqueeze(-1)
+        weights, output = weights.masked_fill(empty, 0.0), output.masked_fill(empty, 0.0)
+    error = (weights @ attention.value.abs()).mul_(product).add_(output.abs(), alpha=division)
+    # What float64 lost here may not make it larger than the whole.
+    kept = 1.0 - (key_length + 8) * model.UNIT_ROUNDOFF["float64"]
+    return rounded_result(error, output, stored).mul_(kept)
 
 
 def without_empty_rows(attention: golden.Attention, live: LiveKeys) -> golden.Attention:

@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 from conformance._golden import golden
 
 from . import model
-from .attention_bound import one_sided_bound
+from .attention_bound import least_one_sided_bound, one_sided_bound
 from .contract import Contract, gamma
 from .spread import Carried
 
@@ -180,6 +180,15 @@ def layer_bound(layer: golden.MultiHeadAttention, contract: Contract) -> Tensor:
     errors = head_errors(layer, contract, layer.projected)
     bound = one_sided_bound(layer.core, contract, errors)
     merged = golden.merge_heads(bound, layer.core.semantics)
+    return _output_error(layer, merged, contract).mul_(contract.sides)
+
+
+def least_layer_bound(layer: golden.MultiHeadAttention, contract: Contract) -> Tensor | None:
+    """A part of :func:`layer_bound` that is soon derived, as of :func:`least_core_bound`."""
+    least = least_one_sided_bound(layer.core, contract)
+    if least is None or contract.activation_steps:
+        return None
+    merged = golden.merge_heads(least, layer.core.semantics)
     return _output_error(layer, merged, contract).mul_(contract.sides)
 
 

@@ -280,7 +280,7 @@ def weighted_sum_error(
     """
     stored = contract.at("rounding")
     contract = contract.at("accumulation")
-    product, division = _roundings(live.key_length, contract)
+    product, division = sum_roundings(live.key_length, contract)
     size = attention.value.abs()
     ranges = None if perturbed.far is None else extremes(attention.value, live, perturbed.far)
     largest = None if ranges is None else torch.maximum(ranges[0].abs(), ranges[1].abs())
@@ -317,7 +317,7 @@ def mean_bound(
     key_length = weights.shape[-1]
     exponentials, stored = contract.at("exp"), contract.at("rounding")
     contract = contract.at("accumulation")
-    product, division = _roundings(key_length, contract)
+    product, division = sum_roundings(key_length, contract)
     relative = product + division + 2.0 * exponential_error(key_length, exponentials)
     size = value.abs()
     error = (weights @ size).mul_(relative + contract.weight_underflow * key_length)
@@ -328,7 +328,7 @@ def mean_bound(
     return rounded_result(error, weights @ value, stored)
 
 
-def _roundings(key_length: int, contract: Contract) -> tuple[float, float]:
+def sum_roundings(key_length: int, contract: Contract) -> tuple[float, float]:
     """Relative errors of the sum of products, and of dividing by the sum of the weights."""
     unit = contract.accumulator_roundoff
     blocks = math.ceil(key_length / contract.key_block)

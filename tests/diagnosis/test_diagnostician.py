@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from unittest.mock import patch
+
 import pytest
 from examples import CLAUSES, core, problem
 from torch import Tensor
@@ -66,6 +70,39 @@ def test_a_law_that_breaks_by_rounding_has_the_cause_of_the_wrong_answers(
     assert explanation.entry["name"] == "groups-tiled"
     assert fails_alike(subject, explanation.made, CLAUSES[SLUG], shown) is False
     assert diagnostician.explained_by(CLAUSES[SLUG], shown) == name
+
+
+def unscaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The scores are not scaled."""
+    return (query @ key.mT).softmax(-1) @ value
+
+
+def test_candidates_of_one_declaration_share_what_follows_from_it() -> None:
+    """Inputs, goldens and acted answers are made once; each candidate has its own name.
+
+    Another dtype has others, and no candidate is kept alive.
+    """
+    promises = {"masks": [], "causal": None, "features": ["gqa"], "empty_rows": "any"}
+
+    def scaled_wrongly(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return unscaled(query, key.repeat_interleave(2, 1)[:, : query.shape[1]], value)
+
+    subjects = [
+        Subject(core(function, **promises), dtype)  # type: ignore[arg-type]  # by name
+        for function, dtype in ((tiled, "float32"), (scaled_wrongly, "float32"), (tiled, "float64"))
+    ]
+    one, two, other = (Diagnostician(subject) for subject in subjects)
+    assert [explanation.entry["name"] for explanation in one.explanations] == ["groups-tiled"]
+    with patch("conformance.diagnosis.mistaken_answer.act", side_effect=AssertionError) as acted:
+        (again,) = Diagnostician(subjects[0]).explanations
+    assert again.entry["name"] == "groups-tiled"
+    assert not acted.called
+    assert two.subject.oracle is one.subject.oracle is not other.subject.oracle
+    assert "groups-tiled" not in [explanation.entry["name"] for explanation in two.explanations]
+    alive = weakref.ref(subjects[0].candidate)
+    del subjects, one, two, other
+    gc.collect()
+    assert alive() is None
 
 
 def test_what_has_no_golden_answer_is_not_searched() -> None:

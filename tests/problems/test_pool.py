@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from declared import CANDIDATES, core
@@ -11,6 +12,7 @@ from conformance.problems.edges import edge_problems
 from conformance.problems.pool import Pool
 from conformance.problems.problem import Problem
 from conformance.problems.space import Space
+from conformance.problems.strategies import draw_problems
 
 
 @pytest.mark.parametrize("examples", [1, 6, 40])
@@ -27,6 +29,29 @@ def test_edges_come_first() -> None:
     problems = Pool(CANDIDATES["core"], SMALL, 0).problems(space, "float64")
     assert problems[: len(edges)] == edges
     assert len(problems) > len(edges)
+
+
+@pytest.mark.parametrize("name", ["core with everything", "layer of itself"])
+def test_nothing_is_drawn_while_edges_are_left(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Problems in turn are those of the space, counted before the first is drawn."""
+    profile = dataclasses.replace(SMALL, examples=9)
+    space = Space(mask="maybe", edges="combinations")
+    every = Pool(CANDIDATES[name], profile, 0).problems(space, "float32")
+    pool = Pool(CANDIDATES[name], profile, 0)
+    drawn: list[int] = []
+
+    def counted(*arguments: Any, **keywords: Any) -> list[Problem]:
+        drawn.append(keywords["count"])
+        return draw_problems(*arguments, **keywords)
+
+    monkeypatch.setattr("conformance.problems.pool.draw_problems", counted)
+    assert pool.count(space, "float32") == len(every)
+    turn = pool.in_turn(space, "float32")
+    edges = edge_problems(CANDIDATES[name], space, dtype="float32", strength=profile.strength)
+    assert [next(turn) for _ in edges] == every[: len(edges)]
+    assert drawn == []
+    assert list(turn) == every[len(edges) :]
+    assert drawn == [len(every) - len(edges)]
 
 
 def test_problems_of_a_space_are_shared() -> None:

@@ -24,6 +24,8 @@ from conformance.tolerance import (
     core_statistics,
     layer_bound,
     layer_statistics,
+    least_core_bound,
+    least_layer_bound,
     model,
 )
 
@@ -101,6 +103,40 @@ def test_each_freedom_alone_widens_the_bound(
     least = bound(attention, contract) * (1.0 - 3.0 * model.HULL_MATTERS)
     for wider in coarser(contract):
         assert at_most(least, bound(attention, wider)), wider
+
+
+@given(inputs=problems, softcap=softcaps, contract=contracts)
+def test_what_is_soon_derived_is_no_more_than_the_bound(
+    inputs: CoreInputs, softcap: float | None, contract: Contract
+) -> None:
+    """The least bound is a positive part of the bound, element by element, of a layer's as well.
+
+    Under a softmax along another axis there is none.
+    """
+    attention = replace(inputs, softcap=softcap).golden()
+    least = least_core_bound(attention, contract)
+    assert least is not None
+    assert bool((least <= core_bound(attention, contract)).all())
+    assert bool((least[~attention.empty] > 0.0).all())
+    across = replace(attention, semantics=attention.semantics.replace(softmax_axis="query"))
+    assert least_core_bound(across, contract) is None
+
+
+@given(seed=seeds, contract=contracts)
+def test_what_is_soon_derived_is_no_more_than_the_bound_of_a_layer(
+    seed: int, contract: Contract
+) -> None:
+    """The least bound of a layer is a part of its bound, unless its tokens are quantised."""
+    draw = torch.Generator().manual_seed(seed)
+    query, key, value = (torch.randn(2, 5, width, generator=draw).double() for width in (6, 4, 3))
+    shapes = {"q": (8, 6), "k": (8, 4), "v": (8, 3), "o": (7, 8)}
+    matrices = {n: torch.randn(*shape, generator=draw).double() for n, shape in shapes.items()}
+    weights = golden.ProjectionWeights(**matrices)
+    layer = golden.multi_head_attention(query, key, value, weights, num_heads=4, num_kv_heads=4)
+    least = least_layer_bound(layer, contract)
+    assert least is not None
+    assert bool((least <= layer_bound(layer, contract)).all())
+    assert least_layer_bound(layer, replace(contract, activation_steps=255)) is None
 
 
 @given(inputs=problems, softcap=softcaps)

@@ -209,6 +209,12 @@ class NamedMistake(Mistake):
         return changed.replace(**self.changes) if self.changes else changed
 
     @property
+    def is_everywhere(self) -> bool:
+        """Whether it may change every answer, wherever it can be made at all."""
+        steps = self.heads or self.core or self.output or self.point
+        return self.where is everywhere and steps is not None
+
+    @property
     def only_a_point(self) -> bool:
         """Whether it is nothing but another point of the semantics, wherever it is made."""
         return not any((self.base, self.inputs, self.heads, self.core, self.output))
