@@ -189,14 +189,18 @@ class MistakeSearch:
 
     def _promising(self, end: int) -> list[Combination]:
         """Pairs that no verdict on one of the two alone rules out, the best supported first."""
-        some = [mistake for mistake in self._usual_ways() if self._touches(mistake) & self.wrong]
+        ways = ((mistake, self._touches(mistake)) for mistake in self._usual_ways())
+        some = [(mistake, touched) for mistake, touched in ways if touched & self.wrong]
         supported: list[tuple[int, Combination]] = []
-        for one, two in combinations(some, 2):
-            if one.name == two.name or set(one.changes) & set(two.changes):
+        for (one, first), (two, second) in combinations(some, 2):
+            if self.wrong & ~(first | second) or one.name == two.name:
                 continue
-            support = self._support(one, two)
-            if support is not None:
-                supported.append((support, (one, two)))
+            if not set(one.changes).isdisjoint(two.changes):
+                continue
+            alone = ((one, first & ~second), (two, second & ~first))
+            if not any(self._fails(mistake, problems) for mistake, problems in alone):
+                # As many wrong answers one of the two explains where the other changes nothing.
+                supported.append(((self.wrong & (first ^ second)).bit_count(), (one, two)))
             if self._logits > end:
                 break
         return [pair for _, pair in sorted(supported, key=lambda entry: -entry[0])]
@@ -210,19 +214,6 @@ class MistakeSearch:
             if ways[mistake.name] <= USUAL_WAYS:
                 usual.append(mistake)
         return usual
-
-    def _support(self, one: NamedMistake, two: NamedMistake) -> int | None:
-        """How many wrong answers one of the two explains where the other changes nothing.
-
-        None if one such answer is explained by neither: then the pair is ruled out.
-        """
-        first, second = self._touches(one), self._touches(two)
-        if self.wrong & ~(first | second):
-            return None
-        alone = ((one, first & ~second), (two, second & ~first))
-        if any(self._fails(mistake, problems) for mistake, problems in alone):
-            return None
-        return (self.wrong & (first ^ second)).bit_count()
 
     def _fails(self, mistake: NamedMistake, problems: int) -> bool:
         """Whether a mistake leaves any of some problems unexplained."""
