@@ -11,6 +11,15 @@ import conformance
 
 REQUIREMENTS = ["keras==3.15.1"]
 CANDIDATES = {"layer": "check", "layer_flash": "check"}
+DECIDED = [
+    {
+        "clause": "shape.rejects-mismatch",
+        "candidates": "layer*",
+        "decided": "defect",
+        "reason": "keys with fewer values are answered by torch's function",
+        "finding": "018-torch-fewer-values-than-keys-are-answered",
+    },
+]
 PROMISES = [
     {
         "sentence": "The boolean mask specifies which query elements can attend to which key elements, 1 indicates attention and 0 indicates no attention.",
