@@ -239,7 +239,7 @@ def _decided_blocks(records: Mapping[str, Record]) -> Iterator[str]:
                 escaped(decided),
                 escaped(why),
                 f"[{finding[:3]}](findings/{finding}.md)" if finding else "",
-                ", ".join(code(one, in_table=True) for one in _few(every)),
+                _few(every),
             )
             for (library, decided, why, finding), every in sorted(groups.items())
         ),
@@ -249,9 +249,11 @@ def _decided_blocks(records: Mapping[str, Record]) -> Iterator[str]:
 _MOST: Final = 6
 
 
-def _few(every: Sequence[str]) -> list[str]:
+def _few(every: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
     left = len(every) - _MOST
-    return [*every[:_MOST], *([f"and {left} more"] if left > 0 else [])]
+    more = [f"and {left} more"] if left > 0 else []
+    return ", ".join([*(code(one, in_table=True) for one in every[:_MOST]), *more])
 
 
 def _promise_blocks(records: Mapping[str, Record]) -> Iterator[str]:
@@ -267,7 +269,7 @@ def _promise_blocks(records: Mapping[str, Record]) -> Iterator[str]:
                     code(library, in_table=True),
                     f"[{escaped(one['sentence'])}]({one['link']})",
                     one["held"],
-                    ", ".join(code(by, in_table=True) for by in _few(one["by"])),
+                    _few(one["by"]),
                 )
                 for library, one in promises
             ),

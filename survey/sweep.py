@@ -105,6 +105,7 @@ def survey(
                     save(records.decided(record, library))
     except environment.InstallationError as error:
         record |= {"status": "not installed", "reason": judging.short(error)}
+    record["seconds"] = round(time.monotonic() - began, 1)
     record = records.decided(record, library)
     save(record)
     return record

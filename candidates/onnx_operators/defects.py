@@ -77,7 +77,7 @@ FIRST_ROW_FOR_ALL: Final = values(
     "onnx.reference makes the causal mask as long as the given one: one row, which all queries get",
 )
 FILL_OF_TEN_THOUSAND: Final = values(
-    ("mask.single-key", "mask.no-leak"),
+    ("mask.single-key", "mask.no-leak", "cache.untouched-tail"),
     "ignored keys get the default mask_filter_value, -10000, added and not minus infinity",
 )
 LAST_QUERY_SEES_ALL: Final = values(

@@ -12,15 +12,6 @@ CANDIDATES = {
     "group_query_attention": "check",
     "group_query_attention_decoding": "check",
 }
-DECIDED = [
-    {
-        "clause": "cache.untouched-tail",
-        "candidates": "multi_head_attention_padding",
-        "decided": "documented deviation",
-        "reason": "masks add mask_filter_value, -10000 by default, as the operator's documentation says: keys of large logits win against that",
-    },
-]
-
 attention_three_axes = on_onnxruntime.attention_three_axes
 multi_head_attention_padding = on_contrib.multi_head_attention_padding
 multi_head_attention_past = on_contrib.multi_head_attention_past
