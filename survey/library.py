@@ -48,17 +48,26 @@ class Promise:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What failures of some clauses are, and why; ``finding`` is the number of a defect's page."""
+    """What failures of some clauses are, and why.
+
+    ``clause`` and ``candidates`` are globs; ``kind``, where it is given, is how they fail. A
+    defect's ``finding`` is the name of its page.
+    """
 
     clause: str
     decided: str
     reason: str
     candidates: str = "*"
+    kind: str = ""
     finding: str = ""
 
-    def covers(self, candidate: str, slug: str) -> bool:
-        """Whether it is about this clause of this candidate."""
-        return fnmatchcase(candidate, self.candidates) and fnmatchcase(slug, self.clause)
+    def covers(self, candidate: str, clause: Mapping[str, Any]) -> bool:
+        """Whether it is about this failure of this candidate."""
+        return (
+            fnmatchcase(candidate, self.candidates)
+            and fnmatchcase(clause["id"], self.clause)
+            and self.kind in ("", clause["kind"])
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,7 +89,7 @@ def _decided(row: Record, clause: Record, library: Library) -> Record:
     plain = {
         key: value for key, value in clause.items() if key not in ("decided", "why", "finding")
     }
-    one = next((one for one in library.decided if one.covers(row["name"], clause["id"])), None)
+    one = next((one for one in library.decided if one.covers(row["name"], clause)), None)
     if one is None:
         return plain
     found = {"finding": one.finding} if one.finding else {}

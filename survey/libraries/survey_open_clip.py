@@ -15,6 +15,12 @@ CANDIDATES = {
 }
 DECIDED = [
     {
+        "clause": "model.any-size",
+        "candidates": "text*",
+        "decided": "undocumented convention",
+        "reason": "texts are as long as context_length: its causal mask has that size alone",
+    },
+    {
         "clause": "*",
         "candidates": "cosine",
         "decided": "defect",

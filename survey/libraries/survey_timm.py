@@ -15,30 +15,9 @@ CANDIDATES = {
 DECIDED = [
     {
         "clause": "*",
-        "candidates": "vision",
+        "kind": "raised",
         "decided": "defect",
         "reason": "the fused way hands mask and is_causal to torch, whose kernels take or refuse both; the written-out way drops the mask",
-        "finding": "020-timm-fused-and-written-out-combine-masks-differently",
-    },
-    {
-        "clause": "mask.causal-and-mask",
-        "candidates": "normalised",
-        "decided": "defect",
-        "reason": "as of the plain layer",
-        "finding": "020-timm-fused-and-written-out-combine-masks-differently",
-    },
-    {
-        "clause": "*options",
-        "candidates": "normalised",
-        "decided": "defect",
-        "reason": "as of the plain layer",
-        "finding": "020-timm-fused-and-written-out-combine-masks-differently",
-    },
-    {
-        "clause": "state.call-order",
-        "candidates": "normalised",
-        "decided": "defect",
-        "reason": "as of the plain layer",
         "finding": "020-timm-fused-and-written-out-combine-masks-differently",
     },
 ]

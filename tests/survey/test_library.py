@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 from _paths import CHECKOUT
-from surveyed import library_file
+from surveyed import clause, library_file
 
 from survey import library
 from survey.library import SurveyError
@@ -68,8 +69,11 @@ def test_an_unknown_name_lists_the_known(tmp_path: Path) -> None:
 
 
 def test_a_decision_covers_by_globs() -> None:
-    """Candidate and clause must both fit."""
+    """Candidate, clause and, where it is given, the kind must fit."""
     made = library.Decision(clause="mask.*", decided="ours", reason="so", candidates="model#*")
-    assert made.covers("model#0", "mask.golden")
-    assert not made.covers("model", "mask.golden")
-    assert not made.covers("model#0", "numerics.golden")
+    assert made.covers("model#0", clause("mask.golden"))
+    assert not made.covers("model", clause("mask.golden"))
+    assert not made.covers("model#0", clause("numerics.golden"))
+    raised = dataclasses.replace(made, kind="raised")
+    assert raised.covers("model#0", clause("mask.golden", kind="raised"))
+    assert not raised.covers("model#0", clause("mask.golden", kind="value"))
