@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,10 +23,14 @@ _FEW_IDS: Final = 8
 # Ids below this one may have a meaning of their own, such as padding or the end of a text.
 _SPECIAL: Final = 4
 _WORDS: Final = re.compile(r"[^a-z]+")
-# Pictures whose sizes a file leaves open: what they are called, their channels and sides.
-_OF_PICTURES: Final = ("pixel", "image", "picture")
-_CHANNELS: Final = (3, 1)
+# Pictures and sounds whose sizes a file leaves open: by the number of their axes, what they are
+# called, and the channels and sides, or the samples, that are tried.
+_CALLED: Final = {4: ("pixel", "image", "picture"), 2: ("input_values", "wave", "audio", "speech")}
 _SIDES: Final = (224, 32, 16, 64, 384, 8, 28, 512)
+_COMMON: Final[Mapping[int, Sequence[tuple[int, ...]]]] = {
+    4: [(channels, side, side) for channels in (3, 1) for side in _SIDES],
+    2: [(1600,), (16000,), (400,), (80,)],
+}
 _CACHED: Final = frozenset({"past", "cache", "key", "value", "state"})
 _ANSWERING: Final = ("decoder", "target", "tgt")
 # How many axes an input of a role has, 0 for any number, and the kinds of its numbers.
@@ -176,7 +179,7 @@ def model_inputs(
 def sized_pictures(
     inputs: Sequence[ModelInput], answered: Callable[[tuple[ModelInput, ...]], bool]
 ) -> tuple[ModelInput, ...]:
-    """The inputs, pictures whose sizes the file leaves open with the first that are answered.
+    """The inputs, pictures and sounds of sizes left open with the first that are answered.
 
     Raises UnknownInputError where none of those that are common is.
     """
@@ -187,8 +190,8 @@ def sized_pictures(
     }
     if not open_ones:
         return tuple(inputs)
-    for channels, side in itertools.product(_CHANNELS, _SIDES):
-        common = (channels, *[side] * 8)
+    ranks = {len(entry.shape) for entry in inputs if entry.name in open_ones}
+    for common in _COMMON.get(min(ranks), ()) if len(ranks) == 1 else ():
         sized = tuple(
             replace(entry, shape=(entry.shape[0], *map(_first, entry.shape[1:], common)))
             if entry.name in open_ones
@@ -198,7 +201,7 @@ def sized_pictures(
         if answered(sized):
             return sized
     name = min(open_ones)
-    sizes = f'[inputs.{name}] with role = "image" and shape = [3, 224, 224] or the like'
+    sizes = f'[inputs.{name}] with role = "image" and shape = [3, 224, 224], [16000] or the like'
     msg = f"the sizes of its input {name} are not in the file; declare them: {sizes}"
     raise UnknownInputError(msg)
 
@@ -267,8 +270,8 @@ def _role(name: str, shape: Sequence[Axis], kind: np.dtype[Any]) -> str:
     if kind.kind == "f" and "past" in words and rank == len("BHLD"):
         return "past"
     if kind.kind == "f" and not words & _CACHED:
-        of_pictures = any(word in joined for word in _OF_PICTURES) and rank == len("BCHW")
-        if of_pictures or (rank > 1 and all(isinstance(size, int) for size in shape[1:])):
+        is_called_so = any(word in joined for word in _CALLED.get(rank, ()))
+        if is_called_so or (rank > 1 and all(isinstance(size, int) for size in shape[1:])):
             return "image"
         if rank == len("BLE"):
             return "features"

@@ -8,9 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
 
+from candidates.exports import Input, Source, by_tracing
+from conformance.graphs.process import Setting
 from conformance.graphs.protocol import Array
-from conformance.models.in_place import Activations, activations, tapped
+from conformance.models.in_place import Activations, GraphEngine, activations, tapped
 from conformance.models.operands import MaskInput
 from conformance.models.site import Site
 from conformance.models.sites import find_sites
@@ -32,6 +37,38 @@ WAYS: dict[str, Callable[[Array], Array]] = {
     "FLD": lambda heads: heads.reshape(-1, *heads.shape[2:]),
     "BLM": lambda heads: heads.transpose(0, 2, 1, 3).reshape(heads.shape[0], heads.shape[2], -1),
 }
+
+
+class Resized(nn.Module):
+    """Adds a stored table that is resized, as pictures' positions are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.linear = nn.Parameter(torch.randn(1, 17, 8)), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, 16, 8]`` to the same."""
+        first, grid = self.table[:, :1], self.table[:, 1:].transpose(1, 2).view(1, 8, 4, 4)
+        sized = interpolate(grid, size=(x.shape[1] // 4, 4), mode="bicubic", align_corners=False)
+        whole = torch.cat((first, sized.flatten(2).transpose(1, 2)), 1)
+        answer: Tensor = self.linear(x) + whole[:, 1:]
+        return answer
+
+
+def test_nudged_weights_run_where_the_runtime_folds_them_wrongly(tmp_path: Path) -> None:
+    """A resized table that is handed over to onnxruntime 1.31.1 runs as it is written alone."""
+    source = Source(
+        name="resized",
+        module=Resized().eval(),
+        inputs=(Input(name="x", axes=("batch", 16, 8)),),
+        outputs={"y": ("batch", 16, 8)},
+    )
+    engine = GraphEngine(find_sites(by_tracing(source, tmp_path / "resized.onnx")))
+    feeds = {"x": np.ones((2, 16, 8), np.float32)}
+    with engine.process:
+        plain = engine.run(feeds)["y"]
+        nudged = engine.run(feeds, setting=Setting(nudge=1))["y"]
+    assert 0 < np.abs(plain - nudged).max() < 1e-5
 
 
 @pytest.fixture

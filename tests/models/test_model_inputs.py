@@ -142,6 +142,13 @@ def test_a_picture_of_any_size_gets_one_that_is_answered(tmp_path: Path) -> None
         sized_pictures(inputs, lambda _tried: False)
 
 
+def test_a_sound_of_any_duration_gets_one_that_is_answered(tmp_path: Path) -> None:
+    """Without an axis for its channel, as of wav2vec 2."""
+    inputs = model_inputs(graph(tmp_path, ("input_values", FLOAT, ["b", "t"])), {})
+    (sized,) = sized_pictures(inputs, lambda tried: tried[0].shape[1] == 400)
+    assert (sized.role, sized.shape) == ("image", ("b", 400))
+
+
 def test_declared_sizes_fill_what_the_file_leaves_open(tmp_path: Path) -> None:
     """And contradict none that it says."""
     declared = {"pixel_values": {"role": "image", "shape": [3, 20, 20]}}
