@@ -1,15 +1,16 @@
 """``python -m survey NAME…``: judge libraries, keep their records and write the pages.
 
 ``all`` stands for every library, in turn, and goes on where it was stopped; ``--shard I/N`` takes a
-part of them; ``--pages`` writes the pages from the records that are there and judges nothing.
+part of them; ``--pages`` decides the records that are there by today's files and writes the pages.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--keep", action="store_true", help="leave the environments where they are")
     add("--work", type=Path, default=_CHECKOUT / ".tox" / "surveyed", help="folder of environments")
     add("--records", type=Path, default=records.FOLDER, help="folder of the records")
-    add("--pages", action="store_true", help="write the pages from the records")
+    add("--pages", action="store_true", help="write the records' decisions anew, and the pages")
     add("--since", type=Path, metavar="FOLDER", help="records of the last survey: what changed")
     add("--markdown", type=Path, default=_CHECKOUT / "docs" / "survey.md")
     add("--html", type=Path, metavar="FILE", help="write the page in HTML, too")
@@ -51,14 +52,8 @@ def _run(options: argparse.Namespace) -> int:
         print("\n".join(library.names()))  # noqa: T201 (what is asked for)
         return 0
     every = options.names == [_ALL]
-    if not options.names and not options.pages:
-        msg = f"name libraries, or {_ALL}, or pass --pages; --list prints the names"
-        raise library.SurveyError(msg)
-    if (options.shard and not every) or (options.only and (every or len(options.names) != 1)):
-        msg = f"--shard goes with {_ALL}, --only with the name of one library"
-        raise library.SurveyError(msg)
-    names = sweep.shard(library.names(), options.shard) if every else options.names
-    chosen = [library.read(name) for name in names]
+    chosen = _chosen(options, every=every)
+    since = None if options.since is None else _surveyed("--since", options.since)
     journal = sweep.Journal(
         options.work / f"sweep-{(options.shard or '1/1').replace('/', '-of-')}.json"
     )
@@ -68,35 +63,63 @@ def _run(options: argparse.Namespace) -> int:
         record = sweep.survey(one, options.work, keep=options.keep, only=options.only, save=save)
         said = " ".join(filter(None, (record["status"], record["reason"])))
         print(f"{one.name} {record['version']}: {said}")  # noqa: T201 (progress)
-        if every:
+        if every and record["status"] == "judged":  # else it is tried again
             journal.add(one)
     if every:
         journal.close()
     if options.pages:
-        _write_pages(options)
+        _write_pages(options, since)
     return 0
+
+
+def _chosen(options: argparse.Namespace, *, every: bool) -> list[library.Library]:
+    """The libraries that are judged; SurveyError where options do not go together."""
+    if not options.names and not options.pages:
+        msg = f"name libraries, or {_ALL}, or pass --pages; --list prints the names"
+        raise library.SurveyError(msg)
+    if (options.shard and not every) or (options.only and (every or len(options.names) != 1)):
+        msg = f"--shard goes with {_ALL}, --only with the name of one library"
+        raise library.SurveyError(msg)
+    if not options.pages and (options.html is not None or options.since is not None):
+        msg = "--html and --since are about the pages: pass --pages with them"
+        raise library.SurveyError(msg)
+    names = sweep.shard(library.names(), options.shard) if every else options.names
+    chosen = [library.read(name) for name in names]
+    for one, candidate in itertools.product(chosen, options.only):
+        if candidate not in one.candidates:
+            known = ", ".join(one.candidates)
+            msg = f"{one.name} has no candidate {candidate!r}: those are {known}"
+            raise library.SurveyError(msg)
+    return chosen
 
 
 def _save(
     one: library.Library, folder: Path, before: records.Record | None, record: records.Record
 ) -> None:
     """Keep a record, with the rows that an earlier one has of what was not judged this time."""
-    if before is not None and record["status"] == "judged":
+    if before is not None:
         record = records.completed(record, before, list(one.candidates))
     records.save(one.name, records.decided(record, one), folder)
-    for row in record["candidates"][-1:]:
-        print(f"{one.name} {row['name']}: {row['verdict']}", flush=True)  # noqa: T201 (progress)
 
 
-def _write_pages(options: argparse.Namespace) -> None:
-    """Decide the records anew by today's files, then write the pages from them alone."""
+def _surveyed(option: str, folder: Path) -> dict[str, records.Record]:
+    """The records of a folder; SurveyError where it has none."""
+    kept = records.load(folder)
+    if not kept:
+        msg = f"{option} {folder}: there is no record in that folder, name one that has some"
+        raise library.SurveyError(msg)
+    return kept
+
+
+def _write_pages(options: argparse.Namespace, since: Mapping[str, records.Record] | None) -> None:
+    """Decide the records anew by today's files and keep them so, then write the pages."""
     known = library.names()
-    kept = records.load(options.records)
+    kept = _surveyed("--records", options.records)
     for name, record in kept.items():
         if name in known:
             kept[name] = records.decided(record, library.read(name))
             records.save(name, kept[name], options.records)
-    changed = None if options.since is None else records.changes(records.load(options.since), kept)
+    changed = None if since is None else records.changes(since, kept)
     options.markdown.write_text(pages.markdown(kept, changed), encoding="utf-8")
     if options.html is not None:
         options.html.write_text(pages.html(kept, changed), encoding="utf-8")

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from .library import Library, SurveyError
+from .library import Library
 
 _CHECKOUT: Final = Path(__file__).resolve().parent.parent
 # The build of torch that is on every machine of the project; all else may disagree.
@@ -26,7 +26,7 @@ _LAST_LINES: Final = 3
 
 
 class InstallationError(Exception):
-    """Why a library cannot be installed, in the words of pip."""
+    """Why a library cannot be installed, mostly in the words of pip."""
 
 
 def _shared_paths() -> list[str]:
@@ -102,10 +102,10 @@ def _run(command: Sequence[str]) -> None:
 
 
 def version(python: Path, distribution: str) -> str:
-    """The installed version of a distribution; SurveyError where there is none."""
+    """The installed version of a distribution; InstallationError where there is none."""
     script = f"import importlib.metadata as m; print(m.version({distribution!r}))"
     done = subprocess.run([python, "-I", "-c", script], capture_output=True, text=True, check=False)
     if done.returncode:
         msg = f"{distribution} is not installed by the requirements: name it first among them"
-        raise SurveyError(msg)
+        raise InstallationError(msg)
     return done.stdout.strip()

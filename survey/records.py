@@ -54,10 +54,15 @@ def _json(value: object) -> str:
 def completed(record: Record, before: Record, order: Sequence[str]) -> Record:
     """A record with the rows of an earlier one for candidates that it has not, in their order.
 
-    Rows of another version of the library or of the harness are left out.
+    Rows of another version of the library or of the harness are left out. Where the library could
+    not be run this time, the earlier record of the same requirements stays as it is.
     """
-    if any(record[key] != before.get(key) for key in ("version", "tool", "requirements")):
+    ran = record["status"] == "judged"
+    same = ("version", "tool", "requirements") if ran else ("tool", "requirements")
+    if any(record[key] != before.get(key) for key in same):
         return record
+    if not ran:
+        return before if before["candidates"] else record
     judged = {row["name"].partition("/")[0] for row in record["candidates"]}
     every = [
         *(row for row in before["candidates"] if row["name"].partition("/")[0] not in judged),

@@ -100,7 +100,10 @@ def survey(
                 record |= {"status": "not imported", "reason": reason}
             else:
                 for candidate in only or library.candidates:
-                    record["candidates"] += judging.judge(python, library, candidate, own)
+                    rows = judging.judge(python, library, candidate, own)
+                    for row in rows:
+                        print(f"{library.name} {row['name']}: {row['verdict']}", flush=True)  # noqa: T201 (progress)
+                    record["candidates"] += rows
                     record["seconds"] = round(time.monotonic() - began, 1)
                     save(records.decided(record, library))
     except environment.InstallationError as error:
@@ -125,5 +128,7 @@ def _import(python: Path, library: Library) -> str:
         )
     except subprocess.TimeoutExpired:
         return f"its import took longer than {_IMPORTING:g} s"
+    if not done.returncode:
+        return ""
     lines = done.stderr.strip().splitlines()
-    return judging.short(lines[-1]) if done.returncode and lines else ""
+    return judging.short(lines[-1]) if lines else f"its import ended with {done.returncode}"

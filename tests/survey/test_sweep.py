@@ -7,9 +7,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from surveyed import library_file
+from surveyed import candidate, library_file, record
 
 from survey import __main__ as command
 from survey import environment, judging, library, records, sweep
@@ -67,6 +68,32 @@ def test_a_sweep_goes_on_where_it_stopped(judged: list[str], tmp_path: Path) -> 
     assert sorted(records.load(tmp_path / "records")) == ["one", "three", "two"]
 
 
+def test_what_could_not_be_run_is_tried_again(
+    judged: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A library that could not be installed is not done, and its earlier record stays."""
+    before = record("one", candidate("layer"))
+    records.save("one", before, tmp_path / "records")
+    surveyed = sweep.survey
+
+    def offline(one: library.Library, *_: object, **more: Any) -> records.Record:
+        if one.name != "one":
+            return surveyed(one, tmp_path, **more)
+        judged.append(one.name)
+        failed = {"status": "not installed", "version": "", "reason": "no index"}
+        made = {**before, **failed, "candidates": []}
+        more["save"](made)
+        return made
+
+    monkeypatch.setattr(sweep, "survey", offline)
+    arguments = ["all", "--work", str(tmp_path / "work"), "--records", str(tmp_path / "records")]
+    with pytest.raises(KeyboardInterrupt):
+        command.main(arguments)
+    assert records.load(tmp_path / "records")["one"]["candidates"] == before["candidates"]
+    assert command.main(arguments) == 0
+    assert judged == ["one", "three", "one", "three", "two"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -74,13 +101,20 @@ def test_a_sweep_goes_on_where_it_stopped(judged: list[str], tmp_path: Path) -> 
         (["one", "--shard", "1/2"], "--shard goes with all"),
         (["one", "two", "--only", "layer"], "--only with the name of one library"),
         (["nowhere"], "there is no library 'nowhere'"),
+        (["torch", "--only", "layr"], "torch has no candidate 'layr': those are multihead,"),
+        (["torch", "--html", "page.html"], "pass --pages"),
+        (["torch", "--since", "."], "pass --pages"),
+        (["--pages", "--records", "nowhere"], "--records nowhere: there is no record"),
+        (["--pages", "--since", "nowhere"], "--since nowhere: there is no record"),
     ],
 )
 def test_wrong_arguments_are_one_sentence(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The exit code is 2, and the error says what to do."""
-    assert command.main(arguments) == 2
+    """The exit code is 2, and the error says what to do; no page is written."""
+    page = tmp_path / "survey.md"
+    assert command.main([*arguments, "--markdown", str(page)]) == 2
+    assert not page.exists()
     error = capsys.readouterr().err
     assert words in error
     assert len(error.splitlines()) == 1
@@ -98,23 +132,57 @@ def test_what_cannot_be_installed_is_a_record(tmp_path: Path) -> None:
     assert not (tmp_path / "work" / "one" / "environment").exists()
 
 
-def test_what_cannot_be_imported_is_a_record(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A file whose import fails is a row with the exception."""
-    path = library_file(tmp_path, "one")
-    path.write_text(path.read_text(encoding="utf-8") + "\nimport not_there\n", encoding="utf-8")
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This interpreter is the environment of every library."""
 
     @contextmanager
-    def here(*_: object, **__: object) -> Iterator[Path]:
+    def environment_of(*_: object, **__: object) -> Iterator[Path]:
         yield Path(sys.executable)
 
-    monkeypatch.setattr(environment, "environment", here)
+    monkeypatch.setattr(environment, "environment", environment_of)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ("import not_there", "ModuleNotFoundError: No module named 'not_there'"),
+        ("import os\nos._exit(3)", "its import ended with 3"),
+    ],
+)
+def test_what_cannot_be_imported_is_a_record(tmp_path: Path, lines: str, reason: str) -> None:
+    """A file whose import fails, or dies without a word, is a record with the reason."""
+    path = library_file(tmp_path, "one")
+    path.write_text(f"{path.read_text(encoding='utf-8')}\n{lines}\n", encoding="utf-8")
     kept: list[records.Record] = []
-    record = sweep.survey(library.read("one", tmp_path), tmp_path / "work", save=kept.append)
-    assert kept == [record]
-    assert record["status"] == "not imported"
-    assert record["reason"] == "ModuleNotFoundError: No module named 'not_there'"
+    made = sweep.survey(library.read("one", tmp_path), tmp_path / "work", save=kept.append)
+    assert kept == [made]
+    assert made["status"] == "not imported"
+    assert made["reason"] == reason
+
+
+@pytest.mark.usefixtures("here")
+def test_a_library_without_a_version_is_a_record(tmp_path: Path) -> None:
+    """Requirements that do not install the library itself do not end a sweep."""
+    library_file(tmp_path, "one", requirements=["no-such-library==1"])
+    made = sweep.survey(library.read("one", tmp_path), tmp_path / "work", save=lambda _: None)
+    assert made["status"] == "not installed"
+    assert "no-such-library is not installed by the requirements" in made["reason"]
+
+
+@pytest.mark.usefixtures("here")
+def test_each_row_is_printed_when_it_is_judged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every row of a whole model is a line of progress, once."""
+    library_file(tmp_path, "one")
+    rows = [candidate("layer/model"), candidate("layer/model#0", "fails")]
+    monkeypatch.setattr(judging, "judge", lambda *_: rows)
+    made = sweep.survey(library.read("one", tmp_path), tmp_path / "work", save=lambda _: None)
+    assert [row["name"] for row in made["candidates"]] == ["layer/model", "layer/model#0"]
+    lines = ["one layer/model: conforms", "one layer/model#0: fails"]
+    assert capsys.readouterr().out.splitlines() == lines
 
 
 def test_a_declared_candidate_is_judged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
