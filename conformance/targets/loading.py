@@ -244,22 +244,29 @@ def _execute(loader: Any, module: ModuleType) -> None:
         raise UsageError(msg) from None
 
 
-def attribute(holder: Any, dotted: str, where: str) -> Any:
-    """``holder.a.b``; raises UsageError that suggests a near name when there is none.
+def attribute(holder: Any, dotted: str, where: str) -> tuple[Any, str]:
+    """``holder.a.b`` and what to write in Python for it, without the holder.
 
     A function on the way, which has no such attribute, is called without arguments: it builds what
-    has one, as in ``build.layers.0``.
+    has one. So ``build.layers.0`` is written ``build().layers[0]``. Raises UsageError that suggests
+    a near name where there is no such attribute.
     """
+    written = ""
     for name in dotted.split("."):
         if not name.isidentifier() and not name.isdigit():  # a list of modules has numbers
             msg = f"{where}:{dotted} is not a target: {name!r} is not a Python name"
             raise UsageError(msg)
         if inspect.isfunction(holder) and not hasattr(holder, name):
-            holder = holder()
+            holder, written = holder(), f"{written}()"
+        if name.isidentifier():
+            written += f".{name}" if written else name
+        else:
+            listed = hasattr(holder, "append")  # torch's lists of modules, not its dictionaries
+            written = f"{written}[{name}]" if listed else f"getattr({written}, {name!r})"
         try:
             holder = getattr(holder, name)
         except AttributeError:
             names = [word for word in dir(holder) if not word.startswith("__")]
             msg = f"{where} has no attribute {name!r}{closest(name, names)}"
             raise UsageError(msg) from None
-    return holder
+    return holder, written

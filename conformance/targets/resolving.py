@@ -106,7 +106,9 @@ def object_of(target: str) -> Any:
         if not (path / "__init__.py").is_file() and (path.suffix != ".py" or not path.is_file()):
             return None
         module = import_path(path)
-    return module if name is None else attribute(module, name, where)
+    if name is None:
+        return module
+    return guarded(f"{where}:{name} cannot be read", lambda: attribute(module, name, where))[0]
 
 
 def unique_names(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -295,7 +297,7 @@ def _from_module(
 ) -> Iterable[tuple[Candidate, str]]:
     if name is None:
         return _declared_in(module, where)
-    result = guarded(f"{where}:{name} cannot be read", lambda: attribute(module, name, where))
+    result, _ = guarded(f"{where}:{name} cannot be read", lambda: attribute(module, name, where))
     if isinstance(result, ModuleType):
         return _declared_in(result, f"{where}:{name}")
     return candidates_of(result, f"{where}:{name}")

@@ -89,6 +89,16 @@ REFUSED: dict[str, tuple[dict[str, str], str, str]] = {
         "attn.py:make",
         "attn.py:make() raised: OSError: no disk (attn.py:2)",
     ),
+    "maker of a part raises": (
+        {"attn.py": "def make():\n    raise OSError('no disk')"},
+        "attn.py:make.layers.0",
+        "attn.py:make.layers.0 cannot be read: OSError: no disk (attn.py:2)",
+    ),
+    "maker of the part of one attention raises": (
+        {"attn.py": "def make():\n    raise OSError('no disk')"},
+        "attn.py:make.layers.0#1",
+        "attn.py:make.layers.0 cannot be read: OSError: no disk (attn.py:2)",
+    ),
     "nothing declared": ({"attn.py": ""}, "attn.py", "attn.py declares no candidate: decorate one"),
     "unknown mask form": (
         {"attn.py": "import conformance\nconformance.core(masks=['kep'])\n"},

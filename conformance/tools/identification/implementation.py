@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -96,7 +97,7 @@ def _implementation(target: str) -> Implementation:
             target=target, name=path.stem, form="graph", value=sites, imports=(), expression=""
         )
     value, imports, expression = _located(target)
-    name = expression.rpartition(".")[2]
+    name = "_".join(re.findall(r"\w+", expression.rpartition(".")[2]))
     return implementation_of(
         value, target=target, name=name, imports=imports, expression=expression
     )
@@ -208,10 +209,12 @@ def _located(target: str) -> tuple[Any, tuple[str, ...], str]:
         module, imports = import_dotted(where), ()
     if name is None:
         return _sole(module, where, imports)
-    value = guarded(f"{where}:{name} cannot be read", lambda: attribute(module, name, where))
+    value, written = guarded(
+        f"{where}:{name} cannot be read", lambda: attribute(module, name, where)
+    )
     if isinstance(value, ModuleType):
         return _sole(value, target, imports)
-    return value, _import_lines(module, name, where, imports), name
+    return value, _import_lines(module, name, where, imports), written
 
 
 def _path_lines(path: Path) -> tuple[str, ...]:

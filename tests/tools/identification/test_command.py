@@ -11,6 +11,7 @@ from _paths import CHECKOUT
 from workspaces import KERNEL, UNSCALED, write
 
 from conformance.__main__ import run
+from conformance.targets.resolving import resolve
 from conformance.views.tool_texts import show_identification
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -33,6 +34,19 @@ def test_facts_and_declaration_are_written(
     for fact in record["facts"]:
         assert fact["fact"] in out
         assert fact["confidence"] in ("certain", "likely", "undetermined")
+
+
+def test_a_part_of_what_is_built_is_written_so_that_it_can_be_made(workspace: Path) -> None:
+    """What is written of a part of a module runs, and makes that part."""
+    built = """
+        from torch import nn
+        def build():
+            return nn.Sequential(nn.MultiheadAttention(12, 3, batch_first=True))
+        """
+    write(workspace, {"attn.py": built})
+    assert run(["identify", "attn.py:build.0", "--no-check", "--output", "out.py"]) == 0
+    (candidate,) = resolve(["out.py"])
+    assert candidate.name == "build_0"
 
 
 def test_a_declared_candidate_is_compared(
