@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +26,8 @@ DECISIONS: Final = (
     "documented deviation",
     "ours",
 )
+# What a promise can say about a declaration.
+DECLARABLE: Final = ("masks", "causal", "causal_combination", "empty_rows")
 _FACTS: Final = ("REQUIREMENTS", "ALONE", "CANDIDATES", "PROMISES", "DECIDED")
 
 
@@ -37,24 +39,27 @@ class SurveyError(Exception):
 class Promise:
     """A sentence of the library's own documentation, and the clauses that hold it to that.
 
-    ``candidates`` is a glob of names; ``clauses`` are globs of slugs.
+    ``candidates`` is a glob of names; ``clauses`` are globs of slugs. ``declares`` is what a
+    candidate that keeps the sentence declares, of the facts of ``DECLARABLE``: clauses hold a
+    candidate to its declaration, whatever that is.
     """
 
     sentence: str
     link: str
     clauses: tuple[str, ...]
     candidates: str = "*"
+    declares: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
     """What failures of some clauses are, and why.
 
-    ``clause`` and ``candidates`` are globs; ``kind``, where it is given, is how they fail. A
-    defect's ``finding`` is the name of its page.
+    ``clause``, one or several, and ``candidates`` are globs; ``kind``, where it is given, is how
+    they fail. A defect's ``finding`` is the name of its page.
     """
 
-    clause: str
+    clause: str | Sequence[str]
     decided: str
     reason: str
     candidates: str = "*"
@@ -62,12 +67,18 @@ class Decision:
     finding: str = ""
 
     def covers(self, candidate: str, clause: Mapping[str, Any]) -> bool:
-        """Whether it is about this failure of this candidate."""
+        """Whether it is about this failure of this candidate; an error of the harness never is."""
         return (
-            fnmatchcase(candidate, self.candidates)
-            and fnmatchcase(clause["id"], self.clause)
+            clause["status"] != "error"
+            and fnmatchcase(candidate, self.candidates)
+            and any(fnmatchcase(clause["id"], glob) for glob in self.clauses)
             and self.kind in ("", clause["kind"])
         )
+
+    @property
+    def clauses(self) -> tuple[str, ...]:
+        """The globs of the clauses' slugs."""
+        return (self.clause,) if isinstance(self.clause, str) else tuple(self.clause)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +199,12 @@ def _promise_problems(library: Library) -> Iterator[str]:
     for promise in library.promises:
         if not promise.link.startswith("https://") or not promise.clauses:
             yield f"the promise {promise.sentence!r} needs an https link and clauses"
+        for fact in set(promise.declares) - set(DECLARABLE):
+            known = ", ".join(DECLARABLE)
+            yield f"the promise {promise.sentence!r} declares {fact!r}: write one of {known}"
     for decision in library.decided:
+        if not all(glob.strip("*?.") for glob in decision.clauses):
+            yield f"the clause {decision.clause!r} is every failure there may be: list the slugs"
         if decision.decided not in DECISIONS:
             known = ", ".join(DECISIONS)
             yield f"{decision.clause} is decided {decision.decided!r}: write one of {known}"

@@ -8,7 +8,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
-from .library import Library, SurveyError
+import conformance
+
+from .library import Library, Promise, SurveyError
 
 FOLDER: Final = Path(__file__).with_name("records")
 SCHEMA: Final = 1
@@ -83,7 +85,7 @@ def decided(record: Record, library: Library) -> Record:
         {
             "sentence": promise.sentence,
             "link": promise.link,
-            **_held(promise.candidates, promise.clauses, rows),
+            **_held(promise, rows),
         }
         for promise in library.promises
     ]
@@ -101,17 +103,63 @@ def _decided(row: Record, clause: Record, library: Library) -> Record:
     return {**plain, "decided": one.decided, "why": one.reason, **found}
 
 
-def _held(candidates: str, clauses: Sequence[str], rows: Sequence[Record]) -> dict[str, Any]:
-    """Whether a promise is kept, and the failures that break it; "untested" where nothing ran."""
-    own = [row for row in rows if fnmatchcase(row["name"], candidates)]
-    broken = [
-        f"{row['name']} {clause['id']}"
-        for row in own
-        for clause in row["clauses"]
-        if clause["status"] == "failed" and _any(clause["id"], clauses)
-    ]
-    ran = any(_any(slug, clauses) for row in own for slug in row.get("passed", "").split())
-    return {"held": "broken" if broken else "kept" if ran else "untested", "by": broken}
+def _held(promise: Promise, rows: Sequence[Record]) -> dict[str, Any]:
+    """Whether a promise is kept, and what breaks it; "untested" where nothing ran.
+
+    Failures that are the survey's own mistake, decided "ours", break nothing.
+    """
+    broken, kept = [], False
+    for row in rows:
+        if not fnmatchcase(row["name"], promise.candidates):
+            continue
+        failed = [
+            clause["id"]
+            for clause in row["clauses"]
+            if clause["status"] == "failed"
+            and clause.get("decided") != "ours"
+            and _any(clause["id"], promise.clauses)
+        ]
+        passed = any(_any(slug, promise.clauses) for slug in row.get("passed", "").split())
+        if failed or passed:
+            wrong, agrees = _compared(promise.declares, row)
+            broken += [f"{row['name']} {reason}" for reason in (*wrong, *failed)]
+            kept = kept or (passed and agrees)
+    return {"held": "broken" if broken else "kept" if kept else "untested", "by": broken}
+
+
+_OPPOSITE: Final = {"keep": "drop", "drop": "keep"}
+
+
+def _compared(promised: Mapping[str, str | Sequence[str]], row: Record) -> tuple[list[str], bool]:
+    """What a candidate declares against a promise, and whether it declares all that is promised.
+
+    A form of masks that it has not is no contradiction, unless it has the opposite one.
+    """
+    declared = row.get("declared") or {}
+    wrong, agrees = [], True
+    for fact, value in promised.items():
+        wanted = _texts(value)
+        own = _texts(
+            declared.get(fact)
+            or (declared.get("semantics") or {}).get(fact)
+            or getattr(conformance.STANDARD, fact, ())
+        )
+        if fact == "masks":
+            own &= wanted | {_OPPOSITE.get(form, form) for form in wanted}
+            against = bool(own - wanted) and not own & wanted
+        else:
+            against = bool(own - wanted)
+        if against:
+            wrong.append(f"{fact}={'/'.join(sorted(own))}")
+        agrees = agrees and bool(own) and not against
+    return wrong, agrees
+
+
+def _texts(value: object) -> set[str]:
+    """One text, several, or one for each reason."""
+    if isinstance(value, Mapping):
+        value = value.values()
+    return {value} if isinstance(value, str) else {str(one) for one in value}  # type: ignore[attr-defined]
 
 
 def _any(slug: str, globs: Sequence[str]) -> bool:

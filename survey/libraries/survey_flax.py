@@ -11,6 +11,7 @@ PROMISES = [
         "sentence": "Attention weights are masked out if their corresponding mask value is ``False``.",
         "link": "https://flax.readthedocs.io/en/v0.6.10/api_reference/_autosummary/flax.linen.dot_product_attention.html",
         "clauses": ["mask.golden"],
+        "declares": {"masks": ["keep"]},
     },
 ]
 

@@ -25,6 +25,7 @@ PROMISES = [
         "sentence": "The boolean mask specifies which query elements can attend to which key elements, 1 indicates attention and 0 indicates no attention.",
         "link": "https://keras.io/api/layers/attention_layers/multi_head_attention/",
         "clauses": ["mask.golden"],
+        "declares": {"masks": ["keep"]},
     },
 ]
 

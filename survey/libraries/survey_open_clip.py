@@ -20,13 +20,6 @@ DECIDED = [
         "decided": "undocumented convention",
         "reason": "texts are as long as context_length: its causal mask has that size alone",
     },
-    {
-        "clause": "*",
-        "candidates": "cosine",
-        "decided": "defect",
-        "reason": "no call has an answer",
-        "finding": "026-open-clip-scaled-cosine-raises",
-    },
 ]
 
 

@@ -14,7 +14,16 @@ CANDIDATES = {
 }
 DECIDED = [
     {
-        "clause": "*",
+        "clause": [
+            "mask.causal-and-mask",
+            "mask.empty-row",
+            "mask.empty-row-options",
+            "numerics.any-length",
+            "numerics.options",
+            "gradients.options",
+            "state.call-order",
+        ],
+        "candidates": "[vn]*",
         "kind": "raised",
         "decided": "defect",
         "reason": "the fused way hands mask and is_causal to torch, whose kernels take or refuse both; the written-out way drops the mask",

@@ -37,30 +37,35 @@ PROMISES = [
         "link": "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
         "clauses": ["mask.causal-and-mask"],
         "candidates": "function*",
+        "declares": {"causal_combination": "refused"},
     },
     {
         "sentence": "A boolean mask where a value of True indicates that the element *should* take part in attention.",
         "link": "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
         "clauses": ["mask.golden"],
         "candidates": "function*",
+        "declares": {"masks": ["keep"]},
     },
     {
         "sentence": "The attention masking has the form of the upper left causal bias due to the alignment (see :class:`torch.nn.attention.bias.CausalBias`) when the mask is a non-square matrix.",
         "link": "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
         "clauses": ["mask.causal-alignment"],
         "candidates": "function*",
+        "declares": {"causal": "top-left"},
     },
     {
         "sentence": "For a binary mask, a ``True`` value indicates that the corresponding position is not allowed to attend.",
         "link": "https://pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html",
         "clauses": ["mask.golden"],
         "candidates": "multihead*",
+        "declares": {"masks": ["drop"]},
     },
     {
         "sentence": "For a float mask, the mask values will be added to the attention weight.",
         "link": "https://pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html",
         "clauses": ["mask.bias"],
         "candidates": "multihead*",
+        "declares": {"masks": ["bias"]},
     },
 ]
 DECIDED = [

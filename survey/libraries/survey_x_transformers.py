@@ -17,7 +17,21 @@ CANDIDATES = {
 }
 DECIDED = [
     {
-        "clause": "*",
+        "clause": [
+            "mask.causal",
+            "mask.causal-alignment",
+            "mask.causal-and-mask",
+            "mask.causal-combined",
+            "mask.causal-first-key",
+            "mask.empty-row",
+            "mask.empty-row-options",
+            "numerics.any-length",
+            "numerics.options",
+            "gradients.causal",
+            "gradients.empty-row-finite",
+            "gradients.golden",
+            "gradients.options",
+        ],
         "candidates": "flash",
         "decided": "defect",
         "reason": "the causal of a call is lost on the way to torch's function",

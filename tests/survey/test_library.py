@@ -43,6 +43,12 @@ LINKED = {"sentence": "Masks hide.", "link": "https://example.org", "clauses": [
         ({"candidates": {"layer": "guess"}}, "run by 'guess': write one of identify, check"),
         ({"promises": ({**LINKED, "link": "their manual"},)}, "needs an https link"),
         ({"promises": ({"sentence": "Masks hide."},)}, "an entry of promises is wrong"),
+        ({"promises": ({**LINKED, "declares": {"mask": "keep"}},)}, "declares 'mask': write one"),
+        ({"decided": ({"clause": "*", "decided": "ours", "reason": "so"},)}, "list the slugs"),
+        (
+            {"decided": ({"clause": ["a.b", "*.*"], "decided": "ours", "reason": "so"},)},
+            "list the slugs",
+        ),
         (
             {"decided": ({"clause": "mask.*", "decided": "fine", "reason": "so"},)},
             "decided 'fine': write one of defect",
@@ -69,7 +75,7 @@ def test_an_unknown_name_lists_the_known(tmp_path: Path) -> None:
 
 
 def test_a_decision_covers_by_globs() -> None:
-    """Candidate, clause and, where it is given, the kind must fit."""
+    """Candidate, clause and, where it is given, the kind must fit; no error of the harness does."""
     made = library.Decision(clause="mask.*", decided="ours", reason="so", candidates="model#*")
     assert made.covers("model#0", clause("mask.golden"))
     assert not made.covers("model", clause("mask.golden"))
@@ -77,3 +83,7 @@ def test_a_decision_covers_by_globs() -> None:
     raised = dataclasses.replace(made, kind="raised")
     assert raised.covers("model#0", clause("mask.golden", kind="raised"))
     assert not raised.covers("model#0", clause("mask.golden", kind="value"))
+    assert not made.covers("model#0", clause("mask.golden", status="error"))
+    several = dataclasses.replace(made, clause=["a.b", "mask.golden"])
+    assert several.covers("model#0", clause("mask.golden"))
+    assert not several.covers("model#0", clause("mask.padding"))

@@ -41,14 +41,15 @@ def test_rows_of_other_candidates_are_kept() -> None:
 
 def test_failures_are_decided_by_the_file(tmp_path: Path) -> None:
     """A decision is written beside the failures that it covers; the rest is open, and listed."""
-    decided = {"clause": "mask.*", "decided": "ours", "reason": "so", "candidates": "a"}
+    convention = "undocumented convention"
+    decided = {"clause": "mask.*", "decided": convention, "reason": "so", "candidates": "a"}
     promise = {"sentence": "It hides.", "link": "https://example.org", "clauses": ["mask.*"]}
     library_file(tmp_path, "one", decided=(decided,), promises=(promise,))
     one = library.read("one", tmp_path)
     failing = [clause("mask.golden"), clause("numerics.golden"), clause("a.b", level="SHOULD")]
     made = records.decided(record("one", candidate("a", clauses=failing)), one)
     first, second, _ = made["candidates"][0]["clauses"]
-    assert (first["decided"], first["why"]) == ("ours", "so")
+    assert (first["decided"], first["why"]) == (convention, "so")
     assert "decided" not in second
     assert [entry["id"] for _, entry in records.undecided(made)] == ["numerics.golden"]
     assert made["promises"][0]["held"] == "broken"
@@ -56,15 +57,51 @@ def test_failures_are_decided_by_the_file(tmp_path: Path) -> None:
     assert records.decided(made, one) == made
 
 
+MASKS = {"sentence": "True takes part.", "link": "https://example.org", "clauses": ["mask.*"]}
+REFUSED = {"masks": ["keep"], "causal": "top-left", "semantics": {"causal_combination": "refused"}}
+
+
 @pytest.mark.parametrize(
-    ("passed", "held"), [("mask.golden", "kept"), ("numerics.golden", "untested")]
+    ("declares", "declared", "held"),
+    [
+        ({}, {"masks": ["drop"]}, "kept"),
+        ({"masks": ["keep"]}, {"masks": ["keep", "bias"]}, "kept"),
+        ({"masks": ["keep"]}, {"masks": ["drop", "bias"]}, "broken"),
+        ({"masks": ["keep"]}, {"masks": ["bias"]}, "untested"),
+        ({"masks": ["keep"]}, {}, "untested"),
+        ({"causal": "top-left"}, {"causal": "bottom-right"}, "broken"),
+        ({"causal_combination": "refused"}, {**REFUSED, "semantics": {}}, "broken"),
+        ({"causal_combination": "refused"}, REFUSED, "kept"),
+        ({"empty_rows": "zeros"}, {"empty_rows": {"drop": "zeros", "bias": "nan"}}, "broken"),
+    ],
 )
-def test_a_promise_is_kept_where_something_ran(tmp_path: Path, passed: str, held: str) -> None:
-    """A promise whose clauses no candidate ran is untested, not kept."""
-    promise = {"sentence": "It hides.", "link": "https://example.org", "clauses": ["mask.*"]}
-    library_file(tmp_path, "one", promises=(promise,))
+def test_a_promise_is_held_against_what_is_declared(
+    tmp_path: Path, declares: dict[str, object], declared: dict[str, object], held: str
+) -> None:
+    """Clauses that pass keep no promise that the declaration contradicts: an inverted mask."""
+    library_file(tmp_path, "one", promises=({**MASKS, "declares": declares},))
     one = library.read("one", tmp_path)
-    made = records.decided(record("one", candidate("a", passed=passed)), one)
+    (promise,) = records.decided(record("one", candidate("a", declared=declared)), one)["promises"]
+    assert promise["held"] == held
+    assert [name.partition(" ")[0] for name in promise["by"]] == ["a"] * (held == "broken")
+
+
+@pytest.mark.parametrize(
+    ("row", "held"),
+    [
+        ({"passed": "mask.golden"}, "kept"),
+        ({"passed": "numerics.golden"}, "untested"),
+        ({"passed": "", "clauses": [clause("mask.golden")]}, "untested"),
+        ({"passed": "", "clauses": [clause("mask.padding")]}, "broken"),
+    ],
+)
+def test_a_promise_is_kept_where_something_ran(
+    tmp_path: Path, row: dict[str, object], held: str
+) -> None:
+    """Nothing ran, or failed by the survey's own mistake alone: the promise is untested."""
+    ours = {"clause": "mask.golden", "decided": "ours", "reason": "so"}
+    library_file(tmp_path, "one", promises=(MASKS,), decided=(ours,))
+    made = records.decided(record("one", candidate("a", **row)), library.read("one", tmp_path))
     assert made["promises"][0]["held"] == held
 
 
