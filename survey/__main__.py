@@ -98,7 +98,7 @@ def _save(
 ) -> None:
     """Keep a record, with the rows that an earlier one has of what was not judged this time."""
     if before is not None:
-        record = records.completed(record, before, list(one.candidates))
+        record = records.completed(record, before, one)
     records.save(one.name, records.decided(record, one), folder)
 
 

@@ -28,7 +28,8 @@ DECISIONS: Final = (
 )
 # What a promise can say about a declaration.
 DECLARABLE: Final = ("masks", "causal", "causal_combination", "empty_rows")
-_FACTS: Final = ("REQUIREMENTS", "ALONE", "CANDIDATES", "PROMISES", "DECIDED")
+_ABOUT_ROWS: Final = ("PROMISES", "DECIDED")
+_FACTS: Final = ("REQUIREMENTS", "ALONE", "CANDIDATES", *_ABOUT_ROWS)
 
 
 class SurveyError(Exception):
@@ -111,8 +112,20 @@ class Library:
 
     @property
     def digest(self) -> str:
-        """What tells this file from an older one of its name."""
-        return hashlib.sha256(self.path.read_bytes()).hexdigest()[:12]
+        """What tells this file from an older one of its name, which made other rows.
+
+        Promises and decisions, which are about rows that are there already, do not count.
+        """
+        text = self.path.read_text(encoding="utf-8")
+        passed_over = {
+            number
+            for node in ast.parse(text).body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in _ABOUT_ROWS
+            for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        }
+        lines = enumerate(text.splitlines(), 1)
+        kept = "\n".join(line for number, line in lines if number not in passed_over)
+        return hashlib.sha256(kept.encode()).hexdigest()[:12]
 
 
 def names(folder: Path = FOLDER) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -48,12 +48,10 @@ class Line:
 
 def lines(records: Mapping[str, Record]) -> list[Line]:
     """A line for every candidate of every library."""
-    return [
-        _line(record["library"], own) for record in records.values() for own in record["candidates"]
-    ]
+    return [_line(record, own) for record in records.values() for own in record["candidates"]]
 
 
-def _line(library: str, own: Record) -> Line:
+def _line(record: Record, own: Record) -> Line:
     facts, declared = own.get("facts") or {}, own.get("declared") or {}
     semantics = declared.get("semantics") or {}
     worst = (own.get("worst") or {}).get("margin")
@@ -64,7 +62,7 @@ def _line(library: str, own: Record) -> Line:
         else html_words.verdict(own["verdict"])[0]
     )
     return Line(
-        library=library,
+        library=record["library"],
         name=own["name"],
         kind=own.get("kind") or (facts.get("kind") or {}).get("kind") or "",
         verdict=own["verdict"],
@@ -75,7 +73,7 @@ def _line(library: str, own: Record) -> Line:
         empty_rows=_empty_rows(declared) if declared.get("masks") else "",
         scale=_scale(facts, semantics),
         fill=_fill(facts),
-        others=_others(own, semantics),
+        others="; ".join([*_older(record, own), *_others(own, semantics)]),
         failures=tuple(one for one in clauses if one["status"] != "untestable"),
         why=own["reason"] if style == "untestable" else "",
     )
@@ -127,14 +125,20 @@ def _fill(facts: Record) -> str:
 _IN_COLUMNS: Final = ("scale", "empty_rows", "causal_alignment")
 
 
-def _others(own: Record, semantics: Record) -> str:
+def _older(record: Record, own: Record) -> list[str]:
+    """The day of a row that was not judged with the rest of its record."""
+    day = own.get("date", record["date"])
+    return [] if day == record["date"] else [f"judged {day}"]
+
+
+def _others(own: Record, semantics: Record) -> list[str]:
     """What is not as the standard has it, besides what has a column of its own."""
     named = [
         f"{name}={value}"
         for name, value in semantics.items()
         if name not in _IN_COLUMNS and not name.endswith("_bias")
     ]
-    return "; ".join([*named, *(own.get("beyond") or ())])
+    return [*named, *(own.get("beyond") or ())]
 
 
 def _total(shown: Sequence[Line]) -> list[tuple[str, int]]:
@@ -195,7 +199,7 @@ def _library_row(record: Record) -> str:
     return row(
         code(record["library"], in_table=True),
         escaped(record["version"]),
-        record["date"],
+        _days([record]),
         number,
         escaped(why),
     )
@@ -295,7 +299,7 @@ def html(records: Mapping[str, Record], changed: Sequence[str] | None) -> str:
         "tool": " ".join(tool.values()).strip(),
         "torch": ", ".join(sorted({one["torch"] for one in records.values()})),
         "python": ", ".join(sorted({one["python"] for one in records.values()})),
-        "surveyed": _days(records),
+        "surveyed": _days(records.values()),
     }
     return (
         html_words.environment()
@@ -305,6 +309,7 @@ def html(records: Mapping[str, Record], changed: Sequence[str] | None) -> str:
             script=script,
             policy=html_words.policy(script),
             lines=shown,
+            days=_days,
             libraries=list(records.values()),
             total=_total(shown),
             filters=_filters(shown),
@@ -321,8 +326,15 @@ def html(records: Mapping[str, Record], changed: Sequence[str] | None) -> str:
     )
 
 
-def _days(records: Mapping[str, Record]) -> str:
-    days = sorted({one["date"] for one in records.values()})
+def _days(records: Iterable[Record]) -> str:
+    """When records were made, from the first of their rows to the last."""
+    days = sorted(
+        {
+            own.get("date", record["date"])
+            for record in records
+            for own in (*record["candidates"], record)
+        }
+    )
     return " to ".join(dict.fromkeys((days[0], days[-1]))) if days else ""
 
 

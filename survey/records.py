@@ -53,23 +53,30 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def completed(record: Record, before: Record, order: Sequence[str]) -> Record:
+def completed(record: Record, before: Record, library: Library) -> Record:
     """A record with the rows of an earlier one for candidates that it has not, in their order.
 
-    Rows of another version of the library or of the harness are left out. Where the library could
-    not be run this time, the earlier record of the same requirements stays as it is.
+    Rows of another version of the library or of the harness are left out, and those that another
+    file of the library made; a row that does not say which file made it stays, with its date.
+    Where the library could not be run this time, the earlier record of the same requirements stays.
     """
     ran = record["status"] == "judged"
     same = ("version", "tool", "requirements") if ran else ("tool", "requirements")
     if any(record[key] != before.get(key) for key in same):
         return record
+    older = [
+        {**row, "date": row.get("date", before["date"])}
+        for row in before["candidates"]
+        if row.get("digest", library.digest) == library.digest
+    ]
     if not ran:
-        return before if before["candidates"] else record
+        return {**before, "candidates": older} if older else record
     judged = {row["name"].partition("/")[0] for row in record["candidates"]}
     every = [
-        *(row for row in before["candidates"] if row["name"].partition("/")[0] not in judged),
+        *(row for row in older if row["name"].partition("/")[0] not in judged),
         *record["candidates"],
     ]
+    order = list(library.candidates)
     rows = [(row["name"].partition("/")[0], row) for row in every]
     known = sorted((order.index(name), at) for at, (name, _) in enumerate(rows) if name in order)
     return {**record, "candidates": [rows[at][1] for _, at in known]}

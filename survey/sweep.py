@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import platform
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ from .library import Library, SurveyError
 
 _SHARD: Final = re.compile(r"([1-9]\d*)/([1-9]\d*)")
 _IMPORTING: Final = 300.0
+_CHECKOUT: Final = Path(__file__).resolve().parent.parent
 
 
 def shard(names: Sequence[str], part: str | None) -> list[str]:
@@ -93,6 +95,7 @@ def survey(
         "seconds": 0.0,
         "candidates": [],
     }
+    made = {"date": record["date"], "digest": library.digest, "commit": _commit()}
     try:
         with environment.environment(library, own, keep=keep) as python:
             record["version"] = environment.version(python, library.distribution)
@@ -100,7 +103,9 @@ def survey(
                 record |= {"status": "not imported", "reason": reason}
             else:
                 for candidate in only or library.candidates:
-                    rows = judging.judge(python, library, candidate, own)
+                    rows = [
+                        {**row, **made} for row in judging.judge(python, library, candidate, own)
+                    ]
                     for row in rows:
                         print(f"{library.name} {row['name']}: {row['verdict']}", flush=True)  # noqa: T201 (progress)
                     record["candidates"] += rows
@@ -112,6 +117,24 @@ def survey(
     record = records.decided(record, library)
     save(record)
     return record
+
+
+def _commit() -> str:
+    """The commit of the checkout, with "+" where the harness differs from it; "" without git."""
+    git = shutil.which("git")
+    if git is None:
+        return ""
+    said = []
+    for command in (("rev-parse", "HEAD"), ("status", "--porcelain", "conformance", "reference")):
+        try:
+            done = subprocess.run(
+                [git, "-C", str(_CHECKOUT), *command], capture_output=True, text=True, check=True
+            )
+        except subprocess.CalledProcessError:
+            return ""
+        said.append(done.stdout.strip())
+    commit, changed = said
+    return commit[:12] + ("+" if changed else "")
 
 
 def _import(python: Path, library: Library) -> str:

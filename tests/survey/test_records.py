@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from surveyed import candidate, clause, library_file, record
 
-from survey import library, records
+from survey import library, pages, records
 
 
 def test_a_record_comes_back(tmp_path: Path) -> None:
@@ -29,14 +29,36 @@ def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
         records.load(tmp_path)
 
 
-def test_rows_of_other_candidates_are_kept() -> None:
-    """What was not judged this time keeps its row, unless the version is another."""
-    before = record("one", candidate("layer"), candidate("model/m"), candidate("model/m#0"))
+def test_rows_of_other_candidates_are_kept(tmp_path: Path) -> None:
+    """What was not judged this time keeps its row and its date, unless the version is another."""
+    both = {"layer": "identify", "model": "check"}
+    path = library_file(tmp_path, "one", candidates=both)
+    path.write_text(path.read_text(encoding="utf-8") + "\nmodel = layer\n", encoding="utf-8")
+    one = library.read("one", tmp_path)
+    older = (candidate("layer"), candidate("model/m"), candidate("model/m#0"))
+    before = record("one", *older, date="2026-11-17")
     new = record("one", candidate("model", "fails"))
-    made = records.completed(new, before, ["layer", "model"])
-    assert [row["name"] for row in made["candidates"]] == ["layer", "model"]
-    assert records.completed(new, before, ["model"])["candidates"] == new["candidates"]
-    assert records.completed(new, {**before, "version": "0.9"}, ["layer", "model"]) == new
+    made = records.completed(new, before, one)
+    assert made["candidates"] == [candidate("layer", date="2026-11-17"), *new["candidates"]]
+    assert "judged 2026-11-17" in pages.markdown({"one": made}, None)
+    assert "2026-11-17 to 2026-11-24" in pages.html({"one": made}, None)
+    assert records.completed(new, {**before, "version": "0.9"}, one) == new
+
+
+def test_rows_of_another_file_are_not_kept(tmp_path: Path) -> None:
+    """A row stays while the file that made it is the same but for promises and decisions."""
+    one = library.read("one", library_file(tmp_path, "one").parent)
+    before = record("one", candidate("layer", digest=one.digest, date="2026-11-17"))
+    absent = record("one", status="not installed", reason="no index", version="")
+    new = record("one")
+    decided = {"clause": "mask.*", "decided": "ours", "reason": "so"}
+    path = library_file(tmp_path, "one", decided=(decided,))
+    one = library.read("one", tmp_path)
+    assert records.completed(new, before, one)["candidates"] == before["candidates"]
+    assert records.completed(absent, before, one) == before
+    path.write_text(path.read_text(encoding="utf-8").replace("(4, 2)", "(8, 2)"), encoding="utf-8")
+    assert records.completed(new, before, one) == new
+    assert records.completed(absent, before, one) == absent
 
 
 def test_failures_are_decided_by_the_file(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_what_could_not_be_run_is_tried_again(
     judged: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A library that could not be installed is not done, and its earlier record stays."""
-    before = record("one", candidate("layer"))
+    before = record("one", candidate("layer", date="2026-11-17"))
     records.save("one", before, tmp_path / "records")
     surveyed = sweep.survey
 
@@ -181,6 +181,9 @@ def test_each_row_is_printed_when_it_is_judged(
     monkeypatch.setattr(judging, "judge", lambda *_: rows)
     made = sweep.survey(library.read("one", tmp_path), tmp_path / "work", save=lambda _: None)
     assert [row["name"] for row in made["candidates"]] == ["layer/model", "layer/model#0"]
+    assert {row["date"] for row in made["candidates"]} == {made["date"]}
+    assert {row["digest"] for row in made["candidates"]} == {library.read("one", tmp_path).digest}
+    assert all("commit" in row for row in made["candidates"])
     lines = ["one layer/model: conforms", "one layer/model#0: fails"]
     assert capsys.readouterr().out.splitlines() == lines
 
