@@ -59,6 +59,7 @@ class StandIn(Subject):
         self.inputs = subject.inputs
         self.gradients = NoDifferentiator(self)
         self.made = made
+        self.is_open = False
 
     def forward(self, inputs: Inputs) -> Forward:
         """A function that is never called: the answer follows from the inputs alone."""
@@ -69,6 +70,7 @@ class StandIn(Subject):
         """The acted answer; CandidateFailure for one of another shape, as for a candidate's."""
         del forward, call_arguments
         acted = act(self.oracle, self.declaration.semantics, self.made, inputs)
+        self.is_open |= acted.empties_rows(self.declaration.semantics)
         output: Tensor = acted.output.to(inputs.query.dtype)
         if output.shape != inputs.output_shape:
             message = f"the output has shape {list(output.shape)}"
@@ -82,15 +84,17 @@ def fails_alike(
 ) -> bool | None:
     """Whether a candidate with some mistakes fails a clause on a problem.
 
-    None where the mistakes cannot be acted out on what the clause needs: then nothing speaks for
-    them or against them.
+    None where nothing speaks for them or against them: they cannot be acted out on what the clause
+    needs, or leave rows without keys, whose answer may be right or not.
     """
+    stand_in = StandIn(subject, made)
     try:
-        return clause.check(StandIn(subject, made), problem).violation is not None
+        fails = clause.check(stand_in, problem).violation is not None
     except CandidateFailure:
         return True
     except (NotExpressible, LookupError, ValueError, RuntimeError):
         return None
+    return fails or (None if stand_in.is_open else False)
 
 
 MOST_REPORTED: Final = 6
@@ -144,18 +148,16 @@ class Diagnostician:
     ) -> list[dict[str, Any]]:
         """What explains a failure of a clause on a problem, or all answers of the battery.
 
-        An entry ``unknown-mistake`` where something is wrong and nothing named explains it. The
-        first entry has a ``picture`` where weights are wrong and can be read, unless its name has
-        one of a problem as small already. Where it can be known, entries have the ``line`` of the
-        candidate that makes the mistake.
+        ``unknown-mistake`` where something is wrong and nothing named explains it. The first has a
+        ``picture`` where wrong weights can be read, unless its name has one of a problem as small
+        already. Entries have the ``line`` that makes the mistake where it can be known.
         """
         entries = self._explained(clause, problem)
         if not entries:  # nothing is known of what has no golden answer
             return entries
         if clause is not None and clause.family == "gradients" and not self._anything_wrong:
             return entries  # the answers are right, and so are the weights
-        entries = self._located(entries, problem)
-        return self._illustrator.illustrated(entries, problem)
+        return self._illustrator.illustrated(self._located(entries, problem), problem)
 
     def _explained(self, clause: Clause | None, problem: Problem | None) -> list[dict[str, Any]]:
         candidate = self.subject.candidate
@@ -211,8 +213,8 @@ class Diagnostician:
         """
         shown = None if problem is None else answer_to(self.subject, self.subject.inputs(problem))
         failing = [shown] if shown is not None and shown.margin > 1.0 else []
-        wrong = [answer for answer in self.observed if answer.margin > GROSS]
-        wrong.sort(key=lambda answer: (not answer.inputs.generic, plainness(answer.inputs)))
+        gross = (answer for answer in self.observed if answer.margin > GROSS)
+        wrong = sorted(gross, key=lambda one: (not one.inputs.generic, plainness(one.inputs)))
         return (wrong or failing) if named else [*failing, *wrong]
 
     def _entries(

@@ -123,6 +123,12 @@ class MistakenAnswer:
         emptied = self._of_answer(empty & had_keys)
         return emptied if right is None or right.shape != emptied.shape else emptied & ~right
 
+    def empties_rows(self, declared: golden.Semantics) -> bool:
+        """Whether it leaves rows without keys that have some: what they answer is open."""
+        had_keys = self.given.allowed(declared).any(dim=-1)
+        empty = self.core.empty
+        return had_keys.shape == empty.shape and bool((empty & had_keys).any())
+
     def _of_answer(self, rows: Tensor) -> Tensor:
         """Rows of the heads ``[B, H, Lq]`` as rows of the answer."""
         return rows.any(dim=1) if self.inputs.is_layer else rows

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from unittest.mock import patch
 
 import pytest
+import torch
 from examples import CLAUSES, core, problem
 from torch import Tensor
 
@@ -70,6 +72,27 @@ def test_a_law_that_breaks_by_rounding_has_the_cause_of_the_wrong_answers(
     assert explanation.entry["name"] == "groups-tiled"
     assert fails_alike(subject, explanation.made, CLAUSES[SLUG], shown) is False
     assert diagnostician.explained_by(CLAUSES[SLUG], shown) == name
+
+
+def inverted(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None) -> Tensor:
+    """What the mask hides is attended."""
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    scores = scores if keep is None else scores.masked_fill(keep, -torch.inf)
+    return scores.softmax(-1) @ value
+
+
+def test_rows_that_a_mistake_leaves_without_keys_speak_against_no_name() -> None:
+    """An inverted mask is named where it hides all that is kept, by rows of no numbers.
+
+    What the mistake answers there is open: acted out, it may be right by chance.
+    """
+    candidate = core(inverted, masks=["keep"], causal=None, features=[], empty_rows="any")
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=("numerics.options",))
+    (planned,) = (one for one in run.planned() if one.dtype == "float32")
+    result = run.run(planned)
+    assert result.violation is not None
+    assert math.isnan(float(result.violation.got))
+    assert [entry["name"] for entry in result.diagnosis] == ["mask-inverted"]
 
 
 def unscaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
