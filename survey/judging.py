@@ -107,10 +107,10 @@ def _identification(record: Mapping[str, Any]) -> Row:
 
 def _masks(values: Mapping[str, Any]) -> list[str]:
     """Each mask that hides something: its parameter, its form and its shapes."""
-    found = [value for name, value in values.items() if name.startswith("mask ")]
+    masks = [value for name, value in values.items() if name.startswith("mask ")]
     return [
         f"{value['parameter']}: {value['form']} {' '.join(value['shapes'])}"
-        for value in found
+        for value in masks
         if isinstance(value, dict) and value.get("form")
     ]
 
@@ -136,7 +136,7 @@ def _judgement(entry: Mapping[str, Any]) -> Row:
 
 
 def _margin(clause: Mapping[str, Any]) -> float:
-    """A margin as a number; a clause without one has none to lose."""
+    """A margin as a number; -1 for a clause that has no margin."""
     return -1.0 if clause["margin"] is None else float(clause["margin"])
 
 

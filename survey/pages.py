@@ -1,4 +1,4 @@
-"""The pages of the survey, in Markdown and in HTML: functions of the records alone."""
+"""The pages of the survey, in Markdown and in HTML: functions of the records."""
 
 from __future__ import annotations
 
@@ -158,10 +158,12 @@ _COLUMNS: Final = tuple(
     "candidate,verdict,margin,masks,causal,empty rows,scale,fill,others".split(",")
 )
 _HOW: Final = (
-    "Made by `python -m survey --pages` from the records in `survey/records` alone; [how a library "
-    "is added](survey-howto.md). *Margin* is the largest error over its bound among the clauses "
-    "that passed. A *fill* that is a number lets hidden keys win below it. A candidate `model#0` "
-    "is one attention of a whole model."
+    "Made by `python -m survey --pages` from the records in `survey/records` and the decisions in "
+    "`survey/libraries`; [how a library is added](survey-howto.md). *Margin* is the largest error "
+    "over its bound among the clauses that passed. A *fill* that is a number is what hidden logits "
+    "are replaced by: a key whose own logit is lower loses to a hidden one; *above* a number, "
+    "hidden keys win only among logits of that size, by a fill that is not known. A candidate "
+    "`model#0` is one attention of a whole model."
 )
 
 

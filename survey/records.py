@@ -106,8 +106,8 @@ def _decided(row: Record, clause: Record, library: Library) -> Record:
     one = next((one for one in library.decided if one.covers(row["name"], clause)), None)
     if one is None:
         return plain
-    found = {"finding": one.finding} if one.finding else {}
-    return {**plain, "decided": one.decided, "why": one.reason, **found}
+    finding = {"finding": one.finding} if one.finding else {}
+    return {**plain, "decided": one.decided, "why": one.reason, **finding}
 
 
 def _held(promise: Promise, rows: Sequence[Record]) -> dict[str, Any]:

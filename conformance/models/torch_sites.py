@@ -33,7 +33,7 @@ _MOVES: Final = frozenset(
     "pad as_strided flip roll gather index_select unfold stack split transpose permute".split()
 )
 _SUMMING: Final = frozenset({"add", "sub", "sum", "cat"})
-# Above these stands what tokens are made of, not scores.
+# The search upwards from a softmax stops at these: they make tokens, not scores.
 _WALLS: Final = frozenset("linear embedding layer_norm rms_norm conv1d conv2d".split())
 _SPREADS: Final = CASTS | {"view", "reshape", "expand", "unsqueeze", "getitem", "repeat"}
 

@@ -49,7 +49,7 @@ class Pool:
         """How many problems a space has, as far as that can be said before they are drawn."""
         if (space, dtype) in self._problems:
             return len(self._problems[space, dtype])
-        return len(self._edges_of(space, dtype)) + self._drawn_beside(space, dtype)
+        return len(self._edges_of(space, dtype)) + self._drawn_count(space, dtype)
 
     def problems(self, space: Space, dtype: str, device: str = "cpu") -> list[Problem]:
         """The problems of a space: at least as many as the profile says.
@@ -140,7 +140,7 @@ class Pool:
             self._edges[space, dtype] = self._unforeseen(edges)
         return self._edges[space, dtype]
 
-    def _drawn_beside(self, space: Space, dtype: str) -> int:
+    def _drawn_count(self, space: Space, dtype: str) -> int:
         """How many problems are drawn besides the edges."""
         wanted = self._wanted(space, dtype)
         missing = wanted - len(self._edges_of(space, dtype))
@@ -153,7 +153,7 @@ class Pool:
             space,
             dtype=dtype,
             longest=self._profile.longest,
-            count=self._drawn_beside(space, dtype),
+            count=self._drawn_count(space, dtype),
             seed_value=self._seed,
         )
         return edges + drawn

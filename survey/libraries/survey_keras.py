@@ -1,4 +1,4 @@
-"""keras: its layer on torch, in its own steps and by torch's function."""
+"""keras: its layer on torch, by torch's function with any kernel and with its flash kernel alone."""
 
 import os
 

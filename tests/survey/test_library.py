@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 from pathlib import Path
 
 import pytest
 from _paths import CHECKOUT
 from surveyed import clause, library_file
 
+from conformance.clauses.registry import all_clauses
 from survey import library
 from survey.library import SurveyError
 
 
 @pytest.mark.parametrize("name", library.names())
 def test_every_file_is_right(name: str) -> None:
-    """Each file that is shipped has pins, functions for its candidates, links and findings."""
+    """Each file that is shipped has pins, functions for its candidates, links and findings.
+
+    Every glob of its promises and decisions fits a clause, and a candidate.
+    """
     made = library.read(name)
     assert made.candidates
     findings = CHECKOUT / "docs" / "findings"
     for decision in made.decided:
         assert not decision.finding or (findings / f"{decision.finding}.md").is_file()
+    slugs = [clause.id for clause in all_clauses()]
+    for entry in (*made.promises, *made.decided):
+        assert [glob for glob in entry.clauses if not fnmatch.filter(slugs, glob)] == []
+        # A row of a whole model is named by its candidate and what is judged of that.
+        own = entry.candidates.partition("/")[0]
+        assert fnmatch.filter(made.candidates, own), entry.candidates
 
 
 def test_nothing_is_imported(tmp_path: Path) -> None:
