@@ -113,10 +113,10 @@ def survey(
                     save(records.decided(record, library))
     except environment.InstallationError as error:
         record |= {"status": "not installed", "reason": judging.short(error)}
-    record["seconds"] = round(time.monotonic() - began, 1)
-    record = records.decided(record, library)
-    save(record)
-    return record
+    if record["status"] != "judged":
+        record["seconds"] = round(time.monotonic() - began, 1)
+        save(records.decided(record, library))
+    return records.decided(record, library)
 
 
 def _commit() -> str:
