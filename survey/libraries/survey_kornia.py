@@ -12,6 +12,28 @@ CANDIDATES = {
     "lightglue": "identify",
     "siglip": "identify",
 }
+DECIDED = [
+    {
+        "clause": [
+            "shape.rejects-mismatch",
+            "mask.golden",
+            "mask.padding-is-absence",
+            "mask.single-key",
+            "mask.no-leak",
+            "numerics.options",
+            "numerics.convex",
+            "numerics.any-length",
+            "gradients.golden",
+            "gradients.options",
+            "gradients.masked-zero",
+            "gradients.any-length",
+        ],
+        "candidates": "loftr_full",
+        "decided": "defect",
+        "reason": "a mask of keys hides nothing unless one of queries is given, too",
+        "finding": "023-kornia-full-attention-drops-a-mask-of-keys",
+    },
+]
 
 
 def loftr_full() -> nn.Module:

@@ -33,6 +33,7 @@ DECIDED = [
             "gradients.options",
         ],
         "candidates": "flash",
+        "kind": "value",
         "decided": "defect",
         "reason": "the causal of a call is lost on the way to torch's function",
         "finding": "019-x-transformers-flash-forgets-causal",
