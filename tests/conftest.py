@@ -13,6 +13,7 @@ import pytest
 import torch
 from _paths import append_checkout
 from hypothesis import HealthCheck, settings
+from opened_pages import chromium, opener  # noqa: F401 (fixtures of the tests of pages)
 from workspaces import forget_modules, working_in
 
 # No deadlines: a first call into torch takes as long as a hundred others.

@@ -29,7 +29,12 @@ FINDINGS = {
 
 def shard_result(main: str, further: str, shard: Shard, *, subtle: bool = False) -> ClauseResult:
     """A clause whose examples show what the letters say, run as the runner does."""
-    pool = SimpleNamespace(problems=lambda *_place: list(main), further=lambda *_place: further)
+    pool = SimpleNamespace(
+        problems=lambda *_place: list(main),
+        in_turn=lambda *_place: iter(main),
+        count=lambda *_place: len(main),
+        further=lambda *_place: further,
+    )
     clause = SimpleNamespace(id="mask.golden", space=None)
     subject = SimpleNamespace(dtype="float32", device="cpu", candidate=None)
     terms = Terms(counterfactual="no mask", subtle=subtle, excused=subtle)

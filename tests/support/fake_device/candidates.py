@@ -134,9 +134,10 @@ def other_bits_each_time(query: Tensor, key: Tensor, value: Tensor, **options: A
 
 @conformance.core(**PROMISES, features=["graph_capture"])
 def decided_at_capture(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    """A number is looked at while the graph is captured, and stays what it was."""
-    mean = float(value.mean()) if value.numel() else 0.0
-    return attend(query, key, value - value.mean(), **options) + mean
+    """A sign is looked at while the graph is captured, and stays what it was."""
+    total = value.sum()
+    sign = 1.0 if float(total) >= 0 else -1.0
+    return attend(query, key, torch.where(total >= 0, value, -value), **options) * sign
 
 
 @conformance.core(**PROMISES, memory="linear")
