@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, HypothesisProvider
 
 from ..base.geometry import Geometry
 from ..declare.candidate import Candidate
@@ -20,24 +19,6 @@ from .caching import CACHED, NO_CACHE, cached_length, draws_cache
 from .fitting import causal_flag, either_or, fitted_geometry, one_at_a_time
 from .problem import MaskPlan, Problem
 from .space import Often, Space
-
-# The name under which hypothesis looks up who draws.
-WITHOUT_CONSTANTS: Final = "conformance-without-constants"
-
-
-class _WithoutConstants(HypothesisProvider):
-    """Draws as hypothesis does, but none of the constants that stand in loaded modules.
-
-    A seed means the same problems wherever the harness is installed, and nobody waits until the
-    sources of all those modules have been read.
-    """
-
-    def _maybe_draw_constant(self, *_of: object, **_with: object) -> None:
-        return None
-
-
-AVAILABLE_PROVIDERS[WITHOUT_CONSTANTS] = _WithoutConstants
-
 
 SCALES = (None, 0.25, 0.3, 1.0, 1.7)
 # Mostly absent: a narrow window hides what the other options do.
@@ -240,7 +221,6 @@ def draw_drafts(*, longest: int, count: int, seed_value: int) -> tuple[Draft, ..
         phases=(Phase.generate,),
         database=None,
         deadline=None,
-        backend=WITHOUT_CONSTANTS,
         suppress_health_check=list(HealthCheck),
     )
     @given(drafts(longest=longest))
