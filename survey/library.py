@@ -112,20 +112,34 @@ class Library:
 
     @property
     def digest(self) -> str:
-        """What tells this file from an older one of its name, which made other rows.
+        """What tells this file, with the helpers that it imports, from older ones.
 
         Promises and decisions, which are about rows that are there already, do not count.
         """
         text = self.path.read_text(encoding="utf-8")
+        tree = ast.parse(text)
         passed_over = {
             number
-            for node in ast.parse(text).body
+            for node in tree.body
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in _ABOUT_ROWS
             for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
         }
         lines = enumerate(text.splitlines(), 1)
         kept = "\n".join(line for number, line in lines if number not in passed_over)
+        helpers = (self.path.with_name(f"{name}.py") for name in sorted(_imported(tree)))
+        kept += "".join(helper.read_text(encoding="utf-8") for helper in helpers if helper.exists())
         return hashlib.sha256(kept.encode()).hexdigest()[:12]
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    """The modules that a file imports, each by its first name."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.partition(".")[0])
+    return names
 
 
 def names(folder: Path = FOLDER) -> list[str]:

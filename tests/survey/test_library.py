@@ -42,6 +42,21 @@ def test_nothing_is_imported(tmp_path: Path) -> None:
     assert (made.distribution, dict(made.candidates)) == ("torch", {"layer": "identify"})
 
 
+def test_the_digest_covers_helpers(tmp_path: Path) -> None:
+    """A helper that a file imports tells it from older ones; a promise about its rows does not."""
+    path = library_file(tmp_path, "one")
+    text = "from helper import layer_behind_norm\n" + path.read_text(encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
+    helper = tmp_path / "helper.py"
+    digests = []
+    for said in ("", "one = 1\n", "one = 2\n"):
+        helper.write_text(said, encoding="utf-8")
+        digests.append(library.read("one", tmp_path).digest)
+    assert len(set(digests)) == len(digests)
+    path.write_text(text.replace("PROMISES = ()", f"PROMISES = ({LINKED},)"), encoding="utf-8")
+    assert library.read("one", tmp_path).digest == digests[-1]
+
+
 LINKED = {"sentence": "Masks hide.", "link": "https://example.org", "clauses": ["mask.*"]}
 
 
