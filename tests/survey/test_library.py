@@ -45,7 +45,7 @@ def test_nothing_is_imported(tmp_path: Path) -> None:
 def test_the_digest_covers_helpers(tmp_path: Path) -> None:
     """A helper that a file imports tells it from older ones; a promise about its rows does not."""
     path = library_file(tmp_path, "one")
-    text = "from helper import layer_behind_norm\n" + path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8") + "\nfrom helper import value\n"
     path.write_text(text, encoding="utf-8")
     helper = tmp_path / "helper.py"
     digests = []
