@@ -6,7 +6,7 @@ from monai.networks.blocks.selfattention import SABlock
 from monai.networks.nets import ViT
 from torch import nn
 
-REQUIREMENTS = ["monai==1.6.1"]
+REQUIREMENTS = ["monai==1.6.1", "einops==0.8.2"]
 CANDIDATES = {
     "self_attention": "identify",
     "causal": "identify",

@@ -1,4 +1,4 @@
-"""transformers: whole models and attentions, written out and by torch's function."""
+"""transformers: whole models and attentions, written out, by torch's function and by flex."""
 
 import importlib
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import nn
 
-from benchmarks.model_table import ARCHITECTURES
+from benchmarks.model_table import ARCHITECTURES, Architecture
 
 REQUIREMENTS = ["transformers==5.23.0"]
 CANDIDATES = {
@@ -41,6 +41,26 @@ CANDIDATES = {
     "vit_sdpa": "check",
     "clip_eager": "check",
     "clip_sdpa": "check",
+    "qwen3_eager": "check",
+    "qwen3_sdpa": "check",
+    "gemma3_eager": "check",
+    "gemma3_sdpa": "check",
+    "gpt_neox_eager": "check",
+    "gpt_neox_sdpa": "check",
+    "opt_eager": "check",
+    "opt_sdpa": "check",
+    "bloom_eager": "check",
+    "albert_eager": "check",
+    "albert_sdpa": "check",
+    "modernbert_eager": "check",
+    "modernbert_sdpa": "check",
+    "xlnet_eager": "check",
+    "dinov2_eager": "check",
+    "dinov2_sdpa": "check",
+    "wav2vec2_eager": "check",
+    "wav2vec2_sdpa": "check",
+    "bert_flex": "check",
+    "llama_flex": "check",
     "bert_layer_eager": "identify",
     "bert_layer_sdpa": "identify",
     "gpt2_layer_eager": "identify",
@@ -49,10 +69,70 @@ CANDIDATES = {
     "t5_layer": "identify",
     "mpnet_layer": "identify",
 }
+_SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+}
+_TEXT = {**_SIZES, "vocab_size": 50, "max_position_embeddings": 64}
+_GROUPED = {**_TEXT, "num_key_value_heads": 2, "head_dim": 8}
+# What the table of architectures has not.
+_MORE = {
+    "qwen3": Architecture(model="Qwen3Model", sizes=_GROUPED),
+    "gemma3": Architecture(model="Gemma3TextModel", sizes={**_GROUPED, "sliding_window": 4}),
+    "gpt_neox": Architecture(model="GPTNeoXModel", sizes=_TEXT),
+    "opt": Architecture(
+        model="OPTModel",
+        sizes={
+            "vocab_size": 50,
+            "hidden_size": 32,
+            "ffn_dim": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 64,
+            "word_embed_proj_dim": 32,
+        },
+    ),
+    "bloom": Architecture(
+        model="BloomModel", sizes={"vocab_size": 50, "hidden_size": 32, "n_layer": 2, "n_head": 4}
+    ),
+    "albert": Architecture(model="AlbertModel", sizes={**_TEXT, "embedding_size": 16}),
+    "modernbert": Architecture(
+        model="ModernBertModel",
+        sizes={
+            **_TEXT,
+            "pad_token_id": 0,
+            "eos_token_id": 1,
+            "sep_token_id": 1,
+            "bos_token_id": 2,
+            "cls_token_id": 2,
+            "local_attention": 8,
+        },
+    ),
+    "xlnet": Architecture(
+        model="XLNetModel",
+        sizes={"vocab_size": 50, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64},
+    ),
+    "dinov2": Architecture(
+        model="Dinov2Model", sizes={**_SIZES, "image_size": 16, "patch_size": 4}
+    ),
+    "wav2vec2": Architecture(
+        model="Wav2Vec2Model",
+        sizes={
+            **_SIZES,
+            "conv_dim": (8, 8),
+            "conv_stride": (2, 2),
+            "conv_kernel": (3, 3),
+            "num_conv_pos_embeddings": 4,
+            "num_conv_pos_embedding_groups": 2,
+        },
+    ),
+}
 
 
 def _model(name: str, implementation: str) -> Callable[[], nn.Module]:
-    return lambda: ARCHITECTURES[name].made(attn_implementation=implementation)
+    return lambda: {**ARCHITECTURES, **_MORE}[name].made(attn_implementation=implementation)
 
 
 def _both(name: str) -> tuple[Callable[[], nn.Module], Callable[[], nn.Module]]:
@@ -75,6 +155,18 @@ bart_eager, bart_sdpa = _both("bart")
 whisper_eager, whisper_sdpa = _both("whisper")
 vit_eager, vit_sdpa = _both("vit")
 clip_eager, clip_sdpa = _both("clip")
+qwen3_eager, qwen3_sdpa = _both("qwen3")
+gemma3_eager, gemma3_sdpa = _both("gemma3")
+gpt_neox_eager, gpt_neox_sdpa = _both("gpt_neox")
+opt_eager, opt_sdpa = _both("opt")
+bloom_eager, _ = _both("bloom")
+albert_eager, albert_sdpa = _both("albert")
+modernbert_eager, modernbert_sdpa = _both("modernbert")
+xlnet_eager, _ = _both("xlnet")
+dinov2_eager, dinov2_sdpa = _both("dinov2")
+wav2vec2_eager, wav2vec2_sdpa = _both("wav2vec2")
+bert_flex = _model("bert", "flex_attention")
+llama_flex = _model("llama", "flex_attention")
 
 
 def _layer(kind: str, layer: str, implementation: str, **sizes: Any) -> Callable[[], nn.Module]:
