@@ -4,7 +4,16 @@ import cpu_torchvision
 from d2l.torch import DotProductAttention, MultiHeadAttention
 from torch import nn
 
-REQUIREMENTS = ["d2l==1.0.3", "torchvision==0.28.0"]
+ALONE = ["d2l==1.0.3"]
+REQUIREMENTS = [
+    "torchvision==0.28.0",
+    "matplotlib==3.11.2",
+    "matplotlib-inline==0.2.2",
+    "ipython==9.18.1",
+    "pandas==3.1.1",
+    "requests==2.34.2",
+    "scipy==1.17.1",
+]
 CANDIDATES = {
     "function": "identify",
     "layer": "identify",

@@ -1,12 +1,23 @@
 """speechbrain: its wrapped layer, and those with rotary and relative positions."""
 
-from speechbrain.nnet.attention import MultiheadAttention, RoPEMHA
+import no_torchaudio
+from speechbrain.nnet.attention import MultiheadAttention, RelPosMHAXL, RoPEMHA
 from torch import nn
 
-REQUIREMENTS = ["speechbrain==1.1.2"]
+ALONE = ["speechbrain==1.1.2"]
+REQUIREMENTS = [
+    "hyperpyyaml==1.2.3",
+    "huggingface_hub==2.4.0",
+    "joblib==1.6.0",
+    "pandas==3.1.1",
+    "scipy==1.17.1",
+    "sentencepiece==0.2.3",
+    "soundfile==0.14.0",
+]
 CANDIDATES = {
     "multihead": "identify",
     "rotary": "identify",
+    "relative": "identify",
 }
 
 
@@ -18,3 +29,8 @@ def multihead() -> nn.Module:
 def rotary() -> nn.Module:
     """With rotary positions."""
     return RoPEMHA(embed_dim=12, num_heads=3)
+
+
+def relative() -> nn.Module:
+    """With relative positions, which are given to it."""
+    return RelPosMHAXL(embed_dim=12, num_heads=3)

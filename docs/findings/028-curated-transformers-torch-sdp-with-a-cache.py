@@ -1,0 +1,43 @@
+# ruff: noqa: INP001, T201 (a script that prints)
+# Runs in the environment of the survey for curated_transformers.
+"""curated-transformers: a step with a cache has too many positions by torch's function.
+
+Exits 0 while the defect is there, 1 when it is gone.
+"""
+
+import sys
+
+import torch
+from curated_transformers.layers import (
+    AttentionHeads,
+    AttentionMask,
+    QkvMode,
+    ScaledDotProductAttention,
+    SelfAttention,
+    enable_torch_sdp,
+)
+from curated_transformers.layers.attention import QkvSplitGroupedByHead
+
+torch.manual_seed(0)
+layer = SelfAttention(
+    attention_heads=AttentionHeads.uniform(3, QkvSplitGroupedByHead()),
+    attention_scorer=ScaledDotProductAttention(dropout_prob=0.0, linear_biases=None),
+    hidden_width=12,
+    qkv_mode=QkvMode.SEPARATE,
+    use_bias=True,
+).eval()
+tokens = torch.randn(2, 5, 12)
+mask = AttentionMask(torch.ones(2, 5, dtype=torch.bool))
+shapes = {}
+for by_torch in (False, True):
+    with enable_torch_sdp(by_torch), torch.no_grad():
+        first = AttentionMask(mask.bool_mask[..., :4])
+        _, cache = layer(tokens[:, :4], first, use_causal_mask=True, store_cache=True)
+        step, cache = layer(
+            tokens[:, 4:], mask, use_causal_mask=True, cache=cache, store_cache=True
+        )
+    shapes[by_torch] = list(step.shape)
+    print(f"torch's function {by_torch}: one token after four is answered {shapes[by_torch]}")
+wrong = shapes == {False: [2, 1, 12], True: [2, 5, 12]}
+print("a token has five answers" if wrong else "the defect is gone")
+sys.exit(0 if wrong else 1)

@@ -1,0 +1,98 @@
+"""curated-transformers: its scorer in its own steps and by torch's function, and whole models."""
+
+import torch
+from curated_transformers.layers import AttentionMask, ScaledDotProductAttention, enable_torch_sdp
+from curated_transformers.models.bert import BERTConfig, BERTEncoder
+from curated_transformers.models.gpt_neox import GPTNeoXCausalLM, GPTNeoXConfig
+from curated_transformers.models.llama import LlamaCausalLM, LlamaConfig
+from torch import Tensor, nn
+
+import conformance
+
+ALONE = ["curated-transformers==2.0.1"]
+REQUIREMENTS = ["catalogue==2.0.10", "huggingface_hub==2.4.0", "tokenizers==0.23.3"]
+CANDIDATES = {
+    "scorer": "check",
+    "scorer_by_torch": "check",
+    "bert": "check",
+    "llama": "check",
+    "gpt_neox": "check",
+}
+PROMISES = [
+    {
+        "sentence": "Sequence elements for which the corresponding mask element is set to ``False`` are ignored during attention calculation.",
+        "link": "https://github.com/explosion/curated-transformers/blob/v2.0.1/curated_transformers/layers/attention.py",
+        "clauses": ["mask.golden"],
+        "candidates": "scorer*",
+        "declares": {"masks": ["keep"]},
+    },
+]
+_SIZES = {
+    "hidden_width": 24,
+    "intermediate_width": 32,
+    "n_hidden_layers": 2,
+    "n_pieces": 50,
+    "dtype": torch.float32,
+}
+
+
+def _scorer(name: str, mask_shapes: list[str], *, by_torch: bool) -> conformance.Candidate:
+    """The scorer with a mask of every key where there is none."""
+    scorer = ScaledDotProductAttention(dropout_prob=0.0, linear_biases=None).eval()
+
+    @conformance.core(
+        name=name,
+        masks=["keep"],
+        mask_shapes=mask_shapes,
+        causal="bottom-right",
+        empty_rows="mean-of-all",
+        features=["cross", "gradients"],
+    )
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        keep: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        every = torch.ones(len(key), 1, 1, key.shape[-2], dtype=torch.bool)
+        with enable_torch_sdp(by_torch):
+            answer: Tensor = scorer(
+                query=query,
+                key=key,
+                value=value,
+                attention_mask=AttentionMask(every if keep is None else keep),
+                use_causal_mask=causal,
+            )
+        return answer
+
+    return attend
+
+
+scorer = _scorer("scorer", ["B11K", "BHQK", "B1QK"], by_torch=False)
+scorer_by_torch = _scorer("scorer_by_torch", ["B11K"], by_torch=True)
+
+
+def bert() -> nn.Module:
+    """A whole encoder."""
+    torch.manual_seed(0)
+    return BERTEncoder(
+        BERTConfig(**_SIZES, embedding_width=24, n_attention_heads=3, n_positions=64)
+    ).eval()
+
+
+def llama() -> nn.Module:
+    """A whole decoder with rotary positions."""
+    torch.manual_seed(0)
+    return LlamaCausalLM(
+        LlamaConfig(**_SIZES, n_query_heads=3, n_key_value_heads=3, rotary_embedding_fraction=1.0)
+    ).eval()
+
+
+def gpt_neox() -> nn.Module:
+    """A whole decoder with rotary positions in a part of the channels."""
+    torch.manual_seed(0)
+    return GPTNeoXCausalLM(
+        GPTNeoXConfig(**_SIZES, n_attention_heads=3, rotary_embedding_fraction=0.5)
+    ).eval()
