@@ -26,6 +26,8 @@ DECISIONS: Final = (
     "documented deviation",
     "ours",
 )
+# In the place of a clause: that a candidate could be reached at all.
+REACHED: Final = "reached"
 # What a promise can say about a declaration.
 DECLARABLE: Final = ("masks", "causal", "causal_combination", "empty_rows")
 _ABOUT_ROWS: Final = ("PROMISES", "DECIDED")
@@ -56,8 +58,9 @@ class Promise:
 class Decision:
     """What failures of some clauses are, and why.
 
-    ``clause``, one or several, and ``candidates`` are globs; ``kind``, where it is given, is how
-    they fail. A defect's ``finding`` is the name of its page.
+    ``clause``, one or several, and ``candidates`` are globs; ``reached`` stands for candidates
+    that have no verdict. ``kind``, where it is given, is how they fail. A defect's ``finding`` is
+    the name of its page.
     """
 
     clause: str | Sequence[str]

@@ -12,11 +12,9 @@ from typing import Final
 from conformance.views import html_words
 from conformance.views.markdown import code, escaped, row, table
 
-from .records import Record, undecided
+from .records import WITHOUT_VERDICT, Record, undecided
 
 _FOLDER: Final = Path(__file__).parent
-# What a candidate that got no verdict is called on the page, and how it is coloured.
-_WITHOUT_VERDICT: Final = ("not identified", "not judged")
 _DEVIATIONS: Final = 90
 _REASON: Final = 160
 
@@ -57,9 +55,7 @@ def _line(record: Record, own: Record) -> Line:
     worst = (own.get("worst") or {}).get("margin")
     clauses = [one for one in own.get("clauses") or () if one["level"] == "MUST"]
     style = (
-        "untestable"
-        if own["verdict"] in _WITHOUT_VERDICT
-        else html_words.verdict(own["verdict"])[0]
+        "untestable" if own["verdict"] in WITHOUT_VERDICT else html_words.verdict(own["verdict"])[0]
     )
     return Line(
         library=record["library"],

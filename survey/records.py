@@ -10,12 +10,14 @@ from typing import Any, Final
 
 import conformance
 
-from .library import Library, Promise, SurveyError
+from .library import REACHED, Library, Promise, SurveyError
 
 FOLDER: Final = Path(__file__).with_name("records")
 SCHEMA: Final = 1
 # Failures that need a decision: those of clauses that must hold, and of the harness.
 _SEVERE: Final = ("failed", "error", "unexpected-pass")
+# What a candidate that got no verdict is called.
+WITHOUT_VERDICT: Final = ("not identified", "not judged")
 Record = dict[str, Any]
 
 
@@ -85,7 +87,7 @@ def completed(record: Record, before: Record, library: Library) -> Record:
 def decided(record: Record, library: Library) -> Record:
     """A record with what its library's file says today of the failures and the promises in it."""
     rows = [
-        {**row, "clauses": [_decided(row, clause, library) for clause in row.get("clauses") or ()]}
+        {**row, "clauses": [_decided(row, clause, library) for clause in _failures(row, library)]}
         for row in record["candidates"]
     ]
     promises = [
@@ -97,6 +99,21 @@ def decided(record: Record, library: Library) -> Record:
         for promise in library.promises
     ]
     return {**record, "about": library.about, "promises": promises, "candidates": rows}
+
+
+def _failures(row: Record, library: Library) -> list[Record]:
+    """What a row fails; of a candidate without a verdict just that, where it is decided."""
+    if row["verdict"] not in WITHOUT_VERDICT:
+        return list(row.get("clauses") or ())
+    unreached = {
+        "id": REACHED,
+        "level": "MUST",
+        "status": "failed",
+        "kind": "",
+        "reason": row["reason"],
+        "cause": "",
+    }
+    return [unreached for one in library.decided if one.covers(row["name"], unreached)][:1]
 
 
 def _decided(row: Record, clause: Record, library: Library) -> Record:

@@ -15,6 +15,13 @@ CANDIDATES = {
 }
 DECIDED = [
     {
+        "clause": "reached",
+        "candidates": "cosine",
+        "decided": "defect",
+        "reason": "the way of scaled_cosine multiplies four axes by a product of three",
+        "finding": "026-open-clip-scaled-cosine-raises",
+    },
+    {
         "clause": "model.any-size",
         "candidates": "text*",
         "decided": "undocumented convention",

@@ -79,6 +79,20 @@ def test_failures_are_decided_by_the_file(tmp_path: Path) -> None:
     assert records.decided(made, one) == made
 
 
+def test_a_candidate_without_a_verdict_can_be_decided(tmp_path: Path) -> None:
+    """Its row has the finding; a candidate with a verdict, and one of another name, have none."""
+    decided = {"clause": "reached", "reason": "it raises", "finding": "015-a-finding"}
+    decided |= {"decided": "defect", "candidates": "l*"}
+    one = library.read("one", library_file(tmp_path, "one", decided=(decided,)).parent)
+    rows = [candidate(name, "not judged", reason="no call") for name in ("layer", "model")]
+    made = records.decided(record("one", *rows, candidate("little")), one)
+    (failure,), *others = [row["clauses"] for row in made["candidates"]]
+    assert (failure["reason"], failure["why"]) == ("no call", "it raises")
+    assert others == [[], []]
+    assert records.decided(made, one) == made
+    assert "[015](findings/015-a-finding.md)" in pages.markdown({"one": made}, None)
+
+
 MASKS = {"sentence": "True takes part.", "link": "https://example.org", "clauses": ["mask.*"]}
 REFUSED = {"masks": ["keep"], "causal": "top-left", "semantics": {"causal_combination": "refused"}}
 
