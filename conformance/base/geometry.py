@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from ..errors import DeclarationError, did_you_mean
@@ -40,6 +41,21 @@ class Geometry(Replaceable):
 FIELDS: Final = tuple(field.name for field in dataclasses.fields(Geometry))
 # The sizes of one call; the others are those of the candidate.
 COUNTED: Final = ("batch", "query_length", "key_length")
+LENGTHS: Final = ("query_length", "key_length")
+# The geometry that shows which sizes a candidate's own geometry function decides.
+PROBE = Geometry(
+    batch=2,
+    num_heads=2,
+    num_kv_heads=2,
+    query_length=5,
+    key_length=7,
+    head_size=4,
+    value_head_size=4,
+    query_size=8,
+    key_size=8,
+    value_size=8,
+    output_size=8,
+)
 
 Pin = int | Sequence[int] | str
 GeometryRule = Mapping[str, Pin] | Callable[[Geometry], Geometry]
@@ -67,6 +83,19 @@ class Pins:
         """Whether a geometry may have its batch and lengths as they are."""
         pinned = self.apply(geometry)
         return all(getattr(pinned, name) == getattr(geometry, name) for name in COUNTED)
+
+    @cached_property  # every problem needs it
+    def ties_lengths(self) -> bool:
+        """Whether they leave query and key no two lengths."""
+        if any({name, other} == set(LENGTHS) for name, other in self.equal_to.items()):
+            return True
+        if len({size for name in LENGTHS for size in self.sizes.get(name, (1, 2))}) == 1:
+            return True
+        if self.build is None:
+            return False
+        lengths = ((5, 7), (7, 5))
+        built = [self.build(PROBE.replace(query_length=q, key_length=k)) for q, k in lengths]
+        return all(geometry.query_length == geometry.key_length for geometry in built)
 
 
 NO_PINS: Final = Pins({}, {}, None)

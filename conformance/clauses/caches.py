@@ -9,6 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from ..base.geometry import LENGTHS
 from ..calls.calling import Arguments, arguments
 from ..declare.candidate import Candidate
 from ..problems.caching import (
@@ -23,7 +24,7 @@ from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
-from ..problems.space import EVERY_OPTION, LENGTHS, Space, admits_lengths, can_cross, is_fixed
+from ..problems.space import EVERY_OPTION, Space, admits_lengths, can_cross, is_fixed
 from .judging import (
     all_of,
     identical,

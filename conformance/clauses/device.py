@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..base.geometry import Geometry
+from ..base.geometry import PROBE, Geometry
 from ..calls.calling import Answer, Arguments, CandidateFailure, Forward, arguments, guarded
 from ..calls.devices import (
     CPU,
@@ -25,7 +25,7 @@ from ..declare.candidate import Candidate
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
-from ..problems.space import PROBE, Space, admits_lengths
+from ..problems.space import Space, admits_lengths
 from .judging import identical, relate, same_unless_identical
 from .rearranging import one_item
 from .registry import Applies, Finding, clause, declares, requires, violated

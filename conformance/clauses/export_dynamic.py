@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..base.geometry import Geometry
+from ..base.geometry import LENGTHS, Geometry
 from ..base.results import Violation
 from ..calls.calling import CandidateFailure
 from ..declare.candidate import Candidate
@@ -18,7 +18,7 @@ from ..oracle.comparison import View
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
-from ..problems.space import LENGTHS, Space, admits_lengths, can_cross
+from ..problems.space import Space, admits_lengths, can_cross
 from .export_runs import graph_of, is_graph
 from .judging import same_answer
 from .rearranging import one_item, unchanged

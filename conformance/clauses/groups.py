@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
-from ..base.geometry import Geometry
+from ..base.geometry import PROBE, Geometry
 from ..declare.candidate import Candidate
 from ..problems.fitting import fitted_geometry
 from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
-from ..problems.space import EVERY_OPTION, PROBE, Space
+from ..problems.space import EVERY_OPTION, Space
 from .judging import heads_stay, matches_golden, same_answer
 from .rearranging import head_blocks, permuted_heads_view, read_heads, reordered_heads
 from .registry import Finding, clause, requires

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
+from ..base.geometry import LENGTHS
 from ..calls.calling import Answer
 from ..calls.devices import taken
 from ..declare.candidate import Candidate
@@ -16,7 +17,7 @@ from ..oracle.headroom import finite_limit as largest_finite
 from ..oracle.oracle import Golden, known_weights
 from ..oracle.yardstick import Yardstick, fitted_scale_error
 from ..problems.inputs import Inputs
-from ..problems.space import LENGTHS, admits_lengths, can_cross, is_fixed
+from ..problems.space import admits_lengths, can_cross, is_fixed
 from .rearranging import unchanged
 from .registry import Finding
 from .subject import Subject

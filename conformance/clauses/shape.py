@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..base.geometry import LENGTHS
 from ..calls.calling import CandidateFailure
 from ..declare.candidate import Candidate
 from ..problems.arrangements import expressible, with_equal_sequences
@@ -11,7 +12,7 @@ from ..problems.inputs import Inputs
 from ..problems.memory_layouts import CANARIES, STRIDED
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
-from ..problems.space import KEY_FORMS, LENGTHS, OPTIONS, Space, can_cross, is_fixed
+from ..problems.space import KEY_FORMS, OPTIONS, Space, can_cross, is_fixed
 from .judging import are_golden_weights, first_place, same_answer, same_unless_identical
 from .registry import Finding, clause, declares, requires, violated
 from .subject import Subject

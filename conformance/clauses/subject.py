@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from ..base.geometry import PROBE
 from ..calls.calling import (
     Answer,
     Arguments,
@@ -46,7 +47,7 @@ from ..problems.fitting import causal_flag, fitted_geometry
 from ..problems.inputs import Inputs
 from ..problems.materialise import materialise
 from ..problems.problem import Problem
-from ..problems.space import PROBE, Space
+from ..problems.space import Space
 from ..tolerance import model
 
 # Bits are compared, so that NaN equals itself and zero does not equal its negative.

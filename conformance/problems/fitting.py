@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..base.geometry import Geometry, nearest_size
+from ..base.geometry import LENGTHS, Geometry, nearest_size
 from ..declare.candidate import Candidate
 from .problem import Problem
-from .space import LENGTHS, WIDTHS, Space, allowed_sizes, least_size, tied_fields, wanted_size
+from .space import WIDTHS, Space, allowed_sizes, least_size, tied_fields, wanted_size
 
 # How often a geometry function is applied before what it makes is taken as it is.
 BUILDS = 2

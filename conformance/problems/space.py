@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal
 
-from ..base.geometry import FIELDS, Geometry, Pins
+from ..base.geometry import FIELDS, LENGTHS, PROBE, Geometry
 from ..base.results import Replaceable
 from ..declare.candidate import Candidate
 from ..declare.declaration import SEQUENCES
@@ -36,23 +37,8 @@ ANY_PATTERN = (
 )
 KEY_FORMS = ("keep", "drop", "keep_int", "bias")
 WIDTHS = ("query_size", "key_size", "value_size", "output_size")
-LENGTHS = ("query_length", "key_length")
 # The length that is preferred at most where queries and keys have one.
 LONGEST_SQUARE = 129
-# The geometry that shows which sizes a candidate's own geometry function decides.
-PROBE = Geometry(
-    batch=2,
-    num_heads=2,
-    num_kv_heads=2,
-    query_length=5,
-    key_length=7,
-    head_size=4,
-    value_head_size=4,
-    query_size=8,
-    key_size=8,
-    value_size=8,
-    output_size=8,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +238,7 @@ class Space(Replaceable):
         return can_cross(candidate) or equal
 
 
-def tied_fields(candidate: Candidate, space: Space) -> list[tuple[str, ...]]:
+def tied_fields(candidate: Candidate, space: Space) -> tuple[tuple[str, ...], ...]:
     """Every field of a geometry, those that must have one size in one group."""
     declared = candidate.declaration
     ties = [(other, name) for name, other in declared.pins.equal_to.items()]
@@ -267,11 +253,16 @@ def tied_fields(candidate: Candidate, space: Space) -> list[tuple[str, ...]]:
     ties.extend(space.equal)
     if candidate.kind == "positions":
         ties.extend(("key_size", name) for name in WIDTHS)
+    return _grouped(tuple(ties))
+
+
+@lru_cache(maxsize=1024)  # the same few ties come back for every problem
+def _grouped(ties: tuple[tuple[str, str], ...]) -> tuple[tuple[str, ...], ...]:
     groups: dict[str, tuple[str, ...]] = {name: (name,) for name in FIELDS}
     for name, other in ties:
         merged = tuple(dict.fromkeys((*groups[name], *groups[other])))
         groups |= dict.fromkeys(merged, merged)
-    return list(dict.fromkeys(groups.values()))
+    return tuple(dict.fromkeys(groups.values()))
 
 
 def _pins_groups(candidate: Candidate) -> bool:
@@ -332,21 +323,9 @@ def allowed_sizes(group: tuple[str, ...], candidate: Candidate) -> tuple[int, ..
 def can_cross(candidate: Candidate) -> bool:
     """Whether query and key may have different lengths."""
     declared = candidate.declaration
-    if declared.inputs == "self" or _ties_lengths(declared.pins):
+    if declared.inputs == "self" or declared.pins.ties_lengths:
         return False
     return candidate.kind == "core" or "cross" in declared.features
-
-
-def _ties_lengths(pins: Pins) -> bool:
-    """Whether a declaration's geometry leaves query and key no two lengths."""
-    if any({name, other} == set(LENGTHS) for name, other in pins.equal_to.items()):
-        return True
-    if len({size for name in LENGTHS for size in pins.sizes.get(name, (1, 2))}) == 1:
-        return True
-    if pins.build is None:
-        return False
-    built = [pins.build(PROBE.replace(query_length=q, key_length=k)) for q, k in ((5, 7), (7, 5))]
-    return all(geometry.query_length == geometry.key_length for geometry in built)
 
 
 def is_fixed(candidate: Candidate, name: str) -> bool:

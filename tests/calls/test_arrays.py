@@ -11,13 +11,14 @@ import pytest
 import torch
 
 import conformance
+from conformance.base.geometry import PROBE
 from conformance.calls.arrays import OfArrays, Stranger, no_such_numbers, to_array
 from conformance.calls.calling import CandidateFailure
 from conformance.clauses.subject import Subject
 from conformance.errors import DeclarationError
 from conformance.problems.fitting import fitted_geometry
 from conformance.problems.problem import Problem
-from conformance.problems.space import PROBE, Space
+from conformance.problems.space import Space
 
 
 def valued(query: Any, key: Any, value: Any, *, out: Any = None) -> Any:

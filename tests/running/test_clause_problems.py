@@ -3,9 +3,8 @@ from __future__ import annotations
 from declared import CANDIDATES
 from hypothesis.database import InMemoryExampleDatabase
 
-from conformance.base.geometry import Geometry
+from conformance.base.geometry import PROBE, Geometry
 from conformance.problems.problem import MaskPlan, Overrides, Problem
-from conformance.problems.space import PROBE
 from conformance.running.clause_problems import MOST, FailureMemory
 
 CORE = CANDIDATES["core"]
