@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .clauses.subject import Subject
     from .declare.candidate import Candidate
     from .declare.decorators import core, fixed_layer, layer, positions
+    from .declare.ranks import Ranks
     from .errors import DeclarationError, NonconformanceError, UsageError
     from .models.torch_model import model
     from .oracle.comparison import compare
@@ -51,6 +52,7 @@ _HOMES = {
     "clauses.subject": "Subject",
     "declare.candidate": "Candidate",
     "declare.decorators": "core fixed_layer layer positions",
+    "declare.ranks": "Ranks",
     "errors": "DeclarationError NonconformanceError UsageError",
     "models.torch_model": "model",
     "oracle.comparison": "compare",
@@ -78,6 +80,7 @@ __all__ = [
     "NonconformanceError",
     "Problem",
     "ProjectionWeights",
+    "Ranks",
     "Report",
     "Semantics",
     "Space",

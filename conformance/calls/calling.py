@@ -293,7 +293,7 @@ def guarded(
     try:
         with integrity.watched(), torch.set_grad_enabled(grad_mode), torch_state.kept():
             return function(*positional, **keywords)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, CandidateFailure):
         raise
     except GraphLost as lost:
         message = printable(f"the graph {lost}")

@@ -55,9 +55,11 @@ _NEEDS_ONE_PROCESS: Final[dict[str, str]] = {
 
 def elsewhere(slug: str, candidate: Candidate) -> str:
     """Why a clause cannot be checked on a candidate that runs in another process, or ""."""
-    if not candidate.isolated or slug not in _NEEDS_ONE_PROCESS:
+    if slug not in _NEEDS_ONE_PROCESS:
         return ""
-    return f"{_ONLY}: {_NEEDS_ONE_PROCESS[slug]}"
+    if candidate.declaration.ranks is not None:
+        return f"it runs on ranks of its own: {_NEEDS_ONE_PROCESS[slug]}"
+    return f"{_ONLY}: {_NEEDS_ONE_PROCESS[slug]}" if candidate.isolated else ""
 
 
 LEVELS: Final = ("MUST", "SHOULD", "MAY")

@@ -9,6 +9,7 @@ from .._golden import golden
 from ..base.expected import ExpectedFailure
 from ..base.geometry import Pins
 from .head_layouts import HEAD_LAYOUTS, HeadLayout
+from .ranks import Ranks
 
 WHOLE_MODEL: Final = "model"
 KINDS: Final = ("core", "layer", "positions", WHOLE_MODEL)
@@ -99,7 +100,8 @@ class Declaration:
     is promised), ``strides`` whether it may refuse what is not contiguous. ``assumptions`` says
     what an adapter took for granted; ``mask_pairs`` which form an adapter takes in which shape,
     None for any in any. Of ``features``, ``declared_features`` are those that were named, not just
-    there by default. ``unchecked`` names parameters that stay unchecked on purpose.
+    there by default. ``unchecked`` names parameters that stay unchecked on purpose. ``ranks`` are
+    those that compute an answer together, None for a candidate of one process.
     """
 
     kind: str
@@ -134,6 +136,7 @@ class Declaration:
     declared_features: frozenset[str] = frozenset()
     unchecked: tuple[str, ...] = ()
     empty_rows_by: tuple[tuple[str, str], ...] = ()
+    ranks: Ranks | None = None
 
     def empty_rule(self, *, form: str | None, causal: bool, weights: bool) -> str:
         """What is promised for a row without keys in a call with a mask, the flag, weights.
@@ -203,8 +206,10 @@ class Declaration:
             "empty_rows": dict(self.empty_rows_by) or self.empty_rows,
             "features": sorted(self.features),
             "semantics": {name: str(pair[1]) for name, pair in changed.items()},
+            **({} if self.ranks is None else {"ranks": self.ranks.as_json()}),
         }
-        values = {name: special.get(name, getattr(self, name)) for name in _IN_JSON}
+        names = [*_IN_JSON, *(["ranks"] if self.ranks is not None else [])]
+        values = {name: special.get(name, getattr(self, name)) for name in names}
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in values.items()

@@ -9,7 +9,7 @@ import torch
 
 from .._golden import golden
 from ..base.expected import GivenExpectations, read_expected
-from ..base.geometry import Geometry, GeometryRule, Pins, read_pins
+from ..base.geometry import FIELDS, Geometry, GeometryRule, Pins, read_pins
 from ..base.profile import DTYPES
 from ..errors import DeclarationError, did_you_mean
 from .declaration import (
@@ -35,6 +35,8 @@ from .declaration import (
     mixed_in,
 )
 from .head_layouts import HEAD_LAYOUTS
+from .ranks import FEATURES as OF_RANKS
+from .ranks import Ranks
 
 
 def _forms_of_layout(layout: str, forms: tuple[str, ...]) -> tuple[str, ...]:
@@ -127,6 +129,7 @@ def declare(
     memory: str | None = None,
     strides: str = "any",
     unchecked: Iterable[str] = (),
+    ranks: Ranks | None = None,
     expected_failures: GivenExpectations = None,
 ) -> Declaration:
     """Check every promise and put them together; raises DeclarationError with one sentence."""
@@ -173,6 +176,8 @@ def declare(
     if kind == "core" and inputs != "separate":
         msg = f"inputs is {inputs!r} for a core: a core takes query, key and value; declare a layer"
         raise DeclarationError(msg)
+    if ranks is not None:
+        pins = _read_ranks(ranks, kind, layout, arrays, offered, pins, batched=batched)
     if max_length is not None and (type(max_length) is not int or max_length < 1):
         msg = f"max_length is {max_length!r}: give a positive integer"
         raise DeclarationError(msg)
@@ -207,6 +212,7 @@ def declare(
         declared_features=frozenset(named),
         empty_rows_by=tuple(rules.items()),
         unchecked=_names("unchecked", unchecked),
+        ranks=ranks,
     )
 
 
@@ -237,6 +243,43 @@ def _read_empty_rows(
     if len(set(rules.values())) == 1:
         return next(iter(rules.values())), {}
     return "any", rules
+
+
+def _read_ranks(
+    ranks: object,
+    kind: str,
+    layout: str,
+    arrays: str,
+    offered: frozenset[str],
+    pins: Pins,
+    *,
+    batched: bool,
+) -> Pins:
+    """The pins of a candidate whose ranks divide its sizes; raises DeclarationError."""
+    if not isinstance(ranks, Ranks):
+        msg = f"ranks is {ranks!r}: give a conformance.Ranks, such as Ranks(2, query='sequence')"
+        raise DeclarationError(msg)
+    if kind not in ("core", "layer") or layout != "BHSD" or arrays != "torch" or not batched:
+        msg = (
+            "ranks is given to what is no core or layer of torch's tensors with a batch, their "
+            "axes in the usual order: drop ranks, or the layout"
+        )
+        raise DeclarationError(msg)
+    impossible = sorted(offered - OF_RANKS)
+    if impossible:
+        msg = f"the feature {impossible[0]!r} is judged in one process: drop it, or ranks"
+        raise DeclarationError(msg)
+    for name in ("query", "key", "value", "output", "x", "context"):
+        ranks.places(name, "heads" if kind == "core" else "tokens")
+    build = pins.build
+
+    def fitted(geometry: Geometry) -> Geometry:
+        return ranks.fitted(geometry if build is None else build(geometry))
+
+    tiny = Geometry(**dict.fromkeys(FIELDS, 1))
+    odd = Geometry(**dict.fromkeys(FIELDS, 3))
+    divided = any(ranks.fitted(each) != each for each in (tiny, odd))
+    return dataclasses.replace(pins, build=fitted) if divided else pins
 
 
 def _flags(**flags: object) -> None:

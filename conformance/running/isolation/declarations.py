@@ -36,6 +36,9 @@ def as_json(declared: Declaration) -> Head:
             "candidate's code into the judge: check this candidate without --isolated"
         )
         raise UsageError(msg)
+    if declared.ranks is not None:
+        msg = "the ranks of a candidate start processes of their own: check it without --isolated"
+        raise UsageError(msg)
     pins = declared.pins
     return {
         **{name: getattr(declared, name) for name in _SAME},

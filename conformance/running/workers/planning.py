@@ -17,6 +17,7 @@ from ...base.results import Violation, result_from_json
 from ...calls import torch_state
 from ...calls.calling import CandidateFailure, RowWithoutKeysRefused
 from ...calls.devices import why_absent
+from ...calls.ranks import spanning
 from ...clauses.registry import all_clauses, specification_hash
 from ...clauses.subject import Subject
 from ...declare.candidate import Candidate
@@ -325,7 +326,7 @@ def plan_candidates(
         on_step("compiling", "a sum, to see whether that can be done")
         candidates = compiled_variants(candidates)
     known = dict(enumerate(isolated))
-    for number, candidate in enumerate(candidates):
+    for number, candidate in enumerate(map(spanning, candidates)):
         unchecked = known[number].unchecked if isolated else ()
         if options.preflight and not isolated:
             on_step("building", candidate.name)

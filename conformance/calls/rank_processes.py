@@ -1,0 +1,231 @@
+"""The processes of all ranks of a candidate: started together, asked together, ended together."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import util
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import torch.distributed as dist
+
+from ..errors import UsageError
+from .rank_server import Group, Reply, Request, Source, said, serve
+
+# Where one has raised, or has died, the others are left so many seconds to say so as well.
+GRACE: Final = 2.0
+# A collective's own limit comes first: then each rank says in which line it has waited.
+_BEYOND: Final = 1.0
+_STARTING: Final = 120.0  # importing torch from a cold disk
+_PRELOADED: Final = "conformance.calls.rank_server"
+# Groups that may be there at once, each with all its processes: one for each number of ranks.
+_MOST_GROUPS: Final = 5
+_LIVE: Final[list[RankProcesses]] = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """What became of a request on one rank: its reply, or how it was lost.
+
+    ``lost`` is "", ``died`` or ``silent``; ``words`` says how the process ended, and its last line.
+    """
+
+    reply: Reply | None = None
+    lost: str = ""
+    words: str = ""
+
+
+class RankProcesses:
+    """Ranks that torch's launcher starts, in one process group; a lost one ends all."""
+
+    def __init__(self, source: Source, count: int, seconds: float) -> None:
+        self.count = count
+        self._source = source
+        self._seconds = seconds
+        self._ends: list[Connection] = []
+        self._context: Any = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._groups = 0
+        self.generation = 0
+        util.Finalize(self, _close_all, exitpriority=1)  # before children are waited for
+
+    def ask(self, requests: Sequence[Request], seconds: float | None = None) -> list[Said]:
+        """What each rank says to its request, in order; who says nothing in time is ended.
+
+        Raises UsageError where no rank can be started.
+        """
+        if self._context is None:
+            self._start()
+        limit = self._seconds if seconds is None else seconds
+        return self._exchange(requests, limit + _BEYOND)
+
+    def arrange(self, order: Sequence[int]) -> list[Said]:
+        """Form a new process group in which process ``p`` has the rank ``order[p]``."""
+        if self._context is None:
+            self._start()
+        if self._folder is None:
+            msg = "the ranks have no folder to meet in"
+            raise LookupError(msg)
+        self._groups += 1
+        store = str(Path(self._folder.name) / f"group-{self._groups}")
+        group = Group(store=store, count=self.count, seconds=self._seconds)
+        requests = [Request(do="regroup", group=group, rank=rank) for rank in order]
+        return self._exchange(requests, _STARTING)
+
+    def _start(self) -> None:
+        from torch.distributed.elastic.multiprocessing import (  # noqa: PLC0415 (takes a moment)
+            DefaultLogsSpecs,
+            Std,
+            start_processes,
+        )
+
+        _make_room(self)
+        if not dist.is_available():
+            msg = "this torch has no torch.distributed: candidates that span ranks cannot run here"
+            raise UsageError(msg)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
+        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+        # Processes are copies of one that has torch loaded: the first start takes seconds.
+        multiprocessing.set_forkserver_preload([_PRELOADED])
+        self._folder = tempfile.TemporaryDirectory(prefix="conformance-ranks-")
+        pairs = [multiprocessing.Pipe() for _ in range(self.count)]
+        theirs = {rank: pair[1] for rank, pair in enumerate(pairs)}
+        self._context = start_processes(
+            name="ranks",
+            entrypoint=serve,
+            args=dict.fromkeys(range(self.count), (theirs, self._source)),
+            envs={rank: self._environment(rank) for rank in range(self.count)},
+            logs_specs=DefaultLogsSpecs(log_dir=self._folder.name, redirects=Std.ALL),
+            start_method="forkserver",
+        )
+        for end in theirs.values():
+            end.close()
+        self._ends = [pair[0] for pair in pairs]
+        self.generation += 1
+        refused = [each for each in self.arrange(range(self.count)) if _failed(each)]
+        if refused:
+            self.close()
+            why = refused[0].words or _message(refused[0])
+            msg = f"the ranks of {self._source.name} cannot be started: {why}"
+            raise UsageError(msg)
+
+    def _environment(self, rank: int) -> dict[str, str]:
+        """What torch's launcher tells a rank of itself."""
+        own, count = str(rank), str(self.count)
+        return {
+            **{"RANK": own, "LOCAL_RANK": own, "GROUP_RANK": "0", "ROLE_RANK": own},
+            **{"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "ROLE_WORLD_SIZE": count},
+            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
+        }
+
+    def _exchange(self, requests: Sequence[Request], seconds: float) -> list[Said]:
+        answers: dict[int, Said] = {}
+        try:
+            for rank, request in enumerate(requests):
+                with contextlib.suppress(OSError):  # it is gone: reading says so
+                    self._ends[rank].send_bytes(pickle.dumps(request))
+            last = time.monotonic() + seconds
+            while len(answers) < self.count:
+                waiting = [end for rank, end in enumerate(self._ends) if rank not in answers]
+                ready = wait(waiting, max(0.0, last - time.monotonic()))
+                if not ready:
+                    break
+                for end in ready:
+                    rank = self._ends.index(end)  # type: ignore[arg-type]  # one of these
+                    answers[rank] = self._read(rank)
+                    if _failed(answers[rank]):
+                        last = min(last, time.monotonic() + GRACE)
+        except BaseException:  # Ctrl-C: what comes later would answer another request
+            self.close()
+            raise
+        lost = any(each.lost for each in answers.values()) or len(answers) < self.count
+        every = [answers.get(rank, Said(lost="silent")) for rank in range(self.count)]
+        if not lost:
+            return every
+        every = [self._worded(rank, each) for rank, each in enumerate(every)]
+        self.close()
+        return every
+
+    def _read(self, rank: int) -> Said:
+        try:
+            return Said(reply=pickle.loads(self._ends[rank].recv_bytes()))  # noqa: S301 (our own process)
+        except (EOFError, OSError):
+            return Said(lost="died")
+
+    def _worded(self, rank: int, each: Said) -> Said:
+        """What is known of a lost rank, before all are ended."""
+        if not each.lost:
+            return each
+        status = None
+        if each.lost == "died":
+            with contextlib.suppress(Exception):
+                result = self._context.wait(GRACE, period=0.05)
+                status = None if result is None else result.failures[rank].exitcode
+        printed = said(self._context.stderrs[rank]) or said(self._context.stdouts[rank])
+        quoted = f", after printing {printed[:300]!r}" if printed else ""
+        return Said(lost=each.lost, words=f"{_cause(status) if each.lost == 'died' else ''}{quoted}")
+
+    def close(self) -> None:
+        """End all ranks, at once."""
+        context, self._context = self._context, None
+        for end in self._ends:
+            end.close()
+        self._ends = []
+        if context is not None:
+            with contextlib.suppress(ProcessLookupError):
+                context.close(signal.SIGKILL)
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                self._folder.cleanup()
+            self._folder = None
+        if self in _LIVE:
+            _LIVE.remove(self)
+
+
+def _make_room(new: RankProcesses) -> None:
+    while len(_LIVE) >= _MOST_GROUPS:
+        _LIVE[0].close()
+    _LIVE.append(new)
+
+
+def _close_all() -> None:
+    for group in list(_LIVE):
+        group.close()
+
+
+def _failed(said_by_rank: Said) -> bool:
+    return said_by_rank.reply is None or said_by_rank.reply.violation is not None
+
+
+def _message(failed: Said) -> str:
+    violation = None if failed.reply is None else failed.reply.violation
+    return "they gave no answer" if violation is None else violation.message
+
+
+def _cause(status: int | None) -> str:
+    """How a process ended, in words."""
+    if status is None:
+        return "lost its process"
+    if status >= 0:
+        return f"ended its process (exit status {status})"
+    return f"killed its process ({signal.Signals(-status).name})"
+
+
+def _loopback() -> str:
+    """The name of the interface on which the ranks of one machine talk to each other."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.family == socket.AF_INET and each.address == "127.0.0.1" for each in addresses):
+            return name
+    return "lo"

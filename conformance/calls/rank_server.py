@@ -1,0 +1,288 @@
+"""What runs on each rank: it joins the process group, and answers the judge's requests.
+
+torch's launcher has set ``RANK``, ``WORLD_SIZE`` and the others, as in a user's own run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .._golden import golden
+from ..base.geometry import Geometry
+from ..base.results import Violation
+from ..declare.candidate import Candidate
+from ..targets.resolving import resolve_one
+from .calling import in_eval, is_tensor, raised
+
+
+_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What a rank loads: a target, and which of its candidates; ``device`` is what it uses."""
+
+    target: str
+    name: str
+    device: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The process group that the ranks are to join: the file where they meet, and its limit."""
+
+    store: str
+    count: int
+    seconds: float
+
+
+@dataclass(kw_only=True)
+class Request:
+    """One request of the judge to one rank; tensors are this rank's parts.
+
+    do
+        ``call``, ``build``, ``pull``, ``regroup`` or ``end``.
+    positional, keywords, asks
+        The arguments of a call, and whether each tensor among them requires a gradient.
+    number
+        Under which a call or a layer is kept (None: not at all); for ``pull`` the call's.
+    layer
+        The number of the layer that is called; None for a core.
+    late
+        Seconds that the rank waits before it calls.
+    drop
+        Numbers of calls and layers that are not needed any more.
+    """
+
+    do: str
+    positional: tuple[Any, ...] = ()
+    keywords: dict[str, Any] = field(default_factory=dict)
+    asks: frozenset[str] = frozenset()
+    grad: bool = False
+    number: int | None = None
+    layer: int | None = None
+    geometry: Geometry | None = None
+    weights: dict[str, Tensor] | None = None
+    upstream: Tensor | None = None
+    late: float = 0.0
+    group: Group | None = None
+    rank: int = 0
+    drop: tuple[int, ...] = ()
+
+
+@dataclass(kw_only=True)
+class Reply:
+    """What a rank says to a request.
+
+    ``returned`` is a tensor, or None where the class of something else is ``described``.
+    ``written`` holds the arguments that the call wrote into, ``gradients`` those of arguments and
+    weights that one arrived at.
+    """
+
+    returned: Tensor | None = None
+    described: str = ""
+    asks: bool = False
+    written: dict[str, Tensor] = field(default_factory=dict)
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    violation: Violation | None = None
+
+
+@dataclass(kw_only=True, eq=False)
+class _Taped:
+    """A call whose gradients may be asked for: its leaves by name, and its answer."""
+
+    leaves: dict[str, Tensor]
+    answer: Any
+
+
+@dataclass(kw_only=True, eq=False)
+class _Layer:
+    forward: Any
+    leaves: dict[str, Tensor]
+
+
+class _Rank:
+    """The requests that the judge may send, each a method of the name."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._candidate: Candidate | None = None
+        self._taped: dict[int, _Taped] = {}
+        self._layers: dict[int, _Layer] = {}
+
+    def answer(self, request: Request) -> Reply:
+        """The reply to a request; what the candidate raises is part of it."""
+        for number in request.drop:
+            self._taped.pop(number, None)
+            self._layers.pop(number, None)
+        do: Callable[[Request], Reply] = getattr(self, request.do)
+        try:
+            return do(request)
+        except BaseException as error:  # noqa: BLE001 (a candidate may raise anything)
+            return Reply(violation=raised(error))
+
+    def regroup(self, request: Request) -> Reply:
+        """Join a process group as one of its ranks; an earlier one is left."""
+        if request.group is None:
+            msg = "a group is missing in the request"
+            raise LookupError(msg)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        count, rank = request.group.count, request.rank
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
+        on_gpu = self._source.device.startswith("cuda")
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_gpu and dist.is_nccl_available() else "gloo",
+            store=dist.FileStore(request.group.store, count),
+            rank=rank,
+            world_size=count,
+            timeout=timedelta(seconds=request.group.seconds),
+        )
+        return Reply()
+
+    def build(self, request: Request) -> Reply:
+        """Build a layer from this rank's weights, which are leaves where gradients are asked for."""
+        weights, leaves = None, {}
+        if request.weights is not None:
+            leaves = {
+                role: self._here(part).requires_grad_(role in request.asks)
+                for role, part in request.weights.items()
+            }
+            every = dict.fromkeys(entry.name for entry in dataclasses.fields(golden.ProjectionWeights))
+            weights = golden.ProjectionWeights(**{**every, **leaves})  # type: ignore[arg-type]  # matrices are among the roles
+        with torch.set_grad_enabled(bool(request.asks)):
+            forward = self._function(request.geometry, weights)
+        if not callable(forward) or request.number is None:
+            return Reply(described=_class_of(forward))
+        self._layers[request.number] = _Layer(forward=in_eval(forward), leaves=leaves)
+        return Reply()
+
+    def call(self, request: Request) -> Reply:
+        """Call the core, or a layer that was built."""
+        arguments: dict[str, Any] = {
+            **{f"input {place}": value for place, value in enumerate(request.positional)},
+            **request.keywords,
+        }
+        moved: dict[int, Tensor] = {}
+        for name, value in arguments.items():
+            if is_tensor(value):  # what is one tensor for the judge is one tensor here
+                fresh = moved.setdefault(id(value), self._here(value))
+                arguments[name] = fresh.requires_grad_(fresh.requires_grad or name in request.asks)
+        tensors = {name: value for name, value in arguments.items() if is_tensor(value)}
+        before = {name: value.detach().clone() for name, value in tensors.items()}
+        count = len(request.positional)
+        values = list(arguments.values())
+        layer = None if request.layer is None else self._layers[request.layer]
+        forward = self._function if layer is None else layer.forward
+        time.sleep(request.late)
+        with torch.set_grad_enabled(request.grad):
+            returned = forward(*values[:count], **dict(list(arguments.items())[count:]))
+        written = {
+            name: value.detach().cpu()
+            for name, value in tensors.items()
+            if not torch.equal(_bits(value), _bits(before[name]))
+        }
+        if not is_tensor(returned):
+            return Reply(described=_class_of(returned), written=written)
+        if request.number is not None:
+            leaves = {name: value for name, value in tensors.items() if name in request.asks}
+            leaves |= {} if layer is None else layer.leaves
+            self._taped[request.number] = _Taped(leaves=leaves, answer=returned)
+        own = returned.detach().cpu().clone()
+        return Reply(returned=own, asks=returned.requires_grad, written=written)
+
+    def pull(self, request: Request) -> Reply:
+        """The gradients that arrive at the arguments and weights of a call that was kept."""
+        if request.number is None or request.upstream is None:
+            msg = "a call and the gradient of its answer are missing in the request"
+            raise LookupError(msg)
+        taped = self._taped[request.number]
+        for leaf in taped.leaves.values():
+            leaf.grad = None
+        if taped.answer.requires_grad:
+            upstream = request.upstream.to(taped.answer.device)
+            torch.autograd.backward([taped.answer], [upstream], retain_graph=True)
+        return Reply(
+            gradients={
+                name: leaf.grad.detach().cpu()
+                for name, leaf in taped.leaves.items()
+                if leaf.grad is not None
+            }
+        )
+
+    @property
+    def _function(self) -> Any:
+        if self._candidate is None:
+            every = resolve_one(self._source.target)
+            named = [each for each in every if each.name == self._source.name]
+            self._candidate = (named or every)[0]
+        function = self._candidate.function
+        return in_eval(function) if isinstance(function, nn.Module) else function
+
+    def _here(self, tensor: Tensor) -> Tensor:
+        """A tensor on this rank's device."""
+        device = torch.device(self._source.device)
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+        return tensor.to(device)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The bits of a tensor as integers: so a NaN equals itself."""
+    return tensor.detach().view(_BITS[tensor.element_size()])
+
+
+def _class_of(value: Any) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def serve(ends: dict[int, Connection], source: Source) -> None:
+    """Answer requests on this rank's own connection until the judge goes away."""
+    torch.set_num_threads(1)
+    threading.Thread(target=_follow_parent, daemon=True).start()
+    own = int(os.environ["RANK"])
+    for rank, end in ends.items():
+        if rank != own:
+            end.close()
+    end, rank = ends[own], _Rank(source)
+    while True:
+        try:
+            request: Request = pickle.loads(end.recv_bytes())  # noqa: S301 (of the judge itself)
+        except (EOFError, OSError):
+            os._exit(0)
+        if request.do == "end":
+            os._exit(0)
+        end.send_bytes(pickle.dumps(rank.answer(request)))
+
+
+def _follow_parent() -> None:
+    """End this process when the judge's has ended: a collective that waits would not notice."""
+    parent = parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def said(path: str) -> str:
+    """The last line that a rank printed into its file, or ""."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -1,0 +1,252 @@
+"""Candidates that several ranks compute together: which part of each tensor a rank has."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from ..base.geometry import Geometry
+from ..errors import DeclarationError, did_you_mean
+
+if TYPE_CHECKING:  # scripts of failures are written without torch
+    from torch import Tensor
+
+PLACES: Final = ("replicated", "heads", "sequence", "zigzag", "batch")
+# What ranks can be declared with: other features compare memory or settings of one process.
+FEATURES: Final = frozenset(
+    {"cross", "gqa", "grad_bias", "grad_weights", "gradients", "scale", "softcap", "window"}
+)
+_MASKS: Final = ("keep", "drop", "keep_int", "bias", "lengths")
+_AXES: Final[dict[str, dict[str, int]]] = {
+    "heads": {"batch": 0, "heads": 1, "sequence": 2, "zigzag": 2},
+    "tokens": {"batch": 0, "sequence": 1, "zigzag": 1},
+}
+# Ring attention with equal work for causal ranks: each has a part from the front and from the end.
+_HALVES: Final = {"zigzag": 2}
+_MOST: Final = 64
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """How many ranks compute one answer, and what of each tensor a rank is called with.
+
+    A place is ``"replicated"`` (all of it), ``"heads"``, ``"sequence"`` or ``"batch"`` (a
+    contiguous part of that axis), ``"zigzag"`` (of twice as many parts of the sequence one from the
+    front and one from the end), or a placement of ``torch.distributed.tensor``. Parts are those of
+    ``torch.chunk``: the last ones may be shorter, or empty. The gradient of what is replicated is
+    the whole gradient, on every rank.
+
+    count
+        How many ranks there are, unless a clause is about their number.
+    query, key, value, x, context
+        The inputs, by the names that they have in a call.
+    output
+        The answer; a placement may be ``Partial()``: the sum over all ranks.
+    mask
+        The mask in any form; along an axis of size 1 it is not divided.
+    weights
+        Those of a layer: with ``"heads"`` the rows of query, key and value projections and the
+        columns of the output projection go with their heads, and the output bias is replicated.
+    even
+        It takes only sizes that the number of ranks divides, and may raise, on all ranks, for
+        others.
+    seconds
+        The time limit of one call; also that of a collective that waits.
+    """
+
+    count: int
+    query: Any = "replicated"
+    key: Any = "replicated"
+    value: Any = "replicated"
+    output: Any = "replicated"
+    x: Any = "replicated"
+    context: Any = "replicated"
+    mask: Any = "replicated"
+    weights: Any = "replicated"
+    even: bool = False
+    seconds: float = 20.0
+
+    def __post_init__(self) -> None:
+        if type(self.count) is not int or not 1 <= self.count <= _MOST:
+            msg = f"Ranks is given {self.count!r} ranks: give a whole number from 1 to {_MOST}"
+            raise DeclarationError(msg)
+        if not isinstance(self.seconds, (int, float)) or not 0.0 < self.seconds < math.inf:
+            msg = f"seconds of Ranks is {self.seconds!r}: give the seconds that a call may take"
+            raise DeclarationError(msg)
+        for name in ("query", "key", "value", "output", "x", "context", "mask"):
+            _check_place(name, getattr(self, name))
+        if self.weights not in ("replicated", "heads"):
+            msg = f"weights of Ranks is {self.weights!r}: give 'replicated' or 'heads'"
+            raise DeclarationError(msg)
+
+    def places(self, name: str, axes: str) -> Placed:
+        """Where a tensor of a call lies; ``axes`` are "heads" ``[B, H, L, D]`` or "tokens"."""
+        if name in _MASKS:
+            return dataclasses.replace(placed(self.mask, _AXES["heads"]), broadcast=True)
+        place = getattr(self, name, "replicated")
+        return placed(place, _AXES[axes])
+
+    def for_count(self, count: int) -> Ranks:
+        """The same on another number of ranks."""
+        return dataclasses.replace(self, count=count)
+
+    @property
+    def divides_keys(self) -> bool:
+        """Whether each rank has its own keys of the sequence."""
+        return self.key in ("sequence", "zigzag")
+
+    @property
+    def divides_queries(self) -> bool:
+        """Whether each rank has its own queries of the sequence."""
+        return self.query in ("sequence", "zigzag")
+
+    def _multiple(self, name: str, place: str) -> int:
+        """What a size must be a multiple of because a tensor is divided along it."""
+        own = getattr(self, name)
+        return self.count * _HALVES.get(own, 1) if own == place else 1
+
+    def fitted(self, geometry: Geometry) -> Geometry:
+        """The nearest larger geometry that the ranks can divide.
+
+        Heads are always divided evenly: a query head needs the key/value head of its group.
+        """
+        shared = self._multiple("key", "heads") if self.weights != "heads" else self.count
+        heads = max(self._multiple("query", "heads"), shared)
+        group = max(1, geometry.num_heads // geometry.num_kv_heads)
+        kv_heads = _next(geometry.num_kv_heads, shared)
+        while kv_heads * group % heads:
+            kv_heads += shared
+        geometry = geometry.replace(num_heads=kv_heads * group, num_kv_heads=kv_heads)
+        return self._even_lengths(geometry) if self.even else geometry
+
+    def _even_lengths(self, geometry: Geometry) -> Geometry:
+        queries, keys = (
+            max(self._multiple(name, place) for name in names for place in ("sequence", "zigzag"))
+            for names in (("query", "output", "x"), ("key", "context", "x"))
+        )
+        if geometry.query_length == geometry.key_length:
+            queries = keys = math.lcm(queries, keys)
+        items = max(self._multiple(name, "batch") for name in ("query", "key", "x"))
+        return geometry.replace(
+            query_length=_next(geometry.query_length, queries),
+            key_length=_next(geometry.key_length, keys),
+            batch=_next(geometry.batch, items),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """The places as words, for the report; those where everything is replicated are left out."""
+        entries = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {
+            name: entry if isinstance(entry, (int, float)) else str(entry)
+            for name, entry in entries.items()
+            if entry not in ("replicated", False)
+        }
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where one tensor lies: divided along an axis (None: all of it on each rank), or summed.
+
+    One that is ``broadcast`` is not divided where the axis has size 1.
+    """
+
+    axis: int | None = None
+    halves: int = 1
+    summed: bool = False
+    broadcast: bool = False
+
+    def spans(self, size: int, rank: int, count: int) -> list[tuple[int, int]]:
+        """The first and the last index (exclusive) of each stretch that a rank has of a size."""
+        if self.axis is None or (self.broadcast and size == 1):
+            return [(0, size)]
+        pieces = [rank] if self.halves == 1 else [rank, 2 * count - 1 - rank]
+        step = -(-size // (count * self.halves))
+        return [(min(place * step, size), min((place + 1) * step, size)) for place in pieces]
+
+    def part(self, whole: Tensor, rank: int, count: int) -> Tensor:
+        """What a rank has of a tensor."""
+        if self.axis is None:
+            return whole
+        import torch  # noqa: PLC0415 (a declaration is read without it)
+
+        spans = self.spans(whole.shape[self.axis], rank, count)
+        parts = [whole.narrow(self.axis, start, stop - start) for start, stop in spans]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=self.axis)
+
+    def part_shape(self, shape: Sequence[int], rank: int, count: int) -> tuple[int, ...]:
+        """The shape of a rank's part of a tensor."""
+        sizes = list(shape)
+        if self.axis is not None:
+            spans = self.spans(sizes[self.axis], rank, count)
+            sizes[self.axis] = sum(stop - start for start, stop in spans)
+        return tuple(sizes)
+
+    def put(self, whole: Tensor, part: Tensor, rank: int, count: int) -> None:
+        """Write a rank's part into the whole tensor."""
+        if self.axis is None:
+            whole.copy_(part)
+            return
+        taken = 0
+        for start, stop in self.spans(whole.shape[self.axis], rank, count):
+            own = part.narrow(self.axis, taken, stop - start)
+            whole.narrow(self.axis, start, stop - start).copy_(own)
+            taken += stop - start
+
+    def joined(self, parts: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+        """The whole tensor; of what is replicated rank 0 has the word."""
+        if self.axis is None:
+            total = parts[0]
+            for part in parts[1:] if self.summed else ():
+                total = total + part
+            return total
+        whole = parts[0].new_empty(tuple(shape))
+        for rank, part in enumerate(parts):
+            self.put(whole, part, rank, len(parts))
+        return whole
+
+
+WHOLE: Final = Placed()
+
+
+def placed(place: Any, axes: dict[str, int]) -> Placed:
+    """A declared place on the axes of a tensor; raises DeclarationError for an axis it lacks."""
+    if isinstance(place, str):
+        if place == "replicated":
+            return WHOLE
+        if place not in axes:
+            msg = f"a tensor of tokens is placed by {place!r}: it has no such axis; place the heads"
+            raise DeclarationError(msg)
+        return Placed(axes[place], _HALVES.get(place, 1))
+    if place.is_shard():
+        return Placed(place.dim)
+    return Placed(summed=place.is_partial())
+
+
+def weight_place(role: str, weights: str) -> Placed:
+    """Where a projection lies whose rows, or of the output the columns, go with the heads."""
+    if weights == "replicated" or role == "o_bias":
+        return WHOLE
+    return Placed(1 if role == "o" else 0)
+
+
+def _check_place(name: str, place: Any) -> None:
+    if isinstance(place, str):
+        if place not in PLACES:
+            msg = f"{name} of Ranks is {place!r}, which is no place{did_you_mean(place, PLACES)}"
+            raise DeclarationError(msg)
+        return
+    known = all(hasattr(place, word) for word in ("is_shard", "is_replicate", "is_partial"))
+    if not known or (place.is_partial() and name != "output"):
+        msg = (
+            f"{name} of Ranks is {place!r}: give one of {', '.join(PLACES)}, or a placement of "
+            "torch.distributed.tensor (Partial() for the output alone)"
+        )
+        raise DeclarationError(msg)
+
+
+def _next(size: int, multiple: int) -> int:
+    """The next multiple that is not smaller."""
+    return -(-size // multiple) * multiple
