@@ -50,6 +50,12 @@ class Gathered(torch.autograd.Function):
         return total[:, :, start : start + ctx.lengths[dist.get_rank()]], None
 
 
+def gathered(part: Tensor, lengths: list[int]) -> Tensor:
+    """The parts ``[B, H, L, D]`` of all ranks along the sequence, each with its gradient."""
+    whole: Tensor = Gathered.apply(part, lengths)  # type: ignore[no-untyped-call]  # torch's own
+    return whole
+
+
 @conformance.core(causal="bottom-right", empty_rows="zeros", features=["scale"], ranks=PARTS)
 def all_gather_attention(
     query: Tensor,
@@ -61,10 +67,11 @@ def all_gather_attention(
 ) -> Tensor:
     """Attend from this rank's queries ``[B, H, Lq, D]`` to the keys of all ranks."""
     queries, keys = lengths_of(query.shape[2]), lengths_of(key.shape[2])
-    key, value = Gathered.apply(key, keys), Gathered.apply(value, lengths_of(value.shape[2]))
-    if sum(keys) != value.shape[2]:
-        msg = f"{sum(keys)} keys with {value.shape[2]} values"
+    values = lengths_of(value.shape[2])
+    if keys != values:
+        msg = f"{sum(keys)} keys with {sum(values)} values"
         raise ValueError(msg)
+    key, value = gathered(key, keys), gathered(value, values)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     logits = (query * factor) @ key.transpose(-1, -2)
     if causal:

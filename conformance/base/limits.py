@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from typing import Final
@@ -104,3 +107,14 @@ class Deadline:
     def sentence(self) -> str:
         """The reason of a clause that it cut off."""
         return f"the limit of {spoken(self.limit)} was reached"
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """What is made meanwhile is never collected, nor looked through for what could be."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

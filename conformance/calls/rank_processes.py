@@ -10,8 +10,9 @@ import pickle
 import signal
 import socket
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import util
 from multiprocessing.connection import Connection, wait
@@ -59,7 +60,6 @@ class RankProcesses:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._groups = 0
         self.generation = 0
-        util.Finalize(self, _close_all, exitpriority=1)  # before children are waited for
 
     def ask(self, requests: Sequence[Request], seconds: float | None = None) -> list[Said]:
         """What each rank says to its request, in order; who says nothing in time is ended.
@@ -102,14 +102,15 @@ class RankProcesses:
         self._folder = tempfile.TemporaryDirectory(prefix="conformance-ranks-")
         pairs = [multiprocessing.Pipe() for _ in range(self.count)]
         theirs = {rank: pair[1] for rank, pair in enumerate(pairs)}
-        self._context = start_processes(
-            name="ranks",
-            entrypoint=serve,
-            args=dict.fromkeys(range(self.count), (theirs, self._source)),
-            envs={rank: self._environment(rank) for rank in range(self.count)},
-            logs_specs=DefaultLogsSpecs(log_dir=self._folder.name, redirects=Std.ALL),
-            start_method="forkserver",
-        )
+        with _own_signals():
+            self._context = start_processes(
+                name="ranks",
+                entrypoint=serve,
+                args=dict.fromkeys(range(self.count), (theirs, self._source)),
+                envs={rank: self._environment(rank) for rank in range(self.count)},
+                logs_specs=DefaultLogsSpecs(log_dir=self._folder.name, redirects=Std.ALL),
+                start_method="forkserver",
+            )
         for end in theirs.values():
             end.close()
         self._ends = [pair[0] for pair in pairs]
@@ -125,9 +126,15 @@ class RankProcesses:
         """What torch's launcher tells a rank of itself."""
         own, count = str(rank), str(self.count)
         return {
-            **{"RANK": own, "LOCAL_RANK": own, "GROUP_RANK": "0", "ROLE_RANK": own},
-            **{"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "ROLE_WORLD_SIZE": count},
-            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
+            "RANK": own,
+            "LOCAL_RANK": own,
+            "GROUP_RANK": "0",
+            "ROLE_RANK": own,
+            "WORLD_SIZE": count,
+            "LOCAL_WORLD_SIZE": count,
+            "ROLE_WORLD_SIZE": count,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29500",
         }
 
     def _exchange(self, requests: Sequence[Request], seconds: float) -> list[Said]:
@@ -175,7 +182,9 @@ class RankProcesses:
                 status = None if result is None else result.failures[rank].exitcode
         printed = said(self._context.stderrs[rank]) or said(self._context.stdouts[rank])
         quoted = f", after printing {printed[:300]!r}" if printed else ""
-        return Said(lost=each.lost, words=f"{_cause(status) if each.lost == 'died' else ''}{quoted}")
+        return Said(
+            lost=each.lost, words=f"{_cause(status) if each.lost == 'died' else ''}{quoted}"
+        )
 
     def close(self) -> None:
         """End all ranks, at once."""
@@ -194,6 +203,19 @@ class RankProcesses:
             _LIVE.remove(self)
 
 
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep this process's handlers of signals: torch's launcher sets its own, also for Ctrl-C."""
+    names = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
+    handlers = {name: signal.getsignal(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in handlers.items():
+            if handler is not None and threading.current_thread() is threading.main_thread():
+                signal.signal(name, handler)
+
+
 def _make_room(new: RankProcesses) -> None:
     while len(_LIVE) >= _MOST_GROUPS:
         _LIVE[0].close()
@@ -201,8 +223,11 @@ def _make_room(new: RankProcesses) -> None:
 
 
 def _close_all() -> None:
-    for group in list(_LIVE):
-        group.close()
+    while _LIVE:  # each takes itself off the list
+        _LIVE[0].close()
+
+
+util.Finalize(None, _close_all, exitpriority=1)  # before this process waits for its children
 
 
 def _failed(said_by_rank: Said) -> bool:

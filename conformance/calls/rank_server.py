@@ -29,7 +29,7 @@ from ..declare.candidate import Candidate
 from ..targets.resolving import resolve_one
 from .calling import in_eval, is_tensor, raised
 
-
+_ROLES: Final = tuple(entry.name for entry in dataclasses.fields(golden.ProjectionWeights))
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -148,7 +148,7 @@ class _Rank:
         on_gpu = self._source.device.startswith("cuda")
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu and dist.is_nccl_available() else "gloo",
-            store=dist.FileStore(request.group.store, count),
+            store=dist.FileStore(request.group.store, count),  # type: ignore[attr-defined]  # it is public
             rank=rank,
             world_size=count,
             timeout=timedelta(seconds=request.group.seconds),
@@ -156,15 +156,15 @@ class _Rank:
         return Reply()
 
     def build(self, request: Request) -> Reply:
-        """Build a layer from this rank's weights, which are leaves where gradients are asked for."""
-        weights, leaves = None, {}
+        """Build a layer from this rank's weights, leaves where gradients are asked for."""
+        weights = None
+        leaves: dict[str, Tensor] = {}
         if request.weights is not None:
             leaves = {
                 role: self._here(part).requires_grad_(role in request.asks)
                 for role, part in request.weights.items()
             }
-            every = dict.fromkeys(entry.name for entry in dataclasses.fields(golden.ProjectionWeights))
-            weights = golden.ProjectionWeights(**{**every, **leaves})  # type: ignore[arg-type]  # matrices are among the roles
+            weights = golden.ProjectionWeights(**(dict.fromkeys(_ROLES) | leaves))  # type: ignore[arg-type]  # matrices are among the roles
         with torch.set_grad_enabled(bool(request.asks)):
             forward = self._function(request.geometry, weights)
         if not callable(forward) or request.number is None:
@@ -249,18 +249,22 @@ def _bits(tensor: Tensor) -> Tensor:
 
 def _class_of(value: Any) -> str:
     kind = type(value)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
 
 
 def serve(ends: dict[int, Connection], source: Source) -> None:
     """Answer requests on this rank's own connection until the judge goes away."""
     torch.set_num_threads(1)
     threading.Thread(target=_follow_parent, daemon=True).start()
-    own = int(os.environ["RANK"])
-    for rank, end in ends.items():
-        if rank != own:
+    number = int(os.environ["RANK"])
+    for other, end in ends.items():
+        if other != number:
             end.close()
-    end, rank = ends[own], _Rank(source)
+    end, rank = ends[number], _Rank(source)
     while True:
         try:
             request: Request = pickle.loads(end.recv_bytes())  # noqa: S301 (of the judge itself)

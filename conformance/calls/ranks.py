@@ -328,8 +328,8 @@ class _Call:
             shape = self._output.part_shape(self._shape, rank, len(parts))
             if tuple(part.shape) != shape:
                 message = (
-                    f"rank {rank} of {len(parts)} returned {list(part.shape)} where its part of the "
-                    f"output is {list(shape)}"
+                    f"rank {rank} of {len(parts)} returned {list(part.shape)} where its part of "
+                    f"the output is {list(shape)}"
                 )
                 raise CandidateFailure(Violation(kind="shape", message=message))
             if part.dtype != parts[0].dtype:
@@ -399,7 +399,8 @@ class _Recorded(torch.autograd.Function):
         """The gradients of the tensors that were handed over."""
         if upstream is None:
             return (None,) * (1 + ctx.count)
-        needs = zip(ctx.call.pull(upstream), ctx.needs_input_grad[1:], strict=True)
+        call: _Call = ctx.call
+        needs = zip(call.pull(upstream), ctx.needs_input_grad[1:], strict=True)
         return None, *(gradient if needed else None for gradient, needed in needs)
 
 

@@ -137,7 +137,7 @@ class Ranks:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """The places as words, for the report; those where everything is replicated are left out."""
+        """The places as words, for the report; "replicated" is left out."""
         entries = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {
             name: entry if isinstance(entry, (int, float)) else str(entry)

@@ -24,11 +24,14 @@ from .bands import band_statements, window_statements
 from .by_head import head_statements
 from .layers import MOST_KEYS_OF_LAYERS, MOST_REMEMBERED, LayerReader, with_mistake
 from .logits import fitted_scales, logit_statements
-from .reading import MOST_KEYS, Reading, read, readable
-from .shared_heads import shared_head_statements
+from .reading import MOST_KEYS, Reading, read, readable, together
 from .sink_statements import sink_statements
-from .sources import moved_value_statements, operand_statements, value_statements
-from .statement import together
+from .sources import (
+    moved_value_statements,
+    operand_statements,
+    shared_head_statements,
+    value_statements,
+)
 from .sums import (
     dropped_weight_statements,
     sum_statements,

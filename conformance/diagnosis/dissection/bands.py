@@ -13,8 +13,7 @@ from ...problems.inputs import Inputs
 from ..mistakes import DeclaredCall, NamedMistake
 from ..mistakes._steps import BLOCKS, admitted_by_mask
 from ..mistakes.named_mistake import InputsChange
-from .reading import Reading
-from .statement import statement
+from .reading import Reading, statement
 from .visibility import with_table
 
 

@@ -20,9 +20,8 @@ from .operands import operand_terms, pair_terms
 from .positions import Fitted, PairProducts, families, turn_terms, turned
 from .projections import ValuePath, value_paths
 from .read_numbers import numbers
-from .reading import ROOM, Reading
+from .reading import ROOM, Reading, together
 from .sources import key_order_statements
-from .statement import together
 from .terms import ADDED, SCORES, Term
 
 Proposer = Callable[[Reading], Iterator[NamedMistake]]

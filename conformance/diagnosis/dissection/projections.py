@@ -26,7 +26,7 @@ from ..mistaken_answer import Combination, made_on, mistaken_attention, mistaken
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes.named_mistake import Heads
 from .read_numbers import Number, numbers
-from .statement import statement
+from .reading import statement
 from .value_steps import ALTERNATIVES, BIASES, Steps
 
 # A power of two: what is off in a weight by logits so much smaller is below what is read.

@@ -14,8 +14,7 @@ from ..mistakes import DeclaredCall, NamedMistake
 from ..mistakes._steps import BLOCKS, present, unmasked_logits, weighing
 from ..mistakes.named_mistake import CoreChange
 from .read_numbers import Number, numbers, roundest
-from .reading import Reading
-from .statement import statement
+from .reading import Reading, statement
 from .terms import in_turns
 
 _TINY: Final = torch.finfo(torch.float64).tiny

@@ -18,8 +18,7 @@ from torch import Tensor
 from ..._golden import golden
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import BLOCKS, weighing
-from .reading import Reading
-from .statement import statement
+from .reading import Reading, statement
 
 _TIMES: Final = {0: "not", 1: "once", 2: "twice"}
 

@@ -43,8 +43,7 @@ from .cells import (
     from_index,
     key_indices,
 )
-from .reading import Reading
-from .statement import statement
+from .reading import Reading, statement
 
 # Properties that lost or uncovered keys may have together.
 MOST_TOGETHER: Final = 2

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
 
-from ...base.collector import uncollected
+from ...base.limits import uncollected
 from ...errors import UsageError
 
 _VARIABLES: Final = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")

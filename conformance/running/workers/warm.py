@@ -5,7 +5,7 @@ from __future__ import annotations
 # The first gradient would import it, and with it a second's worth of symbolic algebra.
 from torch.fx.experimental import symbolic_shapes
 
-from ...base.collector import uncollected
+from ...base.limits import uncollected
 
 with uncollected():
     from ...base.profile import PROFILES

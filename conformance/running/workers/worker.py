@@ -77,7 +77,7 @@ def _follow_parent() -> None:
 
 
 def _serve(connection: Connection, zygote: socket.socket | None) -> None:
-    from ...base.collector import uncollected  # noqa: PLC0415
+    from ...base.limits import uncollected  # noqa: PLC0415
     from ...errors import UsageError  # noqa: PLC0415
 
     try:

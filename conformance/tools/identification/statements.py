@@ -12,10 +12,9 @@ from ...diagnosis import battery
 from ...diagnosis.agreement import BatteryAnswer
 from ...diagnosis.diagnostician import Diagnostician, Explanation
 from ...diagnosis.dissection import OF_WEIGHTS
-from ...diagnosis.dissection.by_distance import distance_biases
-from ...diagnosis.dissection.by_head import head_statements
+from ...diagnosis.dissection.by_head import distance_biases, head_statements
 from ...diagnosis.dissection.layers import query_and_key_statements
-from ...diagnosis.dissection.statement import statement, together
+from ...diagnosis.dissection.reading import statement, together
 from ...diagnosis.mistaken_answer import Combination
 from ...diagnosis.mistakes import NamedMistake, named_mistakes
 from ...diagnosis.randomness import random_entry

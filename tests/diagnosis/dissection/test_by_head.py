@@ -23,8 +23,7 @@ from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
 from conformance.diagnosis.battery import answer_to, plain_problem
 from conformance.diagnosis.dissection import readings
-from conformance.diagnosis.dissection.by_distance import distance_biases
-from conformance.diagnosis.dissection.by_head import head_statements
+from conformance.diagnosis.dissection.by_head import distance_biases, head_statements
 from conformance.diagnosis.dissection.reading import Reading, read
 from conformance.problems.problem import MaskPlan
 

@@ -14,8 +14,8 @@ from conformance import Semantics
 from conformance.clauses.subject import Subject
 from conformance.diagnosis.dissection.logits import logit_statements
 from conformance.diagnosis.dissection.reading import Reading, read
-from conformance.diagnosis.dissection.shared_heads import shared_head_statements
 from conformance.diagnosis.dissection.sink_statements import sink_statements
+from conformance.diagnosis.dissection.sources import shared_head_statements
 from conformance.diagnosis.dissection.sums import dropped_weight_statements, weight_statements
 from conformance.diagnosis.dissection.visibility import (
     additive_mask_statements,

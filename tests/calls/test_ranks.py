@@ -1,0 +1,116 @@
+"""Candidates that span ranks: parts go out, one answer comes back, and lost ranks are a verdict."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from conformance.calls.calling import CandidateLost, RaisedElsewhere
+from conformance.calls.ranks import spanning
+from conformance.declare.candidate import Candidate
+from conformance.targets.resolving import resolve_one
+
+SOURCE = """
+    import os, time
+    import torch
+    import torch.distributed as dist
+    import conformance
+
+    PARTS = conformance.Ranks(
+        2, query="sequence", key="sequence", value="sequence", output="sequence", seconds={seconds}
+    )
+
+    @conformance.core(ranks=PARTS)
+    def attention(query, key, value):
+        {body}
+"""
+
+
+def candidate(folder: Path, body: str, seconds: float = 10.0) -> Candidate:
+    """A core on two ranks whose body sees its own part."""
+    file = folder / f"ranks_{abs(hash(body))}.py"
+    file.write_text(textwrap.dedent(SOURCE).format(seconds=seconds, body=body), encoding="utf-8")
+    return spanning(resolve_one(str(file))[0])
+
+
+def call(made: Candidate) -> torch.Tensor:
+    """The answer to four queries and four keys, two of each for a rank."""
+    query = torch.arange(4.0).reshape(1, 1, 4, 1)
+    answer: torch.Tensor = made(query, query + 10, query + 20)
+    return answer
+
+
+def test_each_rank_has_its_part_and_the_answer_is_put_together(tmp_path: Path) -> None:
+    """Ranks are in one process group, and each is called with the part that is declared."""
+    body = "dist.barrier(); return query + key + value + 100 * dist.get_rank()"
+    assert call(candidate(tmp_path, body)).flatten().tolist() == [30.0, 33.0, 136.0, 139.0]
+
+
+def test_gradients_come_home(tmp_path: Path) -> None:
+    """The gradient of a divided tensor is put together of the parts of all ranks."""
+    made = candidate(tmp_path, "return query * (1 + dist.get_rank())")
+    query = torch.ones(1, 1, 4, 1, requires_grad=True)
+    made(query, query.detach(), query.detach()).sum().backward()
+    assert query.grad is not None
+    assert query.grad.flatten().tolist() == [1.0, 1.0, 2.0, 2.0]
+
+
+def test_what_a_rank_writes_into_its_part_is_seen(tmp_path: Path) -> None:
+    """A write into an argument arrives in the judge's tensor, where a clause looks for it."""
+    made = candidate(tmp_path, "query[:] = dist.get_rank(); return value")
+    query = torch.full((1, 1, 4, 1), 7.0)
+    made(query, query.clone(), query.clone())
+    assert query.flatten().tolist() == [0.0, 0.0, 1.0, 1.0]
+
+
+def test_an_exception_says_on_which_rank(tmp_path: Path) -> None:
+    """The message is that of the rank that raised, and says what became of the other."""
+    body = "dist.get_rank() and 1 / 0; dist.barrier(); return value"
+    with pytest.raises(RaisedElsewhere) as error:
+        call(candidate(tmp_path, body))
+    assert str(error.value).startswith("raised ZeroDivisionError: division by zero (")
+    assert str(error.value).endswith(") on rank 1 (rank 0 gave no answer)")
+
+
+def test_a_killed_rank_is_a_verdict(tmp_path: Path) -> None:
+    """A rank that dies in the middle of a call ends it on the others, and the next call works."""
+    mark = tmp_path / "killed"
+    body = (
+        f"first = not os.path.exists({str(mark)!r}); dist.barrier(); open({str(mark)!r}, 'w'); "
+        "first and dist.get_rank() and os.kill(os.getpid(), 9); dist.barrier(); return value"
+    )
+    made, began = candidate(tmp_path, body), time.monotonic()
+    with pytest.raises(CandidateLost) as lost:
+        call(made)
+    assert "killed its process (SIGKILL) on rank 1 (rank 0 raised" in str(lost.value)
+    assert time.monotonic() - began < 60.0
+    assert call(made).flatten().tolist() == [20.0, 21.0, 22.0, 23.0]
+
+
+def test_a_rank_that_never_sends_is_a_verdict(tmp_path: Path) -> None:
+    """A collective that waits for a rank which never calls it ends within the time limit."""
+    body = "dist.get_rank() and time.sleep(600); dist.barrier(); return value"
+    made, began = candidate(tmp_path, body, seconds=2.0), time.monotonic()
+    with pytest.raises((CandidateLost, RaisedElsewhere)) as lost:
+        call(made)
+    assert time.monotonic() - began < 60.0
+    assert "rank 1 gave no answer" in str(lost.value)
+    assert "Timed out" in str(lost.value)
+
+
+def test_a_loop_on_all_ranks_is_a_verdict(tmp_path: Path) -> None:
+    """Where no collective ends the wait, all ranks are stopped at the limit, and none is left."""
+    body = f"open({str(tmp_path)!r} + f'/{{os.getpid()}}.pid', 'w'); time.sleep(600); return value"
+    made = candidate(tmp_path, body, seconds=1.0)
+    with pytest.raises(CandidateLost) as lost:
+        call(made)
+    assert lost.value.kind == "hung"
+    assert "on ranks 0 and 1 within 1 s, and all ranks were stopped" in str(lost.value)
+    ranks = [int(file.stem) for file in tmp_path.glob("*.pid")]
+    assert len(ranks) == 2
+    assert not any(psutil.pid_exists(rank) for rank in ranks)
