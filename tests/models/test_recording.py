@@ -57,6 +57,29 @@ def test_a_tensor_changed_in_place_keeps_what_it_was() -> None:
     torch.testing.assert_close(made.values[after].tensor, expected + 1)
 
 
+class Compiled(nn.Module):
+    """A part that is compiled whole, and changes a tensor in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.inner = torch.compile(lambda x: (x + 1).neg_(), backend="eager", fullgraph=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As a module is called."""
+        answer: Tensor = self.inner(self.linear(x))
+        return answer
+
+
+def test_a_part_that_is_compiled_is_recorded() -> None:
+    """A compiler that traces the module's calls can do so, and the answer is the module's."""
+    module, x = Compiled().eval(), torch.randn(3, 4)
+    made = record(module, {"x": x})
+    with torch.no_grad():
+        torch.testing.assert_close(made.answer, module(x))
+    assert made.calls[0].name == "linear"
+
+
 def test_what_torchs_own_attention_computes_inside_is_seen() -> None:
     """Its kernel is among the calls, with the module's path."""
     made = record(Small().eval(), {"x": torch.randn(2, 3, 4), "shift": torch.randn(4)})

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
+import torch
+
 from ..._golden import golden
 from ...clauses.subject import Subject
 from ...diagnosis.dissection.layer_weights import WIDER, LayerCalls, most_tokens
@@ -21,6 +23,7 @@ from .behaviour import order_matters
 from .caller import Caller, ProbeAnswer, Refusal
 from .points import (
     ALIGNMENTS,
+    EPSILONS,
     SCALES,
     Proposal,
     causal_everywhere,
@@ -278,4 +281,27 @@ def read_further(
                 yield one
 
     judge = weights.judge(judge)
-    return weights.behind(first_fitting(proposals(), observed, judge, was_read=True))
+    first = first_fitting(proposals(), observed, judge, was_read=True)
+    return weights.behind(_with_epsilon(first, weights.caller, judge))
+
+
+def _with_epsilon(
+    plain: PlainReading | None, caller: Caller, judge: PointJudge
+) -> PlainReading | None:
+    """A reading with the epsilon of its norm that double precision shows, where it is answered.
+
+    In single precision ordinary tokens hide one that is too small.
+    """
+    if plain is None or plain.point.qk_norm not in ("rms", "layer"):
+        return plain
+    answer = caller.answer(caller.draw(seed=_READ_SEED, dtype="float64"))
+    if answer is None or answer.dtype != torch.float64:
+        return plain
+    finer, sample = judge.in_dtype(caller.kind, "float64"), read_as(answer, plain.always)
+    own = plain.point.qk_norm_epsilon
+    for epsilon in (own, *EPSILONS):
+        if finer.fits(plain.point.replace(qk_norm_epsilon=epsilon), [sample]):
+            points = (plain.point, *plain.others)
+            first, *others = (point.replace(qk_norm_epsilon=epsilon) for point in points)
+            return replace(plain, point=first, others=tuple(others))
+    return plain

@@ -49,7 +49,7 @@ SAME_CAP: Final = 1e-2
 _TINY: Final = torch.finfo(torch.float64).tiny
 _NORMS: Final = ("none", "l2", "rms", "layer")
 # What norms are usually kept from dividing by zero with: torch's default for RMSNorm among them.
-_EPSILONS: Final = (1e-6, 1e-5, torch.finfo(torch.float32).eps, 1e-8, 1e-12)
+EPSILONS: Final = (1e-6, 1e-5, torch.finfo(torch.float32).eps, 1e-8, 1e-12)
 _FRACTIONS: Final = (1.0, 0.5, 0.25)
 # Caps are looked for by how much of them a logit of one is, then ever finer around the best.
 _PARTS: Final = tuple(10.0 ** (step / 16.0) for step in range(-48, 33))
@@ -347,7 +347,7 @@ def _read_prepared(reading: Reading, proposal: Proposal) -> Iterator[Proposal]:
         elif _factor(against_proposal(reading, some), point.softmax_axis) is not None:
             kept = [
                 Proposal(based.replace(qk_norm_epsilon=number), proposal.always)
-                for number in _EPSILONS
+                for number in EPSILONS
             ]
             every = [one for some in kept for one in scaled(reading, some)]
             # Another scale hides a wrong epsilon where few numbers are normalised at a time.

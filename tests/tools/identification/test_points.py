@@ -62,6 +62,7 @@ def plain(name: str) -> PlainReading | None:
         ("rotary", {"rotary": "interleaved", "rotary_base": 5e5}),
         ("cosine_similarity", {"qk_norm": "l2", "scale": 10.0}),
         ("layer_normalised", {"qk_norm": "layer", "qk_norm_epsilon": 1e-5}),
+        ("finely_normalised", {"qk_norm": "layer", "qk_norm_epsilon": 1e-12}),
         ("odd_scale", {"scale_factor": 0.75**0.5}),
         # Heads of four channels: a scale that is a little off would fit another epsilon as well.
         ("layer_of_normalised", {"qk_norm": "layer", "qk_norm_epsilon": 1e-5}),
@@ -72,7 +73,7 @@ def test_fields_are_read(name: str, fields: dict[str, Any]) -> None:
     reading = plain(name)
     assert reading is not None
     changed = STANDARD.differences(reading.point)
-    assert {field: pair[1] for field, pair in changed.items()} == pytest.approx(fields)
+    assert {field: pair[1] for field, pair in changed.items()} == pytest.approx(fields, abs=0.0)
 
 
 @pytest.mark.one_in(2)
