@@ -5,9 +5,12 @@ A draft is a few small integers and named recipes: hypothesis draws it once for 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -227,8 +230,31 @@ def draw_drafts(*, longest: int, count: int, seed_value: int) -> tuple[Draft, ..
     def collect(draft: Draft) -> None:
         collected.append(draft)
 
-    collect()
+    with _left_unloaded():
+        collect()
     return tuple(_diverse(collected, count))
+
+
+@contextmanager
+def _left_unloaded() -> Iterator[None]:
+    """Keep hypothesis, which looks for the file of each module, from loading those that are lazy.
+
+    Some load when they are read, as those of speechbrain do, and raise where that fails.
+    """
+    lazy = [
+        vars(module)
+        for module in list(sys.modules.values())
+        if isinstance(module, ModuleType)
+        and hasattr(type(module), "__getattr__")
+        and "__file__" not in vars(module)
+    ]
+    for own in lazy:
+        own["__file__"] = None
+    try:
+        yield
+    finally:
+        for own in lazy:
+            own.pop("__file__", None)
 
 
 def _diverse(collected: list[Draft], count: int) -> list[Draft]:

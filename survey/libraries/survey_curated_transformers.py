@@ -1,5 +1,8 @@
 """curated-transformers: its scorer in its own steps and by torch's function, and whole models."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from curated_transformers.layers import AttentionMask, ScaledDotProductAttention, enable_torch_sdp
 from curated_transformers.models.bert import BERTConfig, BERTEncoder
@@ -27,6 +30,24 @@ PROMISES = [
         "declares": {"masks": ["keep"]},
     },
 ]
+DECIDED = [
+    {
+        "clause": [
+            "shape.*",
+            "mask.*",
+            "equivariance.*",
+            "numerics.*",
+            "gradients.*",
+            "state.*",
+            "device.*",
+            "cache.*",
+        ],
+        "candidates": "scorer_by_torch",
+        "decided": "defect",
+        "reason": "the mask of keys is turned to the queries: fewer of these are broadcast, or raise",
+        "finding": "028-curated-transformers-torch-sdp-with-a-cache",
+    },
+]
 _SIZES = {
     "hidden_width": 24,
     "intermediate_width": 32,
@@ -34,6 +55,11 @@ _SIZES = {
     "n_pieces": 50,
     "dtype": torch.float32,
 }
+
+
+def _no_more_queries_than_keys(geometry: Any) -> Any:
+    """As in self-attention with a cache: a causal mask is made for these alone."""
+    return geometry.replace(query_length=min(geometry.query_length, geometry.key_length))
 
 
 def _scorer(name: str, mask_shapes: list[str], *, by_torch: bool) -> conformance.Candidate:
@@ -46,7 +72,7 @@ def _scorer(name: str, mask_shapes: list[str], *, by_torch: bool) -> conformance
         mask_shapes=mask_shapes,
         causal="bottom-right",
         empty_rows="mean-of-all",
-        features=["cross", "gradients"],
+        geometry=_no_more_queries_than_keys,
     )
     def attend(
         query: Tensor,
@@ -74,25 +100,35 @@ scorer = _scorer("scorer", ["B11K", "BHQK", "B1QK"], by_torch=False)
 scorer_by_torch = _scorer("scorer_by_torch", ["B11K"], by_torch=True)
 
 
+class Masked(nn.Module):
+    """A model that takes its mask as a tensor."""
+
+    def __init__(self, model: nn.Module, answer: Callable[[Any], Tensor]) -> None:
+        super().__init__()
+        self.model, self.answer = model, answer
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """The last states, or the logits."""
+        return self.answer(self.model(input_ids, AttentionMask(attention_mask.bool())))
+
+
 def bert() -> nn.Module:
     """A whole encoder."""
     torch.manual_seed(0)
-    return BERTEncoder(
-        BERTConfig(**_SIZES, embedding_width=24, n_attention_heads=3, n_positions=64)
-    ).eval()
+    config = BERTConfig(**_SIZES, embedding_width=24, n_attention_heads=3, n_positions=64)
+    return Masked(BERTEncoder(config), lambda said: said.last_hidden_layer_state).eval()
 
 
 def llama() -> nn.Module:
     """A whole decoder with rotary positions."""
     torch.manual_seed(0)
-    return LlamaCausalLM(
-        LlamaConfig(**_SIZES, n_query_heads=3, n_key_value_heads=3, rotary_embedding_fraction=1.0)
-    ).eval()
+    heads = {"n_query_heads": 3, "n_key_value_heads": 3}
+    config = LlamaConfig(**_SIZES, **heads, rotary_embedding_fraction=1.0)
+    return Masked(LlamaCausalLM(config), lambda said: said.logits).eval()
 
 
 def gpt_neox() -> nn.Module:
     """A whole decoder with rotary positions in a part of the channels."""
     torch.manual_seed(0)
-    return GPTNeoXCausalLM(
-        GPTNeoXConfig(**_SIZES, n_attention_heads=3, rotary_embedding_fraction=0.5)
-    ).eval()
+    config = GPTNeoXConfig(**_SIZES, n_attention_heads=3, rotary_embedding_fraction=0.5)
+    return Masked(GPTNeoXCausalLM(config), lambda said: said.logits).eval()

@@ -1,6 +1,7 @@
 """d2l: the attention of the book."""
 
 import cpu_torchvision
+import torch
 from d2l.torch import DotProductAttention, MultiHeadAttention
 from torch import nn
 
@@ -26,5 +27,7 @@ def function() -> nn.Module:
 
 
 def layer() -> nn.Module:
-    """Its layer."""
-    return MultiHeadAttention(12, 3, 0.0)
+    """Its layer, called once: it learns how wide tokens are."""
+    layer, tokens = MultiHeadAttention(12, 3, 0.0), torch.zeros(1, 2, 12)
+    layer(tokens, tokens, tokens, None)
+    return layer

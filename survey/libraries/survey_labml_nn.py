@@ -6,7 +6,14 @@ from labml_nn.transformers.mha import MultiHeadAttention
 from labml_nn.transformers.rope import RotaryPEMultiHeadAttention
 from torch import nn
 
-REQUIREMENTS = ["labml-nn==0.5.1", "torchvision==0.28.0"]
+ALONE = ["labml-nn==0.5.1"]
+# No later labml has what its attentions call.
+REQUIREMENTS = [
+    "labml==0.4.168",
+    "labml-helpers==0.4.89",
+    "einops==0.8.2",
+    "torchvision==0.28.0",
+]
 CANDIDATES = {
     "plain": "identify",
     "alibi": "identify",

@@ -3,7 +3,7 @@
 from onmt.modules import MultiHeadedAttention
 from torch import nn
 
-ALONE = ["OpenNMT-py==3.5.1"]
+REQUIREMENTS = ["OpenNMT-py==3.5.1"]
 CANDIDATES = {
     "layer": "identify",
     "grouped": "identify",

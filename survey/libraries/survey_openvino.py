@@ -12,10 +12,18 @@ REQUIREMENTS = ["openvino==2026.4.1"]
 CANDIDATES = {"operator": "check"}
 PROMISES = [
     {
-        "sentence": "If attention_mask has boolean type, then a False value indicates that the corresponding elements should not participate in attention.",
+        "sentence": "If true, assumes causal attention masking according to the pseudo-code. In this case attention_mask input described below is ignored.",
         "link": "https://docs.openvino.ai/2026/documentation/openvino-ir-format/operation-sets/operation-specs/sequence/scaled-dot-product-attention.html",
-        "clauses": ["mask.golden"],
-        "declares": {"masks": ["keep"]},
+        "clauses": ["mask.causal-and-mask"],
+        "declares": {"causal": "top-left", "causal_combination": "causal-only"},
+    },
+]
+DECIDED = [
+    {
+        "clause": "shape.rejects-mismatch",
+        "decided": "defect",
+        "reason": "with sizes left open keys with fewer values are answered",
+        "finding": "029-openvino-reads-past-fewer-values-than-keys",
     },
 ]
 
@@ -28,7 +36,7 @@ def _compiled(kind: str, mask: str, axes: int, *, causal: bool, scale: bool):
         form = np.dtype(bool) if mask == "keep" else np.dtype(kind)
         inputs.append(opset13.parameter([-1] * axes, form))
     if scale:
-        inputs.append(opset13.parameter([], np.dtype(kind)))
+        inputs.append(opset13.parameter([1], np.dtype(kind)))
     node = opset13.scaled_dot_product_attention(*inputs, causal=causal)
     model = openvino.Model([node], inputs)
     how = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
@@ -39,6 +47,7 @@ def _compiled(kind: str, mask: str, axes: int, *, causal: bool, scale: bool):
     arrays="numpy",
     masks=["keep", "bias"],
     causal="top-left",
+    semantics=conformance.STANDARD.replace(causal_combination="causal-only"),
     empty_rows="any",
     features=["scale"],
     without=["gradients"],
@@ -53,7 +62,7 @@ def operator(query, key, value, *, keep=None, bias=None, causal=False, scale=Non
     if mask is not None:
         arrays.append(mask)
     if scale is not None:
-        arrays.append(np.asarray(scale, query.dtype))
+        arrays.append(np.asarray([scale], query.dtype))
     axes = 0 if mask is None else mask.ndim
     compiled = _compiled(query.dtype.name, name, axes, causal=causal, scale=scale is not None)
     return compiled([np.ascontiguousarray(array) for array in arrays])[0].copy()

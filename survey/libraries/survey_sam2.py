@@ -5,7 +5,7 @@ from sam2.modeling.sam.transformer import Attention, RoPEAttention
 from torch import nn
 
 ALONE = ["sam2==1.1.0"]
-REQUIREMENTS = ["hydra-core==1.3.8", "iopath==0.1.10"]
+REQUIREMENTS = ["hydra-core==1.3.8", "iopath==0.1.10", "pillow==13.0.0", "tqdm==4.70.1"]
 CANDIDATES = {
     "decoder": "identify",
     "downsampled": "identify",

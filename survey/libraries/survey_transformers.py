@@ -69,6 +69,15 @@ CANDIDATES = {
     "t5_layer": "identify",
     "mpnet_layer": "identify",
 }
+DECIDED = [
+    {
+        "clause": ["shape.strided", "shape.expanded", "shape.bounds"],
+        "candidates": "gpt2_layer_*",
+        "kind": "raised",
+        "decided": "undocumented convention",
+        "reason": "its Conv1D takes a view of the tokens and refuses those that are not contiguous",
+    },
+]
 _SIZES = {
     "hidden_size": 32,
     "num_hidden_layers": 2,

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from types import ModuleType
 
 import pytest
 from broken_promises import broken_promise
@@ -14,7 +16,7 @@ from conformance.problems.materialise import materialise
 from conformance.problems.problem import Problem
 from conformance.problems.recipes import HALF_PRECISION
 from conformance.problems.space import WIDTHS, Space
-from conformance.problems.strategies import TILE_EDGES, draw_problems
+from conformance.problems.strategies import TILE_EDGES, draw_drafts, draw_problems
 
 SPACES = list(dict.fromkeys(clause.space for clause in CLAUSES.values()))
 BROAD = [
@@ -97,6 +99,24 @@ def test_same_seed_same_problems(name: str) -> None:
 
     assert drawn(5) == drawn(5)
     assert drawn(5) != drawn(6)
+
+
+class Lazy(ModuleType):
+    """A module that is loaded when it is read, and cannot be."""
+
+    def __getattr__(self, name: str) -> object:
+        """Whatever is not there yet."""
+        raise ImportError(name)
+
+
+def test_a_module_that_cannot_be_loaded_stays_unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Problems are drawn beside a lazy module, which is as it was afterwards."""
+    lazy = Lazy("lazy")
+    monkeypatch.setitem(sys.modules, "lazy", lazy)
+    draw_drafts.cache_clear()
+    assert len(draw_drafts(longest=40, count=2, seed_value=7)) == 2
+    with pytest.raises(ImportError, match="__file__"):
+        _ = lazy.__file__
 
 
 def test_problems_are_diverse() -> None:
