@@ -395,7 +395,7 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, upstream: Tensor | None) -> Any:
         """The gradients of the tensors that were handed over."""
         if upstream is None:
             return (None,) * (1 + ctx.count)

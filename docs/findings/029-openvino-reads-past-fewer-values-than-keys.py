@@ -12,7 +12,7 @@ import openvino
 from openvino import opset13
 
 
-def compiled(*shapes):
+def compiled(*shapes: object) -> openvino.CompiledModel:
     """A model of the one operator for query, key and value of some shapes."""
     inputs = [opset13.parameter(shape, np.float32) for shape in shapes]
     node = opset13.scaled_dot_product_attention(*inputs, causal=False)
