@@ -40,7 +40,8 @@ _LIVE: Final[list[RankProcesses]] = []
 class Said:
     """What became of a request on one rank: its reply, or how it was lost.
 
-    ``lost`` is "", ``died`` or ``silent``; ``words`` says how the process ended, and its last line.
+    ``lost`` is "", ``died``, ``silent`` or ``absent`` (it was not called); ``words`` says
+    how the process ended, and its last line.
     """
 
     reply: Reply | None = None
@@ -96,7 +97,8 @@ class RankProcesses:
             msg = "this torch has no torch.distributed: candidates that span ranks cannot run here"
             raise UsageError(msg)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
-        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+        for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         # Processes are copies of one that has torch loaded: the first start takes seconds.
         multiprocessing.set_forkserver_preload([_PRELOADED])
         self._folder = tempfile.TemporaryDirectory(prefix="conformance-ranks-")
@@ -138,7 +140,9 @@ class RankProcesses:
         }
 
     def _exchange(self, requests: Sequence[Request], seconds: float) -> list[Said]:
-        answers: dict[int, Said] = {}
+        answers = {
+            rank: Said(lost="absent") for rank, each in enumerate(requests) if each.do == "rest"
+        }
         try:
             for rank, request in enumerate(requests):
                 with contextlib.suppress(OSError):  # it is gone: reading says so

@@ -5,12 +5,13 @@ torch's launcher has set ``RANK``, ``WORLD_SIZE`` and the others, as in a user's
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pickle
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing import parent_process
@@ -30,6 +31,15 @@ from ..targets.resolving import resolve_one
 from .calling import in_eval, is_tensor, raised
 
 _ROLES: Final = tuple(entry.name for entry in dataclasses.fields(golden.ProjectionWeights))
+# What every way to communicate in torch.distributed comes down to.
+_MESSAGES: Final = tuple(
+    name
+    for name in (
+        *("allgather", "_allgather_base", "allreduce", "alltoall", "alltoall_base", "broadcast"),
+        *("gather", "recv", "reduce", "reduce_scatter", "_reduce_scatter_base", "scatter", "send"),
+    )
+    if hasattr(dist.ProcessGroup, name)
+)
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -56,7 +66,7 @@ class Request:
     """One request of the judge to one rank; tensors are this rank's parts.
 
     do
-        ``call``, ``build``, ``pull``, ``regroup`` or ``end``.
+        ``call``, ``build``, ``pull``, ``regroup``, ``die``, or ``rest``, which is not answered.
     positional, keywords, asks
         The arguments of a call, and whether each tensor among them requires a gradient.
     number
@@ -64,7 +74,7 @@ class Request:
     layer
         The number of the layer that is called; None for a core.
     late
-        Seconds that the rank waits before it calls.
+        Seconds that the rank waits before each message of a call.
     drop
         Numbers of calls and layers that are not needed any more.
     """
@@ -189,8 +199,7 @@ class _Rank:
         values = list(arguments.values())
         layer = None if request.layer is None else self._layers[request.layer]
         forward = self._function if layer is None else layer.forward
-        time.sleep(request.late)
-        with torch.set_grad_enabled(request.grad):
+        with _late(request.late), torch.set_grad_enabled(request.grad):
             returned = forward(*values[:count], **dict(list(arguments.items())[count:]))
         written = {
             name: value.detach().cpu()
@@ -242,6 +251,30 @@ class _Rank:
         return tensor.to(device)
 
 
+@contextlib.contextmanager
+def _late(seconds: float) -> Iterator[None]:
+    """Send and receive so much later than usual, whatever is sent."""
+    if not seconds:
+        yield
+        return
+    usual = {name: getattr(dist.ProcessGroup, name) for name in _MESSAGES}
+
+    def later(message: Callable[..., Any]) -> Callable[..., Any]:
+        def send(*arguments: Any, **keywords: Any) -> Any:
+            time.sleep(seconds)
+            return message(*arguments, **keywords)
+
+        return send
+
+    for name, message in usual.items():
+        setattr(dist.ProcessGroup, name, later(message))
+    try:
+        yield
+    finally:
+        for name, message in usual.items():
+            setattr(dist.ProcessGroup, name, message)
+
+
 def _bits(tensor: Tensor) -> Tensor:
     """The bits of a tensor as integers: so a NaN equals itself."""
     return tensor.detach().view(_BITS[tensor.element_size()])
@@ -270,8 +303,10 @@ def serve(ends: dict[int, Connection], source: Source) -> None:
             request: Request = pickle.loads(end.recv_bytes())  # noqa: S301 (of the judge itself)
         except (EOFError, OSError):
             os._exit(0)
-        if request.do == "end":
-            os._exit(0)
+        if request.do == "die":
+            os._exit(1)
+        if request.do == "rest":
+            continue
         end.send_bytes(pickle.dumps(rank.answer(request)))
 
 

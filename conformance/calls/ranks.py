@@ -36,17 +36,14 @@ class Calls:
     """How calls are made: on which ranks, and what is special about one of them.
 
     late
-        The seconds that a rank waits before it calls, by rank.
+        The seconds that a rank waits before each message of a call, by rank.
     absent
-        A rank that does not call: "dies" or "waits" by rank.
-    order
-        The rank that each process has; None: its own number.
+        What a rank does in place of the call, by rank: it is to "die", or to "rest".
     """
 
     ranks: Ranks
     late: dict[int, float] = field(default_factory=dict)
     absent: dict[int, str] = field(default_factory=dict)
-    order: tuple[int, ...] | None = None
 
 
 class Spanning:
@@ -308,7 +305,7 @@ class _Call:
             return parts[key]
 
         return Request(
-            do="call",
+            do=self._spanning.calls.absent.get(rank, "call"),
             positional=tuple(
                 part(f"input {place}", each) for place, each in enumerate(self._positional)
             ),
@@ -398,7 +395,7 @@ class _Recorded(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor | None) -> Any:
         """The gradients of the tensors that were handed over."""
         if upstream is None:
-            return (None,) * (1 + ctx.count)
+            return (None,) * (1 + int(ctx.count))
         call: _Call = ctx.call
         needs = zip(call.pull(upstream), ctx.needs_input_grad[1:], strict=True)
         return None, *(gradient if needed else None for gradient, needed in needs)

@@ -35,6 +35,7 @@ from . import (  # noqa: F401, I001 (importing registers; the order is that of t
     gradient_checks,
     gradient_features,
     device,
+    ranks,
     export_file,
     export_dynamic,
     export_runs,

@@ -1,0 +1,76 @@
+"""ranks.*: each known mistake of attentions that span ranks is caught, and correct ones pass."""
+
+from __future__ import annotations
+
+import pytest
+from examples import SMALL
+
+from candidates.ranks.mistakes import MISTAKES
+from conformance.calls.ranks import spanning
+from conformance.declare.candidate import Candidate
+from conformance.running.runner import CandidateRun
+from conformance.targets.resolving import resolve_one
+
+CORRECT = {
+    "ring": "ring_attention",
+    "split_keys": "split_keys",
+    "tensor_parallel": "tensor_parallel_layer",
+    "all_gather": "all_gather_attention",
+    "ulysses": "all_to_all_attention",
+}
+# One for each clause of the family is caught in every run, and each of the others at night.
+EVERY_RUN = ("ring", "split_keys")
+OF_THE_FAMILY = [name for name, primary in MISTAKES.items() if primary.startswith("ranks.")]
+
+
+def loaded(place: str) -> Candidate:
+    """A candidate of ``candidates.ranks``, called on its ranks."""
+    return spanning(resolve_one(place)[0])
+
+
+def statuses(candidate: Candidate, *clauses: str) -> dict[str, str]:
+    """The status of each clause."""
+    run = CandidateRun(candidate, profile=SMALL, only=clauses, dtypes=("float32",), explain=False)
+    return {planned.id: run.run(planned).status for planned in run.planned()}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in OF_THE_FAMILY else pytest.mark.nightly)
+        for name in MISTAKES
+    ],
+)
+def test_a_mistake_is_caught(name: str) -> None:
+    """The clause that a mistake names fails for it."""
+    result = statuses(loaded(f"candidates.ranks.mistakes:{name}"), MISTAKES[name])
+    assert result == {MISTAKES[name]: "failed"}
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        pytest.param(file, marks=() if file in EVERY_RUN else pytest.mark.nightly)
+        for file in CORRECT
+    ],
+)
+def test_correct_ones_pass(file: str) -> None:
+    """No clause of the family fails a correct candidate, at one, two, three and four ranks."""
+    result = statuses(loaded(f"candidates.ranks.{file}:{CORRECT[file]}"), "ranks.*")
+    assert set(result.values()) <= {"passed", "not-applicable"}
+    assert result["ranks.any-count"] == result["ranks.waits"] == result["ranks.dies"] == "passed"
+
+
+def test_what_makes_no_call_wrong_fails_its_clause_alone() -> None:
+    """A mistake that shows only where a rank is lost, or late, fails nothing else of the family."""
+    for name in ("SwallowedException", "SumOnTheFirstRankAlone"):
+        result = statuses(loaded(f"candidates.ranks.mistakes:{name}"), "ranks.*")
+        failed = [clause for clause, status in result.items() if status == "failed"]
+        assert failed == [MISTAKES[name]]
+
+
+def test_a_candidate_of_one_process_is_not_judged_by_them() -> None:
+    """The family does not apply where no ranks are declared."""
+    result = statuses(resolve_one("candidates.eager:eager_core")[0], "ranks.*")
+    assert set(result.values()) == {"not-applicable"}
+    assert len(result) == 8
