@@ -50,14 +50,14 @@ def judge(python: Path, library: Library, candidate: str, folder: Path) -> list[
         said = _conformance(python, folder, "identify", target, *written)
         if not facts.exists():
             return [{**row, "verdict": "not identified", "reason": said}]
-        row |= _identification(json.loads(facts.read_text(encoding="utf-8")))
+        row |= _identification(_read(facts))
         if not declared.exists():
             return [{**row, "verdict": "not identified"}]
         target = str(declared)
     said = _conformance(python, folder, "check", target, *CHECK, "--json", str(record))
     if not record.exists():
         return [{**row, "verdict": "not judged", "reason": said}]
-    judged = json.loads(record.read_text(encoding="utf-8"))["candidates"]
+    judged = _read(record)["candidates"]
     return [
         {**row, "name": _name(candidate, entry, judged), **_judgement(entry)} for entry in judged
     ]
@@ -83,8 +83,15 @@ def _conformance(python: Path, folder: Path, *arguments: str) -> str:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     # What a library warns of comes before the harness' own sentence.
-    sentence = said[max(said.rfind(_SAYS), 0) :].removeprefix(_SAYS).strip()
+    sentence = said[max(said.rfind(_SAYS), 0) :].removeprefix(_SAYS).replace(f"{folder}/", "")
     return short(sentence) or f"{arguments[0]} ended with {process.returncode}"
+
+
+def _read(record: Path) -> dict[str, Any]:
+    """A record without the folder of the machine that it lies in."""
+    text = record.read_text(encoding="utf-8")
+    read: dict[str, Any] = json.loads(text.replace(f"{record.parent.as_posix()}/", ""))
+    return read
 
 
 def _name(candidate: str, entry: Mapping[str, Any], judged: Sequence[Mapping[str, Any]]) -> str:

@@ -14,6 +14,23 @@ CANDIDATES = {
     "cross": "identify",
     "vit": "check",
 }
+DECIDED = [
+    {
+        "clause": [
+            "shape.*",
+            "mask.*",
+            "equivariance.*",
+            "numerics.*",
+            "gradients.*",
+            "state.*",
+            "device.*",
+        ],
+        "candidates": "causal",
+        "kind": "raised",
+        "decided": "documented deviation",
+        "reason": "with causal the length of sequences must be given: longer ones than these 16 raise",
+    },
+]
 
 
 def self_attention() -> nn.Module:

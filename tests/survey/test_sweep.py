@@ -209,7 +209,8 @@ def test_a_declared_candidate_is_judged(monkeypatch: pytest.MonkeyPatch, tmp_pat
     json.dumps(row, allow_nan=False)
     (row,) = judging.judge(python, one, "missing", tmp_path)
     assert row["verdict"] == "not judged"
-    assert "missing" in row["reason"]
+    assert "survey_one.py:missing" in row["reason"]
+    assert str(tmp_path) not in row["reason"]
 
 
 @pytest.mark.nightly
