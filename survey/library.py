@@ -29,7 +29,7 @@ DECISIONS: Final = (
 # In the place of a clause: that a candidate could be reached at all.
 REACHED: Final = "reached"
 # What a promise can say about a declaration.
-DECLARABLE: Final = ("masks", "causal", "causal_combination", "empty_rows")
+DECLARABLE: Final = ("masks", "mask_shapes", "causal", "causal_combination", "empty_rows")
 _ABOUT_ROWS: Final = ("PROMISES", "DECIDED")
 _FACTS: Final = ("REQUIREMENTS", "ALONE", "CANDIDATES", *_ABOUT_ROWS)
 

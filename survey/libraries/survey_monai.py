@@ -14,6 +14,14 @@ CANDIDATES = {
     "cross": "identify",
     "vit": "check",
 }
+PROMISES = [
+    {
+        "sentence": "attn_mask (torch.Tensor, optional): mask to apply to the attention matrix. B x (s_dim_1 * ... * s_dim_n).",
+        "link": "https://github.com/Project-MONAI/MONAI/blob/1.6.1/monai/networks/blocks/selfattention.py",
+        "clauses": ["mask.golden"],
+        "declares": {"mask_shapes": ["BK", "B"]},
+    },
+]
 DECIDED = [
     {
         "clause": [

@@ -108,6 +108,8 @@ REFUSED = {"masks": ["keep"], "causal": "top-left", "semantics": {"causal_combin
         ({"causal": "top-left"}, {"causal": "bottom-right"}, "broken"),
         ({"causal_combination": "refused"}, {**REFUSED, "semantics": {}}, "broken"),
         ({"causal_combination": "refused"}, REFUSED, "kept"),
+        ({"mask_shapes": ["BK"]}, {"mask_shapes": ["BHQK", "QK"]}, "broken"),
+        ({"mask_shapes": ["BK", "B"]}, {"mask_shapes": ["BK"]}, "kept"),
         ({"empty_rows": "zeros"}, {"empty_rows": {"drop": "zeros", "bias": "nan"}}, "broken"),
     ],
 )
