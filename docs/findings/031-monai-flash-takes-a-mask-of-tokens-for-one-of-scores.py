@@ -20,9 +20,7 @@ def said(tokens: torch.Tensor, mask: torch.Tensor) -> str:
     with torch.no_grad():
         own = layers[False](tokens, mask)
         try:
-            return (
-                "right" if torch.allclose(layers[True](tokens, mask), own, atol=1e-5) else "wrong"
-            )
+            flash = layers[True](tokens, mask)
         except RuntimeError as error:
             return f"raises {str(error).splitlines()[0]}"
     return "right" if torch.allclose(flash, own, atol=1e-5) else "wrong"
