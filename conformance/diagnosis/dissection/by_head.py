@@ -176,6 +176,7 @@ def _mixed_weights(reading: Reading) -> Iterator[NamedMistake]:
         return
     if bool((mixture - torch.diag(mixture.diagonal())).abs().amax() <= reading.same):
         return  # no head reads another
+    yield from _shared_weights(mixture, reading)
 
     def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
         return weighing(attention, _mixed(attention.weights, mixture))
@@ -184,6 +185,30 @@ def _mixed_weights(reading: Reading) -> Iterator[NamedMistake]:
         "weights: summed over the heads",
         "the weights of each head are a sum of those of all heads, times a number of each "
         f"({_mixture_words(mixture)})",
+        "let each head use its own weights",
+        core=core,
+    )
+
+
+def _shared_weights(mixture: Tensor, reading: Reading) -> Iterator[NamedMistake]:
+    """Own weights and their mean over the heads, each times a number: for any number of heads."""
+    count = len(mixture)
+    others = mixture[~torch.eye(count, dtype=torch.bool)]
+    if not reading.agree(others, others.mean().expand_as(others)):
+        return
+    if not reading.agree(mixture.diagonal(), mixture.diagonal().mean().expand(count)):
+        return
+    of_mean = float(others.mean()) * count
+    of_own = float(mixture.diagonal().mean() - others.mean())
+
+    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        mean = attention.weights.mean(dim=1, keepdim=True)
+        return weighing(attention, of_own * attention.weights + of_mean * mean)
+
+    yield statement(
+        "weights: mixed with their mean over the heads",
+        f"the weights of each head are {of_own:.4g} times its own and {of_mean:.4g} times the mean "
+        "of those of all heads",
         "let each head use its own weights",
         core=core,
     )

@@ -21,7 +21,7 @@ from ...tolerance import model
 from ..agreement import BatteryAnswer
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import capped_scores, keys_ahead, plain_scores, relogited
-from .read_numbers import Number, numbers
+from .read_numbers import Number, logarithms, numbers
 from .reading import Reading, statement
 from .terms import ADDED, OPERANDS, SCORES, UNCAPPED, Term, TermValues, capped_at
 
@@ -365,6 +365,7 @@ def logit_statements(reading: Reading) -> Iterator[NamedMistake]:
                 return
             read = composition.factors[0] * reading.call.scale
             yield from _scales(reading.call, read, reading.same)
+            yield from _growing(composition.factors[0], reading)
         choices = [
             [Number("1", lambda _sizes: 1.0)]
             if factor == 1.0 and term is SCORES
@@ -373,6 +374,12 @@ def logit_statements(reading: Reading) -> Iterator[NamedMistake]:
         ]
         for chosen in product(*choices):
             yield as_mistake(composition.terms, chosen)
+
+
+def _growing(factor: float, reading: Reading) -> Iterator[NamedMistake]:
+    """Scores times a number and the logarithm of a length, which other lengths confirm or not."""
+    for number in logarithms(factor, reading.sizes):
+        yield as_mistake([SCORES], [number])
 
 
 def fitted_scales(subject: Subject, answer: BatteryAnswer) -> Iterator[NamedMistake]:

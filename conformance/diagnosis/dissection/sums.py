@@ -172,6 +172,17 @@ def _softmax_of_tiles(axis: int, size: int) -> Callable[[Tensor], Tensor]:
     )
 
 
+def _divided(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A function of each logit, divided by the sum over the keys that are there."""
+
+    def weights(logits: Tensor) -> Tensor:
+        each = function(logits).masked_fill(torch.isneginf(logits), 0.0)
+        total = each.sum(dim=-1, keepdim=True)
+        return each / torch.where(total == 0.0, 1.0, total)
+
+    return weights
+
+
 # Weights that are a function of the right ones, and weights that no softmax made of the logits.
 _OF_WEIGHTS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("the square of them", torch.square),
@@ -189,6 +200,17 @@ _OF_LOGITS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("their softplus", torch.nn.functional.softplus),
     ("their squares", lambda logits: present(logits).square()),
     ("their powers of two", torch.exp2),
+    *(
+        (f"{words}, divided by the row's sum", _divided(function))
+        for words, function in (
+            ("their sigmoids", torch.sigmoid),
+            ("their positive parts", lambda logits: present(logits).relu()),
+            ("the squares of their positive parts", lambda logits: present(logits).relu().square()),
+            ("their softplus", torch.nn.functional.softplus),
+            ("their squares", lambda logits: present(logits).square()),
+            ("their sizes", lambda logits: present(logits).abs()),
+        )
+    ),
     *(
         (f"their softmax over {what} of each tile of {size}", _softmax_of_tiles(axis, size))
         for size in BLOCKS[1:]

@@ -58,6 +58,18 @@ def test_each_head_has_its_number(function: Callable[..., Tensor], said: str) ->
     assert said in entry["text"]
 
 
+def test_a_mean_over_any_number_of_heads_is_read() -> None:
+    """Weights mixed with their mean over the heads are stated for all numbers of heads."""
+
+    def mixed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = scores_of(q, k).softmax(-1)
+        return (0.75 * weights + 0.25 * weights.mean(1, keepdim=True)) @ v
+
+    wide = core(mixed, **{**BARE, "dtypes": ["float32"]})
+    (entry,) = diagnose(Subject(wide, "float32"))
+    assert "0.75 times its own and 0.25 times the mean of those of all heads" in entry["text"]
+
+
 def test_heads_are_mixed_where_rows_without_keys_are_nan() -> None:
     """Rows that are no numbers, as declared, tell nothing of the others."""
 

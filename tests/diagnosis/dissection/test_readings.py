@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -66,6 +67,31 @@ def sunk(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
         return torch.softmax(logits, dim=-1)[..., : key.shape[2]] @ value
 
     return attend
+
+
+def test_a_temperature_by_length_is_read() -> None:
+    """Logits times a multiple of the logarithm of the number of keys are stated for any number."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        logits = scores(query, key) * math.log(key.shape[2]) / math.log(512)
+        return logits.softmax(dim=-1) @ value
+
+    names = proposed(attend, logit_statements, problem(key_length=9))
+    assert "logits: 0.1603 ln(the number of keys) times the scores" in names
+
+
+def test_squares_of_positive_logits_are_read() -> None:
+    """Weights of another function than exponentials, divided by their sum, are stated."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        squares = scores(query, key).relu().square()
+        return squares / squares.sum(dim=-1, keepdim=True).clamp_min(1e-30) @ value
+
+    (name,) = proposed(attend, weight_statements, problem(key_length=9))
+    assert (
+        name
+        == "weights: of the logits the squares of their positive parts, divided by the row's sum"
+    )
 
 
 @pytest.mark.parametrize(
