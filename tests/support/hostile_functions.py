@@ -85,6 +85,20 @@ class NeedsArguments(nn.Module):
         return x
 
 
+class Lazy(nn.Module):
+    """Learns how wide tokens are when it is called first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (nn.LazyLinear(4) for _ in range(3))
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """As a layer is called."""
+        scores = self.q_proj(query) @ self.k_proj(key).mT / 2.0
+        answer: Tensor = scores.softmax(-1) @ self.v_proj(value)
+        return answer
+
+
 class NoProjections(nn.Module):
     """A module without any matrix."""
 

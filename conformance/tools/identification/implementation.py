@@ -131,9 +131,7 @@ def implementation_of(
                 target=target, name=name, form="model", value=attentions, imports=(), expression=""
             )
         # A module without matrices has no projections.
-        form = (
-            "module" if any(parameter.dim() > 1 for parameter in value.parameters()) else "function"
-        )
+        form = "module" if any(map(_may_be_projection, value.parameters())) else "function"
     return Implementation(
         target=target,
         name=name,
@@ -320,3 +318,8 @@ def read_attentions(sites: Sites | dict[str, Any], target: str, record: dict[str
         return ""
     judged = "no attention in this graph can be judged alone"
     return judged if sites.uncut else "there is no attention in this graph"
+
+
+def _may_be_projection(parameter: nn.Parameter) -> bool:
+    """Whether a parameter is a matrix, or has no sizes yet."""
+    return isinstance(parameter, nn.UninitializedParameter) or parameter.dim() > 1

@@ -34,6 +34,7 @@ def identified(name: str, capsys: pytest.CaptureFixture[str], *options: str) -> 
         ("returns_nan", 1, "its answer holds NaN"),
         ("always_raises", 1, "raised RuntimeError: not today"),
         ("exits", 1, "raised SystemExit: 3"),
+        ("Lazy", 1, "q_proj has no weights yet (it is lazy): call the module once"),
     ],
 )
 def test_one_sentence(name: str, code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
