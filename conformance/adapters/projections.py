@@ -61,12 +61,17 @@ def leaves(module: nn.Module) -> list[Leaf]:
     return _stack_heads(result)
 
 
+# What vectors of norms are called, which may lie beside a projection: they are no biases.
+_OF_NORMS: Final = frozenset("weight gamma beta gain g scale".split())
+
+
 def plain_biases(module: nn.Module, taken: set[str]) -> list[Holder]:
     """Biases that are parameters of their own, such as ``in_proj_bias`` or ``b_q``."""
     holders = []
     for name, parameter in module.named_parameters(remove_duplicate=False):
         roles, clear = role_of(name)
-        if parameter.dim() == 1 and name not in taken and clear and not name.endswith(".weight"):
+        is_bias = parameter.dim() == 1 and name.rpartition(".")[2] not in _OF_NORMS
+        if is_bias and name not in taken and clear:
             holders.append(Holder(roles=roles, path=name))
     return holders
 

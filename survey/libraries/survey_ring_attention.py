@@ -13,11 +13,17 @@ CANDIDATES = {
 function = ring_attention.default_attention
 
 
+def _made(*, causal: bool) -> nn.Module:
+    layer = RingAttention(12, heads=3, dim_head=4, causal=causal, bucket_size=4)
+    layer.to_qkv[0] = nn.Identity()  # the norm of its tokens
+    return layer
+
+
 def layer() -> nn.Module:
-    """On one process."""
-    return RingAttention(12, heads=3, dim_head=4, bucket_size=4)
+    """On one process, without the norm of its tokens."""
+    return _made(causal=False)
 
 
 def causal() -> nn.Module:
     """Causal."""
-    return RingAttention(12, heads=3, dim_head=4, causal=True, bucket_size=4)
+    return _made(causal=True)

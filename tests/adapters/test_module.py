@@ -362,6 +362,27 @@ def test_refusals_name_what_to_pass() -> None:
         conformance.module(tied())
 
 
+class Gained(nn.Module):
+    """Tokens times a gain that lies beside the projection, as norms that are written by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Scaled."""
+        return tokens * self.gamma
+
+
+def test_the_gain_of_a_norm_is_no_bias() -> None:
+    """A vector called gamma in the projection's own sequence is left out, and the rest is read."""
+    module = Fused("blocks")
+    module.qkv = nn.Sequential(Gained(), module.qkv)
+    candidate = conformance.module(module)
+    assert is_golden(candidate)
+    assert not assumed(candidate, "gamma")
+
+
 def test_heads_that_nothing_says() -> None:
     """A named module that is never golden and does not say its heads needs ``num_heads=``."""
     roles = {"q": "c", "k": "a", "v": "d", "o": "b"}
