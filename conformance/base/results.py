@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, Literal, Self, get_args
 
 Status = Literal[
@@ -49,7 +50,14 @@ class Replaceable:
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed."""
-        return dataclasses.replace(self, **changes)
+        own = vars(self)
+        return type(self)(**{name: own[name] for name in _fields(type(self))} | changes)
+
+
+@lru_cache(maxsize=256)
+def _fields(kind: type[Replaceable]) -> tuple[str, ...]:
+    """The names of what a dataclass is made of."""
+    return tuple(field.name for field in dataclasses.fields(kind) if field.init)
 
 
 @dataclass(frozen=True, kw_only=True)

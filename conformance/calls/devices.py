@@ -83,6 +83,17 @@ def forked_random(name: str) -> Iterator[None]:
         yield
 
 
+def seed_random(name: str, seed: int) -> None:
+    """Seed torch's random numbers, those of the CPU or of every device.
+
+    To seed all takes milliseconds even where there is no other device.
+    """
+    if kind_of(name) == CPU:
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
 def synchronise(name: str) -> None:
     """Wait for everything that was started on a device; raises what it has failed with."""
     if kind_of(name) != CPU and offers(name, "synchronize"):

@@ -16,10 +16,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
+from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from types import FunctionType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -102,8 +103,7 @@ _CORE: Final = frozenset(
 ) | {"torch", "torch._tensor", "torch.linalg", "math", "builtins"}
 
 
-@dataclass(frozen=True, eq=False)
-class _Names:
+class _Names(NamedTuple):
     """What some names of a module or class stand for."""
 
     owner: Any
@@ -152,9 +152,27 @@ class _Part:
     codes: list[Any]
     tables: tuple[tuple[str, dict[Any, Any], dict[Any, Any]], ...]
 
+    @cached_property
+    def _values(self) -> tuple[list[Callable[[], tuple[Any, ...]]], tuple[Any, ...]]:
+        """What looks all names up, and what they stood for."""
+        looks = [partial(held.pick, vars(held.owner)) for held in self.names]
+        return looks, tuple(chain.from_iterable(held.values for held in self.names))
+
+    def _names_as_before(self) -> bool:
+        """Whether all names stand for the same objects, looked at in one go after each call."""
+        looks, values = self._values
+        try:
+            return all(map(is_, chain.from_iterable(look() for look in looks), values)) and all(
+                held.as_before() for held in self.names if held.closed
+            )
+        except KeyError:
+            return False
+
     def put_back(self) -> list[str]:
         """What is no longer as it was, in words; afterwards it is."""
-        changes = [name for held in self.names if not held.as_before() for name in held.put_back()]
+        changes: list[str] = []
+        if not self._names_as_before():
+            changes += [n for held in self.names if not held.as_before() for n in held.put_back()]
         if list(map(_code, self.functions)) != self.codes:  # code has an equality of its own
             for function, code in zip(self.functions, self.codes, strict=True):
                 if function.__code__ is not code:
@@ -191,27 +209,17 @@ class Seal:
 def seal() -> Seal:
     """Record what the judge is made of now."""
     judges = _judges()
-    functions = _functions(judges)
-    names = tuple(_held(owner, of, closed=closed) for owner, of, closed in _owners(judges))
+    functions, core_functions = _functions(judges)
+    names, core_names = _watched_names(judges)
     tables = tuple((name, table, dict(table)) for name, table in _tables(judges))
-    whole = _Part(names, functions, list(map(_code, functions)), tables)
-    core_functions = tuple(f for f in functions if _is_core(f.__module__))
-    used = frozenset(name for f in core_functions for name in f.__code__.co_names)
+    whole = _Part(_held(names), functions, list(map(_code, functions)), tables)
     core = _Part(
-        tuple(kept for held in names if (kept := _used(held, used)).names),
+        _held(core_names),
         core_functions,
         list(map(_code, core_functions)),
         tuple(entry for entry in tables if _is_core(entry[0].rpartition(".")[0])),
     )
     return Seal(whole, core, interceptors(), registered())
-
-
-def _used(held: _Names, used: frozenset[str]) -> _Names:
-    """What every verdict uses of some names; all of them where new ones matter, too."""
-    if held.closed:
-        return held
-    names = held.names if _is_core(_home(held.owner)) else ()
-    return _held(held.owner, tuple(name for name in names if name in used), closed=False)
 
 
 def _home(owner: Any) -> str:
@@ -223,11 +231,34 @@ def _is_core(module: str) -> bool:
     return module in _CORE or module.startswith(_GOLDEN)
 
 
-def _held(owner: Any, names: tuple[str, ...], *, closed: bool) -> _Names:
+class _Watched(NamedTuple):
+    """Names of a module or class that are watched, and what looks them up; all of a closed one."""
+
+    owner: Any
+    names: tuple[str, ...]
+    pick: Callable[[Any], tuple[Any, ...]]
+    closed: bool
+
+
+def _names_of(owner: Any, names: tuple[str, ...], *, closed: bool = False) -> _Watched:
     entries = vars(owner)
     kept = tuple(entries) if closed else tuple(name for name in names if name in entries)
     pick = itemgetter(*kept) if len(kept) > 1 else _several(kept)
-    return _Names(owner, kept, pick, pick(entries), closed)
+    return _Watched(owner, kept, pick, closed)
+
+
+def _held(watched: tuple[_Watched, ...]) -> tuple[_Names, ...]:
+    """What watched names stand for now."""
+    held = []
+    for owner, names, pick, closed in watched:
+        try:
+            if closed and len(names) != len(vars(owner)):
+                raise KeyError  # a new name
+            held.append(_Names(owner, names, pick, pick(vars(owner)), closed))
+        except KeyError:
+            now = _names_of(owner, names, closed=closed)
+            held.append(_Names(*now[:3], now.pick(vars(owner)), closed))
+    return tuple(held)
 
 
 def _several(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
@@ -236,19 +267,30 @@ def _several(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 @lru_cache(maxsize=1)
-def _owners(judges: tuple[Any, ...]) -> tuple[tuple[Any, tuple[str, ...], bool], ...]:
+def _watched_names(
+    judges: tuple[Any, ...],
+) -> tuple[tuple[_Watched, ...], tuple[_Watched, ...]]:
+    """The names that are watched, and those of them that every verdict goes through."""
+    every = tuple(_names_of(owner, of, closed=closed) for owner, of, closed in _owners(judges))
+    used = frozenset(name for f in _functions(judges)[1] for name in f.__code__.co_names)
+    core = (
+        one if one.closed else _names_of(one.owner, tuple(n for n in one.names if n in used))
+        for one in every
+        if one.closed or _is_core(_home(one.owner))
+    )
+    return every, tuple(one for one in core if one.names)
+
+
+def _owners(judges: tuple[Any, ...]) -> Iterator[tuple[Any, tuple[str, ...], bool]]:
     """Modules and classes with the names that are watched; all of them for a closed one."""
-    owners: list[tuple[Any, tuple[str, ...], bool]] = [(Tensor, (), True)]
-    owners += [(module, _public(module), False) for module in _OUTSIDE]
+    yield Tensor, (), True
+    yield from ((module, _public(module), False) for module in _OUTSIDE)
     for module in judges:
         own = [(name, entry) for name, entry in vars(module).items() if not name.startswith("__")]
-        owners.append((module, tuple(name for name, _ in own), False))
-        owners += [
-            (entry, _methods(entry), False)
-            for _, entry in own
-            if isinstance(entry, type) and entry.__module__ == module.__name__
-        ]
-    return tuple(owners)
+        yield module, tuple(name for name, _ in own), False
+        for _, entry in own:
+            if isinstance(entry, type) and entry.__module__ == module.__name__:
+                yield entry, _methods(entry), False
 
 
 def _judges() -> tuple[Any, ...]:
@@ -280,15 +322,20 @@ def _methods(owner: type) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1)
-def _functions(judges: tuple[Any, ...]) -> tuple[FunctionType, ...]:
-    """The harness' own functions and methods, whose code could be exchanged under their names."""
+def _functions(
+    judges: tuple[Any, ...],
+) -> tuple[tuple[FunctionType, ...], tuple[FunctionType, ...]]:
+    """The harness' own functions and methods, whose code could be exchanged under their names.
+
+    Then those of them that every verdict goes through.
+    """
     functions: list[FunctionType] = []
     for module in judges:
         own = [entry for entry in vars(module).values() if _made_by(entry, module.__name__)]
         for owner in (module, *(entry for entry in own if isinstance(entry, type))):
             entries = (_function_of(entry) for entry in vars(owner).values())
             functions += [f for f in entries if f is not None and _made_by(f, module.__name__)]
-    return tuple(functions)
+    return tuple(functions), tuple(f for f in functions if _is_core(f.__module__))
 
 
 def _function_of(entry: Any) -> FunctionType | None:

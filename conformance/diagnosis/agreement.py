@@ -98,60 +98,89 @@ class BatteryAnswer:
         """The distance to the golden answer as root mean square."""
         return _size((self.output - self.exact.output)[self._numbers])
 
-    def _as_close(self, left: float, judged: Tensor) -> bool:
+    @cached_property
+    def _all_finite(self) -> bool:
+        """Whether the whole answer is numbers."""
+        return bool(torch.isfinite(self.output).all())
+
+    def _as_close(self, left: float, judged: Tensor | None) -> bool:
         """Whether an error, as root mean square, is as small as rounding lets anybody come."""
-        for bound in (self.exact.least_bound, self.exact.bound):  # the soonest derived comes first
-            if bound is not None:
-                chosen = bound[judged & self._numbers & torch.isfinite(bound)]
-                if left <= model.AS_CLOSE * _size(chosen):
-                    return True
+        for least in (True, False):  # the soonest derived comes first
+            size = self._bound_size(least=least, judged=judged)
+            if size is not None and left <= model.AS_CLOSE * size:
+                return True
         return False
+
+    def _bound_size(self, *, least: bool, judged: Tensor | None) -> float | None:
+        """The root mean square of a bound where answers are judged, None for all; remembered."""
+        if judged is None and least in self._bound_sizes:
+            return self._bound_sizes[least]
+        bound = self.exact.least_bound if least else self.exact.bound
+        if bound is None:
+            return None
+        chosen = self._numbers & torch.isfinite(bound)
+        size = _size(bound[chosen if judged is None else chosen & judged])
+        if judged is None:
+            self._bound_sizes[least] = size
+        return size
+
+    @cached_property
+    def _bound_sizes(self) -> dict[bool, float]:
+        return {}
 
     def agrees(self, acted: MistakenAnswer) -> bool:
         """Whether it lies within the bound of an acted mistake, and much closer than golden."""
         if acted.output.shape != self.output.shape:
             return False
         judged = self._judged_with(acted)
-        if not _same_nonfinite(self.output, acted.output, judged):
+        plain = self._all_finite and acted.all_finite
+        if not plain and not _same_nonfinite(self.output, acted.output, judged):
             return False
-        finite = torch.isfinite(acted.output)
-        judged = finite if judged is None else judged & finite
-        if not self._much_closer(acted, judged):
+        if not plain:
+            finite = torch.isfinite(acted.output)
+            judged = finite if judged is None else judged & finite
+        if judged is not None and bool(judged.all()):
+            judged = None
+        error = self.output - acted.output
+        if not self._much_closer(acted, error, judged):
             return False
         # The soonest derived comes first, and that of the mistake where the others are too narrow.
         if self.fits:
             for bound in (self.exact.least_bound, self.exact.bound):
-                if bound is not None and _largest(self.output, acted.output, bound, judged) <= 1.0:
+                if bound is not None and _lies_within(error, bound, judged):
                     return True
-        return _largest(self.output, acted.output, acted.bound, judged) <= 1.0
+        return _lies_within(error, acted.bound, judged)
 
     def _judged_with(self, acted: MistakenAnswer) -> Tensor | None:
         """The elements at which a mistake is judged, None for all.
 
         Not those where it may overflow, nor rows without keys about which nothing is promised.
         """
-        right = self._right_rows if bool(acted.core.empty.any()) else None  # it takes a while
+        right = self._right_rows if acted.has_empty_rows else None  # it takes a while
         unjudged = acted.unjudged(self.subject.declaration, right)
         if self._rows_open is not None:
             unjudged = self._rows_open if unjudged is None else unjudged | self._rows_open
         return None if unjudged is None else ~unjudged.expand(self.output.shape)
 
-    def _much_closer(self, acted: MistakenAnswer, judged: Tensor) -> bool:
-        """Whether a mistake comes much closer than golden, or as close as rounding lets anybody."""
+    def _much_closer(self, acted: MistakenAnswer, error: Tensor, judged: Tensor | None) -> bool:
+        """Whether a mistake comes much closer than golden, or as close as rounding lets anybody.
+
+        ``judged`` are the elements that count, None for all.
+        """
         if not self.fits:
             return True
-        every = bool(judged.all())
-        left = _size(self.output - acted.output if every else (self.output - acted.output)[judged])
-        if every:
-            distance = self._distance
+        if judged is None:
+            left, distance = _size(error), self._distance
         else:
+            left = _size(error[judged])
             distance = _size((self.output - self.exact.output)[judged & self._numbers])
         if left <= model.MUCH_CLOSER * distance or self._as_close(left, judged):
             return True
         if acted.stepwise:
             return False
         # The golden answer may be exact where that of the mistake is rounded.
-        return left <= model.AS_CLOSE * _size(acted.bound[judged])
+        bound = acted.bound if judged is None else acted.bound[judged]
+        return left <= model.AS_CLOSE * _size(bound)
 
     def closeness(self, acted: MistakenAnswer) -> tuple[float, float]:
         """What a mistake leaves of the squared errors of wrong elements, and all of them.
@@ -176,6 +205,12 @@ def within(actual: Tensor, expected: Tensor, bound: Tensor) -> Tensor:
     """Which elements lie within a bound, or are the same NaN or infinity; bool of their shape."""
     same = (torch.isnan(actual) & torch.isnan(expected)) | (actual == expected)
     return same | ((actual - expected).abs() <= bound)
+
+
+def _lies_within(error: Tensor, bound: Tensor, judged: Tensor | None) -> bool:
+    """Whether every judged error is a number within its bound, or zero; None judges all."""
+    inside = (error.abs() <= bound) | (error == 0.0)
+    return bool((inside if judged is None else inside | ~judged).all())
 
 
 def _largest(actual: Tensor, expected: Tensor, bound: Tensor, judged: Tensor) -> float:

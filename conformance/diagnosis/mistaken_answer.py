@@ -76,17 +76,40 @@ class MistakenAnswer:
             return self.oracle.answer(self.inputs)
         return self.oracle.at(self.inputs, self.semantics)
 
+    @cached_property
+    def all_finite(self) -> bool:
+        """Whether the whole answer is numbers."""
+        return math.isfinite(self._largest)
+
+    @cached_property
+    def has_empty_rows(self) -> bool:
+        """Whether a row of the heads has no key."""
+        return bool(self.core.empty.any())
+
+    @cached_property
+    def _largest(self) -> float:
+        """The size of the largest number of the answer; no number where it has such."""
+        return float(self.output.abs().max()) if self.output.numel() else 0.0
+
+    @cached_property
+    def _largest_before(self) -> float:
+        """The size of the largest of what the attention proper is made of, and of its scores."""
+        core = self.core
+        tensors = (core.query, core.key, core.value, core.scores)
+        sizes = [t.abs().max() for t in tensors if t.numel()]
+        return float(torch.stack(sizes).max()) if sizes else 0.0
+
     def _small(self, limit: float) -> bool:
         """Whether nothing comes near the largest number: the root of it leaves room for products.
 
         It spares a search the exact check.
         """
-        core, root = self.core, model.HEADROOM * limit**0.5
-        tensors = (core.query, core.key, core.value, core.scores)
-        return all(float(t.abs().max()) <= root for t in tensors if t.numel())
+        return self._largest_before <= model.HEADROOM * limit**0.5
 
     def _answer_small(self, limit: float) -> bool:
         """Whether no number of the answer itself comes near the largest one."""
+        if self.all_finite:
+            return self._largest <= model.HEADROOM * limit
         sizes = self.output.abs()
         return bool((~torch.isfinite(sizes) | (sizes <= model.HEADROOM * limit)).all())
 
@@ -112,9 +135,9 @@ class MistakenAnswer:
 
     def _without_keys(self, declaration: Declaration, right: Tensor | None) -> Tensor | None:
         """Rows of the answer that have no key, though that is not what decides them."""
-        empty = self.core.empty
-        if not bool(empty.any()):
+        if not self.has_empty_rows:
             return None
+        empty = self.core.empty
         if declaration.empty_rows == "any":
             return self._of_answer(empty)
         had_keys = self.given.allowed(declaration.semantics).any(dim=-1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..calls.calling import CandidateFailure
-from ..calls.devices import forked_random
+from ..calls.devices import forked_random, seed_random
 from ..clauses.modules import COUNTED, equal_tokens, shares_of
 from ..clauses.subject import Subject
 from ..problems.edges import edge_problems
@@ -61,7 +61,7 @@ def _decided_by_seed(subject: Subject, inputs: Inputs) -> Tensor | None:
         forward = subject.forward(inputs)
         with forked_random(subject.device):
             for seed in _SEEDS:
-                torch.manual_seed(seed)
+                seed_random(subject.device, seed)
                 answers.append(subject.call(forward, inputs).output)
     except CandidateFailure:
         return None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar
 
 from ..base.geometry import LENGTHS, Geometry, nearest_size
 from ..declare.candidate import Candidate
+from ..declare.declaration import Declaration
 from .problem import Problem
 from .space import WIDTHS, Space, allowed_sizes, least_size, tied_fields, wanted_size
 
@@ -77,15 +79,45 @@ def counts_from_first_key(candidate: Candidate) -> bool:
     return counted and not set(LENGTHS) & set(candidate.declaration.pins.sizes)
 
 
+@dataclass(frozen=True)
+class _Rules:
+    """The fields of one size with what leads them, the allowed sizes and the wanted one.
+
+    They follow from a declaration and a space. Problems of the same two are fitted in a row, so
+    the latest are kept.
+    """
+
+    declaration: Declaration
+    space: Space
+    groups: tuple[tuple[tuple[str, ...], str, tuple[int, ...] | None, int], ...]
+    latest: ClassVar[_Rules | None] = None
+
+    @classmethod
+    def of(cls, candidate: Candidate, space: Space) -> _Rules:
+        """Those of a candidate and a space."""
+        known, declared = cls.latest, candidate.declaration
+        if known is not None and known.declaration is declared and space in (known.space,):
+            return known
+        pinned = declared.pins.sizes
+        groups = (
+            (
+                group,
+                next((name for name in group if name in pinned), group[0]),
+                allowed_sizes(group, candidate),
+                wanted_size(group, space),
+            )
+            for group in tied_fields(candidate, space)
+        )
+        cls.latest = cls(declared, space, tuple(groups))
+        return cls.latest
+
+
 def _settle_sizes(geometry: Geometry, candidate: Candidate, space: Space) -> Geometry:
     """Sizes that are allowed, equal where they must be, and large enough where they can be."""
     pinned = candidate.declaration.pins.sizes
-    sizes = {field.name: getattr(geometry, field.name) for field in dataclasses.fields(geometry)}
-    for group in tied_fields(candidate, space):
-        lead = next((name for name in group if name in pinned), group[0])
-        allowed = allowed_sizes(group, candidate)
-        nearest = nearest_size(sizes[lead], allowed, wanted_size(group, space))
-        sizes |= dict.fromkeys(group, nearest)
+    sizes = dict(vars(geometry))
+    for group, lead, allowed, wanted in _Rules.of(candidate, space).groups:
+        sizes |= dict.fromkeys(group, nearest_size(sizes[lead], allowed, wanted))
     if space.square == "never" and sizes["query_length"] == sizes["key_length"]:
         sizes["query_length" if "key_length" in pinned else "key_length"] += 2
     sizes |= _behind_no_key(sizes, candidate, space)

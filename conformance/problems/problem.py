@@ -94,7 +94,9 @@ class Problem(Replaceable):
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, enough to rebuild the problem."""
-        return dataclasses.asdict(self)
+        parts = {"geometry": self.geometry, "mask": self.mask, "overrides": self.overrides}
+        plain = {name: None if part is None else dict(vars(part)) for name, part in parts.items()}
+        return {**vars(self), **plain}  # a hundred times a failure: asdict copies each value
 
 
 def problem_from_json(data: dict[str, Any]) -> Problem:

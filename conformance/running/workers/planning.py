@@ -145,13 +145,15 @@ def _problems(run: CandidateRun, dtype: str, device: str) -> Iterator[Problem]:
     They do not depend on which clauses are selected: a single clause may use what may be refused.
     """
     candidate = run.candidate.on(device)
-    clauses = [clause for clause in all_clauses() if not clause.not_applicable(candidate)]
-    clauses.sort(key=lambda clause: clause.id != _WITNESS)
-    spaces = list(dict.fromkeys(clause.space for clause in clauses))
-    for space in spaces:
-        edges = edge_problems(run.candidate, space, dtype=dtype, most=_OF_EACH_SPACE)
+    spaces: dict[Space, None] = {}  # in order, each once
+    for clause in sorted(all_clauses(), key=lambda clause: clause.id != _WITNESS):
+        if clause.space in spaces or clause.not_applicable(candidate):
+            continue  # most candidates answer the first problem: the rest is not looked at
+        spaces[clause.space] = None
+        edges = edge_problems(run.candidate, clause.space, dtype=dtype, most=_OF_EACH_SPACE)
         yield from (problem.replace(device=device) for problem in edges)
-    yield from run.pool.problems(spaces[0], dtype, device) if spaces else ()
+    for space in list(spaces)[:1]:
+        yield from run.pool.problems(space, dtype, device)
 
 
 def trouble_job(
