@@ -190,7 +190,8 @@ def _may_be_of_precision(subject: Subject, observed: Observed, wrong: Observed) 
     telling = _telling(subject, observed)
     if telling.numel() < model.FEWEST_FITTED or _coarsest(subject, telling):
         return True
-    if any(_any_promising(subject, few, losses) for losses in (LOSSES, EIGHT_BITS, SUMS)):
+    speaking = [_Lossy(subject, *pair) for pair in few]
+    if any(_any_promising(speaking, losses) for losses in (LOSSES, EIGHT_BITS, SUMS)):
         return True
     elements = sum(output.numel() for _, output in wrong)
     return elements < model.FEWEST_FITTED or _epsilon_entry(subject, wrong) is not None
@@ -208,23 +209,26 @@ def _too_far(subject: Subject, inputs: Inputs, output: Tensor) -> bool:
 
 def _loss_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
     """The simplest of the losses that leave the least; others that leave as little are doubts."""
+    speaking = [_Lossy(subject, *pair) for pair in wrong]
     for losses in (LOSSES, EIGHT_BITS, SUMS):
-        entry = _entry_of(subject, wrong, losses)
+        entry = _entry_of(speaking, losses)
         if entry is not None:
             return entry
     return None
 
 
 def _entry_of(
-    subject: Subject, wrong: Observed, losses: Sequence[PrecisionLoss]
+    wrong: Sequence[_Lossy], losses: Sequence[PrecisionLoss]
 ) -> dict[str, Any] | None:
     """The simplest of some losses that explains the answers, if one does.
 
     Each answer speaks for itself: a sum of squares may hide all but the largest error.
     """
-    if not _any_promising(subject, wrong[:FIRST_TRIED], losses):
+    if not _any_promising(wrong[:FIRST_TRIED], losses):
         return None
-    left = [(_unexplained(subject, loss.output, wrong), loss) for loss in losses]
+    # What leaves more is neither the least nor compared with it below.
+    most = max(model.LARGEST_LEFT_BY_LOSS / model.CLEARLY_LESS, model.MUCH_CLOSER)
+    left = [(_unexplained(wrong, loss.output, most), loss) for loss in losses]
     least = min(part for part, _ in left)
     if least > model.LARGEST_LEFT_BY_LOSS:
         return None
@@ -232,7 +236,7 @@ def _entry_of(
         loss
         for part, loss in left
         if part * model.CLEARLY_LESS <= least
-        and all(_unexplained(subject, loss.output, [pair]) <= HALF for pair in wrong)
+        and all(_unexplained([one], loss.output, HALF) <= HALF for one in wrong)
     ]
     if not equals:
         return None
@@ -254,20 +258,20 @@ def _entry_of(
     }
 
 
-def _any_promising(subject: Subject, few: Observed, losses: Sequence[PrecisionLoss]) -> bool:
+def _any_promising(few: Sequence[_Lossy], losses: Sequence[PrecisionLoss]) -> bool:
     """Whether some loss explains half of a few answers: most mistakes are none of precision."""
-    return any(_unexplained(subject, loss.output, few) <= HALF for loss in losses)
+    return any(_unexplained(few, loss.output, HALF) <= HALF for loss in losses)
 
 
 def _epsilon_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
     """A number added to the sum of the exponentials, if that explains every wrong answer."""
-    epsilon = 0.0
+    speaking, epsilon = [_Lossy(subject, *pair) for pair in wrong], 0.0
     for _ in range(model.NEWTON_STEPS):
-        move = _newton_step(subject, wrong, epsilon)
+        move = _newton_step(speaking, epsilon)
         if not math.isfinite(move):
             return None
         epsilon += max(-model.LARGEST_STEP, min(move, model.LARGEST_STEP))
-    if epsilon <= 0.0 or not _one_number_explains(subject, wrong, _with_epsilon(epsilon)):
+    if epsilon <= 0.0 or not _one_number_explains(speaking, _with_epsilon(epsilon)):
         return None
     return {
         "name": "epsilon-in-the-denominator",
@@ -278,13 +282,12 @@ def _epsilon_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
     }
 
 
-def _newton_step(subject: Subject, wrong: Observed, epsilon: float) -> float:
+def _newton_step(wrong: Sequence[_Lossy], epsilon: float) -> float:
     """Gauss and Newton's step to the epsilon that leaves the least; infinite if none matters."""
     step, along, steepness = model.DIFFERENCE_STEP, 0.0, 0.0
-    for inputs, output in wrong:
+    for one in wrong:
         here, below, above = (
-            _lacking(subject, inputs, output, _with_epsilon(epsilon + change))
-            for change in (0.0, -step, step)
+            one.lacking(_with_epsilon(epsilon + change)) for change in (0.0, -step, step)
         )
         slope = (below - above) / (2.0 * step)
         along += float((here * slope).sum())
@@ -303,14 +306,13 @@ def _with_epsilon(epsilon: float) -> LossyOutput:
     return output
 
 
-def _one_number_explains(subject: Subject, wrong: Observed, acted: LossyOutput) -> bool:
+def _one_number_explains(wrong: Sequence[_Lossy], acted: LossyOutput) -> bool:
     """Whether next to nothing is left of any wrong answer, and enough elements speak."""
-    elements = 0
-    for inputs, output in wrong:
-        elements += output.numel()
-        if _unexplained(subject, acted, [(inputs, output)]) > model.LARGEST_UNEXPLAINED:
-            return False
-    return elements >= model.FEWEST_FITTED
+    most = model.LARGEST_UNEXPLAINED
+    return (
+        all(_unexplained([one], acted, most) <= most for one in wrong)
+        and sum(one.elements for one in wrong) >= model.FEWEST_FITTED
+    )
 
 
 def _probed(subject: Subject) -> Iterator[tuple[Inputs, Tensor]]:
@@ -400,30 +402,49 @@ def _coarse(name: str, answers: Tensor) -> dict[str, Any]:
     }
 
 
-def _unexplained(subject: Subject, acted: LossyOutput, wrong: Observed) -> float:
-    """What a loss leaves of the squared errors, each in units of its bound: 0 is all explained."""
-    left = total = 0.0
-    for inputs, output in wrong:
-        total += float(_lacking(subject, inputs, output, _nothing_lost).square().sum())
-        left += float(_lacking(subject, inputs, output, acted).square().sum())
+class _Lossy:
+    """A wrong answer that losses of precision are tried on."""
+
+    def __init__(self, subject: Subject, inputs: Inputs, output: Tensor) -> None:
+        self._subject = subject
+        self._inputs = inputs
+        self._output = output
+        known = subject.golden(inputs)
+        self._evaluation = known.evaluation
+        # Rows that are not finite do not count: formats differ in where they overflow.
+        judged = known.judged & torch.isfinite(output).all(dim=-1, keepdim=True)
+        self._judged = judged.expand(known.output.shape)
+        self._weight = known.bound[self._judged].clamp_min(model.LOST_WEIGHT).reciprocal()
+        self.elements = output.numel()
+        # The squared errors, each in units of its bound, where nothing is lost.
+        self.total = self.left(_nothing_lost)
+
+    def lacking(self, acted: LossyOutput) -> Tensor:
+        """How far it is from the answer of an acted loss, in bounds, element by element."""
+        lossy = _acted(self._subject, self._inputs, self._evaluation, acted)
+        return (self._output - lossy)[self._judged] * self._weight
+
+    def left(self, acted: LossyOutput) -> float:
+        """What an acted loss leaves of the squared errors."""
+        return float(self.lacking(acted).square().sum())
+
+
+def _unexplained(wrong: Sequence[_Lossy], acted: LossyOutput, most: float) -> float:
+    """What a loss leaves of the squared errors of some answers: 0 is all explained.
+
+    Infinite where that is more than ``most``: the answers after that are not looked at.
+    """
+    total, left = sum(one.total for one in wrong), 0.0
+    for one in wrong:
+        left += one.left(acted)
+        if not left <= most * total:
+            return math.inf
     part = left / total if total > 0.0 else math.inf
     return part if math.isfinite(part) else math.inf
 
 
 def _nothing_lost(core: golden.Attention) -> Tensor:
     return core.output
-
-
-def _lacking(subject: Subject, inputs: Inputs, output: Tensor, acted: LossyOutput) -> Tensor:
-    """How far an answer is from that of an acted loss, in bounds, element by element.
-
-    Rows that are not finite do not count: formats differ in where they overflow.
-    """
-    known = subject.golden(inputs)
-    judged = known.judged & torch.isfinite(output).all(dim=-1, keepdim=True)
-    judged = judged.expand(known.output.shape)
-    weight = known.bound[judged].clamp_min(model.LOST_WEIGHT).reciprocal()
-    return (output - _acted(subject, inputs, known.evaluation, acted))[judged] * weight
 
 
 def _acted(

@@ -31,10 +31,10 @@ def to_format(name: str) -> Rounding:
     limits = torch.finfo(working)
 
     def rounded(tensor: Tensor) -> Tensor:
-        finite = torch.isfinite(tensor)
-        return (
-            torch.where(finite, tensor.clamp(limits.min, limits.max), tensor).to(working).double()
-        )
+        clamped = tensor.clamp(limits.min, limits.max)
+        if bool(torch.isinf(tensor).any()):  # they stay what they are, as NaN does
+            clamped = torch.where(torch.isinf(tensor), tensor, clamped)
+        return clamped.to(working).double()
 
     return rounded
 
@@ -136,9 +136,16 @@ def rounded_exponents(rounding: Rounding) -> LossyOutput:
 
 def added_up(left: Tensor, right: Tensor, rounding: Rounding, at_once: int) -> Tensor:
     """A product of matrices whose partial sums are rounded after so many terms each."""
+    count, rest = divmod(left.shape[-1], at_once)
+    whole = left.shape[-1] - rest
+    # All products at once: one after another they would take longer than all the rest.
+    lefts = left[..., :whole].unflatten(-1, (count, at_once)).transpose(-2, -3)
+    rights = right[..., :whole, :].unflatten(-2, (count, at_once))
+    parts = list((lefts @ rights).unbind(-3))
+    if rest:
+        parts.append(left[..., whole:] @ right[..., whole:, :])
     total = torch.zeros(*left.shape[:-1], right.shape[-1], dtype=torch.float64)
-    for first in range(0, left.shape[-1], at_once):
-        part = left[..., first : first + at_once] @ right[..., first : first + at_once, :]
+    for part in parts:
         total = rounding(total + part)
     return total
 
