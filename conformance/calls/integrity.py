@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from types import FunctionType
@@ -153,7 +153,7 @@ class _Part:
     tables: tuple[tuple[str, dict[Any, Any], dict[Any, Any]], ...]
 
     @cached_property
-    def _values(self) -> tuple[list[Callable[[], tuple[Any, ...]]], tuple[Any, ...]]:
+    def _values(self) -> tuple[list[partial[tuple[Any, ...]]], tuple[Any, ...]]:
         """What looks all names up, and what they stood for."""
         looks = [partial(held.pick, vars(held.owner)) for held in self.names]
         return looks, tuple(chain.from_iterable(held.values for held in self.names))
@@ -209,17 +209,41 @@ class Seal:
 def seal() -> Seal:
     """Record what the judge is made of now."""
     judges = _judges()
-    functions, core_functions = _functions(judges)
-    names, core_names = _watched_names(judges)
-    tables = tuple((name, table, dict(table)) for name, table in _tables(judges))
-    whole = _Part(_held(names), functions, list(map(_code, functions)), tables)
+    layouts = [_layout_of(module) for module in judges]
+    functions = tuple(chain.from_iterable(layout.functions for layout in layouts))
+    outside = [_names_of(Tensor, (), closed=True)]
+    outside += [_names_of(module, _public(module)) for module in _OUTSIDE]
+    names = (*outside, *chain.from_iterable(layout.names for layout in layouts))
+    tables = [(n, table, dict(table)) for layout in layouts for n, table in layout.tables]
+    whole = _Part(_held(names), functions, list(map(_code, functions)), tuple(tables))
+    core_functions = tuple(f for f in functions if f.__module__ in _core_modules(judges))
     core = _Part(
-        _held(core_names),
+        _held(_used(names, core_functions, judges)),
         core_functions,
         list(map(_code, core_functions)),
         tuple(entry for entry in tables if _is_core(entry[0].rpartition(".")[0])),
     )
     return Seal(whole, core, interceptors(), registered())
+
+
+def _used(
+    names: tuple[_Watched, ...], functions: tuple[FunctionType, ...], judges: tuple[Any, ...]
+) -> tuple[_Watched, ...]:
+    """What every verdict uses of some names; all of them where new ones matter, too."""
+    homes = _core_modules(judges)
+    used = frozenset(chain.from_iterable(f.__code__.co_names for f in functions))
+    core = (
+        one if one.closed else _names_of(one.owner, tuple(n for n in one.names if n in used))
+        for one in names
+        if one.closed or _home(one.owner) in homes
+    )
+    return tuple(one for one in core if one.names)
+
+
+@lru_cache(maxsize=1)
+def _core_modules(judges: tuple[Any, ...]) -> frozenset[str]:
+    """The names of the modules that every verdict goes through."""
+    return frozenset(filter(_is_core, map(_home, (*judges, *_OUTSIDE)))) | _CORE
 
 
 def _home(owner: Any) -> str:
@@ -252,10 +276,8 @@ def _held(watched: tuple[_Watched, ...]) -> tuple[_Names, ...]:
     held = []
     for owner, names, pick, closed in watched:
         try:
-            if closed and len(names) != len(vars(owner)):
-                raise KeyError  # a new name
             held.append(_Names(owner, names, pick, pick(vars(owner)), closed))
-        except KeyError:
+        except KeyError:  # one of them is gone
             now = _names_of(owner, names, closed=closed)
             held.append(_Names(*now[:3], now.pick(vars(owner)), closed))
     return tuple(held)
@@ -266,31 +288,37 @@ def _several(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
     return lambda entries: tuple(entries[name] for name in names)
 
 
-@lru_cache(maxsize=1)
-def _watched_names(
-    judges: tuple[Any, ...],
-) -> tuple[tuple[_Watched, ...], tuple[_Watched, ...]]:
-    """The names that are watched, and those of them that every verdict goes through."""
-    every = tuple(_names_of(owner, of, closed=closed) for owner, of, closed in _owners(judges))
-    used = frozenset(name for f in _functions(judges)[1] for name in f.__code__.co_names)
-    core = (
-        one if one.closed else _names_of(one.owner, tuple(n for n in one.names if n in used))
-        for one in every
-        if one.closed or _is_core(_home(one.owner))
+class _Layout(NamedTuple):
+    """What is watched of a module: names, functions with their code, constant tables."""
+
+    names: tuple[_Watched, ...]
+    functions: tuple[FunctionType, ...]
+    tables: tuple[tuple[str, dict[Any, Any]], ...]
+
+
+def _layout_of(module: Any) -> _Layout:
+    """What is watched of a module; remembered as soon as it is complete."""
+    is_loading = getattr(module.__spec__, "_initializing", False)  # as its own import says
+    layout: _Layout = _layout.__wrapped__(module) if is_loading else _layout(module)
+    return layout
+
+
+@cache  # one for each module of the harness, which live as long
+def _layout(module: Any) -> _Layout:
+    own = {name: entry for name, entry in vars(module).items() if not name.startswith("__")}
+    made = [entry for entry in vars(module).values() if _made_by(entry, module.__name__)]
+    classes = [entry for entry in made if isinstance(entry, type)]
+    functions: list[FunctionType] = []
+    for owner in (module, *classes):
+        entries = (_function_of(entry) for entry in vars(owner).values())
+        functions += [f for f in entries if f is not None and _made_by(f, module.__name__)]
+    tables = (
+        (f"{module.__name__}.{name}", entry)
+        for name, entry in own.items()
+        if name.isupper() and isinstance(entry, dict)
     )
-    return every, tuple(one for one in core if one.names)
-
-
-def _owners(judges: tuple[Any, ...]) -> Iterator[tuple[Any, tuple[str, ...], bool]]:
-    """Modules and classes with the names that are watched; all of them for a closed one."""
-    yield Tensor, (), True
-    yield from ((module, _public(module), False) for module in _OUTSIDE)
-    for module in judges:
-        own = [(name, entry) for name, entry in vars(module).items() if not name.startswith("__")]
-        yield module, tuple(name for name, _ in own), False
-        for _, entry in own:
-            if isinstance(entry, type) and entry.__module__ == module.__name__:
-                yield entry, _methods(entry), False
+    names = [_names_of(module, tuple(own)), *(_names_of(one, _methods(one)) for one in classes)]
+    return _Layout(tuple(names), tuple(functions), tuple(tables))
 
 
 def _judges() -> tuple[Any, ...]:
@@ -321,23 +349,6 @@ def _methods(owner: type) -> tuple[str, ...]:
     )
 
 
-@lru_cache(maxsize=1)
-def _functions(
-    judges: tuple[Any, ...],
-) -> tuple[tuple[FunctionType, ...], tuple[FunctionType, ...]]:
-    """The harness' own functions and methods, whose code could be exchanged under their names.
-
-    Then those of them that every verdict goes through.
-    """
-    functions: list[FunctionType] = []
-    for module in judges:
-        own = [entry for entry in vars(module).values() if _made_by(entry, module.__name__)]
-        for owner in (module, *(entry for entry in own if isinstance(entry, type))):
-            entries = (_function_of(entry) for entry in vars(owner).values())
-            functions += [f for f in entries if f is not None and _made_by(f, module.__name__)]
-    return tuple(functions), tuple(f for f in functions if _is_core(f.__module__))
-
-
 def _function_of(entry: Any) -> FunctionType | None:
     """The function behind a function, a property or a static or class method."""
     inner = getattr(entry, "fget", None) or getattr(entry, "func", None)
@@ -347,17 +358,6 @@ def _function_of(entry: Any) -> FunctionType | None:
 
 def _made_by(entry: Any, module: str) -> bool:
     return isinstance(entry, (FunctionType, type)) and entry.__module__ == module
-
-
-@lru_cache(maxsize=1)
-def _tables(judges: tuple[Any, ...]) -> tuple[tuple[str, dict[Any, Any]], ...]:
-    """The harness' own constant tables, such as the unit roundoffs."""
-    return tuple(
-        (f"{module.__name__}.{name}", entry)
-        for module in judges
-        for name, entry in vars(module).items()
-        if name.isupper() and isinstance(entry, dict)
-    )
 
 
 _WATCH: ContextVar[tuple[Seal, list[str]] | None] = ContextVar("watch", default=None)

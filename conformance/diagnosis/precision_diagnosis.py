@@ -217,9 +217,7 @@ def _loss_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
     return None
 
 
-def _entry_of(
-    wrong: Sequence[_Lossy], losses: Sequence[PrecisionLoss]
-) -> dict[str, Any] | None:
+def _entry_of(wrong: Sequence[_Lossy], losses: Sequence[PrecisionLoss]) -> dict[str, Any] | None:
     """The simplest of some losses that explains the answers, if one does.
 
     Each answer speaks for itself: a sum of squares may hide all but the largest error.

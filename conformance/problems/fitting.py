@@ -96,7 +96,7 @@ class _Rules:
     def of(cls, candidate: Candidate, space: Space) -> _Rules:
         """Those of a candidate and a space."""
         known, declared = cls.latest, candidate.declaration
-        if known is not None and known.declaration is declared and space in (known.space,):
+        if known is not None and known.declaration is declared and space == known.space:
             return known
         pinned = declared.pins.sizes
         groups = (

@@ -239,10 +239,8 @@ class CandidateRun:
         result = failure.result.replace(
             status="failed", reason=violation.message, violation=violation
         )
-        if not self.explain:
-            return result
         result = result.replace(counterexample={"problem": problem.as_json()})
-        if clause_run.deferred:
+        if not self.explain or clause_run.deferred:
             return result
         clause_run.on_failure(result)
         return self._reduced_result(replace(failure, result=result), clause_run)

@@ -161,6 +161,7 @@ def check(
     skip: str | Iterable[str] = (),
     dtypes: str | Iterable[str] = (),
     exitfirst: bool = False,
+    explain: bool = True,
     time_limit: float | None = None,
     seed: int | None = None,
     isolated: bool = False,
@@ -176,6 +177,9 @@ def check(
         As on the command line; ``only`` and ``skip`` are globs of clauses, one or several.
     exitfirst
         End with the first MUST that fails; what finds mistakes soonest runs first.
+    explain
+        Make failures small and name them. Without that a cause is called after the clause that
+        failed, its input is as it was drawn, and a failure comes in less than half of the time.
     time_limit
         Seconds after which no further example is begun: the verdict is then inconclusive at best.
     isolated
@@ -185,6 +189,7 @@ def check(
     Raises UsageError for what cannot be used, HarnessError where the harness itself fails.
     """
     options = _options(profile, only, skip, dtypes, seed, exitfirst=exitfirst, isolated=isolated)
+    options = replace(options, explain=explain)
     return _checked(target_or_candidate, options, time_limit)
 
 
@@ -203,6 +208,10 @@ class Judge:
     max_memory
         Memory after which a candidate's process is stopped, in bytes or as ``"8G"``: it crashes.
         By default three quarters of the machine's.
+    promises
+        What sources promise where :meth:`check_source` is given nothing else. What follows from
+        promises alone is computed once, before the first candidate, for the first ``Judge`` of a
+        process: failures are then named sooner.
     """
 
     def __init__(
@@ -211,12 +220,16 @@ class Judge:
         timeout: float = DEFAULT_TIMEOUT,
         isolated: bool = False,
         max_memory: int | str | None = None,
+        promises: dict[str, Any] | None = None,
     ) -> None:
         _check_seconds("timeout", timeout)
         self._timeout = timeout
         self._isolated = isolated
         self._max_memory = None if max_memory is None else read_bytes(str(max_memory), "max_memory")
-        self._context = warm_context()
+        if promises is not None:
+            _literal(promises)
+        self._promises = promises
+        self._context = warm_context(promises)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._count = 0
 
@@ -238,6 +251,7 @@ class Judge:
         skip: str | Iterable[str] = (),
         dtypes: str | Iterable[str] = (),
         exitfirst: bool = False,
+        explain: bool = True,
         time_limit: float | None = None,
         seed: int | None = None,
     ) -> Report:
@@ -245,7 +259,7 @@ class Judge:
         options = _options(
             profile, only, skip, dtypes, seed, exitfirst=exitfirst, isolated=self._isolated
         )
-        options = replace(options, max_memory=self._max_memory)
+        options = replace(options, explain=explain, max_memory=self._max_memory)
         return _checked(target_or_candidate, options, time_limit, self._context, self._timeout)
 
     def check_source(
@@ -259,6 +273,7 @@ class Judge:
         skip: str | Iterable[str] = (),
         dtypes: str | Iterable[str] = (),
         exitfirst: bool = False,
+        explain: bool = True,
         time_limit: float | None = None,
         seed: int | None = None,
     ) -> Report:
@@ -277,8 +292,8 @@ class Judge:
         options = _options(
             profile, only, skip, dtypes, seed, exitfirst=exitfirst, isolated=self._isolated
         )
-        options = replace(options, max_memory=self._max_memory)
-        target = self._written(text, entry, promises)
+        options = replace(options, explain=explain, max_memory=self._max_memory)
+        target = self._written(text, entry, self._promises if promises is None else promises)
         return _checked(target, options, time_limit, self._context, self._timeout)
 
     def _written(self, text: str, entry: str, promises: dict[str, Any] | None) -> str:

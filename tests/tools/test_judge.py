@@ -88,6 +88,16 @@ def test_the_first_failure_ends_it() -> None:
     assert conformance.check(scaled, exitfirst=True, only=FEW).conforms
 
 
+def test_a_verdict_without_a_name() -> None:
+    """The first failure has the problem that it failed on, as it was drawn, and no mistake."""
+    report = conformance.check(unscaled, exitfirst=True, explain=False)
+    (cause,) = report.causes
+    assert (report.verdict, cause.name) == ("fails", cause.clauses[0])
+    assert cause.counterexample is not None
+    assert cause.counterexample["problem"]["seed"] >= 0
+    assert not any(clause.diagnosis for clause in report.clauses)
+
+
 def test_no_time_left_is_no_verdict() -> None:
     """After the time limit no example is begun: the report says that it is inconclusive."""
     report = conformance.check(scaled, only="numerics.golden", time_limit=1e-6)
@@ -172,6 +182,18 @@ def test_no_time_is_refused(timeout: Any) -> None:
     """A Judge waits for a number of seconds."""
     with pytest.raises(conformance.UsageError, match="is no time: give seconds above 0"):
         conformance.Judge(timeout=timeout)
+
+
+def test_promises_of_a_judge(judge: conformance.Judge) -> None:
+    """Sources make the promises of their judge unless others are given; no promise is refused."""
+    with conformance.Judge(promises=PROMISES) as promising:
+        report = promising.check_source(UNSCALED, "attend", only="mask.golden")
+        plain = promising.check_source(UNSCALED, "attend", promises={}, only="mask.golden")
+    given = judge.check_source(UNSCALED, "attend", promises=PROMISES, only="mask.golden")
+    assert report.causes[0].name == given.causes[0].name == "scale-missing"
+    assert plain.clauses[0].status == "not-applicable"
+    with pytest.raises(conformance.UsageError, match="no dict of literals"):
+        conformance.Judge(promises={"masks": object()})
 
 
 def test_source_that_declares_nothing_is_a_core(judge: conformance.Judge) -> None:

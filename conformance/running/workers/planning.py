@@ -145,14 +145,14 @@ def _problems(run: CandidateRun, dtype: str, device: str) -> Iterator[Problem]:
     They do not depend on which clauses are selected: a single clause may use what may be refused.
     """
     candidate = run.candidate.on(device)
-    spaces: dict[Space, None] = {}  # in order, each once
+    spaces = []
     for clause in sorted(all_clauses(), key=lambda clause: clause.id != _WITNESS):
         if clause.space in spaces or clause.not_applicable(candidate):
             continue  # most candidates answer the first problem: the rest is not looked at
-        spaces[clause.space] = None
+        spaces.append(clause.space)
         edges = edge_problems(run.candidate, clause.space, dtype=dtype, most=_OF_EACH_SPACE)
         yield from (problem.replace(device=device) for problem in edges)
-    for space in list(spaces)[:1]:
+    for space in spaces[:1]:
         yield from run.pool.problems(space, dtype, device)
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
-from typing import Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from ...base.limits import Deadline
 from .messages import Loaded, Ready, RunOptions
@@ -18,20 +19,29 @@ from .supervisor import DEFAULT_TIMEOUT, HarnessError, OutOfTime, Supervisor
 
 # What a process has imported from which warm workers are forked.
 WARM: Final = "conformance.running.workers.warm"
+# The variable that tells that process which promises most candidates make, as a literal.
+PROMISED: Final = "CONFORMANCE_PROMISED"
 # Each worker imports torch, which takes some half a gigabyte.
 MOST_BY_DEFAULT: Final = 8
 _SLICE: Final = 0.2
 
 
-def warm_context() -> BaseContext | None:
+def warm_context(promises: Mapping[str, Any] | None = None) -> BaseContext | None:
     """Starts workers by forking a process that has imported everything; None where none can fork.
 
-    Such a worker is there in some ten milliseconds, and leaves nothing behind.
+    Such a worker is there in some ten milliseconds, and leaves nothing behind. What follows from
+    ``promises`` of a core alone is computed before, unless that process runs already.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return None
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([WARM])
+    if promises is not None:
+        os.environ[PROMISED] = repr(dict(promises))
+        try:
+            multiprocessing.forkserver.ensure_running()
+        finally:
+            del os.environ[PROMISED]
     return context
 
 
