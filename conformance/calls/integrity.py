@@ -216,9 +216,9 @@ def seal() -> Seal:
     names = (*outside, *chain.from_iterable(layout.names for layout in layouts))
     tables = [(n, table, dict(table)) for layout in layouts for n, table in layout.tables]
     whole = _Part(_held(names), functions, list(map(_code, functions)), tuple(tables))
-    core_functions = tuple(f for f in functions if f.__module__ in _core_modules(judges))
+    core_functions, core_names = _core_of(judges)
     core = _Part(
-        _held(_used(names, core_functions, judges)),
+        _held((*outside[:1], *core_names)),
         core_functions,
         list(map(_code, core_functions)),
         tuple(entry for entry in tables if _is_core(entry[0].rpartition(".")[0])),
@@ -226,24 +226,20 @@ def seal() -> Seal:
     return Seal(whole, core, interceptors(), registered())
 
 
-def _used(
-    names: tuple[_Watched, ...], functions: tuple[FunctionType, ...], judges: tuple[Any, ...]
-) -> tuple[_Watched, ...]:
-    """What every verdict uses of some names; all of them where new ones matter, too."""
-    homes = _core_modules(judges)
-    used = frozenset(chain.from_iterable(f.__code__.co_names for f in functions))
-    core = (
-        one if one.closed else _names_of(one.owner, tuple(n for n in one.names if n in used))
-        for one in names
-        if one.closed or _home(one.owner) in homes
-    )
-    return tuple(one for one in core if one.names)
-
-
 @lru_cache(maxsize=1)
-def _core_modules(judges: tuple[Any, ...]) -> frozenset[str]:
-    """The names of the modules that every verdict goes through."""
-    return frozenset(filter(_is_core, map(_home, (*judges, *_OUTSIDE)))) | _CORE
+def _core_of(
+    judges: tuple[Any, ...],
+) -> tuple[tuple[FunctionType, ...], tuple[_Watched, ...]]:
+    """The functions that every verdict goes through, and the names that these use."""
+    layouts = [_layout_of(module) for module in judges if _is_core(_home(module))]
+    functions = tuple(chain.from_iterable(layout.functions for layout in layouts))
+    used = frozenset(chain.from_iterable(f.__code__.co_names for f in functions))
+    outside = [_names_of(module, _public(module)) for module in _OUTSIDE]
+    core = (
+        _names_of(owner, tuple(name for name in names if name in used))
+        for owner, names, *_ in (*outside, *chain.from_iterable(one.names for one in layouts))
+    )
+    return functions, tuple(one for one in core if one.names)
 
 
 def _home(owner: Any) -> str:

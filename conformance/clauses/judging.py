@@ -327,7 +327,7 @@ def explained(
     subject: Subject, inputs: Inputs, answer: Tensor, comparison: Comparison
 ) -> Comparison:
     """The comparison with the parts of its bound and the scale that would explain it, if any."""
-    if comparison.kind != "value":
+    if comparison.kind != "value" or subject.only_violations:
         return comparison
     return comparison.replace(
         parts=subject.oracle.shares(inputs, comparison.index),
