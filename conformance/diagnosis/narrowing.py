@@ -328,8 +328,8 @@ def _telling_apart(made: Tensor, spared: Tensor) -> tuple[Literal, ...] | None:
 
 def _as_bits(flags: Tensor) -> int:
     """A number with bit i set where flag i is."""
-    digits = ("01"[flag] for flag in reversed(flags.tolist()))
-    return int("".join(digits) or "0", 2)
+    digits = flags.flip(0).to(torch.uint8) + ord("0")
+    return int(bytes(digits.tolist()) or b"0", 2)
 
 
 def made_under(mistake: NamedMistake, literals: Sequence[Literal]) -> NamedMistake:

@@ -96,6 +96,8 @@ def test_a_verdict_without_a_name() -> None:
     assert cause.counterexample is not None
     assert cause.counterexample["problem"]["seed"] >= 0
     assert not any(clause.diagnosis for clause in report.clauses)
+    assert cause.name in str(report)
+    assert cause.name in report._repr_html_()
 
 
 def test_no_time_left_is_no_verdict() -> None:
