@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from operator import attrgetter
 from typing import Any, ClassVar, Final
 from weakref import WeakKeyDictionary
 
@@ -94,24 +95,14 @@ class MistakenAnswer:
     @cached_property
     def _largest_before(self) -> float:
         """The size of the largest of what the attention proper is made of, and of its scores."""
-        core = self.core
-        tensors = (core.query, core.key, core.value, core.scores)
+        tensors = (self.core.query, self.core.key, self.core.value, self.core.scores)
         sizes = [t.abs().max() for t in tensors if t.numel()]
         return float(torch.stack(sizes).max()) if sizes else 0.0
 
-    def _small(self, limit: float) -> bool:
-        """Whether nothing comes near the largest number: the root of it leaves room for products.
-
-        It spares a search the exact check.
-        """
-        return self._largest_before <= model.HEADROOM * limit**0.5
-
     def _answer_small(self, limit: float) -> bool:
         """Whether no number of the answer itself comes near the largest one."""
-        if self.all_finite:
-            return self._largest <= model.HEADROOM * limit
-        sizes = self.output.abs()
-        return bool((~torch.isfinite(sizes) | (sizes <= model.HEADROOM * limit)).all())
+        sizes, most = self.output.abs(), model.HEADROOM * limit
+        return self._largest <= most or bool((~torch.isfinite(sizes) | (sizes <= most)).all())
 
     def unjudged(self, declaration: Declaration, right: Tensor | None) -> Tensor | None:
         """Rows whose answer is open, broadcastable to the answer; None if there are none.
@@ -122,7 +113,8 @@ class MistakenAnswer:
         """
         limit = finite_limit(declaration, self.oracle.dtype)
         rows = self._without_keys(declaration, right)
-        if not self._small(limit):
+        # The root leaves room for products; it spares a search the exact check.
+        if not self._largest_before <= model.HEADROOM * limit**0.5:
             unable = self._of_answer(~representable_rows(self.core, limit))
             rows = unable if rows is None else rows | unable
         if rows is not None and rows.shape != self.output.shape[:-1]:
@@ -487,10 +479,6 @@ def touches(mistake: NamedMistake, call: DeclaredCall) -> bool:
         return True
 
 
-def _is_layer(inputs: Inputs) -> bool:
-    return inputs.is_layer
-
-
 # What inputs must have for a field of the semantics to matter to them.
 _MATTERS: Final[dict[str, Callable[[Inputs], bool]]] = {
     **dict.fromkeys(("mask_operation", "mask_fill", "empty_rows"), hides_keys),
@@ -506,6 +494,7 @@ _MATTERS: Final[dict[str, Callable[[Inputs], bool]]] = {
     "window_offset": has_window,
     "group_order": lambda inputs: inputs.geometry.num_heads != inputs.geometry.num_kv_heads,
     **dict.fromkeys(
-        ("head_split", "head_merge", "query_bias", "value_bias", "output_bias"), _is_layer
+        ("head_split", "head_merge", "query_bias", "value_bias", "output_bias"),
+        attrgetter("is_layer"),
     ),
 }

@@ -96,7 +96,8 @@ class Problem(Replaceable):
         """Plain data, enough to rebuild the problem."""
         parts = {"geometry": self.geometry, "mask": self.mask, "overrides": self.overrides}
         plain = {name: None if part is None else dict(vars(part)) for name, part in parts.items()}
-        return {**vars(self), **plain}  # a hundred times a failure: asdict copies each value
+        # A hundred times a failure: asdict would copy each value.
+        return {name: getattr(self, name) for name in self.__dataclass_fields__} | plain
 
 
 def problem_from_json(data: dict[str, Any]) -> Problem:
