@@ -18,7 +18,7 @@ FOLDER = CHECKOUT / "docs" / "findings"
 SCRIPTS = sorted(FOLDER.glob("*.py"))
 EVERY = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 # What is imported of ours, to make a library importable.
-HELPERS = {"cpu_torchvision"}
+HELPERS = {"cpu_torchvision", "no_torchaudio"}
 
 
 def surveyed(script: Path) -> str:

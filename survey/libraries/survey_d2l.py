@@ -29,5 +29,6 @@ def function() -> nn.Module:
 def layer() -> nn.Module:
     """Its layer, called once: it learns how wide tokens are."""
     layer, tokens = MultiHeadAttention(12, 3, 0.0), torch.zeros(1, 2, 12)
-    layer(tokens, tokens, tokens, None)
+    with torch.no_grad():  # it keeps its weights of attention
+        layer(tokens, tokens, tokens, None)
     return layer

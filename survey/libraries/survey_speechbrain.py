@@ -19,6 +19,15 @@ CANDIDATES = {
     "rotary": "identify",
     "relative": "identify",
 }
+DECIDED = [
+    {
+        "clause": ["position.rotary", "numerics.*", "gradients.*"],
+        "candidates": "rotary",
+        "kind": "value",
+        "decided": "undocumented convention",
+        "reason": "logits are divided by the root of the width of all heads together",
+    },
+]
 
 
 def multihead() -> nn.Module:
