@@ -469,6 +469,9 @@ def as_mistake(terms: Sequence[Term], factors: Sequence[Number]) -> NamedMistake
         )
         name, text = f"logits: {named} added", f"the logits have one more term: {named}"
         fix = f"take {named} out of the logits"
+        stated = [term for term in terms if term.words == named and term.text]
+        if stated:
+            name, text, fix = f"logits: {named}", stated[0].text, stated[0].fix
     else:
         name, text = f"logits: {words}", f"the logits are made with {words}"
         fix = next(

@@ -1,4 +1,4 @@
-"""Terms that logits may be made of, right ones and wrong ones, and numbers put into words."""
+"""Terms that logits may be made of, right ones and wrong ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Term:
     """Something that may be part of a logit: values ``[B, H, Lq, Lk]``, None where there are none.
 
     ``words`` are a noun phrase; ``operand`` says whether it takes the place of the dot products.
-    ``fix`` says what to do instead, where that depends on the term.
+    ``fix`` says what to do instead, where that depends on the term, and ``text`` what is wrong
+    where it is the one term too many.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Term:
     values: TermValues
     operand: bool = False
     fix: str = ""
+    text: str = ""
 
 
 def _of_scores(function: Callable[[Tensor], Tensor]) -> TermValues:
@@ -183,6 +185,7 @@ _UNDER_CAP: Final[tuple[tuple[str, Callable[[Tensor, float], Tensor]], ...]] = (
     ("the scores under c by the sine", lambda s, c: c * torch.sin(s / c)),
     ("the scores under c by the arc tangent", lambda s, c: c * torch.atan(s / c)),
 )
+_FIX_CAP: Final = "cap the scaled scores once: c * tanh(scores / c)"
 _CAPS: Final = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0)
 CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("of the first batch item", _first(0)),
@@ -325,6 +328,16 @@ def _bias(change: Callable[[Tensor], Tensor]) -> TermValues:
     return values
 
 
+def _in_place(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """What a changed bias adds to the right one; of another shape where it does not fit."""
+
+    def more(bias: Tensor) -> Tensor:
+        changed = change(bias)
+        return changed - bias if changed.shape == bias.shape else changed
+
+    return more
+
+
 def _kept(call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
     if call.inputs.keep is None:
         return None
@@ -394,24 +407,40 @@ _TILE_WORDS: Final = {
 }
 
 
+_OF_BIAS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("of the first batch item", _first(0)),
+    ("of the first head", _first(1)),
+    ("of the first query", _first(2)),
+    ("of the last query", _last(2)),
+    ("of the opposite head", lambda t: t.flip(1)),
+    ("with queries and keys exchanged", lambda t: t.mT),
+    ("of the key counted from the end", lambda t: t.flip(-1)),
+    ("of the key before", lambda t: t.roll(1, -1)),
+    ("of the key after", lambda t: t.roll(-1, -1)),
+    ("without its sign", torch.abs),
+    ("squared", torch.square),
+    ("as an exponential", torch.exp),
+    ("as a truth value", lambda t: (t != 0).double()),
+)
+_IN_PLACE_OF_BIAS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("without what is negative", torch.relu),
+    ("without what is positive", lambda t: t.clamp_max(0.0)),
+    ("kept between -1 and 1", lambda t: t.clamp(-1.0, 1.0)),
+    ("by the hyperbolic tangent", torch.tanh),
+    ("by the sigmoid", torch.sigmoid),
+    ("rounded", torch.round),
+)
+
+
 def _added() -> Iterator[Term]:
     yield Term("bias", "the additive mask", _bias(_same))
-    for words, change in (
-        ("of the first batch item", _first(0)),
-        ("of the first head", _first(1)),
-        ("of the first query", _first(2)),
-        ("of the last query", _last(2)),
-        ("of the opposite head", lambda t: t.flip(1)),
-        ("with queries and keys exchanged", lambda t: t.mT),
-        ("of the key counted from the end", lambda t: t.flip(-1)),
-        ("of the key before", lambda t: t.roll(1, -1)),
-        ("of the key after", lambda t: t.roll(-1, -1)),
-        ("without its sign", torch.abs),
-        ("squared", torch.square),
-        ("as an exponential", torch.exp),
-        ("as a truth value", lambda t: (t != 0).double()),
-    ):
+    for words, change in _OF_BIAS:
         yield Term(f"bias {words}", f"the additive mask {words}", _bias(change))
+    fix = "add the additive mask to the logits as it is"
+    for words, change in (*_OF_BIAS, *_IN_PLACE_OF_BIAS):
+        name = f"the additive mask {words} in place of the mask itself"
+        text = f"the additive mask {words} is added in place of the mask itself"
+        yield Term(name, name, _bias(_in_place(change)), fix=fix, text=text)
     yield Term("kept", "one for each key that the mask keeps", _kept)
     for words, places in (
         ("one for the first key", lambda keys, _ahead: keys == 0),
@@ -465,7 +494,7 @@ _LINEAR: Final = tuple(
     for name in (f"the logarithm of products of query and key, each {words}",)
 )
 _CAPPED: Final = tuple(
-    Term(words, words, _under_cap(under), operand=True) for words, under in _UNDER_CAP
+    Term(words, words, _under_cap(under), operand=True, fix=_FIX_CAP) for words, under in _UNDER_CAP
 )
 OPERANDS: Final = (UNCAPPED, *_CAPPED, *_operands(), *_IN_TURNS, *_LINEAR)
 ADDED: Final = tuple(_added())

@@ -80,6 +80,19 @@ def test_a_temperature_by_length_is_read() -> None:
     assert "logits: 0.1603 ln(the number of keys) times the scores" in names
 
 
+def test_a_changed_additive_mask_is_read() -> None:
+    """An additive mask that is changed before it is added is stated as one term, not as two."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None) -> Tensor:
+        logits = scores(query, key)
+        logits = logits if bias is None else logits + torch.tanh(bias)
+        return logits.softmax(dim=-1) @ value
+
+    drawn = problem(query_length=6, key_length=7, mask=plan("dense", form="bias", finite_bias=True))
+    name = "logits: the additive mask by the hyperbolic tangent in place of the mask itself"
+    assert name in proposed(attend, logit_statements, drawn, masks=["bias"])
+
+
 def test_squares_of_positive_logits_are_read() -> None:
     """Weights of another function than exponentials, divided by their sum, are stated."""
 
