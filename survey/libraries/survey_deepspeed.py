@@ -11,6 +11,13 @@ def layer() -> nn.Module:
     """A layer of BERT."""
     return DeepSpeedTransformerLayer(
         DeepSpeedTransformerConfig(
-            batch_size=2, hidden_size=12, intermediate_size=24, heads=3, num_hidden_layers=1
+            batch_size=2,
+            hidden_size=12,
+            intermediate_size=24,
+            heads=3,
+            attn_dropout_ratio=0.0,
+            hidden_dropout_ratio=0.0,
+            num_hidden_layers=1,
+            initializer_range=0.02,
         )
     )
