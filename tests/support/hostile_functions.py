@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, NoReturn
 
@@ -83,6 +84,12 @@ class NeedsArguments(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Nothing."""
         return x
+
+
+def broken_inside(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Needs positions before heads, and something that its module math has not."""
+    scores = torch.einsum("bqhd,bkhd->bhqk", query, key)
+    return torch.einsum("bhqk,bkhd->bqhd", math.debug(scores), value)  # type: ignore[attr-defined]
 
 
 class Lazy(nn.Module):

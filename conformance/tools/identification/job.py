@@ -390,8 +390,21 @@ def _unread(unread: Unread, beyond: Beyond) -> str:
     )
 
 
+# How exceptions begin that no other arrangement of inputs would spare.
+_FAULTS: Final = (
+    "raised NameError",
+    "raised ImportError",
+    "raised ModuleNotFoundError",
+    "raised AttributeError: module ",
+)
+
+
 def _commonest(refusals: list[Refusal]) -> str:
-    """The most frequent refusal; a returned value says more than an exception."""
+    """The most frequent refusal.
+
+    A returned value says more than an exception, and a fault of the code more than a shape.
+    """
     answered = [refusal.why for refusal in refusals if refusal.kind == "type"]
-    reasons = answered or [refusal.why for refusal in refusals]
+    faults = [refusal.why for refusal in refusals if refusal.why.startswith(_FAULTS)]
+    reasons = answered or faults or [refusal.why for refusal in refusals]
     return max(dict.fromkeys(reasons), key=reasons.count)

@@ -34,6 +34,7 @@ def identified(name: str, capsys: pytest.CaptureFixture[str], *options: str) -> 
         ("returns_nan", 1, "its answer holds NaN"),
         ("always_raises", 1, "raised RuntimeError: not today"),
         ("exits", 1, "raised SystemExit: 3"),
+        ("broken_inside", 1, "raised AttributeError: module 'math' has no attribute 'debug'"),
         ("Lazy", 1, "q_proj has no weights yet (it is lazy): call the module once"),
     ],
 )
