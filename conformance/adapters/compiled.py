@@ -52,8 +52,8 @@ def compiled_variants(candidates: Iterable[Candidate]) -> list[Candidate]:
     every = list(candidates)
     if not any(map(can_compile, every)):
         msg = (
-            "--compile finds nothing to compile: graphs run in onnxruntime, and arrays of NumPy or "
-            "JAX are none of torch's; leave it out"
+            "--compile finds nothing to compile: graphs run in onnxruntime, arrays of NumPy or JAX "
+            "are none of torch's, and ranks load what they call themselves; leave it out"
         )
         raise UsageError(msg)
     _require_compiler()
@@ -72,8 +72,9 @@ def compiled_variants(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def can_compile(candidate: Candidate) -> bool:
-    """Whether a candidate is made of torch's functions."""
-    return candidate.graph is None and candidate.declaration.arrays == "torch"
+    """Whether a candidate is made of torch's functions, and is called in this process."""
+    declared = candidate.declaration
+    return candidate.graph is None and declared.arrays == "torch" and declared.ranks is None
 
 
 def compiled(
@@ -87,7 +88,7 @@ def compiled(
     Raises DeclarationError for what cannot be compiled: a graph, a function of arrays.
     """
     if not can_compile(candidate):
-        msg = f"{candidate.name} cannot be compiled: it is a graph, or takes arrays"
+        msg = f"{candidate.name} cannot be compiled: it is a graph, takes arrays, or spans ranks"
         raise DeclarationError(msg)
     declared = candidate.declaration
     kept = tuple(entry for entry in declared.expected_failures if entry.clause in COMPILED_CLAUSES)

@@ -27,6 +27,7 @@ from .._golden import golden
 from ..base.geometry import Geometry
 from ..base.results import Violation
 from ..declare.candidate import Candidate
+from ..errors import UsageError
 from ..targets.resolving import resolve_one
 from .calling import in_eval, is_tensor, raised
 
@@ -38,7 +39,7 @@ _MESSAGES: Final = tuple(
         *("allgather", "_allgather_base", "allreduce", "alltoall", "alltoall_base", "broadcast"),
         *("gather", "recv", "reduce", "reduce_scatter", "_reduce_scatter_base", "scatter", "send"),
     )
-    if hasattr(dist.ProcessGroup, name)
+    if name in vars(dist.ProcessGroup)
 )
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -239,6 +240,9 @@ class _Rank:
         if self._candidate is None:
             every = resolve_one(self._source.target)
             named = [each for each in every if each.name == self._source.name]
+            if len(every) > 1 and not named:
+                msg = f"{self._source.target} has no {self._source.name} when a rank loads it"
+                raise UsageError(msg)
             self._candidate = (named or every)[0]
         function = self._candidate.function
         return in_eval(function) if isinstance(function, nn.Module) else function
@@ -257,7 +261,8 @@ def _late(seconds: float) -> Iterator[None]:
     if not seconds:
         yield
         return
-    usual = {name: getattr(dist.ProcessGroup, name) for name in _MESSAGES}
+    # As they stand in the class: what ``getattr`` gives would not be bound to a group again.
+    usual = {name: vars(dist.ProcessGroup)[name] for name in _MESSAGES}
 
     def later(message: Callable[..., Any]) -> Callable[..., Any]:
         def send(*arguments: Any, **keywords: Any) -> Any:
@@ -266,8 +271,8 @@ def _late(seconds: float) -> Iterator[None]:
 
         return send
 
-    for name, message in usual.items():
-        setattr(dist.ProcessGroup, name, later(message))
+    for name in _MESSAGES:
+        setattr(dist.ProcessGroup, name, later(getattr(dist.ProcessGroup, name)))
     try:
         yield
     finally:

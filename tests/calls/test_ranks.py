@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from conformance.calls.calling import CandidateLost, RaisedElsewhere
-from conformance.calls.ranks import spanning
+from conformance.calls.ranks import Calls, Spanning, spanning
 from conformance.declare.candidate import Candidate
 from conformance.targets.resolving import resolve_one
 
@@ -66,6 +67,18 @@ def test_what_a_rank_writes_into_its_part_is_seen(tmp_path: Path) -> None:
     query = torch.full((1, 1, 4, 1), 7.0)
     made(query, query.clone(), query.clone())
     assert query.flatten().tolist() == [0.0, 0.0, 1.0, 1.0]
+
+
+def test_a_rank_that_was_late_is_as_before(tmp_path: Path) -> None:
+    """Messages are sent late in the calls that say so, again and again, and in no other."""
+    body = "total = value.sum(); dist.all_reduce(total); dist.barrier(); return value + total"
+    made = candidate(tmp_path, body)
+    usual = call(made)
+    assert isinstance(made.function, Spanning)
+    calls = Calls(made.function.calls.ranks, late={1: 0.05})
+    late = dataclasses.replace(made, function=made.function.under(calls))
+    assert all(torch.equal(call(late), usual) for _ in range(3))
+    assert torch.equal(call(made), usual)
 
 
 def test_an_exception_says_on_which_rank(tmp_path: Path) -> None:
