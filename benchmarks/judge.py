@@ -11,6 +11,7 @@ nothing about what its sources promise.
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections import defaultdict
 from statistics import median
@@ -60,6 +61,7 @@ def main() -> None:
     """Judge, and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--candidates", type=int, default=5000)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="end after so many")
     parser.add_argument("--unexplained", action="store_true", help="verdicts without names")
     parser.add_argument("--unpromised", action="store_true", help="a judge without promises")
     options = parser.parse_args()
@@ -68,7 +70,10 @@ def main() -> None:
     with conformance.Judge(
         timeout=30.0, promises=None if options.unpromised else PROMISES
     ) as judge:
+        end = time.monotonic() + 60.0 * options.minutes
         for number in range(options.candidates):
+            if time.monotonic() > end:
+                break
             kind = list(SOURCES)[number % len(SOURCES)]
             started, spent = time.perf_counter(), processor()
             try:
