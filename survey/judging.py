@@ -24,6 +24,13 @@ _SHOWN: Final = ("failed", "error", "untestable", "unexpected-pass")
 _LONGEST: Final = 400
 _DIGITS: Final = 3
 _CHECKOUT: Final = Path(__file__).resolve().parent.parent
+# What JAX compiles is kept for the next candidate, which asks for much of it again.
+_KEPT_IN: Final = "JAX_COMPILATION_CACHE_DIR"
+_COMPILED: Final = "compiled-by-jax"
+_KEPT: Final = {
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
 _FACTS: Final = (
     *("kind", "inputs", "axes", "scale", "groups", "empty rows", "hidden keys", "causal"),
     *("cap", "window", "rotary", "position", "weights"),
@@ -65,7 +72,12 @@ def judge(python: Path, library: Library, candidate: str, folder: Path) -> list[
 
 def _conformance(python: Path, folder: Path, *arguments: str) -> str:
     """Run the harness; the sentence that it ends with where it fails."""
-    surroundings = {**os.environ, "OMP_NUM_THREADS": "1"}
+    surroundings = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        **_KEPT,
+        _KEPT_IN: str(folder.parent / _COMPILED),
+    }
     with subprocess.Popen(
         [python, "-I", "-m", "conformance", *arguments],
         cwd=folder,

@@ -42,6 +42,8 @@ MOST_GRAPHS: Final = 512
 # A graph takes seconds: the part of a profile's examples, and the longest sequence.
 EXAMPLES: Final = 0.1
 LONGEST: Final = 40
+# The part of a profile's examples where problems have few sizes.
+OF_FEW_SIZES: Final = 0.4
 
 
 def compiled_variants(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -103,7 +105,18 @@ def compiled(
 
 
 def profile_for(candidate: Candidate, profile: Profile) -> Profile:
-    """How hard a candidate is tried: a compiled one with few problems, none made smaller."""
+    """How hard a candidate is tried: a compiled one with few problems, none made smaller.
+
+    Where each new size is compiled, problems have few sizes, which fewer of them go through.
+    """
+    if candidate.declaration.compiles_sizes:
+        examples = max(2, round(profile.examples * OF_FEW_SIZES))
+        return dataclasses.replace(
+            profile,
+            examples=examples,
+            edges=examples // 2,
+            reductions=round(profile.reductions * EXAMPLES),
+        )
     if candidate.eager is None:
         return profile
     examples = max(2, round(profile.examples * EXAMPLES))

@@ -160,6 +160,11 @@ class Declaration:
         return frozenset(named or {self.empty_rows})
 
     @property
+    def compiles_sizes(self) -> bool:
+        """Whether each new size is compiled, so that problems have few different sizes."""
+        return self.arrays == "jax"
+
+    @property
     def positions_known(self) -> bool:
         """Whether the declared point says which positions are mixed in, if any are."""
         return self.position is None or self.position == mixed_in(self.semantics)

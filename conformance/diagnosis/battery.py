@@ -22,7 +22,7 @@ from ..oracle.extreme_logits import lowered_key, single_key_inputs
 from ..problems.arrangements import canonical_output, presented_shape
 from ..problems.caching import draws_cache
 from ..problems.combinations import options_together
-from ..problems.fitting import causal_flag, fitted_geometry
+from ..problems.fitting import causal_flag, draft_geometry
 from ..problems.inputs import Inputs
 from ..problems.pool import with_other_values
 from ..problems.problem import MaskPlan, Problem
@@ -338,7 +338,7 @@ def plain_problem(subject: Subject) -> Problem | None:
 def _fitted(candidate: Candidate, sizes: tuple[int, ...]) -> Geometry:
     """The nearest sizes that the candidate can be called with."""
     drawn = Geometry(**dict(zip(FIELDS, sizes, strict=True)))
-    return fitted_geometry(drawn, candidate, Space(values=("normal",)))
+    return draft_geometry(drawn, candidate, Space(values=("normal",)))
 
 
 def _problem(

@@ -54,6 +54,8 @@ SIZES: Final[dict[str, tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]]] = {
     "head size": (CHANNELS, ((3, 6), (1, 1), (4, 4), (59, 20))),
     "widths": (WIDTHS, ((11, 13, 9, 10), (12, 12, 12, 12))),
 }
+# The kinds that have two sizes, all others one, where each new size is compiled.
+_FEW: Final = ("heads", "queries", "keys")
 SCALES: Final = (None, 0.3, 1.0)
 SOFTCAPS: Final = (None, 1.5, 30.0)
 WINDOWS: Final = (None, (2, 1), (1, -1), (-1, 1), (0, 0), (3, 0))
@@ -175,7 +177,8 @@ class _Parameters:
         yield from self._options()
         for name in SIZES:
             yield name, self._sizes(name)
-        if self.space.purpose != "operator" and self.declared.strides != "contiguous":
+        in_any_memory = self.declared.strides != "contiguous" and self.declared.arrays != "jax"
+        if self.space.purpose != "operator" and in_any_memory:  # JAX copies what it takes
             yield from self._memory()
 
     # -- values ------------------------------------------------------------------------------
@@ -238,6 +241,8 @@ class _Parameters:
     def _sizes(self, name: str) -> dict[str, Any]:
         """The sizes of one kind that the declaration leaves, each once, the plainest first."""
         fields, values = SIZES[name]
+        if self.declared.compiles_sizes:
+            values = values[:3:2] if name in _FEW else values[:1]
         distinct: dict[str, Any] = {}
         for sizes in values:
             chosen = dict(zip(fields, sizes, strict=True))

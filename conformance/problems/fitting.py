@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
-from ..base.geometry import LENGTHS, Geometry, nearest_size
+from ..base.geometry import FIELDS, LENGTHS, Geometry, nearest_size
 from ..declare.candidate import Candidate
 from ..declare.declaration import Declaration
 from .problem import Problem
@@ -13,6 +14,17 @@ from .space import WIDTHS, Space, allowed_sizes, least_size, tied_fields, wanted
 
 # How often a geometry function is applied before what it makes is taken as it is.
 BUILDS = 2
+# The sizes where each new one is compiled, in the order of Geometry's fields; the first and the
+# third are those that combinations have as well.
+_FEW: Final = (
+    (2, 4, 4, 5, 7, 3, 6, 11, 13, 9, 10),  # every axis of another size
+    (1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1),  # nothing but ones
+    (2, 4, 2, 4, 4, 3, 6, 11, 13, 9, 10),  # square scores, grouped heads
+    (3, 3, 3, 3, 3, 3, 3, 9, 9, 9, 9),  # every axis of one size
+    (4, 2, 1, 9, 4, 8, 8, 16, 16, 16, 16),  # more queries than keys; heads share one
+    (1, 2, 2, 2, 33, 59, 20, 6, 4, 5, 3),  # a key past a tile edge; heads past the edges of vectors
+    (1, 2, 1, 17, 3, 7, 1, 5, 3, 4, 2),  # a query past a tile edge
+)
 
 
 def fitted_geometry(geometry: Geometry, candidate: Candidate, space: Space) -> Geometry:
@@ -31,6 +43,24 @@ def fitted_geometry(geometry: Geometry, candidate: Candidate, space: Space) -> G
             break
         built = build(geometry)
     return built
+
+
+def draft_geometry(geometry: Geometry, candidate: Candidate, space: Space) -> Geometry:
+    """What the sizes of a draft become: one of few geometries where each new size is compiled.
+
+    Of these the nearest is taken, from those that the space leaves as they are if there are some.
+    """
+    if candidate.declaration.compiles_sizes:
+        few = [Geometry(**dict(zip(FIELDS, sizes, strict=True))) for sizes in _FEW]
+        usual = [fitted_geometry(one, candidate, Space()) for one in few]
+        left = [one for one in usual if fitted_geometry(one, candidate, space) == one]
+        geometry = min(left or usual, key=lambda one: _distance(one, geometry))
+    return fitted_geometry(geometry, candidate, space)
+
+
+def _distance(first: Geometry, second: Geometry) -> float:
+    """How unlike two geometries are: the sum of the logarithms of their sizes' quotients."""
+    return sum(abs(math.log(getattr(first, name) / getattr(second, name))) for name in FIELDS)
 
 
 def causal_flag(candidate: Candidate, *, flagged: bool, masked: bool = False) -> bool:

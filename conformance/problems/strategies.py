@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ..base.geometry import Geometry
 from ..declare.candidate import Candidate
 from .caching import CACHED, NO_CACHE, cached_length, draws_cache
-from .fitting import causal_flag, either_or, fitted_geometry, one_at_a_time
+from .fitting import causal_flag, draft_geometry, either_or, one_at_a_time
 from .problem import MaskPlan, Problem
 from .space import Often, Space
 
@@ -59,7 +59,7 @@ class Draft:
         """The problem of a space that this draft becomes for a candidate."""
         recipes = space.recipes(dtype, candidate)
         problem = Problem(
-            geometry=fitted_geometry(self.geometry, candidate, space),
+            geometry=draft_geometry(self.geometry, candidate, space),
             dtype=dtype,
             seed=self.seed,
             values=recipes[self.values % len(recipes)],

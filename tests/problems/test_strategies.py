@@ -3,12 +3,16 @@ from __future__ import annotations
 import dataclasses
 import sys
 from types import ModuleType
+from typing import Any
 
 import pytest
 from broken_promises import broken_promise
 from declared import CANDIDATES
 from examples import CLAUSES
 
+import conformance
+from conformance.adapters.compiled import profile_for
+from conformance.base.profile import PROFILES
 from conformance.declare.candidate import Candidate
 from conformance.problems.edges import edge_problems
 from conformance.problems.mask_patterns import OF_SEQUENCES, PATTERNS
@@ -182,3 +186,61 @@ def test_half_precision_leaves_extreme_recipes_out() -> None:
     )
     assert {problem.values for problem in drawn} <= set(HALF_PRECISION)
     assert {problem.dtype for problem in drawn} == {"float16"}
+
+
+def attend(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    """No attention at all: it is never called."""
+    raise NotImplementedError(query, key, value, options)
+
+
+def test_where_each_size_is_compiled_few_sizes_are_drawn() -> None:
+    """A function of JAX arrays meets few sizes over all clauses, every problem in its space."""
+    options: dict[str, Any] = {
+        "masks": ["keep", "bias"],
+        "causal": "top-left",
+        "features": ["scale", "gqa"],
+    }
+    sizes = {}
+    for arrays in ("numpy", "jax"):
+        candidate = conformance.core(arrays=arrays, **options)(attend)
+        spaces = fits(candidate, [space for space in SPACES if space.edges != "lengths"])
+        drawn = [
+            (problem, space)
+            for space in spaces
+            for problem in (
+                *edge_problems(candidate, space, dtype="float32", most=12),
+                *draw_problems(
+                    candidate, space, dtype="float32", longest=40, count=8, seed_value=0
+                ),
+            )
+        ]
+        assert not any(outside(problem, candidate, space) for problem, space in drawn)
+        sizes[arrays] = {problem.geometry for problem, _ in drawn}
+    assert 7 <= len(sizes["jax"]) <= len(sizes["numpy"]) / 4
+
+
+def test_few_sizes_are_those_that_hide_and_show_mistakes() -> None:
+    """One of all, all alike, all different, shared heads, and lengths past a tile both ways."""
+    candidate = conformance.core(arrays="jax", features=["gqa"])(attend)
+    made = {p.geometry for p in edge_problems(candidate, Space(), dtype="float32")}
+    assert len(made) == 7
+    lengths = [(g.query_length, g.key_length) for g in made]
+    shapes = [(g.batch, g.num_heads, *of, g.head_size) for g, of in zip(made, lengths, strict=True)]
+    assert (1,) * 5 in shapes
+    assert any(len(set(shape)) == 1 and shape[0] > 1 for shape in shapes)
+    assert any(len(set(shape)) == len(shape) for shape in shapes)
+    assert any(g.num_kv_heads not in (1, g.num_heads) for g in made)
+    assert any(queries > 16 and keys < 16 for queries, keys in lengths)
+    assert any(queries < 16 and keys > 32 for queries, keys in lengths)
+
+
+def test_few_sizes_are_tried_with_fewer_problems() -> None:
+    """What compiles each size has fewer examples and reductions; torch's functions have all."""
+    jax, torch = (conformance.core(arrays=arrays)(attend) for arrays in ("jax", "torch"))
+    quick = PROFILES["quick"]
+    few = profile_for(jax, quick)
+    assert few.examples < quick.examples / 2
+    assert few.edges is not None
+    assert few.edges < few.examples
+    assert few.reductions < quick.reductions
+    assert profile_for(torch, quick) is quick
