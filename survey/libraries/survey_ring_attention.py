@@ -9,6 +9,14 @@ CANDIDATES = {
     "layer": "identify",
     "causal": "identify",
 }
+DECIDED = [
+    {
+        "clause": ["shape.rejects-mismatch", "mask.*", "numerics.*", "gradients.*"],
+        "candidates": "causal",
+        "decided": "undocumented convention",
+        "reason": "where it is causal a mask of keys is ignored, as comments in the source say",
+    },
+]
 
 function = ring_attention.default_attention
 
