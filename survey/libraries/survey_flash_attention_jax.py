@@ -7,6 +7,27 @@ import conformance
 
 REQUIREMENTS = ["flash-attention-jax==0.3.1", "jax==0.10.2", "jaxlib==0.10.2"]
 CANDIDATES = {"flash": "check", "written_out": "check", "causal_flash": "check"}
+DECIDED = [
+    {
+        "clause": ["numerics.long-sequence"],
+        "candidates": "*flash",
+        "decided": "defect",
+        "reason": "the last chunk of keys is moved back where it does not fit",
+        "finding": "043-flash-attention-jax-counts-keys-twice",
+    },
+    {
+        "clause": ["mask.single-key", "mask.causal-first-key", "numerics.large-logits"],
+        "candidates": "*flash",
+        "decided": "undocumented convention",
+        "reason": "its largest score so far begins with -1e6: scores far below that count for nothing, or are NaN",
+    },
+    {
+        "clause": "shape.empty-batch",
+        "candidates": "causal_flash",
+        "decided": "undocumented convention",
+        "reason": "no items are refused, with a division by zero",
+    },
+]
 _ARRAYS = {"arrays": "jax", "without": ["gradients"], "geometry": {"value_head_size": "head_size"}}
 _MASKED = {**_ARRAYS, "masks": ["keep"], "mask_shapes": ["BK"]}
 

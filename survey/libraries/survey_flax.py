@@ -13,6 +13,23 @@ CANDIDATES = {
     "layer": "check",
     "nnx_layer": "check",
 }
+DECIDED = [
+    {
+        "clause": ["shape.*", "mask.*", "numerics.*", "equivariance.*", "state.*"],
+        "candidates": "nnx_function_values",
+        "decided": "defect",
+        "reason": "values of another depth than keys are handed on to jax, which refuses them",
+        "finding": "040-flax-nnx-refuses-values-of-another-depth",
+    },
+    {
+        "clause": ["shape.*", "mask.*", "numerics.*", "equivariance.*", "state.*"],
+        "candidates": "nnx_function_recorded",
+        "kind": "exception",
+        "decided": "defect",
+        "reason": "with is_causal a mask of one row raises: the triangle is broadcast to its shape",
+        "finding": "040-flax-nnx-refuses-values-of-another-depth",
+    },
+]
 PROMISES = [
     {
         "sentence": "Attention weights are masked out if their corresponding mask value is ``False``.",

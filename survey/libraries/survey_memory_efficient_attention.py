@@ -15,6 +15,23 @@ CANDIDATES = {
     "torch_function": "check",
     "torch_chunks": "check",
 }
+DECIDED = [
+    {
+        "clause": ["shape.*", "mask.*", "numerics.*", "equivariance.*", "state.*"],
+        "candidates": "function_masks",
+        "decided": "defect",
+        "reason": "a mask without a bias raises, and a bias without a mask",
+        "kind": "exception",
+        "finding": "042-memory-efficient-attention-masks-and-chunks",
+    },
+    {
+        "clause": ["shape.*", "numerics.*", "equivariance.*", "state.*"],
+        "candidates": "function_chunks",
+        "decided": "defect",
+        "reason": "chunks that do not divide the lengths count keys twice and answer more queries",
+        "finding": "042-memory-efficient-attention-masks-and-chunks",
+    },
+]
 PROMISES = [
     {
         "sentence": "Attention weights are masked out if their corresponding mask value is `False`.",
