@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 import textwrap
 import time
 from pathlib import Path
@@ -127,3 +129,38 @@ def test_a_loop_on_all_ranks_is_a_verdict(tmp_path: Path) -> None:
     ranks = [int(file.stem) for file in tmp_path.glob("*.pid")]
     assert len(ranks) == 2
     assert not any(psutil.pid_exists(rank) for rank in ranks)
+
+
+JUDGE = """
+    import sys, time
+    import torch
+    from conformance.calls.ranks import spanning
+    from conformance.targets.resolving import resolve_one
+
+    if __name__ == "__main__":
+        made = spanning(resolve_one(sys.argv[1])[0])
+        made(*(torch.ones(1, 1, 4, 1) for _ in range(3)))
+        print("called", flush=True)
+        made(*(torch.zeros(1, 1, 4, 1) for _ in range(3)))
+"""
+
+
+def test_ranks_end_with_the_judge(tmp_path: Path) -> None:
+    """A judge that is killed leaves no rank behind, not even one that waits."""
+    body = (
+        f"open({str(tmp_path)!r} + f'/{{os.getpid()}}.pid', 'w'); "
+        "value.sum() or time.sleep(600); return value"
+    )
+    candidate(tmp_path, body, seconds=300.0)
+    (file,) = tmp_path.glob("ranks_*.py")
+    judge = tmp_path / "judge.py"
+    judge.write_text(textwrap.dedent(JUDGE), encoding="utf-8")
+    with subprocess.Popen([sys.executable, judge, file], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"called\n"
+        process.kill()
+    ranks = [int(mark.stem) for mark in tmp_path.glob("*.pid")]
+    assert len(ranks) == 2
+    left = [psutil.Process(each) for each in ranks if psutil.pid_exists(each)]
+    _, alive = psutil.wait_procs(left, 20)
+    assert not alive
