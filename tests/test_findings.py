@@ -61,7 +61,7 @@ def test_a_script_shows_its_finding(script: Path) -> None:
 
 @EVERY
 def test_a_script_needs_nothing_of_the_harness(script: Path) -> None:
-    """Its imports are its library, torch, onnx, onnxruntime, numpy and the standard library."""
+    """Its imports are its library, torch, jax, onnx, onnxruntime, numpy and the standard library."""
     imported = set()
     for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -70,7 +70,7 @@ def test_a_script_needs_nothing_of_the_harness(script: Path) -> None:
             imported.add(str(node.module).split(".")[0])
     name = surveyed(script)
     theirs = {one for one in imported if name and one.startswith(name)} | HELPERS
-    known = {"onnx", "onnxruntime", "numpy", "torch", *sys.stdlib_module_names}
+    known = {"jax", "onnx", "onnxruntime", "numpy", "torch", *sys.stdlib_module_names}
     assert imported <= known | theirs
 
 
