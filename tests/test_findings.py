@@ -61,7 +61,7 @@ def test_a_script_shows_its_finding(script: Path) -> None:
 
 @EVERY
 def test_a_script_needs_nothing_of_the_harness(script: Path) -> None:
-    """Its imports are its library, torch, jax, onnx, onnxruntime, numpy and the standard library."""
+    """It imports its library, torch, jax, onnx, onnxruntime, numpy and the standard library."""
     imported = set()
     for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
