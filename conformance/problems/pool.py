@@ -130,7 +130,9 @@ class Pool:
         """The problems that are not drawn, in order."""
         self._leading = self._leading or dtype
         if (space, dtype) not in self._edges:
-            wanted, most = self._wanted(space, dtype), self._profile.edges
+            wanted = self._wanted(space, dtype)
+            # Of combinations a part would leave pairs of options out.
+            most = None if space.edges == "combinations" else self._profile.edges
             if space.share < 1.0 and space.edges == "sizes":
                 # A part of each: edges alone are the same in every run.
                 most = wanted // 2 if most is None else min(most, wanted // 2)

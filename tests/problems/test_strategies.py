@@ -17,9 +17,10 @@ from conformance.declare.candidate import Candidate
 from conformance.problems.edges import edge_problems
 from conformance.problems.mask_patterns import OF_SEQUENCES, PATTERNS
 from conformance.problems.materialise import materialise
+from conformance.problems.pool import Pool
 from conformance.problems.problem import Problem
 from conformance.problems.recipes import HALF_PRECISION
-from conformance.problems.space import WIDTHS, Space
+from conformance.problems.space import EVERY_OPTION, WIDTHS, Space
 from conformance.problems.strategies import TILE_EDGES, draw_drafts, draw_problems
 
 SPACES = list(dict.fromkeys(clause.space for clause in CLAUSES.values()))
@@ -244,3 +245,8 @@ def test_few_sizes_are_tried_with_fewer_problems() -> None:
     assert few.edges < few.examples
     assert few.reductions < quick.reductions
     assert profile_for(torch, quick) is quick
+    together = EVERY_OPTION.replace(edges="combinations")
+    whole = edge_problems(jax, together, dtype="float32")
+    assert len(whole) > 1
+    one = dataclasses.replace(few, edges=1)
+    assert Pool(jax, one, 0).problems(together, "float32")[: len(whole)] == whole
