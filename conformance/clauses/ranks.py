@@ -51,8 +51,7 @@ _divides_keys = requires(
 _repeats = requires(
     lambda c: (
         c.declaration.ranks is None
-        or c.declaration.ranks.places("output", "heads" if c.kind == "core" else "tokens").axis
-        is None
+        or c.declaration.ranks.places("output", "heads" if c.kind == "core" else "tokens").whole
     ),
     "each rank has its own part of the answer",
 )

@@ -158,6 +158,11 @@ class Placed:
     summed: bool = False
     broadcast: bool = False
 
+    @property
+    def whole(self) -> bool:
+        """Whether each rank has all of it, as it is: neither a part nor a summand."""
+        return self.axis is None and not self.summed
+
     def spans(self, size: int, rank: int, count: int) -> list[tuple[int, int]]:
         """The first and the last index (exclusive) of each stretch that a rank has of a size."""
         if self.axis is None or (self.broadcast and size == 1):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
+from pathlib import Path
+
 import pytest
 from examples import SMALL
 
@@ -59,6 +62,33 @@ def test_correct_ones_pass(file: str) -> None:
     result = statuses(loaded(f"candidates.ranks.{file}:{CORRECT[file]}"), "ranks.*")
     assert set(result.values()) <= {"passed", "not-applicable"}
     assert result["ranks.any-count"] == result["ranks.waits"] == result["ranks.dies"] == "passed"
+
+
+SUMMANDS = """
+    from torch.distributed.tensor import Partial
+    from candidates.ranks.tensor_parallel import TensorParallel
+    from torch.nn.functional import linear
+    import torch.distributed as dist
+    import conformance
+
+    class Summands(TensorParallel):
+        def projected(self, mixed, weights):
+            part = mixed if weights.o is None else linear(mixed, weights.o)
+            return part if weights.o_bias is None or dist.get_rank() else part + weights.o_bias
+
+    summands = conformance.layer(
+        name="summands", causal="bottom-right", empty_rows="zeros", features=["gqa"],
+        without=["gradients"], ranks=conformance.Ranks(2, weights="heads", output=Partial()),
+    )(Summands())
+"""
+
+
+def test_summands_need_not_agree(tmp_path: Path) -> None:
+    """An answer that is the sum over the ranks is right although no two ranks return the same."""
+    file = tmp_path / "summands.py"
+    file.write_text(textwrap.dedent(SUMMANDS), encoding="utf-8")
+    result = statuses(loaded(f"{file}:summands"), "ranks.agree", "numerics.golden")
+    assert result == {"ranks.agree": "not-applicable", "numerics.golden": "passed"}
 
 
 def test_what_makes_no_call_wrong_fails_its_clause_alone() -> None:

@@ -150,4 +150,5 @@ def access(plan: CandidatePlan) -> dict[str, Any]:
         "arrays": plan.candidate.declaration.arrays,
         "compiled": candidate.eager is not None,
         "kind": plan.candidate.kind,
+        "ranks": plan.candidate.declaration.ranks is not None,
     }

@@ -255,6 +255,7 @@ def why_not(clause: Record, target: str = ":") -> str:
     compared = kind in COMPARED
     graph_on = _device(data) != "cpu" and is_graph(data)
     reasons = {
+        "its ranks are started by the harness": access.get("ranks", False),
         "there are no calls of the candidate to show (it died, hung, or did not repeat it)": not (
             data.get("calls")
         ),

@@ -17,6 +17,7 @@ from typing import Any, Final
 from ...base.mistake import Mistake, mistakes_in
 from ...base.profile import PROFILES, Profile
 from ...base.results import ClauseResult
+from ...calls.ranks import spanning
 from ...clauses.registry import all_clauses
 from ...declare.candidate import Candidate
 from ...declare.decorators import renamed
@@ -354,7 +355,9 @@ class Bench:
         """The run of a candidate; a new run where the last was another candidate's."""
         if self._current is None or self._current[0] is not candidate:
             # That it fails is what counts here, not how small its failure can be made.
-            run = CandidateRun(candidate, profile=self.profile, seed=self.seed, explain=False)
+            run = CandidateRun(
+                spanning(candidate), profile=self.profile, seed=self.seed, explain=False
+            )
             self._current = (candidate, run)
         return self._current[1]
 

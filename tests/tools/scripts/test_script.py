@@ -200,6 +200,7 @@ def with_counterexample(**changes: Any) -> dict[str, Any]:
         (entry(id="state.state-dict"), "does more with the module than calling it"),
         (with_counterexample(calls=[]), "no calls of the candidate"),
         (with_counterexample(access={"adapted": True}), "conformance.module"),
+        (with_counterexample(access={"ranks": True}), "its ranks are started by the harness"),
         (entry(violation={"kind": "hung", "message": ""}), "a failure of kind hung"),
         (
             with_counterexample(

@@ -8,14 +8,17 @@ import pytest
 from specific_mistakes import ANYTHING, ON_A_DEVICE, SPECIFIC
 
 from candidates.broken import MISTAKES
+from candidates.ranks.mistakes import MISTAKES as OF_RANKS
 from conformance import Mistake
 from conformance.base.profile import PROFILES, Profile
 from conformance.base.results import ClauseResult
+from conformance.calls.ranks import Spanning
 from conformance.clauses.device import on_a_device
 from conformance.clauses.registry import all_clauses
 from conformance.diagnosis.mistakes import MISTAKES as NAMED
 from conformance.running.runner import CandidateRun
-from conformance.tools.teeth.jobs import candidate_of
+from conformance.targets.resolving import resolve_one
+from conformance.tools.teeth.jobs import Bench, candidate_of
 
 BY_NAME = {mistake.name: mistake for mistake in MISTAKES}
 # Several ways to make one mistake share its name: the number tells them apart.
@@ -51,9 +54,19 @@ def test_mistake_fails_the_clause_it_breaks(mistake: Mistake) -> None:
 
 
 def test_every_clause_has_a_mistake_that_fails_it() -> None:
-    """No clause is without teeth: each is the primary clause of a mistake."""
-    primary = {mistake.primary for mistake in (*MISTAKES, *NAMED)}
+    """No clause is without teeth: each is the primary clause of a mistake.
+
+    Those of ranks are in a table of their own; tests/clauses/test_ranks.py runs each.
+    """
+    primary = {mistake.primary for mistake in (*MISTAKES, *NAMED)} | {*OF_RANKS.values()}
     assert {clause.id for clause in all_clauses()} - ON_A_DEVICE == primary
+
+
+def test_mistakes_that_span_ranks_are_called_on_their_ranks() -> None:
+    """``conformance teeth`` runs them as ``check`` does, not in its own process."""
+    (candidate,) = resolve_one("candidates.ranks.mistakes:StaleBuffer")
+    bench = Bench(profile=PROFILES["quick"], seed=0)
+    assert isinstance(bench.run_of(candidate).candidate.function, Spanning)
 
 
 def test_only_clauses_about_other_devices_may_catch_nothing() -> None:
@@ -85,5 +98,8 @@ def test_specific_mistake_fails_only_what_it_should(slug: str) -> None:
 
 
 def test_every_clause_is_told_apart() -> None:
-    """The table of specific mistakes covers the whole specification."""
-    assert set(SPECIFIC) == {clause.id for clause in all_clauses()} - ON_A_DEVICE
+    """The tables of specific mistakes cover the whole specification, that of ranks its family."""
+    of_the_family = {primary for primary in OF_RANKS.values() if primary.startswith("ranks.")}
+    clauses = {clause.id for clause in all_clauses()} - ON_A_DEVICE
+    assert {*SPECIFIC} | of_the_family == clauses
+    assert not {*SPECIFIC} & of_the_family
