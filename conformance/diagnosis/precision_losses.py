@@ -23,6 +23,8 @@ FORMATS: Final = {
 }
 # TensorFloat-32 keeps 10 of float32's 23 explicit bits: these are cut off.
 SHORT_BITS: Final = 13
+# Numbers of the partial products that are held at the same time: 32 MiB.
+_PRODUCTS_HELD: Final = 2**22
 
 
 def to_format(name: str) -> Rounding:
@@ -136,18 +138,26 @@ def rounded_exponents(rounding: Rounding) -> LossyOutput:
 
 def added_up(left: Tensor, right: Tensor, rounding: Rounding, at_once: int) -> Tensor:
     """A product of matrices whose partial sums are rounded after so many terms each."""
+    total = torch.zeros(*left.shape[:-1], right.shape[-1], dtype=torch.float64)
+    # Several products at once: one after another they would take longer than all the rest.
+    several = at_once * max(1, _PRODUCTS_HELD // max(1, total.numel()))
+    for first in range(0, left.shape[-1], several):
+        lefts, rights = left[..., first : first + several], right[..., first : first + several, :]
+        for part in _products(lefts, rights, at_once):
+            total = rounding(total + part)
+    return total
+
+
+def _products(left: Tensor, right: Tensor, at_once: int) -> list[Tensor]:
+    """Products of so many terms each, the last of what is left."""
     count, rest = divmod(left.shape[-1], at_once)
     whole = left.shape[-1] - rest
-    # All products at once: one after another they would take longer than all the rest.
     lefts = left[..., :whole].unflatten(-1, (count, at_once)).transpose(-2, -3)
     rights = right[..., :whole, :].unflatten(-2, (count, at_once))
     parts = list((lefts @ rights).unbind(-3))
     if rest:
         parts.append(left[..., whole:] @ right[..., whole:, :])
-    total = torch.zeros(*left.shape[:-1], right.shape[-1], dtype=torch.float64)
-    for part in parts:
-        total = rounding(total + part)
-    return total
+    return parts
 
 
 def rounded_sum(rounding: Rounding, at_once: int) -> LossyOutput:

@@ -138,8 +138,8 @@ class _Rules:
             )
             for group in tied_fields(candidate, space)
         )
-        cls.latest = cls(declared, space, tuple(groups))
-        return cls.latest
+        rules = cls.latest = cls(declared, space, tuple(groups))
+        return rules  # another thread may have kept others by now
 
 
 def _settle_sizes(geometry: Geometry, candidate: Candidate, space: Space) -> Geometry:

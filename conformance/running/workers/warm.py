@@ -40,6 +40,8 @@ with uncollected():
 
 # The mistake that is diagnosed in advance: every core can make it.
 COMMONEST: Final = "scale-missing"
+# What may go wrong where promises are strange.
+_CANNOT_PREPARE: Final = (DeclarationError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 class _Mistaken(DiagnosedSubject):
@@ -76,5 +78,6 @@ def diagnose_in_advance(promises: Mapping[str, Any]) -> list[str]:
 
 if PROMISED in os.environ:
     # The first candidate that makes promises which nobody can make is refused, with the reason.
-    with uncollected(), contextlib.suppress(DeclarationError, TypeError):
+    # Whatever else goes wrong here, that candidate is judged without what was computed for it.
+    with uncollected(), contextlib.suppress(*_CANNOT_PREPARE):
         diagnose_in_advance(ast.literal_eval(os.environ[PROMISED]))
