@@ -50,8 +50,9 @@ class Replaceable:
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed."""
-        own = vars(self)
-        return type(self)(**{name: own[name] for name in _fields(type(self))} | changes)
+        own, kind = vars(self), type(self)
+        names = _fields(kind)  # type: ignore[arg-type]  # every class can be hashed
+        return kind(**{name: own[name] for name in names} | changes)
 
 
 @lru_cache(maxsize=256)
