@@ -17,6 +17,7 @@ from curated_transformers.layers import (
     enable_torch_sdp,
 )
 from curated_transformers.layers.attention import QkvSplitGroupedByHead
+from curated_transformers.models.llama import LlamaCausalLM, LlamaConfig
 
 torch.manual_seed(0)
 layer = SelfAttention(
@@ -38,6 +39,30 @@ for by_torch in (False, True):
         )
     shapes[by_torch] = list(step.shape)
     print(f"torch's function {by_torch}: one token after four is answered {shapes[by_torch]}")
-wrong = shapes == {False: [2, 1, 12], True: [2, 5, 12]}
-print("a token has five answers" if wrong else "the defect is gone")
+
+config = LlamaConfig(
+    hidden_width=24,
+    intermediate_width=32,
+    n_hidden_layers=2,
+    n_pieces=50,
+    n_query_heads=3,
+    n_key_value_heads=3,
+    rotary_embedding_fraction=1.0,
+    dtype=torch.float32,
+)
+model = LlamaCausalLM(config).eval()
+pieces = torch.arange(10).view(2, 5)
+said = {}
+for by_torch in (False, True):
+    with enable_torch_sdp(by_torch), torch.no_grad():
+        begun = model(pieces[:, :4], first, store_cache=True)
+        try:
+            said[by_torch] = str(list(model(pieces[:, 4:], mask, cache=begun.cache).logits.shape))
+        except RuntimeError as error:
+            said[by_torch] = f"raises {error}"
+    print(f"torch's function {by_torch}: a model of two layers, a step: {said[by_torch]}")
+layers_wrong = shapes == {False: [2, 1, 12], True: [2, 5, 12]}
+models_wrong = said[False] == "[2, 1, 50]" and "(5) must match" in said[True]
+wrong = layers_wrong and models_wrong
+print("a token has five answers, a model raises" if wrong else "the defect is gone")
 sys.exit(0 if wrong else 1)

@@ -6,10 +6,18 @@ Exits 0 while the defect is there, 1 when it is gone.
 """
 
 import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
-import no_torchaudio  # noqa: F401 (stands for torchaudio, whose wheel needs CUDA)
 import torch
-from speechbrain.nnet.attention import RoPEMHA
+
+# Stands for torchaudio, whose wheel in the index needs CUDA; no attention uses it.
+absent = ModuleType("torchaudio")
+absent.__spec__ = ModuleSpec("torchaudio", None)
+absent.__version__ = "2.9.0"
+sys.modules["torchaudio"] = absent
+
+from speechbrain.nnet.attention import RelPosEncXL, RelPosMHAXL, RoPEMHA  # noqa: E402
 
 torch.manual_seed(0)
 layer = RoPEMHA(embed_dim=12, num_heads=3).eval()
@@ -33,8 +41,20 @@ nudged = answers(changed)[:, :4]
 for what, other in (("without the fifth", first), ("beside a fifth off by 1e-6", nudged)):
     off = float((other - whole[:, :4]).abs().max())
     print(f"the first four queries {what}: off by {off:.3g}")
-wrong = bool(torch.allclose(first, nudged, atol=1e-5)) and not torch.allclose(
+
+# The same least change of the layer with relative positions.
+relative = RelPosMHAXL(embed_dim=12, num_heads=3).eval()
+positions = RelPosEncXL(12).make_pe(5)
+with torch.no_grad():
+    both = [
+        relative(query, tokens, tokens, positions, return_attn_weights=False)[:, :4]
+        for query in (tokens, changed)
+    ]
+off = float((both[1] - both[0]).abs().max())
+print(f"RelPosMHAXL, the first four queries beside a fifth off by 1e-6: off by {off:.3g}")
+rotary_wrong = torch.allclose(first, nudged, atol=1e-5) and not torch.allclose(
     first, whole[:, :4], atol=1e-2
 )
+wrong = rotary_wrong and not torch.allclose(*both, atol=1e-2)
 print("equal query and key are projected by other weights" if wrong else "the defect is gone")
 sys.exit(0 if wrong else 1)
