@@ -32,7 +32,7 @@ ABSENT: Final = 2.0
 _FEW: Final = 0.1
 _SOURCE: Final = "docs/start-ranks.md; torch.distributed: every rank calls every collective"
 
-_spans = requires(lambda c: c.declaration.ranks is not None, "it runs in one process")
+spans_ranks = requires(lambda c: c.declaration.ranks is not None, "it runs in one process")
 _several = requires(
     lambda c: c.declaration.ranks is None or c.declaration.ranks.count > 1, "it has one rank"
 )
@@ -98,7 +98,7 @@ class _Run:
     sentence="What is replicated is the same answer on every rank.",
     source=f"{_SOURCE}; a reduce to one rank where all need the sum",
     space=Space(mask="maybe", causal="maybe", share=0.5),
-    applies=(_spans, _several, _repeats),
+    applies=(spans_ranks, _several, _repeats),
     explained=False,
 )
 def agree(subject: Subject, problem: Problem) -> Finding:
@@ -138,7 +138,7 @@ def agree(subject: Subject, problem: Problem) -> Finding:
         least=(("query_length", 3), ("key_length", 5)),
         share=0.2,
     ),
-    applies=(_spans,),
+    applies=(spans_ranks,),
     explained=False,
 )
 def any_count(subject: Subject, problem: Problem) -> Finding:
@@ -214,7 +214,7 @@ def _padded(inputs: Inputs) -> Inputs:
     source=f"{_SOURCE}; a short part that is padded and not masked",
     space=Space(values=LIVELY, least=(("query_length", 3), ("key_length", 3)), share=_FEW * 2),
     counterfactual="one key of zeros more",
-    applies=(_spans, _several, _divides),
+    applies=(spans_ranks, _several, _divides),
     needs_golden=True,
 )
 def uneven(subject: Subject, problem: Problem) -> Finding:
@@ -235,7 +235,7 @@ def uneven(subject: Subject, problem: Problem) -> Finding:
     sentence="Where a rank has no token, the answer is right, or every rank raises.",
     source=f"{_SOURCE}; fewer tokens than ranks, as when one token is decoded",
     space=Space(values=LIVELY, share=_FEW),
-    applies=(_spans, _several, _divides),
+    applies=(spans_ranks, _several, _divides),
     needs_golden=True,
     explained=False,
 )
@@ -262,7 +262,7 @@ def empty_part(subject: Subject, problem: Problem) -> Finding:
     sentence="Parts that change places among the ranks change the places of rows alone.",
     source="Liu et al. 2023 (ring attention): the order in which parts of the keys meet is free",
     space=Space(values=LIVELY, least=(("query_length", 4), ("key_length", 4)), share=_FEW * 2),
-    applies=(_spans, _several, _divides, _free),
+    applies=(spans_ranks, _several, _divides, _free),
     explained=False,
 )
 def order(subject: Subject, problem: Problem) -> Finding:
@@ -300,7 +300,7 @@ def order(subject: Subject, problem: Problem) -> Finding:
         causal="always", square="always", values=LIVELY, least=(("key_length", 4),), share=_FEW * 2
     ),
     counterfactual="no causality",
-    applies=(_spans, _several, _divides_keys),
+    applies=(spans_ranks, _several, _divides_keys),
 )
 def no_leak(subject: Subject, problem: Problem) -> Finding:
     """Junk in the whole last part of the keys; the rows before it are judged."""
@@ -318,7 +318,7 @@ def no_leak(subject: Subject, problem: Problem) -> Finding:
     sentence="A rank that is late changes nothing.",
     source=f"{_SOURCE}; a message that is read before it has arrived",
     space=Space(causal="maybe", values=LIVELY, least=(("key_length", 2),), share=_FEW),
-    applies=(_spans, _several),
+    applies=(spans_ranks, _several),
     explained=False,
 )
 def waits(subject: Subject, problem: Problem) -> Finding:
@@ -340,7 +340,7 @@ def waits(subject: Subject, problem: Problem) -> Finding:
     ),
     source=f"{_SOURCE}; an exception of a collective that is swallowed",
     space=Space(values=LIVELY, least=(("key_length", 2),), share=_FEW / 2),
-    applies=(_spans, _several),
+    applies=(spans_ranks, _several),
     needs_golden=True,
     explained=False,
 )

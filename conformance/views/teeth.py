@@ -143,7 +143,7 @@ def summary_lines(record: Record) -> Iterator[tuple[bool, str]]:
     for slug in () if record["interrupted"] else summary["toothless_judged"]:
         yield False, f"catches no mistake: {slug}"
     if summary["elsewhere"]:
-        yield True, f"not run on a CPU: {few(summary['elsewhere'], 4)}"
+        yield True, f"not run in one process on a CPU: {few(summary['elsewhere'], 4)}"
     yield from _about_correct(summary, by_name)
     if not_run := summary["not_run"]:
         yield False, f"not run to the end: {len(not_run)} ({few(not_run, 4)})"

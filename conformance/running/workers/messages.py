@@ -111,8 +111,8 @@ class Ready:
     """The specification and the environment, which a worker sends before it loads anything.
 
     ``sentences``, ``levels`` and ``origins`` are by slug; the specification's own clauses have no
-    origin. ``elsewhere`` are the slugs of clauses that never apply on a CPU. ``clauses`` is
-    what reports say of each clause besides its results.
+    origin. ``elsewhere`` are the slugs of clauses that never apply in one process on a CPU.
+    ``clauses`` is what reports say of each clause besides its results.
     """
 
     environment: dict[str, Any]

@@ -123,6 +123,7 @@ def _send(connection: Connection, tag: str, payload: Any) -> None:
 def ready() -> Ready:
     """The specification and the environment."""
     from ...clauses.device import on_a_device  # noqa: PLC0415 (loads torch)
+    from ...clauses.ranks import spans_ranks  # noqa: PLC0415
     from ...clauses.registry import (  # noqa: PLC0415 (loads torch)
         all_clauses,
         facts,
@@ -137,7 +138,9 @@ def ready() -> Ready:
         sentences={clause.id: clause.sentence for clause in clauses},
         levels={clause.id: clause.level_text for clause in clauses},
         origins={clause.id: clause.origin for clause in clauses if clause.origin},
-        elsewhere=frozenset(clause.id for clause in clauses if on_a_device in clause.requirements),
+        elsewhere=frozenset(
+            clause.id for clause in clauses if {on_a_device, spans_ranks} & set(clause.requirements)
+        ),
         clauses={clause.id: facts(clause) for clause in clauses},
     )
 

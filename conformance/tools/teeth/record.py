@@ -248,7 +248,8 @@ def _judged(options: TeethOptions, run: TeethProgress) -> set[str]:
 
     All of them where the repository's catalogue is there, as the shipped mistakes alone do not
     reach every clause; elsewhere those of installed distributions; none where mistakes were chosen
-    or not all of them ran. Those that have no problem on a CPU, where the catalogue runs, need not.
+    or not all of them ran. Those that have no problem in one process on a CPU, where the catalogue
+    runs, need not: ``candidates/ranks/mistakes.py`` has the mistakes of those about ranks.
     """
     if options.targets or options.mistakes or options.not_mistakes or run.interrupted:
         return set()

@@ -71,7 +71,7 @@ def test_clauses_about_other_devices_are_told_apart() -> None:
     )
     assert matrix["summary"]["elsewhere"] == ["house.rule"]
     assert exit_code(matrix) == 0
-    assert (True, "not run on a CPU: house.rule") in summary_lines(matrix)
+    assert (True, "not run in one process on a CPU: house.rule") in summary_lines(matrix)
 
 
 @pytest.mark.parametrize(
