@@ -16,9 +16,9 @@ from survey import environment, library
 
 FOLDER = CHECKOUT / "docs" / "findings"
 SCRIPTS = sorted(FOLDER.glob("*.py"))
-EVERY = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 # What is imported of ours, to make a library importable.
-HELPERS = {"cpu_torchvision", "no_torchaudio"}
+HELPER = "cpu_torchvision"
+EVERY = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 
 
 def surveyed(script: Path) -> str:
@@ -61,7 +61,7 @@ def test_a_script_shows_its_finding(script: Path) -> None:
 
 @EVERY
 def test_a_script_needs_nothing_of_the_harness(script: Path) -> None:
-    """It imports its library, torch, jax, onnx, onnxruntime, numpy and the standard library."""
+    """It imports its library, what that pins, torch, jax, onnx, onnxruntime and numpy."""
     imported = set()
     for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -69,8 +69,10 @@ def test_a_script_needs_nothing_of_the_harness(script: Path) -> None:
         elif isinstance(node, ast.ImportFrom):
             imported.add(str(node.module).split(".")[0])
     name = surveyed(script)
-    theirs = {one for one in imported if name and one.startswith(name)} | HELPERS
-    known = {"jax", "onnx", "onnxruntime", "numpy", "torch", *sys.stdlib_module_names}
+    pins = library.read(name).pins if name else ()
+    theirs = {one for one in imported if name and one.startswith(name)}
+    theirs |= {pin.partition("==")[0].replace("-", "_") for pin in pins}
+    known = {HELPER, "jax", "onnx", "onnxruntime", "numpy", "torch", *sys.stdlib_module_names}
     assert imported <= known | theirs
 
 

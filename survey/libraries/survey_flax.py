@@ -15,16 +15,16 @@ CANDIDATES = {
 }
 DECIDED = [
     {
-        "clause": ["shape.*", "mask.*", "numerics.*", "equivariance.*", "state.*"],
+        "clause": "reached",
         "candidates": "nnx_function_values",
         "decided": "defect",
         "reason": "values of another depth than keys are handed on to jax, which refuses them",
         "finding": "040-flax-nnx-refuses-values-of-another-depth",
     },
     {
-        "clause": ["shape.*", "mask.*", "numerics.*", "equivariance.*", "state.*"],
+        "clause": ["numerics.options", "mask.empty-row-options"],
         "candidates": "nnx_function_recorded",
-        "kind": "exception",
+        "kind": "raised",
         "decided": "defect",
         "reason": "with is_causal a mask of one row raises: the triangle is broadcast to its shape",
         "finding": "040-flax-nnx-refuses-values-of-another-depth",

@@ -20,6 +20,16 @@ PROMISES = [
         "declares": {"masks": ["keep"]},
     },
 ]
+DECIDED = [
+    {
+        "clause": "mask.padding-is-absence",
+        "candidates": "layer",
+        "kind": "value",
+        "decided": "defect",
+        "reason": "biases of heads of size 1 are added to tokens where there are as many of these",
+        "finding": "044-keras-tensorflow-adds-a-column-as-a-row",
+    },
+]
 _LAYER = {
     "arrays": "numpy",
     "masks": ["keep"],
