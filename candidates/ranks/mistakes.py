@@ -214,6 +214,32 @@ class SumOnTheFirstRankAlone(SplitKeys):
         return result
 
 
+class _GradientOnTheFirst(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        """The tensor, which every rank has."""
+        del ctx
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        """The sum on rank 0; the others keep what they had."""
+        del ctx
+        total = gradient.contiguous().clone()
+        dist.reduce(total, dst=0)
+        return gradient if dist.get_rank() else total
+
+
+@_split("ranks.agree")
+class GradientOnTheFirstRankAlone(SplitKeys):
+    """The gradient of the queries, which all ranks have, is added up on the first rank alone."""
+
+    def own_queries(self, query: Tensor) -> Tensor:
+        """The others have the gradient of their own keys' logits."""
+        result: Tensor = _GradientOnTheFirst.apply(query)  # type: ignore[no-untyped-call]  # torch's own
+        return result
+
+
 @_ring("ranks.any-count")
 class TwoRanksWrittenDown(Ring):
     """The ring is walked for two steps, however many ranks there are."""

@@ -16,6 +16,7 @@ from ..base.printable_text import capped, name_of, printable, raised_text, trace
 from ..base.results import Violation
 from ..declare.candidate import Candidate
 from ..declare.declaration import SEQUENCES
+from ..errors import UsageError
 from ..graphs.protocol import GraphLost, GraphRefused
 from ..problems.arrangements import (
     arranged_tokens,
@@ -46,6 +47,10 @@ class RaisedElsewhere(Exception):  # noqa: N818 (it is the candidate that raised
     def __init__(self, violation: Violation) -> None:
         super().__init__(violation.message)
         self.violation = violation
+
+
+class RanksUnusableError(UsageError):
+    """The ranks of a candidate cannot be started, or do not load it: nothing can be judged."""
 
 
 # A tensor of one of these classes runs none of a candidate's code when it is looked at.
@@ -293,7 +298,7 @@ def guarded(
     try:
         with integrity.watched(), torch.set_grad_enabled(grad_mode), torch_state.kept():
             return function(*positional, **keywords)
-    except (KeyboardInterrupt, CandidateFailure):
+    except (KeyboardInterrupt, CandidateFailure, RanksUnusableError):
         raise
     except GraphLost as lost:
         message = printable(f"the graph {lost}")

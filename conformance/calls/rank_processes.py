@@ -1,4 +1,4 @@
-"""The processes of all ranks of a candidate: started together, asked together, ended together."""
+"""The processes of all ranks of a candidate: started, called and ended together."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from typing import Any, Final
 import psutil
 import torch.distributed as dist
 
-from ..errors import UsageError
-from .rank_server import Group, Reply, Request, Source, said, serve
+from .calling import RanksUnusableError
+from .rank_server import Group, Reply, Request, Source, last_line, serve
 
 # Where one has raised, or has died, the others are left so many seconds to say so as well.
 GRACE: Final = 2.0
 # A collective's own limit comes first: then each rank says in which line it has waited.
 _BEYOND: Final = 1.0
-_STARTING: Final = 120.0  # importing torch from a cold disk
+STARTING: Final = 120.0  # importing torch from a cold disk
 _PRELOADED: Final = "conformance.calls.rank_server"
 # Groups that may be there at once, each with all its processes: one for each number of ranks.
 _MOST_GROUPS: Final = 5
@@ -37,7 +37,7 @@ _LIVE: Final[list[RankProcesses]] = []
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
+class RankResult:
     """What became of a request on one rank: its reply, or how it was lost.
 
     ``lost`` is "", ``died``, ``silent`` or ``absent`` (it was not called); ``words`` says
@@ -50,7 +50,11 @@ class Said:
 
 
 class RankProcesses:
-    """Ranks that torch's launcher starts, in one process group; a lost one ends all."""
+    """Ranks that torch's launcher starts, in one process group.
+
+    One that raises or is lost ends all: what the others have sent would be read by a later call.
+    The next request starts them again.
+    """
 
     def __init__(self, source: Source, count: int, seconds: float) -> None:
         self.count = count
@@ -59,31 +63,46 @@ class RankProcesses:
         self._ends: list[Connection] = []
         self._context: Any = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._groups = 0
+        self._finalizer: Any = None
+        self._numbers = 0
+        self._dropped: list[int] = []
         self.generation = 0
 
-    def ask(self, requests: Sequence[Request], seconds: float | None = None) -> list[Said]:
-        """What each rank says to its request, in order; who says nothing in time is ended.
+    def number(self) -> int:
+        """A new number for a call or a layer that is kept."""
+        self._numbers += 1
+        return self._numbers
 
-        Raises UsageError where no rank can be started.
+    def drop(self, number: int) -> None:
+        """Let the ranks forget what they keep under a number; the next request says so."""
+        self._dropped.append(number)
+
+    def send(self, requests: Sequence[Request]) -> list[RankResult]:
+        """What each rank replies to its request, in order; one that does not in time is ended.
+
+        Raises RanksUnusableError where the ranks cannot be started.
         """
         if self._context is None:
             self._start()
-        limit = self._seconds if seconds is None else seconds
-        return self._exchange(requests, limit + _BEYOND)
+        dropped, self._dropped = tuple(self._dropped), []
+        for request in requests:
+            request.drop = dropped
+        return self._exchange(requests, self._seconds + _BEYOND)
 
-    def arrange(self, order: Sequence[int]) -> list[Said]:
-        """Form a new process group in which process ``p`` has the rank ``order[p]``."""
-        if self._context is None:
-            self._start()
-        if self._folder is None:
-            msg = "the ranks have no folder to meet in"
-            raise LookupError(msg)
-        self._groups += 1
-        store = str(Path(self._folder.name) / f"group-{self._groups}")
-        group = Group(store=store, count=self.count, seconds=self._seconds)
-        requests = [Request(do="regroup", group=group, rank=rank) for rank in order]
-        return self._exchange(requests, _STARTING)
+    def _join(self, folder: str) -> None:
+        """Form the process group, and load the candidate on each rank."""
+        group = Group(
+            store=str(Path(folder) / "group"),
+            count=self.count,
+            seconds=self._seconds,
+            starting=STARTING,
+        )
+        requests = [Request(do="join", group=group, rank=rank) for rank in range(self.count)]
+        refused = [each for each in self._exchange(requests, STARTING) if _failed(each)]
+        if refused:
+            why = refused[0].words or _message(refused[0])
+            msg = f"the ranks of {self._source.shown} cannot be started: {why}"
+            raise RanksUnusableError(msg)
 
     def _start(self) -> None:
         from torch.distributed.elastic.multiprocessing import (  # noqa: PLC0415 (takes a moment)
@@ -92,37 +111,41 @@ class RankProcesses:
             start_processes,
         )
 
-        _make_room(self)
         if not dist.is_available():
             msg = "this torch has no torch.distributed: candidates that span ranks cannot run here"
-            raise UsageError(msg)
+            raise RanksUnusableError(msg)
+        _make_room()
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
         for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         # Processes are copies of one that has torch loaded: the first start takes seconds.
         multiprocessing.set_forkserver_preload([_PRELOADED])
+        # Before this process waits for its children; a fork has forgotten those of its parent.
+        self._finalizer = util.Finalize(None, self.close, exitpriority=1)
         self._folder = tempfile.TemporaryDirectory(prefix="conformance-ranks-")
         pairs = [multiprocessing.Pipe() for _ in range(self.count)]
-        theirs = {rank: pair[1] for rank, pair in enumerate(pairs)}
-        with _own_signals():
-            self._context = start_processes(
-                name="ranks",
-                entrypoint=serve,
-                args=dict.fromkeys(range(self.count), (theirs, self._source)),
-                envs={rank: self._environment(rank) for rank in range(self.count)},
-                logs_specs=DefaultLogsSpecs(log_dir=self._folder.name, redirects=Std.ALL),
-                start_method="forkserver",
-            )
-        for end in theirs.values():
-            end.close()
         self._ends = [pair[0] for pair in pairs]
-        self.generation += 1
-        refused = [each for each in self.arrange(range(self.count)) if _failed(each)]
-        if refused:
+        theirs = {rank: pair[1] for rank, pair in enumerate(pairs)}
+        try:
+            with _own_signals():
+                self._context = start_processes(
+                    name="ranks",
+                    entrypoint=serve,
+                    args=dict.fromkeys(range(self.count), (theirs, self._source)),
+                    envs={rank: self._environment(rank) for rank in range(self.count)},
+                    logs_specs=DefaultLogsSpecs(log_dir=self._folder.name, redirects=Std.ALL),
+                    start_method="forkserver",
+                )
+            for end in theirs.values():
+                end.close()
+            self._join(self._folder.name)
+        except BaseException:
+            for end in theirs.values():
+                end.close()
             self.close()
-            why = refused[0].words or _message(refused[0])
-            msg = f"the ranks of {self._source.name} cannot be started: {why}"
-            raise UsageError(msg)
+            raise
+        self.generation += 1
+        _LIVE.append(self)
 
     def _environment(self, rank: int) -> dict[str, str]:
         """What torch's launcher tells a rank of itself."""
@@ -139,15 +162,20 @@ class RankProcesses:
             "MASTER_PORT": "29500",
         }
 
-    def _exchange(self, requests: Sequence[Request], seconds: float) -> list[Said]:
+    def _exchange(self, requests: Sequence[Request], seconds: float) -> list[RankResult]:
         answers = {
-            rank: Said(lost="absent") for rank, each in enumerate(requests) if each.do == "rest"
+            rank: RankResult(lost="absent")
+            for rank, each in enumerate(requests)
+            if each.do == "rest"
         }
         try:
             for rank, request in enumerate(requests):
                 with contextlib.suppress(OSError):  # it is gone: reading says so
                     self._ends[rank].send_bytes(pickle.dumps(request))
-            last = time.monotonic() + seconds
+            last, failed = time.monotonic() + seconds, False
+            # A rank may wait for one that waits for the lost one, each until its collective's limit
+            # ends: where that is what is judged, nobody is stopped before.
+            patient = any(each.do in ("die", "rest") for each in requests)
             while len(answers) < self.count:
                 waiting = [end for rank, end in enumerate(self._ends) if rank not in answers]
                 ready = wait(waiting, max(0.0, last - time.monotonic()))
@@ -156,37 +184,45 @@ class RankProcesses:
                 for end in ready:
                     rank = self._ends.index(end)  # type: ignore[arg-type]  # one of these
                     answers[rank] = self._read(rank)
-                    if _failed(answers[rank]):
-                        last = min(last, time.monotonic() + GRACE)
+                    if _failed(answers[rank]) and not failed:
+                        failed, now = True, time.monotonic()
+                        last = now + seconds if patient else min(last, now + GRACE)
         except BaseException:  # Ctrl-C: what comes later would answer another request
             self.close()
             raise
-        lost = any(each.lost for each in answers.values()) or len(answers) < self.count
-        every = [answers.get(rank, Said(lost="silent")) for rank in range(self.count)]
-        if not lost:
+        every = [answers.get(rank, RankResult(lost="silent")) for rank in range(self.count)]
+        if not any(map(_failed, every)):
             return every
         every = [self._worded(rank, each) for rank, each in enumerate(every)]
         self.close()
         return every
 
-    def _read(self, rank: int) -> Said:
+    def _read(self, rank: int) -> RankResult:
+        """The reply of a rank, whose process runs the candidate: it may write anything."""
         try:
-            return Said(reply=pickle.loads(self._ends[rank].recv_bytes()))  # noqa: S301 (our own process)
+            received = self._ends[rank].recv_bytes()
         except (EOFError, OSError):
-            return Said(lost="died")
+            return RankResult(lost="died")
+        try:
+            reply = pickle.loads(received)  # noqa: S301 (not isolated, as docs/judge.md says)
+        except Exception:  # noqa: BLE001 (what cannot be read may raise anything)
+            reply = None
+        if not isinstance(reply, Reply):
+            return RankResult(lost="died", words="sent what is no reply")
+        return RankResult(reply=reply)
 
-    def _worded(self, rank: int, each: Said) -> Said:
+    def _worded(self, rank: int, each: RankResult) -> RankResult:
         """What is known of a lost rank, before all are ended."""
-        if not each.lost:
+        if not each.lost or each.words:
             return each
         status = None
         if each.lost == "died":
             with contextlib.suppress(Exception):
                 result = self._context.wait(GRACE, period=0.05)
                 status = None if result is None else result.failures[rank].exitcode
-        printed = said(self._context.stderrs[rank]) or said(self._context.stdouts[rank])
+        printed = last_line(self._context.stderrs[rank]) or last_line(self._context.stdouts[rank])
         quoted = f", after printing {printed[:300]!r}" if printed else ""
-        return Said(
+        return RankResult(
             lost=each.lost, words=f"{_cause(status) if each.lost == 'died' else ''}{quoted}"
         )
 
@@ -203,6 +239,9 @@ class RankProcesses:
             with contextlib.suppress(OSError):
                 self._folder.cleanup()
             self._folder = None
+        finalizer, self._finalizer = self._finalizer, None
+        if finalizer is not None:
+            finalizer.cancel()
         if self in _LIVE:
             _LIVE.remove(self)
 
@@ -220,25 +259,16 @@ def _own_signals() -> Iterator[None]:
                 signal.signal(name, handler)
 
 
-def _make_room(new: RankProcesses) -> None:
+def _make_room() -> None:
     while len(_LIVE) >= _MOST_GROUPS:
         _LIVE[0].close()
-    _LIVE.append(new)
 
 
-def _close_all() -> None:
-    while _LIVE:  # each takes itself off the list
-        _LIVE[0].close()
+def _failed(result: RankResult) -> bool:
+    return result.reply is None or result.reply.violation is not None
 
 
-util.Finalize(None, _close_all, exitpriority=1)  # before this process waits for its children
-
-
-def _failed(said_by_rank: Said) -> bool:
-    return said_by_rank.reply is None or said_by_rank.reply.violation is not None
-
-
-def _message(failed: Said) -> str:
+def _message(failed: RankResult) -> str:
     violation = None if failed.reply is None else failed.reply.violation
     return "they gave no answer" if violation is None else violation.message
 

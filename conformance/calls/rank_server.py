@@ -32,7 +32,8 @@ from ..targets.resolving import resolve_one
 from .calling import in_eval, is_tensor, raised
 
 _ROLES: Final = tuple(entry.name for entry in dataclasses.fields(golden.ProjectionWeights))
-# What every way to communicate in torch.distributed comes down to.
+# What the functions of torch.distributed call. Functional collectives, and so DTensor, go another
+# way: theirs are not delayed.
 _MESSAGES: Final = tuple(
     name
     for name in (
@@ -46,20 +47,28 @@ _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a rank loads: a target, and which of its candidates; ``device`` is what it uses."""
+    """What a rank loads: a target, and which of its candidates by the name that it has there.
+
+    ``shown`` is its name in the report; ``device`` is what it uses.
+    """
 
     target: str
     name: str
+    shown: str
     device: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """The process group that the ranks are to join: the file where they meet, and its limit."""
+    """The process group that the ranks are to join: the file where they meet, and its limits.
+
+    They may be ``starting`` for so long; later a collective takes ``seconds`` at most.
+    """
 
     store: str
     count: int
     seconds: float
+    starting: float
 
 
 @dataclass(kw_only=True)
@@ -67,8 +76,8 @@ class Request:
     """One request of the judge to one rank; tensors are this rank's parts.
 
     do
-        ``call``, ``build``, ``pull``, ``regroup``, ``die``, or ``rest``, which is not answered.
-    positional, keywords, asks
+        ``call``, ``build``, ``pull``, ``join``, ``die``, or ``rest``, which is not answered.
+    positional, keywords, requires_grad
         The arguments of a call, and whether each tensor among them requires a gradient.
     number
         Under which a call or a layer is kept (None: not at all); for ``pull`` the call's.
@@ -83,7 +92,7 @@ class Request:
     do: str
     positional: tuple[Any, ...] = ()
     keywords: dict[str, Any] = field(default_factory=dict)
-    asks: frozenset[str] = frozenset()
+    requires_grad: frozenset[str] = frozenset()
     grad: bool = False
     number: int | None = None
     layer: int | None = None
@@ -98,16 +107,17 @@ class Request:
 
 @dataclass(kw_only=True)
 class Reply:
-    """What a rank says to a request.
+    """The reply of a rank to a request.
 
     ``returned`` is a tensor, or None where the class of something else is ``described``.
     ``written`` holds the arguments that the call wrote into, ``gradients`` those of arguments and
-    weights that one arrived at.
+    weights that one arrived at. So many messages were ``delayed``.
     """
 
     returned: Tensor | None = None
     described: str = ""
-    asks: bool = False
+    requires_grad: bool = False
+    delayed: int = 0
     written: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
     violation: Violation | None = None
@@ -147,24 +157,40 @@ class _Rank:
         except BaseException as error:  # noqa: BLE001 (a candidate may raise anything)
             return Reply(violation=raised(error))
 
-    def regroup(self, request: Request) -> Reply:
-        """Join a process group as one of its ranks; an earlier one is left."""
+    def join(self, request: Request) -> Reply:
+        """Join the process group as one of its ranks, and load the candidate."""
         if request.group is None:
             msg = "a group is missing in the request"
             raise LookupError(msg)
-        if dist.is_initialized():
-            dist.destroy_process_group()
         count, rank = request.group.count, request.rank
-        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
+        # The limit of a group holds from its making on, so that all are there before it is made.
+        store = dist.FileStore(request.group.store, count)  # type: ignore[attr-defined]  # it is public
+        store.set(f"rank {rank}", "is here")
+        every = [f"rank {number}" for number in range(count)]
+        store.wait(every, timedelta(seconds=request.group.starting))
         on_gpu = self._source.device.startswith("cuda")
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu and dist.is_nccl_available() else "gloo",
-            store=dist.FileStore(request.group.store, count),  # type: ignore[attr-defined]  # it is public
+            store=store,
             rank=rank,
             world_size=count,
             timeout=timedelta(seconds=request.group.seconds),
         )
+        self._candidate = self._loaded()
         return Reply()
+
+    def _loaded(self) -> Candidate:
+        source = self._source
+        every = resolve_one(source.target)
+        named = every if len(every) == 1 else [each for each in every if each.name == source.name]
+        if len(named) != 1:
+            several = f"{len(named)} candidates" if named else "no candidate"
+            msg = (
+                f"{source.target} has {several} of the name {source.name} when a rank loads it: "
+                "give each a name of its own"
+            )
+            raise UsageError(msg)
+        return named[0]
 
     def build(self, request: Request) -> Reply:
         """Build a layer from this rank's weights, leaves where gradients are asked for."""
@@ -172,11 +198,11 @@ class _Rank:
         leaves: dict[str, Tensor] = {}
         if request.weights is not None:
             leaves = {
-                role: self._here(part).requires_grad_(role in request.asks)
+                role: self._here(part).requires_grad_(role in request.requires_grad)
                 for role, part in request.weights.items()
             }
             weights = golden.ProjectionWeights(**(dict.fromkeys(_ROLES) | leaves))  # type: ignore[arg-type]  # matrices are among the roles
-        with torch.set_grad_enabled(bool(request.asks)):
+        with torch.set_grad_enabled(bool(request.requires_grad)):
             forward = self._function(request.geometry, weights)
         if not callable(forward) or request.number is None:
             return Reply(described=_class_of(forward))
@@ -193,14 +219,16 @@ class _Rank:
         for name, value in arguments.items():
             if is_tensor(value):  # what is one tensor for the judge is one tensor here
                 fresh = moved.setdefault(id(value), self._here(value))
-                arguments[name] = fresh.requires_grad_(fresh.requires_grad or name in request.asks)
+                arguments[name] = fresh.requires_grad_(
+                    fresh.requires_grad or name in request.requires_grad
+                )
         tensors = {name: value for name, value in arguments.items() if is_tensor(value)}
         before = {name: value.detach().clone() for name, value in tensors.items()}
         count = len(request.positional)
         values = list(arguments.values())
         layer = None if request.layer is None else self._layers[request.layer]
         forward = self._function if layer is None else layer.forward
-        with _late(request.late), torch.set_grad_enabled(request.grad):
+        with _late(request.late) as delayed, torch.set_grad_enabled(request.grad):
             returned = forward(*values[:count], **dict(list(arguments.items())[count:]))
         written = {
             name: value.detach().cpu()
@@ -208,13 +236,21 @@ class _Rank:
             if not torch.equal(_bits(value), _bits(before[name]))
         }
         if not is_tensor(returned):
-            return Reply(described=_class_of(returned), written=written)
+            described = _class_of(returned)
+            return Reply(described=described, written=written, delayed=len(delayed))
         if request.number is not None:
-            leaves = {name: value for name, value in tensors.items() if name in request.asks}
+            leaves = {
+                name: value for name, value in tensors.items() if name in request.requires_grad
+            }
             leaves |= {} if layer is None else layer.leaves
             self._taped[request.number] = _Taped(leaves=leaves, answer=returned)
         own = returned.detach().cpu().clone()
-        return Reply(returned=own, asks=returned.requires_grad, written=written)
+        return Reply(
+            returned=own,
+            requires_grad=returned.requires_grad,
+            written=written,
+            delayed=len(delayed),
+        )
 
     def pull(self, request: Request) -> Reply:
         """The gradients that arrive at the arguments and weights of a call that was kept."""
@@ -238,12 +274,8 @@ class _Rank:
     @property
     def _function(self) -> Any:
         if self._candidate is None:
-            every = resolve_one(self._source.target)
-            named = [each for each in every if each.name == self._source.name]
-            if len(every) > 1 and not named:
-                msg = f"{self._source.target} has no {self._source.name} when a rank loads it"
-                raise UsageError(msg)
-            self._candidate = (named or every)[0]
+            msg = "a rank is called before it has joined the others"
+            raise LookupError(msg)
         function = self._candidate.function
         return in_eval(function) if isinstance(function, nn.Module) else function
 
@@ -256,25 +288,27 @@ class _Rank:
 
 
 @contextlib.contextmanager
-def _late(seconds: float) -> Iterator[None]:
-    """Send and receive so much later than usual, whatever is sent."""
+def _late(seconds: float) -> Iterator[list[str]]:
+    """Send and receive so much later than usual; the names of the messages that are delayed."""
+    delayed: list[str] = []
     if not seconds:
-        yield
+        yield delayed
         return
     # As they stand in the class: what ``getattr`` gives would not be bound to a group again.
     usual = {name: vars(dist.ProcessGroup)[name] for name in _MESSAGES}
 
-    def later(message: Callable[..., Any]) -> Callable[..., Any]:
+    def later(name: str, message: Callable[..., Any]) -> Callable[..., Any]:
         def send(*arguments: Any, **keywords: Any) -> Any:
+            delayed.append(name)
             time.sleep(seconds)
             return message(*arguments, **keywords)
 
         return send
 
     for name in _MESSAGES:
-        setattr(dist.ProcessGroup, name, later(getattr(dist.ProcessGroup, name)))
+        setattr(dist.ProcessGroup, name, later(name, getattr(dist.ProcessGroup, name)))
     try:
-        yield
+        yield delayed
     finally:
         for name, message in usual.items():
             setattr(dist.ProcessGroup, name, message)
@@ -323,7 +357,7 @@ def _follow_parent() -> None:
         os._exit(1)
 
 
-def said(path: str) -> str:
+def last_line(path: str) -> str:
     """The last line that a rank printed into its file, or ""."""
     try:
         lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from ..base.results import Violation
 from ..declare.candidate import Candidate
 from ..declare.ranks import Placed, Ranks, weight_place
 from .calling import CandidateFailure, CandidateLost, RaisedElsewhere
-from .rank_processes import RankProcesses, Said
+from .rank_processes import RankProcesses, RankResult
 from .rank_server import Reply, Request, Source
 
 _ROLES = tuple(entry.name for entry in dataclasses.fields(golden.ProjectionWeights))
@@ -49,7 +50,8 @@ class Calls:
 class Spanning:
     """The function of a candidate that spans ranks: a core, or the builder of a layer.
 
-    ``answers`` holds what each rank said to the last call.
+    ``results`` holds what became of the last request on each rank, ``replica`` the rank whose word
+    counts for what is replicated.
     """
 
     def __init__(
@@ -58,9 +60,8 @@ class Spanning:
         self.candidate = candidate
         self.calls = calls
         self._groups = {} if groups is None else groups
-        self.answers: list[Said] = []
-        self._sent = 0
-        self._dropped: list[int] = []
+        self.results: list[RankResult] = []
+        self.replica = 0
         # What shows the signature and the place in the source.
         self.__wrapped__ = candidate.function
 
@@ -74,9 +75,18 @@ class Spanning:
             return _Forward(self, *positional).built()
         return _Call(self, None, positional, keywords).made(())
 
+    @contextlib.contextmanager
+    def taking(self, rank: int) -> Iterator[None]:
+        """Let what is replicated be that of a rank."""
+        usual, self.replica = self.replica, rank
+        try:
+            yield
+        finally:
+            self.replica = usual
+
     @property
     def processes(self) -> RankProcesses:
-        """The processes of as many ranks; they are started when they are asked."""
+        """The processes of as many ranks; the first request starts them."""
         ranks = self.calls.ranks
         key = (ranks.count, ranks.seconds)
         if key not in self._groups:
@@ -89,33 +99,22 @@ class Spanning:
         function = candidate.function
         home = getattr(function, "__module__", None) or type(function).__module__
         return Source(
-            target=candidate.target or f"{home}:{candidate.name}",
-            name=candidate.name,
+            target=candidate.target or f"{home}:{candidate.first_name or candidate.name}",
+            name=candidate.first_name or candidate.name,
+            shown=candidate.name,
             device=candidate.declaration.devices[0],
         )
-
-    def number(self) -> int:
-        """A new number for a call or a layer that is kept."""
-        self._sent += 1
-        return self._sent
-
-    def drop(self, number: int) -> None:
-        """Let the ranks forget what they keep under a number; the next request says so."""
-        self._dropped.append(number)
 
     def replies(self, requests: Sequence[Request], action: str = "") -> list[Reply]:
         """The replies of all ranks.
 
         Raises RaisedElsewhere where one of them raised, CandidateLost where one is lost.
         """
-        dropped, self._dropped = tuple(self._dropped), []
-        for request in requests:
-            request.drop = dropped
-        self.answers = self.processes.ask(requests)
-        return _answered(self.answers, self.calls.ranks, action)
+        self.results = self.processes.send(requests)
+        return _answered(self.results, self.calls.ranks, action)
 
 
-def _answered(every: Sequence[Said], ranks: Ranks, action: str) -> list[Reply]:
+def _answered(every: Sequence[RankResult], ranks: Ranks, action: str) -> list[Reply]:
     replies = [each.reply for each in every if each.reply is not None]
     refused = {
         rank: each.reply.violation
@@ -128,8 +127,8 @@ def _answered(every: Sequence[Said], ranks: Ranks, action: str) -> list[Reply]:
             return replies
         silent = [rank for rank, each in enumerate(every) if each.lost]
         waited = f"within {ranks.seconds:g} s, and all ranks were stopped"
-        said = "".join(every[rank].words for rank in silent[:1])
-        msg = f"gave no answer on {_ranks(silent)} {waited}{said}"
+        words = "".join(every[rank].words for rank in silent[:1])
+        msg = f"gave no answer on {_ranks(silent)} {waited}{words}"
         raise CandidateLost(msg, kind="hung")
     others = _others(every, {*dead} or {min(refused)})
     if dead:
@@ -141,7 +140,7 @@ def _answered(every: Sequence[Said], ranks: Ranks, action: str) -> list[Reply]:
     raise RaisedElsewhere(dataclasses.replace(violation, message=message))
 
 
-def _others(every: Sequence[Said], named: set[int]) -> str:
+def _others(every: Sequence[RankResult], named: set[int]) -> str:
     """What the ranks that are not yet named did meanwhile."""
     parts = []
     for rank, each in enumerate(every):
@@ -179,18 +178,20 @@ class _Forward:
     def built(self) -> Any:
         """What was built, or what was returned in its place."""
         described = self._build()
-        return stranger(described) if described else self
+        return unreadable(described) if described else self
 
     def _build(self) -> str:
         spanning, ranks = self._spanning, self._spanning.calls.ranks
-        self._number = spanning.number()
-        asks = frozenset(role for role, each in self._weights.items() if each.requires_grad)
+        self._number = spanning.processes.number()
+        requires_grad = frozenset(
+            role for role, each in self._weights.items() if each.requires_grad
+        )
         requests = [
             Request(
                 do="build",
                 number=self._number,
                 geometry=self._geometry,
-                asks=asks,
+                requires_grad=requires_grad,
                 weights={
                     role: weight_place(role, ranks.weights).part(each.detach(), rank, ranks.count)
                     for role, each in self._weights.items()
@@ -208,17 +209,17 @@ class _Forward:
         """Call the layer."""
         if self._generation != self._spanning.processes.generation:
             self._build()
-        asking = {role: each for role, each in self._weights.items() if each.requires_grad}
+        leaves = {role: each for role, each in self._weights.items() if each.requires_grad}
         call = _Call(self._spanning, self._number, positional, keywords, geometry=self._geometry)
-        return call.made(tuple(asking.items()))
+        return call.made(tuple(leaves.items()))
 
     def __del__(self) -> None:
         if self._number:
-            self._spanning.drop(self._number)
+            self._spanning.processes.drop(self._number)
 
 
 class _Call:
-    """One call on all ranks: its arguments, where each lies, and how to ask for its gradients."""
+    """One call on all ranks: its arguments, where each lies, and how to get its gradients."""
 
     def __init__(
         self,
@@ -251,7 +252,7 @@ class _Call:
         self._generation = 0
         self._weights: tuple[tuple[str, Tensor], ...] = ()
         self.returned: Any = None
-        self.asks = False
+        self.requires_grad = False
 
     def _answer_shape(self, geometry: Geometry | None) -> tuple[int, ...]:
         """The shape of the whole answer."""
@@ -263,10 +264,10 @@ class _Call:
         """What the candidate returned; gradients flow back to the arguments and to ``weights``."""
         self._weights = weights
         own = (self._tensors[name] for name in self._leaves)
-        asking = (*own, *(each for _, each in weights))
-        if torch.is_grad_enabled() and any(each.requires_grad for each in asking):
-            self._number = self._spanning.number()
-            return _Recorded.apply(self, *asking)  # type: ignore[no-untyped-call]  # torch's own
+        leaves = (*own, *(each for _, each in weights))
+        if torch.is_grad_enabled() and any(each.requires_grad for each in leaves):
+            self._number = self._spanning.processes.number()
+            return _Recorded.apply(self, *leaves)  # type: ignore[no-untyped-call]  # torch's own
         return self.send()
 
     def send(self) -> Any:
@@ -281,11 +282,15 @@ class _Call:
                     self._places[name].put(self._tensors[name].detach(), part, rank, count)
         described = next((reply.described for reply in replies if reply.described), "")
         if described:
-            return stranger(described)
-        self.asks = any(reply.asks for reply in replies)
+            return unreadable(described)
+        self.requires_grad = any(reply.requires_grad for reply in replies)
         parts = [reply.returned for reply in replies if reply.returned is not None]
         self._check(parts)
-        return self._output.joined(parts, self._shape).to(self._device)
+        return self._joined(self._output, parts, self._shape).to(self._device)
+
+    def _joined(self, place: Placed, parts: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+        """The whole tensor of all ranks' parts; what is replicated is that of the chosen rank."""
+        return parts[self._spanning.replica] if place.whole else place.joined(parts, shape)
 
     @property
     def _device(self) -> torch.device:
@@ -310,7 +315,9 @@ class _Call:
                 part(f"input {place}", each) for place, each in enumerate(self._positional)
             ),
             keywords={name: part(name, each) for name, each in self._keywords.items()},
-            asks=frozenset(name for name, each in self._tensors.items() if each.requires_grad)
+            requires_grad=frozenset(
+                name for name, each in self._tensors.items() if each.requires_grad
+            )
             if self._number is not None
             else frozenset(),
             grad=torch.is_grad_enabled() or self._number is not None,
@@ -370,15 +377,15 @@ class _Call:
             else each
             for rank, each in enumerate(arrived)
         ]
-        return place.joined(parts, tensor.shape).to(tensor.device)
+        return self._joined(place, parts, tensor.shape).to(tensor.device)
 
     def __del__(self) -> None:
         if self._number is not None:
-            self._spanning.drop(self._number)
+            self._spanning.processes.drop(self._number)
 
 
 class _Recorded(torch.autograd.Function):
-    """A call as an operation of torch's own, so that gradients are asked for as of any other."""
+    """A call as an operation of torch's own, so that it has gradients like any other."""
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: Tensor) -> Any:
@@ -386,7 +393,7 @@ class _Recorded(torch.autograd.Function):
         answer = call.send()
         ctx.call, ctx.count = call, len(tensors)
         ctx.set_materialize_grads(False)
-        if isinstance(answer, Tensor) and not call.asks:
+        if isinstance(answer, Tensor) and not call.requires_grad:
             ctx.mark_non_differentiable(answer)
         return answer
 
@@ -401,6 +408,6 @@ class _Recorded(torch.autograd.Function):
         return None, *(gradient if needed else None for gradient, needed in needs)
 
 
-def stranger(described: str) -> Any:
+def unreadable(described: str) -> Any:
     """An object whose class is called like that of what a candidate returned."""
     return type(described[:200], (), {"__module__": "builtins"})()

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..calls.calling import CandidateFailure, build_forward
-from ..calls.rank_processes import Said
+from ..calls.differentiating import Gradients, NotDifferentiable
+from ..calls.rank_processes import RankResult
 from ..calls.ranks import Calls, Spanning
 from ..declare.candidate import Candidate
 from ..declare.ranks import Ranks
@@ -19,6 +20,15 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space, can_cross
 from .judging import all_of, matches_golden, order_is_free, relate
+from .judging_gradients import (
+    GradientRun,
+    cannot_be_judged,
+    output_gradient,
+    promised_gradients,
+    records_gradients,
+    same_gradients,
+    with_full_rows,
+)
 from .leaks import unaffected
 from .rearranging import reordered_keys, reordered_queries
 from .registry import Finding, clause, requires, violated
@@ -49,11 +59,8 @@ _divides_keys = requires(
     "every rank has all keys",
 )
 _repeats = requires(
-    lambda c: (
-        c.declaration.ranks is None
-        or c.declaration.ranks.places("output", "heads" if c.kind == "core" else "tokens").whole
-    ),
-    "each rank has its own part of the answer",
+    lambda c: c.declaration.ranks is None or bool(_replicated(c)),
+    "each rank has its own part of the answer and of what has a gradient",
 )
 _free = requires(
     lambda c: not c.declaration.position and not order_is_free(c), "the order of its tokens matters"
@@ -68,10 +75,23 @@ def _ranks(candidate: Candidate) -> Ranks:
     return ranks
 
 
-class _Run:
-    """A call in another way than usual: its answer, and what each rank said.
+def _replicated(candidate: Candidate) -> set[str]:
+    """Which tensors are on every rank, of the answer and of those that have gradients."""
+    ranks, is_core = _ranks(candidate), candidate.kind == "core"
+    axes = "heads" if is_core else "tokens"
+    names = ["output"]
+    if not records_gradients(candidate):
+        names += ["query", "key", "value"] if is_core else ["query", "context", "x"]
+        names += ["mask"] if candidate.declaration.masks else []
+    whole = {name for name in names if ranks.places(name, axes).whole}
+    # A layer's output bias is, wherever its heads are.
+    return whole | ({"weights"} if not is_core and len(names) > 1 else set())
 
-    ``said`` is empty where the golden answers in the candidate's place.
+
+class _Run:
+    """A call in another way than usual: its answer, and what became of it on each rank.
+
+    ``results`` is empty where the golden answers in the candidate's place.
     """
 
     def __init__(self, subject: Subject, inputs: Inputs, calls: Calls) -> None:
@@ -88,27 +108,61 @@ class _Run:
         return self._subject.call(forward, self._inputs).output
 
     @property
-    def said(self) -> list[Said]:
-        """What each rank said to the last call."""
-        return [] if self._spanning is None else self._spanning.answers
+    def results(self) -> list[RankResult]:
+        """What became of the last call on each rank."""
+        return [] if self._spanning is None else self._spanning.results
 
 
 @clause(
     "ranks.agree",
-    sentence="What is replicated is the same answer on every rank.",
+    sentence="What is replicated is the same on every rank: the answer, and gradients.",
     source=f"{_SOURCE}; a reduce to one rank where all need the sum",
     space=Space(mask="maybe", causal="maybe", share=0.5),
     applies=(spans_ranks, _several, _repeats),
     explained=False,
 )
 def agree(subject: Subject, problem: Problem) -> Finding:
-    """The answer of each rank against that of the first, within the bounds of both."""
-    inputs = subject.inputs(problem)
+    """The answer and the gradients of each rank against those of the first, within both bounds."""
+    whole = _replicated(subject.candidate)
+    findings = []
+    if "output" in whole:
+        findings.append(_answers_agree(subject, subject.inputs(problem)))
+    if whole - {"output"} and not records_gradients(subject.candidate):
+        findings.append(_gradients_agree(subject, problem))
+    return all_of(findings)
+
+
+def _gradients_agree(subject: Subject, problem: Problem) -> Finding:
+    """The gradients that each rank has of what is replicated against those of the first."""
+    function, inputs = subject.candidate.function, with_full_rows(subject, problem, whole=True)
+    if cannot_be_judged(subject, inputs):
+        return Finding(binding=False)
+    upstream = output_gradient(subject, problem, inputs)
+
+    def gradients() -> Gradients:
+        return promised_gradients(subject, subject.gradients.of(inputs, upstream))
+
+    try:
+        first = GradientRun(inputs=inputs, upstream=upstream, gradients=gradients())
+    except NotDifferentiable:  # which is no promise of its own; the answers are judged
+        return Finding(binding=False)
+    if not isinstance(function, Spanning):  # the golden answers in the candidate's place
+        return Finding(margin=0.0)
+    findings = []
+    for rank in range(1, _ranks(subject.candidate).count):
+        wording = f"the gradient of {{}} on rank {rank} is another than on rank 0"
+        with function.taking(rank):
+            findings.append(same_gradients(subject, first, gradients(), wording))
+    return all_of(findings)
+
+
+def _answers_agree(subject: Subject, inputs: Inputs) -> Finding:
+    """The answer of each rank against that of the first."""
     run = _Run(subject, inputs, Calls(_ranks(subject.candidate)))
     first = run.answer()
     _, bound, judged = subject.frame(inputs)
     margin = 0.0
-    for rank, each in enumerate(run.said):
+    for rank, each in enumerate(run.results):
         other = None if each.reply is None else each.reply.returned
         if other is None:
             continue
@@ -180,7 +234,7 @@ def _right_or_refused(subject: Subject, inputs: Inputs, words: str) -> Finding:
         answer = run.answer()
     except CandidateFailure as failure:
         if failure.violation.kind != "raised" or not all(
-            each.reply is not None and each.reply.violation is not None for each in run.said
+            each.reply is not None and each.reply.violation is not None for each in run.results
         ):
             return Finding(violation=failure.violation)
         return Finding()
@@ -322,14 +376,20 @@ def no_leak(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def waits(subject: Subject, problem: Problem) -> Finding:
-    """One rank sends later than the others, each in turn."""
+    """One rank sends later than the others, each in turn.
+
+    What functional collectives send is not delayed: such an example tells nothing.
+    """
     inputs = subject.inputs(problem)
     ranks = _ranks(subject.candidate)
     usual = subject.answer(inputs)
     late = {problem.seed % ranks.count: LATE}
-    other = _Run(subject, inputs, Calls(ranks, late=late)).answer()
+    run = _Run(subject, inputs, Calls(ranks, late=late))
+    other = run.answer()
+    delayed = [each.reply.delayed for each in run.results if each.reply is not None]
     wording = "the answer is another one where a rank is late"
-    return relate(subject, (inputs, usual), (inputs, other), wording)
+    finding = relate(subject, (inputs, usual), (inputs, other), wording)
+    return finding.only_if(not delayed or any(delayed))
 
 
 @clause(
@@ -345,7 +405,7 @@ def waits(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def dies(subject: Subject, problem: Problem) -> Finding:
-    """The last rank ends its process, or does not call; what the others say is looked at."""
+    """The last rank ends its process, or does not call; what the others do is looked at."""
     inputs = subject.inputs(problem)
     ranks = dataclasses.replace(_ranks(subject.candidate), seconds=ABSENT)
     absent = {ranks.count - 1: ("die", "rest")[problem.seed % 2]}
@@ -353,9 +413,9 @@ def dies(subject: Subject, problem: Problem) -> Finding:
     try:
         run.answer()
     except CandidateFailure as failure:
-        if not run.said:
+        if not run.results:
             return Finding(violation=failure.violation)
-    others = run.said[: ranks.count - 1]
+    others = run.results[: ranks.count - 1]
     silent = [rank for rank, each in enumerate(others) if each.lost == "silent"]
     if silent:
         words = "dies" if absent[ranks.count - 1] == "die" else "never sends"
@@ -367,7 +427,9 @@ def dies(subject: Subject, problem: Problem) -> Finding:
     return _right_parts(subject, inputs, ranks, others)
 
 
-def _right_parts(subject: Subject, inputs: Inputs, ranks: Ranks, others: list[Said]) -> Finding:
+def _right_parts(
+    subject: Subject, inputs: Inputs, ranks: Ranks, others: list[RankResult]
+) -> Finding:
     """The parts of the ranks that answered, each in its place of the golden answer."""
     expected = subject.golden(inputs)
     place = ranks.places("output", "tokens" if inputs.is_layer else "heads")

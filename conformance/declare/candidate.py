@@ -25,6 +25,8 @@ class Candidate:
         ``weights_known=False`` it brings weights that are unknown: no golden answer exists.
     graph
         The ONNX graph behind it, when there is one.
+    first_name
+        The name that it was declared under, for one that was renamed.
     declared_on
         The declared devices, where the declaration is narrowed to the one that is judged.
     eager
@@ -49,6 +51,7 @@ class Candidate:
     warnings: tuple[str, ...] = ()
     isolated: bool = False
     site: SiteEntry | None = None
+    first_name: str = ""
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call the wrapped function."""

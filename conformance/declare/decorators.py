@@ -318,4 +318,5 @@ def _check_required(
 
 def renamed(candidate: Candidate, name: str) -> Candidate:
     """A candidate under another name."""
-    return dataclasses.replace(candidate, name=name)
+    first_name = candidate.first_name or candidate.name
+    return dataclasses.replace(candidate, name=name, first_name=first_name)

@@ -177,7 +177,9 @@ def declare(
         msg = f"inputs is {inputs!r} for a core: a core takes query, key and value; declare a layer"
         raise DeclarationError(msg)
     if ranks is not None:
-        pins = _read_ranks(ranks, kind, layout, arrays, offered, pins, batched=batched)
+        ranks, pins = _read_ranks(
+            ranks, kind, layout, arrays, offered, pins, forms=forms, batched=batched
+        )
     if max_length is not None and (type(max_length) is not int or max_length < 1):
         msg = f"max_length is {max_length!r}: give a positive integer"
         raise DeclarationError(msg)
@@ -253,9 +255,13 @@ def _read_ranks(
     offered: frozenset[str],
     pins: Pins,
     *,
+    forms: tuple[str, ...],
     batched: bool,
-) -> Pins:
-    """The pins of a candidate whose ranks divide its sizes; raises DeclarationError."""
+) -> tuple[Ranks, Pins]:
+    """The ranks, their places in words, and the pins where they divide sizes.
+
+    Raises DeclarationError.
+    """
     if not isinstance(ranks, Ranks):
         msg = f"ranks is {ranks!r}: give a conformance.Ranks, such as Ranks(2, query='sequence')"
         raise DeclarationError(msg)
@@ -269,17 +275,25 @@ def _read_ranks(
     if impossible:
         msg = f"the feature {impossible[0]!r} is judged in one process: drop it, or ranks"
         raise DeclarationError(msg)
+    axes = "heads" if kind == "core" else "tokens"
     for name in ("query", "key", "value", "output", "x", "context"):
-        ranks.places(name, "heads" if kind == "core" else "tokens")
+        ranks.places(name, axes)
+    placed = ranks.in_words(axes)
+    if "lengths" in forms and placed.mask not in ("replicated", "batch"):
+        msg = (
+            f"mask of Ranks is {ranks.mask!r}, and masks has 'lengths', which are one number an "
+            "item: place the mask by 'replicated' or 'batch', or drop 'lengths'"
+        )
+        raise DeclarationError(msg)
     build = pins.build
 
     def fitted(geometry: Geometry) -> Geometry:
-        return ranks.fitted(geometry if build is None else build(geometry))
+        return placed.fitted(geometry if build is None else build(geometry))
 
     tiny = Geometry(**dict.fromkeys(FIELDS, 1))
     odd = Geometry(**dict.fromkeys(FIELDS, 3))
-    divided = any(ranks.fitted(each) != each for each in (tiny, odd))
-    return dataclasses.replace(pins, build=fitted) if divided else pins
+    divided = any(placed.fitted(each) != each for each in (tiny, odd))
+    return placed, dataclasses.replace(pins, build=fitted) if divided else pins
 
 
 def _flags(**flags: object) -> None:

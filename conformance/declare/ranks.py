@@ -26,7 +26,11 @@ _AXES: Final[dict[str, dict[str, int]]] = {
 }
 # Ring attention with equal work for causal ranks: each has a part from the front and from the end.
 _HALVES: Final = {"zigzag": 2}
+_OF_THE_SEQUENCE: Final = frozenset({"sequence", "zigzag"})
+# How many axes a tensor has: Shard(-2) counts from the last.
+_DIMENSIONS: Final = {"heads": 4, "tokens": 3}
 _MOST: Final = 64
+_PLACED: Final = ("query", "key", "value", "output", "x", "context", "mask")
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class Ranks:
         if not isinstance(self.seconds, (int, float)) or not 0.0 < self.seconds < math.inf:
             msg = f"seconds of Ranks is {self.seconds!r}: give the seconds that a call may take"
             raise DeclarationError(msg)
-        for name in ("query", "key", "value", "output", "x", "context", "mask"):
+        for name in _PLACED:
             _check_place(name, getattr(self, name))
         if self.weights not in ("replicated", "heads"):
             msg = f"weights of Ranks is {self.weights!r}: give 'replicated' or 'heads'"
@@ -89,19 +93,27 @@ class Ranks:
         place = getattr(self, name, "replicated")
         return placed(place, _AXES[axes])
 
+    def in_words(self, axes: str) -> Ranks:
+        """The same in words, where there is one for a placement on these axes."""
+        words = {
+            name: _word(getattr(self, name), "heads" if name == "mask" else axes)
+            for name in _PLACED
+        }
+        return dataclasses.replace(self, **words)
+
     def for_count(self, count: int) -> Ranks:
         """The same on another number of ranks."""
         return dataclasses.replace(self, count=count)
 
     @property
     def divides_keys(self) -> bool:
-        """Whether each rank has its own keys of the sequence."""
-        return self.key in ("sequence", "zigzag")
+        """Whether each rank has its own keys of the sequence; placements are words by then."""
+        return not _OF_THE_SEQUENCE.isdisjoint((self.key, self.context, self.x))
 
     @property
     def divides_queries(self) -> bool:
-        """Whether each rank has its own queries of the sequence."""
-        return self.query in ("sequence", "zigzag")
+        """Whether each rank has its own queries of the sequence; placements are words by then."""
+        return not _OF_THE_SEQUENCE.isdisjoint((self.query, self.x))
 
     def _multiple(self, name: str, place: str) -> int:
         """What a size must be a multiple of because a tensor is divided along it."""
@@ -201,7 +213,7 @@ class Placed:
             taken += stop - start
 
     def joined(self, parts: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
-        """The whole tensor; of what is replicated rank 0 has the word."""
+        """The whole tensor, put together or added up; of what is replicated that of rank 0."""
         if self.axis is None:
             total = parts[0]
             for part in parts[1:] if self.summed else ():
@@ -228,6 +240,17 @@ def placed(place: Any, axes: dict[str, int]) -> Placed:
     if place.is_shard():
         return Placed(place.dim)
     return Placed(summed=place.is_partial())
+
+
+def _word(place: Any, axes: str) -> Any:
+    """The word for a placement of torch's, or itself where there is none."""
+    if isinstance(place, str) or place.is_partial():
+        return place
+    if place.is_replicate():
+        return "replicated"
+    axis = place.dim % _DIMENSIONS[axes]
+    named = {axis: word for word, axis in _AXES[axes].items() if word not in _HALVES}
+    return named.get(axis, place)
 
 
 def weight_place(role: str, weights: str) -> Placed:

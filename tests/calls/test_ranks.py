@@ -13,9 +13,10 @@ import psutil
 import pytest
 import torch
 
-from conformance.calls.calling import CandidateLost, RaisedElsewhere
+from conformance.calls.calling import CandidateLost, RaisedElsewhere, RanksUnusableError, guarded
 from conformance.calls.ranks import Calls, Spanning, spanning
 from conformance.declare.candidate import Candidate
+from conformance.declare.decorators import renamed
 from conformance.targets.resolving import resolve_one
 
 SOURCE = """
@@ -92,6 +93,87 @@ def test_an_exception_says_on_which_rank(tmp_path: Path) -> None:
     assert str(error.value).endswith(") on rank 1 (rank 0 gave no answer)")
 
 
+def test_what_an_exception_leaves_unread_is_not_read_later(tmp_path: Path) -> None:
+    """A message of a call that one rank left by an exception never reaches the next call."""
+    body = (
+        "message = value.sum() + torch.zeros(1); dist.get_rank() and dist.send(message, 0); "
+        "dist.get_rank() or query.sum() or 1 / 0; "
+        "dist.get_rank() or dist.recv(message, 1); return value * 0 + message"
+    )
+    made = candidate(tmp_path, body)
+    tokens = torch.ones(1, 1, 4, 1)
+    with pytest.raises(RaisedElsewhere):
+        made(tokens * 0, tokens, tokens * 7)
+    assert made(tokens, tokens, tokens * 4).flatten().tolist() == [8.0] * 4
+
+
+def test_calls_in_two_ways_keep_their_gradients(tmp_path: Path) -> None:
+    """A call made in another way, on the same ranks, does not replace one that is kept."""
+    made = candidate(tmp_path, "return query * key * (1 + dist.get_rank())")
+    assert isinstance(made.function, Spanning)
+    other = dataclasses.replace(made, function=made.function.under(made.function.calls))
+    query = torch.ones(1, 1, 4, 1, requires_grad=True)
+    first = made(query, query.detach() * 3, query.detach())
+    second = other(query, query.detach() * 5, query.detach())
+    first.sum().backward()
+    assert query.grad is not None
+    assert query.grad.flatten().tolist() == [3.0, 3.0, 6.0, 6.0]
+    second.sum().backward()
+    assert query.grad.flatten().tolist() == [8.0, 8.0, 16.0, 16.0]
+
+
+def test_what_a_rank_cannot_load_is_no_verdict(tmp_path: Path) -> None:
+    """A file that fails in a rank alone is a user's error, and no pipe or folder is left."""
+    made = candidate(tmp_path, "return value")
+    assert call(made).flatten().tolist() == [20.0, 21.0, 22.0, 23.0]
+    assert isinstance(made.function, Spanning)
+    made.function.processes.close()
+    (file,) = tmp_path.glob("ranks_*.py")
+    file.write_text("import nothing_of_this_name\n", encoding="utf-8")
+    before = psutil.Process().num_fds()
+    with pytest.raises(
+        RanksUnusableError, match=r"ranks of attention cannot be started: .*nothing_"
+    ):
+        guarded(call, (made,), {})
+    assert psutil.Process().num_fds() == before
+
+
+def test_a_renamed_candidate_is_loaded_by_its_first_name(tmp_path: Path) -> None:
+    """The second of a name has another name in the report, and is the same for its ranks."""
+    made = candidate(tmp_path, "return value + 1")
+    original = dataclasses.replace(made, function=made.function.__wrapped__)
+    second = spanning(renamed(original, "attention-2"))
+    assert call(second).flatten().tolist() == [21.0, 22.0, 23.0, 24.0]
+
+
+def test_what_a_rank_forges_is_a_lost_rank(tmp_path: Path) -> None:
+    """Bytes that a candidate writes in place of a reply end its ranks, and nothing else."""
+    body = (
+        "import gc; from multiprocessing.connection import Connection; "
+        "[each.send_bytes(b'no reply') for each in gc.get_objects() "
+        "if type(each) is Connection and not each.closed]; return value"
+    )
+    with pytest.raises(CandidateLost, match="sent what is no reply on rank 0"):
+        call(candidate(tmp_path, body))
+
+
+def test_messages_of_functional_collectives_are_not_late(tmp_path: Path) -> None:
+    """A reply says how many messages were delayed: none of those that DTensor sends."""
+    body = "own = value.sum(); {}; dist.all_reduce(own); return value"
+    functional = (
+        "from torch.distributed import _functional_collectives as f; "
+        "f.all_reduce(own, 'sum', dist.group.WORLD).wait(); return value"
+    )
+    counts = []
+    for each in (body.format("own"), body.format(functional)):
+        function = candidate(tmp_path, each).function
+        assert isinstance(function, Spanning)
+        late = function.under(Calls(function.calls.ranks, late={1: 0.01}))
+        late(*(torch.ones(1, 1, 4, 1) for _ in range(3)))
+        counts.append([r.reply.delayed for r in late.results if r.reply is not None])
+    assert counts == [[0, 1], [0, 0]]
+
+
 def test_a_killed_rank_is_a_verdict(tmp_path: Path) -> None:
     """A rank that dies in the middle of a call ends it on the others, and the next call works."""
     mark = tmp_path / "killed"
@@ -116,6 +198,26 @@ def test_a_rank_that_never_sends_is_a_verdict(tmp_path: Path) -> None:
     assert time.monotonic() - began < 60.0
     assert "rank 1 gave no answer" in str(lost.value)
     assert "Timed out" in str(lost.value)
+
+
+def test_who_waits_for_one_that_raised_has_its_own_time(tmp_path: Path) -> None:
+    """Rank 0 waits for a dead rank and raises; rank 1 waits for rank 0 until its own limit."""
+    body = (
+        "other = {0: 2, 1: 0}[dist.get_rank()]; dist.recv(value[:1, :1, :1].clone(), other); "
+        "return value"
+    )
+    function = candidate(tmp_path, body).function
+    assert isinstance(function, Spanning)
+    ranks = dataclasses.replace(function.calls.ranks, count=3, seconds=2.0)
+    run = function.under(Calls(ranks, absent={2: "die"}))
+    with pytest.raises(CandidateLost):
+        run(*(torch.ones(1, 1, 6, 1) for _ in range(3)))
+    replies = [each.reply for each in run.results]
+    assert [each is not None and each.violation is not None for each in replies] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_a_loop_on_all_ranks_is_a_verdict(tmp_path: Path) -> None:

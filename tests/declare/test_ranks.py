@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.nn.functional import scaled_dot_product_attention
 
 import conformance
 from conformance.base.geometry import FIELDS
@@ -77,6 +78,32 @@ def test_heads_are_drawn_so_that_ranks_can_divide_them() -> None:
     assert (even.query_length, even.key_length, even.num_heads) == (4, 4, 6)
 
 
+def declared(**places: Any) -> Any:
+    """The declaration of a core on two ranks."""
+    return conformance.core(ranks=Ranks(2, **places))(scaled_dot_product_attention).declaration
+
+
+@pytest.mark.parametrize("axis", [2, -2])
+def test_a_placement_of_the_sequence_is_judged_as_its_word_is(axis: int) -> None:
+    """``Shard(2)`` of a core is "sequence": the clauses about its parts apply, as for the word."""
+    place = Shard(axis)
+    ranks = declared(query=place, key=place, value=place, output=place).ranks
+    assert ranks.divides_keys
+    assert ranks.divides_queries
+    assert ranks == Ranks(2, **dict.fromkeys(("query", "key", "value", "output"), "sequence"))
+    assert not declared(query=Replicate(), output=Partial()).ranks.divides_queries
+
+
+def test_a_placement_of_the_heads_is_given_heads_that_divide() -> None:
+    """``Shard(1)`` of a core is "heads": their number is drawn as a multiple of the ranks'."""
+    heads = declared(query=Shard(1), key=Shard(1), value=Shard(1), output=Shard(1))
+    one = conformance.Geometry(**dict.fromkeys(FIELDS, 1))
+    assert heads.pins.build(one).num_heads == heads.pins.build(one).num_kv_heads == 2
+    tokens = Ranks(2, x=Shard(1)).in_words("tokens")
+    assert tokens.divides_keys
+    assert tokens.x == "sequence"
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -100,6 +127,10 @@ def test_what_is_no_place_is_refused(arguments: dict[str, Any], sentence: str) -
         ({"ranks": 2}, "give a conformance.Ranks"),
         ({"ranks": Ranks(2), "features": ["dropout"]}, "the feature 'dropout' is judged in one"),
         ({"ranks": Ranks(2), "layout": "BSHD"}, "drop ranks, or the layout"),
+        (
+            {"ranks": Ranks(2, mask="sequence"), "masks": ["lengths"]},
+            "place the mask by 'replicated' or 'batch', or drop 'lengths'",
+        ),
     ],
 )
 def test_what_ranks_cannot_promise_is_refused(promises: dict[str, Any], sentence: str) -> None:
