@@ -1,7 +1,8 @@
 """What gets checked: five multi-head attentions from public tutorials, torch's own, a plain one.
 
 ``conformance check candidates`` runs what ``__conformance__`` lists. ``candidates.broken`` is not
-among it: those are mistakes made on purpose, and run under ``conformance teeth`` only.
+among it: those are mistakes made on purpose, and run under ``conformance teeth`` only; nor is
+``candidates.ranks``, whose candidates start processes of their own: check it by its name.
 """
 
 import importlib.util

@@ -35,7 +35,8 @@ def merged(
 ) -> Tensor:
     """Each part of the keys by itself, then one part after another as its sum weighs.
 
-    Partial answers travel in the dtype of the values, the logarithms of their sums in ``sums``.
+    Partial answers travel in float32, the logarithms of their sums in ``sums``; the whole answer
+    alone is rounded to the dtype.
     """
     output, lse = torch.zeros(()), torch.tensor(-math.inf)
     length = inputs.key.shape[2]
@@ -58,7 +59,9 @@ def margin(inputs: CoreInputs, got: Tensor, dtype: torch.dtype) -> float:
     attention = inputs.golden()
     name = str(dtype).removeprefix("torch.")
     bound = core_bound(attention, contract(name, inputs.scale))
-    return float(((got.double() - attention.output).abs() / bound).max())
+    largest = float(((got.double() - attention.output).abs() / bound).max())
+    assert math.isfinite(largest)  # max() would pass a NaN over
+    return largest
 
 
 def worst(families: list[str], dtype: torch.dtype, seeds: range) -> tuple[float, int]:

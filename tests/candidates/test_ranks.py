@@ -1,0 +1,24 @@
+"""The candidates that span ranks conform: a check of all candidates leaves them out."""
+
+from __future__ import annotations
+
+import pytest
+
+import candidates
+from candidates import ranks
+from conformance.__main__ import run
+
+FILES = ("all_gather", "ring", "split_keys", "tensor_parallel", "ulysses")
+
+
+def test_a_check_of_all_candidates_leaves_them_out() -> None:
+    """They start processes of their own, and are checked by themselves."""
+    assert "ranks" not in candidates.__conformance__
+    assert set(ranks.__conformance__) == set(FILES)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("file", FILES)
+def test_every_clause_passes(file: str) -> None:
+    """``conformance check`` of each, under the quick profile, with every clause that applies."""
+    assert run(["check", f"candidates.ranks.{file}", "--profile", "quick", "-q"]) == 0
