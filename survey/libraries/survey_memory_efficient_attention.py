@@ -21,7 +21,7 @@ DECIDED = [
         "candidates": "function_masks",
         "decided": "defect",
         "reason": "a mask without a bias raises, and a bias without a mask",
-        "kind": "exception",
+        "kind": "raised",
         "finding": "042-memory-efficient-attention-masks-and-chunks",
     },
     {

@@ -2,7 +2,9 @@
 
 import no_torchaudio
 from speechbrain.nnet.attention import MultiheadAttention, RelPosMHAXL, RoPEMHA
-from torch import nn
+from torch import Tensor, nn
+
+import conformance
 
 ALONE = ["speechbrain==1.1.2"]
 REQUIREMENTS = [
@@ -17,15 +19,48 @@ REQUIREMENTS = [
 CANDIDATES = {
     "multihead": "identify",
     "rotary": "identify",
+    "rotary_of_equals": "check",
     "relative": "identify",
 }
 DECIDED = [
     {
-        "clause": ["position.rotary", "numerics.*", "gradients.*"],
+        "clause": [
+            "position.rotary",
+            "numerics.golden",
+            "numerics.scale",
+            "numerics.large-logits",
+            "numerics.accumulation",
+            "numerics.near-ties",
+            "numerics.subnormal",
+            "numerics.any-length",
+            "gradients.golden",
+            "gradients.options",
+            "gradients.any-length",
+        ],
         "candidates": "rotary",
         "kind": "value",
         "decided": "undocumented convention",
         "reason": "logits are divided by the root of the width of all heads together",
+    },
+    {
+        "clause": [
+            "position.rotary",
+            "numerics.golden",
+            "numerics.scale",
+            "numerics.large-logits",
+            "numerics.accumulation",
+            "numerics.near-ties",
+            "numerics.subnormal",
+            "numerics.any-length",
+            "gradients.golden",
+            "gradients.options",
+            "gradients.any-length",
+        ],
+        "candidates": "rotary_of_equals",
+        "kind": "value",
+        "decided": "defect",
+        "reason": "equal inputs are projected by rows cut head after head, all others by role after role",
+        "finding": "032-speechbrain-rotary-layer-cuts-its-weights-in-two-ways",
     },
 ]
 
@@ -38,6 +73,34 @@ def multihead() -> nn.Module:
 def rotary() -> nn.Module:
     """With rotary positions."""
     return RoPEMHA(embed_dim=12, num_heads=3)
+
+
+def _of_equals() -> conformance.Candidate:
+    """Rotary on equal inputs, with the weights by which unequal ones are projected."""
+    layer = RoPEMHA(embed_dim=12, num_heads=3).eval()
+    q, k, v = layer.in_proj_weight.detach().chunk(3)
+    out = layer.out_proj
+    weights = conformance.ProjectionWeights(
+        q=q, k=k, v=v, o=out.weight.detach(), o_bias=out.bias.detach()
+    )
+
+    def forward(tokens: Tensor) -> Tensor:
+        answer: Tensor = layer(tokens, tokens, tokens, return_attn_weights=False)
+        return answer
+
+    return conformance.fixed_layer(
+        forward,
+        weights,
+        num_heads=3,
+        name="rotary_of_equals",
+        inputs="self",
+        semantics=conformance.STANDARD.replace(
+            rotary="interleaved", scale="inverse-sqrt-model-width"
+        ),
+    )
+
+
+rotary_of_equals = _of_equals()
 
 
 def relative() -> nn.Module:
