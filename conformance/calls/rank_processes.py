@@ -270,7 +270,9 @@ def _failed(result: RankResult) -> bool:
 
 def _message(failed: RankResult) -> str:
     violation = None if failed.reply is None else failed.reply.violation
-    return "they gave no answer" if violation is None else violation.message
+    if violation is None:
+        return "they gave no answer"
+    return violation.message.removeprefix("raised UsageError: ")
 
 
 def _cause(status: int | None) -> str:

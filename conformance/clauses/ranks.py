@@ -40,6 +40,7 @@ LATE: Final = 0.15
 # The limit of a call in which a rank does not take part: the others wait so long for it.
 ABSENT: Final = 2.0
 _FEW: Final = 0.1
+_NEVER_LATE: Final = "none of its messages can be delayed: they are functional collectives"
 _SOURCE: Final = "docs/start-ranks.md; torch.distributed: every rank calls every collective"
 
 spans_ranks = requires(lambda c: c.declaration.ranks is not None, "it runs in one process")
@@ -378,7 +379,7 @@ def no_leak(subject: Subject, problem: Problem) -> Finding:
 def waits(subject: Subject, problem: Problem) -> Finding:
     """One rank sends later than the others, each in turn.
 
-    What functional collectives send is not delayed: such an example tells nothing.
+    What functional collectives send is not delayed: where there is nothing else, it does not apply.
     """
     inputs = subject.inputs(problem)
     ranks = _ranks(subject.candidate)
@@ -389,7 +390,9 @@ def waits(subject: Subject, problem: Problem) -> Finding:
     delayed = [each.reply.delayed for each in run.results if each.reply is not None]
     wording = "the answer is another one where a rank is late"
     finding = relate(subject, (inputs, usual), (inputs, other), wording)
-    return finding.only_if(not delayed or any(delayed))
+    if not delayed or any(delayed):
+        return finding
+    return dataclasses.replace(finding, binding=False, inapplicable=_NEVER_LATE)
 
 
 @clause(

@@ -91,6 +91,28 @@ def test_summands_need_not_agree(tmp_path: Path) -> None:
     assert result == {"ranks.agree": "not-applicable", "numerics.golden": "passed"}
 
 
+FUNCTIONAL = """
+    import conformance
+    import torch
+    from candidates.ranks.split_keys import PARTS
+    from torch.distributed import _functional_collectives as functional, group
+
+    @conformance.core(ranks=PARTS, without=["gradients"])
+    def sums(query, key, value):
+        weights = (query @ key.mT / query.shape[-1] ** 0.5).exp()
+        parts = torch.cat([weights @ value, weights.sum(-1, keepdim=True)], -1)
+        whole = functional.all_reduce(parts, "sum", group.WORLD)
+        return whole[..., :-1] / whole[..., -1:]
+"""
+
+
+def test_what_cannot_be_late_is_not_judged_by_it(tmp_path: Path) -> None:
+    """Functional collectives cannot be delayed: the clause does not apply to them alone."""
+    file = tmp_path / "functional.py"
+    file.write_text(textwrap.dedent(FUNCTIONAL), encoding="utf-8")
+    assert statuses(loaded(f"{file}:sums"), "ranks.waits") == {"ranks.waits": "not-applicable"}
+
+
 def test_what_makes_no_call_wrong_fails_its_clause_alone() -> None:
     """A mistake that shows only where a rank is lost, or late, fails nothing else of the family."""
     for name in ("SwallowedException", "SumOnTheFirstRankAlone"):

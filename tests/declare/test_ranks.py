@@ -90,7 +90,7 @@ def test_a_placement_of_the_sequence_is_judged_as_its_word_is(axis: int) -> None
     ranks = declared(query=place, key=place, value=place, output=place).ranks
     assert ranks.divides_keys
     assert ranks.divides_queries
-    assert ranks == Ranks(2, **dict.fromkeys(("query", "key", "value", "output"), "sequence"))
+    assert (ranks.query, ranks.key, ranks.value, ranks.output) == ("sequence",) * 4
     assert not declared(query=Replicate(), output=Partial()).ranks.divides_queries
 
 
