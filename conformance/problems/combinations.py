@@ -2,8 +2,8 @@
 
 Random problems rarely show a mistake that needs several options at once. Nearly every such mistake
 needs two or three of them (Kuhn, Wallace & Gallo 2004), few enough to try all. The parameters,
-their values and what can never meet follow from the declaration; a covering array of them
-(:mod:`conformance.problems.covering`) gives the rows, each of which is one problem.
+their values and what can never meet follow from the declaration; a covering array of them gives
+the rows, each of which is one problem.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .fitting import causal_flag, either_or, fitted_geometry
 from .mask_patterns import NO_QUERIES
 from .materialise import structure
 from .problem import MaskPlan, Problem
-from .space import Space
+from .space import WIDTHS, Space
 
 Fields = dict[str, Any]
 NONE: Final = "none"
@@ -43,7 +43,6 @@ BASE: Final = Geometry(
 )
 HEADS: Final = ("num_heads", "num_kv_heads")
 CHANNELS: Final = ("head_size", "value_head_size")
-WIDTHS: Final = ("query_size", "key_size", "value_size", "output_size")
 # Sizes that are special: one of each, all alike (as many items, heads, queries and keys), past the
 # edges of tiles and of vector units, in groups. The first is the plainest.
 SIZES: Final[dict[str, tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]]] = {
@@ -67,15 +66,8 @@ PATTERNS: Final = ("random", "dense", "padding", "left-padding", "full", EMPTY)
 OF_LENGTHS: Final = ("padding", "full", EMPTY)
 OF_SEQUENCES: Final = ("padding", "full", NO_QUERIES)
 MEMORY: Final = (
-    "contiguous",
-    "channels-first",
-    "tokens-first",
-    "every-other",
-    "sliced-tokens",
-    "odd-rows",
-    "mixed",
-    "expanded",
-    "expanded-heads",
+    *("contiguous", "channels-first", "tokens-first", "every-other", "sliced-tokens"),
+    *("odd-rows", "mixed", "expanded", "expanded-heads"),
 )
 MASK_MEMORY: Final = ("contiguous", "every-other", "channels-first", "expanded")
 APART, KEY_IS_VALUE, ALL_ONE = "three", "key is value", "one"
@@ -177,8 +169,8 @@ class _Parameters:
         yield from self._options()
         for name in SIZES:
             yield name, self._sizes(name)
-        in_any_memory = self.declared.strides != "contiguous" and self.declared.arrays != "jax"
-        if self.space.purpose != "operator" and in_any_memory:  # JAX copies what it takes
+        copied = self.declared.strides == "contiguous" or self.declared.arrays == "jax"
+        if self.space.purpose != "operator" and not copied:
             yield from self._memory()
 
     # -- values ------------------------------------------------------------------------------
