@@ -57,8 +57,8 @@ def test_correct_candidates_pass_every_clause(candidate: Candidate, dtype: str) 
     assert sum(result.status == "passed" for result in results) >= 3
 
 
-# Graphs, models and devices have their own tests: test_export_*.py, test_whole_models.py,
-# test_device.py, test_fake_device.py.
+# Graphs, models, devices and ranks have their own tests: test_export_*.py, test_whole_models.py,
+# test_device.py, test_fake_device.py, test_ranks.py.
 # Whatever applies to one of EVERYBODY is passed above, and again at night.
 OF_ALL = [
     pytest.param(slug, marks=pytest.mark.nightly)
@@ -66,15 +66,11 @@ OF_ALL = [
     and any(not CLAUSES[slug].not_applicable(candidate) for candidate in EVERYBODY)
     else slug
     for slug in CLAUSES
-    if not slug.startswith(("export.", "device.", "model."))
+    if not slug.startswith(("export.", "device.", "model.", "ranks."))
 ]
 
 
-# What spans ranks passes those about ranks in tests/clauses/test_ranks.py: it starts processes.
-IN_ONE_PROCESS = [slug for slug in OF_ALL if not str(slug).startswith("ranks.")]
-
-
-@pytest.mark.parametrize("slug", IN_ONE_PROCESS)
+@pytest.mark.parametrize("slug", OF_ALL)
 def test_each_clause_is_passed_by_somebody(slug: str) -> None:
     """Every clause applies to a correct candidate, binds there and passes."""
     clause = CLAUSES[slug]
