@@ -9,7 +9,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -90,10 +90,12 @@ LEGITIMATE: Final = "candidates.legitimate"
 class CatalogueEntry:
     """A mistake, or a correct candidate, ready to run.
 
+    ``make`` gives the candidate, once it is run: those of the whole catalogue take seconds to make.
     ``primary`` is "" for candidates that are only known to be broken: any clause may catch them.
     """
 
-    candidate: Candidate
+    name: str
+    make: Callable[[], Candidate]
     sentence: str = ""
     fix: str = ""
     primary: str = ""
@@ -101,10 +103,10 @@ class CatalogueEntry:
     origin: str = ""
     correct: bool = False
 
-    @property
-    def name(self) -> str:
-        """The name in the matrix."""
-        return self.candidate.name
+    @cached_property
+    def candidate(self) -> Candidate:
+        """The candidate under the entry's name; raises UsageError where a mistake has none."""
+        return renamed(self.make(), self.name)
 
 
 def entries(options: TeethOptions, tell: Tell) -> list[CatalogueEntry]:
@@ -138,18 +140,30 @@ def _correct(options: TeethOptions, tell: Tell) -> Iterator[CatalogueEntry]:
     for target in options.correct:
         tell("loading", target)
         for candidate in resolve_one(target):
-            yield CatalogueEntry(candidate=candidate, origin=target, correct=True)
+            yield _given(candidate, target, correct=True)
 
 
 def _catalogued_correct(options: TeethOptions, tell: Tell) -> Iterator[CatalogueEntry]:
     for candidate in correct_candidates():
-        yield CatalogueEntry(candidate=candidate, origin=SHIPPED, correct=True)
+        yield _given(candidate, SHIPPED, correct=True)
     for name, attribute in ((REPOSITORY, "CORRECT"), (LEGITIMATE, "CANDIDATES")):
         if name == LEGITIMATE and not options.thorough:
             continue
         module = _repository(name, tell)
         for candidate in getattr(module, attribute, ()):
-            yield CatalogueEntry(candidate=candidate, origin=name, correct=True)
+            yield _given(candidate, name, correct=True)
+
+
+def _given(
+    candidate: Candidate, origin: str, *, correct: bool, sentence: str = ""
+) -> CatalogueEntry:
+    return CatalogueEntry(
+        name=candidate.name,
+        make=lambda: candidate,
+        sentence=sentence,
+        origin=origin,
+        correct=correct,
+    )
 
 
 def _repository(name: str, tell: Tell) -> ModuleType | None:
@@ -168,7 +182,7 @@ def _of_target(target: str) -> Iterator[CatalogueEntry]:
         yield from (_entry(mistake, target) for mistake in mistakes)
         return
     for candidate in resolve_one(target):
-        yield CatalogueEntry(candidate=candidate, sentence=_sentence(candidate), origin=target)
+        yield _given(candidate, target, correct=False, sentence=_sentence(candidate))
 
 
 def _sentence(candidate: Candidate) -> str:
@@ -188,16 +202,18 @@ def _brought(value: Any, origin: str) -> list[CatalogueEntry]:
     if not mistakes:
         msg = "it holds no conformance.Mistake"
         raise UsageError(msg)
-    return [_entry(mistake, origin) for mistake in mistakes]
+    # What cannot be made is refused, whatever is selected.
+    return [_entry(mistake, origin, candidate_of(mistake, origin)) for mistake in mistakes]
 
 
-def _entry(mistake: Mistake, origin: str) -> CatalogueEntry:
+def _entry(mistake: Mistake, origin: str, candidate: Candidate | None = None) -> CatalogueEntry:
     _check_clauses(mistake)
     sentence = mistake.sentence
     if isinstance(mistake, NamedMistake):
         sentence = f"{sentence[0].upper()}{sentence[1:]}."
     return CatalogueEntry(
-        candidate=candidate_of(mistake, origin),
+        name=mistake.name,
+        make=partial(candidate_of, mistake, origin) if candidate is None else lambda: candidate,
         sentence=sentence,
         fix=mistake.fix,
         primary=mistake.primary,
@@ -241,7 +257,7 @@ def _unique(named: Iterable[CatalogueEntry]) -> list[CatalogueEntry]:
             number += 1
             name = f"{entry.name}-{number}"
         taken.add(name)
-        result.append(dataclasses.replace(entry, candidate=renamed(entry.candidate, name)))
+        result.append(dataclasses.replace(entry, name=name))
     return result
 
 
