@@ -65,7 +65,8 @@ def test_no_attack_passes(
     if attack in NEED_NAMESPACES and "no network" not in held and report.conforms:
         pytest.skip(f"this system refuses namespaces: {held}")
     assert report.verdict == "fails", str(report)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["port"]
+    # Hypothesis keeps the constants of an editable install where the judge runs.
+    assert {entry.name for entry in tmp_path.iterdir()} - {".hypothesis"} == {"port"}
     assert not Path("/tmp", isolation_attacks.FORGED).exists()  # noqa: S108 (where it was tried)
     assert Path(FILE).read_bytes() == source
 
