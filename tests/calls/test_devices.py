@@ -102,6 +102,7 @@ def test_tf32_must_be_declared_on_a_device() -> None:
     assert declared.operand_roundoff == model.TENSOR_FLOAT_32
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("device", "message"),
     [

@@ -15,6 +15,7 @@ from conformance.graphs.process import Feeds, Setting
 BATCH, LENGTH = "export.dynamic-batch", "export.dynamic-length"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("slug", [BATCH, LENGTH])
 @pytest.mark.parametrize("weights_known", [True, False])
 def test_a_dynamic_graph_passes(tmp_path: Path, slug: str, *, weights_known: bool) -> None:

@@ -47,6 +47,7 @@ def status(candidate: Candidate, slug: str, dtype: str = "float32") -> str:
     return f"{result.status}: {result.reason}".removesuffix(": ")
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("candidate", [joined_before_all, old_and_new_apart, everything_at_once])
 @pytest.mark.parametrize("slug", ["gradients.cache", "gradients.golden", "gradients.options"])
 def test_correct_caches_pass(candidate: Candidate, slug: str) -> None:
@@ -162,6 +163,7 @@ def messages_of_edges(candidate: Candidate, dtype: str = "float32") -> str:
     return "\n".join(violation.message for violation in violations if violation is not None)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("candidate", "role"), [(KeyChannelsLostBackward, "key"), (QueryChannelsLostBackward, "query")]
@@ -173,7 +175,7 @@ def test_lost_channels_of_wide_heads_are_detected(
     assert f"the gradient of {role} is wrong" in messages_of_edges(candidate, dtype)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("tile", [32, 64, 128, 256])
 @pytest.mark.parametrize("role", ["query", "key", "value"])
 def test_channels_past_every_tile_are_judged(role: str, tile: int) -> None:
@@ -193,6 +195,7 @@ def test_channels_past_every_tile_are_judged(role: str, tile: int) -> None:
     assert messages_of_edges(core(HandWritten())) == ""
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "candidate", [sink_as_a_column, sink_first, sink_behind_the_attention, sink_as_a_key]
 )

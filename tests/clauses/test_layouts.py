@@ -44,7 +44,7 @@ def results(candidate: Candidate, *only: str) -> dict[str, ClauseResult]:
     return {result.id: result for result in of_clauses}
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     "candidate",
     [

@@ -45,7 +45,7 @@ def each(collection: list[Handwritten]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("handwritten", collection, ids=lambda one: one.name)
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(24)
 @each([*SINGLES, *SECOND])
 def test_single_mistake_is_named(handwritten: Handwritten) -> None:
     """What is wrong with a hand-written implementation is named, alone or among equivalents."""

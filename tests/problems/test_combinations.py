@@ -132,6 +132,7 @@ def count(candidate: Candidate, **changes: Any) -> dict[str, int]:
     return dict(combinations(candidate, space, dtype="float32", strength=3).covering.impossible)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("made", "reason"),
     [

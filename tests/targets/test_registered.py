@@ -70,6 +70,7 @@ def test_it_is_checked_and_selected(installed: Path) -> None:
     assert record(installed / "work")["tool"]["specification"] != with_it["tool"]["specification"]
 
 
+@pytest.mark.nightly
 def test_it_stands_in_the_generated_document(installed: Path) -> None:
     """The generator of docs/specification.md has a section for it."""
     document = run(installed, sys.executable, "-m", "conformance.tools.specification").stdout
@@ -175,6 +176,7 @@ def assert_refused(done: subprocess.CompletedProcess[str], why: str) -> None:
     assert why in done.stderr
 
 
+@pytest.mark.nightly
 def test_every_command_refuses_a_broken_distribution(tmp_path: Path) -> None:
     """What only the worker loads is refused alike, and by the generator of the document."""
     folder = distribution(tmp_path, "1 / 0\n", {CLAUSES: "house = thirdparty"})
@@ -224,6 +226,7 @@ def test_a_broken_mistake_is_one_sentence(tmp_path: Path, module: str, why: str)
     assert why in done.stderr
 
 
+@pytest.mark.nightly
 def test_a_broken_mistake_stops_a_check(tmp_path: Path) -> None:
     """``check``, which would name failures after it, refuses it in the same words."""
     module = BROKEN_MISTAKES["no point"][0]

@@ -17,6 +17,7 @@ from conformance.tools.svg import KINDS, Panel, draw
 FOLDER = CHECKOUT / "docs" / "pictures"
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("slug", sorted(PICTURED))
 def test_picture_is_not_stale(slug: str) -> None:
     """The committed picture is what the clause's problems give today, to the letter."""
@@ -31,6 +32,7 @@ def test_every_picture_of_a_clause_is_one_of_the_list() -> None:
     assert {path.stem for path in FOLDER.glob("*.svg")} & slugs == PICTURED
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("slug", sorted(PICTURED))
 def test_picture_shows_a_binding_example(slug: str) -> None:
     """Something moves, only where it is judged, and the picture says how much in words."""

@@ -281,6 +281,7 @@ def test_code_of_others_is_not_run(
     assert not (folder / "ran").exists()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -25,6 +25,7 @@ def count(page: Page) -> str:
     return page.locator("#row-count").inner_text()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", RECORDS)
 def test_no_page_complains_or_asks_for_anything(opener: Opener, name: str) -> None:
     """Every record's page opens from its file without a message, an error or a request."""

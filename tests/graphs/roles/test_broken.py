@@ -62,7 +62,7 @@ BROKEN: dict[str, Attention] = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_layer_is_read_as_a_layer(name: str, tmp_path: Path) -> None:
     """The clauses, not the reading, say what is wrong with it."""
@@ -70,7 +70,7 @@ def test_a_broken_layer_is_read_as_a_layer(name: str, tmp_path: Path) -> None:
     assert shown(reading) == "q=query:BLE k=key:BLE v=value:BLE -> y=output:BLE"
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", [*BROKEN, "value does not matter"])
 def test_a_broken_core_is_read_as_a_core(name: str, tmp_path: Path) -> None:
     """The same without projections."""
@@ -109,6 +109,7 @@ MASKED: dict[str, Attention] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", MASKED)
 def test_a_broken_mask_is_read_as_what_it_should_be(name: str, tmp_path: Path) -> None:
     """True means attend, whatever becomes of False."""

@@ -154,6 +154,7 @@ CASES = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", CASES)
 def test_heads_are_where_the_function_has_them(name: str, tmp_path: Path) -> None:
     """Roles, axes and numbers of heads of a core."""

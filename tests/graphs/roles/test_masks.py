@@ -117,7 +117,7 @@ CASES = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", CASES)
 def test_a_mask_is_read_as_what_it_does(name: str, tmp_path: Path) -> None:
     """Form, polarity and axes of one mask besides query, key and value; its name says nothing."""
@@ -166,6 +166,7 @@ ITSELF = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ITSELF)
 def test_a_mask_of_self_attention_is_read_by_what_it_reaches(name: str, tmp_path: Path) -> None:
     """Also where sizes cannot tell items, queries and keys apart."""

@@ -174,6 +174,7 @@ def attended(layer: Layer, *inputs: Tensor) -> Tensor:
     return layer(query, key, value)[0]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("opset", [18, 23])
 def test_the_newer_exporter_makes_graphs_that_are_read_the_same(opset: int, tmp_path: Path) -> None:
     """At an opset without the standard operator and at one with it."""

@@ -69,6 +69,7 @@ STRANGERS: dict[str, tuple[nn.Module, Inputs, dict[str, dict[int, str]]]] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", STRANGERS)
 def test_what_is_no_attention_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
     """The sentence names the file and says why; it is no reading that clauses would then fail."""

@@ -150,6 +150,7 @@ def test_a_graph_that_onnxruntime_optimised(tmp_path: Path) -> None:
     assert (projections.scale, projections.gauge) == (1 / 2, "")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", [QuantType.QInt8, QuantType.QUInt8], ids=["int8", "uint8"])
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_eight_bit_weights_are_dequantised(

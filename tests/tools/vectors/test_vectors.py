@@ -272,6 +272,7 @@ def test_a_consumer_that_judged_nothing_does_not_pass(tmp_path: Path) -> None:
     assert (code, output) == (1, "0 judged, 0 differ; 0 left out: \n")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no node to run JavaScript with")
 @pytest.mark.parametrize("name", ["right", *BROKEN_NODE])
 def test_another_language_reads_them(vectors: Path, tmp_path: Path, name: str) -> None:
