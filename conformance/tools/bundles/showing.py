@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from importlib import resources
 from typing import Any, Final
+
+import jinja2
 
 from ...base.printable_text import printable
 from ..scripts.code import is_graph
@@ -16,16 +19,32 @@ _MOST: Final = 16
 
 def readme(clause: Record, candidate: Record, report: Record, *, again: str) -> str:
     """The text of README.md; ``again`` says why the script does not call the candidate, or ""."""
-    parts = (
-        [f"# {clause['id']} fails for {_plain(candidate['name'])}"],
-        _requirement(clause),
-        _failure(clause),
-        _input(clause["counterexample"]),
-        _seeing(clause, again),
-        _files(clause),
-        _surroundings(clause, report),
+    pages = jinja2.Environment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 (Markdown, not HTML: the filters take its signs away)
     )
-    return "\n\n".join("\n".join(part) for part in parts) + "\n"
+    pages.filters.update(plain=_plain, lines=_lines, sized=_sized)
+    data = clause["counterexample"]
+    tool = report.get("tool") or {}
+    facts = {
+        "attention-conformance": tool.get("version"),
+        "specification": tool.get("specification"),
+        **(report.get("environment") or {}),
+        "clause checked on": clause.get("device", "cpu"),
+    }
+    page = resources.files(__package__).joinpath("readme.md.jinja").read_text("utf-8")
+    return pages.from_string(page).render(
+        clause=clause,
+        candidate=candidate,
+        sizes=(data.get("problem") or {}).get("geometry") or {},
+        calls=data.get("calls", ()),
+        most=_MOST,
+        again=again,
+        graph=(data.get("access") or {}).get("graph"),
+        facts=facts,
+    )
 
 
 def _plain(text: Any) -> str:
@@ -34,56 +53,16 @@ def _plain(text: Any) -> str:
     return " ".join(printable(kept).split())
 
 
-def _quoted(text: Any) -> list[str]:
-    """A candidate's words as they are, in a block that shows them so."""
-    lines = printable(str(text)).splitlines() or [""]
-    return [f"    {line}" for line in lines]
-
-
-def _requirement(clause: Record) -> list[str]:
-    level = clause.get("level", "")
-    return ["## What must hold", "", f"{_plain(clause.get('requirement', ''))} ({level})"]
-
-
-def _failure(clause: Record) -> Iterator[str]:
-    violation = clause["violation"]
-    yield f"## What came instead: {violation['kind']}, in {clause.get('dtype')}"
-    yield ""
-    yield from _quoted(violation["message"])
-    for diagnosis in clause.get("diagnosis") or ():
-        yield ""
-        yield f"Diagnosis: {_plain(diagnosis.get('name', ''))}. {_plain(diagnosis.get('text', ''))}"
-
-
-def _input(data: Record) -> Iterator[str]:
-    """The smallest input, its numbers where they are few."""
-    yield "## The smallest input on which it was seen"
-    yield ""
-    problem = data.get("problem") or {}
-    sizes = problem.get("geometry") or {}
-    yield f"Sizes: {', '.join(f'{name} {size}' for name, size in sizes.items())}."
-    yield ""
-    yield "| call | argument | shape | dtype | values |"
-    yield "| --- | --- | --- | --- | --- |"
-    for number, call in enumerate(data.get("calls", ())[:_MOST], start=1):
-        for name, value in {**call["arguments"], **call["keywords"]}.items():
-            if isinstance(value, Mapping):
-                yield f"| {number} | {_plain(name)} | {_sized(value)} |"
-            else:
-                yield f"| {number} | {_plain(name)} = {_plain(value)} | | | |"
-    more = len(data.get("calls", ())) - _MOST
-    if more > 0:
-        yield f"| … | {more} more calls, in failure.json | | | |"
+def _lines(text: Any) -> list[str]:
+    """A candidate's words as they are, for a block that shows them so."""
+    return printable(str(text)).splitlines() or [""]
 
 
 def _sized(tensor: Record) -> str:
     """Shape, dtype and, where they are few, the values of a tensor."""
-    values = _rounded(tensor["values"]) if _is_small(tensor) else "in calls.npz"
+    small = "values" in tensor and math.prod(tensor["shape"]) <= _MOST
+    values = _rounded(tensor["values"]) if small else "in calls.npz"
     return f"{tensor['shape']} | {tensor['dtype']} | {values}"
-
-
-def _is_small(tensor: Record) -> bool:
-    return "values" in tensor and math.prod(tensor["shape"]) <= _MOST
 
 
 def _rounded(values: Any) -> str:
@@ -92,64 +71,6 @@ def _rounded(values: Any) -> str:
         return f"[{', '.join(map(_rounded, values))}]"
     is_number = isinstance(values, float)
     return f"{values:.6g}" if is_number else str(values)
-
-
-def _seeing(clause: Record, again: str) -> Iterator[str]:
-    access = clause["counterexample"].get("access") or {}
-    needs = "numpy and onnxruntime" if access.get("graph") else "numpy and torch"
-    yield "## Seeing it"
-    yield ""
-    if again:
-        yield "    python show.py"
-        yield ""
-        yield (
-            "shows what was recorded; it needs numpy alone, and exits with 1. The candidate is not "
-            f"called again: {_plain(again)}."
-        )
-        return
-    yield "    python show.py            # the candidate where it was"
-    yield "    python show.py TARGET     # the candidate at another place: file.py:name"
-    yield ""
-    yield (
-        f"shows what was recorded, then calls the candidate as recorded. It needs {needs} and "
-        "the candidate, nothing else. Exit status: 1 while the failure is there, also where the "
-        "candidate cannot be loaded; 0 once it answers rightly; 2 for a TARGET that cannot be "
-        "loaded."
-    )
-
-
-def _files(clause: Record) -> Iterator[str]:
-    yield "## Files"
-    yield ""
-    yield "| file | what |"
-    yield "| --- | --- |"
-    yield "| show.py | the script |"
-    yield "| inputs.npz | the tensors of the problem, weights included |"
-    yield "| calls.npz | the arguments of each call, what came back, what layers were built of |"
-    yield "| compared.npz | expected, got and bound, element by element; what of it counts |"
-    yield "| failure.json | all that is known, with the file and array of each tensor |"
-    if (clause["counterexample"].get("access") or {}).get("graph"):
-        yield "| *.onnx | the graph, with the files of its tensors |"
-    yield "| manifest.json | the SHA-256 of each of them |"
-    yield ""
-    yield (
-        "Arrays are read with numpy.load(…, allow_pickle=False). Those of bfloat16, which NumPy "
-        "has not, hold its 16 bits as uint16."
-    )
-
-
-def _surroundings(clause: Record, report: Record) -> Iterator[str]:
-    yield "## Where it was found"
-    yield ""
-    tool = report.get("tool") or {}
-    facts = {
-        "attention-conformance": tool.get("version"),
-        "specification": tool.get("specification"),
-    }
-    facts |= dict(report.get("environment") or {})
-    facts["clause checked on"] = clause.get("device", "cpu")
-    for name, value in facts.items():
-        yield f"- {_plain(name)}: {_plain(value)}"
 
 
 LOST: Final = ("crashed", "hung")
