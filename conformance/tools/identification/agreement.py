@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,26 +16,7 @@ from ...diagnosis.mistaken_answer import Combination, act
 from ...diagnosis.mistakes import NotExpressible
 from ...oracle.oracle import Oracle, evaluate
 from ...problems.inputs import Inputs
-
-
-@dataclass(frozen=True)
-class Sample:
-    """An answer with the inputs of its problem, and the rows to compare (None: all)."""
-
-    inputs: Inputs
-    output: Tensor
-    rows: Tensor | None = None
-
-
-def rows_with_keys(inputs: Inputs, point: golden.Semantics) -> Tensor:
-    """The rows in which every head has a key, broadcastable to the answer."""
-    some = inputs.allowed(point).any(dim=-1)
-    return some.all(dim=1).unsqueeze(-1) if inputs.is_layer else some.unsqueeze(-1)
-
-
-def live_sample(inputs: Inputs, output: Tensor, point: golden.Semantics) -> Sample:
-    """An answer of which only the rows with keys are compared."""
-    return Sample(inputs, output, rows_with_keys(inputs, point))
+from .caller import ProbeAnswer
 
 
 class PointJudge:
@@ -58,7 +38,7 @@ class PointJudge:
         self.always_causal = always_causal
         self.made = made
 
-    def margin(self, point: golden.Semantics, sample: Sample) -> float:
+    def margin(self, point: golden.Semantics, sample: ProbeAnswer) -> float:
         """The largest error over its bound; infinite for another shape, or NaN elsewhere."""
         try:
             output, bound = self._expected(point, sample.inputs)
@@ -66,7 +46,7 @@ class PointJudge:
             return math.inf
         return _largest(sample, output, bound.clamp_min(torch.finfo(torch.float64).tiny))
 
-    def speaks_of(self, point: golden.Semantics, sample: Sample) -> bool:
+    def speaks_of(self, point: golden.Semantics, sample: ProbeAnswer) -> bool:
         """Whether the changes that every call makes can be acted out on the inputs of a sample."""
         try:
             self._expected(point, sample.inputs)
@@ -87,11 +67,11 @@ class PointJudge:
         acted = act(self.oracle, point, self.made, inputs)
         return acted.output, acted.bound
 
-    def fits(self, point: golden.Semantics, samples: Iterable[Sample]) -> bool:
+    def fits(self, point: golden.Semantics, samples: Iterable[ProbeAnswer]) -> bool:
         """Whether every sample is within the bound around a point's answer."""
         return all(self.margin(point, sample) <= 1.0 for sample in samples)
 
-    def distance(self, point: golden.Semantics, samples: Iterable[Sample]) -> float:
+    def distance(self, point: golden.Semantics, samples: Iterable[ProbeAnswer]) -> float:
         """The largest difference from a point's answers: cheaper than the bound."""
         return max(
             (
@@ -116,7 +96,7 @@ class PointJudge:
         return other
 
 
-def _largest(sample: Sample, expected: Tensor, bound: Tensor | float = 1.0) -> float:
+def _largest(sample: ProbeAnswer, expected: Tensor, bound: Tensor | float = 1.0) -> float:
     """The largest error over a bound among the compared rows; equal infinities have none."""
     if expected.shape != sample.output.shape:
         return torch.inf

@@ -17,7 +17,7 @@ from ...declare.promises import declare
 from ...oracle.oracle import Oracle
 from ...problems.inputs import Inputs
 from ...problems.materialise import TORCH_DTYPES
-from .agreement import PointJudge, Sample
+from .agreement import PointJudge
 from .caller import FREE, Caller, ProbeAnswer, Refusal, masked, random_keep
 from .convention import MaskUse, compiled
 from .signature import Parameters
@@ -63,7 +63,7 @@ def _dtype(
         if answer.dtype != TORCH_DTYPES[dtype]:
             name = str(answer.dtype).removeprefix("torch.")
             return DtypeResult(dtype, right=False, why=f"answers in {name}{what}")
-        if not judge.fits(point, [Sample(inputs, answer.output)]):
+        if not judge.fits(point, [answer]):
             return DtypeResult(dtype, right=False, why=f"beyond the rounding of {dtype}{what}")
     return DtypeResult(dtype, right=True)
 

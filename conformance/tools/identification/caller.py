@@ -143,12 +143,34 @@ class Refusal:
 
 @dataclass(frozen=True)
 class ProbeAnswer:
-    """A probe and its answer, batched, in float64; ``dtype`` is that of what was returned."""
+    """A probe and its answer, batched, in float64; ``dtype`` is that of what was returned.
+
+    ``rows``, which broadcast to the answer, are those that are compared (None: all).
+    """
 
     inputs: Inputs
     output: Tensor
     dtype: torch.dtype
     returned: Any = None
+    rows: Tensor | None = None
+
+    def read_as(self, **options: Any) -> ProbeAnswer:
+        """The answer taken for one to a probe with other options."""
+        return dataclasses.replace(self, inputs=self.inputs.replace(**options))
+
+    def compared(self, rows: Tensor | None) -> ProbeAnswer:
+        """The answer of which only some rows are compared."""
+        return dataclasses.replace(self, rows=rows)
+
+    def live(self, point: golden.Semantics) -> ProbeAnswer:
+        """The answer of which only the rows are compared that have a key at a point."""
+        return self.compared(rows_with_keys(self.inputs, point))
+
+
+def rows_with_keys(inputs: Inputs, point: golden.Semantics) -> Tensor:
+    """The rows in which every head has a key, broadcastable to the answer."""
+    some = inputs.allowed(point).any(dim=-1)
+    return some.all(dim=1).unsqueeze(-1) if inputs.is_layer else some.unsqueeze(-1)
 
 
 @dataclass(frozen=True, kw_only=True)

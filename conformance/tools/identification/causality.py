@@ -9,7 +9,7 @@ import torch
 
 from ..._golden import golden
 from ...declare.declaration import BY_CAUSALITY
-from .agreement import PointJudge, Sample, live_sample
+from .agreement import PointJudge
 from .caller import Caller, ProbeAnswer, Refusal, draw_keep, masked
 from .convention import MaskUse
 from .deviations import Causality, without_effect
@@ -51,11 +51,7 @@ def find_causality(
     if not observed:
         why = f"with it alone it {answers[0].why}" if isinstance(answers[0], Refusal) else ""
     else:
-        plain = [
-            Sample(observation.inputs.replace(causal=False), observation.output)
-            for observation in observed
-        ]
-        idle = judge.fits(points[0], plain)
+        idle = judge.fits(points[0], [answer.read_as(causal=False) for answer in observed])
         for point in () if idle else points:
             readings = readings or [
                 reading for reading in _points(point) if _fits(reading, observed, judge)
@@ -91,10 +87,7 @@ def _call(caller: Caller, sizes: dict[str, int]) -> ProbeAnswer | Refusal:
 
 
 def _fits(point: golden.Semantics, observed: Sequence[ProbeAnswer], judge: PointJudge) -> bool:
-    return judge.fits(
-        point,
-        (live_sample(observation.inputs, observation.output, point) for observation in observed),
-    )
+    return judge.fits(point, (answer.live(point) for answer in observed))
 
 
 def find_combination(
@@ -110,7 +103,7 @@ def find_combination(
         return "refused"
     for combination in _COMBINATIONS:
         reading = point.replace(causal_combination=combination)
-        if judge.fits(reading, [live_sample(inputs, answer.output, reading)]):
+        if judge.fits(reading, [answer.live(reading)]):
             return combination
     return None
 
@@ -126,8 +119,7 @@ def find_single_query(
     if isinstance(answer, Refusal) or answer.inputs.geometry.query_length != 1:
         return None
     free = point.replace(one_query_causal=False)
-    whole = Sample(answer.inputs, answer.output)
-    return free if judge.fits(free, [whole]) and not _fits(point, [answer], judge) else None
+    return free if judge.fits(free, [answer]) and not _fits(point, [answer], judge) else None
 
 
 RULES: Final = ("zeros", "nan", "mean-of-all", "mean-of-valid")
@@ -165,7 +157,7 @@ def empty_row_rules(
     if tuple(answer.output.shape) != inputs.output_shape:
         return _OTHER
     empty = rows.any(dim=1).unsqueeze(-1) if inputs.is_layer else rows.unsqueeze(-1)
-    sample = Sample(inputs, answer.output, empty)
+    sample = answer.compared(empty)
     rules = tuple(rule for rule in RULES if judge.fits(point.replace(empty_rows=rule), [sample]))
     if not rules and bool(torch.isnan(answer.output[empty.expand(answer.output.shape)]).all()):
         return ("nan",)

@@ -11,8 +11,8 @@ from ...base.geometry import Geometry, Pins
 from ...declare.candidate import Candidate
 from ...declare.declaration import Declaration
 from ...problems.materialise import TORCH_DTYPES, in_dtype
-from .agreement import PointJudge, Sample, live_sample, rows_with_keys
-from .caller import Caller, ProbeAnswer, SizeRule, draw_weights, masked
+from .agreement import PointJudge
+from .caller import Caller, ProbeAnswer, SizeRule, draw_weights, masked, rows_with_keys
 from .causality import LONG_KEYS, LONG_QUERIES, RULES, empty_row_rules
 from .convention import CORE_LAYOUTS, LAYER_LAYOUTS, Convention, MaskUse
 from .plain_reading import OTHER_SIZES
@@ -133,16 +133,9 @@ def declared_caller(candidate: Candidate) -> Caller:
 
 def _live(
     observed: list[ProbeAnswer], judge: PointJudge, reading: golden.Semantics
-) -> list[Sample]:
+) -> list[ProbeAnswer]:
     """The answers, of which only the rows with keys under a reading are compared."""
-    return [
-        Sample(
-            observation.inputs,
-            observation.output,
-            rows_with_keys(judge.read(observation.inputs), reading),
-        )
-        for observation in observed
-    ]
+    return [one.compared(rows_with_keys(judge.read(one.inputs), reading)) for one in observed]
 
 
 def _without_causality(
@@ -157,9 +150,7 @@ def _without_causality(
     reading = point.replace(causal_alignment=other)
     if judge.fits(reading, _live(observed, judge, reading)):
         yield f"{promise}, but the diagonal is {other}"
-    elif free.fits(
-        point, [Sample(observation.inputs, observation.output) for observation in observed]
-    ):
+    elif free.fits(point, observed):
         yield f"{promise}, but plain answers are those without causality"
 
 
@@ -177,7 +168,7 @@ def _masks(caller: Caller, judge: PointJudge, point: golden.Semantics) -> Iterat
             inputs = masked(caller.draw(seed=seed), use.form, use.shape, seed)
             answer = caller.answer(inputs)
             if answer is not None and inputs.keep is not None and inputs.keep.shape[-1] > 1:
-                samples.append(Sample(answer.inputs, answer.output))
+                samples.append(answer)
         if not samples or judge.fits(point, samples):
             continue
         if judge.fits(point.replace(mask_polarity=other), samples):
@@ -195,25 +186,15 @@ def _causal(
     observed = [answer for answer in answers if answer is not None]
 
     def fits(reading: golden.Semantics) -> bool:
-        return judge.fits(
-            reading,
-            [
-                live_sample(observation.inputs, observation.output, reading)
-                for observation in observed
-            ],
-        )
+        return judge.fits(reading, [answer.live(reading) for answer in observed])
 
     if len(observed) < len(answers) or fits(point):
         return
     other = _other_alignment(declared)
     promise = f"declared causal={declared.causal!r}"
-    plain = [
-        Sample(observation.inputs.replace(causal=False), observation.output)
-        for observation in observed
-    ]
     if fits(point.replace(causal_alignment=other)):
         yield f"{promise}, but the diagonal is {other}"
-    elif judge.fits(point, plain):
+    elif judge.fits(point, [answer.read_as(causal=False) for answer in observed]):
         yield f"{promise}, but with 4 queries on 6 keys the flag changes nothing"
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..._golden import golden
 from ...problems.inputs import Inputs
 from . import causality, mask_facts, switches
-from .agreement import PointJudge, Sample, live_sample
+from .agreement import PointJudge
 from .behaviour import (
     accepted_mismatches,
     changed_inputs,
@@ -89,7 +89,7 @@ def find_scale(
         (f"scale * {first}.shape[-1] ** 0.5", "it comes on top of 1/sqrt(head size)"),
     ):
         answer = caller.under(scale=(parameter.name, give)).answer(inputs)
-        if _fits_and_acts(judge, point, inputs, answer, scale=None):
+        if _fits_and_acts(judge, point, answer, scale=None):
             return NumberKeyword(give, words)
     refused = caller.answer(inputs.replace(scale=None)) is None
     return NumberKeyword("", "calls fail" if refused else _UNKNOWN)
@@ -98,16 +98,14 @@ def find_scale(
 def _fits_and_acts(
     judge: PointJudge,
     point: golden.Semantics,
-    inputs: Inputs,
     answer: ProbeAnswer | None,
     **absent: None,
 ) -> bool:
     """Whether an answer fits the problem with an option, and does not fit the one without it."""
     if answer is None:
         return False
-    plain = inputs.replace(causal=False, **absent)
-    own, other = (live_sample(read, answer.output, point) for read in (inputs, plain))
-    return judge.fits(point, [own]) and not judge.fits(point, [other])
+    plain = answer.read_as(causal=False, **absent)
+    return judge.fits(point, [answer.live(point)]) and not judge.fits(point, [plain.live(point)])
 
 
 def find_softcap(
@@ -116,7 +114,7 @@ def find_softcap(
     """Whether the number caps the logits: c * tanh(logits / c)."""
     inputs = caller.draw(seed=8).replace(softcap=_SOFTCAP)
     answer = caller.under(softcap=parameter.name).answer(inputs)
-    if _fits_and_acts(judge, point, inputs, answer, softcap=None):
+    if _fits_and_acts(judge, point, answer, softcap=None):
         return NumberKeyword("softcap", "logits become c * tanh(logits / c)")
     return NumberKeyword("", _UNKNOWN)
 
@@ -130,16 +128,16 @@ def find_window(
     answer = caller.under(window=parameter.name).answer(inputs)
     for alignment in (point.causal_alignment, "bottom-right", "top-left"):
         reading = point.replace(causal_alignment=alignment)
-        if _fits_and_acts(judge, reading, inputs, answer, window=None):
+        if _fits_and_acts(judge, reading, answer, window=None):
             words = f"(left, right) keys around a query's own position, aligned {alignment}"
             return NumberKeyword("window", words), reading
     width = (parameter.name, str(_WIDTH))
     answer = caller.under(options=(*caller.convention.options, width)).answer(plain)
     for left, right, causal in _WIDTH_READINGS:
-        inputs = plain.replace(window=(left, right), causal=causal)
+        shown = None if answer is None else answer.read_as(window=(left, right), causal=causal)
         for alignment in ("bottom-right", "top-left"):
             reading = point.replace(causal_alignment=alignment)
-            if _fits_and_acts(judge, reading, inputs, answer, window=None):
+            if _fits_and_acts(judge, reading, shown, window=None):
                 words = (
                     f"an integer: {_WIDTH} shows {left} keys before and {right} after a "
                     f"query's own, aligned {alignment}; no pair is taken, so it is not declared"
@@ -177,7 +175,7 @@ def find_groups(
             refusal = answer.why
             continue
         for order in ("repeat", "tile"):
-            if judge.fits(point.replace(group_order=order), [Sample(inputs, answer.output)]):
+            if judge.fits(point.replace(group_order=order), [answer]):
                 return Groups(order, option)
         refusal = "an answer that is neither of the two orders"
     return Groups(None, why=refusal)

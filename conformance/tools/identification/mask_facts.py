@@ -17,8 +17,8 @@ from ...diagnosis.mistakes.semantics_changes import filled_mistake
 from ...oracle.extreme_logits import single_key_inputs
 from ...oracle.oracle import evaluate
 from ...problems.inputs import Inputs
-from .agreement import PointJudge, Sample
-from .caller import Caller, Refusal, masked, random_keep
+from .agreement import PointJudge
+from .caller import Caller, ProbeAnswer, Refusal, masked, random_keep
 from .causality import empty_row_rules
 from .convention import MaskUse
 from .deviations import Deviation, without_effect
@@ -91,7 +91,7 @@ def _usual_fill(
         sample = _observe(caller, use, point, 10.0 * fill, low=True)
         if sample is None:
             continue
-        whole = Sample(sample.inputs, sample.output)
+        whole = sample.compared(None)
         if judge.fits(point.replace(mask_fill=-fill), [whole]) and not judge.fits(point, [whole]):
             return Leak(operation="replace", threshold=fill, fill=-fill)
     return Tight(up_to=1.0)
@@ -99,7 +99,7 @@ def _usual_fill(
 
 def _observe(
     caller: Caller, use: MaskUse, point: golden.Semantics, target: float, *, low: bool
-) -> Sample | None:
+) -> ProbeAnswer | None:
     inputs = caller.draw(seed=6)
     inputs = masked(inputs, use.form, use.shape, random_keep(use.shape, inputs.geometry))
     first, _ = single_key_inputs(inputs, live=0, target=target, low=low)
@@ -111,7 +111,7 @@ def _observe(
     answer = caller.call(stretched)
     if isinstance(answer, Refusal) or not bool(torch.isfinite(stretched.key).all()):
         return None
-    return Sample(stretched, answer.output, rows)
+    return answer.compared(rows)
 
 
 def _extreme(inputs: Inputs, point: golden.Semantics, *, low: bool) -> float:
@@ -159,7 +159,7 @@ def _explaining(
     point: golden.Semantics,
     operation: str,
     threshold: float,
-    witnesses: list[Sample],
+    witnesses: list[ProbeAnswer],
 ) -> float | None:
     """The round number near the threshold that explains the answers from there on."""
     decade = 10.0 ** int(torch.tensor(threshold).log10().floor())

@@ -11,7 +11,7 @@ import torch
 
 from ..._golden import golden
 from ...problems.inputs import Inputs
-from .agreement import PointJudge, Sample
+from .agreement import PointJudge
 from .caller import Caller, ProbeAnswer, masked
 from .convention import MaskUse
 from .signature import CallParameter
@@ -129,7 +129,7 @@ def _holds(
     inputs = caller.draw(sizes, seed=4)
     inputs = masked(inputs, reading.form, use.shape, 4)
     answer = _answer(caller, use, inputs)
-    return answer is not None and judge.fits(reading.point, [_sample(answer)])
+    return answer is not None and judge.fits(reading.point, [answer])
 
 
 def _of_parameter(
@@ -199,7 +199,7 @@ def _boolean(
     if not taken:
         return None
     for reading in _readings(point):
-        fitting = [use for use, answer in taken if judge.fits(reading, [_sample(answer)])]
+        fitting = [use for use, answer in taken if judge.fits(reading, [answer])]
         if fitting:
             break
     else:
@@ -219,19 +219,14 @@ def _boolean(
     return _reading(parameter, word, form, uses, reading.replace(mask_polarity="keep"))
 
 
-def _sample(answer: ProbeAnswer) -> Sample:
-    return Sample(answer.inputs, answer.output)
-
-
 def _means_additive(answer: ProbeAnswer, point: golden.Semantics, judge: PointJudge) -> bool:
     """Whether a mask of 0 and 1 was simply added to the logits: that is a bias."""
     keep = answer.inputs.keep
     if keep is None:
         return False
     bias = keep.to(answer.inputs.query.dtype)
-    return judge.fits(
-        point, [Sample(answer.inputs.without_mask().replace(bias=bias), answer.output)]
-    )
+    plain = dataclasses.replace(answer, inputs=answer.inputs.without_mask())
+    return judge.fits(point, [plain.read_as(bias=bias)])
 
 
 def _unmoved(caller: Caller, taken: Sequence[tuple[MaskUse, ProbeAnswer]]) -> bool:
@@ -279,8 +274,8 @@ def _additive(
         plain, hidden = _answer(caller, use, finite), _answer(caller, use, inputs)
         if plain is None:
             continue
-        samples = [Sample(plain.inputs.replace(keep=None), plain.output)]
-        samples += [_sample(hidden)] if hidden is not None else []
+        samples = [plain.read_as(keep=None)]
+        samples += [hidden] if hidden is not None else []
         orders = (point.replace(bias_order=name) for name in ("after-scale", "before-scale"))
         reading = next((order for order in orders if judge.fits(order, samples)), None)
         if reading is not None:
@@ -299,7 +294,7 @@ def _lengths(
             continue
         use = MaskUse(form=LENGTHS, parameter=parameter.name, shape=shape, native=native)
         answer = _answer(caller, use, _probe(caller, LENGTHS, shape, 0))
-        if answer is not None and judge.fits(point, [_sample(answer)]):
+        if answer is not None and judge.fits(point, [answer]):
             uses.append(use)
     return _reading(parameter, LENGTHS, LENGTHS, uses, point)
 

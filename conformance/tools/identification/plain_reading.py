@@ -18,7 +18,7 @@ from ...diagnosis.dissection.reading import Reading, read
 from ...diagnosis.dissection.value_steps import ALTERNATIVES, Steps
 from ...diagnosis.mistaken_answer import Combination
 from ...problems.inputs import Inputs
-from .agreement import PointJudge, Sample
+from .agreement import PointJudge
 from .behaviour import order_matters
 from .caller import Caller, ProbeAnswer, Refusal
 from .points import (
@@ -134,7 +134,9 @@ def first_fitting(
         tried.add(proposal)
         if fits and not _are_alike(fits[0], proposal):
             break
-        samples = [read_as(observation, proposal.always) for observation in observed]
+        samples = [
+            observation.read_as(causal=proposal.always is not None) for observation in observed
+        ]
         if judge.fits(proposal.point, samples):
             fits.append(proposal)
             if not isinstance(proposal.point.scale, str) or proposal.point == golden.STANDARD:
@@ -146,7 +148,7 @@ def first_fitting(
         point=first.point,
         always=first.always,
         margin=max(
-            judge.margin(first.point, read_as(observation, first.always))
+            judge.margin(first.point, observation.read_as(causal=first.always is not None))
             for observation in observed
         ),
         others=tuple(other.point for other in fits[1:]),
@@ -159,11 +161,6 @@ def _are_alike(one: Proposal, other: Proposal) -> bool:
     rules = isinstance(one.point.scale, str) and isinstance(other.point.scale, str)
     same = replace(other, point=other.point.replace(scale=one.point.scale))
     return rules and same == one and one.point.scale_factor == 1.0
-
-
-def read_as(observation: ProbeAnswer, always: str | None) -> Sample:
-    """An answer as a sample, of a causal problem where something is always causal."""
-    return Sample(observation.inputs.replace(causal=always is not None), observation.output)
 
 
 class Weights:
@@ -297,7 +294,8 @@ def _with_epsilon(
     answer = caller.answer(caller.draw(seed=_READ_SEED, dtype="float64"))
     if answer is None or answer.dtype != torch.float64:
         return plain
-    finer, sample = judge.in_dtype(caller.kind, "float64"), read_as(answer, plain.always)
+    finer = judge.in_dtype(caller.kind, "float64")
+    sample = answer.read_as(causal=plain.always is not None)
     own = plain.point.qk_norm_epsilon
     for epsilon in (own, *EPSILONS):
         if finer.fits(plain.point.replace(qk_norm_epsilon=epsilon), [sample]):

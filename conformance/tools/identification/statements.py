@@ -21,7 +21,7 @@ from ...diagnosis.randomness import random_entry
 from .agreement import PointJudge
 from .behaviour import order_matters
 from .caller import Caller, ProbeAnswer
-from .plain_reading import PlainReading, Weights, read_as
+from .plain_reading import PlainReading, Weights
 from .points import (
     ALIGNMENTS,
     Band,
@@ -188,7 +188,7 @@ def _nearest(
     every = (Proposal(golden.STANDARD), *map(causal_everywhere, ALIGNMENTS))
 
     def distance(one: Proposal) -> float:
-        samples = [read_as(observation, one.always) for observation in observed]
+        samples = [observation.read_as(causal=one.always is not None) for observation in observed]
         # Something else may come a little nearer to a triangle by chance.
         return judge.distance(one.point, samples) * (1.0 if one.always is None else _MUCH)
 
@@ -242,7 +242,7 @@ def _holds(
         return True
     making = judge.making(said.made)
     samples = [
-        read_as(one, nearest.always)
+        one.read_as(causal=nearest.always is not None)
         for one in observed
         if said.heads in (None, one.inputs.geometry.num_heads)
     ]
@@ -258,7 +258,7 @@ def reading_of(
     if first is None:
         return None
     nearest, making = beyond.nearest, judge.making(first.made)
-    samples = [read_as(observation, nearest.always) for observation in observed]
+    samples = [observation.read_as(causal=nearest.always is not None) for observation in observed]
     return PlainReading(
         point=nearest.point,
         always=nearest.always,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from .agreement import PointJudge, Sample
+from .agreement import PointJudge
 from .behaviour import repeats
 from .caller import Caller, Refusal
 from .deviations import change_words
@@ -140,7 +140,7 @@ def _effect(called: Caller, case: Investigation, read: PlainReading) -> str:
     observed = observe(called)
     if isinstance(observed, Refusal):
         return f"it {observed.why}"
-    if case.judge.fits(read.point, [Sample(answer.inputs, answer.output) for answer in observed]):
+    if case.judge.fits(read.point, observed):
         return "plain answers stay as they are"
     if repeats(called) is False:
         return "answers vary from call to call"
