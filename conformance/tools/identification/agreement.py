@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -16,7 +19,7 @@ from ...diagnosis.mistaken_answer import Combination, act
 from ...diagnosis.mistakes import NotExpressible
 from ...oracle.oracle import Oracle, evaluate
 from ...problems.inputs import Inputs
-from .caller import ProbeAnswer
+from .caller import Caller, ProbeAnswer
 
 
 class PointJudge:
@@ -94,6 +97,23 @@ class PointJudge:
         other = copy.copy(self)
         other.made = made
         return other
+
+
+@dataclass(kw_only=True)
+class Probed:
+    """An implementation as it is called, the point that explains it so far, and who compares."""
+
+    caller: Caller
+    point: golden.Semantics
+    judge: PointJudge
+
+    def under(self, **convention: Any) -> Self:
+        """The implementation called in another way: see :meth:`Caller.under`."""
+        return dataclasses.replace(self, caller=self.caller.under(**convention))
+
+    def fits(self, *answers: ProbeAnswer, **changes: Any) -> bool:
+        """Whether answers are those of the point, with some of its fields changed."""
+        return self.judge.fits(self.point.replace(**changes), answers)
 
 
 def _largest(sample: ProbeAnswer, expected: Tensor, bound: Tensor | float = 1.0) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,14 +11,13 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ..._golden import golden
 from ...base.profile import DTYPES
 from ...calls.calling import CandidateFailure, arguments, guarded
 from ...declare.promises import declare
 from ...oracle.oracle import Oracle
 from ...problems.inputs import Inputs
 from ...problems.materialise import TORCH_DTYPES
-from .agreement import PointJudge
+from .agreement import Probed
 from .caller import FREE, Caller, ProbeAnswer, Refusal, masked, random_keep
 from .convention import MaskUse, compiled
 from .signature import Parameters
@@ -35,35 +35,32 @@ class DtypeResult:
     why: str = ""
 
 
-def find_dtypes(
-    caller: Caller, uses: tuple[MaskUse, ...], point: golden.Semantics, judge: PointJudge
-) -> list[DtypeResult]:
+def find_dtypes(case: Probed) -> list[DtypeResult]:
     """Each dtype of the contract, plain and with the first mask of each form."""
-    return [_dtype(caller, uses, point, judge.in_dtype(caller.kind, dtype)) for dtype in DTYPES]
+    judges = (case.judge.in_dtype(case.caller.kind, dtype) for dtype in DTYPES)
+    return [_dtype(dataclasses.replace(case, judge=judge)) for judge in judges]
 
 
-def _dtype(
-    caller: Caller, uses: tuple[MaskUse, ...], point: golden.Semantics, judge: PointJudge
-) -> DtypeResult:
-    dtype = judge.oracle.dtype
-    first = {use.form: use for use in reversed(uses)}
+def _dtype(case: Probed) -> DtypeResult:
+    dtype = case.judge.oracle.dtype
+    first = {use.form: use for use in reversed(case.caller.convention.masks)}
     for use in (None, *first.values()):
         try:
-            inputs = caller.draw(seed=11, dtype=dtype)
+            inputs = case.caller.draw(seed=11, dtype=dtype)
         except (RuntimeError, TypeError) as error:
             return DtypeResult(dtype, right=False, why=f"{type(error).__name__} while building")
-        called = caller
+        called = case.caller
         what = ""
         if use is not None:
             inputs = masked(inputs, use.form, use.shape)
-            called, what = caller.under(masks=(use,)), f" with a mask ({use.form})"
+            called, what = case.caller.under(masks=(use,)), f" with a mask ({use.form})"
         answer = called.call(inputs)
         if isinstance(answer, Refusal):
             return DtypeResult(dtype, right=False, why=f"{answer.why}{what}")
         if answer.dtype != TORCH_DTYPES[dtype]:
             name = str(answer.dtype).removeprefix("torch.")
             return DtypeResult(dtype, right=False, why=f"answers in {name}{what}")
-        if not judge.fits(point, [answer]):
+        if not case.fits(answer):
             return DtypeResult(dtype, right=False, why=f"beyond the rounding of {dtype}{what}")
     return DtypeResult(dtype, right=True)
 
@@ -77,9 +74,7 @@ class ReturnedWeights:
     words: str
 
 
-def find_weights(
-    caller: Caller, parameters: Parameters, point: golden.Semantics, judge: PointJudge
-) -> ReturnedWeights | None:
+def find_weights(case: Probed, parameters: Parameters) -> ReturnedWeights | None:
     """Attention weights returned with the output, by default or on request."""
     named = [
         (entry.name, "True")
@@ -88,23 +83,23 @@ def find_weights(
     ]
     guessed = [(entry.name, "True") for entry in parameters.meaning("weights") if entry.guessed]
     average = [(entry.name, "False") for entry in parameters.meaning("average")]
-    inputs = caller.draw(seed=12).replace(return_weights=True)
+    inputs = case.caller.draw(seed=12).replace(return_weights=True)
     for options in (tuple(named[:1] + average), tuple(average), (), tuple(guessed[:1])):
-        answer = caller.under(weights=options).call(inputs)
+        answer = case.caller.under(weights=options).call(inputs)
         returned = answer.returned if isinstance(answer, ProbeAnswer) else None
         if not isinstance(returned, tuple) or len(returned) < 2:  # noqa: PLR2004 (a pair)
             continue
         if not isinstance(returned[1], Tensor) or not isinstance(returned[0], Tensor):
             continue
         words = ", ".join(f"{name}={value}" for name, value in options) or "always returned"
-        kind = _weights_kind(caller, judge.read(inputs), returned[1], point)
+        kind = _weights_kind(case, case.judge.read(inputs), returned[1])
         if kind:
             return ReturnedWeights(options, kind == "averaged", words)
     return None
 
 
-def _weights_kind(caller: Caller, inputs: Any, weights: Tensor, point: golden.Semantics) -> str:
-    oracle = Oracle(declare(caller.kind, semantics=point), "float32")
+def _weights_kind(case: Probed, inputs: Any, weights: Tensor) -> str:
+    oracle = Oracle(declare(case.caller.kind, semantics=case.point), "float32")
     expected, bound = oracle.answer(inputs).weights, oracle.weights_bound(inputs)
     returned = weights.detach().double()
     if not inputs.batched:

@@ -9,7 +9,7 @@ import torch
 
 from ..._golden import golden
 from ...declare.declaration import BY_CAUSALITY
-from .agreement import PointJudge
+from .agreement import PointJudge, Probed
 from .caller import Caller, ProbeAnswer, Refusal, draw_keep, masked
 from .convention import MaskUse
 from .deviations import Causality, without_effect
@@ -33,13 +33,11 @@ _FLIPPED: Final = {"False": "True", "True": "False"}
 _SQUARE: Final = {"query_length": 5, "key_length": 5}
 
 
-def find_causality(
-    caller: Caller, parameter: CallParameter, points: Sequence[golden.Semantics], judge: PointJudge
-) -> Causality:
-    """Probe one flag, with more keys than queries and the reverse where both are taken.
-
-    ``points`` are what hiding a key may mean for this implementation, the likeliest first.
-    """
+def find_causality(case: Investigation, parameter: CallParameter) -> Causality:
+    """Probe one flag, with more keys than queries and the reverse where both are taken."""
+    caller, judge = case.caller, case.judge
+    # What hiding a key may mean for this implementation, the likeliest first.
+    points = [case.point, *case.other_readings]
     gives = _FLIPPED.get(dict(caller.convention.options).get(parameter.name, ""), "True")
     flagged = caller.under(causal=parameter.name, causal_gives=gives)
     answers = [_call(flagged, sizes) for sizes in (LONG_KEYS, LONG_QUERIES)]
@@ -90,36 +88,36 @@ def _fits(point: golden.Semantics, observed: Sequence[ProbeAnswer], judge: Point
     return judge.fits(point, (answer.live(point) for answer in observed))
 
 
-def find_combination(
-    caller: Caller, use: MaskUse, point: golden.Semantics, judge: PointJudge
-) -> str | None:
+def find_combination(case: Probed, use: MaskUse) -> str | None:
     """How mask and causality act together: ``both``, … or ``refused``; None when unknown."""
-    inputs = caller.draw(LONG_KEYS, seed=0)
+    inputs = case.caller.draw(LONG_KEYS, seed=0)
     keep = draw_keep(use.form, use.shape, inputs.geometry, seed=3)
     keep[..., 0] = True  # a key that causality shows to every query of top-left, too
     inputs = masked(inputs, use.form, use.shape, keep).replace(causal=True)
-    answer = caller.under(masks=(use,)).call(inputs)
+    answer = case.caller.under(masks=(use,)).call(inputs)
     if isinstance(answer, Refusal):
         return "refused"
     for combination in _COMBINATIONS:
-        reading = point.replace(causal_combination=combination)
-        if judge.fits(reading, [answer.live(reading)]):
+        reading = case.point.replace(causal_combination=combination)
+        if case.judge.fits(reading, [answer.live(reading)]):
             return combination
     return None
 
 
-def find_single_query(
-    caller: Caller, point: golden.Semantics, judge: PointJudge
-) -> golden.Semantics | None:
+def find_single_query(case: Probed) -> golden.Semantics | None:
     """The point at which a single query is never causal, where that alone explains the answer.
 
     Only an alignment at the first key shows a difference, with more keys than one.
     """
-    answer = _call(caller, _ONE_QUERY)
+    answer = _call(case.caller, _ONE_QUERY)
     if isinstance(answer, Refusal) or answer.inputs.geometry.query_length != 1:
         return None
-    free = point.replace(one_query_causal=False)
-    return free if judge.fits(free, [answer]) and not _fits(point, [answer], judge) else None
+    free = case.point.replace(one_query_causal=False)
+    return (
+        free
+        if case.fits(answer, one_query_causal=False) and not case.fits(answer.live(case.point))
+        else None
+    )
 
 
 RULES: Final = ("zeros", "nan", "mean-of-all", "mean-of-valid")
@@ -128,37 +126,32 @@ _OTHER: Final = ("other",)
 
 
 def empty_row_rules(
-    caller: Caller,
-    point: golden.Semantics,
-    judge: PointJudge,
-    use: MaskUse | None = None,
-    *,
-    causal: bool = False,
+    case: Probed, use: MaskUse | None = None, *, causal: bool = False
 ) -> tuple[str, ...]:
     """The rules that fit rows without a key, left so by a mask, by causality or by both.
 
     A mask hides all keys from the first row of each item (or from an item); without a mask there
     are more queries than keys. Empty where no row is without a key.
     """
-    inputs = caller.draw({} if use else LONG_QUERIES, seed=4).replace(causal=causal)
+    inputs = case.caller.draw({} if use else LONG_QUERIES, seed=4).replace(causal=causal)
     if use is not None:
         keep = draw_keep(use.form, use.shape, inputs.geometry, seed=5).clone()
         keep[:1, :, :1] = False
         if not causal and keep.shape[2] > 1:
             keep[:, :, :1] = False
-        caller = caller.under(masks=(use,))
+        case = case.under(masks=(use,))
         inputs = masked(inputs, use.form, use.shape, keep)
-    rows = ~inputs.allowed(point).any(dim=-1)
+    rows = ~inputs.allowed(case.point).any(dim=-1)
     if use is None and not bool(rows.any()):
         return ()
-    answer = caller.call(inputs)
+    answer = case.caller.call(inputs)
     if isinstance(answer, Refusal):
         return _RAISES
     if tuple(answer.output.shape) != inputs.output_shape:
         return _OTHER
     empty = rows.any(dim=1).unsqueeze(-1) if inputs.is_layer else rows.unsqueeze(-1)
     sample = answer.compared(empty)
-    rules = tuple(rule for rule in RULES if judge.fits(point.replace(empty_rows=rule), [sample]))
+    rules = tuple(rule for rule in RULES if case.fits(sample, empty_rows=rule))
     if not rules and bool(torch.isnan(answer.output[empty.expand(answer.output.shape)]).all()):
         return ("nan",)
     return rules or _OTHER
@@ -180,8 +173,7 @@ _COMBINATION_WORDS: Final = {
 
 def add_facts(case: Investigation) -> None:
     """Find the flag that works, how it acts with masks, and what empty rows return."""
-    points = [case.point, *case.other_readings]
-    tried = [find_causality(case.caller, flag, points, case.judge) for flag in _flags(case)]
+    tried = [find_causality(case, flag) for flag in _flags(case)]
     working = next((causality for causality in tried if causality.readings), None)
     if working is None:
         named = [
@@ -273,7 +265,7 @@ def _add_flag(case: Investigation, causality: Causality) -> None:
     )
     case.promises["causal"] = first.causal_alignment
     case.caller = case.caller.under(causal=parameter.name, causal_gives=causality.gives)
-    single = find_single_query(case.caller, case.point, case.judge)
+    single = find_single_query(case)
     if single is not None:
         case.point = single
         case.findings.add(
@@ -288,7 +280,7 @@ def _add_flag(case: Investigation, causality: Causality) -> None:
 def _add_combination(case: Investigation) -> None:
     """Find how flag and mask act together; drop the flag where no declaration can express it."""
     rules = {
-        use.form: find_combination(case.caller, use, case.point, case.judge)
+        use.form: find_combination(case, use)
         for use in {use.form: use for use in reversed(case.caller.convention.masks)}.values()
     }
     if not rules:
@@ -326,17 +318,16 @@ def _add_empty_rows(case: Investigation) -> None:
     by_way: dict[str, set[str]] = {}
     for form, *rules in case.promises.pop("empty_by_mask", []):
         by_way[form] = by_way.get(form, set(rules)) & set(rules)
-    caller, point, judge = case.caller, case.point, case.judge
-    convention = caller.convention
+    point, convention = case.point, case.caller.convention
     if convention.causal and point.mask_operation in ("replace", "add"):
-        by_flag = empty_row_rules(caller, point, judge, causal=True)
+        by_flag = empty_row_rules(case, causal=True)
         if by_flag:
             by_way[BY_CAUSALITY] = set(by_flag)
             words = empty_words(by_flag)
             evidence = "more queries than keys"
             case.findings.add("empty rows by causality", words, evidence, by_flag[0])
         if convention.masks and point.causal_combination == "both":
-            both = set(empty_row_rules(caller, point, judge, convention.masks[0], causal=True))
+            both = set(empty_row_rules(case, convention.masks[0], causal=True))
             by_way[BY_CAUSALITY] = by_way.get(BY_CAUSALITY, both) & both
     if not by_way:
         return

@@ -11,7 +11,7 @@ from ...base.geometry import Geometry, Pins
 from ...declare.candidate import Candidate
 from ...declare.declaration import Declaration
 from ...problems.materialise import TORCH_DTYPES, in_dtype
-from .agreement import PointJudge
+from .agreement import PointJudge, Probed
 from .caller import Caller, ProbeAnswer, SizeRule, draw_weights, masked, rows_with_keys
 from .causality import LONG_KEYS, LONG_QUERIES, RULES, empty_row_rules
 from .convention import CORE_LAYOUTS, LAYER_LAYOUTS, Convention, MaskUse
@@ -79,11 +79,12 @@ def contradictions(candidate: Candidate) -> list[str]:
         ]
         sentences = [f"declared scale {words[0]}, but it is {words[1]}"]
         point = other
+    case = Probed(caller=caller, point=point, judge=judge)
     return [
         *sentences,
-        *_masks(caller, judge, point),
-        *_causal(declared, caller, judge, point),
-        *_empty_rows(declared, caller, judge, point),
+        *_masks(case),
+        *_causal(declared, case),
+        *_empty_rows(declared, case),
     ]
 
 
@@ -158,53 +159,51 @@ def _other_alignment(declared: Declaration) -> str:
     return "top-left" if declared.causal == "bottom-right" else "bottom-right"
 
 
-def _masks(caller: Caller, judge: PointJudge, point: golden.Semantics) -> Iterator[str]:
+def _masks(case: Probed) -> Iterator[str]:
     """Masks of two values with the opposite polarity."""
-    firsts = {use.form: use for use in reversed(caller.convention.masks) if use.form in _POLARITIES}
-    other = "drop" if point.mask_polarity == "keep" else "keep"
+    firsts = {
+        use.form: use for use in reversed(case.caller.convention.masks) if use.form in _POLARITIES
+    }
+    other = "drop" if case.point.mask_polarity == "keep" else "keep"
     for form, use in firsts.items():
         samples = []
         for seed in _SEEDS:
-            inputs = masked(caller.draw(seed=seed), use.form, use.shape, seed)
-            answer = caller.answer(inputs)
+            inputs = masked(case.caller.draw(seed=seed), use.form, use.shape, seed)
+            answer = case.caller.answer(inputs)
             if answer is not None and inputs.keep is not None and inputs.keep.shape[-1] > 1:
                 samples.append(answer)
-        if not samples or judge.fits(point, samples):
+        if not samples or case.fits(*samples):
             continue
-        if judge.fits(point.replace(mask_polarity=other), samples):
+        if case.fits(*samples, mask_polarity=other):
             yield _POLARITIES[form]
 
 
-def _causal(
-    declared: Declaration, caller: Caller, judge: PointJudge, point: golden.Semantics
-) -> Iterator[str]:
+def _causal(declared: Declaration, case: Probed) -> Iterator[str]:
     if declared.causal is None or declared.always_causal or declared.inputs == "self":
         return
-    called = caller.under(causal="causal")
+    called = case.caller.under(causal="causal")
     drawn = (called.draw(sizes).replace(causal=True) for sizes in (LONG_KEYS, LONG_QUERIES))
     answers = [called.answer(inputs) for inputs in drawn]
     observed = [answer for answer in answers if answer is not None]
 
     def fits(reading: golden.Semantics) -> bool:
-        return judge.fits(reading, [answer.live(reading) for answer in observed])
+        return case.judge.fits(reading, [answer.live(reading) for answer in observed])
 
-    if len(observed) < len(answers) or fits(point):
+    if len(observed) < len(answers) or fits(case.point):
         return
     other = _other_alignment(declared)
     promise = f"declared causal={declared.causal!r}"
-    if fits(point.replace(causal_alignment=other)):
+    if fits(case.point.replace(causal_alignment=other)):
         yield f"{promise}, but the diagonal is {other}"
-    elif judge.fits(point, [answer.read_as(causal=False) for answer in observed]):
+    elif case.fits(*(answer.read_as(causal=False) for answer in observed)):
         yield f"{promise}, but with 4 queries on 6 keys the flag changes nothing"
 
 
-def _empty_rows(
-    declared: Declaration, caller: Caller, judge: PointJudge, point: golden.Semantics
-) -> Iterator[str]:
+def _empty_rows(declared: Declaration, case: Probed) -> Iterator[str]:
     promised = declared.empty_rows
-    firsts = {use.form: use for use in reversed(caller.convention.masks)}
+    firsts = {use.form: use for use in reversed(case.caller.convention.masks)}
     for form, use in firsts.items() if promised != "any" else ():
-        rules = empty_row_rules(caller, point, judge, use)
+        rules = empty_row_rules(case, use)
         if promised not in rules and rules[0] in RULES:
             yield (
                 f"declared empty_rows={promised!r}, but a query that {form} leaves no key returns "

@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from ..._golden import golden
 from ...diagnosis.mistakes import MISTAKES, NamedMistake, mistaken_conventions
-from .agreement import PointJudge
-from .caller import Caller
+from .agreement import Probed
 from .record import Findings
 from .score_functions import ScoreFunction, written
 from .signature import CallParameter, Parameters
@@ -60,7 +59,7 @@ class Causality:
 
 
 @dataclass(kw_only=True)
-class Investigation:
+class Investigation(Probed):
     """The results of probing an implementation so far.
 
     ``caller`` has every keyword that is understood, ``promises`` the arguments of the declaration,
@@ -71,10 +70,7 @@ class Investigation:
     ``idle_flag`` such a causal flag. With ``as_observed`` probable mistakes are promised, too.
     """
 
-    caller: Caller
     parameters: Parameters
-    judge: PointJudge
-    point: golden.Semantics
     findings: Findings
     promises: dict[str, Any] = field(default_factory=dict)
     features: list[str] = field(default_factory=list)

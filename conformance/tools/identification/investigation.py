@@ -6,7 +6,7 @@ Among them keywords that carry a number (scale, softcap, window), and heads that
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from torch import Tensor
@@ -14,7 +14,6 @@ from torch import Tensor
 from ..._golden import golden
 from ...problems.inputs import Inputs
 from . import causality, mask_facts, switches
-from .agreement import PointJudge
 from .behaviour import (
     accepted_mismatches,
     changed_inputs,
@@ -77,73 +76,64 @@ class NumberKeyword:
     understood: bool = False
 
 
-def find_scale(
-    caller: Caller, parameter: CallParameter, point: golden.Semantics, judge: PointJudge
-) -> NumberKeyword:
+def find_scale(case: Investigation, parameter: CallParameter) -> NumberKeyword:
     """Whether the number is the scale, divides by it, or multiplies what is there."""
-    inputs = caller.draw(seed=7).replace(scale=_SCALE)
-    first = caller.convention.inputs_names[0]
+    inputs = case.caller.draw(seed=7).replace(scale=_SCALE)
+    first = case.caller.convention.inputs_names[0]
     for give, words in (
         ("scale", "the dot products are multiplied by it, instead of by the rule's scale"),
         ("1 / scale", "the dot products are divided by it"),
         (f"scale * {first}.shape[-1] ** 0.5", "it comes on top of 1/sqrt(head size)"),
     ):
-        answer = caller.under(scale=(parameter.name, give)).answer(inputs)
-        if _fits_and_acts(judge, point, answer, scale=None):
+        answer = case.caller.under(scale=(parameter.name, give)).answer(inputs)
+        if _fits_and_acts(case, answer, scale=None):
             return NumberKeyword(give, words)
-    refused = caller.answer(inputs.replace(scale=None)) is None
+    refused = case.caller.answer(inputs.replace(scale=None)) is None
     return NumberKeyword("", "calls fail" if refused else _UNKNOWN)
 
 
-def _fits_and_acts(
-    judge: PointJudge,
-    point: golden.Semantics,
-    answer: ProbeAnswer | None,
-    **absent: None,
-) -> bool:
+def _fits_and_acts(case: Investigation, answer: ProbeAnswer | None, **absent: None) -> bool:
     """Whether an answer fits the problem with an option, and does not fit the one without it."""
     if answer is None:
         return False
     plain = answer.read_as(causal=False, **absent)
-    return judge.fits(point, [answer.live(point)]) and not judge.fits(point, [plain.live(point)])
+    return case.fits(answer.live(case.point)) and not case.fits(plain.live(case.point))
 
 
-def find_softcap(
-    caller: Caller, parameter: CallParameter, point: golden.Semantics, judge: PointJudge
-) -> NumberKeyword:
+def find_softcap(case: Investigation, parameter: CallParameter) -> NumberKeyword:
     """Whether the number caps the logits: c * tanh(logits / c)."""
-    inputs = caller.draw(seed=8).replace(softcap=_SOFTCAP)
-    answer = caller.under(softcap=parameter.name).answer(inputs)
-    if _fits_and_acts(judge, point, answer, softcap=None):
+    inputs = case.caller.draw(seed=8).replace(softcap=_SOFTCAP)
+    answer = case.caller.under(softcap=parameter.name).answer(inputs)
+    if _fits_and_acts(case, answer, softcap=None):
         return NumberKeyword("softcap", "logits become c * tanh(logits / c)")
     return NumberKeyword("", _UNKNOWN)
 
 
 def find_window(
-    caller: Caller, parameter: CallParameter, point: golden.Semantics, judge: PointJudge
+    case: Investigation, parameter: CallParameter
 ) -> tuple[NumberKeyword, golden.Semantics]:
     """Whether a pair is a window (left, right) around each query, or an integer is one."""
-    plain = caller.draw(seed=9)
+    plain = case.caller.draw(seed=9)
     inputs = plain.replace(window=_WINDOW)
-    answer = caller.under(window=parameter.name).answer(inputs)
-    for alignment in (point.causal_alignment, "bottom-right", "top-left"):
-        reading = point.replace(causal_alignment=alignment)
-        if _fits_and_acts(judge, reading, answer, window=None):
+    answer = case.caller.under(window=parameter.name).answer(inputs)
+    for alignment in (case.point.causal_alignment, "bottom-right", "top-left"):
+        reading = case.point.replace(causal_alignment=alignment)
+        if _fits_and_acts(replace(case, point=reading), answer, window=None):
             words = f"(left, right) keys around a query's own position, aligned {alignment}"
             return NumberKeyword("window", words), reading
     width = (parameter.name, str(_WIDTH))
-    answer = caller.under(options=(*caller.convention.options, width)).answer(plain)
+    answer = case.caller.under(options=(*case.caller.convention.options, width)).answer(plain)
     for left, right, causal in _WIDTH_READINGS:
         shown = None if answer is None else answer.read_as(window=(left, right), causal=causal)
         for alignment in ("bottom-right", "top-left"):
-            reading = point.replace(causal_alignment=alignment)
-            if _fits_and_acts(judge, reading, shown, window=None):
+            reading = case.point.replace(causal_alignment=alignment)
+            if _fits_and_acts(replace(case, point=reading), shown, window=None):
                 words = (
                     f"an integer: {_WIDTH} shows {left} keys before and {right} after a "
                     f"query's own, aligned {alignment}; no pair is taken, so it is not declared"
                 )
-                return NumberKeyword("", words, understood=True), point
-    return NumberKeyword("", "acts in no way that is known"), point
+                return NumberKeyword("", words, understood=True), case.point
+    return NumberKeyword("", "acts in no way that is known"), case.point
 
 
 @dataclass(frozen=True)
@@ -155,27 +145,26 @@ class Groups:
     why: str = ""
 
 
-def find_groups(
-    caller: Caller, parameters: list[CallParameter], point: golden.Semantics, judge: PointJudge
-) -> Groups:
+def find_groups(case: Investigation) -> Groups:
     """Six query heads on two key/value heads."""
-    inputs = caller.draw(_SHARED, seed=10)
+    inputs = case.caller.draw(_SHARED, seed=10)
     sizes = inputs.geometry
     if sizes.num_heads == sizes.num_kv_heads:
         return Groups(None, why="its sizes tie the heads together")
     options: list[tuple[tuple[str, str], ...]] = [()]
-    if caller.kind == "core":
+    if case.caller.kind == "core":
         options += [
-            ((parameter.name, "{query}.shape[1] != key.shape[1]"),) for parameter in parameters
+            ((parameter.name, "{query}.shape[1] != key.shape[1]"),)
+            for parameter in case.parameters.meaning("gqa")
         ]
     refusal = "an answer of another shape"
     for option in options:
-        answer = caller.under(options=(*caller.convention.options, *option)).call(inputs)
+        answer = case.caller.under(options=(*case.caller.convention.options, *option)).call(inputs)
         if not isinstance(answer, ProbeAnswer):
             refusal = answer.why
             continue
         for order in ("repeat", "tile"):
-            if judge.fits(point.replace(group_order=order), [answer]):
+            if case.fits(answer, group_order=order):
                 return Groups(order, option)
         refusal = "an answer that is neither of the two orders"
     return Groups(None, why=refusal)
@@ -309,20 +298,20 @@ def _biases(caller: Caller, point: golden.Semantics) -> dict[str, bool]:
 def _numbers(case: Investigation) -> None:
     """Scale, softcap and window."""
     for parameter in _by_keyword(case, "scale"):
-        number = find_scale(case.caller, parameter, case.point, case.judge)
+        number = find_scale(case, parameter)
         evidence = "scale=0.37 against the golden with that scale"
         value = {"gives": number.give}
         if _add_number(case, "scale keyword", parameter, number, (evidence, value)):
             case.caller = case.caller.under(scale=(parameter.name, number.give))
             case.features.append("scale")
     for parameter in _by_keyword(case, "softcap"):
-        number = find_softcap(case.caller, parameter, case.point, case.judge)
+        number = find_softcap(case, parameter)
         evidence = "a cap of 1.5 against the golden with that cap"
         if _add_number(case, "softcap", parameter, number, (evidence, None)):
             case.caller = case.caller.under(softcap=parameter.name)
             case.features.append("softcap")
     for parameter in _by_keyword(case, "window"):
-        number, reading = find_window(case.caller, parameter, case.point, case.judge)
+        number, reading = find_window(case, parameter)
         evidence = "four queries on six keys against the golden with that window"
         if _add_number(case, "window", parameter, number, (evidence, None)):
             case.caller = case.caller.under(window=parameter.name)
@@ -356,7 +345,7 @@ def _by_keyword(case: Investigation, meaning: str) -> list[CallParameter]:
 
 
 def _groups(case: Investigation) -> None:
-    groups = find_groups(case.caller, case.parameters.meaning("gqa"), case.point, case.judge)
+    groups = find_groups(case)
     words = {
         "repeat": "yes: query head h reads key/value head h // group (repeated)",
         "tile": "yes: query head h reads key/value head h modulo their number (tiled)",
@@ -380,7 +369,7 @@ def _weights(case: Investigation) -> None:
     if case.judge.made:
         case.findings.undetermined("weights", "no golden weights are known beyond a declaration")
         return
-    weights = find_weights(case.caller, case.parameters, case.point, case.judge)
+    weights = find_weights(case, case.parameters)
     if weights is None:
         named = case.parameters.meaning("weights")
         requested = [entry.name for entry in named if not entry.guessed]
@@ -400,7 +389,7 @@ def _weights(case: Investigation) -> None:
 
 
 def _dtypes(case: Investigation) -> None:
-    results = find_dtypes(case.caller, case.caller.convention.masks, case.point, case.judge)
+    results = find_dtypes(case)
     right = [result.dtype for result in results if result.right]
     wrong = [f"{result.dtype}: {result.why}" for result in results if not result.right]
     case.findings.add(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -17,8 +17,8 @@ from ...diagnosis.mistakes.semantics_changes import filled_mistake
 from ...oracle.extreme_logits import single_key_inputs
 from ...oracle.oracle import evaluate
 from ...problems.inputs import Inputs
-from .agreement import PointJudge
-from .caller import Caller, ProbeAnswer, Refusal, masked, random_keep
+from .agreement import Probed
+from .caller import ProbeAnswer, Refusal, masked, random_keep
 from .causality import empty_row_rules
 from .convention import MaskUse
 from .deviations import Deviation, without_effect
@@ -56,22 +56,20 @@ class Tight:
     up_to: float
 
 
-def find_leak(
-    caller: Caller, use: MaskUse, point: golden.Semantics, judge: PointJudge
-) -> Leak | Tight:
+def find_leak(case: Probed, use: MaskUse) -> Leak | Tight:
     """The smallest magnitude at which a hidden key shows; how far it does not, where none does."""
-    called = caller.under(masks=(use,))
-    if _mixes_rows(point):
-        return _usual_fill(called, use, point, judge)
+    case = case.under(masks=(use,))
+    if _mixes_rows(case.point):
+        return _usual_fill(case, use)
     reached = []
     for operation, low in (("replace", True), ("add", False)):
         held = 1.0
         for target in _DECADES:
-            sample = _observe(called, use, point, target, low=low)
+            sample = _observe(case, use, target, low=low)
             if sample is None:
                 break
-            if not judge.fits(point, [sample]):
-                return _refined(called, use, point, judge, (operation, low, held, target))
+            if not case.fits(sample):
+                return _refined(case, use, (operation, low, held, target))
             held = target
         reached.append(held)
     return Tight(up_to=min(reached))
@@ -83,32 +81,28 @@ def _mixes_rows(point: golden.Semantics) -> bool:
     return moved or point.softmax_axis != "key"
 
 
-def _usual_fill(
-    caller: Caller, use: MaskUse, point: golden.Semantics, judge: PointJudge
-) -> Leak | Tight:
+def _usual_fill(case: Probed, use: MaskUse) -> Leak | Tight:
     """The fill that explains whole answers where nothing else does; 1 where none of the usual."""
     for fill in _USUAL:
-        sample = _observe(caller, use, point, 10.0 * fill, low=True)
+        sample = _observe(case, use, 10.0 * fill, low=True)
         if sample is None:
             continue
         whole = sample.compared(None)
-        if judge.fits(point.replace(mask_fill=-fill), [whole]) and not judge.fits(point, [whole]):
+        if case.fits(whole, mask_fill=-fill) and not case.fits(whole):
             return Leak(operation="replace", threshold=fill, fill=-fill)
     return Tight(up_to=1.0)
 
 
-def _observe(
-    caller: Caller, use: MaskUse, point: golden.Semantics, target: float, *, low: bool
-) -> ProbeAnswer | None:
-    inputs = caller.draw(seed=6)
+def _observe(case: Probed, use: MaskUse, target: float, *, low: bool) -> ProbeAnswer | None:
+    inputs = case.caller.draw(seed=6)
     inputs = masked(inputs, use.form, use.shape, random_keep(use.shape, inputs.geometry))
     first, _ = single_key_inputs(inputs, live=0, target=target, low=low)
-    reached = _extreme(first, point, low=low)
+    reached = _extreme(first, case.point, low=low)
     if reached <= 0.0:
         return None
     # The sign of a key's logit differs between heads: the lowest (highest) of them counts.
     stretched, rows = single_key_inputs(inputs, live=0, target=target * target / reached, low=low)
-    answer = caller.call(stretched)
+    answer = case.caller.call(stretched)
     if isinstance(answer, Refusal) or not bool(torch.isfinite(stretched.key).all()):
         return None
     return answer.compared(rows)
@@ -126,40 +120,30 @@ def _extreme(inputs: Inputs, point: golden.Semantics, *, low: bool) -> float:
     return float(-scores[..., 0].min() if low else scores[..., 1:].max())
 
 
-def _refined(
-    caller: Caller,
-    use: MaskUse,
-    point: golden.Semantics,
-    judge: PointJudge,
-    bracket: tuple[str, bool, float, float],
-) -> Leak:
+def _refined(case: Probed, use: MaskUse, bracket: tuple[str, bool, float, float]) -> Leak:
     operation, low, held, failed = bracket
     witnesses = []
     for _ in range(_BISECTIONS):
         middle = (held * failed) ** 0.5
-        sample = _observe(caller, use, point, middle, low=low)
+        sample = _observe(case, use, middle, low=low)
         if sample is None:
             break
-        if judge.fits(point, [sample]):
+        if case.fits(sample):
             held = middle
         else:
             failed = middle
             witnesses.append(sample)
-    at_ten = _observe(caller, use, point, min(10.0 * failed, _DECADES[-1]), low=low)
+    at_ten = _observe(case, use, min(10.0 * failed, _DECADES[-1]), low=low)
     witnesses += [at_ten] if at_ten is not None else []
     for explained in (operation, "add"):
-        fill = _explaining(judge, point, explained, failed, witnesses)
+        fill = _explaining(case, explained, failed, witnesses)
         if fill is not None:
             return Leak(operation=explained, threshold=failed, fill=fill)
     return Leak(operation=operation, threshold=failed, fill=None)
 
 
 def _explaining(
-    judge: PointJudge,
-    point: golden.Semantics,
-    operation: str,
-    threshold: float,
-    witnesses: list[ProbeAnswer],
+    case: Probed, operation: str, threshold: float, witnesses: list[ProbeAnswer]
 ) -> float | None:
     """The round number near the threshold that explains the answers from there on."""
     decade = 10.0 ** int(torch.tensor(threshold).log10().floor())
@@ -167,8 +151,7 @@ def _explaining(
     binary = [2.0**power for power in (15, 16, 31)] + [2.0**15 - 1, 65504.0]
     near = sorted((*round_numbers, *binary), key=lambda number: abs(number - threshold))
     for number in near[:6]:
-        reading = point.replace(mask_operation=operation, mask_fill=-number)
-        if witnesses and judge.fits(reading, witnesses):
+        if witnesses and case.fits(*witnesses, mask_operation=operation, mask_fill=-number):
             return -number
     return None
 
@@ -202,10 +185,10 @@ _ORDINARY: Final = 1e5
 def add_facts(case: Investigation) -> None:
     """Find the masks, then what empty rows return and how far hidden keys leak."""
     parameters = case.parameters.meaning("mask")
-    results = find_masks(case.caller, parameters, case.point, case.judge)
+    results = find_masks(case, parameters)
     if case.judge.always_causal and not any(isinstance(result, MaskReading) for result in results):
         replaced = case.point.replace(causal_combination="mask-only")
-        again = find_masks(case.caller, parameters, replaced, case.judge)
+        again = find_masks(replace(case, point=replaced), parameters)
         if any(isinstance(result, MaskReading) for result in again):
             results, case.point = again, replaced
             case.findings.add(
@@ -374,10 +357,7 @@ def _in_common(uses: tuple[MaskUse, ...]) -> tuple[MaskUse, ...]:
 
 
 def _empty_rows(case: Investigation, uses: Sequence[MaskUse]) -> None:
-    rules = {
-        (use.form, use.parameter): empty_row_rules(case.caller, case.point, case.judge, use)
-        for use in uses
-    }
+    rules = {(use.form, use.parameter): empty_row_rules(case, use) for use in uses}
     case.promises["empty_by_mask"] = [[form, *rule] for (form, _), rule in rules.items()]
     first = next(iter(rules.values()))
     same = all(rule == first for rule in rules.values())
@@ -397,11 +377,7 @@ def _empty_rows(case: Investigation, uses: Sequence[MaskUse]) -> None:
 
 
 def _leaks(case: Investigation, uses: Sequence[MaskUse]) -> None:
-    leaks = {
-        (use.form, use.parameter): find_leak(case.caller, use, case.point, case.judge)
-        for use in uses
-        if use.form != "bias"
-    }
+    leaks = {(use.form, use.parameter): find_leak(case, use) for use in uses if use.form != "bias"}
     if not leaks:
         return
     leaking = [leak for leak in leaks.values() if isinstance(leak, Leak)]

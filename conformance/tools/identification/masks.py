@@ -11,7 +11,7 @@ import torch
 
 from ..._golden import golden
 from ...problems.inputs import Inputs
-from .agreement import PointJudge
+from .agreement import Probed
 from .caller import Caller, ProbeAnswer, masked
 from .convention import MaskUse
 from .signature import CallParameter
@@ -88,26 +88,22 @@ class UnreadMask:
 MaskResult = MaskReading | UnreadMask
 
 
-def find_masks(
-    caller: Caller, parameters: Sequence[CallParameter], point: golden.Semantics, judge: PointJudge
-) -> list[MaskResult]:
+def find_masks(case: Probed, parameters: Sequence[CallParameter]) -> list[MaskResult]:
     """Every parameter that is a mask, in every form that it is taken in."""
     results: list[MaskResult] = []
     for parameter in parameters:
         if parameter.by_keyword:
             results.extend(
-                _unambiguous(caller, result, judge) if isinstance(result, MaskReading) else result
-                for result in _of_parameter(caller, parameter, point, judge)
+                _unambiguous(case, result) if isinstance(result, MaskReading) else result
+                for result in _of_parameter(case, parameter)
             )
     return results
 
 
-def _unambiguous(caller: Caller, reading: MaskReading, judge: PointJudge) -> MaskResult:
+def _unambiguous(case: Probed, reading: MaskReading) -> MaskResult:
     """A mask without the shapes that mean another where sizes are equal: ``[B, Lk]`` of B = Lq."""
     ambiguous = [
-        use
-        for use in reading.uses
-        if not all(_holds(caller, use, reading, judge, n) for n in (0, 1))
+        use for use in reading.uses if not all(_holds(case, use, reading, n) for n in (0, 1))
     ]
     kept = tuple(use for use in reading.uses if use not in ambiguous)
     natives = tuple(use.native for use in ambiguous)
@@ -117,31 +113,27 @@ def _unambiguous(caller: Caller, reading: MaskReading, judge: PointJudge) -> Mas
     return dataclasses.replace(reading, uses=kept, ambiguous=natives) if ambiguous else reading
 
 
-def _holds(
-    caller: Caller, use: MaskUse, reading: MaskReading, judge: PointJudge, more_keys: int
-) -> bool:
+def _holds(case: Probed, use: MaskUse, reading: MaskReading, more_keys: int) -> bool:
     """Whether a mask is read the same where batch, heads and queries have equal sizes."""
-    count = caller.draw().geometry.num_heads
+    count = case.caller.draw().geometry.num_heads
     sizes = {"batch": count, "query_length": count, "key_length": count + more_keys}
-    if caller.convention.inputs == "self":
+    if case.caller.convention.inputs == "self":
         sizes["query_length"] = sizes["key_length"]
         sizes["batch"] = sizes["key_length"]
-    inputs = caller.draw(sizes, seed=4)
+    inputs = case.caller.draw(sizes, seed=4)
     inputs = masked(inputs, reading.form, use.shape, 4)
-    answer = _answer(caller, use, inputs)
-    return answer is not None and judge.fits(reading.point, [answer])
+    answer = _answer(case.caller, use, inputs)
+    return answer is not None and case.judge.fits(reading.point, [answer])
 
 
-def _of_parameter(
-    caller: Caller, parameter: CallParameter, point: golden.Semantics, judge: PointJudge
-) -> Iterator[MaskResult]:
-    additive = _additive(caller, parameter, point, judge)
-    lengths = _lengths(caller, parameter, point, judge)
+def _of_parameter(case: Probed, parameter: CallParameter) -> Iterator[MaskResult]:
+    additive = _additive(case, parameter)
+    lengths = _lengths(case, parameter)
     understood = False
     for kind in _KINDS:
         if kind is _KINDS[-1] and (understood or additive is not None):
             continue  # tried only where neither a bias nor a mask of two values is taken
-        result = _boolean(caller, parameter, point, judge, kind)
+        result = _boolean(case, parameter, kind)
         if isinstance(result, MaskReading):
             added = additive is not None and result.point.mask_operation == "add-to-kept"
             if added and kind is not _KINDS[0]:
@@ -177,33 +169,29 @@ def _probe(caller: Caller, form: str, shape: str, seed: int) -> Inputs:
 
 
 def _boolean(
-    caller: Caller,
-    parameter: CallParameter,
-    point: golden.Semantics,
-    judge: PointJudge,
-    kind: tuple[str, str, str, str],
+    case: Probed, parameter: CallParameter, kind: tuple[str, str, str, str]
 ) -> MaskResult | None:
     """A mask of two values: its polarity, and what it does."""
     word, keep_form, drop_form, give = kind
-    give = give.replace("{query}", caller.convention.inputs_names[0])
+    give = give.replace("{query}", case.caller.convention.inputs_names[0])
     taken: list[tuple[MaskUse, ProbeAnswer]] = []
-    for shape in _shapes_of(caller):
+    for shape in _shapes_of(case.caller):
         if shape in _TURNED and shape[0] in [use.shape for use, _ in taken]:
             continue
         use = _use(parameter, "keep", shape, give)
-        answer = _answer(caller, use, _probe(caller, "keep", shape[0], 0))
+        answer = _answer(case.caller, use, _probe(case.caller, "keep", shape[0], 0))
         if answer is not None:
             taken.append((use, answer))
     if word != "bool":
-        taken = [pair for pair in taken if not _means_additive(pair[1], point, judge)]
+        taken = [pair for pair in taken if not _means_additive(case, pair[1])]
     if not taken:
         return None
-    for reading in _readings(point):
-        fitting = [use for use, answer in taken if judge.fits(reading, [answer])]
+    for reading in _readings(case.point):
+        fitting = [use for use, answer in taken if case.judge.fits(reading, [answer])]
         if fitting:
             break
     else:
-        unmoved = _unmoved(caller, taken)
+        unmoved = _unmoved(case.caller, taken)
         why = "it changes nothing" if unmoved else "it changes the answer in no way that is known"
         return UnreadMask(parameter=parameter, kind=word, why=why, idle=unmoved)
     if reading.mask_operation == "ignore":
@@ -219,14 +207,14 @@ def _boolean(
     return _reading(parameter, word, form, uses, reading.replace(mask_polarity="keep"))
 
 
-def _means_additive(answer: ProbeAnswer, point: golden.Semantics, judge: PointJudge) -> bool:
+def _means_additive(case: Probed, answer: ProbeAnswer) -> bool:
     """Whether a mask of 0 and 1 was simply added to the logits: that is a bias."""
     keep = answer.inputs.keep
     if keep is None:
         return False
     bias = keep.to(answer.inputs.query.dtype)
     plain = dataclasses.replace(answer, inputs=answer.inputs.without_mask())
-    return judge.fits(point, [plain.read_as(bias=bias)])
+    return case.fits(plain.read_as(bias=bias))
 
 
 def _unmoved(caller: Caller, taken: Sequence[tuple[MaskUse, ProbeAnswer]]) -> bool:
@@ -257,46 +245,42 @@ def _readings(point: golden.Semantics) -> list[golden.Semantics]:
     ]
 
 
-def _additive(
-    caller: Caller, parameter: CallParameter, point: golden.Semantics, judge: PointJudge
-) -> MaskResult | None:
+def _additive(case: Probed, parameter: CallParameter) -> MaskResult | None:
     """A mask that is added to the logits: finite numbers and minus infinity."""
     uses: list[MaskUse] = []
-    last = point
-    for shape in _shapes_of(caller):
+    last = case.point
+    for shape in _shapes_of(case.caller):
         if shape in _TURNED and shape[0] in [use.shape for use in uses]:
             continue
         use = _use(parameter, "bias", shape, "{}")
-        inputs = _probe(caller, "bias", shape[0], 2)
+        inputs = _probe(case.caller, "bias", shape[0], 2)
         bias = torch.randn(inputs.keep.shape, generator=torch.Generator().manual_seed(3))  # type: ignore[union-attr]  # a probe has a mask
         inputs = inputs.replace(bias=bias.to(inputs.query.dtype))
         finite = inputs.replace(keep=torch.ones_like(inputs.keep))  # type: ignore[arg-type]  # a probe has a mask
-        plain, hidden = _answer(caller, use, finite), _answer(caller, use, inputs)
+        plain, hidden = _answer(case.caller, use, finite), _answer(case.caller, use, inputs)
         if plain is None:
             continue
         samples = [plain.read_as(keep=None)]
         samples += [hidden] if hidden is not None else []
-        orders = (point.replace(bias_order=name) for name in ("after-scale", "before-scale"))
-        reading = next((order for order in orders if judge.fits(order, samples)), None)
+        orders = (case.point.replace(bias_order=name) for name in ("after-scale", "before-scale"))
+        reading = next((order for order in orders if case.judge.fits(order, samples)), None)
         if reading is not None:
             uses.append(use)
             last = reading
     return _reading(parameter, BIAS, "bias", uses, last)
 
 
-def _lengths(
-    caller: Caller, parameter: CallParameter, point: golden.Semantics, judge: PointJudge
-) -> MaskResult | None:
+def _lengths(case: Probed, parameter: CallParameter) -> MaskResult | None:
     """Numbers of valid keys, one for each item or for each query."""
     uses: list[MaskUse] = []
     for shape, native in _LENGTHS:
-        if caller.convention.layout.batched != ("B" in shape):
+        if case.caller.convention.layout.batched != ("B" in shape):
             continue
         use = MaskUse(form=LENGTHS, parameter=parameter.name, shape=shape, native=native)
-        answer = _answer(caller, use, _probe(caller, LENGTHS, shape, 0))
-        if answer is not None and judge.fits(point, [answer]):
+        answer = _answer(case.caller, use, _probe(case.caller, LENGTHS, shape, 0))
+        if answer is not None and case.fits(answer):
             uses.append(use)
-    return _reading(parameter, LENGTHS, LENGTHS, uses, point)
+    return _reading(parameter, LENGTHS, LENGTHS, uses, case.point)
 
 
 def _reading(
