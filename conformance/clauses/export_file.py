@@ -212,9 +212,8 @@ def inputs_matter(subject: Subject, problem: Problem) -> Finding:
     idle = [role for role in roles if not has_influence(graph.process.run, role, feeds, before)]
     if idle:
         return Finding(violation=_without_influence(idle))
-    choice = bool(
-        (allowed.sum(dim=-1) > 1).any()
-    )  # with one key queries and keys have no influence
+    # With one key, queries and keys have no influence.
+    choice = bool((allowed.sum(dim=-1) > 1).any())
     return Finding(binding=bool(roles) and choice)
 
 

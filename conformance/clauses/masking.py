@@ -116,7 +116,6 @@ def padding_is_absence(subject: Subject, problem: Problem) -> Finding:
     absent = padded.without_mask().with_tokens(
         query=query, key=padded.key[..., :kept, :], value=padded.value[..., :kept, :]
     )
-
     if not admits_lengths(subject.candidate, absent.geometry):
         return Finding(binding=False)
 

@@ -12,9 +12,8 @@ from typing import Any, Final
 from torch import nn
 
 from ..._golden import golden
-from ...adapters import multihead
 from ...adapters.calling import Calling, second_input
-from ...adapters.module import calling_of, understand
+from ...adapters.module import understand
 from ...adapters.projection_search import ModuleProjections, ModuleRequest
 from ...adapters.trial import duplicate, put_in_dtype
 from ...base.geometry import Geometry
@@ -398,18 +397,3 @@ def _layouts(reading: Understood) -> list[Layout]:
     """The layouts, first the one that the adapters read."""
     first = "LE" if not reading.batched else "LBE" if reading.calling.sequence_first else "BLE"
     return sorted(LAYER_LAYOUTS, key=lambda layout: layout.name != first)
-
-
-def is_torch_multihead(built: object) -> bool:
-    """Whether it is torch's own layer."""
-    return multihead.is_multihead(built)
-
-
-__all__ = [
-    "Understood",
-    "calling_of",
-    "is_torch_multihead",
-    "module_callers",
-    "read_inputs",
-    "understood",
-]

@@ -8,8 +8,8 @@ from typing import Any, Final
 import torch
 
 from ..._golden import golden
+from ...adapters.multihead import is_multihead
 from ...declare.declaration import DEFAULT_FEATURES, mixed_in
-from .callers import is_torch_multihead
 from .convention import LAYER_LAYOUTS, Convention, adapter_body, header
 from .deviations import Investigation, deviations, expected, promised
 from .implementation import Implementation
@@ -234,4 +234,4 @@ def _module(
 def _turned_by_us(built: Any) -> bool:
     """Whether ``conformance.module`` itself puts the batch second for this module."""
     says = isinstance(built, torch.nn.Module) and getattr(built, "batch_first", None) is False
-    return says and not is_torch_multihead(built)
+    return says and not is_multihead(built)
