@@ -34,7 +34,6 @@ def independent_columns(
     """
     a, b, c = terms
     first, second = rows
-
     result = (variance * a * a) @ tokens.square()
     result += _total(variance, b, b) * first.square() + _total(variance, c, c) * second.square()
     result -= 2.0 * first * ((variance * a * b) @ tokens)
@@ -52,7 +51,6 @@ def independent_channels(
     """
     a, b, c = terms
     first, second = rows
-
     result = a * a * (variance @ tokens.square().mT)
     result += b * b * _total(variance, first, first) + c * c * _total(variance, second, second)
     result -= 2.0 * a * b * ((variance * first) @ tokens.mT)

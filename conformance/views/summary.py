@@ -39,7 +39,7 @@ _LABEL: Final = 9
 _NOTHING: Final = Text("")
 _INDENT: Final = 3
 
-_COLOURS: Final = {
+VERDICT_STYLES: Final = {
     "conforms": "bold green",
     "conforms-with-deviations": "bold green",
     "conforms-up-to-gauge": "bold green",
@@ -115,7 +115,8 @@ def _heading(candidate: Record, width: int) -> list[Text]:
     before = f"{name} ({known}): "
     first, *more = _wrapped(Text(f"{before}{verdict}, {verdict_reason(candidate)}"), width)
     first.stylize("bold", 0, len(name))
-    first.stylize(_COLOURS.get(verdict, "bold magenta"), len(before), len(before) + len(verdict))
+    style = VERDICT_STYLES.get(verdict, "bold magenta")
+    first.stylize(style, len(before), len(before) + len(verdict))
     return [first, *more]
 
 

@@ -16,7 +16,7 @@ from ..base.printable_text import printable_record
 from . import counterexample, wording
 from .complete import Record, complete, notes
 from .printing import Fitting, columns_of, fitting, indented, numeric, write
-from .summary import WIDTH, summary
+from .summary import VERDICT_STYLES, WIDTH, summary
 from .wording import COLUMNS, count, counted, shown_columns, where, worst_margin
 
 _STYLES: Final = {
@@ -27,11 +27,7 @@ _STYLES: Final = {
     "untestable": "yellow",
     "expected-failure": "yellow",
     "unexpected-pass": "bold red",
-    "conforms": "bold green",
-    "conforms-with-deviations": "bold green",
-    "conforms-up-to-gauge": "bold green",
-    "inconclusive": "bold yellow",
-    "fails": "bold red",
+    **VERDICT_STYLES,
 }
 _LABEL_WIDTH: Final = 11
 _EXPLAINED: Final = ("error", "failed", "unexpected-pass")

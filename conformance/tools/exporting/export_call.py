@@ -15,6 +15,7 @@ from ...adapters.calling import Calling, mask_parameters
 from ...adapters.module import calling_of, understand
 from ...adapters.projection_search import ModuleRequest
 from ...errors import DeclarationError, UsageError
+from ...models.recording import tensors_in
 from ...targets.loading import one_line
 
 _EXTENT: Final = {"B": "batch", "Q": "query_length", "K": "key_length"}
@@ -64,7 +65,7 @@ class Tried:
         arguments = {**absent(self.module), **self.inputs, **more}
         try:
             with torch.no_grad():
-                return list(_flat(self.module(**arguments)))
+                return list(tensors_in(self.module(**arguments)))
         except Exception as error:  # noqa: BLE001 (the user's code may raise anything)
             self.failure = f"raised {one_line(error)}"
             return []
@@ -79,16 +80,6 @@ def absent(module: nn.Module) -> dict[str, None]:
         for entry in parameters
         if entry.kind in kinds and entry.default is inspect.Parameter.empty
     }
-
-
-def _flat(answer: Any) -> Iterator[Tensor]:
-    if isinstance(answer, Tensor):
-        yield answer
-    elif isinstance(answer, Mapping):
-        yield from _flat(tuple(answer.values()))
-    elif isinstance(answer, (tuple, list)):
-        for part in answer:
-            yield from _flat(part)
 
 
 def first_mask(tried: Tried, name: str) -> tuple[Tensor, dict[int, str]] | None:
