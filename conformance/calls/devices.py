@@ -140,6 +140,15 @@ def whole_storage(tensor: Tensor) -> Tensor:
     return tensor.detach().as_strided((count,), (1,), 0)
 
 
+# Bits are compared, so that NaN equals itself and zero does not equal its negative.
+_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bits_of(tensor: Tensor) -> Tensor:
+    """The bits of a tensor's elements as integers, in its own memory."""
+    return tensor.detach().view(_BITS[tensor.element_size()])
+
+
 def placed(arguments: Arguments, device: str) -> Arguments:
     """The arguments of a call on a device; on the CPU they are there already."""
     return arguments if device == CPU else moved(arguments, device)

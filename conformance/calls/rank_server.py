@@ -30,6 +30,7 @@ from ..declare.candidate import Candidate
 from ..errors import UsageError
 from ..targets.resolving import resolve_one
 from .calling import in_eval, is_tensor, raised
+from .devices import bits_of
 
 _ROLES: Final = tuple(entry.name for entry in dataclasses.fields(golden.ProjectionWeights))
 # What the functions of torch.distributed call. Functional collectives, and so DTensor, go another
@@ -42,7 +43,6 @@ _MESSAGES: Final = tuple(
     )
     if name in vars(dist.ProcessGroup)
 )
-_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +233,7 @@ class _Rank:
         written = {
             name: value.detach().cpu()
             for name, value in tensors.items()
-            if not torch.equal(_bits(value), _bits(before[name]))
+            if not torch.equal(bits_of(value), bits_of(before[name]))
         }
         if not is_tensor(returned):
             described = _class_of(returned)
@@ -312,11 +312,6 @@ def _late(seconds: float) -> Iterator[list[str]]:
     finally:
         for name, message in usual.items():
             setattr(dist.ProcessGroup, name, message)
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """The bits of a tensor as integers: so a NaN equals itself."""
-    return tensor.detach().view(_BITS[tensor.element_size()])
 
 
 def _class_of(value: Any) -> str:

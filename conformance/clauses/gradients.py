@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,12 +26,12 @@ from .judging_gradients import (
     cannot_be_judged,
     drawn_gradients_match,
     exactly_zero,
+    first_wrong,
     has_empty_rows,
     has_golden_gradients,
     has_short_heads,
     inputs_for_gradients,
     matches_golden_gradients,
-    not_finite,
     output_gradient,
     promised_gradients,
     records_gradients,
@@ -297,9 +298,9 @@ def gradients_with_empty_rows(subject: Subject, problem: Problem) -> Finding:
         if bool(empty.all()) and failure.violation.kind == "type":
             return Finding()  # an answer of nothing but constants need have no history
         raise
-    broken = not_finite(
-        gradients, inputs, "a query without keys leaves the gradient of {} not finite"
-    )
+    kept_finite = partial(torch.nan_to_num, nan=0.0, posinf=0.0, neginf=0.0)
+    wording = "a query without keys leaves the gradient of {} not finite"
+    broken = first_wrong(gradients.by_name, kept_finite, inputs, wording)
     if broken is not None:
         return Finding(violation=broken)
     has_golden = subject.candidate.golden_known and not has_golden_gradients(subject.candidate)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -305,12 +304,6 @@ def exactly_zero(
     tokens = (where.all(dim=1) if inputs.is_layer else where).unsqueeze(-1)
     chosen = {name: gradients.by_name[name] for name in names if name in gradients.by_name}
     return first_wrong(chosen, torch.zeros_like, inputs, wording, judged=tokens)
-
-
-def not_finite(gradients: Gradients, inputs: Inputs, wording: str) -> Violation | None:
-    """The first gradient with a NaN or an infinity; ``wording`` holds ``{}``."""
-    finite = partial(torch.nan_to_num, nan=0.0, posinf=0.0, neginf=0.0)
-    return first_wrong(gradients.by_name, finite, inputs, wording)
 
 
 def first_wrong(

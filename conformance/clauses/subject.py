@@ -27,7 +27,7 @@ from ..calls.calling import (
     is_contiguous,
     read_answer,
 )
-from ..calls.devices import CPU, moved
+from ..calls.devices import CPU, bits_of, moved
 from ..calls.differentiating import (
     Gradients,
     NotDifferentiable,
@@ -50,8 +50,6 @@ from ..problems.problem import Problem
 from ..problems.space import Space
 from ..tolerance import model
 
-# Bits are compared, so that NaN equals itself and zero does not equal its negative.
-_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 Snapshot = list[tuple[Tensor, int, Tensor | None]]
 
 
@@ -61,7 +59,7 @@ def snapshot(call_arguments: Arguments) -> Snapshot:
     tensors = [value for value in (*positional, *keywords.values()) if isinstance(value, Tensor)]
     with torch.no_grad():
         return [
-            (tensor, tensor._version, _bits(tensor).clone() if tensor.is_cpu else None)  # noqa: SLF001 (public in all but name)
+            (tensor, tensor._version, bits_of(tensor).clone() if tensor.is_cpu else None)  # noqa: SLF001 (public in all but name)
             for tensor in tensors
         ]
 
@@ -74,13 +72,9 @@ def was_written(before: Snapshot) -> bool:
     """
     with torch.no_grad():
         return any(
-            tensor._version != version if copy is None else not torch.equal(_bits(tensor), copy)  # noqa: SLF001
+            tensor._version != version if copy is None else not torch.equal(bits_of(tensor), copy)  # noqa: SLF001
             for tensor, version, copy in before
         )
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.detach().view(_BITS[tensor.element_size()])
 
 
 _LOST: Final = "the answer does not require a gradient, though the inputs do"

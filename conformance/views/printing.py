@@ -14,6 +14,7 @@ from rich.text import Text
 
 _PIPE_WIDTH: Final = 10_000
 _ANY_HEIGHT: Final = 25
+_LOG_WIDTH: Final = 100  # of what is no terminal, and is read like one
 _DEFAULT_WIDTH: Final = 80  # of a terminal that does not know its own
 
 
@@ -64,9 +65,9 @@ def _width_of_terminal(file: IO[str]) -> int | None:
     return None if columns is None else columns or _DEFAULT_WIDTH
 
 
-def columns_of(file: IO[str], default: int = 100) -> int:
-    """The columns that lines are broken at: those of COLUMNS, of the terminal, or the default."""
-    return _columns() or _width_of_terminal(file) or default
+def columns_of(file: IO[str]) -> int:
+    """The columns that lines are broken at: those of COLUMNS, of the terminal, or 100."""
+    return _columns() or _width_of_terminal(file) or _LOG_WIDTH
 
 
 # The cells of a row, and the lines that replace it where the table does not fit.
