@@ -57,6 +57,7 @@ class BatteryAnswer:
         return judged.expand(self.output.shape)
 
     @cached_property
+    @torch.inference_mode()
     def margin(self) -> float:
         """How far the answer is from the golden one, in bounds; infinite for one of another kind.
 
@@ -128,6 +129,7 @@ class BatteryAnswer:
     def _bound_sizes(self) -> dict[bool, float]:
         return {}
 
+    @torch.inference_mode()
     def agrees(self, acted: MistakenAnswer) -> bool:
         """Whether it lies within the bound of an acted mistake, and much closer than golden."""
         if acted.output.shape != self.output.shape:
@@ -182,6 +184,7 @@ class BatteryAnswer:
         bound = acted.bound if judged is None else acted.bound[judged]
         return left <= model.AS_CLOSE * _size(bound)
 
+    @torch.inference_mode()
     def closeness(self, acted: MistakenAnswer) -> tuple[float, float]:
         """What a mistake leaves of the squared errors of wrong elements, and all of them.
 

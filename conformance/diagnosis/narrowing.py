@@ -215,6 +215,7 @@ class Narrowing:
             self._agreeing[key] = mistake, self._compared(mistake, self.observed[index])
         return self._agreeing[key][-1]
 
+    @torch.inference_mode()
     def _compared(self, mistake: NamedMistake, answer: BatteryAnswer) -> Rows | None:
         exact = answer.exact
         if not answer.fits:

@@ -110,6 +110,7 @@ class StatementReader:
             self._fitted[inputs] = list(fitted_scales(self.subject, answer))
         return said
 
+    @torch.inference_mode()
     def _of(self, reading: Reading) -> list[NamedMistake]:
         """What a reading says alone, and besides what the plainest says."""
         of_weights = [one for proposer in OF_WEIGHTS for one in proposer(reading)]

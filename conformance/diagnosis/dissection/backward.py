@@ -159,16 +159,13 @@ def backward_statements(
     if not forms or not all(forms):
         return []
     chosen = [each[:MOST_FORMS] for each in forms]
-    partial = [
-        variant
-        for variant in VARIANTS
-        if variant.name and not _touched(variant, readings) <= set(wrong)
-    ]
+    named = {id(f.variant): f.variant for each in chosen for f in each if f.variant.name}
+    partial = [key for key, one in named.items() if not _touched(one, readings) <= set(wrong)]
 
     def complexity(forms: Sequence[Form]) -> tuple[int, int, int]:
         """An entry of the catalogue of which a part is made says less than it seems to."""
         steps, words, place = _complexity(forms)
-        return steps + any(form.variant in partial for form in forms), words, place
+        return steps + any(id(form.variant) in partial for form in forms), words, place
 
     combined = sorted(itertools.product(*chosen), key=complexity)[:MOST_STATEMENTS]
     return [_statement(parts, readings) for parts in combined]

@@ -7,6 +7,7 @@ Which of them a candidate computes so is read for each role by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from typing import Any, Final
 
 import torch
@@ -419,7 +420,25 @@ def _of_catalogue() -> Iterator[Variant]:
                 words=entry.sentence,
                 fix=entry.fix,
                 values=_with_steps(steps),
+                roles=_changed_by(steps),
             )
+
+
+# Steps that change some gradients alone: the others are those of the right pass.
+_CHANGES_OF: Final = {
+    "row_term": ("query", "key", "bias"),
+    "slope": ("query", "key"),
+    "scores": ("query",),
+    "scales": ("query", "key"),
+    "shared": ("key", "value"),
+}
+
+
+def _changed_by(steps: BackwardSteps) -> tuple[str, ...]:
+    """The roles whose gradients some wrong steps may change."""
+    wrong = [each.name for each in fields(steps) if getattr(steps, each.name) is not None]
+    changed = {role for name in wrong for role in _CHANGES_OF.get(name, ROLES)}
+    return tuple(role for role in ROLES if role in changed)
 
 
 VARIANTS: Final[tuple[Variant, ...]] = (

@@ -84,6 +84,7 @@ class LayerReader:
         reading = read_layer(self.subject, inputs, path, self.known)
         return reading if reading is not None and reading.explained else None
 
+    @torch.inference_mode()
     def _parts(self, reading: Reading) -> list[NamedMistake]:
         """What the weights say, alone and with what those of the plainest inputs say."""
         if any(_as_expected(self._with(reading, one)) for one in self._said):

@@ -39,8 +39,7 @@ class Loop:
 
     def weights(self, call: DeclaredCall, attention: golden.Attention) -> Tensor:
         """The weights that come of it."""
-        powers, total = self.sums(call, attention)
-        return torch.where(attention.empty[..., None], attention.weights, powers / total)
+        return _divided(attention, *self.sums(call, attention))
 
     def answer(self, call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
         """What it answers: exponentials of the working dtype may vanish before they are divided."""
@@ -54,14 +53,13 @@ class Loop:
 
     def sums(self, call: DeclaredCall, attention: golden.Attention) -> tuple[Tensor, Tensor]:
         """What values are weighed with, and what the sum is divided by."""
+        return self.sums_of(call, attention, *growth(attention.logits, self.size))
+
+    def sums_of(
+        self, call: DeclaredCall, attention: golden.Attention, grown: Tensor, largest: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The same where it is known how the maximum grows, as :func:`growth` says."""
         logits = attention.logits
-        count = logits.shape[-1]
-        ends = ((torch.arange(count) // self.size + 1) * self.size - 1).clamp_max(count - 1)
-        largest = logits.amax(dim=-1, keepdim=True)
-        largest = torch.where(torch.isneginf(largest), 0.0, largest)
-        running = logits.cummax(dim=-1).values[..., ends]
-        running = torch.where(torch.isneginf(running), largest, running)
-        grown = running - largest
         if self.relative:
             powers, shift = (logits - largest).exp(), -1
         else:  # they overflow where the working dtype does
@@ -93,15 +91,34 @@ class Loop:
         return clauses
 
 
+def growth(logits: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """How far the maximum up to the end of each key's tile is from that of its row, and that."""
+    count = logits.shape[-1]
+    ends = ((torch.arange(count) // size + 1) * size - 1).clamp_max(count - 1)
+    largest = logits.amax(dim=-1, keepdim=True)
+    largest = torch.where(torch.isneginf(largest), 0.0, largest)
+    running = logits.cummax(dim=-1).values[..., ends]
+    running = torch.where(torch.isneginf(running), largest, running)
+    return running - largest, largest
+
+
+def _divided(attention: golden.Attention, powers: Tensor, total: Tensor) -> Tensor:
+    return torch.where(attention.empty[..., None], attention.weights, powers / total)
+
+
 def tile_statements(reading: Reading) -> Iterator[NamedMistake]:
     """The weighted sum, or the sum of the weights, rescaled a wrong number of times."""
-    for size, summed, totalled, relative in product(BLOCKS[1:], _TIMES, _TIMES, (True, False)):
-        loop = Loop(size, summed, totalled, relative)
-        if loop.is_right or reading.sizes.key_length <= size:
+    call, attention = reading.call, reading.attention
+    for size in BLOCKS[1:]:
+        if reading.sizes.key_length <= size:
             continue
-        weights = loop.weights(reading.call, reading.attention)
-        if bool(torch.isfinite(weights).all()) and reading.agree(reading.weights, weights):
-            yield _statement(loop)
+        grown = growth(attention.logits, size)
+        for loop in (Loop(size, *how) for how in product(_TIMES, _TIMES, (True, False))):
+            if loop.is_right:
+                continue
+            weights = _divided(attention, *loop.sums_of(call, attention, *grown))
+            if bool(torch.isfinite(weights).all()) and reading.agree(reading.weights, weights):
+                yield _statement(loop)
 
 
 def _statement(loop: Loop) -> NamedMistake:

@@ -57,9 +57,9 @@ class LineFinder:
         found: set[Blamed] = set()
         for answer in list(wrong)[:MOST_PROBLEMS]:
             found |= self._on(answer, explanations)
-        if len({one.place for one in found}) != 1:
-            return None
-        return _entry(min(found, key=lambda one: one.before))
+            if len({one.place for one in found}) > 1:
+                return None  # no other answer makes it certain
+        return _entry(min(found, key=lambda one: one.before)) if found else None
 
     def _on(self, answer: BatteryAnswer, explanations: Sequence[Combination]) -> set[Blamed]:
         """The lines that one wrong answer shows."""

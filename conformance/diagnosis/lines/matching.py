@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Final
 
 import torch
@@ -23,7 +23,7 @@ _JOINED: Final = frozenset({"BN", "BG", "BQ", "NG", "ND", "GD", "GQ", "PN", "PG"
 
 @dataclass(frozen=True, eq=False)
 class _Known:
-    """A value without the axes along which nothing changes: where it is, and what sums it has."""
+    """A value without the axes along which nothing changes, and where it is."""
 
     letters: str
     value: Tensor
@@ -31,7 +31,11 @@ class _Known:
     ordered: bool
     inner: bool
     room: float
-    sums: tuple[float, float]
+
+    @cached_property
+    def sums(self) -> tuple[float, float]:
+        """Its sum, and how many numbers that is made of: few values are compared with any."""
+        return _sums(self.value.double())
 
 
 class KnownValues:
@@ -119,7 +123,7 @@ class KnownValues:
         exact = value.dtype == torch.bool
         room = 0.0 if exact else self._unit * largest
         flags = (step.partial, step.ordered, step.inner)
-        return _Known(letters, value, *flags, room, _sums(number))
+        return _Known(letters, value, *flags, room)
 
 
 def _is_transposed(letters: str, order: tuple[int, ...]) -> bool:
@@ -140,16 +144,22 @@ def _without_repeats(value: Tensor, letters: str) -> tuple[Tensor, str]:
     kept = ""
     axis = 0
     for letter in letters:
-        first = value.narrow(axis, 0, 1)
-        same = value.shape[axis] == 1 or bool(
-            ((value == first) | ((value != value) & (first != first))).all()  # noqa: PLR0124 (NaN)
-        )
-        if same:
+        if value.shape[axis] == 1 or _repeats(value, value.narrow(axis, 0, 1)):
             value = value.select(axis, 0)
         else:
             kept += letter
             axis += 1
     return value, kept
+
+
+def _repeats(value: Tensor, first: Tensor) -> bool:
+    """Whether a tensor repeats its first entry along an axis, NaN included."""
+    same = value == first
+    if bool(same.all()):
+        return True
+    if not value.is_floating_point() or not bool(first.isnan().any()):
+        return False
+    return bool((same | (value.isnan() & first.isnan())).all())
 
 
 def _sums(number: Tensor) -> tuple[float, float]:
@@ -162,7 +172,7 @@ def _close(one: tuple[float, float], other: tuple[float, float], room: float) ->
     return one[1] == other[1] and abs(one[0] - other[0]) <= room
 
 
-@functools.lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)
 def arrangements(
     letters: str, sizes: tuple[int, ...], shape: tuple[int, ...]
 ) -> tuple[tuple[int, ...], ...]:
