@@ -60,6 +60,17 @@ def test_bound_is_never_above_the_worst_case(candidate: Candidate, dtype: str, v
 
 
 @both_kinds
+def test_a_bound_may_be_written_to_and_differentiated_with(candidate: Candidate) -> None:
+    """It is derived in torch's inference mode and is no tensor of that mode itself."""
+    subject, inputs, _ = measured(candidate)
+    bound = subject.golden(inputs).bound
+    weights = torch.ones_like(bound, requires_grad=True)
+    (weights * bound).sum().backward()
+    assert weights.grad is not None
+    assert torch.equal(bound.mul_(2.0), 2.0 * weights.grad)
+
+
+@both_kinds
 @pytest.mark.parametrize("values", RECIPES)
 def test_only_independent_inputs_are_judged_statistically(
     candidate: Candidate, values: str

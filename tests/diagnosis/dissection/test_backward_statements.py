@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from examples import core, problem
+import torch
+from examples import core, plan, problem
 from torch import Tensor
 
 from candidates.broken._backward import HandWritten, Steps
@@ -14,7 +15,10 @@ from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.diagnosis.backward import BackwardDiagnostician
 from conformance.diagnosis.dissection.backward import _OF_CATALOGUE
+from conformance.diagnosis.dissection.backward_steps import ROLES, Backward
+from conformance.diagnosis.dissection.backward_variants import VARIANTS
 from conformance.diagnosis.mistakes import BACKWARD
+from conformance.diagnosis.mistakes.backward_pass import backward_call
 
 
 class TwoAtOnce(HandWritten):
@@ -107,6 +111,22 @@ def test_what_fits_no_variant_stays_unknown() -> None:
 def test_names_of_numbers_are_in_the_catalogue() -> None:
     """A number that has a name in the catalogue takes sentence and fix from there."""
     assert set(_OF_CATALOGUE.values()) <= {mistake.name for mistake in BACKWARD}
+
+
+def test_what_an_entry_of_the_catalogue_cannot_change_stays_right() -> None:
+    """Gradients outside of the roles of an entry are those of the right pass: none is read off."""
+    subject = Subject(core(HandWritten()), "float32")
+    mask = plan("dense", "bias", finite_bias=True)
+    inputs = subject.inputs(problem(num_kv_heads=2, mask=mask, softcap=1.5, scale=0.4))
+    upstream = torch.randn(inputs.output_shape, generator=torch.Generator().manual_seed(1))
+    backward = Backward(backward_call(inputs, subject.declaration.semantics, upstream)[0])
+    spared = 0
+    for variant in VARIANTS:
+        values = variant.values(backward) if variant.name else {}
+        for role in set(values) - set(variant.roles):
+            torch.testing.assert_close(values[role], backward.exact[role])
+            spared += 1
+    assert spared > len(ROLES)
 
 
 @pytest.mark.nightly
