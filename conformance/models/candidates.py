@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -28,7 +28,7 @@ from .mask_facts import MaskFacts, mask_facts
 from .model_inputs import UnknownInputError
 from .recognition import model_sites
 from .site import Site, is_standard
-from .sites import Sites, Uncut
+from .sites import Sites
 from .whole_model import LENGTHS, WholeModel, open_model
 
 
@@ -80,11 +80,11 @@ def model_candidates(
     if number is not None:
         return [(number, _candidate(path, sites, described[number], declared))]
     _require_weights(path, sites)
-    warnings = [f"not judged: {_sentence(entry)}" for entry in sites.uncut]
+    warnings = [f"not judged: {entry.sentence}" for entry in sites.uncut]
     cores = {
         entry["index"]: _candidate(path, sites, entry, declared)
         for entry in described
-        if _is_first(entry)
+        if is_first(entry)
     }
     made: list[tuple[int | None, Candidate]] = list(cores.items())
     try:
@@ -92,11 +92,7 @@ def model_candidates(
     except UnknownInputError as unknown:
         warnings.append(f"the model as a whole is not judged: {unknown}")
     else:
-        alike = {
-            entry["index"]: cores[min(entry["index"], *entry["same_as"], entry["index"])]
-            for entry in described
-        }
-        whole = dataclasses.replace(model, cores=alike)
+        whole = dataclasses.replace(model, cores=standing_for(described, cores))
         name = declared.name or path.stem
         made.insert(0, (None, whole_candidate(whole, name, _expected(declared, of_model=True))))
     if not made:
@@ -121,7 +117,7 @@ def _require_weights(path: Path, sites: Sites) -> None:
 
 
 def _why_none(sites: Sites) -> str:
-    return "; ".join(map(_sentence, sites.uncut))
+    return "; ".join(entry.sentence for entry in sites.uncut)
 
 
 def _expected(declared: GraphDeclaration, *, of_model: bool) -> tuple[ExpectedFailure, ...]:
@@ -130,13 +126,16 @@ def _expected(declared: GraphDeclaration, *, of_model: bool) -> tuple[ExpectedFa
     return tuple(one for one in every if one.clause.startswith("model.") == of_model)
 
 
-def _is_first(entry: SiteEntry) -> bool:
+def is_first(entry: SiteEntry) -> bool:
     """Whether an attention is the first of those that are the same."""
     return all(entry["index"] < other for other in entry["same_as"])
 
 
-def _sentence(entry: Uncut) -> str:
-    return f"{entry.scope or entry.nodes[0]}: {entry.reason}"
+def standing_for(
+    described: Sequence[SiteEntry], cores: Mapping[int, Candidate]
+) -> dict[int, Candidate]:
+    """For the index of each attention the first of its like, which is judged for all of them."""
+    return {entry["index"]: cores[min([entry["index"], *entry["same_as"]])] for entry in described}
 
 
 def _declared(path: Path, options: GraphOptions) -> GraphDeclaration:
@@ -218,14 +217,6 @@ def _described(site: Site, cuts: dict[int, Cut], facts: MaskFacts) -> SiteEntry:
         "softcap": site.cap,
         "sinks": site.sinks is not None,
     }
-
-
-def uncut_entries(sites: Sites) -> list[dict[str, Any]]:
-    """What looks like attention but cannot be judged alone, as plain data."""
-    return [
-        {"nodes": list(entry.nodes), "scope": entry.scope, "reason": entry.reason}
-        for entry in sites.uncut
-    ]
 
 
 class ScaledSite(Protocol):

@@ -14,8 +14,9 @@ from ..graphs.weights.wiring import SHAPE_OPERATORS, Node
 from .model_graph import ModelGraph, read_graph
 from .model_inputs import ModelInput
 from .recording import ModuleRecording
+from .site import Uncut
 from .sites import Sites, attention_cores, branches, sites_of
-from .torch_sites import TorchSite, TorchUncut
+from .torch_sites import TorchSite
 
 _NORMS: Final = frozenset(
     "LayerNormalization SimplifiedLayerNormalization SkipLayerNormalization "
@@ -158,7 +159,7 @@ _MODULES_THAT_BEND: Final = frozenset("GELU ReLU SiLU Tanh Sigmoid ELU Mish Leak
 def is_torch_model(
     recording: ModuleRecording,
     sites: Sequence[TorchSite],
-    uncut: Sequence[TorchUncut],
+    uncut: Sequence[Uncut],
     inputs: Sequence[ModelInput],
 ) -> bool:
     """Whether what ran is more than one attention with its projections: as for graphs.

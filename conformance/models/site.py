@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -29,6 +29,24 @@ class Sinks:
 
     tensor: str
     stored: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uncut:
+    """What looks like attention but cannot be judged alone: where, and why."""
+
+    nodes: tuple[str, ...]
+    scope: str
+    reason: str
+
+    @property
+    def sentence(self) -> str:
+        """``encoder.layer.1: its product has no heads``."""
+        return f"{self.scope or self.nodes[0]}: {self.reason}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for the record of identify."""
+        return {"nodes": list(self.nodes), "scope": self.scope, "reason": self.reason}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

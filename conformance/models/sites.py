@@ -20,7 +20,7 @@ from ..graphs.weights.attention_core import (
 from ..graphs.weights.wiring import Node, UnreadableError, Wiring
 from .model_graph import ModelGraph, read_graph
 from .operator_site import attention_node, operator_core, operator_site
-from .site import Site, shown
+from .site import Site, Uncut, shown
 from .softmax_site import TO_PRODUCT, softmax_site
 
 # What holds graphs inside a graph; a tensor in there has no name outside.
@@ -28,15 +28,6 @@ _BRANCHES: Final = frozenset({"If", "Loop", "Scan"})
 _REDUCING: Final = frozenset({"ReduceMax", "ReduceSum"})
 _ALONE: Final = "it lies inside a graph of a node, its products do not"
 _UNUSUAL: Final = (ValueError, KeyError, IndexError, TypeError, RecursionError)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Uncut:
-    """What looks like attention but cannot be judged alone: where, and why."""
-
-    nodes: tuple[str, ...]
-    scope: str
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

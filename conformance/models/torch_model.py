@@ -21,20 +21,22 @@ from ..errors import UsageError
 from ..graphs.process import DEFAULT, Setting
 from ..graphs.protocol import Array, GraphRefused
 from ..graphs.weights.wiring import UnreadableError
-from .candidates import model_of_file, promised_semantics, whole_candidate
+from .candidates import (
+    is_first,
+    model_of_file,
+    promised_semantics,
+    standing_for,
+    whole_candidate,
+)
 from .in_place import HIDES, Activations, as_heads, assembled
 from .mask_facts import rule_of
 from .model_inputs import UnknownInputError
 from .recognition import is_torch_model
 from .recording import ModuleRecording, record
 from .replayed_core import ReplayedCore, digest, runnable
+from .site import Uncut
 from .torch_inputs import TorchCalling, as_array, source_calling, torch_calling
-from .torch_sites import (
-    PARTS,
-    TorchSite,
-    TorchUncut,
-    find_torch_sites,
-)
+from .torch_sites import PARTS, TorchSite, find_torch_sites
 from .whole_model import WholeModel, measured_model
 
 # Bytes of weights that are nudged at most, the smallest first: as for graphs.
@@ -227,7 +229,7 @@ class TorchModel:
 
     model: WholeModel
     engine: TorchEngine
-    uncut: tuple[TorchUncut, ...]
+    uncut: tuple[Uncut, ...]
 
 
 def open_torch_model(
@@ -260,9 +262,7 @@ def open_torch_model(
     )
 
 
-def _described(
-    engine: TorchEngine, model: WholeModel
-) -> tuple[list[SiteEntry], tuple[TorchUncut, ...]]:
+def _described(engine: TorchEngine, model: WholeModel) -> tuple[list[SiteEntry], tuple[Uncut, ...]]:
     """The attentions of a module as the record says them, and those that cannot be judged alone.
 
     They are read off a call with padding, if there is a mask, and their masks off one without.
@@ -286,7 +286,7 @@ def _described(
         try:
             made = runnable(engine.recording, dataclasses.replace(site, index=len(sites)))
         except UnreadableError as error:
-            lost.append(TorchUncut(nodes=site.nodes, scope=site.scope, reason=str(error)))
+            lost.append(Uncut(nodes=site.nodes, scope=site.scope, reason=str(error)))
         else:
             sites.append(made)
     engine.sites = tuple(sites)
@@ -355,19 +355,12 @@ def torch_model_candidates(
             raise UsageError(msg)
         return [(number, _core(made, model.described[number], name))]
     cores = {
-        entry["index"]: _core(made, entry, name)
-        for entry in model.described
-        if all(entry["index"] < other for other in entry["same_as"])
+        entry["index"]: _core(made, entry, name) for entry in model.described if is_first(entry)
     }
-    alike = {
-        entry["index"]: cores[min(entry["index"], *entry["same_as"], entry["index"])]
-        for entry in model.described
-    }
+    alike = standing_for(model.described, cores)
     whole = whole_candidate(dataclasses.replace(model, cores=alike), name)
-    warnings = [
-        f"not judged: {entry.scope or entry.nodes[0]}: {entry.reason}" for entry in made.uncut
-    ]
-    whole = dataclasses.replace(whole, warnings=tuple(warnings))
+    warnings = tuple(f"not judged: {entry.sentence}" for entry in made.uncut)
+    whole = dataclasses.replace(whole, warnings=warnings)
     return [(None, whole), *cores.items()]
 
 

@@ -13,6 +13,7 @@ from ..adapters.graph_forward import spelled
 from ..graphs.weights.wiring import UnreadableError
 from .operands import MaskInput
 from .recording import Call, ModuleRecording, Ref, Value
+from .site import Uncut
 from .torch_edges import CASTS, Edges, Product, TorchEdge, kinds_of, leading, shown_call
 
 KERNEL: Final = "scaled_dot_product_attention"
@@ -89,16 +90,7 @@ class TorchSite:
         return f"attention #{self.index}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class TorchUncut:
-    """What looks like attention but cannot be judged alone."""
-
-    nodes: tuple[str, ...]
-    scope: str
-    reason: str
-
-
-def find_torch_sites(recording: ModuleRecording) -> tuple[list[TorchSite], list[TorchUncut]]:
+def find_torch_sites(recording: ModuleRecording) -> tuple[list[TorchSite], list[Uncut]]:
     """The attentions of a forward pass, in order, and what looks like one."""
     return _Finder(recording).find()
 
@@ -109,9 +101,9 @@ class _Finder:
         self._readers = recording.readers()
         self._edges = Edges(self._values)
 
-    def find(self) -> tuple[list[TorchSite], list[TorchUncut]]:
+    def find(self) -> tuple[list[TorchSite], list[Uncut]]:
         sites: list[TorchSite] = []
-        uncut: list[TorchUncut] = []
+        uncut: list[Uncut] = []
         answers: set[int] = set()
         for call in self._calls:
             if call.name != KERNEL and call.name not in _SOFTMAXES:
@@ -124,7 +116,7 @@ class _Finder:
                 else:
                     site = self._of_softmax(call, len(sites), answers)
             except UnreadableError as error:
-                uncut.append(TorchUncut(nodes=nodes, scope=call.scope, reason=str(error)))
+                uncut.append(Uncut(nodes=nodes, scope=call.scope, reason=str(error)))
                 continue
             if site is not None and site.output_value not in answers:
                 answers.add(site.output_value)

@@ -295,7 +295,6 @@ def _candidate(shards: Sequence[ShardRecord], first: ShardRecord, index: int) ->
             deviations=tuple(judging["deviations"]),
             mistaken=tuple(judging.get("mistaken", ())),
             expected=tuple(_expectation(expected_entry) for expected_entry in judging["expected"]),
-            planned=(),
             location=entry.get("location"),
             unchecked=tuple(
                 OptionParameter(**parameter) for parameter in entry.get("unchecked", ())

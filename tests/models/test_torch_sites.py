@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention, softmax
 
 from conformance.models.recording import record
-from conformance.models.torch_sites import TorchSite, TorchUncut, find_torch_sites
+from conformance.models.site import Uncut
+from conformance.models.torch_sites import TorchSite, find_torch_sites
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 BATCH, LENGTH, HEADS, SIZE = 2, 5, 4, 3
@@ -35,7 +36,7 @@ class Holder(nn.Module):
         return self.attend(query, key, value, mask)
 
 
-def sites_of(attend: Attend, kv_heads: int = HEADS) -> tuple[list[TorchSite], list[TorchUncut]]:
+def sites_of(attend: Attend, kv_heads: int = HEADS) -> tuple[list[TorchSite], list[Uncut]]:
     x, mask = torch.randn(BATCH, LENGTH, HEADS * SIZE), torch.ones(BATCH, LENGTH).bool()
     return find_torch_sites(record(Holder(attend, kv_heads).eval(), {"x": x, "mask": mask}))
 

@@ -54,9 +54,6 @@ def loaded(name: str = "mine", **more: Any) -> Loaded:
         "target": f"attn.py:{name}",
         "kind": "core",
         "declaration": {"kind": "core", "assumptions": []},
-        "gauge": "",
-        "deviations": (),
-        "expected": (),
         "planned": (
             PlannedClause(
                 id="mask.golden", family="mask", level="MUST", dtype="float32", device="cpu"

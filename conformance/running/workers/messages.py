@@ -77,11 +77,11 @@ class Loaded:
     name: str
     target: str
     kind: str
-    declaration: dict[str, Any]
-    gauge: str
-    deviations: tuple[str, ...]
-    expected: tuple[ExpectedFailure, ...]
-    planned: tuple[PlannedClause, ...]
+    declaration: dict[str, Any] = field(default_factory=dict)
+    gauge: str = ""
+    deviations: tuple[str, ...] = ()
+    expected: tuple[ExpectedFailure, ...] = ()
+    planned: tuple[PlannedClause, ...] = ()
     location: dict[str, Any] | None = None
     notes: tuple[str, ...] = ()
     unchecked: tuple[OptionParameter, ...] = ()

@@ -240,11 +240,6 @@ class Exportable:
             name=type(self.module).__name__,
             target=self.target,
             kind="module",
-            declaration={},
-            gauge="",
-            deviations=(),
-            expected=(),
-            planned=(),
         )
 
     @cached_property

@@ -18,7 +18,7 @@ from ...adapters.trial import instance_of
 from ...declare.candidate import Candidate
 from ...errors import ConstructionError, UsageError
 from ...graphs.protocol import GraphRefused
-from ...models.candidates import describe_sites, uncut_entries
+from ...models.candidates import describe_sites
 from ...models.model_inputs import UnknownInputError
 from ...models.recognition import is_model, may_be_model
 from ...models.sites import Sites, find_sites
@@ -66,11 +66,6 @@ class Implementation:
             name=self.name,
             target=self.target,
             kind=self.form,
-            declaration={},
-            gauge="",
-            deviations=(),
-            expected=(),
-            planned=(),
         )
 
     @property
@@ -294,10 +289,7 @@ def _attentions_of(module: nn.Module, target: str) -> dict[str, Any] | None:
         return None
     if made is None:
         return None
-    uncut = [
-        {"nodes": list(entry.nodes), "scope": entry.scope, "reason": entry.reason}
-        for entry in made.uncut
-    ]
+    uncut = [entry.as_json() for entry in made.uncut]
     return {"sites": list(made.model.described), "uncut": uncut, "model": True}
 
 
@@ -312,7 +304,7 @@ def read_attentions(sites: Sites | dict[str, Any], target: str, record: dict[str
     entries = describe_sites(sites)
     number = split_site(target)[1]
     record["sites"] = entries if number is None else [entries[number]]
-    record["uncut"] = uncut_entries(sites)
+    record["uncut"] = [entry.as_json() for entry in sites.uncut]
     record["model"] = is_model(sites.graph)
     if entries:
         return ""

@@ -409,9 +409,6 @@ class TeethPlan:
             correct=entry.correct,
             target=candidate.target,
             kind=candidate.kind,
-            declaration={},
-            gauge="",
-            deviations=(),
             expected=candidate.declaration.expected_failures,
             planned=tuple(self.planned),
         )
