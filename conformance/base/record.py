@@ -151,7 +151,7 @@ class ClauseEntry(TypedDict, total=False):
     violation: ViolationEntry | None
     counterexample: dict[str, Any] | None
     diagnosis: list[DiagnosisEntry]
-    blame: Any
+    blame: dict[str, Any] | None
     planned: Any
     trail: Any
     coverage: Any
@@ -175,7 +175,7 @@ class CauseEntry(TypedDict, total=False):
     confidence: Number
     line: LineEntry
     level: str
-    clauses: list[str]
+    clauses: Required[list[str]]
     failure: dict[str, Any]
     counterexample: dict[str, Any] | None
     alternatives: list[dict[str, Any]]
@@ -260,7 +260,7 @@ class StaleEntry(TypedDict, total=False):
     expires: Any
     file: Any
     line: Any
-    problem: Any
+    problem: str
     change: Any
 
 
@@ -275,7 +275,7 @@ class Record(TypedDict, total=False):
     tool: dict[str, Any]
     environment: dict[str, Any]
     profile: Any
-    seed: Any
+    seed: int | str | None
     started: Any
     seconds: float
     interrupted: bool
@@ -491,8 +491,16 @@ def _is(value: Any, kind: Any) -> bool:
     if kind is Any or isinstance(value, bool):
         return kind in (Any, bool)
     if kind is float:
-        return isinstance(value, (int, float)) and math.isfinite(value)
+        return isinstance(value, (int, float)) and _fits_a_float(value)
     return isinstance(value, get_origin(kind) or kind)
+
+
+def _fits_a_float(number: float) -> bool:
+    """Whether a number of JSON, which may have any number of digits, is a finite float."""
+    try:
+        return math.isfinite(number)
+    except OverflowError:
+        return False
 
 
 # By torch.compile's ``dynamic``.

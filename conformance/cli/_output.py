@@ -175,9 +175,11 @@ def as_written(files: str, tell: Callable[[], None]) -> None:
 
     Reading a record checks the parts that all records have; tensors and the like fail in a view.
     """
+    from jinja2 import TemplateError  # noqa: PLC0415 (--help must not pay for it)
+
     try:
         tell()
-    except _UNFIT as error:
+    except (*_UNFIT, TemplateError) as error:
         msg = (
             f"{files} cannot be shown: something in it is not as conformance check writes it "
             f"({type(error).__name__}: {error}); if it is, please report this"

@@ -25,13 +25,15 @@ from .renewing import Gate, renew
 from .report import build_report, candidate_entry, verdict
 from .schedule import Schedule, ShowProgress
 
+STOPPED: Final = "the run ended with its first failure"
+NO_GATE: Final = Gate()
+# What was done is kept so often while a run goes on: as much is lost when it is killed.
+JOURNAL_SECONDS: Final = 10.0
+
 
 def is_shard(options: RunOptions) -> bool:
     """Whether the run has only a part of each clause's examples."""
     return options.shard.count > 1
-
-
-STOPPED: Final = "the run ended with its first failure"
 
 
 def what_is_missing(
@@ -66,11 +68,6 @@ def _cut(deadline: Deadline | None, results: Iterable[ClauseResult]) -> tuple[in
     reasons = [result.reason for result in results]
     not_finished = sum(reason.startswith(NOT_FINISHED) for reason in reasons)
     return reasons.count(f"{NOT_RUN}{deadline.sentence}"), not_finished
-
-
-NO_GATE: Final = Gate()
-# What was done is kept so often while a run goes on: as much is lost when it is killed.
-JOURNAL_SECONDS: Final = 10.0
 
 
 def _silent(_activity: str, _done: int, _total: int, _left: float | None = None) -> None:
@@ -139,7 +136,8 @@ def check(
     ``announce`` is called with one line for each candidate, when its last clause has been run and
     others are left: people see verdicts while a long run goes on. ``journal`` gets the record of
     what was done so far now and then, as that of an interrupted run: nobody can write it after
-    SIGKILL. ``make_pool`` makes the workers.
+    SIGKILL; not where candidates are isolated, which could read the seed. ``make_pool`` makes the
+    workers.
 
     An interrupt (Ctrl-C) ends the run early: the record holds what was done and says so. Raises
     UsageError for bad input and HarnessError when no worker can run.
@@ -151,7 +149,8 @@ def check(
     try:
         with make_pool(options, jobs=jobs, timeout=timeout, deadline=run.deadline) as pool:
             _prepare(run, pool, options, gate, progress)
-            if journal is not None:
+            # An isolated candidate may read files: the record would tell it the seed.
+            if journal is not None and not options.isolated:
                 progress = _journalled(progress, run, options, started, journal)
             run.schedule = _schedule(run, pool, options, jobs, progress)
             run.schedule.ended = lambda index: _announce(run, index, options, announce)
@@ -267,7 +266,7 @@ def _collect(run: _Run, options: RunOptions) -> None:
 def _renew(run: _Run, options: RunOptions, gate: Gate) -> None:
     """Write the file of expected failures that makes the run green, and hold the run against it.
 
-    An interrupted run has not run every clause: nothing is written.
+    A run that was cut short has not run every clause: nothing is written.
     """
     outcome = UnjudgedRun(
         loaded=run.loaded,
@@ -276,10 +275,10 @@ def _renew(run: _Run, options: RunOptions, gate: Gate) -> None:
         today=run.today,
         strict=gate.strict,
     )
-    interrupted = f"{gate.write} is left as it was: the run was interrupted"
-    limited = f"{gate.write} is left as it was: the limit was reached before all clauses were run"
-    cut = interrupted if run.interrupted else limited if _limit(run).get("reached") else ""
-    renewed = cut or renew(gate, outcome)
+    cut = "the run was interrupted" if run.interrupted else STOPPED if run.stopped else ""
+    if not cut and _limit(run).get("reached"):
+        cut = "the limit was reached before all clauses were run"
+    renewed = f"{gate.write} is left as it was: {cut}" if cut else renew(gate, outcome)
     if isinstance(renewed, str):
         run.written = {"file": str(gate.write), "refused": renewed}
         return
@@ -294,22 +293,23 @@ def _selection(run: _Run, options: RunOptions) -> Selection:
 
 def _record(run: _Run, options: RunOptions, seconds: float) -> Record:
     stale_by_name, all_stale = _stale(run, options)
-    entries = [
-        candidate_entry(
+    entries = []
+    for loaded in run.loaded:
+        results = run.results.get(loaded.name, [])
+        unfinished = len(results) < max(1, len(loaded.planned))
+        entry = candidate_entry(
             loaded,
-            run.results.get(loaded.name, []),
+            results,
             run.ready.sentences,
             stale_by_name[loaded.name],
             warnings=run.warnings.get(loaded.name, ()),
             graph_options=options.graph_options,
-            interrupted=run.interrupted
-            and len(run.results.get(loaded.name, [])) < max(1, len(loaded.planned)),
+            interrupted=run.interrupted and unfinished,
             missing=what_is_missing(
-                options, run.deadline, run.results.get(loaded.name, []), stopped=run.stopped
+                options, run.deadline, results, stopped=run.stopped and unfinished
             ),
         )
-        for loaded in run.loaded
-    ]
+        entries.append(entry)
     if is_shard(options):
         for loaded, entry in zip(run.loaded, entries, strict=True):
             # The verdict of the merged record needs these as well as the results.

@@ -72,9 +72,11 @@ _MOST: Final = 500
 def last_failed(targets: Sequence[str]) -> tuple[str, ...]:
     """The clauses that failed when these targets were last checked, in the order of that run.
 
-    None where they never were, or where the user's cache cannot be read.
+    Empty where they never were, or where the user's cache cannot be read.
     """
-    slugs = _remembered().get(_key(targets), ())
+    slugs = _remembered().get(_key(targets))
+    if not isinstance(slugs, list):
+        return ()
     return tuple(slug for slug in slugs if isinstance(slug, str))
 
 

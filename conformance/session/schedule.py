@@ -193,7 +193,7 @@ class Schedule:
         else:
             self._work([chunk for index in candidates for chunk in self._split(index)])
             self._work([self._second(index) for index in candidates])
-        while self.explores and self.deadline is not None and self.deadline.left() > 0.0:
+        while self.explores and not self._stopped and self.deadline and self.deadline.left() > 0.0:
             if not self._explore(whole=whole):
                 return
 
@@ -250,6 +250,8 @@ class Schedule:
 
     def _do(self, job: JobContext[Report], chunk: Chunk) -> None:
         """Run, or explain, the clauses of a chunk, in a thread."""
+        if self._stopped:
+            return
         own = dict(self.results[chunk.index])
         for number, result in self._run(job.supervisor, chunk):
             if job.stopping() or (chunk.order.deferred and chunk.index in self._again):

@@ -99,7 +99,8 @@ def _facts() -> Iterator[tuple[str, Callable[[Record], Any]]]:
     yield "the specification", lambda record: _in(record, "tool", "specification")
     yield "the profile", lambda record: record.get("profile")
     yield "the seed", lambda record: record.get("seed")
-    for name in ("targets", "dtypes", "devices", "only", "skip", "compile"):
+    names = ("targets", "dtypes", "devices", "only", "skip", "compile", "unchecked", "isolated")
+    for name in names:
         yield f"the option for {name}", partial(_in, part="options", name=name)
     for name in _VERSIONS:
         yield f"the version of {name}", partial(_in, part="environment", name=name)

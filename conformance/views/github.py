@@ -94,12 +94,12 @@ def _of_candidate(record: Record, candidate: Record) -> Iterator[Annotation]:
     That of a cause stands at the line that it blames. A clause that failed in several dtypes has
     one mark.
     """
-    by_cause = {slug: cause for cause in wording.causes(candidate) for slug in cause["clauses"]}
     by_name = {str(cause["name"]): cause for cause in wording.causes(candidate)}
     by_subject: dict[tuple[str, str], list[Record]] = {}
     for clause in wording.by_cause(candidate):
         if level := _level(clause, strict=is_strict(record)):
-            cause = by_cause.get(clause["id"]) if clause["status"] == "failed" else None
+            failed = clause["status"] == "failed"
+            cause = wording.cause_of(candidate, clause) if failed else None
             subject = clause["id"] if cause is None else str(cause["name"])
             by_subject.setdefault((subject, level), []).append(clause)
     for (subject, level), clauses in by_subject.items():

@@ -104,7 +104,7 @@ def _fitted(blocks: Sequence[_Block], room: int) -> list[Text]:
         later = sum(least[number + 1 :])
         if left < least[number] + bool(later) and number:
             more = counted(len(blocks) - number, "more cause")
-            return [*shown, Text(f"{more} (-v lists them)", style="bold red")]
+            return [*shown, Text(f"{more} (-vv lists all)", style="bold red")]
         shown += block.of_at_most(left - later)
     return shown
 

@@ -185,6 +185,17 @@ def failure_of(candidate: Record, cause: Record) -> Record:
     return next(fitting, {})
 
 
+def cause_of(candidate: Record, clause: Record) -> Record | None:
+    """The cause of a failed clause; of several that list it, the one of its own diagnosis."""
+    listed = [cause for cause in causes(candidate) if clause["id"] in cause["clauses"]]
+    diagnosed = {entry["name"] for entry in clause["diagnosis"]} | {clause.get("explained_by")}
+    for names in (diagnosed, {clause["id"]}):
+        own = [cause for cause in listed if cause["name"] in names]
+        if own:
+            return own[0]
+    return listed[0] if listed else None
+
+
 def by_cause(candidate: Record) -> list[Record]:
     """The clauses of a candidate cause by cause, what shows a cause best first; then the others."""
     order: dict[str, int] = {}

@@ -74,6 +74,14 @@ BAD: dict[str, tuple[Any, str]] = {
     "no status": (bare({"id": "mask.golden"}), "candidates[0].clauses[0] has no 'status'"),
     "a status": (with_clause(status="green"), 'candidates[0].clauses[0].status is "green"'),
     "a dtype": (with_clause(dtype=None), "clauses[0].dtype is null"),
+    "a number of 400 digits": (with_clause(seconds=10**400), "clauses[0].seconds is 1000"),
+    "a seed": ({**bare(), "seed": [1]}, "seed is [1]"),
+    "a blame": (with_clause(blame="abc"), 'clauses[0].blame is "abc"'),
+    "a cause without clauses": (with_candidate(causes=[{"name": "x"}]), "has no 'clauses'"),
+    "a stale problem": (
+        {**bare(), "stale_expectations": [{"clause": "x", "problem": [1]}]},
+        "stale_expectations[0].problem is [1]",
+    ),
     "a flag for a number": (with_clause(seconds=True), "clauses[0].seconds is true"),
     "a margin": (with_clause(margin="much"), 'clauses[0].margin is "much"'),
     "a violation": (with_clause(violation="x"), "clauses[0].violation is no object"),
@@ -92,7 +100,7 @@ BAD: dict[str, tuple[Any, str]] = {
         'clauses[0].diagnosis[0].line.number is "3"',
     ),
     "a line without a file": (
-        with_candidate(causes=[{"name": "x", "line": {"number": 3, "text": ""}}]),
+        with_candidate(causes=[{"name": "x", "clauses": [], "line": {"number": 3, "text": ""}}]),
         "causes[0].line has no 'file'",
     ),
     "a clause's facts": ({**bare(), "clauses": {"x.y": 3}}, "clauses.x.y is 3"),

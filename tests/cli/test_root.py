@@ -294,7 +294,11 @@ def test_dtypes_come_separated_by_commas(folder: Path) -> None:
 def test_the_first_failure_ends_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With -x one MUST fails, named with its smallest input, and the rest is not asked."""
     write(folder, {"attn.py": KERNEL + UNSCALED})
-    assert run(["check", "attn.py:unscaled", "--profile", "quick", "-x", "--json", "out.json"]) == 1
+    file = folder / "expected.toml"
+    more = ["--json", "out.json", "--write-expected", str(file), "--strict"]
+    assert run(["check", "attn.py:unscaled", "--profile", "quick", "-x", *more]) == 1
+    assert not file.exists()
+    assert record(folder)["written_expectations"]["refused"].endswith(checking.STOPPED)
     (candidate,) = record(folder)["candidates"]
     failed = [clause for clause in candidate["clauses"] if clause["status"] == "failed"]
     assert [clause["diagnosis"][0]["name"] for clause in failed] == ["scale-missing"]
@@ -302,6 +306,15 @@ def test_the_first_failure_ends_the_run(folder: Path, capsys: pytest.CaptureFixt
     assert "the run ended with its first failure: " in out
     stopped = record(folder)["stopped"]
     assert stopped["asked"] < stopped["planned"] / 2
+
+
+def test_who_was_judged_before_the_first_failure_has_a_verdict(folder: Path) -> None:
+    """Of several candidates the one that failed ends the run; those before it keep theirs."""
+    write(folder, {"attn.py": KERNEL + UNSCALED})
+    only = ("--only", "shape.output", "--only", "numerics.golden")
+    assert run(["check", "attn.py", "--profile", "quick", "-x", *only, "--json", "out.json"]) == 1
+    verdicts = {entry["name"]: entry["verdict"] for entry in record(folder)["candidates"]}
+    assert verdicts == {"my_kernel": "conforms", "unscaled": "fails"}
 
 
 def test_what_failed_last_is_asked_first(
@@ -369,3 +382,15 @@ def test_what_was_done_is_kept_while_a_run_goes_on(
         (candidate,) = seen["candidates"]
         assert [clause["id"] for clause in candidate["clauses"]] == ["shape.output"]
         assert candidate["verdict"] == "inconclusive"
+
+
+def test_an_isolated_candidate_cannot_read_its_seed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No record is kept while it runs, as it holds the seed and a candidate may read files."""
+    monkeypatch.setattr(checking, "JOURNAL_SECONDS", 0.0)
+    looking = "    assert not os.path.exists('out.json')\n"
+    body = KERNEL.replace("    return attend", looking + "    return attend")
+    write(folder, {"attn.py": f"import os\n{body}"})
+    assert run(["check", "attn.py", *FEW, "--isolated", "--json", "out.json"]) == 0
+    assert record(folder)["seed"] > 0

@@ -49,6 +49,10 @@ def test_a_cache_that_is_not_ours_is_no_hindrance(cache: Path, text: str) -> Non
     assert last_failed(["one.py"]) == ()
     remember_failed(["one.py"], record("a.b"))
     assert last_failed(["one.py"]) == ("a.b",)
+    damaged = dict.fromkeys(json.loads(cache.read_text(encoding="utf-8")), 3)
+    cache.write_text(json.dumps(damaged), encoding="utf-8")
+    assert last_failed(["one.py"]) == ()
+    remember_failed(["one.py"], record("a.b"))
     assert isinstance(json.loads(cache.read_text(encoding="utf-8")), dict)
 
 

@@ -210,3 +210,16 @@ def test_what_was_found_is_not_taken_back_when_the_time_is_up() -> None:
         "untestable",
         "untestable",
     ]
+
+
+def test_nothing_is_explored_after_the_first_failure() -> None:
+    """A run of any profile that ends with its first failure asks no further examples."""
+
+    def says(slug: str, _order: Order) -> ClauseResult:
+        return result("failed" if slug == "mask.no-leak" else "passed", slug, examples=4)
+
+    worker = Worker(says)
+    run = spread(worker, exitfirst=True, explores=True, deadline=Rounds(9))
+    run.run()
+    assert worker.calls == [("run", "mask.golden"), ("run", "mask.no-leak")]
+    assert run.rounds == 0

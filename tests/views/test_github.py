@@ -83,3 +83,12 @@ def test_one_annotation_a_cause() -> None:
     (line,) = commands(record(candidate(results)))
     assert "title=mine%3A scale-missing::" in line
     assert line.endswith("%0Afails as well: mask.causal, mask.no-leak")
+
+
+def test_a_clause_of_two_causes_is_marked_by_each() -> None:
+    """Where a clause fails in two dtypes for two reasons, each mark tells its own."""
+    other = [{**FAILED.diagnosis[0], "name": "scale-off", "text": "another scale"}]
+    results = [FAILED, FAILED.replace(dtype="bfloat16", diagnosis=other)]
+    first, second = commands(record(candidate(results)))
+    assert "scale-missing::scale-missing (no scale)" in first
+    assert "scale-off::scale-off (another scale)" in second
