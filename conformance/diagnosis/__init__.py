@@ -17,6 +17,7 @@ from ..clauses.registry import Clause
 from ..clauses.subject import Subject
 from ..problems.problem import Problem
 from .diagnostician import Diagnostician
+from .ranks import diagnostician
 
 
 def diagnose(
@@ -27,7 +28,7 @@ def diagnose(
     With a clause and the problem on which it fails: what explains that failure. Nothing for a
     candidate that answers rightly, and where no golden answer exists.
     """
-    return Diagnostician(subject).explain(clause, problem)
+    return diagnostician(subject).explain(clause, problem)
 
 
 def names(entries: Sequence[dict[str, Any]]) -> list[str]:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
-from ..clauses.subject import Subject
+from ..base.results import Violation
+from ..calls.calling import Answer, Arguments, CandidateFailure, Forward
+from ..calls.differentiating import Taped
+from ..clauses.registry import Clause
+from ..clauses.subject import Differentiator, Subject
 from ..oracle.comparison import errors_in_bounds
 from ..oracle.oracle import Golden
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..tolerance import model
-from .mistaken_answer import MistakenAnswer
+from .mistaken_answer import Combination, MistakenAnswer, act
+from .mistakes import NotExpressible
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -202,6 +208,76 @@ class BatteryAnswer:
         left = ((self.output - acted.output)[chosen] / unit).square().sum()
         total = ((self.output - exact.output)[chosen] / unit).square().sum()
         return float(left), float(total) + unexpected
+
+
+class NoDifferentiator(Differentiator):
+    """A differentiator that refuses: an acted answer has no history."""
+
+    def tape(self, inputs: Inputs, **_options: object) -> Taped:
+        """Raise LookupError, which speaks against no mistake."""
+        del inputs
+        msg = "an acted mistake has no gradients"
+        raise LookupError(msg)
+
+
+class StandIn(Subject):
+    """A subject that answers as a candidate with some mistakes, rounded to the query's dtype."""
+
+    only_violations = True
+
+    def __init__(self, subject: Subject, acting: Callable[[Inputs], MistakenAnswer]) -> None:
+        super().__init__(subject.candidate, subject.dtype, sealed=subject.sealed)
+        self.oracle = subject.oracle
+        self.inputs = subject.inputs
+        self.gradients = NoDifferentiator(self)
+        self.acting = acting
+        self.is_open = False
+
+    def forward(self, inputs: Inputs) -> Forward:
+        """A function that is never called: the answer follows from the inputs alone."""
+        del inputs
+        return lambda: None
+
+    def call_with(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
+        """The acted answer; CandidateFailure for one of another shape, as for a candidate's."""
+        del forward, call_arguments
+        acted = self.acting(inputs)
+        self.is_open |= acted.empties_rows(self.declaration.semantics)
+        output: Tensor = acted.output.to(inputs.query.dtype)
+        if output.shape != inputs.output_shape:
+            message = f"the output has shape {list(output.shape)}"
+            raise CandidateFailure(Violation(kind="shape", message=message))
+        weights = acted.core.weights.to(inputs.query.dtype) if inputs.return_weights else None
+        return Answer(output=output, returned=output, weights=weights)
+
+
+def fails_alike(
+    subject: Subject, made: Combination, clause: Clause, problem: Problem
+) -> bool | None:
+    """Whether a candidate with some mistakes fails a clause on a problem."""
+    acting = partial(act, subject.oracle, subject.declaration.semantics, made)
+    return fails_so(subject, acting, clause, problem)
+
+
+def fails_so(
+    subject: Subject,
+    acting: Callable[[Inputs], MistakenAnswer],
+    clause: Clause,
+    problem: Problem,
+) -> bool | None:
+    """Whether a candidate that answers so fails a clause on a problem.
+
+    None where nothing speaks for them or against them: they cannot be acted out on what the clause
+    needs, or leave rows without keys, whose answer may be right or not.
+    """
+    stand_in = StandIn(subject, acting)
+    try:
+        fails = clause.check(stand_in, problem).violation is not None
+    except CandidateFailure:
+        return True
+    except (NotExpressible, LookupError, ValueError, RuntimeError):
+        return None
+    return fails or (None if stand_in.is_open else False)
 
 
 def within(actual: Tensor, expected: Tensor, bound: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from .answer_facts import keeps_state
 from .dissection.backward import backward_statements
 from .mistakes import BACKWARD, NamedMistake, NotExpressible
 from .mistakes.backward_pass import gradients_with
+from .mistakes.named_mistake import Gradients
 from .observed_gradients import (
     ObservedGradients,
     SquaredErrors,
@@ -184,20 +185,30 @@ def _by_clause(clause: str, problem: Problem) -> list[NamedMistake]:
 def _explains(
     mistake: NamedMistake, every: Sequence[ObservedGradients], point: golden.Semantics
 ) -> bool:
-    """Whether a mistake gives every observed gradient, and leaves little of the errors of any.
+    """Whether a mistake gives every observed gradient, and leaves little of the errors of any."""
+    steps = mistake.backward
+    if steps is None:
+        return False
+    return explain_gradients(
+        every, lambda one: gradients_with(one.inputs, point, one.upstream, steps)
+    )
+
+
+def explain_gradients(
+    every: Sequence[ObservedGradients], acting: Callable[[ObservedGradients], Gradients]
+) -> bool:
+    """Whether gradients that are acted out are those observed, and leave little of their errors.
 
     Right gradients must not be farther from it than from the right ones.
 
     A mistake of the inputs' gradients may leave that of an additive mask right.
     """
-    if mistake.backward is None:
-        return False
     errors: dict[str, SquaredErrors] = {}
     spared: dict[str, SquaredErrors] = {}
     mask_is_right = not any("bias" in observed.wrong for observed in every)
     for observed in every:
         try:
-            acted = gradients_with(observed.inputs, point, observed.upstream, mistake.backward)
+            acted = acting(observed)
         except NotExpressible:
             return False
         actual = observed.actual.by_name

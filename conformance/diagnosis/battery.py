@@ -231,7 +231,7 @@ def _drawn(subject: Subject) -> dict[Problem, bool]:
     drawn: dict[Problem, bool] = {}
     fitted = cache(partial(_fitted, subject.candidate))  # many plans have the same sizes
     for plan in _plans(subject.candidate):
-        problem = _problem(subject, plan, fitted(plan.sizes))
+        problem = fitted_problem(subject, plan, fitted(plan.sizes))
         if problem is not None:
             drawn[problem] = drawn.get(problem, False) or plan.first
     return drawn
@@ -332,7 +332,7 @@ def _masked(
 
 def plain_problem(subject: Subject) -> Problem | None:
     """The plainest problem that a candidate can be called with."""
-    return _problem(subject, BatteryEntry(sizes=_APART))
+    return fitted_problem(subject, BatteryEntry(sizes=_APART))
 
 
 def _fitted(candidate: Candidate, sizes: tuple[int, ...]) -> Geometry:
@@ -341,7 +341,7 @@ def _fitted(candidate: Candidate, sizes: tuple[int, ...]) -> Geometry:
     return draft_geometry(drawn, candidate, Space(values=("normal",)))
 
 
-def _problem(
+def fitted_problem(
     subject: Subject, plan: BatteryEntry, fitted: Geometry | None = None
 ) -> Problem | None:
     """The nearest problem that the candidate can be asked; ``fitted`` are its sizes if known."""
@@ -385,7 +385,7 @@ def _large(subject: Subject) -> Iterator[Inputs]:
     """Logits past the range of the exponential, high and low."""
     if subject.dtype not in ("float32", "float64"):
         return
-    problem = _problem(subject, BatteryEntry(sizes=_APART, seed=21))
+    problem = fitted_problem(subject, BatteryEntry(sizes=_APART, seed=21))
     if problem is None or subject.candidate.declaration.inputs == "self":
         return
     for values in ("large-logits", "negative-logits"):
@@ -401,7 +401,7 @@ def _stretched(subject: Subject) -> Iterator[Inputs]:
     if not options:
         return
     form, shape = options[0]
-    base = _problem(subject, BatteryEntry(sizes=_APART, seed=31))
+    base = fitted_problem(subject, BatteryEntry(sizes=_APART, seed=31))
     if base is None or base.geometry.key_length < 2:  # noqa: PLR2004 (one must be hidden)
         return
     plan = MaskPlan(pattern="single", form=form, shape=shape)
@@ -417,7 +417,7 @@ def _lowered(subject: Subject) -> Iterator[Inputs]:
     """The first key far below those that the triangle hides from the first query."""
     if subject.candidate.declaration.causal is None:
         return
-    base = _problem(subject, BatteryEntry(sizes=_ALIKE, seed=33, causal=True))
+    base = fitted_problem(subject, BatteryEntry(sizes=_ALIKE, seed=33, causal=True))
     if base is None:
         return
     drawn = subject.inputs(base)

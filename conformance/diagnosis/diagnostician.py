@@ -12,16 +12,14 @@ from typing import Any, Final
 from torch import Tensor
 
 from ..base.record import LineEntry
-from ..base.results import Violation
-from ..calls.calling import Answer, Arguments, CandidateFailure, Forward
-from ..calls.differentiating import Taped
+from ..calls.calling import CandidateFailure
 from ..calls.recording import Recording
 from ..clauses.registry import Clause
-from ..clauses.subject import Differentiator, Subject
+from ..clauses.subject import Subject
 from ..oracle.comparison import GROSS
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
-from .agreement import BatteryAnswer
+from .agreement import BatteryAnswer, fails_alike
 from .answer_facts import repeats, unknown_entry
 from .backward import BackwardDiagnostician
 from .battery import Observation, answer_to, answers_near, answers_to_pairs, plain_problem
@@ -29,73 +27,13 @@ from .conditions import MANY_KEYS, plainness
 from .dissection import statements
 from .dissection.returned_weights import explain_weights
 from .lines import LineFinder
-from .mistaken_answer import Combination, DiagnosedSubject, act, acted_answers
-from .mistakes import NamedMistake, NotExpressible, named_mistakes
+from .mistaken_answer import Combination, DiagnosedSubject, acted_answers
+from .mistakes import NamedMistake, named_mistakes
 from .neighbours import ENLARGED, OWN, RESIZED, neighbours
 from .picture import Illustrator
 from .precision_diagnosis import Observed, precision_entry, scale_entry
 from .search import MOST_PARTIAL, MistakeSearch
 from .statement_search import OTHER_VALUES, StatementSearch, explains
-
-
-class NoDifferentiator(Differentiator):
-    """A differentiator that refuses: an acted answer has no history."""
-
-    def tape(self, inputs: Inputs, **_options: object) -> Taped:
-        """Raise LookupError, which speaks against no mistake."""
-        del inputs
-        msg = "an acted mistake has no gradients"
-        raise LookupError(msg)
-
-
-class StandIn(Subject):
-    """A subject that answers as a candidate with some mistakes, rounded to the query's dtype."""
-
-    only_violations = True
-
-    def __init__(self, subject: Subject, made: Combination) -> None:
-        super().__init__(subject.candidate, subject.dtype, sealed=subject.sealed)
-        self.oracle = subject.oracle
-        self.inputs = subject.inputs
-        self.gradients = NoDifferentiator(self)
-        self.made = made
-        self.is_open = False
-
-    def forward(self, inputs: Inputs) -> Forward:
-        """A function that is never called: the answer follows from the inputs alone."""
-        del inputs
-        return lambda: None
-
-    def call_with(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
-        """The acted answer; CandidateFailure for one of another shape, as for a candidate's."""
-        del forward, call_arguments
-        acted = act(self.oracle, self.declaration.semantics, self.made, inputs)
-        self.is_open |= acted.empties_rows(self.declaration.semantics)
-        output: Tensor = acted.output.to(inputs.query.dtype)
-        if output.shape != inputs.output_shape:
-            message = f"the output has shape {list(output.shape)}"
-            raise CandidateFailure(Violation(kind="shape", message=message))
-        weights = acted.core.weights.to(inputs.query.dtype) if inputs.return_weights else None
-        return Answer(output=output, returned=output, weights=weights)
-
-
-def fails_alike(
-    subject: Subject, made: Combination, clause: Clause, problem: Problem
-) -> bool | None:
-    """Whether a candidate with some mistakes fails a clause on a problem.
-
-    None where nothing speaks for them or against them: they cannot be acted out on what the clause
-    needs, or leave rows without keys, whose answer may be right or not.
-    """
-    stand_in = StandIn(subject, made)
-    try:
-        fails = clause.check(stand_in, problem).violation is not None
-    except CandidateFailure:
-        return True
-    except (NotExpressible, LookupError, ValueError, RuntimeError):
-        return None
-    return fails or (None if stand_in.is_open else False)
-
 
 MOST_REPORTED: Final = 6
 # The clauses that judge returned weights whatever the problem asks for, and their gradient.
@@ -169,7 +107,7 @@ class Diagnostician:
                 return wrong_weights or self.backward.explain(clause.id, problem)
             # The answers are wrong, and wrong gradients are a consequence.
             entries = [one.entry for one in self.explanations]
-            return _shared(entries) if entries else [self._unknown(clause, None)]
+            return shared_confidence(entries) if entries else [self._unknown(clause, None)]
         self._first_problem = self._first_problem or problem
         entries = self._entries(self.explanations, clause, problem)
         if not entries and self._of_first and not self._searched_all:
@@ -185,7 +123,7 @@ class Diagnostician:
             self.explanations.extend(near)
             entries = self._entries(near, clause, problem)
         if entries:
-            return _shared(entries)
+            return shared_confidence(entries)
         if clause is None and not self._anything_wrong:
             return []
         return [self._unknown(clause, shown)]
@@ -487,7 +425,7 @@ def _explanations(combinations: list[Combination]) -> list[Explanation]:
     ]
 
 
-def _shared(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def shared_confidence(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The confidence shared among equivalent names."""
     return [{**entry, "confidence": entry["confidence"] / len(entries)} for entry in entries]
 

@@ -20,10 +20,9 @@ from ..clauses.subject import Subject
 from ..problems.inputs import Inputs
 from ..tolerance import model
 from .agreement import BatteryAnswer, within
-from .conditions import FINER, SIZES, Condition, limits, size_limit
+from .conditions import FINER, SIZES, Condition, fewest, limits, size_limit
 from .mistaken_answer import ActedAnswers, MistakenAnswer, touches
 from .mistakes import DeclaredCall, NamedMistake, NotExpressible
-from .telling_apart import fewest
 
 # Conditions that a mistake may have together.
 MOST_TOGETHER: Final = 3

@@ -31,6 +31,7 @@ from ..diagnosis.answer_facts import lost_search_entry
 from ..diagnosis.exports.blame import Blamer
 from ..diagnosis.mistakes import named_mistakes
 from ..diagnosis.randomness import random_entry
+from ..diagnosis.ranks import diagnostician
 from ..problems.pool import Pool
 from ..problems.problem import Problem, problem_from_json
 from .clause_problems import ClauseProblems, FailureMemory
@@ -303,6 +304,8 @@ class CandidateRun:
 
     def _is_diagnosed(self, clause: Clause, kind: str) -> bool:
         """Whether another way to compute attention may explain a failure."""
+        if clause.family == "ranks" or (kind == "raised" and self.candidate.declaration.ranks):
+            return True
         return clause.explained and kind in WRONG_ANSWERS and self.candidate.eager is None
 
     def _randomness(self, subject: Subject, problem: Problem) -> dict[str, Any] | None:
@@ -326,7 +329,7 @@ class CandidateRun:
         if subject in self._lost:
             return [self._lost[subject]]
         if subject not in self._diagnosticians:
-            self._diagnosticians[subject] = Diagnostician(subject, self._mistakes)
+            self._diagnosticians[subject] = diagnostician(subject, self._mistakes)
         try:
             return self._diagnosticians[subject].explain(clause, problem)
         except Exception as error:  # noqa: BLE001 (a verdict stands though its cause stays unknown)

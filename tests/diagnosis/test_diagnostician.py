@@ -16,7 +16,8 @@ from candidates.broken import MISTAKES
 from conformance.base.profile import PROFILES
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
-from conformance.diagnosis.diagnostician import Diagnostician, fails_alike
+from conformance.diagnosis.agreement import fails_alike
+from conformance.diagnosis.diagnostician import Diagnostician
 from conformance.problems.problem import Problem
 from conformance.running.runner import CandidateRun
 

@@ -18,12 +18,11 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...tolerance import Gradient, model
-from ..conditions import Condition
+from ..conditions import Condition, telling_apart
 from ..mistakes import BACKWARD, NamedMistake, NotExpressible
 from ..mistakes.backward_pass import backward_call, observable
 from ..mistakes.named_mistake import BackwardCall, BackwardSteps, Gradients
 from ..observed_gradients import ObservedGradients, SquaredErrors, near, room
-from ..telling_apart import telling_apart
 from .backward_steps import ROLES, Backward, Variant
 from .backward_variants import RIGHT, VARIANTS, clamped
 from .read_numbers import Number, numbers

@@ -16,10 +16,9 @@ from ...clauses.subject import Subject
 from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..battery import battery
-from ..conditions import Condition
+from ..conditions import Condition, telling_apart
 from ..mistakes import DeclaredCall, NotExpressible
 from ..observed_gradients import near, room
-from ..telling_apart import telling_apart
 from .read_numbers import Number, numbers
 
 _FIX: Final = "return what the softmax gives, [B, H, Lq, Lk]: what the values are summed up with"

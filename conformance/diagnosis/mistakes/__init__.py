@@ -12,8 +12,7 @@ from typing import Any, Final
 from ..._golden import golden
 from ...base.mistake import Mistake, mistakes_in
 from ...targets.loading import MISTAKE_GROUP, registered, taking_in
-from .backward import ATTENTION, LAYERS
-from .backward_calls import OF_CALLS, OF_OPTIONS
+from .backward import ATTENTION, LAYERS, OF_CALLS, OF_OPTIONS
 from .biases import BIASES, POSITIONS
 from .caches import CACHES, LOST_OPTIONS
 from .causality import CAUSALITY, WINDOWS

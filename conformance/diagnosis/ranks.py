@@ -1,0 +1,349 @@
+"""Names what a candidate that spans ranks does instead, and falls back to the other diagnosis.
+
+The candidate is called on a few problems of its own: as usual, on other numbers of ranks, backward,
+with a part that is empty, with a rank that is late and with one that is lost. A mistake is named
+that gives every rank's answer to all problems of the first kind of which any is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from torch import Tensor
+
+from ..calls.calling import CandidateFailure, arguments, build_forward, guarded
+from ..calls.ranks import Calls, Spanning
+from ..clauses.ranks import ABSENT, COUNTS, LATE
+from ..clauses.registry import Clause
+from ..clauses.subject import Subject
+from ..oracle.comparison import GROSS
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
+from .agreement import BatteryAnswer, fails_so
+from .backward import explain_gradients
+from .battery import BatteryEntry, answer_from, fitted_problem
+from .diagnostician import Diagnostician, shared_confidence
+from .mistaken_answer import IMPOSSIBLE, MistakenAnswer
+from .mistakes import NamedMistake, NotExpressible
+from .observed_gradients import ObservedGradients, observe_gradients
+from .rank_mistakes import MISTAKES
+from .rank_parts import IS_WRONG, RAISES, Parts, RankMistake
+
+# Query heads and key/value heads of the battery, which up to four ranks divide evenly; widths.
+_HEADS: Final = (24, 12)
+_WIDTHS: Final = (6, 4, 11, 13, 9, 10)
+# Queries are so many times as large where a mask that is added, not filled in, is to show.
+_LARGE: Final = 3e3
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RankAnswers:
+    """What each rank answered to one call, as the golden answer with its part in place.
+
+    None for a rank that did not answer; ``raised`` are those that raised.
+    """
+
+    parts: Parts
+    answers: list[BatteryAnswer | None]
+    raised: frozenset[int]
+
+    @cached_property
+    def wrong(self) -> list[int]:
+        """The ranks that answer wrongly."""
+        return [rank for rank, each in enumerate(self.answers) if each and each.margin > 1.0]
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether a rank answers wrongly, or raises though none is lost."""
+        return bool(self.wrong) or (bool(self.raised) and not self.parts.missing)
+
+    def explained(self, mistake: RankMistake) -> bool:
+        """Whether a mistake gives every rank's answer."""
+        parts = self.parts
+        if mistake.even and not parts.divides_evenly:
+            return True
+        effects = [
+            "" if mistake.effect is None else mistake.effect(parts, rank)
+            for rank in range(parts.count)
+        ]
+        if not parts.missing and (RAISES in effects) is not bool(self.raised):
+            return False
+        if self.raised:
+            return True
+        return all(
+            self._agrees(mistake, rank, effects[rank])
+            for rank, each in enumerate(self.answers)
+            if each is not None
+        )
+
+    def _agrees(self, mistake: RankMistake, rank: int, effect: str) -> bool:
+        answer = self.answers[rank]
+        if answer is None or effect == IS_WRONG:
+            return answer is not None and answer.margin > GROSS
+        return answer.agrees(acted_out(mistake, self.parts, rank))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RankGradients:
+    """The gradients of one call as each rank has them."""
+
+    parts: Parts
+    observed: list[ObservedGradients]
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether any rank has a wrong gradient."""
+        return any(each.wrong for each in self.observed)
+
+
+def acted_out(mistake: RankMistake, parts: Parts, rank: int) -> MistakenAnswer:
+    """What a rank answers that makes a mistake; NotExpressible where it cannot be made."""
+    subject = parts.subject
+    try:
+        output = mistake.acted(parts, rank)
+    except IMPOSSIBLE as error:
+        raise NotExpressible from error
+    return MistakenAnswer(
+        given=parts.inputs,
+        inputs=parts.inputs,
+        semantics=parts.call.semantics,
+        core=parts.attention,
+        output=output,
+        stepwise=True,
+        oracle=subject.oracle,
+    )
+
+
+class RankDiagnostician(Diagnostician):
+    """Explains the failures of one candidate that spans ranks, in one dtype."""
+
+    def explain(
+        self, clause: Clause | None = None, problem: Problem | None = None
+    ) -> list[dict[str, Any]]:
+        """What explains a failure: a mistake of ranks, else what explains any candidate's."""
+        named = {one.name: one for one in self.rank_mistakes if self._names(one, clause, problem)}
+        entries = [
+            {
+                "name": one.name,
+                "text": f"{one.sentence}{self._where}",
+                "fix": one.fix,
+                "confidence": 1.0,
+            }
+            for one in named.values()
+        ]
+        return shared_confidence(entries) if entries else super().explain(clause, problem)
+
+    @property
+    def spanning(self) -> Spanning:
+        """The function of the candidate, which is called on its ranks."""
+        function: Spanning = self.subject.candidate.function
+        return function
+
+    @cached_property
+    def _stage(self) -> Sequence[RankAnswers | RankGradients]:
+        """All that was observed of the first kind of problems of which one is wrong."""
+        if (
+            not self.subject.candidate.golden_known
+            or self.spanning.calls.ranks.places(
+                "output", "tokens" if self.subject.candidate.kind == "layer" else "heads"
+            ).summed
+        ):
+            return []
+        for stage in (self._usual, self._backward, self._empty, self._late, self._lost):
+            observed = list(stage())
+            if any(each.is_wrong for each in observed):
+                return observed
+        return []
+
+    @cached_property
+    def rank_mistakes(self) -> list[RankMistake]:
+        """The mistakes that explain everything that was observed."""
+        return [one for one in MISTAKES if self._stage and self._explains(one)]
+
+    def _explains(self, mistake: RankMistake) -> bool:
+        try:
+            answers = [each for each in self._stage if isinstance(each, RankAnswers)]
+            if answers:
+                return all(each.explained(mistake) for each in answers)
+            return mistake.backward is not None and self._explains_gradients(mistake)
+        except NotExpressible:
+            return False
+
+    def _explains_gradients(self, mistake: RankMistake) -> bool:
+        every = [each for each in self._stage if isinstance(each, RankGradients)]
+        ranks = {
+            id(one): (each.parts, rank) for each in every for rank, one in enumerate(each.observed)
+        }
+        return explain_gradients(
+            [one for each in every for one in each.observed],
+            lambda one: mistake.gradients(*ranks[id(one)], one),
+        )
+
+    @cached_property
+    def _where(self) -> str:
+        """Which ranks answer wrongly on the declared number of ranks, where some are right."""
+        count = self.spanning.calls.ranks.count
+        wrong = {
+            rank
+            for each in self._stage
+            if isinstance(each, RankAnswers) and each.parts.count == count
+            for rank in each.wrong
+        }
+        if not wrong or len(wrong) == count:
+            return ""
+        listed = " and ".join(map(str, sorted(wrong)))
+        return f" (of {count} ranks {listed} alone answers wrongly)"
+
+    def _names(self, mistake: RankMistake, clause: Clause | None, problem: Problem | None) -> bool:
+        """Whether a mistake is behind the failure of a clause on a problem, too."""
+        if clause is None or problem is None or clause.family == "ranks":
+            return True
+        gradients = all(isinstance(each, RankGradients) for each in self._stage)
+        if clause.family == "gradients" or gradients:
+            return clause.family == "gradients"
+        inputs = self.subject.inputs(problem)
+        observed = self._observed(inputs)
+        with contextlib.suppress(NotExpressible):
+            if not observed.explained(mistake):
+                return False
+            if observed.is_wrong:
+                return True
+            return fails_so(self.subject, self._acting(mistake), clause, problem) is not False
+        return False
+
+    def _acting(self, mistake: RankMistake) -> Callable[[Inputs], MistakenAnswer]:
+        """What the candidate answers that makes a mistake, with its part of each rank."""
+
+        def acting(inputs: Inputs) -> MistakenAnswer:
+            parts = self._parts(inputs)
+            every = [acted_out(mistake, parts, rank) for rank in range(parts.count)]
+            if parts.output_place.whole:
+                return every[0]
+            right, wholes = parts.subject.golden(inputs).output, [one.output for one in every]
+            together = parts.put_together(parts.output_place, right, wholes)
+            return dataclasses.replace(every[0], output=together)
+
+        return acting
+
+    def _parts(self, inputs: Inputs, calls: Calls | None = None) -> Parts:
+        calls = calls or self.spanning.calls
+        return Parts(
+            self.subject,
+            inputs,
+            calls.ranks,
+            missing=bool(calls.absent),
+            late=next(iter(calls.late), None),
+        )
+
+    def _observed(self, inputs: Inputs, calls: Calls | None = None) -> RankAnswers:
+        """What each rank answers."""
+        subject, calls = self.subject, calls or self.spanning.calls
+        parts = self._parts(inputs, calls)
+        function = self.spanning.under(calls)
+        with contextlib.suppress(CandidateFailure):
+            forward = build_forward(
+                dataclasses.replace(subject.candidate, function=function), inputs
+            )
+            positional, keywords = arguments(inputs)
+            guarded(forward, positional, keywords)
+        replies = [each.reply for each in function.results]
+        answers = [
+            None
+            if each is None or each.returned is None
+            else self._answer(parts, rank, each.returned)
+            for rank, each in enumerate(replies)
+        ]
+        raised = frozenset(
+            rank for rank, each in enumerate(replies) if each and each.violation is not None
+        )
+        return RankAnswers(parts=parts, answers=answers, raised=raised)
+
+    def _answer(self, parts: Parts, rank: int, part: Tensor) -> BatteryAnswer | None:
+        place, whole = parts.output_place, self.subject.golden(parts.inputs).output.clone()
+        if place.whole:
+            return answer_from(self.subject, parts.inputs, part)
+        if tuple(part.shape) != place.part_shape(whole.shape, rank, parts.count):
+            return None
+        place.put(whole, part.double(), rank, parts.count)
+        return answer_from(self.subject, parts.inputs, whole)
+
+    def _problems(self, count: int, *lengths: tuple[int, int]) -> Iterator[Problem]:
+        """Problems of some lengths of queries and keys, without and with the causal rule."""
+        can = self.subject.declaration.causal is not None
+        for number, (queries, keys) in enumerate(lengths):
+            for causal in (False, True) if can else (False,):
+                sizes = (2, *_HEADS, queries, keys, *_WIDTHS)
+                entry = BatteryEntry(sizes=sizes, causal=causal, seed=41 + 2 * number + count)
+                problem = fitted_problem(self.subject, entry)
+                if problem is not None:
+                    yield problem
+
+    def _usual(self) -> Iterator[RankAnswers]:
+        """Lengths that the ranks divide and others, large queries, and other numbers of ranks."""
+        ranks = self.spanning.calls.ranks
+        even, count = 4 * ranks.count, ranks.count
+        lengths = ((even, even), (even, 2 * even), (even - 1, even - 1), (even - 1, even + 1))
+        for problem in self._problems(count, *lengths):
+            yield self._observed(self.subject.inputs(problem))
+        if self.subject.candidate.kind == "core" and self.subject.dtype == "float32":
+            for problem in self._problems(count, (even, even)):
+                drawn = self.subject.inputs(problem)
+                yield self._observed(drawn.with_tokens(query=drawn.query * _LARGE))
+        for problem in self._problems(count, (24, 24)):
+            for other in COUNTS:
+                spread = ranks.for_count(other)
+                if other != count and spread.fitted(problem.geometry) == problem.geometry:
+                    yield self._observed(self.subject.inputs(problem), Calls(spread))
+
+    def _backward(self) -> Iterator[RankGradients]:
+        """The gradients of each rank."""
+        if "gradients" not in self.subject.declaration.features:
+            return
+        even = 4 * self.spanning.calls.ranks.count
+        for problem in self._problems(5, (even, even), (even, 2 * even), (even - 1, even - 1)):
+            observed = []
+            for rank in range(self.spanning.calls.ranks.count):
+                with self.spanning.taking(rank):
+                    observed.append(observe_gradients(self.subject, problem))
+            every = [each for each in observed if each is not None]
+            if len(every) == len(observed):
+                yield RankGradients(parts=self._parts(every[0].inputs), observed=every)
+
+    def _empty(self) -> Iterator[RankAnswers]:
+        """Fewer queries or keys than ranks, where a part may be empty."""
+        ranks = self.spanning.calls.ranks
+        if ranks.even or ranks.count == 1:
+            return
+        many, few = 4 * ranks.count, ranks.count - 1
+        for problem in self._problems(7, (many, few), (few, many), (many, many), (few, few)):
+            yield self._observed(self.subject.inputs(problem))
+
+    def _late(self) -> Iterator[RankAnswers]:
+        """Each rank late, and none."""
+        ranks = self.spanning.calls.ranks
+        even = 4 * ranks.count
+        for problem in self._problems(11, (even, even), (even, 2 * even)):
+            for rank in range(ranks.count if ranks.count > 1 else 0):
+                yield self._observed(self.subject.inputs(problem), Calls(ranks, late={rank: LATE}))
+
+    def _lost(self) -> Iterator[RankAnswers]:
+        """The last rank dies, or never calls."""
+        ranks = dataclasses.replace(self.spanning.calls.ranks, seconds=ABSENT)
+        even = 4 * ranks.count
+        for problem in self._problems(13, (even, even)) if ranks.count > 1 else ():
+            for word in ("die", "rest"):
+                calls = Calls(ranks, absent={ranks.count - 1: word})
+                yield self._observed(self.subject.inputs(problem), calls)
+
+
+def diagnostician(
+    subject: Subject, mistakes: Sequence[NamedMistake] | None = None
+) -> Diagnostician:
+    """The diagnostician of a candidate, whether it spans ranks or not."""
+    spans = isinstance(subject.candidate.function, Spanning)
+    return (RankDiagnostician if spans else Diagnostician)(subject, mistakes)
