@@ -462,7 +462,7 @@ def fewest(left: Sequence[int], count: int, most: int) -> tuple[int, ...] | None
         if mask != (1 << count) - 1:
             plainest.setdefault(mask, index)
     masks = list(plainest)
-    if masks and _common(masks):
+    if masks and _common_bits(masks):
         return None
     for number in range(1, most + 1):
         chosen = min(_excluding(plainest, (1 << count) - 1, number), default=None)
@@ -486,6 +486,6 @@ def _excluding(plainest: dict[int, int], left: int, number: int) -> Iterator[tup
                     yield tuple(sorted((index, *others)))
 
 
-def _common(masks: Sequence[int]) -> int:
+def _common_bits(masks: Sequence[int]) -> int:
     """The bits that all of some numbers have."""
     return reduce(and_, masks)

@@ -188,7 +188,7 @@ def _first_alone(others: Callable[[Parts, int], BackwardSteps]) -> Callable[...,
     return lambda parts, rank: others(parts, rank) if rank else BackwardSteps()
 
 
-def _raises(of: str, parts: Parts, _rank: int) -> str:
+def _raises(of: str, parts: Parts) -> str:
     empty = any(not len(each) for each in getattr(parts, of))
     return RAISES if empty else ""
 
@@ -405,9 +405,9 @@ MISTAKES: Final[tuple[RankMistake, ...]] = (
     ),
     *_named(
         "read-before-it-has-arrived",
-        "what a late rank sends is read before it has arrived: the late rank's own answer is right",
+        "what a rank sends is read before it has arrived: where one is late the answer is wrong",
         "wait for each receive before its buffer is read",
-        {"effect": lambda parts, rank: IS_WRONG if parts.late not in (None, rank) else ""},
+        {"effect": lambda parts: "" if parts.late is None else IS_WRONG},
     ),
     *_named(
         "answers-without-the-others",

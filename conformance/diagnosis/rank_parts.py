@@ -61,10 +61,13 @@ class Parts:
         """How many ranks there are."""
         return self.ranks.count
 
+    def divides(self, place: Placed) -> bool:
+        """Whether ranks have parts of the sequence of what is placed so."""
+        return place.axis == (1 if self.axes == "tokens" else 2)
+
     def positions(self, place: Placed, length: int) -> list[Tensor]:
         """The positions of each rank's part of a sequence; of what is not divided all."""
-        sequence = 1 if self.axes == "tokens" else 2
-        if place.axis != sequence:
+        if not self.divides(place):
             return [torch.arange(length)] * self.count
         return [
             torch.cat([torch.arange(*span) for span in place.spans(length, rank, self.count)])
@@ -79,9 +82,8 @@ class Parts:
     @cached_property
     def keys(self) -> list[Tensor]:
         """The positions of each rank's keys; one block where every rank has all of them."""
-        length = self.inputs.geometry.key_length
-        every = self.positions(self.key_place, length)
-        return every if len(every[0]) < length or self.count == 1 else every[:1]
+        every = self.positions(self.key_place, self.inputs.geometry.key_length)
+        return every if self.divides(self.key_place) else every[:1]
 
     @cached_property
     def attention(self) -> Any:
@@ -168,7 +170,7 @@ class RankMistake:
     blocks: Callable[[Parts, int, list[Block]], list[Block]] | None = None
     merge: Callable[[Parts, int, list[Block]], Tensor] | None = None
     answer: Callable[[Parts, int, Tensor], Tensor] | None = None
-    effect: Callable[[Parts, int], str] | None = None
+    effect: Callable[[Parts], str] | None = None
     backward: Callable[[Parts, int], BackwardSteps] | None = None
     of: tuple[str, ...] = ()
     even: bool = False

@@ -21,7 +21,6 @@ from ..calls.ranks import Calls, Spanning
 from ..clauses.ranks import ABSENT, COUNTS, LATE
 from ..clauses.registry import Clause
 from ..clauses.subject import Subject
-from ..oracle.comparison import GROSS
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from .agreement import BatteryAnswer, fails_so
@@ -62,30 +61,25 @@ class RankAnswers:
         """Whether a rank answers wrongly, or raises though none is lost."""
         return bool(self.wrong) or (bool(self.raised) and not self.parts.missing)
 
+    def tells(self, mistake: RankMistake) -> bool:
+        """Whether a mistake can be acted out on this call."""
+        return not mistake.even or self.parts.divides_evenly
+
     def explained(self, mistake: RankMistake) -> bool:
         """Whether a mistake gives every rank's answer."""
         parts = self.parts
-        if mistake.even and not parts.divides_evenly:
-            return True
-        effects = [
-            "" if mistake.effect is None else mistake.effect(parts, rank)
-            for rank in range(parts.count)
-        ]
-        if not parts.missing and (RAISES in effects) is not bool(self.raised):
+        effect = "" if mistake.effect is None else mistake.effect(parts)
+        if effect == IS_WRONG:
+            return self.is_wrong
+        if not parts.missing and (effect == RAISES) is not bool(self.raised):
             return False
-        if self.raised:
+        if self.raised and not parts.missing:
             return True
         return all(
-            self._agrees(mistake, rank, effects[rank])
+            each.agrees(acted_out(mistake, parts, rank))
             for rank, each in enumerate(self.answers)
             if each is not None
         )
-
-    def _agrees(self, mistake: RankMistake, rank: int, effect: str) -> bool:
-        answer = self.answers[rank]
-        if answer is None or effect == IS_WRONG:
-            return answer is not None and answer.margin > GROSS
-        return answer.agrees(acted_out(mistake, self.parts, rank))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -126,7 +120,10 @@ class RankDiagnostician(Diagnostician):
         self, clause: Clause | None = None, problem: Problem | None = None
     ) -> list[dict[str, Any]]:
         """What explains a failure: a mistake of ranks, else what explains any candidate's."""
-        named = {one.name: one for one in self.rank_mistakes if self._names(one, clause, problem)}
+        named: dict[str, RankMistake] = {}
+        for one in self.rank_mistakes:
+            if self._names(one, clause, problem):
+                named.setdefault(one.name, one)
         entries = [
             {
                 "name": one.name,
@@ -138,6 +135,13 @@ class RankDiagnostician(Diagnostician):
         ]
         return shared_confidence(entries) if entries else super().explain(clause, problem)
 
+    def explained_by(self, clause: Clause, problem: Problem) -> str:
+        """The name of a mistake of ranks that makes a clause fail as well, or ""."""
+        for one in self.rank_mistakes:
+            if fails_so(self.subject, self._acting(one), clause, problem):
+                return one.name
+        return "" if self.rank_mistakes else super().explained_by(clause, problem)
+
     @property
     def spanning(self) -> Spanning:
         """The function of the candidate, which is called on its ranks."""
@@ -146,7 +150,7 @@ class RankDiagnostician(Diagnostician):
 
     @cached_property
     def _stage(self) -> Sequence[RankAnswers | RankGradients]:
-        """All that was observed of the first kind of problems of which one is wrong."""
+        """All that was observed up to the first kind of problems of which one is wrong."""
         if (
             not self.subject.candidate.golden_known
             or self.spanning.calls.ranks.places(
@@ -154,10 +158,14 @@ class RankDiagnostician(Diagnostician):
             ).summed
         ):
             return []
-        for stage in (self._usual, self._backward, self._empty, self._late, self._lost):
-            observed = list(stage())
-            if any(each.is_wrong for each in observed):
-                return observed
+        every: list[RankAnswers | RankGradients] = []
+        for stage in (
+            *(self._usual, self._large, self._backward),
+            *(self._empty, self._late, self._lost),
+        ):
+            every += stage()
+            if any(each.is_wrong for each in every):
+                return every
         return []
 
     @cached_property
@@ -165,11 +173,21 @@ class RankDiagnostician(Diagnostician):
         """The mistakes that explain everything that was observed."""
         return [one for one in MISTAKES if self._stage and self._explains(one)]
 
+    @property
+    def _answers(self) -> list[RankAnswers]:
+        return [each for each in self._stage if isinstance(each, RankAnswers)]
+
+    @property
+    def _is_backward(self) -> bool:
+        """Whether only gradients are wrong."""
+        return not any(each.is_wrong for each in self._answers)
+
     def _explains(self, mistake: RankMistake) -> bool:
         try:
-            answers = [each for each in self._stage if isinstance(each, RankAnswers)]
-            if answers:
-                return all(each.explained(mistake) for each in answers)
+            answers = [each for each in self._answers if each.tells(mistake)]
+            if not self._is_backward:
+                told = any(each.is_wrong for each in answers)
+                return told and all(each.explained(mistake) for each in answers)
             return mistake.backward is not None and self._explains_gradients(mistake)
         except NotExpressible:
             return False
@@ -188,12 +206,7 @@ class RankDiagnostician(Diagnostician):
     def _where(self) -> str:
         """Which ranks answer wrongly on the declared number of ranks, where some are right."""
         count = self.spanning.calls.ranks.count
-        wrong = {
-            rank
-            for each in self._stage
-            if isinstance(each, RankAnswers) and each.parts.count == count
-            for rank in each.wrong
-        }
+        wrong = {rank for each in self._answers if each.parts.count == count for rank in each.wrong}
         if not wrong or len(wrong) == count:
             return ""
         listed = " and ".join(map(str, sorted(wrong)))
@@ -203,8 +216,7 @@ class RankDiagnostician(Diagnostician):
         """Whether a mistake is behind the failure of a clause on a problem, too."""
         if clause is None or problem is None or clause.family == "ranks":
             return True
-        gradients = all(isinstance(each, RankGradients) for each in self._stage)
-        if clause.family == "gradients" or gradients:
+        if clause.family == "gradients" or self._is_backward:
             return clause.family == "gradients"
         inputs = self.subject.inputs(problem)
         observed = self._observed(inputs)
@@ -284,21 +296,25 @@ class RankDiagnostician(Diagnostician):
                     yield problem
 
     def _usual(self) -> Iterator[RankAnswers]:
-        """Lengths that the ranks divide and others, large queries, and other numbers of ranks."""
+        """Lengths that the ranks divide and others, and other numbers of ranks."""
         ranks = self.spanning.calls.ranks
         even, count = 4 * ranks.count, ranks.count
         lengths = ((even, even), (even, 2 * even), (even - 1, even - 1), (even - 1, even + 1))
         for problem in self._problems(count, *lengths):
             yield self._observed(self.subject.inputs(problem))
-        if self.subject.candidate.kind == "core" and self.subject.dtype == "float32":
-            for problem in self._problems(count, (even, even)):
-                drawn = self.subject.inputs(problem)
-                yield self._observed(drawn.with_tokens(query=drawn.query * _LARGE))
         for problem in self._problems(count, (24, 24)):
             for other in COUNTS:
                 spread = ranks.for_count(other)
                 if other != count and spread.fitted(problem.geometry) == problem.geometry:
                     yield self._observed(self.subject.inputs(problem), Calls(spread))
+
+    def _large(self) -> Iterator[RankAnswers]:
+        """Large queries, with which a mask that is added differs from one that is filled in."""
+        even = 4 * self.spanning.calls.ranks.count
+        if self.subject.candidate.kind == "core" and self.subject.dtype == "float32":
+            for problem in self._problems(3, (even, even)):
+                drawn = self.subject.inputs(problem)
+                yield self._observed(drawn.with_tokens(query=drawn.query * _LARGE))
 
     def _backward(self) -> Iterator[RankGradients]:
         """The gradients of each rank."""
@@ -324,12 +340,14 @@ class RankDiagnostician(Diagnostician):
             yield self._observed(self.subject.inputs(problem))
 
     def _late(self) -> Iterator[RankAnswers]:
-        """Each rank late, and none."""
+        """One rank late, and then another."""
         ranks = self.spanning.calls.ranks
+        limited = dataclasses.replace(ranks, seconds=min(ranks.seconds, 3.0 * ABSENT))
         even = 4 * ranks.count
-        for problem in self._problems(11, (even, even), (even, 2 * even)):
-            for rank in range(ranks.count if ranks.count > 1 else 0):
-                yield self._observed(self.subject.inputs(problem), Calls(ranks, late={rank: LATE}))
+        for number, problem in enumerate(self._problems(11, (even, even), (even, 2 * even))):
+            if ranks.count > 1:
+                late = {number % ranks.count: LATE}
+                yield self._observed(self.subject.inputs(problem), Calls(limited, late=late))
 
     def _lost(self) -> Iterator[RankAnswers]:
         """The last rank dies, or never calls."""

@@ -27,10 +27,9 @@ from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
 from ..declare.declaration import WHOLE_MODEL
 from ..diagnosis import Diagnostician
-from ..diagnosis.answer_facts import lost_search_entry
+from ..diagnosis.answer_facts import lost_search_entry, random_entry
 from ..diagnosis.exports.blame import Blamer
 from ..diagnosis.mistakes import named_mistakes
-from ..diagnosis.randomness import random_entry
 from ..diagnosis.ranks import diagnostician
 from ..problems.pool import Pool
 from ..problems.problem import Problem, problem_from_json
@@ -267,6 +266,7 @@ class CandidateRun:
         if random is not None and not clause.of_repetition:
             return _random_failure(failure, random)
         tries = int(self.reductions_left * SHARE_OF_ONE_CLAUSE)
+        ends_ranks = kind == "raised" and self.candidate.declaration.ranks is not None
         tally = Tally(examples=failure.result.examples)
 
         def on_example(smaller: dict[str, Any]) -> None:
@@ -277,7 +277,7 @@ class CandidateRun:
             subject,
             failure.problem,
             failure.violation,
-            tries=min(tries, TRIES_OF_A_LOSS.get(kind, tries)),
+            tries=min(tries, TRIES_OF_A_LOSS.get("crashed" if ends_ranks else kind, tries)),
             reduced_problems=tuple(self._reduced),
             on_example=on_example,
             until=clause_run.until,
@@ -304,7 +304,7 @@ class CandidateRun:
 
     def _is_diagnosed(self, clause: Clause, kind: str) -> bool:
         """Whether another way to compute attention may explain a failure."""
-        if clause.family == "ranks" or (kind == "raised" and self.candidate.declaration.ranks):
+        if self.candidate.declaration.ranks and (clause.family == "ranks" or kind == "raised"):
             return True
         return clause.explained and kind in WRONG_ANSWERS and self.candidate.eager is None
 

@@ -10,6 +10,7 @@ from ..._golden import golden
 from ...clauses.subject import Subject
 from ...diagnosis import battery
 from ...diagnosis.agreement import BatteryAnswer
+from ...diagnosis.answer_facts import random_entry
 from ...diagnosis.diagnostician import Diagnostician, Explanation
 from ...diagnosis.dissection import OF_WEIGHTS
 from ...diagnosis.dissection.by_head import distance_biases, head_statements
@@ -17,7 +18,6 @@ from ...diagnosis.dissection.layers import query_and_key_statements
 from ...diagnosis.dissection.reading import statement, together
 from ...diagnosis.mistaken_answer import Combination
 from ...diagnosis.mistakes import NamedMistake, named_mistakes
-from ...diagnosis.randomness import random_entry
 from .agreement import PointJudge
 from .behaviour import order_matters
 from .caller import Caller, ProbeAnswer
