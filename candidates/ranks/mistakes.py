@@ -1,6 +1,6 @@
 """Mistakes of attentions that span ranks, each in one step of a correct one.
 
-``MISTAKES`` names each with the clause that must catch it.
+``MISTAKES`` has the clause that must catch each, ``NAMES`` what the diagnosis calls it.
 """
 
 from __future__ import annotations
@@ -22,35 +22,38 @@ from .ring import PROMISES, Call, Ring, Travelling, Zigzag, on_ring
 from .split_keys import PARTS, SplitKeys
 from .tensor_parallel import HEADS, LAYER, OwnHeads, TensorParallel
 
-# The name of each candidate, and the clause that must catch it.
+# The name of each candidate, and the clause that must catch it; the name of its mistake.
 MISTAKES: Final[dict[str, str]] = {}
+NAMES: Final[dict[str, str]] = {}
 _DECODE: Final[dict[str, Any]] = {"empty_rows": "zeros", "features": ["scale"], "ranks": PARTS}
 
 
 def _declared(
-    primary: str, declare: Callable[..., Any], **promises: Any
+    primary: str, name: str, declare: Callable[..., Any], **promises: Any
 ) -> Callable[[type], conformance.Candidate]:
     """Declare a class whose instance is called; the class becomes the candidate."""
 
     def declared(made: type) -> conformance.Candidate:
-        MISTAKES[made.__name__] = primary
+        MISTAKES[made.__name__], NAMES[made.__name__] = primary, name
         candidate: conformance.Candidate = declare(name=made.__name__, **promises)(made())
         return candidate
 
     return declared
 
 
-def _ring(primary: str, place: str = "sequence") -> Callable[[type], conformance.Candidate]:
-    return _declared(primary, conformance.core, ranks=on_ring(place), **PROMISES)
+def _ring(
+    primary: str, name: str, place: str = "sequence"
+) -> Callable[[type], conformance.Candidate]:
+    return _declared(primary, name, conformance.core, ranks=on_ring(place), **PROMISES)
 
 
-def _split(primary: str) -> Callable[[type], conformance.Candidate]:
-    return _declared(primary, conformance.core, **_DECODE)
+def _split(primary: str, name: str) -> Callable[[type], conformance.Candidate]:
+    return _declared(primary, name, conformance.core, **_DECODE)
 
 
-def _layer(primary: str) -> Callable[[type], conformance.Candidate]:
+def _layer(primary: str, name: str) -> Callable[[type], conformance.Candidate]:
     promises = {"causal": "bottom-right", "empty_rows": "zeros", "features": ["gqa"]}
-    return _declared(primary, conformance.layer, ranks=LAYER, **promises)
+    return _declared(primary, name, conformance.layer, ranks=LAYER, **promises)
 
 
 class _LocalMask(Call):
@@ -61,14 +64,14 @@ class _LocalMask(Call):
         return torch.ones(rows, keys, dtype=torch.bool).tril(keys - rows)
 
 
-@_ring("mask.causal-alignment")
+@_ring("mask.causal-alignment", "part-mask-without-offset")
 class LocalCausalMask(Ring):
     """The causal mask of each part counts from the part's own first token."""
 
     call = _LocalMask
 
 
-@_ring("numerics.large-logits")
+@_ring("numerics.large-logits", "maximum-not-subtracted")
 class MergedWithoutMaximum(Ring):
     """Partial answers are merged by exponentials of their sums that no maximum is taken from."""
 
@@ -82,7 +85,7 @@ class MergedWithoutMaximum(Ring):
         return output, total.log()[..., 0]
 
 
-@_ring("numerics.golden")
+@_ring("numerics.golden", "part-sums-rounded")
 class SumsInHalfPrecision(Ring):
     """The logarithms of the sums travel in half precision."""
 
@@ -100,14 +103,14 @@ class _Unpaired(Call):
         return torch.cat([*pieces, torch.arange(total)])[: lengths[rank]]
 
 
-@_ring("mask.causal-alignment", "zigzag")
+@_ring("mask.causal-alignment", "zigzag-order-wrong", "zigzag")
 class ZigzagUndoneWrongly(Zigzag):
     """The second half of a zigzag part is taken for the part n places on, not the mirrored one."""
 
     call = _Unpaired
 
 
-@_layer("numerics.golden")
+@_layer("numerics.golden", "output-sum-missing")
 class NoSumBehindTheOutput(TensorParallel):
     """The output projection's partial sums are not added up over the ranks."""
 
@@ -117,7 +120,7 @@ class NoSumBehindTheOutput(TensorParallel):
         return partial if weights.o_bias is None else partial + weights.o_bias
 
 
-@_layer("numerics.golden")
+@_layer("numerics.golden", "output-bias-on-every-rank")
 class BiasOnEveryRank(TensorParallel):
     """The output bias is added on each rank before the sum, and so as often as there are ranks."""
 
@@ -128,6 +131,7 @@ class BiasOnEveryRank(TensorParallel):
 
 @_declared(
     "groups.golden",
+    "wrong-shared-heads",
     conformance.core,
     causal="bottom-right",
     empty_rows="zeros",
@@ -142,7 +146,7 @@ class WrongSharedHeads(OwnHeads):
         return (torch.arange(own) + dist.get_rank()) % kv_heads
 
 
-@_ring("gradients.golden")
+@_ring("gradients.golden", "key-gradients-not-sent-home")
 class GradientsNotSentHome(Ring):
     """The gradients of keys and values stay on the rank where the ring's last step left them."""
 
@@ -167,14 +171,14 @@ class _Stale(Travelling):
         return _Stale(reused, fresh.lengths, fresh.home)
 
 
-@_ring("numerics.golden")
+@_ring("numerics.golden", "stale-ring-buffer")
 class StaleBuffer(Ring):
     """What was received last stays unread: the buffer of the step before is used again."""
 
     travelling = _Stale
 
 
-@_split("ranks.uneven")
+@_split("ranks.uneven", "padding-of-a-short-part-counted")
 class PaddedLastPart(SplitKeys):
     """The last rank's short part is filled up with zeros, which no mask hides."""
 
@@ -204,7 +208,7 @@ class _SumOnTheFirst(torch.autograd.Function):
         return gradient
 
 
-@_split("ranks.agree")
+@_split("ranks.agree", "sum-on-first-rank-alone")
 class SumOnTheFirstRankAlone(SplitKeys):
     """The sums are reduced to the first rank, and not broadcast to the others."""
 
@@ -230,7 +234,7 @@ class _GradientOnTheFirst(torch.autograd.Function):
         return gradient if dist.get_rank() else total
 
 
-@_split("ranks.agree")
+@_split("ranks.agree", "gradient-on-first-rank-alone")
 class GradientOnTheFirstRankAlone(SplitKeys):
     """The gradient of the queries, which all ranks have, is added up on the first rank alone."""
 
@@ -240,7 +244,7 @@ class GradientOnTheFirstRankAlone(SplitKeys):
         return result
 
 
-@_ring("ranks.any-count")
+@_ring("ranks.any-count", "number-of-ranks-written-down")
 class TwoRanksWrittenDown(Ring):
     """The ring is walked for two steps, however many ranks there are."""
 
@@ -259,7 +263,7 @@ class TwoRanksWrittenDown(Ring):
         return self.merged(*parts)
 
 
-@_ring("ranks.empty-part")
+@_ring("ranks.empty-part", "raises-on-an-empty-part")
 class NoMaximumOfNothing(Ring):
     """A part without keys has no largest logit: the rank that meets it raises alone."""
 
@@ -269,7 +273,7 @@ class NoMaximumOfNothing(Ring):
         return super().partial(logits, value)
 
 
-@_ring("ranks.order")
+@_ring("ranks.order", "own-part-counted-twice")
 class OwnPartTwice(Ring):
     """Rank 0 counts the part that it begins with twice."""
 
@@ -290,7 +294,7 @@ class _Added(Call):
         return scores - 1e4 * ~self.seen(home)
 
 
-@_ring("ranks.no-leak")
+@_ring("ranks.no-leak", "hidden-parts-weighed")
 class LaterPartsAreWeighed(Ring):
     """Parts that a causal query may not attend are computed as well, less ten thousand."""
 
@@ -304,14 +308,14 @@ class _Impatient(Travelling):
             time.sleep(0.0)
 
 
-@_ring("ranks.waits")
+@_ring("ranks.waits", "read-before-it-has-arrived")
 class DoesNotWait(Ring):
     """What the neighbour sends is read after a twentieth of a second, arrived or not."""
 
     travelling = _Impatient
 
 
-@_split("ranks.dies")
+@_split("ranks.dies", "answers-without-the-others")
 class SwallowedException(SplitKeys):
     """Where the others cannot be reached, a rank answers from its own keys."""
 

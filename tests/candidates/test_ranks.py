@@ -8,7 +8,7 @@ import candidates
 from candidates import ranks
 from conformance.__main__ import run
 
-FILES = ("all_gather", "ring", "split_keys", "tensor_parallel", "ulysses")
+FILES = ("all_gather", "ring", "split_keys", "tensor_parallel", "torch_parallel", "ulysses")
 
 
 def test_a_check_of_all_candidates_leaves_them_out() -> None:
@@ -22,3 +22,9 @@ def test_a_check_of_all_candidates_leaves_them_out() -> None:
 def test_every_clause_passes(file: str) -> None:
     """``conformance check`` of each, under the quick profile, with every clause that applies."""
     assert run(["check", f"candidates.ranks.{file}", "--profile", "quick"]) == 0
+
+
+def test_what_torch_parallelises_answers_rightly() -> None:
+    """A module under ``parallelize_module`` and ``context_parallel`` pass the golden's clause."""
+    target = "candidates.ranks.torch_parallel"
+    assert run(["check", target, "--profile", "quick", "--only", "numerics.golden"]) == 0

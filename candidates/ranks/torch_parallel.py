@@ -1,0 +1,91 @@
+"""What torch itself offers: a module parallelised by a plan, and its own context parallelism.
+
+``parallelize_module`` gives each rank the rows of the query, key and value projections that belong
+to its heads, and the columns of the output projection. ``context_parallel`` is experimental; on the
+CPU it has neither a causal rule nor gradients (docs/start-ranks.md says what it raises).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.functional import scaled_dot_product_attention
+
+import conformance
+
+from .ring import on_ring
+
+
+def mesh() -> DeviceMesh:
+    """All ranks, in a row."""
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+class Projected(nn.Module):
+    """Multi-head attention in four projections, as it is written for one process."""
+
+    def __init__(self, geometry: conformance.Geometry, matrices: dict[str, Tensor | None]) -> None:
+        super().__init__()
+        self.head_size = geometry.head_size
+        for role in "qkvo":
+            matrix, bias = matrices[role], matrices[f"{role}_bias"]
+            if matrix is None:
+                msg = f"the projection {role} has no weights"
+                raise ValueError(msg)
+            linear = nn.Linear(*reversed(matrix.shape), bias is not None, dtype=matrix.dtype)
+            with torch.no_grad():
+                linear.weight.copy_(matrix)
+                if bias is not None:
+                    linear.bias.copy_(bias)
+            self.add_module(role, linear)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attend ``query [B, Lq, Eq]`` to ``key [B, Lk, Ek]``, ``value [B, Lk, Ev]``."""
+        heads = [self.q(query), self.k(key), self.v(value)]
+        count = heads[0].shape[-1] // self.head_size
+        split = [each.unflatten(-1, (count, -1)).transpose(1, 2) for each in heads]
+        mixed = scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
+        answer: Tensor = self.o(mixed)
+        return answer
+
+
+@conformance.layer(ranks=conformance.Ranks(2, weights="heads"))
+def parallelized_module(
+    geometry: conformance.Geometry, weights: conformance.ProjectionWeights
+) -> Callable[..., Tensor]:
+    """A module for one process, and torch's plan for how the ranks share it."""
+    ranks = mesh()
+    matrices = {
+        role: None
+        if part is None
+        else part
+        if role == "o_bias"
+        else DTensor.from_local(
+            part.detach(), ranks, [Shard(1 if role == "o" else 0)]
+        ).full_tensor()
+        for role, part in vars(weights).items()
+    }
+    module = Projected(geometry, matrices)
+    plan = {"q": ColwiseParallel(), "k": ColwiseParallel(), "v": ColwiseParallel()}
+    return parallelize_module(module, ranks, {**plan, "o": RowwiseParallel()})
+
+
+@conformance.core(ranks=dataclasses.replace(on_ring("sequence"), even=True), without=["gradients"])
+def torch_context_parallel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The function of torch itself, of which each rank has a part of the sequence."""
+    # One buffer at least must be handed over, which is cut into parts: these are parts already.
+    nothing = torch.zeros(2 * dist.get_world_size())
+    with context_parallel(mesh(), buffers=[nothing], buffer_seq_dims=[0]):
+        return scaled_dot_product_attention(query, key, value)
