@@ -1,13 +1,11 @@
-"""What torch itself offers: a module parallelised by a plan, and its own context parallelism.
+"""A module for one process, shared among ranks by ``parallelize_module`` of torch.
 
-``parallelize_module`` gives each rank the rows of the query, key and value projections that belong
-to its heads, and the columns of the output projection. ``context_parallel`` is experimental; on the
-CPU it has neither a causal rule nor gradients (docs/start-ranks.md says what it raises).
+Each rank gets the rows of the query, key and value projections that belong to its heads, and the
+columns of the output projection.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -15,17 +13,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
     parallelize_module,
 )
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn import functional
 
 import conformance
-
-from .ring import on_ring
 
 
 def mesh() -> DeviceMesh:
@@ -39,24 +34,28 @@ class Projected(nn.Module):
     def __init__(self, geometry: conformance.Geometry, matrices: dict[str, Tensor | None]) -> None:
         super().__init__()
         self.head_size = geometry.head_size
+        projections: dict[str, nn.Linear] = {}
         for role in "qkvo":
             matrix, bias = matrices[role], matrices[f"{role}_bias"]
             if matrix is None:
                 msg = f"the projection {role} has no weights"
                 raise ValueError(msg)
-            linear = nn.Linear(*reversed(matrix.shape), bias is not None, dtype=matrix.dtype)
+            linear = nn.Linear(
+                matrix.shape[1], matrix.shape[0], bias=bias is not None, dtype=matrix.dtype
+            )
             with torch.no_grad():
                 linear.weight.copy_(matrix)
                 if bias is not None:
                     linear.bias.copy_(bias)
-            self.add_module(role, linear)
+            projections[role] = linear
+        self.q, self.k, self.v, self.o = (projections[role] for role in "qkvo")
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attend ``query [B, Lq, Eq]`` to ``key [B, Lk, Ek]``, ``value [B, Lk, Ev]``."""
         heads = [self.q(query), self.k(key), self.v(value)]
         count = heads[0].shape[-1] // self.head_size
         split = [each.unflatten(-1, (count, -1)).transpose(1, 2) for each in heads]
-        mixed = scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
+        mixed = functional.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
         answer: Tensor = self.o(mixed)
         return answer
 
@@ -80,12 +79,3 @@ def parallelized_module(
     module = Projected(geometry, matrices)
     plan = {"q": ColwiseParallel(), "k": ColwiseParallel(), "v": ColwiseParallel()}
     return parallelize_module(module, ranks, {**plan, "o": RowwiseParallel()})
-
-
-@conformance.core(ranks=dataclasses.replace(on_ring("sequence"), even=True), without=["gradients"])
-def torch_context_parallel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """The function of torch itself, of which each rank has a part of the sequence."""
-    # One buffer at least must be handed over, which is cut into parts: these are parts already.
-    nothing = torch.zeros(2 * dist.get_world_size())
-    with context_parallel(mesh(), buffers=[nothing], buffer_seq_dims=[0]):
-        return scaled_dot_product_attention(query, key, value)

@@ -30,13 +30,13 @@ def _positions(kind: str, parts: Parts, place: Placed, length: int) -> list[Tens
     if kind == "contiguous":
         return parts.positions(replace(place, halves=1), length)
     step = -(-length // (2 * count))
-    pieces = {
+    pieces: dict[str, Callable[[int], tuple[int, int]]] = {
         "zigzag": lambda r: (r, 2 * count - 1 - r),
         "unpaired": lambda r: (r, count + r),
         "swapped": lambda r: (2 * count - 1 - r, r),
-    }[kind]
+    }
     return [
-        torch.cat([torch.arange(p * step, (p + 1) * step) for p in pieces(rank)])
+        torch.cat([torch.arange(p * step, (p + 1) * step) for p in pieces[kind](rank)])
         for rank in range(count)
     ]
 

@@ -145,8 +145,9 @@ class RankDiagnostician(Diagnostician):
     @property
     def spanning(self) -> Spanning:
         """The function of the candidate, which is called on its ranks."""
-        function: Spanning = self.subject.candidate.function
-        return function
+        function: Any = self.subject.candidate.function
+        spanning: Spanning = function
+        return spanning
 
     @cached_property
     def _stage(self) -> Sequence[RankAnswers | RankGradients]:

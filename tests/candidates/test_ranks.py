@@ -25,6 +25,6 @@ def test_every_clause_passes(file: str) -> None:
 
 
 def test_what_torch_parallelises_answers_rightly() -> None:
-    """A module under ``parallelize_module`` and ``context_parallel`` pass the golden's clause."""
+    """A module under ``parallelize_module`` passes the clause of the golden answer."""
     target = "candidates.ranks.torch_parallel"
     assert run(["check", target, "--profile", "quick", "--only", "numerics.golden"]) == 0

@@ -20,7 +20,6 @@ CORRECT = {
     "tensor_parallel": "tensor_parallel_layer",
     "all_gather": "all_gather_attention",
     "ulysses": "all_to_all_attention",
-    "torch_parallel": "torch_context_parallel",
 }
 # One for each clause of the family is caught in every run, and each of the others at night.
 EVERY_RUN = ("ring", "split_keys")

@@ -96,7 +96,6 @@ def test_a_mistake_is_named(name: str) -> None:
         "tensor_parallel:tensor_parallel_layer",
         "tensor_parallel:own_heads",
         "torch_parallel:parallelized_module",
-        "torch_parallel:torch_context_parallel",
     ],
 )
 def test_a_correct_candidate_has_no_mistake(place: str) -> None:
