@@ -54,6 +54,11 @@ def file_option(*names: str, metavar: str = "FILE", **more: Any) -> Decorator:
     return click.option(*names, type=click.Path(path_type=Path), metavar=metavar, **more)
 
 
+def to_file_or_output(text: str) -> str:
+    """The help of an option whose file may be ``-``."""
+    return f"{text.removesuffix('.')} (- for standard output)."
+
+
 def expected_failures_option(text: str) -> Decorator:
     """``--expected-failures FILE``: the failures that are expected."""
     return file_option("--expected-failures", help=text)
@@ -61,7 +66,7 @@ def expected_failures_option(text: str) -> Decorator:
 
 def json_option(text: str) -> Decorator:
     """``--json FILE``, the argument ``json_path`` of the command."""
-    return file_option("--json", "json_path", help=text)
+    return file_option("--json", "json_path", help=to_file_or_output(text))
 
 
 class NumberRange(click.FloatRange):

@@ -18,7 +18,7 @@ from ..base.printable_text import printable
 from ..base.record import record_text
 from ..errors import UsageError
 from ..views.views import TERMINAL, VIEWS, View
-from ._options import Decorator
+from ._options import Decorator, to_file_or_output
 
 if TYPE_CHECKING:
     from ..session.schedule import ShowProgress
@@ -119,7 +119,7 @@ def _option(view: View) -> Decorator:
         view.parameter,
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help=f"{view.help.removesuffix('.')} (- for standard output).",
+        help=to_file_or_output(view.help),
     )
 
 
@@ -197,9 +197,9 @@ def write_to(text: str, path: Path) -> None:
         sys.stdout.buffer.write(text.encode(errors="backslashreplace"))
 
 
-def stream_for(views: Files, json_path: Path | None = None) -> IO[str]:
-    """Where a command prints for a person: standard error if standard output has a view."""
-    return sys.stderr if STANDARD_OUTPUT in (json_path, *views.values()) else sys.stdout
+def stream_for(files: Mapping[str, Path | None], json_path: Path | None = None) -> IO[str]:
+    """Where a command prints for a person: standard error if standard output has a file."""
+    return sys.stderr if STANDARD_OUTPUT in (json_path, *files.values()) else sys.stdout
 
 
 ACTIONS: Final = "GITHUB_ACTIONS"

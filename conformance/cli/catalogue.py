@@ -9,12 +9,19 @@ from typing import Any
 
 import click
 
-from ..base.files import write_text
 from ..base.printable_text import printable
 from ..base.profile import DTYPES
 from ..base.record import record_text
-from ._options import SEED, file_option, json_option, profile_option, separated, timeout_option
-from ._output import check_files, printing, progress_bar
+from ._options import (
+    SEED,
+    file_option,
+    json_option,
+    profile_option,
+    separated,
+    timeout_option,
+    to_file_or_output,
+)
+from ._output import check_files, printing, progress_bar, stream_for, write_to
 
 
 @click.command(name="list")
@@ -57,7 +64,7 @@ def explain_command(*, slug: str) -> int:
     "--first",
     is_flag=True,
     help="Stop each mistake at the first clause that catches it, the primary one tried first, and "
-    "leave candidates/legitimate out, which the tests run.",
+    "leave candidates/legitimate out, of which the tests run one, and at night all.",
 )
 @click.option(
     "--only",
@@ -85,8 +92,12 @@ def explain_command(*, slug: str) -> int:
 )
 @timeout_option("Stop a mistake that gives no answer for so long: it is caught.")
 @json_option("Write the record there.")
-@file_option("--html", "html_path", help="Write the matrix as a page.")
-@file_option("--markdown", "markdown_path", help="Write the matrix as markdown.")
+@file_option("--html", "html_path", help=to_file_or_output("Write the matrix as a page."))
+@file_option(
+    "--markdown",
+    "markdown_path",
+    help=to_file_or_output("Write the matrix as markdown."),
+)
 def teeth_command(
     *,
     targets: tuple[str, ...],
@@ -136,7 +147,7 @@ def teeth_command(
         from ..views.teeth import show_teeth  # noqa: PLC0415
 
         with printing():
-            show_teeth(record, sys.stdout)
+            show_teeth(record, stream_for(files))
     return exit_code(record)
 
 
@@ -147,7 +158,7 @@ def _write(record: Mapping[str, Any], files: Mapping[str, Path | None]) -> None:
     renderers = {"--json": record_text, "--html": render_teeth, "--markdown": render_markdown}
     for option, render in renderers.items():
         if (path := files[option]) is not None:
-            write_text(render(record), path)
+            write_to(render(record), path)
 
 
 DEFAULT = Path("attention-vectors")

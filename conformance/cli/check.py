@@ -86,7 +86,7 @@ COMPILING = 300.0
     "--isolated",
     is_flag=True,
     help=(
-        "Run the candidates in processes that cannot reach the judge: no network, no files, "
+        "Run the candidates in processes that cannot reach the judge: no network, files read-only, "
         "limits (Linux). Values are then drawn from a seed that nobody knows before."
     ),
 )
@@ -135,7 +135,7 @@ COMPILING = 300.0
         "[default: three quarters of the machine's]"
     ),
 )
-@json_option("Write the record of the run there (- for standard output).")
+@json_option("Write the record of the run there.")
 @view_options()
 @GITHUB
 @VERBOSE

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from ..base.files import check_writable, write_text
+from ..base.files import check_writable
 from ..base.record import record_text
 from ..errors import UsageError
 from ._options import (
@@ -24,7 +23,7 @@ from ._options import (
     separated,
     timeout_option,
 )
-from ._output import printing, progress_bar
+from ._output import check_files, printing, progress_bar, stream_for, write_to
 
 EXPORTERS = ("dynamo", "legacy")
 OPSETS = ("18", "20", "23")
@@ -89,8 +88,7 @@ def export_check_command(
     from ..tools.exporting.session import Wanted, exit_code_of, export_check  # noqa: PLC0415 (--help)
     from ..views.tool_texts import show_exports  # noqa: PLC0415
 
-    if json_path is not None:
-        check_writable(json_path, "--json")
+    check_files({}, {"--json": json_path})
     numbers = tuple(_opset(word) for word in opsets or OPSETS)
     options = RunOptions(targets=(), profile=profile, seed=seed, only=only, skip=skip)
     with _folder(keep) as folder, progress_bar() as progress:
@@ -100,10 +98,10 @@ def export_check_command(
         report = export_check(wanted, options, timeout=timeout, progress=progress)
     try:
         if json_path is not None:
-            write_text(record_text(report), json_path)
+            write_to(record_text(report), json_path)
     finally:  # the result is shown although a disk is full
         with printing():
-            show_exports(report, sys.stdout, kept=keep is not None)
+            show_exports(report, stream_for({}, json_path), kept=keep is not None)
     return exit_code_of(report, strict=strict)
 
 

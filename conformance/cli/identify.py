@@ -9,11 +9,12 @@ from pathlib import Path
 
 import click
 
-from ..base.files import check_writable, write_text
+from ..base.files import write_text
 from ..base.record import EXIT_OK, EXIT_RED, record_text
 from ..errors import UsageError
+from ..targets.target_strings import is_graph
 from ._options import file_option, json_option, timeout_option
-from ._output import printing, progress_bar
+from ._output import STANDARD_OUTPUT, check_files, printing, progress_bar, stream_for, write_to
 
 
 @click.command(name="identify")
@@ -51,15 +52,16 @@ def identify_command(
     arguments that returns one of these, or a declared candidate. It needs no declaration; one that
     is there is compared with what is found. Of an ONNX file it lists the attentions: where they
     are, their heads, scales and masks, and which are the same.
+
+    Exit code: 0 when it was identified, also if the check of its declaration fails; 1 when it was
+    not; 2 for bad input, 3 when the harness failed, 130 when it was interrupted.
     """
     from ..tools.identification.session import identify, write_checked  # noqa: PLC0415 (--help must not pay for it)
     from ..views.tool_texts import show_identification  # noqa: PLC0415
 
     if output is not None:
-        _refuse_hiding(output, target)
-    for path, option in ((output, "--output"), (json_path, "--json")):
-        if path is not None:
-            check_writable(path, option)
+        _refuse_useless(output, target)
+    check_files({}, {"--output": output, "--json": json_path})
     with progress_bar() as progress:
         record = identify(target, as_observed=as_observed, timeout=timeout, progress=progress)
     try:
@@ -68,17 +70,29 @@ def identify_command(
                 with progress_bar() as progress:
                     write_checked(record, output, timeout=timeout, progress=progress)
             else:
-                output.write_text(record["declaration"], encoding="utf-8")
+                write_text(record["declaration"], output)
         if json_path is not None:
-            write_text(record_text(record), json_path)
+            write_to(record_text(record), json_path)
     finally:  # the result is shown although a disk is full
         with printing():
-            show_identification(record, sys.stdout)
+            show_identification(record, stream_for({}, json_path))
     return EXIT_OK if record["identified"] else EXIT_RED
 
 
-def _refuse_hiding(output: Path, target: str) -> None:
-    """Require a name that hides nothing: the folder of a declaration comes first on the path."""
+def _refuse_useless(output: Path, target: str) -> None:
+    """Require a target that can have a declaration in Python, and a file that can be imported.
+
+    Its name must hide nothing: the folder of a declaration comes first on the path.
+    """
+    if output == STANDARD_OUTPUT:
+        msg = "--output - names no file: the declaration is shown anyway, and its file is imported"
+        raise UsageError(msg)
+    if is_graph(target):
+        msg = (
+            f"--output {output}: no declaration is written for an ONNX file: leave it out, and "
+            f"judge the file with 'conformance check {target}'"
+        )
+        raise UsageError(msg)
     where = target.rpartition(":")[0] or target
     is_path = "/" in where or where.endswith(".py")
     read = Path(where).stem if is_path else where.partition(".")[0]

@@ -155,7 +155,7 @@ def _run(options: RunOptions, expected: Path | None, *, strict: bool, timeout: f
     metavar="R",
     help="Tell of margins (error over bound) that became R times larger, or R times smaller.",
 )
-@json_option("Write the difference there as JSON (- for standard output).")
+@json_option("Write the difference there as JSON.")
 @file_option(
     "--markdown",
     "markdown_path",
@@ -218,7 +218,7 @@ def _write_diff(
     type=click.Path(path_type=Path),
     metavar="SHARD.json...",
 )
-@json_option("Write the record of the whole run there (- for standard output).")
+@json_option("Write the record of the whole run there.")
 @view_options()
 @GITHUB
 @FAIL_ON

@@ -90,8 +90,8 @@ def announcements(
     """
     groups: dict[tuple[str, str, str, str | None], _Group] = {}
     for name, result in failures:
-        # Pairs of mistakes are searched for a limited time only, and what has no name today may
-        # have one in the next version: neither is expected.
+        # Only so many pairs of mistakes are tried, and what has no name today may have one in the
+        # next version: neither is expected.
         diagnosed = [word for word in diagnoses(result) if word != UNKNOWN and "+" not in word]
         kind = "" if result.violation is None else result.violation.kind
         diagnosis = diagnosed[0] if diagnosed else None

@@ -13,8 +13,8 @@ from conformance.declare.declaration import FEATURES, MASK_FORMS, SEQUENCES
 from conformance.running.runner import CandidateRun
 from conformance.session.expectations import judge
 
-# benchmarks/soak tries them at length; this is a sample of each clause. Of the many styles one in
-# thirty-six is tried each time.
+# benchmarks/soak tries them at length; this is a sample of each clause. Of the many styles the
+# first is tried each time, and all at night.
 PROFILE = dataclasses.replace(PROFILES["quick"], examples=4, reductions=0)
 HONEST = ("passed", "not-applicable", "expected-failure")
 LATER = {"cross", "grad_weights"}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from ...base.files import write_text
 from ...base.profile import DTYPES
 from ...base.record import GREEN, CandidateEntry, ClauseEntry
 from ...errors import UsageError
@@ -84,10 +85,11 @@ def write_checked(
 
     One dtype is checked by all clauses, the others by those of shapes and golden answers. The
     record's ``check`` holds verdict, reason and the MUST clauses that failed or could not be
-    tested. Raises OSError when the file cannot be written.
+    tested. Raises UsageError when the file cannot be written, KeyboardInterrupt when the check was
+    interrupted: the declaration is there then, without comments.
     """
     text: str = record["declaration"]
-    path.write_text(text, encoding="utf-8")
+    write_text(text, path)
     try:
         record["check"] = _checked(record, path, timeout, progress)
     except UsageError as error:
@@ -99,7 +101,7 @@ def write_checked(
     code = next(n for n, line in enumerate(lines) if line.startswith(("import ", "from ")))
     noted = [f"# {line}" for line in record["check"]["told"]]
     record["declaration"] = "\n".join([*lines[:code], *noted, "", *lines[code:]])
-    path.write_text(record["declaration"], encoding="utf-8")
+    write_text(record["declaration"], path)
 
 
 def _checked(
@@ -117,7 +119,10 @@ def _checked(
 
     for run in runs:
         options = RunOptions(targets=(str(path),), profile=CHECK_PROFILE, explain=False, **run)
-        entries += check(options, timeout=timeout, progress=report)["candidates"]
+        checked = check(options, timeout=timeout, progress=report)
+        if checked["interrupted"]:
+            raise KeyboardInterrupt
+        entries += checked["candidates"]
     worst = next((entry for entry in entries if entry["verdict"] not in GREEN), entries[0])
     return {
         "verdict": worst["verdict"],

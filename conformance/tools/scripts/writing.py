@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ...base.files import check_writable, write_text
 from ...base.record import COMPILED_SUFFIXES
 from ...declare.head_layouts import HEAD_LAYOUTS
 from ...errors import UsageError
@@ -103,8 +104,6 @@ def single(
         msg = f"{option} writes one failure, not {len(failures)}: name one of {named}{more}"
         raise UsageError(msg)
     if path != "-":
-        from ...base.files import check_writable  # noqa: PLC0415 (a rare option)
-
         check_writable(Path(path), option)
     return [failures[0]]
 
@@ -115,7 +114,7 @@ def write_script(clause: Record, target: str, path: str) -> None:
     if path == "-":
         sys.stdout.write(text)
     else:
-        Path(path).write_text(text, encoding="utf-8")
+        write_text(text, Path(path))
 
 
 def script(clause: Record, target: str) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+from functools import partial
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 from _paths import CHECKOUT
@@ -12,6 +14,7 @@ from workspaces import KERNEL, UNSCALED, write
 
 from conformance.__main__ import run
 from conformance.targets.resolving import resolve
+from conformance.tools.identification import session
 from conformance.views.tool_texts import show_identification
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -34,6 +37,49 @@ def test_facts_and_declaration_are_written(
     for fact in record["facts"]:
         assert fact["fact"] in out
         assert fact["confidence"] in ("certain", "likely", "undetermined")
+
+
+@pytest.mark.parametrize("others", ["float32", "float32 and bfloat16"])
+def test_an_interrupted_check_ends_the_command(
+    others: str, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while the declaration is checked begins no further run, whatever dtypes are left."""
+
+    def interrupted(*_arguments: Any, **_options: Any) -> NoReturn:
+        runs.append(1)
+        raise KeyboardInterrupt
+
+    runs: list[int] = []
+    monkeypatch.setattr(session, "check", partial(session.check, make_pool=interrupted))
+    facts = [{"fact": "dtypes", "value": dict.fromkeys(others.split(" and "), True)}]
+    with pytest.raises(KeyboardInterrupt):
+        session.write_checked({"declaration": "import torch\n", "facts": facts}, workspace / "d.py")
+    assert len(runs) == 1
+    assert (workspace / "d.py").read_text(encoding="utf-8") == "import torch\n"
+
+
+def test_files_are_distinct_and_of_use(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One name for both files, no name, and a graph's declaration are refused before any work."""
+    refused = {
+        ("attn.py:f", "--output", "d.py", "--json", "d.py"): "name the same file d.py",
+        ("attn.py:f", "--output", "-"): "--output - names no file",
+        ("model.onnx#1", "--output", "d.py"): "no declaration is written for an ONNX file",
+    }
+    for arguments, sentence in refused.items():
+        assert run(["identify", *arguments]) == 2
+        assert sentence in capsys.readouterr().err
+    assert not list(workspace.iterdir())
+
+
+def test_standard_output_may_have_the_record(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--json -`` is JSON alone, what people read goes to standard error, and no file is made."""
+    assert run(["identify", TARGET, "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["identified"] is True
+    assert "A declaration to paste" in err
+    assert not list(workspace.iterdir())
 
 
 def test_a_part_of_what_is_built_is_written_so_that_it_can_be_made(workspace: Path) -> None:
