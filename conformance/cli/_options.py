@@ -32,10 +32,17 @@ STRICT: Final[Decorator] = click.option(
 FAIL_ON: Final[Decorator] = click.option(
     "--fail-on",
     type=click.Choice(["must", "should"]),
-    default="must",
-    show_default=True,
-    help="Which failed clauses make the exit code 1; should is the same as --strict.",
+    help="Which failed clauses make the exit code 1; should is the same as --strict. "
+    "[default: must]",
 )
+
+
+def is_strict(fail_on: str | None, *, strict: bool) -> bool:
+    """Whether a failed SHOULD makes the exit code 1; raises UsageError for a contradiction."""
+    if strict and fail_on == "must":
+        msg = "--strict and --fail-on must contradict each other: leave one of them out"
+        raise UsageError(msg)
+    return strict or fail_on == "should"
 
 
 def profile_option(default: str = "default") -> Decorator:

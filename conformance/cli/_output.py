@@ -221,7 +221,8 @@ VERBOSE: Final[Decorator] = click.option(
     "--verbose",
     "verbosity",
     count=True,
-    help="Show each clause, too; twice: each failure in full, and what did not apply.",
+    help="Of one candidate show each clause, too, and twice each failure in full and what did not "
+    "apply; of several show each failure in full.",
 )
 
 

@@ -31,6 +31,7 @@ from ._options import (
     UNCHECKED,
     expected_failures_option,
     file_option,
+    is_strict,
     json_option,
     long_options,
     profile_option,
@@ -160,7 +161,7 @@ def check_command(
     unchecked: tuple[str, ...],
     expected_failures: Path | None,
     write_expected: Path | None,
-    fail_on: str,
+    fail_on: str | None,
     strict: bool,
     exitfirst: bool,
     failed_first: bool,
@@ -189,7 +190,7 @@ def check_command(
 
     if watch:
         check_watching()
-    strict = strict or fail_on == "should"
+    strict = is_strict(fail_on, strict=strict)
     if isolated:
         seedless = shard is not None and seed is None
         check_isolated(compiled=compiled, devices=devices, seedless_shard=seedless)

@@ -25,6 +25,7 @@ from ._options import (
     NumberRange,
     expected_failures_option,
     file_option,
+    is_strict,
     json_option,
     profile_option,
     timeout_option,
@@ -79,7 +80,7 @@ def compare_command(
     skip: tuple[str, ...],
     unchecked: tuple[str, ...],
     expected_failures: Path | None,
-    fail_on: str,
+    fail_on: str | None,
     strict: bool,
     timeout: float,
     json_path: Path | None,
@@ -97,7 +98,7 @@ def compare_command(
     from ..session.comparing import JUST_NOW, ComparedRecord, joined, read_sources, split  # noqa: PLC0415 (--help)
     from ..views.comparison import show_comparison  # noqa: PLC0415
 
-    strict = strict or fail_on == "should"
+    strict = is_strict(fail_on, strict=strict)
     to_run, files = split(targets)
     written = {**views, "--json": json_path}
     check_not_read(files, written, "one of the records that are compared", "another name")
@@ -230,7 +231,7 @@ def merge_command(
     json_path: Path | None,
     views: Files,
     github: bool | None,
-    fail_on: str,
+    fail_on: str | None,
     strict: bool,
     verbosity: int,
 ) -> int:
@@ -245,7 +246,7 @@ def merge_command(
     from ..session.merging import merge_shards  # noqa: PLC0415 (--help must not pay for it)
     from ..session.shards import read_shards  # noqa: PLC0415
 
-    strict = strict or fail_on == "should"
+    strict = is_strict(fail_on, strict=strict)
     written = {**views, "--json": json_path}
     check_not_read(shards, written, "one of the shards", "another name")
     check_files(views, {"--json": json_path})

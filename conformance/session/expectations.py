@@ -320,8 +320,8 @@ def _why_stale(
 def _why_unanswered(entry: ExpectedFailure, runs: Sequence[ClauseResult]) -> str:
     if not runs:
         device = "" if entry.device == "*" else f" on the device {entry.device!r}"
-        dtype = "" if entry.dtype == "*" and device else f" in the dtype {entry.dtype!r}"
-        return f"nothing was run{dtype}{device}"
+        dtype = "" if entry.dtype == "*" else f" in the dtype {entry.dtype!r}"
+        return f"no clause that it covers was run{dtype}{device}"
     if any(result.status in _NOT_STALE for result in runs):
         return ""
     if all(result.status == "not-applicable" for result in runs):

@@ -104,9 +104,9 @@ def _change(entry: Record) -> str:
 def _expectation(entry: Record) -> str:
     """An expectation that holds no more, or holds again."""
     words = f"the expected failure {entry['clause']} of {entry['candidate']}"
-    if entry["worse"]:
-        return f"{words} is {entry['problem']}: {entry['why']}"
-    return f"{words} is no more {entry['problem']}"
+    problem = entry["problem"]
+    said = "fails in another way" if problem == "different" else f"is {problem}"
+    return f"{words} {said}: {entry['why']}" if entry["worse"] else f"{words} {said} no more"
 
 
 def _summary(difference: Record) -> str:

@@ -15,6 +15,7 @@ from rich.text import Text
 _PIPE_WIDTH: Final = 10_000
 _ANY_HEIGHT: Final = 25
 _LOG_WIDTH: Final = 100  # of what is no terminal, and is read like one
+_MOST_DIGITS: Final = 6  # of COLUMNS: what is longer is no width
 _DEFAULT_WIDTH: Final = 80  # of a terminal that does not know its own
 
 
@@ -37,7 +38,8 @@ def write(parts: Iterable[Any], file: IO[str], *, plain: bool = False) -> None:
 
 
 def _console(file: IO[str], *, plain: bool) -> Console:
-    default = Console(file=file)
+    # With sizes, else rich reads those of the environment itself, whatever they are.
+    default = Console(file=file, width=_DEFAULT_WIDTH, height=_ANY_HEIGHT)
     unstyled = plain or default.no_color or default.is_dumb_terminal or not default.is_terminal
     width = None if plain else _columns() or _width_of_terminal(file)
     return Console(
@@ -53,7 +55,9 @@ def _console(file: IO[str], *, plain: bool) -> Console:
 
 def _columns() -> int | None:
     columns = os.environ.get("COLUMNS", "")
-    return int(columns) if columns.isdecimal() and int(columns) else None
+    if not columns.isdecimal() or len(columns) > _MOST_DIGITS:
+        return None
+    return int(columns) or None
 
 
 def _width_of_terminal(file: IO[str]) -> int | None:

@@ -67,6 +67,8 @@ def test_a_failed_should_is_red_on_demand(folder: Path) -> None:
     assert run(["compare", "a.json"]) == 0
     assert run(["compare", "a.json", "--strict"]) == 1
     assert run(["compare", "a.json", "--fail-on", "should"]) == 1
+    assert run(["compare", "a.json", "--fail-on", "must"]) == 0
+    assert run(["compare", "a.json", "--fail-on", "must", "--strict"]) == 2
 
 
 @pytest.mark.parametrize(

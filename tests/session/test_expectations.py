@@ -88,12 +88,17 @@ STALE: dict[str, tuple[ExpectedFailure, list[ClauseResult], str]] = {
     "another device": (
         expected(device="cuda"),
         [result()],
-        "nothing was run on the device 'cuda'",
+        "no clause that it covers was run on the device 'cuda'",
     ),
     "another dtype": (
         expected(dtype="float16"),
         [result()],
-        "nothing was run in the dtype 'float16'",
+        "no clause that it covers was run in the dtype 'float16'",
+    ),
+    "another clause": (
+        expected("shape.*"),
+        [result()],
+        "no clause that it covers was run",
     ),
 }
 

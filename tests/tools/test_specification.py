@@ -48,6 +48,19 @@ def test_document_has_a_section_for_each_clause() -> None:
     assert headings == [clause.id for clause in in_order]
 
 
+def test_pages_name_clauses_that_there_are() -> None:
+    """What is quoted on a page and looks like a clause, its family before a dot, is one."""
+    families = "|".join({re.escape(clause.family) for clause in CLAUSES})
+    quoted = re.compile(rf"[`\"']((?:{families})\.(?!onnx|py)[a-z0-9-]+)(?=[`\"'])")
+    pages = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md"))]
+    named = {
+        (slug, page.name) for page in pages for slug in quoted.findall(page.read_text("utf-8"))
+    }
+    assert len(named) > len(CLAUSES)
+    known = {clause.id for clause in CLAUSES}
+    assert sorted((slug, page) for slug, page in named if slug not in known) == []
+
+
 def test_document_has_a_chapter_for_each_family() -> None:
     """Every family of clauses has one chapter, in which all its sections lie."""
     chapters = re.findall(r"^## (.+)$", DOCUMENT, re.MULTILINE)

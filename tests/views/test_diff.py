@@ -84,6 +84,15 @@ def test_expectations_and_candidates_are_told() -> None:
     assert "  b: fails\n" in text
 
 
+def test_another_failure_than_the_expected_one_is_told() -> None:
+    """An expectation that another mistake answers to reads as a sentence, both ways."""
+    stale = {"clause": "mask.golden", "candidate": "mine", "problem": "different", "why": "it is X"}
+    new = {**OLD, "stale_expectations": [stale]}
+    sentence = "the expected failure mask.golden of mine fails in another way"
+    assert f"{sentence}: it is X\n" in shown(difference(OLD, new))
+    assert f"{sentence} no more\n" in shown(difference(new, OLD))
+
+
 def test_markdown_shows_texts_and_obeys_none() -> None:
     """Tables hold what candidates said as it is: no pipe, tag or escape gets through."""
     text = render_diff_markdown(difference(OLD, NEW))

@@ -102,7 +102,9 @@ def test_pipes_get_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
     assert on_pipe() == plain
 
 
-@pytest.mark.parametrize(("columns", "longest"), [("50", 50), ("nonsense", None), ("0", None)])
+@pytest.mark.parametrize(
+    ("columns", "longest"), [("50", 50), ("nonsense", None), ("0", None), ("9" * 5000, None)]
+)
 def test_columns(monkeypatch: pytest.MonkeyPatch, columns: str, longest: int | None) -> None:
     """COLUMNS asks for a width on a pipe, too; what is no number asks for nothing."""
     whole = on_pipe()
