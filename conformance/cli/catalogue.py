@@ -153,9 +153,9 @@ def teeth_command(
 
 def _write(record: Mapping[str, Any], files: Mapping[str, Path | None]) -> None:
     from ..views.html import render_teeth  # noqa: PLC0415 (loads jinja2)
-    from ..views.teeth import render_markdown  # noqa: PLC0415
+    from ..views.teeth import render_teeth_markdown  # noqa: PLC0415
 
-    renderers = {"--json": record_text, "--html": render_teeth, "--markdown": render_markdown}
+    renderers = {"--json": record_text, "--html": render_teeth, "--markdown": render_teeth_markdown}
     for option, render in renderers.items():
         if (path := files[option]) is not None:
             write_to(render(record), path)

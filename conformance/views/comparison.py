@@ -301,7 +301,7 @@ def _section_table(section: Section) -> Fitting:
     return fitting([section.head, *section.names], rows)
 
 
-def render_comparison(record: Record) -> str:
+def render_comparison_markdown(record: Record) -> str:
     """The comparison as markdown; no text of the record is read as markup."""
     return "\n".join(_lines(complete(record))) + "\n"
 

@@ -255,7 +255,7 @@ seed {seed}.
 """
 
 
-def render_markdown(record: Record) -> str:
+def render_teeth_markdown(record: Record) -> str:
     """The whole document; equal runs differ only in the time they took."""
     return "\n".join(_markdown_parts(record)) + "\n"
 

@@ -73,7 +73,7 @@ COMPARED: Final = (
     View("html", "html:render_comparison", "Write one self-contained page."),
     View(
         "markdown",
-        "comparison:render_comparison",
+        "comparison:render_comparison_markdown",
         "Write markdown, for a pull request or a README.",
     ),
 )

@@ -15,7 +15,7 @@ from conformance.__main__ import run
 from conformance.base.files import check_writable
 from conformance.base.record import record_text
 from conformance.views.html import render_teeth
-from conformance.views.teeth import render_markdown
+from conformance.views.teeth import render_teeth_markdown
 from conformance.views.views import COMPARED, TERMINAL, VIEWS
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -88,7 +88,7 @@ def test_a_view_is_written_again(name: str, option: str, folder: Path) -> None:
 
 def test_the_matrix_is_written_again(folder: Path) -> None:
     """The three forms of a run of the catalogue may take the place of earlier ones."""
-    made = {"--json": record_text, "--html": render_teeth, "--markdown": render_markdown}
+    made = {"--json": record_text, "--html": render_teeth, "--markdown": render_teeth_markdown}
     for option, render in made.items():
         (folder / "teeth").write_text(render(teeth_records.GOOD), encoding="utf-8")
         check_writable(folder / "teeth", option)

@@ -24,7 +24,7 @@ from conformance.session.comparing import (
     split,
 )
 from conformance.session.report import build_report, candidate_entry
-from conformance.views.comparison import render_comparison as render_markdown
+from conformance.views.comparison import render_comparison_markdown as render_markdown
 from conformance.views.comparison import show_comparison as show
 from conformance.views.html import render_comparison as render_html
 

@@ -14,7 +14,7 @@ from conformance.views.html import render_teeth as render_html
 from conformance.views.teeth import (
     blocks,
     families,
-    render_markdown,
+    render_teeth_markdown,
     show_teeth,
     summary_lines,
     symbol,
@@ -129,7 +129,7 @@ def test_the_page_escapes_what_it_shows() -> None:
 
 def test_markdown_has_the_matrix_and_the_tables() -> None:
     """The document holds the sum, a row a clause and a row a mistake, with markup escaped."""
-    text = render_markdown(BAD)
+    text = render_teeth_markdown(BAD)
     assert "| 2 | `mask.golden` | MUST | 0 | escaped, elsewhere |" in text
     assert r"| escaped | escaped is \<wrong>. | `mask.golden` | **nothing** |" in text
     assert re.search(r"^```text\n.*^elsewhere", text, re.MULTILINE | re.DOTALL)
