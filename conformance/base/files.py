@@ -19,7 +19,7 @@ from ..errors import UsageError
 _TOOL: Final = rb'"tool": \{\s*"name": "attention-conformance"'
 _OURS: Final = {
     # A record of a run, of a catalogue or of identify; a difference names no tool.
-    "--json": rb'\A\{\s*"schema": \d+,\s*(?:"worse": |' + _TOOL + rb")",
+    "--json": rb'\A\{\s*"schema": \d+,\s*(?:"kind": "\w+",\s*)?(?:"worse": |' + _TOOL + rb")",
     "--html": rb'\A<!DOCTYPE html>.*?<meta name="generator" content="attention-conformance',
     "--markdown": (
         rb"\A## \S+ (?:Attention conformance: |\d+ candidates? compared: )"
