@@ -23,7 +23,7 @@ from .agreement import BatteryAnswer, fails_alike
 from .answer_facts import repeats, unknown_entry
 from .backward import BackwardDiagnostician
 from .battery import Observation, answer_to, answers_near, answers_to_pairs, plain_problem
-from .conditions import MANY_KEYS, plainness
+from .conditions import plainness
 from .dissection import statements
 from .dissection.returned_weights import explain_weights
 from .lines import LineFinder
@@ -31,7 +31,7 @@ from .mistaken_answer import Combination, DiagnosedSubject, acted_answers
 from .mistakes import NamedMistake, named_mistakes
 from .neighbours import ENLARGED, OWN, RESIZED, neighbours
 from .picture import Illustrator
-from .precision_diagnosis import Observed, precision_entry, scale_entry
+from .precision_diagnosis import Observed, few, plain, precision_entry, scale_entry
 from .search import MOST_PARTIAL, MistakeSearch
 from .statement_search import OTHER_VALUES, StatementSearch, explains
 
@@ -41,8 +41,6 @@ RETURNS_WEIGHTS: Final = ("shape.weights",)
 OF_WEIGHTS: Final = "gradients.weights"
 # Failing problems whose neighbours are searched for what explains them.
 MOST_SEARCHES: Final = 2
-# Answers that losses of precision are tried on, spread over the battery: each costs all of them.
-FEW: Final = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,11 +238,11 @@ class Diagnostician:
         if search.wrong and not repeats(self.subject, search.observed[0]):
             return []  # what answers at random makes no mistake that could be acted out
         pairs = [(answer.inputs, answer.output) for answer in search.observed]
-        plain = _plain(pairs)
-        some = plain[:: len(plain) // FEW + 1]
+        some = few(search.observed)
         if not search.gross:
-            near = [(answer.inputs, answer.output) for answer in self._wrong_near]
-            pairs, some = pairs + near, some + _plain(near)
+            near = self._wrong_near
+            pairs += [(answer.inputs, answer.output) for answer in near]
+            some += plain(near)
             return _of_precision(
                 scale_entry(self.subject, pairs) or precision_entry(self.subject, some)
             )
@@ -379,20 +377,8 @@ class Diagnostician:
         return complete and wrong and self._explain_all(made, answers)
 
 
-def _plain(pairs: Observed) -> list[tuple[Inputs, Tensor]]:
-    """Answers on which losses of precision are acted out: not of extreme values, nor long ones."""
-    return [pair for pair in pairs if pair[0].generic and not _is_long_with_options(pair[0])]
-
-
 def _wrong(answers: Sequence[BatteryAnswer]) -> bool:
     return any(answer.margin > 1.0 for answer in answers)
-
-
-def _is_long_with_options(inputs: Inputs) -> bool:
-    """Whether a loss of precision would take long to act out, and show in shorter calls as well."""
-    given = (inputs.scale, inputs.softcap, inputs.window, inputs.sinks)
-    with_options = inputs.causal or inputs.past > 0 or any(one is not None for one in given)
-    return with_options and inputs.geometry.key_length > MANY_KEYS
 
 
 def _asks_for_weights(clause: Clause, problem: Problem | None) -> bool:

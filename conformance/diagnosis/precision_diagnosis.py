@@ -14,13 +14,15 @@ from ..calls.calling import CandidateFailure
 from ..clauses.numerics import LONG
 from ..clauses.precision import AVERAGED, NEARLY_TIED
 from ..clauses.subject import Subject
-from ..oracle.comparison import compare
+from ..oracle.comparison import GROSS, compare
 from ..oracle.oracle import known_weights
 from ..oracle.yardstick import fitted_scale_error
 from ..problems.edges import edge_problems
 from ..problems.inputs import Inputs
 from ..tolerance import model
 from ..tolerance.fit import Fit
+from .agreement import BatteryAnswer
+from .conditions import MANY_KEYS
 from .precision_losses import (
     COARSER,
     EIGHT_BITS,
@@ -36,6 +38,8 @@ from .precision_losses import (
 )
 
 Observed = Sequence[tuple[Inputs, Tensor]]
+# Answers that losses of precision are tried on, spread over the battery: each costs all of them.
+FEW: Final = 12
 # Edge problems that the candidate answers from each space: one of each recipe.
 PROBED: Final = 2
 # Wrong answers that every loss of precision is tried on, and the part it must explain to go on:
@@ -46,6 +50,30 @@ HALF: Final = 0.5
 EVERYWHERE: Final = torch.tensor([0.0, 0.5], dtype=torch.float64)
 # Dtypes that TensorFloat-32 cuts.
 ROUNDED_SHORT: Final = ("float32", "float64")
+
+
+def few(observed: Sequence[BatteryAnswer]) -> list[tuple[Inputs, Tensor]]:
+    """A few of all answers, and a few of the wrong ones: among them is what shows seldom.
+
+    Gross errors that only other calls than plain ones show must be explained, too.
+    """
+    wrong = [answer for answer in observed if answer.margin > 1.0]
+    gross = [(answer.inputs, answer.output) for answer in wrong if answer.margin > GROSS]
+    every = (plain(observed), plain(wrong) or gross)
+    return list(dict(pair for some in every for pair in some[:: len(some) // FEW + 1]).items())
+
+
+def plain(answers: Sequence[BatteryAnswer]) -> list[tuple[Inputs, Tensor]]:
+    """Answers on which losses of precision are acted out: not of extreme values, nor long ones."""
+    inputs = ((answer.inputs, answer.output) for answer in answers)
+    return [pair for pair in inputs if pair[0].generic and not _is_long_with_options(pair[0])]
+
+
+def _is_long_with_options(inputs: Inputs) -> bool:
+    """Whether a loss of precision would take long to act out, and show in shorter calls as well."""
+    given = (inputs.scale, inputs.softcap, inputs.window, inputs.sinks)
+    with_options = inputs.causal or inputs.past > 0 or any(one is not None for one in given)
+    return with_options and inputs.geometry.key_length > MANY_KEYS
 
 
 def scale_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
@@ -298,7 +326,7 @@ def _with_epsilon(epsilon: float) -> LossyOutput:
 
     def output(core: golden.Attention) -> Tensor:
         # The exponential of the largest is one, so its weight is one over the sum.
-        largest = golden.softmax(core.logits).amax(dim=-1, keepdim=True)
+        largest = golden.softmax(core.logits, sinks=core.sinks).amax(dim=-1, keepdim=True)
         return core.output / (1.0 + epsilon * largest)
 
     return output

@@ -60,14 +60,14 @@ def rounded_scores(rounding: Rounding) -> LossyOutput:
 
     def output(core: golden.Attention) -> Tensor:
         added = core.logits - core.capped
-        return golden.softmax(rounding(core.capped) + added) @ core.value
+        return _weights(core, rounding(core.capped) + added) @ core.value
 
     return output
 
 
 def rounded_logits(rounding: Rounding) -> LossyOutput:
     """Rounded with bias and mask added."""
-    return lambda core: golden.softmax(rounding(core.logits)) @ core.value
+    return lambda core: _weights(core, rounding(core.logits)) @ core.value
 
 
 def rounded_weights(rounding: Rounding) -> LossyOutput:
@@ -87,7 +87,7 @@ def rounded_exponentials(rounding: Rounding) -> LossyOutput:
 
 def rounded_softmax(rounding: Rounding) -> LossyOutput:
     """Rounded before the softmax and after it."""
-    return lambda core: rounding(golden.softmax(rounding(core.logits))) @ core.value
+    return lambda core: rounding(_weights(core, rounding(core.logits))) @ core.value
 
 
 def rounded_operands(
@@ -99,7 +99,7 @@ def rounded_operands(
         left = rounding(core.query) if query else core.query
         right = rounding(core.key) if key else core.key
         apart = left @ right.transpose(-1, -2) - core.query @ core.key.transpose(-1, -2)
-        weights = golden.softmax(_moved_logits(core, core.scale * apart))
+        weights = _weights(core, _moved_logits(core, core.scale * apart))
         if not values:
             return weights @ core.value
         return rounding(weights) @ rounding(core.value)
@@ -131,7 +131,7 @@ def rounded_exponents(rounding: Rounding) -> LossyOutput:
 
     def output(core: golden.Attention) -> Tensor:
         largest = core.logits.amax(dim=-1, keepdim=True).nan_to_num(neginf=0.0)
-        return golden.softmax(rounding(core.logits - largest)) @ core.value
+        return _weights(core, rounding(core.logits - largest) + largest) @ core.value
 
     return output
 
@@ -208,14 +208,14 @@ def rounded_products(rounding: Rounding, at_once: int) -> LossyOutput:
     def output(core: golden.Attention) -> Tensor:
         keys = core.key.transpose(-1, -2)
         apart = added_up(core.query, keys, rounding, at_once) - core.query @ keys
-        return golden.softmax(_moved_logits(core, core.scale * apart)) @ core.value
+        return _weights(core, _moved_logits(core, core.scale * apart)) @ core.value
 
     return output
 
 
 def plain_softmax(working: torch.dtype) -> LossyOutput:
     """As most would write it: with torch's own softmax."""
-    return lambda core: _torch_softmax(core.logits, working).double() @ core.value
+    return lambda core: _torch_softmax(core, core.logits, working).double() @ core.value
 
 
 def plain_attention(working: torch.dtype) -> LossyOutput:
@@ -225,14 +225,23 @@ def plain_attention(working: torch.dtype) -> LossyOutput:
         query, key, value = (heads.to(working) for heads in (core.query, core.key, core.value))
         scores = (query @ key.transpose(-1, -2)) * core.scale
         logits = scores + (core.logits - core.scores).to(working)
-        return (_torch_softmax(logits, working) @ value).double()
+        return (_torch_softmax(core, logits, working) @ value).double()
 
     return output
 
 
-def _torch_softmax(logits: Tensor, working: torch.dtype) -> Tensor:
-    """Zero in rows without keys, where torch makes NaN."""
-    return torch.softmax(logits.to(working), dim=-1).nan_to_num(nan=0.0)
+def _torch_softmax(core: golden.Attention, logits: Tensor, working: torch.dtype) -> Tensor:
+    """Zero in rows without keys, where torch makes NaN; a sink counts as one more key."""
+    count = logits.shape[-1]
+    if core.sinks is not None:
+        column = core.sinks[:, None, None].expand(*logits.shape[:-1], 1)
+        logits = torch.cat([logits, column], dim=-1)
+    return torch.softmax(logits.to(working), dim=-1)[..., :count].nan_to_num(nan=0.0)
+
+
+def _weights(core: golden.Attention, logits: Tensor) -> Tensor:
+    """The weights of other logits, beside the same sinks."""
+    return golden.softmax(logits, sinks=core.sinks)
 
 
 # After how many terms an accumulator is rounded: one by one, as vectors or matrix instructions add
