@@ -14,7 +14,7 @@ from torch import Tensor
 from ..._golden import golden
 from ...tolerance import model
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
-from ..mistakes._steps import weighing
+from ..mistakes._steps import scored, weighing
 from ..mistakes.named_mistake import CoreChange, Heads, HeadsChange
 from .influence import orders
 from .read_numbers import Number, numbers
@@ -109,7 +109,7 @@ def operand_statements(reading: Reading) -> Iterator[NamedMistake]:
             key = move(attention.key) if "key" in role else attention.key
             if not math.isfinite(float(query.sum())):
                 continue
-            scores = query @ key.mT * attention.scale
+            scores = scored(attention, query @ key.mT * attention.scale)
             logits = scores + (0.0 if attention.bias is None else attention.bias)
             weights = golden.softmax(logits.masked_fill(~attention.allowed, -math.inf))
             if reading.agree(weights, reading.weights):

@@ -20,6 +20,7 @@ from ..mistakes._steps import (
     capped_scores,
     keys_ahead,
     plain_scores,
+    scored,
 )
 
 TermValues = Callable[[DeclaredCall, golden.Attention], Tensor | None]
@@ -43,11 +44,11 @@ class Term:
 
 
 def _of_scores(function: Callable[[Tensor], Tensor]) -> TermValues:
-    return lambda _call, attention: function(capped_scores(attention))
+    return lambda _call, attention: biased(attention, function(capped_scores(attention)))
 
 
 def _of_products(function: Callable[[Tensor], Tensor]) -> TermValues:
-    return lambda _call, attention: function(attention.query @ attention.key.mT) * attention.scale
+    return lambda _call, a: scored(a, function(a.query @ a.key.mT) * a.scale)
 
 
 def _clamped(limit: float) -> Callable[[Tensor], Tensor]:
@@ -61,7 +62,7 @@ def _products(query: Callable[[Tensor], Tensor], key: Callable[[Tensor], Tensor]
         queries, keys = query(attention.query), key(attention.key)
         if queries.shape[-1] != keys.shape[-1]:
             return None
-        return (queries @ keys.mT * attention.scale).expand_as(attention.scores)
+        return scored(attention, queries @ keys.mT * attention.scale).expand_as(attention.scores)
 
     return values
 
@@ -75,7 +76,7 @@ def _in_turns(roles: str) -> TermValues:
             return None
         query = attention.query[:, order] if "q" in roles else attention.query
         key = attention.key[:, order] if "k" in roles else attention.key
-        return query @ key.mT * attention.scale
+        return scored(attention, query @ key.mT * attention.scale)
 
     return values
 
@@ -97,7 +98,7 @@ def _cached_products(change: Callable[[Tensor], Tensor], *, cached: bool) -> Ter
             return None
         before, after = attention.key[:, :, :past], attention.key[:, :, past:]
         parts = (change(before), after) if cached else (before, change(after))
-        return attention.query @ torch.cat(parts, dim=2).mT * attention.scale
+        return scored(attention, attention.query @ torch.cat(parts, 2).mT * attention.scale)
 
     return values
 
@@ -107,7 +108,7 @@ def _cached_last(call: DeclaredCall, attention: golden.Attention) -> Tensor | No
     past = call.inputs.past
     if not past:
         return None
-    return attention.query @ attention.key.roll(-past, 2).mT * attention.scale
+    return scored(attention, attention.query @ attention.key.roll(-past, 2).mT * attention.scale)
 
 
 def capped_at(cap: float) -> Term:
@@ -475,7 +476,7 @@ def _added() -> Iterator[Term]:
 ALIBI: Final = Term(
     "alibi", "the declared bias by distance", lambda _call, attention: attention.alibi
 )
-SCORES: Final = Term("scores", "the scores", lambda _call, a: biased(a, capped_scores(a)))
+SCORES: Final = Term("scores", "the scores", lambda _call, a: scored(a, plain_scores(a)))
 PRODUCTS: Final = Term("products", "the scaled products", lambda _call, a: plain_scores(a))
 UNCAPPED: Final = Term(
     "uncapped scores",

@@ -119,7 +119,16 @@ def plain_scores(attention: golden.Attention) -> Tensor:
 
 def capped_scores(attention: golden.Attention) -> Tensor:
     """The same after the softcap."""
-    scores, cap = plain_scores(attention), attention.softcap
+    return _capped(attention, plain_scores(attention))
+
+
+def scored(attention: golden.Attention, products: Tensor) -> Tensor:
+    """Scaled dot products behind the softcap, with the declared function and bias by distance."""
+    return biased(attention, _capped(attention, products))
+
+
+def _capped(attention: golden.Attention, scores: Tensor) -> Tensor:
+    cap = attention.softcap
     return scores if cap is None else cap * torch.tanh(scores / cap)
 
 
