@@ -39,7 +39,12 @@ from .sums import (
     weight_statements,
 )
 from .tiles import tile_statements
-from .visibility import additive_mask_statements, table_statements, visibility_statements
+from .visibility import (
+    additive_mask_statements,
+    repeated_key_statements,
+    table_statements,
+    visibility_statements,
+)
 
 # Numbers of keys that tell tiles apart: an answer of each range is read.
 RANGES: Final = (8, 16, 32, 64, 160)
@@ -50,6 +55,7 @@ OF_WEIGHTS: Final = (
     band_statements,
     window_statements,
     visibility_statements,
+    repeated_key_statements,
     additive_mask_statements,
     sink_statements,
     weight_statements,

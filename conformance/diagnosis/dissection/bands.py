@@ -155,6 +155,7 @@ _WINDOWS: Final[tuple[tuple[str, WindowChange], ...]] = (
     ("as many keys after the query as before it", lambda left, _right, _past: (left, left)),
     ("no more keys after the query than before it", _no_more_after),
     ("as many keys before the query as after it", lambda _left, right, _past: (right, right)),
+    ("every key on a side that has none", lambda left, right, _past: (left or -1, right or -1)),
     (
         "as many keys more before the query as are cached",
         lambda left, right, past: (left if left < 0 else left + past, right),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import product
 from typing import Final
 
 import torch
@@ -17,8 +18,9 @@ from ...tolerance import model
 from ..mistaken_answer import mistaken_attention, mistaken_call
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import keys_ahead, weighing
+from ..mistakes.named_mistake import CoreChange
 from .logits import LogitFit, as_mistake
-from .read_numbers import Number
+from .read_numbers import Number, numbers
 from .reading import Reading, statement
 from .sums import sum_ratio
 from .terms import ADDED, SCORES, Term, TermValues
@@ -34,6 +36,7 @@ def head_statements(reading: Reading) -> Iterator[NamedMistake]:
         return
     yield from _of_logits(reading)
     yield from _sinks(reading)
+    yield from _of_other_heads(reading)
     yield from _mixed_weights(reading)
 
 
@@ -434,3 +437,43 @@ def _numbers(row: Tensor, least: int) -> str:
         for ahead in near
         if 0 <= ahead - least < len(row) and not bool(row[ahead - least].isnan())
     )
+
+
+def _of_other_heads(reading: Reading) -> Iterator[NamedMistake]:
+    """A multiple of the weights of each head and one of those of others."""
+    read, exact = reading.weights, reading.attention.weights
+    for words, move in _MIXED:
+        columns = torch.stack([exact.flatten(), move(exact).flatten()], dim=-1)
+        solved = torch.linalg.lstsq(columns, read.flatten()[:, None]).solution[:, 0]
+        own, other = (float(factor) for factor in solved)
+        if abs(other) <= reading.same or not reading.agree(read, own * exact + other * move(exact)):
+            continue
+        for of_own, of_other in product(
+            *(numbers(factor, reading.sizes, reading.same) for factor in (own, other))
+        ):
+            own_words = "" if of_own.words == "1" else f"{of_own.words} times "
+            made = f"{own_words}those of the head and {of_other.words} times {words}"
+            yield statement(
+                f"weights: {made}",
+                f"the weights are {made}",
+                "weigh the values of each head by its own weights alone",
+                core=_mixing(move, of_own, of_other),
+            )
+
+
+def _mixing(move: Callable[[Tensor], Tensor], of_own: Number, of_other: Number) -> CoreChange:
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        sizes, exact = call.inputs.geometry, attention.weights
+        mixed = of_own.value(sizes) * exact + of_other.value(sizes) * move(exact)
+        return weighing(attention, mixed)
+
+    return core
+
+
+_MIXED: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("those of the head before", lambda w: w.roll(1, 1)),
+    ("those of the head after", lambda w: w.roll(-1, 1)),
+    ("those of the opposite head", lambda w: w.flip(1)),
+    ("those of the first head", lambda w: w[:, :1].expand_as(w)),
+    ("their mean over the heads", lambda w: w.mean(1, keepdim=True).expand_as(w)),
+)

@@ -86,6 +86,50 @@ def _cached(call: DeclaredCall) -> Tensor:
     return (torch.arange(shape[-1]) < call.inputs.past).expand(shape)
 
 
+def _place(*, last: bool) -> Callable[[DeclaredCall], Tensor]:
+    """The last cached key, or the first new one, of calls with a cache."""
+
+    def cells(call: DeclaredCall) -> Tensor:
+        shape = call.inputs.score_shape
+        index = call.inputs.past - 1 if last else call.inputs.past
+        return ((torch.arange(shape[-1]) == index) & (call.inputs.past > 0)).expand(shape)
+
+    return cells
+
+
+def _kept_length(call: DeclaredCall) -> Tensor:
+    """How many keys there are up to the last that the mask keeps: ``[B, H, Lq, 1]``."""
+    table = admitted_by_mask(call).expand(call.inputs.score_shape)
+    return (torch.arange(1, table.shape[-1] + 1) * table).amax(-1, keepdim=True)
+
+
+def _past_kept_length(call: DeclaredCall) -> Tensor | None:
+    """Keys after the query where the last query stands at the last key that the mask keeps."""
+    shape = call.inputs.score_shape
+    if not call.inputs.masked or not shape[-1]:
+        return None
+    place = torch.arange(shape[2])[:, None] - shape[2] + _kept_length(call)
+    return (torch.arange(shape[3]) > place).expand(shape)
+
+
+def _of_hidden_places(*, bottom_right: bool, own: bool) -> Callable[[DeclaredCall], Tensor | None]:
+    """Queries whose own place the mask hides from them, or behind the last key that it keeps."""
+
+    def cells(call: DeclaredCall) -> Tensor | None:
+        shape = call.inputs.score_shape
+        if not call.inputs.masked or not shape[-1]:
+            return None
+        place = torch.arange(shape[2])[:, None] + (shape[3] - shape[2] if bottom_right else 0)
+        table = place >= _kept_length(call)
+        if own:
+            kept = admitted_by_mask(call).expand(shape)
+            index = place.clamp(0, shape[3] - 1).expand(*shape[:3], 1)
+            table = ~kept.gather(-1, index)
+        return table.expand(shape)
+
+    return cells
+
+
 def _by_structure(call: DeclaredCall) -> Tensor:
     return admitted_by_structure(call).expand(call.inputs.score_shape)
 
@@ -106,6 +150,12 @@ def from_index(number: int, *, above: bool) -> Cells:
     """The keys whose index is above a number, or at most that."""
     words = f"past the first {number + 1}" if above else f"among the first {number + 1}"
     return _index(3, words, lambda i, _n: (i > number) == above)
+
+
+def at_steps(first: int, step: int) -> Cells:
+    """The keys at every so many indices, from a first one on."""
+    words = f"at the indices {first}, {first + step}, {first + 2 * step}, …"
+    return _index(3, words, lambda i, _n: (i >= first) & ((i - first) % step == 0))
 
 
 def from_distance(number: int, *, above: bool) -> Cells:
@@ -284,6 +334,25 @@ def _every_kind() -> Iterator[Cells]:
         yield make(f"more than one after the query{words}", lambda ahead: ahead > 1)
         yield make(f"one before the query{words}", lambda ahead: ahead == -1)
     yield Cells("that are cached", _cached)
+    yield Cells("in the last cached place", _place(last=True))
+    yield Cells("in the first new place", _place(last=False))
+    yield Cells(
+        "after the query, where the last query stands at the last key that the mask keeps,",
+        _past_kept_length,
+        of_mask=True,
+    )
+    for bottom_right, end in ((False, "first"), (True, "last")):
+        counted = f"counted from the {end} one,"
+        yield Cells(
+            f"of queries whose place, {counted} lies behind the last key that the mask keeps",
+            _of_hidden_places(bottom_right=bottom_right, own=False),
+            of_mask=True,
+        )
+        yield Cells(
+            f"of queries whose own place, {counted} the mask hides",
+            _of_hidden_places(bottom_right=bottom_right, own=True),
+            of_mask=True,
+        )
     yield _not(Cells("", _cached), "that are new")
     yield Cells(
         "that the mask keeps with its columns moved by the number of cached keys",

@@ -24,6 +24,7 @@ from ..mistakes._steps import capped_scores, keys_ahead, plain_scores, relogited
 from .read_numbers import Number, logarithms, numbers
 from .reading import Reading, statement
 from .terms import ADDED, OPERANDS, SCORES, UNCAPPED, Term, TermValues, capped_at
+from .visibility import additive_mask_times
 
 
 def _geometric(heads: int, first: int, count: int) -> Tensor:
@@ -76,7 +77,7 @@ _DISTANCES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("distances of keys after the query alone", lambda ahead: ahead.relu()),
     *(
         (f"distances of at most {most}", lambda ahead, most=most: ahead.abs().clamp_max(most))
-        for most in (1, 2, 4, 8, 16, 32, 64, 128)
+        for most in (1, 2, 3, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, 128)
     ),
 )
 
@@ -366,6 +367,10 @@ def logit_statements(reading: Reading) -> Iterator[NamedMistake]:
             read = composition.factors[0] * reading.call.scale
             yield from _scales(reading.call, read, reading.same)
             yield from _growing(composition.factors[0], reading)
+        if composition.terms == (SCORES, ADDED[0]) and composition.factors[0] == 1.0:
+            for number in numbers(1.0 + composition.factors[1], reading.sizes, reading.same):
+                yield additive_mask_times(number)
+            continue
         choices = [
             [Number("1", lambda _sizes: 1.0)]
             if factor == 1.0 and term is SCORES

@@ -63,6 +63,34 @@ _CHANGES: Final[tuple[tuple[str, SinkChange], ...]] = (
     ("the exponential of the sink", lambda _call, sinks: sinks.exp()),
     ("the sink divided by the scale", lambda call, sinks: sinks / call.scale),
 )
+# Sums and factors in which a sink stands in another way, from the log-sum-exp of a row, its largest
+# logit and the sink.
+_ROWS: Final[tuple[tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]], ...]] = (
+    (
+        "exp(sink) joins a sum of exponentials that are relative to the row's largest logit",
+        lambda total, most, sink: torch.sigmoid(total - most - sink),
+    ),
+    (
+        "exp(sink) joins a sum of exponentials that are relative to the largest logit or sink",
+        lambda total, most, sink: torch.sigmoid(total - torch.maximum(most, sink) - sink),
+    ),
+    (
+        "the answer without a sink is multiplied by the sigmoid of the sink",
+        lambda _total, _most, sink: torch.sigmoid(sink),
+    ),
+    (
+        "the answer without a sink is multiplied by the sigmoid of minus the sink",
+        lambda _total, _most, sink: torch.sigmoid(-sink),
+    ),
+    (
+        "the answer is multiplied by the sink's share, not by that of the keys",
+        lambda total, _most, sink: torch.sigmoid(sink - total),
+    ),
+    (
+        "the share of the sink is taken twice",
+        lambda total, _most, sink: torch.sigmoid(total - sink).square(),
+    ),
+)
 _CUTS: Final[tuple[tuple[str, int], ...]] = (
     ("each value meets the weight of the key after its own, the last one that of the sink", -1),
     ("each value meets the weight of the key before its own, the first one that of the sink", 1),
@@ -82,6 +110,10 @@ def sink_statements(reading: Reading) -> Iterator[NamedMistake]:
                 "leave the sink's own column out when weights meet values",
                 core=_cut_elsewhere(step),
             )
+    for words, factor in _ROWS:
+        core = _with_rows(factor)
+        if reading.agree(reading.weights, core(reading.call, reading.attention).weights):
+            yield statement(f"sinks: {words}", words, _FIX, core=_beside_sinks(core))
     read = _read(reading)
     if read is None:
         return
@@ -89,6 +121,27 @@ def sink_statements(reading: Reading) -> Iterator[NamedMistake]:
         if _alike(reading, change(reading.call, sinks), read):
             yield _statement(words, change)
     yield from _multiples(reading, sinks, read)
+
+
+def _with_rows(
+    factor: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> Callable[[DeclaredCall, golden.Attention], golden.Attention]:
+    """Weights without sinks times a factor of each row."""
+
+    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        if attention.sinks is None:
+            return attention
+        logits, sink = attention.logits, attention.sinks.double()[:, None, None]
+        total, most = logits.logsumexp(-1, keepdim=True), logits.amax(-1, keepdim=True)
+        weights = golden.softmax(logits) * factor(total, most, sink)
+        weights = torch.where(attention.empty[..., None], attention.weights, weights)
+        return weighing(attention, weights)
+
+    return core
+
+
+def _beside_sinks(core: CoreChange) -> CoreChange:
+    return lambda call, attention: None if attention.sinks is None else core(call, attention)
 
 
 def _read(reading: Reading) -> Tensor | None:

@@ -289,6 +289,7 @@ _MOVES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
 )
 _ROLES: Final = ("key", "value", "key and value")
 _PARTS: Final = ("", "cached ", "new ")
+_ALL: Final = "whole "
 
 
 def shared_head_statements(reading: Reading) -> Iterator[NamedMistake]:
@@ -302,11 +303,23 @@ def shared_head_statements(reading: Reading) -> Iterator[NamedMistake]:
     if call.inputs.is_layer or not (grouped or past):
         return
     heads = call.projected_heads()
-    for (words, move), role, part in product(_MOVES, _ROLES, _PARTS if past else ("",)):
+    parts = _PARTS if past else ("",)
+    for (words, move), role, part in (*product(_MOVES, _ROLES, parts), *_behind(past)):
         moved = _moved(heads, move, role, part, past)
         output = call.attend(moved).output
         if reading.agree(reading.answer, output):
             yield _statement(words, move, role, part)
+
+
+def _behind(past: int) -> Iterator[tuple[tuple[str, Callable[[Tensor], Tensor]], str, str]]:
+    """The keys or the values of a cache behind the new ones; for both another name is there."""
+    if past:
+        for role in _ROLES[:-1]:
+            yield ("behind the new ones", _same), role, _ALL
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _moved(
@@ -317,6 +330,8 @@ def _moved(
     def changed(tensor: Tensor) -> Tensor:
         if not part:
             return move(tensor)
+        if part == _ALL:
+            return tensor.roll(-past, 2)
         cached, new = tensor[:, :, :past], tensor[:, :, past:]
         parts = (move(cached), new) if part == "cached " else (cached, move(new))
         return torch.cat(parts, dim=2)
@@ -334,6 +349,14 @@ def _statement(words: str, move: Callable[[Tensor], Tensor], role: str, part: st
         return None if part and not past else _moved(before, move, role, part, past)
 
     heads: HeadsChange = change
+    if part == _ALL:
+        other = "values" if role == "key" else "keys"
+        return statement(
+            f"heads: cached {role}s behind the new ones",
+            f"the cached {role}s are put behind the new ones, the cached {other} before them",
+            "concatenate keys and values alike: what is cached, then what is new",
+            heads=heads,
+        )
     return statement(
         f"heads: {part}{role} {words}",
         f"the {part}{role} {words} stands in place of each one's own",

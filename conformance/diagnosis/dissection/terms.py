@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from ..._golden import golden
 from ...base.geometry import Geometry
@@ -22,7 +23,10 @@ from ..mistakes._steps import (
     plain_scores,
     scored,
 )
+from .tiles import tile_values
 
+# What norms are usually kept from dividing by zero with.
+_EPSILON: Final = 1e-6
 TermValues = Callable[[DeclaredCall, golden.Attention], Tensor | None]
 
 
@@ -165,6 +169,22 @@ def _of_first_tile(size: int) -> Callable[[Tensor], Tensor]:
     return lambda tensor: tensor[:, :, torch.arange(tensor.shape[2]) % size]
 
 
+def _over_deviation(fewer: int, added: float) -> Callable[[Tensor], Tensor]:
+    """Scores over their standard deviation, as they are where there are too few keys for one."""
+
+    def divided(scores: Tensor) -> Tensor:
+        if scores.shape[-1] <= fewer:
+            return scores
+        deviation = scores.std(-1, keepdim=True, correction=fewer)
+        return scores / (deviation + added).clamp_min(_EPSILON)
+
+    return divided
+
+
+def _over_largest(scores: Tensor) -> Tensor:
+    return scores / scores.abs().amax(-1, keepdim=True).clamp_min(_EPSILON)
+
+
 def _exchanged(scores: Tensor) -> Tensor:
     square = scores.shape[-1] == scores.shape[-2]
     return scores.mT if square else torch.zeros_like(scores)
@@ -211,7 +231,7 @@ CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("summed over the heads", lambda t: t.sum(1, keepdim=True).expand_as(t)),
     ("less its mean over the tokens", lambda t: t - t.mean(2, keepdim=True)),
     ("less its mean over the channels", lambda t: t - t.mean(-1, keepdim=True)),
-    ("divided by its length", lambda t: torch.nn.functional.normalize(t, dim=-1)),
+    ("divided by its length", lambda t: normalize(t, dim=-1)),
     ("without its sign", torch.abs),
     ("with zeros for what is negative", torch.relu),
     ("summed up over the tokens so far", lambda t: t.cumsum(2)),
@@ -254,6 +274,15 @@ _FUNCTIONS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("the softmax over the heads", lambda scores: torch.log_softmax(scores, 1)),
     ("the softmax over the batch items", lambda scores: torch.log_softmax(scores, 0)),
     ("the scores of queries and keys exchanged", _exchanged),
+    ("the scores averaged over the heads", lambda s: s.mean(1, keepdim=True).expand_as(s)),
+    ("the scores summed over the heads", lambda s: s.sum(1, keepdim=True).expand_as(s)),
+    *(
+        (f"the scores divided by their {words} over the keys{more}", _over_deviation(fewer, added))
+        for words, fewer in (("deviation", 0), ("deviation (over one key less)", 1))
+        for more, added in (("", 0.0), (" and 1e-6", 1e-6), (" and 1e-5", 1e-5))
+    ),
+    ("the scores divided by the largest size in their row", _over_largest),
+    ("the scores divided by the length of their row", lambda s: normalize(s, dim=-1)),
 )
 
 
@@ -352,62 +381,6 @@ def _slopes(call: DeclaredCall, attention: golden.Attention) -> Tensor:
     return slopes.double()[None, :, None, None] * keys_ahead(call).double()
 
 
-def _tiled(block: int, kind: str) -> TermValues:
-    """What online softmaxes keep for a tile of keys: its largest logit, or that of all so far."""
-
-    def values(_call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
-        logits = attention.logits
-        count = logits.shape[-1]
-        if count <= block:
-            return None
-        tiles = (count - 1) // block + 1
-        last = torch.arange(tiles) == tiles - 1
-        if kind == "overlap":
-            ends = (torch.arange(count) + 1) % block == 0
-            return (ends & ~last.repeat_interleave(block)[:count]).double().expand_as(logits)
-        if kind == "short" and count % block == 0:
-            return None
-        table = _OF_TILES[kind](_by_tile(logits, block) if kind in _OF_LOGITS else last)
-        return table.repeat_interleave(block, dim=-1)[..., :count].double().expand_as(logits)
-
-    return values
-
-
-def _by_tile(logits: Tensor, block: int) -> Tensor:
-    """Finite logits ``[.., tiles, block]``, hidden ones very low."""
-    finite = logits.masked_fill(torch.isneginf(logits), -1e30)
-    missing = -logits.shape[-1] % block
-    padded = torch.nn.functional.pad(finite, (0, missing), value=-1e30)
-    return padded.reshape(*logits.shape[:-1], -1, block)
-
-
-# From the logits by tile, or from which tile is the last: a number for each tile.
-_OF_TILES: Final[dict[str, Callable[[Tensor], Tensor]]] = {
-    "largest": lambda tiles: tiles.amax(-1),
-    "running": lambda tiles: tiles.amax(-1).cummax(-1).values,
-    "sum": lambda tiles: tiles.logsumexp(-1),
-    "running sum": lambda tiles: tiles.logsumexp(-1).logcumsumexp(-1),
-    "number": lambda last: torch.arange(len(last)),
-    "tiles behind": lambda last: torch.arange(len(last) - 1, -1, -1),
-    "first": lambda last: torch.arange(len(last)) == 0,
-    "last": lambda last: last,
-    "short": lambda last: last,
-}
-_OF_LOGITS: Final = frozenset({"largest", "running", "sum", "running sum"})
-_TILE_WORDS: Final = {
-    "largest": "the largest logit of its tile of {} keys",
-    "running": "the largest logit up to its tile of {} keys",
-    "sum": "the log-sum-exp of its tile of {} keys",
-    "running sum": "the log-sum-exp up to its tile of {} keys",
-    "number": "the number of its tile of {} keys",
-    "tiles behind": "the number of tiles of {} keys behind",
-    "first": "one for the keys of the first tile of {}",
-    "last": "one for the keys of the last tile of {}",
-    "overlap": "one for the last key of each tile of {} but the last tile",
-    "short": "one for the keys of a last tile that is shorter than {}",
-}
-
-
 _OF_BIAS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("of the first batch item", _first(0)),
     ("of the first head", _first(1)),
@@ -429,6 +402,7 @@ _IN_PLACE_OF_BIAS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("kept between -1 and 1", lambda t: t.clamp(-1.0, 1.0)),
     ("by the hyperbolic tangent", torch.tanh),
     ("by the sigmoid", torch.sigmoid),
+    ("by the logarithm of the sigmoid", torch.nn.functional.logsigmoid),
     ("rounded", torch.round),
 )
 
@@ -467,10 +441,8 @@ def _added() -> Iterator[Term]:
         "the sum of the key's channels",
         lambda _call, a: a.key.sum(-1)[:, :, None].expand_as(a.scores),
     )
-    for block in BLOCKS[1:]:
-        for kind, words in _TILE_WORDS.items():
-            text = words.format(block)
-            yield Term(text, text, _tiled(block, kind))
+    for words, of_tiles in tile_values():
+        yield Term(words, words, of_tiles)
 
 
 ALIBI: Final = Term(

@@ -5,6 +5,7 @@ The fewest properties that tell lost and uncovered keys from others; a mask read
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -39,11 +40,13 @@ from .cells import (
     REACHED,
     TABLE_MOVES,
     Cells,
+    at_steps,
     from_distance,
     from_index,
     key_indices,
 )
-from .reading import Reading, statement
+from .read_numbers import Number
+from .reading import ROOM, Reading, statement
 
 # Properties that lost or uncovered keys may have together.
 MOST_TOGETHER: Final = 2
@@ -119,7 +122,7 @@ def _replaced(cells: Cells, what: str, *, keeps_structure: bool, keeps_mask: boo
     return statement(
         f"mask: keys {cells.words}",
         f"the keys {cells.words} are attended, in place of those that {what} should leave",
-        f"attend the keys that {what} leave",
+        f"attend the keys that {what} should leave",
         inputs=inputs_for,
     )
 
@@ -145,6 +148,7 @@ def visibility_statements(reading: Reading) -> Iterator[NamedMistake]:
     losing = _described(reading, lost, allowed & rows & ~unread & ~lost)
     fills = _fills(reading, uncovered)
     normalised = _sums_to_one(reading, rows)
+    whole = bool((lost.any(-1) & ~seen.any(-1)).any())
     for hidden in HIDDEN:
         table = hidden.holds(reading.call)
         if table is None or bool((uncovered & ~table).any()):
@@ -153,7 +157,7 @@ def visibility_statements(reading: Reading) -> Iterator[NamedMistake]:
         if hidden is HIDDEN[0] and not lost.any() and () in map(_without_every, showing or ()):
             yield from _filled(fills)
         for one, other, fill in product(losing or (), showing or (), fills):
-            yield _as_mistake(one, other, hidden, fill=fill, normalised=normalised)
+            yield _as_mistake(one, other, hidden, fill=fill, normalised=normalised, whole=whole)
 
 
 def _described(reading: Reading, chosen: Tensor, others: Tensor) -> list[tuple[Cells, ...]] | None:
@@ -188,6 +192,45 @@ def _limited(reading: Reading, chosen: Tensor, others: Tensor) -> Iterator[tuple
             table = cells.holds(reading.call)
             if table is not None:
                 yield cells, table
+    yield from ((cells, cells.holds(reading.call)) for cells in _at_steps(chosen))
+
+
+def _at_steps(chosen: Tensor) -> Iterator[Cells]:
+    """Keys at regular indices, where those of all rows are that."""
+    indices = chosen.flatten(0, -2).any(0).nonzero().flatten()
+    steps = indices.diff().unique()
+    if len(indices) > 2 and len(steps) == 1:  # noqa: PLR2004 (any two are as far apart as they are)
+        yield at_steps(int(indices[0]), int(steps[0]))
+
+
+def repeated_key_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """Keys at regular indices that count twice, as those do that two tiles share."""
+    exact = reading.attention.weights
+    clear = reading.legible & (exact > CLEAR * reading.error)
+    ratio = torch.where(clear, reading.weights / exact, torch.inf)
+    ratio = ratio / ratio.amin(-1, keepdim=True)
+    room = ROOM * reading.error / exact.clamp_min(model.SMALLEST_READ) + reading.same
+    twice = clear & ((ratio - 2.0).abs() <= 4.0 * room)
+    if not twice.any() or not bool((twice | ~clear | ((ratio - 1.0).abs() <= 4.0 * room)).all()):
+        return
+    for cells in _at_steps(twice):
+        table = cells.holds(reading.call)
+        if table is not None and bool((twice == (table & clear)).all()):
+            yield statement(
+                f"visibility: keys {cells.words} twice",
+                f"keys {cells.words} count twice",
+                "let tiles of keys begin where the one before ends",
+                core=_twice(cells),
+            )
+
+
+def _twice(cells: Cells) -> CoreChange:
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
+        table = cells.holds(call)
+        more = math.log(2.0) * (0.0 if table is None else table.double())
+        return relogited(attention, attention.logits + more)
+
+    return core
 
 
 def _sums_to_one(reading: Reading, rows: Tensor) -> bool:
@@ -283,7 +326,10 @@ def _as_mistake(
     *,
     fill: Fill | None,
     normalised: bool,
+    whole: bool,
 ) -> NamedMistake:
+    """Keys that are lost and keys that are shown; ``whole`` rows that lose all answer zero."""
+
     def tables(call: DeclaredCall) -> tuple[Tensor, Tensor]:
         """The keys that are lost and those that are uncovered."""
         allowed = call.inputs.allowed(call.semantics)
@@ -304,12 +350,13 @@ def _as_mistake(
             logits = torch.where(shown, fill.logits(logits), logits)
         admitted = attention.allowed | shown
         if normalised:
-            return relogited(attention, logits.masked_fill(~(admitted & ~lost), float("-inf")))
+            left = relogited(attention, logits.masked_fill(~(admitted & ~lost), float("-inf")))
+            return weighing(left, left.weights.masked_fill(lost, 0.0))
         whole = golden.softmax(logits.masked_fill(~admitted, float("-inf")))
         return weighing(attention, whole.masked_fill(lost, 0.0))
 
     name, text, fix = _texts(losing, showing, hidden, fill=fill, normalised=normalised)
-    if fill is None and normalised:
+    if fill is None and normalised and not whole:
         return statement(name, text, fix, inputs=inputs_for)
     return statement(name, text, fix, core=core)
 
@@ -335,15 +382,21 @@ def _texts(
         words = " ".join(one.words for one in losing)
         late = "" if normalised else " after the softmax"
         names.append(f"without keys {words}{late}")
-        texts.append(f"keys {words} have no weight{late}, though nothing hides them")
-        fixes.append(f"let the softmax see keys {words}")
+        queries = words.removeprefix("of ") if words.startswith("of queries") else ""
+        lost = f"{queries} attend no key" if queries else f"keys {words} have no weight"
+        texts.append(f"{lost}{late}, though nothing hides them")
+        fixes.append(
+            f"let {queries} attend keys" if queries else f"let the softmax see keys {words}"
+        )
     if showing:
         words = " ".join((hidden.words, *(one.words for one in showing if one is not EVERY)))
         logit = "" if fill is None else f", with {fill.words}"
         names.append(f"with keys {words}{logit}")
         texts.append(f"keys {words} have a weight{logit}")
         fixes.append(f"give keys {words} a logit of minus infinity")
-    return f"visibility: {'; '.join(names)}", "; ".join(texts), "; ".join(fixes)
+    name = "; ".join(one.removesuffix(",") for one in names)
+    fix = "; ".join(one.removesuffix(",") for one in fixes)
+    return f"visibility: {name}", "; ".join(texts), fix
 
 
 _OF_ITS_OWN: Final = (
@@ -379,6 +432,25 @@ def additive_mask_statements(reading: Reading) -> Iterator[NamedMistake]:
                     _OF_ITS_OWN,
                     inputs=change,
                 )
+
+
+def additive_mask_times(number: Number) -> NamedMistake:
+    """The finite numbers of the additive mask multiplied by one."""
+
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        bias = call.inputs.bias
+        if bias is None:
+            return None
+        factor = number.value(call.inputs.geometry)
+        times = torch.where(torch.isneginf(bias), bias.double(), factor * bias.double())
+        return call.inputs.replace(bias=times)
+
+    return statement(
+        f"logits: the additive mask multiplied by {number.words}",
+        f"the additive mask is multiplied by {number.words} before it is added",
+        "add the additive mask to the scaled scores as it is",
+        inputs=inputs_for,
+    )
 
 
 def _with_moved(move: Callable[[Tensor], Tensor], part: str) -> InputsChange:
