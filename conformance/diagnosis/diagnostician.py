@@ -9,18 +9,15 @@ from functools import cached_property
 from itertools import permutations
 from typing import Any, Final
 
-from torch import Tensor
-
 from ..base.record import LineEntry
 from ..calls.calling import CandidateFailure
 from ..calls.recording import Recording
 from ..clauses.registry import Clause
 from ..clauses.subject import Subject
 from ..oracle.comparison import GROSS
-from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from .agreement import BatteryAnswer, fails_alike
-from .answer_facts import repeats, unknown_entry
+from .answer_facts import repeats, state_entry, unknown_entry
 from .backward import BackwardDiagnostician
 from .battery import Observation, answer_to, answers_near, answers_to_pairs, plain_problem
 from .conditions import plainness
@@ -166,11 +163,20 @@ class Diagnostician:
         return self._searches <= MOST_SEARCHES
 
     def _unknown(self, clause: Clause | None, shown: BatteryAnswer | None) -> dict[str, Any]:
-        """The entry without a name; what all wrong answers share is said at one clause alone."""
+        """What earlier calls explain, else the entry without a name.
+
+        What all wrong answers share is said at one clause alone.
+        """
+        if self._of_state is not None:
+            return self._of_state
         said_at = self._said_at
         if clause is not None and not said_at:
             self._said_at = clause.id
         return unknown_entry(self.subject, self.observed, shown, said_at=said_at)
+
+    @cached_property
+    def _of_state(self) -> dict[str, Any] | None:
+        return state_entry(self.subject)
 
     @cached_property
     def backward(self) -> BackwardDiagnostician:

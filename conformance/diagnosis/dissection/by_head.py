@@ -442,6 +442,8 @@ def _numbers(row: Tensor, least: int) -> str:
 def _of_other_heads(reading: Reading) -> Iterator[NamedMistake]:
     """A multiple of the weights of each head and one of those of others."""
     read, exact = reading.weights, reading.attention.weights
+    if not bool(torch.isfinite(read).all() & torch.isfinite(exact).all()):
+        return
     for words, move in _MIXED:
         columns = torch.stack([exact.flatten(), move(exact).flatten()], dim=-1)
         solved = torch.linalg.lstsq(columns, read.flatten()[:, None]).solution[:, 0]
