@@ -27,6 +27,7 @@ from .logits import fitted_scales, logit_statements
 from .reading import MOST_KEYS, Reading, read, readable, together
 from .sink_statements import sink_statements
 from .sources import (
+    layer_answer_statements,
     moved_value_statements,
     operand_statements,
     shared_head_statements,
@@ -111,7 +112,7 @@ class StatementReader:
         if not inputs.is_layer:
             reading = read(self.subject, inputs, self.known, finite=False)
             return [] if reading is None or not _is_legible(reading) else self._of(reading)
-        said = list(self._layers.statements(inputs))
+        said = [*self._layers.statements(inputs), *layer_answer_statements(answer)]
         if inputs.geometry.key_length > MOST_KEYS_OF_LAYERS and not self.known:
             self._fitted[inputs] = list(fitted_scales(self.subject, answer))
         return said

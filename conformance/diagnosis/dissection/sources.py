@@ -6,13 +6,15 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from itertools import permutations, product
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ..._golden import golden
 from ...tolerance import model
+from ..agreement import BatteryAnswer
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import scored, weighing
 from ..mistakes.named_mistake import CoreChange, Heads, HeadsChange
@@ -239,26 +241,10 @@ _ADDED: Final[tuple[tuple[str, AnswerTerm], ...]] = (
 def _functions(reading: Reading) -> Iterator[NamedMistake]:
     """A function of the answer, or of the values."""
     attention = reading.attention
-    for words, function in (
-        ("nothing", torch.zeros_like),
-        ("the hyperbolic tangent", torch.tanh),
-        ("the absolute value", torch.abs),
-        ("the square", torch.square),
-        ("the sigmoid", torch.sigmoid),
-        ("the part between -1 and 1", lambda t: t.clamp(-1.0, 1.0)),
-        ("the sum over the queries so far", lambda t: t.cumsum(2)),
-        ("the mean over the heads", lambda t: t.mean(1, keepdim=True).expand_as(t)),
-        ("the softmax over the channels", lambda t: torch.softmax(t, -1)),
-        (
-            "the layer norm over the channels",
-            lambda t: torch.nn.functional.layer_norm(t, t.shape[-1:]),
-        ),
-    ):
+    for words, function in _FUNCTIONS:
         if reading.answers(function(attention.output)):
-            yield statement(
-                f"answer: {words} of it",
-                f"{words} of the answer is returned",
-                "return the weighted sum of the values as it is",
+            yield _function_of_answer(
+                words,
                 core=lambda _call, a, f=function: dataclasses.replace(a, output=f(a.output)),
             )
         if reading.answers(attention.weights @ function(attention.value)):
@@ -270,6 +256,46 @@ def _functions(reading: Reading) -> Iterator[NamedMistake]:
                     dataclasses.replace(a, value=f(a.value)), a.weights
                 ),
             )
+
+
+def layer_answer_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
+    """A function of what a layer should answer, after its output projection."""
+    exact = answer.exact
+    for words, function in _FUNCTIONS:
+        if "heads" in words:
+            continue
+        expected = function(exact.output)
+        size = expected.abs().amax().clamp_min(model.SAME_READ**2)
+        if answer.fits and bool(((answer.output - expected).abs() <= model.SAME_READ * size).all()):
+            yield _function_of_answer(words, output=lambda _call, out, f=function: f(out))
+
+
+def _function_of_answer(words: str, **steps: Any) -> NamedMistake:
+    return statement(
+        f"answer: {words} of it",
+        f"{words} of the answer is returned",
+        "return the weighted sum of the values as it is",
+        **steps,
+    )
+
+
+_FUNCTIONS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("nothing", torch.zeros_like),
+    ("the hyperbolic tangent", torch.tanh),
+    ("the absolute value", torch.abs),
+    ("the square", torch.square),
+    ("the sigmoid", torch.sigmoid),
+    ("the GELU", functional.gelu),
+    ("the GELU by the hyperbolic tangent", lambda t: functional.gelu(t, approximate="tanh")),
+    ("the SiLU", functional.silu),
+    ("the softplus", functional.softplus),
+    ("the part between -1 and 1", lambda t: t.clamp(-1.0, 1.0)),
+    ("the sum over the queries so far", lambda t: t.cumsum(-2)),
+    ("the mean over the heads", lambda t: t.mean(-3, keepdim=True).expand_as(t)),
+    ("the softmax over the channels", lambda t: torch.softmax(t, -1)),
+    ("the layer norm over the channels", lambda t: functional.layer_norm(t, t.shape[-1:])),
+    ("the RMS norm over the channels", lambda t: functional.rms_norm(t, t.shape[-1:], eps=1e-6)),
+)
 
 
 _MOVES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import layer_norm, normalize
+from torch.nn.functional import gelu, layer_norm, normalize, silu
 
 from ..._golden import golden
 from ...oracle.oracle import known_weights
@@ -195,6 +195,10 @@ def _normed_heads(kind: str) -> Callable[[Tensor, DeclaredCall], Tensor]:
     return lambda value, _call: _normed(kind)(value)
 
 
+def _activated(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor, DeclaredCall], Tensor]:
+    return lambda value, _call: function(value)
+
+
 # What norms are usually kept from dividing by zero with.
 _EPSILON: Final = 1e-6
 
@@ -257,6 +261,18 @@ def _alternatives() -> Iterator[Alternative]:
             f"the values of each head are {words}",
             "normalise queries and keys alone, if any",
             _normed_heads(kind),
+        )
+    for words, activation in (
+        ("the positive part", torch.relu),
+        ("the GELU", gelu),
+        ("the SiLU", silu),
+        ("the hyperbolic tangent", torch.tanh),
+    ):
+        yield Alternative(
+            "turn",
+            f"the weights meet {words} of the values",
+            "weigh the projected values as they are",
+            _activated(activation),
         )
     for words, merge in _merges():
         yield Alternative(
