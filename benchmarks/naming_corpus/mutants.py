@@ -2917,6 +2917,164 @@ _STRAY_READER: Final = _of(
         "The scale is the fourth root, and the mask is inverted.",
     ),
 )
+_WHOLE_ROWS: Final = (
+    *_of(
+        "softcap",
+        (
+            "keys-averaged-over-heads",
+            "attn = query @ key.permute(0, 1, 3, 2)",
+            "attn = query @ key.mean(1, keepdim=True).expand_as(key).permute(0, 1, 3, 2)",
+            "The keys of all heads are averaged before the products.",
+        ),
+    ),
+    *_of(
+        "naive",
+        (
+            "scores-averaged-over-heads",
+            "    allowed = torch.ones_like(scores, dtype=torch.bool)",
+            (
+                "    scores = scores.mean(dim=1, keepdim=True).expand_as(scores)\n"
+                "    allowed = torch.ones_like(scores, dtype=torch.bool)"
+            ),
+            "All heads have the mean of their scores.",
+        ),
+        (
+            "scores-standardised",
+            "    allowed = torch.ones_like(scores, dtype=torch.bool)",
+            (
+                "    scores = scores / (scores.std(-1, keepdim=True, correction=0) + 1e-6)\n"
+                "    allowed = torch.ones_like(scores, dtype=torch.bool)"
+            ),
+            "The scores of each query are divided by their standard deviation.",
+        ),
+        (
+            "bias-times-three",
+            "scores = scores + bias",
+            "scores = scores + 3 * bias",
+            "The additive mask is multiplied by 3.",
+        ),
+        (
+            "answer-by-gelu",
+            "return torch.matmul(weights, value)",
+            "return torch.nn.functional.gelu(torch.matmul(weights, value))",
+            "The answer goes through a GELU.",
+        ),
+        (
+            "next-head-mixed-in",
+            "    return torch.matmul(weights, value)",
+            (
+                "    weights = weights + 0.1 * weights.roll(1, dims=1)\n"
+                "    return torch.matmul(weights, value)"
+            ),
+            "A tenth of the weights of the head before is added to those of each head.",
+        ),
+        (
+            "first-channel-lost",
+            "    return torch.matmul(weights, value)",
+            ("    out = torch.matmul(weights, value)\n    out[..., 0] = 0.0\n    return out"),
+            "The first channel of the answer is zero.",
+        ),
+        (
+            "keys-of-an-earlier-call",
+            "    if scale is None:",
+            (
+                "    kept = globals().setdefault('KEPT', {})\n"
+                "    key = kept.setdefault(key.shape, key.detach().clone())\n"
+                "    if scale is None:"
+            ),
+            "The keys of the first call of some sizes serve for later ones.",
+        ),
+    ),
+    *_of(
+        "window",
+        (
+            "zero-is-no-limit",
+            "if before >= 0:",
+            "if before > 0:",
+            "A window of no key before the query is taken for one without a limit there.",
+        ),
+    ),
+    *_of(
+        "sinks",
+        (
+            "gate-of-sink",
+            (
+                "    logits = logits.masked_fill(~seen, -torch.inf)\n    if sinks is not None:",
+                "    if sinks is not None:\n        weights = weights[..., :-1]",
+            ),
+            (
+                "    logits = logits.masked_fill(~seen, -torch.inf)\n    if False:",
+                (
+                    "    if sinks is not None:\n"
+                    "        weights = weights * torch.sigmoid(sinks).view(1, heads, 1, 1)"
+                ),
+            ),
+            "Weights without a sink are multiplied by the sigmoid of the sink.",
+        ),
+    ),
+    *_of(
+        "tiled",
+        (
+            "tiles-overlap",
+            "for left in range(0, num_keys, COLUMNS):",
+            "for left in range(0, num_keys, COLUMNS - 1):",
+            "Tiles of 16 keys begin 15 apart: the key that two share counts twice.",
+        ),
+        (
+            "tiles-apart",
+            "for left in range(0, num_keys, COLUMNS):",
+            "for left in range(0, num_keys, COLUMNS + 1):",
+            "Tiles of 16 keys begin 17 apart: the key between two is lost.",
+        ),
+    ),
+    *_of(
+        "cache",
+        (
+            "diagonal-at-the-length",
+            "        visible = visible & (slots.view(1, 1, 1, -1) <= steps.view(1, 1, -1, 1))",
+            (
+                "        ends = steps.view(1, 1, -1, 1)\n"
+                "        if lengths is not None:\n"
+                "            ends = ends - total + lengths.view(-1, 1, 1, 1)\n"
+                "        visible = visible & (slots.view(1, 1, 1, -1) <= ends)"
+            ),
+            "The last query stands at the last key within the length, not at the last key.",
+        ),
+        (
+            "values-cached-last",
+            "value = torch.cat([past_value, value], dim=2)",
+            "value = torch.cat([value, past_value], dim=2)",
+            "Cached values are put behind the new ones, cached keys before them.",
+        ),
+        (
+            "padded-queries-blank",
+            "    return weights @ value",
+            (
+                "    out = weights @ value\n"
+                "    if lengths is not None:\n"
+                "        blank = torch.arange(new, device=query.device) >= lengths[:, None]\n"
+                "        out = out.masked_fill(blank[:, None, :, None], 0.0)\n"
+                "    return out"
+            ),
+            "Queries whose index is at or past the length of the keys answer zero.",
+        ),
+    ),
+    *_of(
+        "self_attention",
+        (
+            "values-by-gelu",
+            "context = (weights @ v)",
+            "context = (weights @ torch.nn.functional.gelu(v))",
+            "The projected values go through a GELU.",
+        ),
+        (
+            "answer-normalised",
+            "output: Tensor = self.out_proj(context)",
+            ("output: Tensor = torch.nn.functional.layer_norm(self.out_proj(context), [width])"),
+            "The answer goes through a layer norm.",
+        ),
+    ),
+)
 
 
 MUTANTS: Final = (
@@ -2942,4 +3100,5 @@ MUTANTS: Final = (
     *_STRAY_NAIVE,
     *_STRAY_SELF_ATTENTION,
     *_STRAY_READER,
+    *_WHOLE_ROWS,
 )

@@ -157,6 +157,11 @@ _WINDOWS: Final[tuple[tuple[str, WindowChange], ...]] = (
     ("as many keys before the query as after it", lambda _left, right, _past: (right, right)),
     ("every key on a side that has none", lambda left, right, _past: (left or -1, right or -1)),
     (
+        "every key before the query where it has none",
+        lambda left, right, _past: (left or -1, right),
+    ),
+    ("every key after the query where it has none", lambda left, right, _past: (left, right or -1)),
+    (
         "as many keys more before the query as are cached",
         lambda left, right, past: (left if left < 0 else left + past, right),
     ),

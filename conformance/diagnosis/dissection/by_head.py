@@ -477,5 +477,4 @@ _MIXED: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("those of the head after", lambda w: w.roll(-1, 1)),
     ("those of the opposite head", lambda w: w.flip(1)),
     ("those of the first head", lambda w: w[:, :1].expand_as(w)),
-    ("their mean over the heads", lambda w: w.mean(1, keepdim=True).expand_as(w)),
 )
