@@ -2986,15 +2986,6 @@ _WHOLE_ROWS: Final = (
         ),
     ),
     *_of(
-        "window",
-        (
-            "zero-is-no-limit",
-            "if before >= 0:",
-            "if before > 0:",
-            "A window of no key before the query is taken for one without a limit there.",
-        ),
-    ),
-    *_of(
         "sinks",
         (
             "gate-of-sink",

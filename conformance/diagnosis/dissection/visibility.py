@@ -192,7 +192,10 @@ def _limited(reading: Reading, chosen: Tensor, others: Tensor) -> Iterator[tuple
             table = cells.holds(reading.call)
             if table is not None:
                 yield cells, table
-    yield from ((cells, cells.holds(reading.call)) for cells in _at_steps(chosen))
+    for cells in _at_steps(chosen):
+        table = cells.holds(reading.call)
+        if table is not None:
+            yield cells, table
 
 
 def _at_steps(chosen: Tensor) -> Iterator[Cells]:

@@ -140,10 +140,17 @@ def test_tiles_that_lie_too_far_apart_or_too_close_are_told(step: int, words: st
 def test_a_window_of_nothing_that_is_taken_for_none_is_told() -> None:
     """Zero keys on a side are not the same as no limit."""
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, *, window: tuple[int, int] | None = None) -> Tensor:
+    def attend(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool = False,
+        window: tuple[int, int] | None = None,
+    ) -> Tensor:
         lq, lk = q.shape[2], k.shape[2]
         ahead = torch.arange(lk) - torch.arange(lq)[:, None] - (lk - lq)
-        keep = torch.ones(lq, lk, dtype=torch.bool)
+        keep = (ahead <= 0) if causal else torch.ones(lq, lk, dtype=torch.bool)
         if window is not None:
             keep = keep & (ahead >= -window[0]) if window[0] > 0 else keep
             keep = keep & (ahead <= window[1]) if window[1] > 0 else keep
