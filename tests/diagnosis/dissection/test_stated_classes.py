@@ -26,7 +26,8 @@ def said(function: Callable[..., Tensor], **promises: Any) -> dict[str, Any]:
 
 def scaled(query: Tensor, key: Tensor) -> Tensor:
     """Scaled dot products."""
-    return query @ key.mT * query.shape[-1] ** -0.5
+    scores: Tensor = query @ key.mT * query.shape[-1] ** -0.5
+    return scores
 
 
 def kept(logits: Tensor, keep: Tensor | None) -> Tensor:
