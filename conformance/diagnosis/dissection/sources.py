@@ -294,7 +294,6 @@ _FUNCTIONS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("the mean over the heads", lambda t: t.mean(-3, keepdim=True).expand_as(t)),
     ("the softmax over the channels", lambda t: torch.softmax(t, -1)),
     ("the layer norm over the channels", lambda t: functional.layer_norm(t, t.shape[-1:])),
-    ("the RMS norm over the channels", lambda t: functional.rms_norm(t, t.shape[-1:], eps=1e-6)),
 )
 
 

@@ -25,8 +25,6 @@ from ..mistakes._steps import (
 )
 from .tiles import tile_values
 
-# What norms are usually kept from dividing by zero with.
-_EPSILON: Final = 1e-6
 TermValues = Callable[[DeclaredCall, golden.Attention], Tensor | None]
 
 
@@ -176,13 +174,17 @@ def _over_deviation(fewer: int, added: float) -> Callable[[Tensor], Tensor]:
         if scores.shape[-1] <= fewer:
             return scores
         deviation = scores.std(-1, keepdim=True, correction=fewer)
-        return scores / (deviation + added).clamp_min(_EPSILON)
+        return scores / _not_zero(deviation + added)
 
     return divided
 
 
 def _over_largest(scores: Tensor) -> Tensor:
-    return scores / scores.abs().amax(-1, keepdim=True).clamp_min(_EPSILON)
+    return scores / _not_zero(scores.abs().amax(-1, keepdim=True))
+
+
+def _not_zero(divisor: Tensor) -> Tensor:
+    return torch.where(divisor == 0.0, 1.0, divisor)
 
 
 def _exchanged(scores: Tensor) -> Tensor:
