@@ -23,6 +23,7 @@ MAY_IMPORT = {
         "onnxruntime",
         "psutil",
         "pytest",
+        "ray",
         "_pytest",
         "redis",
         "watchfiles",

@@ -12,7 +12,7 @@ from candidates.sinusoidal_positions import SinusoidalPositions
 from conformance.base.geometry import FIELDS, Geometry
 from conformance.clauses.subject import Subject
 from conformance.problems.problem import Problem
-from conformance.tools.svg import Panel, draw
+from conformance.tools.pictures import Panel, draw
 
 from .plots import lines
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from conformance.tools.svg import framed, text
+from conformance.tools.pictures import framed, text
 
 STYLE: Final = """
 .bar0 { fill: #3574b0; } .bar1 { fill: #e8833a; } .bar2 { fill: #5f9e6e; } .bar3 { fill: #9a6fb0; }

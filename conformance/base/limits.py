@@ -1,16 +1,17 @@
-"""What a run may take, as people write it: time and memory; and what day it is."""
+"""What a run may take, as people write it: time, memory, machines; and what day it is."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
-from typing import Final
+from typing import Any, Final
 
 from ..errors import UsageError
 
@@ -118,3 +119,78 @@ def uncollected() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+MOST_WORKERS: Final = 256
+PER_WORKER: Final = "--per-worker"
+_ACCELERATOR: Final = "accelerator_type"
+# The options by which a task of Ray asks for something, and Ray's names of what machines have.
+_COUNTED: Final = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What one worker takes of a machine: amounts by Ray's names, and the kind of its GPU."""
+
+    amounts: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
+    accelerator: str = ""
+
+    def with_gpu(self) -> Share:
+        """The share of a worker whose candidate asks for a GPU."""
+        return Share(amounts={"GPU": 1.0, **self.amounts}, accelerator=self.accelerator)
+
+    def options(self) -> dict[str, Any]:
+        """The share as options of a task."""
+        named = {option: self.amounts.get(name, 0.0) for option, name in _COUNTED.items()}
+        own = {
+            name: amount for name, amount in self.amounts.items() if name not in _COUNTED.values()
+        }
+        kind = {_ACCELERATOR: self.accelerator} if self.accelerator else {}
+        return {**named, "memory": named["memory"] or None, "resources": own, **kind}
+
+    def places(self, has: Mapping[str, float]) -> int:
+        """How many workers a machine has room for."""
+        if self.accelerator and f"{_ACCELERATOR}:{self.accelerator}" not in has:
+            return 0
+        room = [has.get(name, 0.0) / amount for name, amount in self.amounts.items() if amount]
+        return min([MOST_WORKERS, *map(int, room)])
+
+    def __str__(self) -> str:
+        kind = [f"{_ACCELERATOR}={self.accelerator}"] if self.accelerator else []
+        names = {name: option for option, name in _COUNTED.items()}
+        amounts = [f"{names.get(name, name)}={amount:g}" for name, amount in self.amounts.items()]
+        return ", ".join([*amounts, *kind])
+
+
+def read_share(texts: Sequence[str]) -> Share:
+    """The share that ``NAME=NUMBER`` and ``accelerator_type=NAME`` describe; raises UsageError."""
+    amounts, accelerator = {"CPU": 1.0}, ""
+    for text in texts:
+        name, sign, value = (part.strip() for part in text.partition("="))
+        if not (name and sign and value):
+            msg = f"{PER_WORKER} {text!r} is no amount: write NAME=NUMBER, such as num_gpus=1"
+            raise UsageError(msg)
+        if name == _ACCELERATOR:
+            accelerator = value
+        else:
+            amounts[_COUNTED.get(name, name)] = _read_amount(name, value)
+    return Share(amounts=amounts, accelerator=accelerator)
+
+
+def _read_amount(name: str, value: str) -> float:
+    """A finite amount that Ray can give; raises UsageError."""
+    if name == "memory":
+        return float(read_bytes(value, f"{PER_WORKER} {name}="))
+    try:
+        amount = float(value)
+    except ValueError:
+        amount = math.nan
+    least = "above 0" if name == "num_cpus" else "from 0 on"
+    too_small = amount <= 0 if name == "num_cpus" else amount < 0
+    if not math.isfinite(amount) or too_small or (amount > 1 and not amount.is_integer()):
+        msg = (
+            f"{PER_WORKER} {name}={value} is no amount of Ray: give a number {least}, a whole "
+            "number above 1"
+        )
+        raise UsageError(msg)
+    return amount

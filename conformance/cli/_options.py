@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ..base.limits import read_seconds
+from ..base.limits import MOST_WORKERS, PER_WORKER, read_seconds, read_share
 from ..base.profile import DTYPES, PROFILES, WHOLE, Shard, read_shard
 from ..errors import UsageError
 from ..running.databases import FORMS, OPTION, check_database
+
+if TYPE_CHECKING:
+    from ..running.workers.cluster import Cluster
+    from ..running.workers.messages import RunOptions
 
 Callback = Callable[[click.Context, click.Parameter, tuple[str, ...]], tuple[str, ...]]
 
@@ -163,15 +168,15 @@ SEED: Final[Decorator] = click.option(
 AUTO: Final = "auto"
 # The default of --max-time for a profile that explores.
 NIGHT: Final = "1h"
-_MOST_JOBS: Final = 256
 _OPTIONS: Final = (
     click.option(
         "-n",
         "--jobs",
-        default="1",
-        show_default=True,
         metavar="N|auto",
-        help="Spread the work over so many worker processes; auto: one a processor, at most 8.",
+        help=(
+            "Spread the work over so many worker processes; auto: one a processor, at most 8. "
+            "[default: 1; with --cluster as many as there is room for]"
+        ),
     ),
     click.option(
         "--max-time",
@@ -210,9 +215,9 @@ _OPTIONS: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class LongWork:
-    """The checked values of the options of a long run."""
+    """The checked values of the options of a long run; ``jobs`` is None where nobody says."""
 
-    jobs: int
+    jobs: int | None
     max_time: float | None
     shard: Shard
     databases: tuple[str, ...]
@@ -229,7 +234,7 @@ def long_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def read_long(
     profile: str,
     *,
-    jobs: str,
+    jobs: str | None,
     max_time: str | None,
     shard: str | None,
     databases: tuple[str, ...],
@@ -241,7 +246,7 @@ def read_long(
         check_database(text)
     limit = max_time if max_time is not None or not explores else NIGHT
     return LongWork(
-        jobs=_read_jobs(jobs),
+        jobs=None if jobs is None else _read_jobs(jobs),
         max_time=None if limit is None else read_seconds(limit),
         shard=WHOLE if shard is None else read_shard(shard),
         databases=databases,
@@ -255,10 +260,59 @@ def _read_jobs(text: str) -> int:
 
         return default_jobs()
     jobs = int(text) if text.strip().isascii() and text.strip().isdecimal() else 0
-    if not 1 <= jobs <= _MOST_JOBS:
-        msg = f"--jobs {text!r} is no number of workers: give 1 to {_MOST_JOBS}, or {AUTO}"
+    if not 1 <= jobs <= MOST_WORKERS:
+        msg = f"--jobs {text!r} is no number of workers: give 1 to {MOST_WORKERS}, or {AUTO}"
         raise UsageError(msg)
     return jobs
+
+
+_CLUSTER: Final = (
+    click.option(
+        "--cluster",
+        metavar="auto|HOST:PORT|local",
+        help=(
+            "Spread the work over a Ray cluster: the one that this machine is part of, the one "
+            "with that head, or a new one on this machine."
+        ),
+    ),
+    click.option(
+        PER_WORKER,
+        multiple=True,
+        callback=separated(),
+        metavar="NAME=NUMBER,...",
+        help=(
+            "What a worker takes of a machine of the cluster: num_cpus, num_gpus, memory, "
+            "accelerator_type=NAME or a resource of your own. [default: num_cpus=1, and a GPU for "
+            "a candidate that asks for one]"
+        ),
+    ),
+)
+
+
+def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of a run on a cluster; ``on_cluster`` obeys them."""
+    for option in reversed(_CLUSTER):
+        command = option(command)
+    return command
+
+
+@contextlib.contextmanager
+def on_cluster(
+    options: RunOptions, address: str | None, per_worker: tuple[str, ...], jobs: int | None
+) -> Iterator[Cluster | None]:
+    """The cluster at an address, None without one; raises UsageError."""
+    if address is None:
+        if per_worker:
+            msg = f"{PER_WORKER} says what a worker takes of a cluster: give --cluster, too"
+            raise UsageError(msg)
+        yield None
+        return
+    from ..running.workers.cluster import Cluster, check_cluster  # noqa: PLC0415 (for --help)
+
+    share = read_share(per_worker)
+    check_cluster(options, address)
+    with Cluster(address, share, jobs) as cluster:
+        yield cluster
 
 
 def _today() -> int:

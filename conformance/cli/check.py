@@ -29,11 +29,13 @@ from ._options import (
     SKIP,
     STRICT,
     UNCHECKED,
+    cluster_options,
     expected_failures_option,
     file_option,
     is_strict,
     json_option,
     long_options,
+    on_cluster,
     profile_option,
     read_long,
     timeout_option,
@@ -92,6 +94,7 @@ COMPILING = 300.0
     ),
 )
 @long_options
+@cluster_options
 @ONLY
 @SKIP
 @UNCHECKED
@@ -151,9 +154,11 @@ def check_command(
     declaration: Path | None,
     compiled: bool,
     isolated: bool,
-    jobs: str,
+    jobs: str | None,
     max_time: str | None,
     shard: str | None,
+    cluster: str | None,
+    per_worker: tuple[str, ...],
     databases: tuple[str, ...],
     seed: int | None,
     only: tuple[str, ...],
@@ -190,6 +195,9 @@ def check_command(
 
     if watch:
         check_watching()
+        if cluster is not None:
+            msg = "--watch runs on this machine: leave out --cluster"
+            raise UsageError(msg)
     strict = is_strict(fail_on, strict=strict)
     if isolated:
         seedless = shard is not None and seed is None
@@ -231,18 +239,23 @@ def check_command(
     def run(began: float) -> int:
         failed = last_failed(targets) if failed_first else ()
         first = (*failed, *(SOONEST if exitfirst else ()))
-        with progress_bar() as progress:
+        with (
+            progress_bar() as progress,
+            on_cluster(options, cluster, per_worker, work.jobs) as machines,
+        ):
             report = check(
                 replace(options, first=first),
                 gate=Gate(expected=expected_failures, write=write_expected, strict=strict),
                 timeout=max(timeout, COMPILING) if compiled else timeout,
-                jobs=work.jobs,
+                jobs=(work.jobs or 1) if machines is None else machines.jobs,
                 max_time=work.max_time,
                 began=began,
                 progress=progress,
                 announce=lambda line: click.echo(printable(line), err=True),
                 journal=None if json_path is None else partial(keep_so_far, json_path),
-                make_pool=partial(WorkerPool, context=context),
+                make_pool=(
+                    partial(WorkerPool, context=context) if machines is None else machines.make_pool
+                ),
             )
         report["fail_on"] = "should" if strict else "must"
         remember_failed(targets, report)

@@ -48,6 +48,11 @@ def check_database(text: str) -> None:
         raise UsageError(msg)
 
 
+def on_this_machine(text: str) -> bool:
+    """Whether a text names a folder: other machines do not see it."""
+    return not _SCHEME.match(text) and not text.startswith("github:")
+
+
 def _check_redis(text: str) -> None:
     try:
         parts = urlsplit(text)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, date, datetime
+from functools import partial
 from typing import Any, Final, Protocol
 
 from ..base import limits
@@ -23,7 +24,7 @@ from .expectations import Selection, Stale, by_candidate, judge
 from .order import check_selection, selected
 from .renewing import Gate, renew
 from .report import build_report, candidate_entry, verdict
-from .schedule import Schedule, ShowProgress
+from .schedule import Judge, Schedule, ShowProgress
 
 STOPPED: Final = "the run ended with its first failure"
 NO_GATE: Final = Gate()
@@ -191,7 +192,7 @@ def _schedule(
     return Schedule(
         pool=pool,
         loaded=run.loaded,
-        judge=lambda loaded, result: _judged(run, loaded, result, options),
+        judge=_judge(run, options),
         progress=progress,
         jobs=jobs,
         deadline=run.deadline,
@@ -234,7 +235,8 @@ def _announce(run: _Run, index: int, options: RunOptions, announce: Callable[[st
     if run.schedule is None or len(run.loaded) == 1 or is_shard(options) or run.schedule.explores:
         return
     loaded = run.loaded[index]
-    results = [_judged(run, loaded, result, options) for result in run.schedule.results_of(index)]
+    judge_result = _judge(run, options)
+    results = [judge_result(loaded, result) for result in run.schedule.results_of(index)]
     stale = expectations.not_holding(
         loaded.expected, {loaded.name: results}, _selection(run, options), today=run.today
     )
@@ -246,20 +248,32 @@ def _announce(run: _Run, index: int, options: RunOptions, announce: Callable[[st
     announce(f"{loaded.name}: {word}, {applied} {noun} in {took:.0f} s ({reason})")
 
 
-def _judged(run: _Run, loaded: Loaded, result: ClauseResult, options: RunOptions) -> ClauseResult:
+def _judge(run: _Run, options: RunOptions) -> Judge:
+    """What judges a result; plain data, so that it can be sent to another machine."""
+    return partial(_judged, from_file=run.from_file, today=run.today, in_shard=is_shard(options))
+
+
+def _judged(
+    loaded: Loaded,
+    result: ClauseResult,
+    *,
+    from_file: tuple[ExpectedFailure, ...],
+    today: date,
+    in_shard: bool,
+) -> ClauseResult:
     """A result in the light of what is expected; that of a shard may yet fail in another one."""
-    entries = (*loaded.expected, *run.from_file)
-    judged = judge(result, loaded.name, entries, today=run.today)
-    return result if is_shard(options) and judged.status == "unexpected-pass" else judged
+    judged = judge(result, loaded.name, (*loaded.expected, *from_file), today=today)
+    return result if in_shard and judged.status == "unexpected-pass" else judged
 
 
 def _collect(run: _Run, options: RunOptions) -> None:
     """Take the results over, also those of a run that was cut off."""
     if run.schedule is None:
         return
+    judge_result = _judge(run, options)
     for index, loaded in enumerate(run.loaded):
         results = run.unjudged[loaded.name] = run.schedule.results_of(index)
-        run.results[loaded.name] = [_judged(run, loaded, result, options) for result in results]
+        run.results[loaded.name] = [judge_result(loaded, result) for result in results]
         run.warnings[loaded.name] = run.schedule.warnings.get(index, list(loaded.notes))
 
 

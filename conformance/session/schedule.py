@@ -14,7 +14,7 @@ from ..base.mistake import UNKNOWN
 from ..base.results import WRONG_ANSWERS, ClauseResult
 from ..errors import UsageError
 from ..running.workers.messages import Loaded, Order
-from ..running.workers.pool import JobContext, WorkerPool
+from ..running.workers.pool import WorkerPool
 from ..running.workers.supervisor import HarnessError, OutOfTime, Supervisor, WorkerLost
 
 # Until so many clauses have run, no time is estimated.
@@ -134,6 +134,9 @@ class Chunk:
         These are failures of a deferred run, to be reduced and diagnosed.
     ends
         They are the candidate's last: contradictions to its declaration are looked for then.
+    before
+        The candidate's results so far, by their places, where they matter: the failures are among
+        them.
     """
 
     index: int
@@ -141,6 +144,101 @@ class Chunk:
     order: Order = field(default_factory=Order)
     explains: bool = False
     ends: bool = False
+    before: Mapping[int, ClauseResult] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkRun:
+    """Runs, or explains, the clauses of a chunk with a worker, in a thread or on another machine.
+
+    ``judge``, ``warns`` and ``exitfirst`` are those of the schedule; with ``remembers`` there is a
+    database of failures.
+    """
+
+    loaded: Sequence[Loaded]
+    judge: Judge
+    warns: tuple[str, ...]
+    exitfirst: bool
+    remembers: bool
+
+    def __call__(
+        self, supervisor: Supervisor, chunk: Chunk, stopping: Callable[[], bool]
+    ) -> Iterator[Report]:
+        """Each clause's number and result; of the last chunk also what explains and warns."""
+        own = dict(chunk.before)
+        for number, result in self._run(supervisor, chunk):
+            if stopping():
+                return
+            own[number] = result
+            yield number, result
+            if self.exitfirst and self.is_red(chunk.index, result):
+                break
+        if chunk.ends:
+            yield self._explained(supervisor, chunk.index, own, stopping)
+            yield self._warnings(supervisor, chunk.index, list(own.values()), stopping)
+
+    def is_red(self, index: int, result: ClauseResult) -> bool:
+        """Whether a result ends a run that ends with its first failure."""
+        judged = self.judge(self.loaded[index], result)
+        return judged.status == "error" or (judged.status, judged.level) == ("failed", "MUST")
+
+    def _run(self, supervisor: Supervisor, chunk: Chunk) -> Iterator[tuple[int, ClauseResult]]:
+        index = chunk.index
+        if chunk.explains:
+            for number in chunk.numbers:
+                yield number, supervisor.explain(index, number, chunk.before[number])
+            return
+        results = supervisor.run_candidate(index, chunk.numbers, chunk.order)
+        yield from zip(chunk.numbers, results, strict=False)
+
+    def _explained(
+        self,
+        supervisor: Supervisor,
+        index: int,
+        results: Mapping[int, ClauseResult],
+        stopping: Callable[[], bool],
+    ) -> dict[int, str]:
+        """The mistakes of other failures that make those without a name fail as well."""
+        failed = {number: one for number, one in results.items() if one.status == "failed"}
+        unnamed = [number for number, one in failed.items() if not _is_named(one)]
+        unnamed = [number for number in unnamed if _is_wrong_answer(failed[number])]
+        named = any(map(_is_named, failed.values()))
+        if not named or not unnamed or supervisor.is_over or stopping():
+            return {}
+        with contextlib.suppress(WorkerLost, OutOfTime, UsageError, HarnessError):
+            entries = [failed[number].as_json() for number in unnamed]
+            names = supervisor.perform(index, EXPLAINED, entries)
+            return {number: name for number, name in zip(unnamed, names, strict=True) if name}
+        return {}
+
+    def _warnings(
+        self,
+        supervisor: Supervisor,
+        index: int,
+        results: Sequence[ClauseResult],
+        stopping: Callable[[], bool],
+    ) -> list[str]:
+        """The notes on how a candidate was loaded, contradictions, tampering, and the database.
+
+        Where a MUST is not met, the declaration may contradict what the candidate does.
+        """
+        loaded = self.loaded[index]
+        judged = [self.judge(loaded, result) for result in results]
+        unmet = [
+            result for result in judged if result.level == "MUST" and result.status in self.warns
+        ]
+        may_contradict = unmet and not any(map(_is_lost, unmet)) and not self.exitfirst
+        names = [CONTRADICTIONS] if may_contradict else []
+        names += [TROUBLE] if self.remembers else []
+        watched = any(planned.id == OF_TAMPERING for planned in loaded.planned)
+        names += [] if watched else [TAMPERED]
+        warnings = list(loaded.notes)
+        for name in names:
+            if not supervisor.is_over and not stopping():
+                # The verdict stands without these warnings.
+                with contextlib.suppress(WorkerLost, OutOfTime, UsageError, HarnessError):
+                    warnings += supervisor.perform(index, name)
+        return warnings
 
 
 @dataclass(kw_only=True)
@@ -174,6 +272,13 @@ class Schedule:
         self.results = [{} for _ in self.loaded]
         self._again: set[int] = set()
         self._stopped = False
+        self._chunk_run = ChunkRun(
+            loaded=self.loaded,
+            judge=self.judge,
+            warns=self.warns,
+            exitfirst=self.exitfirst,
+            remembers=self.remembers,
+        )
         self._estimate = Estimate(())
 
     def results_of(self, index: int) -> list[ClauseResult]:
@@ -199,7 +304,7 @@ class Schedule:
 
     def _work(self, chunks: list[Chunk]) -> None:
         if chunks:
-            self.pool.work(chunks, self._do, self._receive)
+            self.pool.work(chunks, self._chunk_run, self._receive, admits=self._admits)
 
     def _applicable(self, index: int) -> dict[int, str]:
         """The numbers and slugs of the clauses that apply to a candidate."""
@@ -231,7 +336,7 @@ class Schedule:
             return self._whole(index)
         own = self.results[index]
         failures = tuple(number for number in sorted(own) if own[number].status == "failed")
-        return Chunk(index=index, numbers=failures, explains=True, ends=True)
+        return Chunk(index=index, numbers=failures, explains=True, ends=True, before=dict(own))
 
     def _explore(self, *, whole: bool) -> bool:
         """Run another round of fresh examples; whether any clause was worth it."""
@@ -248,42 +353,22 @@ class Schedule:
         self._work(chunks)
         return bool(chunks)
 
-    def _do(self, job: JobContext[Report], chunk: Chunk) -> None:
-        """Run, or explain, the clauses of a chunk, in a thread."""
-        if self._stopped:
-            return
-        own = dict(self.results[chunk.index])
-        for number, result in self._run(job.supervisor, chunk):
-            if job.stopping() or (chunk.order.deferred and chunk.index in self._again):
-                return
-            if self._stopped:
-                return
-            own[number] = result
-            job.report((number, result))
-            if self.exitfirst and self._is_red(chunk.index, result):
-                self._stopped = True
-                break
-        if chunk.ends:
-            job.report(self._explained(job, chunk.index, own))
-            job.report(self._warnings(job, chunk.index, list(own.values())))
+    def _admits(self, chunk: Chunk, report: Report | None) -> bool:
+        """Whether a report counts; a candidate that was lost meanwhile is run again as a whole."""
+        if report is None:
+            return not self._stopped
+        if not isinstance(report, tuple):
+            return True
+        if self._stopped or (chunk.order.deferred and chunk.index in self._again):
+            return False
+        if self.exitfirst and self._chunk_run.is_red(chunk.index, report[1]):
+            self._stopped = True
+        return True
 
     @property
     def has_stopped(self) -> bool:
         """Whether the run has ended with a failure, as ``exitfirst`` wants it."""
         return self._stopped
-
-    def _is_red(self, index: int, result: ClauseResult) -> bool:
-        judged = self.judge(self.loaded[index], result)
-        return judged.status == "error" or (judged.status, judged.level) == ("failed", "MUST")
-
-    def _run(self, supervisor: Supervisor, chunk: Chunk) -> Iterator[tuple[int, ClauseResult]]:
-        index = chunk.index
-        if chunk.explains:
-            for number in chunk.numbers:
-                yield number, supervisor.explain(index, number, self.results[index][number])
-            return
-        results = supervisor.run_candidate(index, chunk.numbers, chunk.order)
-        yield from zip(chunk.numbers, results, strict=False)
 
     def _receive(self, chunk: Chunk, report: Report) -> None:
         if isinstance(report, list):
@@ -318,47 +403,6 @@ class Schedule:
     @property
     def _is_over(self) -> bool:
         return self.deadline is not None and self.deadline.left() == 0.0
-
-    def _explained(
-        self, job: JobContext[Report], index: int, results: Mapping[int, ClauseResult]
-    ) -> dict[int, str]:
-        """The mistakes of other failures that make those without a name fail as well."""
-        failed = {number: one for number, one in results.items() if one.status == "failed"}
-        unnamed = [number for number, one in failed.items() if not _is_named(one)]
-        unnamed = [number for number in unnamed if _is_wrong_answer(failed[number])]
-        named = any(map(_is_named, failed.values()))
-        if not named or not unnamed or self._is_over or job.stopping():
-            return {}
-        with contextlib.suppress(WorkerLost, OutOfTime, UsageError, HarnessError):
-            entries = [failed[number].as_json() for number in unnamed]
-            names = job.supervisor.perform(index, EXPLAINED, entries)
-            return {number: name for number, name in zip(unnamed, names, strict=True) if name}
-        return {}
-
-    def _warnings(
-        self, job: JobContext[Report], index: int, results: Sequence[ClauseResult]
-    ) -> list[str]:
-        """The notes on how a candidate was loaded, contradictions, tampering, and the database.
-
-        Where a MUST is not met, the declaration may contradict what the candidate does.
-        """
-        loaded = self.loaded[index]
-        judged = [self.judge(loaded, result) for result in results]
-        unmet = [
-            result for result in judged if result.level == "MUST" and result.status in self.warns
-        ]
-        may_contradict = unmet and not any(map(_is_lost, unmet)) and not self.exitfirst
-        names = [CONTRADICTIONS] if may_contradict else []
-        names += [TROUBLE] if self.remembers else []
-        watched = any(planned.id == OF_TAMPERING for planned in loaded.planned)
-        names += [] if watched else [TAMPERED]
-        warnings = list(loaded.notes)
-        for name in names:
-            if not self._is_over and not job.stopping():
-                # The verdict stands without these warnings.
-                with contextlib.suppress(WorkerLost, OutOfTime, UsageError, HarnessError):
-                    warnings += job.supervisor.perform(index, name)
-        return warnings
 
 
 def _is_named(result: ClauseResult) -> bool:

@@ -11,7 +11,6 @@ from records import loaded, result
 from conformance.base.results import ClauseResult
 from conformance.running.clause_run import PlannedClause
 from conformance.running.workers.messages import Loaded, Order
-from conformance.running.workers.pool import JobContext
 from conformance.session.schedule import CONTRADICTIONS, TAMPERED, Chunk, Schedule
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -27,6 +26,8 @@ TASKS = tuple(
 
 class Worker:
     """Answers with what ``says`` returns, and records its calls."""
+
+    is_over = False
 
     def __init__(self, says: Callable[[str, Order], ClauseResult]) -> None:
         self.says = says
@@ -59,15 +60,13 @@ class Pool:
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
 
-    def work(self, parts: list[Chunk], do: Any, receive: Any) -> None:
+    def work(self, parts: list[Chunk], do: Any, receive: Any, *, admits: Any) -> None:
         """Do every part in this thread."""
         for part in parts:
-            hands: JobContext[Any] = JobContext(
-                supervisor=self.worker,  # type: ignore[arg-type]
-                report=lambda said, part=part: receive(part, said),
-                stopping=lambda: False,
-            )
-            do(hands, part)
+            for report in do(self.worker, part, lambda: False):
+                if not admits(part, report):
+                    break
+                receive(part, report)
 
 
 class Rounds:

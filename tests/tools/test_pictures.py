@@ -10,9 +10,8 @@ from _paths import CHECKOUT
 
 from conformance.clauses.registry import all_clauses
 from conformance.oracle.comparison import moves, watching_counterfactuals
-from conformance.tools.pictures import PICTURED, evidence, picture
+from conformance.tools.pictures import KINDS, PICTURED, Panel, draw, evidence, picture
 from conformance.tools.specification import main
-from conformance.tools.svg import KINDS, Panel, draw
 
 FOLDER = CHECKOUT / "docs" / "pictures"
 

@@ -16,7 +16,7 @@ from ...targets.loading import named
 from ..clause_run import ClauseRun, Progress
 from .messages import Loaded, Order, Ready, RunOptions
 from .planning import CandidatePlan, check_devices, plan_candidates
-from .pool import Job, JobContext, Report, WorkerPool
+from .pool import DoJob, Job, Report, WorkerPool, admit_all
 from .supervisor import OutOfTime, Supervisor
 from .worker import ready
 
@@ -86,7 +86,7 @@ class InProcess(Supervisor):
         on_event: Callable[[str, Any], None] = lambda _step, _what: None,
     ) -> Any:
         """What a job returns for a candidate's plan."""
-        if self._is_over:
+        if self.is_over:
             raise OutOfTime
         return named(job)(self._plans[index], argument, on_event)
 
@@ -107,19 +107,18 @@ class InProcessPool(WorkerPool):
     def work(
         self,
         jobs: Sequence[Job],
-        do: Callable[[JobContext[Report], Job], None],
+        do: DoJob[Job, Report],
         receive: Callable[[Job, Report], None],
         *,
+        admits: Callable[[Job, Report | None], bool] = admit_all,
         most: int | None = None,
     ) -> None:
         """Do every job in turn, in this thread."""
         del most
         for job in jobs:
-
-            def report(message: Report, job: Job = job) -> None:
-                receive(job, message)
-
-            context = JobContext(
-                supervisor=self._supervisors[0], report=report, stopping=lambda: False
-            )
-            do(context, job)
+            if not admits(job, None):
+                continue
+            for report in do(self._supervisors[0], job, lambda: False):
+                if not admits(job, report):
+                    break
+                receive(job, report)

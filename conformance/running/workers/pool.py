@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import multiprocessing.forkserver
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from multiprocessing.context import BaseContext
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from ...base.limits import Deadline
 from .messages import Loaded, Ready, RunOptions
@@ -47,6 +47,9 @@ def warm_context(promises: Mapping[str, Any] | None = None) -> BaseContext | Non
 
 Job = TypeVar("Job")
 Report = TypeVar("Report")
+# Does one job with a worker until the callable says to stop, and yields the job's reports. It holds
+# plain data alone, so that it can be sent to another machine.
+DoJob = Callable[[Supervisor, Job, Callable[[], bool]], Iterator[Report]]
 
 
 def default_jobs() -> int:
@@ -56,13 +59,9 @@ def default_jobs() -> int:
     return min(os.cpu_count() or 1, MOST_BY_DEFAULT)
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobContext(Generic[Report]):
-    """What a job is done with: a worker, where it reports, and whether to stop at the next one."""
-
-    supervisor: Supervisor
-    report: Callable[[Report], None]
-    stopping: Callable[[], bool]
+def admit_all(_job: object, _report: object) -> bool:
+    """Refuse no report."""
+    return True
 
 
 class WorkerPool:
@@ -109,15 +108,17 @@ class WorkerPool:
     def work(
         self,
         jobs: Sequence[Job],
-        do: Callable[[JobContext[Report], Job], None],
+        do: DoJob[Job, Report],
         receive: Callable[[Job, Report], None],
         *,
+        admits: Callable[[Job, Report | None], bool] = admit_all,
         most: int | None = None,
     ) -> None:
         """Do every job in some worker, at most ``most`` at a time.
 
         ``do`` runs in a thread; its reports reach ``receive`` in this one, those of a job that an
-        interrupt cuts off included. Raises HarnessError when a worker cannot go on.
+        interrupt cuts off included. ``admits`` is asked in the thread, with None before a job begins:
+        the job ends with the first report that it refuses. Raises HarnessError when a worker cannot go on.
         """
         waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
         reports: queue.SimpleQueue[tuple[Job, Report] | Future[None]] = queue.SimpleQueue()
@@ -128,7 +129,7 @@ class WorkerPool:
         workers = self._supervisors[: max(1, min(most or len(jobs), len(jobs)))]
         with ThreadPoolExecutor(len(workers)) as threads:
             running = {
-                threads.submit(self._drive, worker, waiting, reports.put, stop, do): worker
+                threads.submit(self._drive, worker, waiting, reports.put, stop, do, admits): worker
                 for worker in workers
             }
             try:
@@ -148,7 +149,8 @@ class WorkerPool:
         waiting: queue.SimpleQueue[Job],
         put: Callable[[tuple[Job, Report]], None],
         stop: threading.Event,
-        do: Callable[[JobContext[Report], Job], None],
+        do: DoJob[Job, Report],
+        admits: Callable[[Job, Report | None], bool],
     ) -> None:
         """Take jobs until none is left, in a thread."""
         if not self._joins(supervisor):
@@ -158,11 +160,23 @@ class WorkerPool:
                 job = waiting.get_nowait()
             except queue.Empty:
                 return
+            if not admits(job, None):
+                continue
+            with contextlib.closing(self._reports(supervisor, do, job, stop.is_set)) as reports:
+                for report in reports:
+                    if not admits(job, report):
+                        break
+                    put((job, report))
 
-            def report(message: Report, job: Job = job) -> None:
-                put((job, message))
-
-            do(JobContext(supervisor=supervisor, report=report, stopping=stop.is_set), job)
+    def _reports(
+        self,
+        supervisor: Supervisor,
+        do: DoJob[Job, Report],
+        job: Job,
+        stopping: Callable[[], bool],
+    ) -> Generator[Report]:
+        """The reports of one job, which some worker does."""
+        yield from do(supervisor, job, stopping)
 
     def _joins(self, supervisor: Supervisor) -> bool:
         """Load a further worker; False when there is no time for that any more."""
@@ -173,13 +187,15 @@ class WorkerPool:
             loaded = supervisor.load()
         except OutOfTime:
             return False
-        if _plans(loaded) != _plans(self._loaded):
-            msg = "the targets changed while they were loaded by one worker after the other"
-            raise HarnessError(msg)
+        if plans_of(loaded) != plans_of(self._loaded):
+            raise HarnessError(CHANGED)
         return True
 
 
-def _plans(loaded: Iterable[Loaded]) -> list[list[tuple[str, str, str, bool]]]:
+CHANGED: Final = "the targets changed while they were loaded by one worker after the other"
+
+
+def plans_of(loaded: Iterable[Loaded]) -> list[list[tuple[str, str, str, bool]]]:
     """Which clauses run; the reasons why others do not may contain an address in memory."""
     return [
         [(clause.id, *clause.place, bool(clause.reason)) for clause in own.planned]

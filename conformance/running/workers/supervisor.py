@@ -85,7 +85,7 @@ class Supervisor:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None and not self._is_over:
+        if kind is None and not self.is_over:
             self._say_stop()
         self._kill()
 
@@ -327,13 +327,22 @@ class Supervisor:
         return WorkerLost(f"{_cause(status)}{_quoted(self._last_words)}", kind="crashed")
 
     @property
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
+        """Whether the run's time is up."""
         return self._deadline is not None and self._deadline.left() == 0.0
 
     @property
     def has_loaded(self) -> bool:
         """Whether the targets are loaded."""
         return bool(self._loaded)
+
+    def adopt(self, loaded: list[Loaded]) -> None:
+        """Take over what another machine has loaded; it is all the same once the time is up."""
+        self._loaded = loaded
+
+    def limit_to(self, deadline: Deadline | None) -> None:
+        """Work until another deadline from now on."""
+        self._deadline = deadline
 
     def abandon(self) -> None:
         """End the worker at once, from any thread: who waits for its answer gets WorkerLost."""

@@ -26,7 +26,8 @@ from ...errors import UsageError
 from ...running.clause_run import PlannedClause
 from ...running.runner import CandidateRun
 from ...running.workers.messages import Loaded, RunOptions
-from ...running.workers.pool import JobContext, WorkerPool
+from ...running.workers.pool import WorkerPool
+from ...running.workers.supervisor import Supervisor
 from ...session.expectations import judge
 from ...session.order import matching
 from ...targets.loading import (
@@ -300,13 +301,9 @@ def run_entries(pool: WorkerPool, loaded: list[LoadedEntry], pace: Pace, report:
     It also gets those of an entry that an interrupt cuts off. Raises HarnessError when a worker
     cannot go on.
     """
-
-    def do(job: JobContext[EntryResults], index: int) -> None:
-        job.report(_run(job, index, loaded[index], first=pace.first))
-
     pool.work(
         range(len(loaded)),
-        do,
+        partial(_run, loaded=loaded, first=pace.first),
         lambda index, results: report(loaded[index], *results),
         most=-(-len(loaded) // _ENTRIES_A_WORKER),
     )
@@ -318,18 +315,26 @@ def entries_of(loaded: list[Loaded]) -> list[LoadedEntry]:
 
 
 def _run(
-    job: JobContext[EntryResults], index: int, entry: LoadedEntry, *, first: bool
-) -> EntryResults:
+    supervisor: Supervisor,
+    index: int,
+    stopping: Callable[[], bool],
+    /,
+    *,
+    loaded: list[LoadedEntry],
+    first: bool,
+) -> Iterator[EntryResults]:
     """The results of an entry; a mistake that need be caught only once ends with that clause."""
+    entry = loaded[index]
     results: list[ClauseResult] = []
-    for result in job.supervisor.run_candidate(index):
-        if job.stopping():
-            return results, False
+    for result in supervisor.run_candidate(index):
+        if stopping():
+            yield results, False
+            return
         judged = judge(result, entry.name, entry.expected if entry.correct else ())
         results.append(judged)
         if first and not entry.correct and catches(judged):
             break
-    return results, True
+    yield results, True
 
 
 def catches(result: ClauseResult) -> bool:

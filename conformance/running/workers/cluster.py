@@ -1,0 +1,495 @@
+"""Workers of a run on the machines of a Ray cluster: ``--cluster``, with the extra ``ray``.
+
+What a worker process of this machine gets with ``--jobs`` is a task of Ray here. The supervisor,
+which stops and restarts candidates, runs in the task: a candidate that hangs or dies is a verdict
+there as it is here. Placing tasks by resources, bringing the code of the targets along and doing
+the work of a lost machine again are Ray's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import logging
+import math
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from ...base.limits import MOST_WORKERS, PER_WORKER, Deadline, Share
+from ...base.printable_text import printable
+from ...errors import UsageError
+from ..databases import on_this_machine
+from .messages import Loaded, Ready, RunOptions, package_version
+from .pool import CHANGED, DoJob, Job, Report, WorkerPool, default_jobs, plans_of
+from .supervisor import HarnessError, OutOfTime, Supervisor
+
+OPTION: Final = "--cluster"
+LOCAL: Final = "local"
+AUTO: Final = "auto"
+_OURS: Final = "attention-conformance"
+# Seconds: a port that nobody listens at, a cluster that answers nothing, a task that is cancelled,
+# and the last answers of tasks whose time is up.
+_PORT_LIMIT: Final = 5.0
+_STATUS_LIMIT: Final = 30.0
+_FAREWELL: Final = 5.0
+_LAST_ANSWERS: Final = 5.0
+_SLICE: Final = 0.2
+# Results are small: the cluster of this machine takes little of its memory for them.
+_STORE: Final = 128 * 1024 * 1024
+# Set where Ray runs the command as a job of its own, which has brought the folder along.
+_IN_A_JOB: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+_STATUS: Final = "import sys; from ray.scripts.scripts import main; sys.argv[0] = 'ray'; main()"
+
+
+def check_cluster(options: RunOptions, address: str) -> None:
+    """Require a run that other machines can do; raises UsageError."""
+    if address == LOCAL:
+        return
+    graph_options = options.graph_options
+    named = (graph_options.state_dict, graph_options.declaration, graph_options.source)
+    for target in (*options.targets, *filter(None, named)):
+        path = Path(target.rpartition(":")[0] or target)
+        path = path if path.exists() else Path(target)
+        outside = path.exists() and not path.resolve().is_relative_to(Path.cwd().resolve())
+        if outside or path.is_absolute():
+            msg = (
+                f"{target} would not be on the other machines: the working folder alone is sent to "
+                f"them, so give a path below it, or {OPTION} {LOCAL}"
+            )
+            raise UsageError(msg)
+    for place in options.databases:
+        if on_this_machine(place):
+            msg = (
+                f"--database {place} is a folder of this machine: the workers of a cluster need "
+                "redis://HOST:PORT/NUMBER"
+            )
+            raise UsageError(msg)
+
+
+class Cluster:
+    """A cluster of Ray while a run uses it; as a context it connects, and leaves.
+
+    ``address`` is what Ray takes: ``auto`` for the cluster that this machine is part of, HOST:PORT
+    for its head, ``local`` to start one on this machine, which ends with the run. ``share`` is what
+    one worker takes. ``jobs`` are the workers at most; None: as many as there is room for.
+
+    Connecting raises UsageError for an address where no cluster answers, and where no machine has
+    a worker's share.
+    """
+
+    def __init__(self, address: str, share: Share, jobs: int | None = None) -> None:
+        if importlib.util.find_spec("ray") is None:
+            msg = f"{OPTION} needs Ray: pip install 'attention-conformance[ray]'"
+            raise UsageError(msg)
+        if address == AUTO:
+            address = os.environ.get("RAY_ADDRESS") or AUTO
+        _check_address(address)
+        self.address, self.share, self.jobs = address, share, jobs or 1
+        self._most = jobs
+        self._machines: list[Mapping[str, float]] = []
+
+    def __enter__(self) -> Self:
+        with _own_handlers():
+            self._connect()
+        import ray  # noqa: PLC0415 (an extra)
+
+        try:
+            self._machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            places = self.places(self.share)
+            if not places:
+                msg = (
+                    f"no machine of the cluster {self.address} has what a worker takes "
+                    f"({self.share}): {PER_WORKER} says what that is, 'ray status' what there is"
+                )
+                raise UsageError(msg)  # noqa: TRY301 (as any other error here)
+        except BaseException:
+            ray.shutdown()
+            raise
+        self.jobs = min(self._most or places, MOST_WORKERS)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        import ray  # noqa: PLC0415 (an extra)
+
+        ray.shutdown()
+
+    def places(self, share: Share) -> int:
+        """How many workers with such a share all machines have room for."""
+        return sum(map(share.places, self._machines))
+
+    def make_pool(
+        self, options: RunOptions, *, jobs: int, timeout: float, deadline: Deadline | None
+    ) -> ClusterPool:
+        """The workers of a run."""
+        return ClusterPool(self, options, jobs=jobs, timeout=timeout, deadline=deadline)
+
+    def _connect(self) -> None:
+        import ray  # noqa: PLC0415 (an extra)
+
+        more: dict[str, Any] = {}
+        if self.address == LOCAL:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            jobs = self._most or default_jobs()
+            cpus = math.ceil(jobs * self.share.amounts["CPU"]) if self._most else jobs
+            more = {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": _STORE}
+        elif _IN_A_JOB not in os.environ:
+            more = {"runtime_env": {"working_dir": str(Path.cwd())}}
+        if self.address not in (LOCAL, AUTO):
+            _require_answer(self.address)
+        try:
+            ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR, **more)
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            msg = f"the cluster {self.address} cannot be used: {_first_line(error)}"
+            if self.address == AUTO and isinstance(error, ConnectionError):
+                msg = (
+                    f"{OPTION} {AUTO}: this machine is part of no Ray cluster; give its head as "
+                    f"HOST:PORT, or {LOCAL} to start one here"
+                )
+            raise UsageError(msg) from None
+
+
+def _check_address(address: str) -> None:
+    """Require an address of Ray; raises UsageError."""
+    if address in (LOCAL, AUTO):
+        return
+    if "://" in address:
+        msg = (
+            f"{OPTION} {address} is no cluster to work on: give HOST:PORT of its head from one of "
+            "its machines, or let 'ray job submit' run the command there"
+        )
+        raise UsageError(msg)
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        msg = f"{OPTION} {address!r} is no address of Ray: give {AUTO}, {LOCAL} or HOST:PORT"
+        raise UsageError(msg)
+
+
+def _require_answer(address: str) -> None:
+    """Require that a cluster answers; raises UsageError.
+
+    Ray itself tries for two minutes, prints what it tries, and may end the process.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PORT_LIMIT).close()
+    except OSError as error:
+        msg = f"no Ray cluster answers at {address}: {error.strerror or error}"
+        raise UsageError(msg) from None
+    command = [sys.executable, "-c", _STATUS, "status", "--address", address]
+    try:
+        # The command is ours, its address is checked.
+        done = subprocess.run(command, capture_output=True, timeout=_STATUS_LIMIT, check=False)  # noqa: S603
+    except subprocess.TimeoutExpired:
+        done = None
+    if done is None or done.returncode:
+        msg = f"what listens at {address} does not answer as a Ray cluster: give the head's port"
+        raise UsageError(msg)
+
+
+@contextlib.contextmanager
+def _own_handlers() -> Iterator[None]:
+    """Keep what the command line does at SIGTERM: Ray would end the process at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return printable(lines[0].strip())
+
+
+class ClusterPool(WorkerPool):
+    """The workers of a run in tasks of Ray; this process only hands out the work.
+
+    Its own supervisors start no process: they say of the clauses that are left when the time is up
+    that they were not run.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        options: RunOptions,
+        *,
+        jobs: int,
+        timeout: float,
+        deadline: Deadline | None,
+    ) -> None:
+        import ray  # noqa: PLC0415 (an extra)
+
+        super().__init__(options, jobs=jobs, timeout=timeout, deadline=deadline)
+        self._cluster, self._options = cluster, options
+        self._timeout, self._deadline = timeout, deadline
+        self._task: Any = ray.remote(serve)
+        self._first: Generator[tuple[str, Any]] | None = None
+        self._sent: tuple[object, Any] | None = None  # what does the jobs, and Ray's copy of it
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if self._first is not None:
+            self._first.close()
+        super().__exit__(kind, *error)
+
+    def start(self) -> Ready:
+        """Start the first worker; raises HarnessError when it cannot."""
+        named = self._options.devices or ()
+        share = self._cluster.share
+        self._first = self._answers(share.with_gpu() if _on_gpu(named) else share)
+        ready: Ready = self._next("ready")
+        return ready
+
+    def load(self) -> list[Loaded]:
+        """The targets; raises UsageError for what cannot be used.
+
+        Where a candidate asks for a GPU they are loaded again where there is one.
+        """
+        self._loaded = self._next("loaded")
+        share = self._cluster.share.with_gpu()
+        if any(map(_wants_gpu, self._loaded)) and self._cluster.places(share):
+            self._first = self._answers(share)
+            self._next("ready")
+            self._loaded = self._next("loaded")
+        for supervisor in self._supervisors:
+            supervisor.adopt(self._loaded)
+        return self._loaded
+
+    def _next(self, expected: str) -> Any:
+        """The payload of the next answer of the first task, which loads the targets."""
+        assert self._first is not None  # noqa: S101 (start comes first)
+        tag, payload = next(self._first)
+        if tag == "over":
+            raise OutOfTime
+        assert tag == expected  # noqa: S101 (serve answers in this order)
+        return payload
+
+    def _joins(self, _supervisor: Supervisor) -> bool:
+        """Whether a worker takes jobs: each task of Ray loads what it needs."""
+        return True
+
+    def _reports(
+        self,
+        supervisor: Supervisor,
+        do: DoJob[Job, Report],
+        job: Job,
+        stopping: Callable[[], bool],
+    ) -> Generator[Report]:
+        """The reports of one job, which some machine does."""
+        import ray  # noqa: PLC0415 (an extra)
+
+        index = job if isinstance(job, int) else getattr(job, "index", 0)
+        wants = _wants_gpu(self._loaded[index])
+        share = self._cluster.share.with_gpu() if wants else self._cluster.share
+        share = share if self._cluster.places(share) else self._cluster.share
+        if self._sent is None or self._sent[0] is not do:
+            self._sent = do, ray.put(do)
+        received = 0
+        with contextlib.closing(
+            self._answers(share, self._sent[1], job, index, stopping)
+        ) as answers:
+            for tag, payload in answers:
+                if tag == "over":
+                    break
+                received += 1
+                yield payload
+            else:
+                return
+        yield from itertools.islice(do(supervisor, job, stopping), received, None)
+
+    def _answers(
+        self,
+        share: Share,
+        do: Any = None,
+        job: object = None,
+        index: int = 0,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> Generator[tuple[str, Any]]:
+        """The answers of one task, as they come; the last is ``over`` where the time is up.
+
+        Raises UsageError for what the task refuses, and HarnessError where nobody can do it. The
+        task is cancelled when nobody waits for its answers any more.
+        """
+        import ray  # noqa: PLC0415 (an extra)
+
+        deadline = self._deadline
+        order = _TaskOrder(
+            options=self._options,
+            timeout=self._timeout,
+            limit=None if deadline is None else (deadline.limit, deadline.left()),
+            version=package_version(_OURS),
+            plan=[] if do is None else plans_of([self._loaded[index]]),
+            index=index,
+        )
+        stream = self._task.options(**share.options()).remote(order, do, job)
+        last = math.inf if deadline is None else deadline.last + _LAST_ANSWERS
+        try:
+            while True:
+                if ray.wait([stream], timeout=_SLICE)[0]:
+                    answer = next(stream, None)
+                    if answer is None:
+                        return
+                    yield _unwrapped(ray.get(answer))
+                elif stopping():
+                    return
+                elif time.monotonic() >= last:
+                    yield "over", None
+                    return
+        except ray.exceptions.RayError as error:
+            raise _refusal(error) from None
+        finally:
+            # It stops its candidate itself, whose process belongs to no group of Ray's.
+            with contextlib.suppress(ray.exceptions.RayError, ValueError):
+                if not ray.wait([stream.completed()], timeout=0)[0]:
+                    ray.cancel(stream)
+                    ray.wait([stream.completed()], timeout=_FAREWELL)
+
+
+def _unwrapped(answer: tuple[str, Any]) -> tuple[str, Any]:
+    """An answer; raises what the task could not."""
+    tag, payload = answer
+    if tag == "refused":
+        raise UsageError(payload)
+    if tag == "broken":
+        raise HarnessError(payload)
+    return answer
+
+
+def _refusal(error: BaseException) -> Exception:
+    """What Ray could not do, in one sentence."""
+    from ray import exceptions  # noqa: PLC0415 (an extra)
+
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, ModuleNotFoundError) and str(cause.name).startswith("conformance"):
+        name = f"{_OURS} {package_version(_OURS)}"
+        return UsageError(f"the machines of the cluster lack {name}: install it on each of them")
+    if isinstance(error, exceptions.RuntimeEnvSetupError):
+        return UsageError(f"the working folder could not be sent: {_first_line(error)}")
+    if isinstance(error, (exceptions.WorkerCrashedError, exceptions.NodeDiedError)):
+        return HarnessError(
+            "the cluster lost the machine, or the process, that did a part of the work, each time "
+            "that Ray tried it"
+        )
+    return HarnessError(f"the cluster failed: {_first_line(cause or error)}")
+
+
+def _on_gpu(devices: Sequence[str]) -> bool:
+    return any(name.partition(":")[0] == "cuda" for name in devices)
+
+
+def _wants_gpu(loaded: Loaded) -> bool:
+    """Whether a candidate is to be judged on a GPU."""
+    return _on_gpu([planned.device for planned in loaded.planned])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TaskOrder:
+    """What a task needs to know besides its work.
+
+    ``limit`` is the run's, and what is left of it. ``plan`` is what the candidate's must be.
+    """
+
+    options: RunOptions
+    timeout: float
+    limit: tuple[float, float] | None
+    version: str
+    plan: list[list[tuple[str, str, str, bool]]]
+    index: int
+
+    def deadline(self) -> Deadline | None:
+        """The end of the run on this machine's clock."""
+        if self.limit is None:
+            return None
+        limit, left = self.limit
+        return Deadline(limit=limit, started=time.monotonic() - (limit - left))
+
+    def key(self) -> bytes:
+        """What a supervisor can be kept for: the same run, with the same GPUs."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return pickle.dumps((self.options, self.timeout, visible))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    """A supervisor that has loaded the targets, and what it said then."""
+
+    supervisor: Supervisor
+    ready: Ready
+    loaded: list[Loaded]
+
+
+# The one of this process of Ray, which does one task after the other.
+_KEPT: Final[dict[bytes, _Kept]] = {}
+
+
+def serve(
+    order: _TaskOrder, do: DoJob[Job, Report] | None, job: Job | None
+) -> Iterator[tuple[str, Any]]:
+    """Load the targets, or do a job with them, in a process of Ray."""
+    try:
+        yield from _served(order, do, job)
+    except UsageError as error:
+        yield "refused", str(error)
+    except HarnessError as error:
+        yield "broken", str(error)
+    except OutOfTime:
+        yield "over", None
+
+
+def _served(
+    order: _TaskOrder, do: DoJob[Job, Report] | None, job: Job | None
+) -> Iterator[tuple[str, Any]]:
+    here = package_version(_OURS)
+    if here != order.version:
+        msg = f"the cluster has {_OURS} {here}, and this machine {order.version}: install the same"
+        raise UsageError(msg)
+    try:
+        kept = _kept(order)
+        if do is None:
+            yield "ready", kept.ready
+            yield "loaded", kept.loaded
+            return
+        if plans_of([kept.loaded[order.index]]) != order.plan:
+            raise HarnessError(CHANGED)  # noqa: TRY301 (the supervisor is of no use any more)
+        for report in do(kept.supervisor, job, lambda: False):  # type: ignore[arg-type]  # a job
+            yield "report", report
+    except BaseException:  # a task that is cancelled, too: nothing of it may go on
+        _forget()
+        raise
+
+
+def _kept(order: _TaskOrder) -> _Kept:
+    """The supervisor of this process, with the targets loaded."""
+    key = order.key()
+    if key not in _KEPT:
+        _forget()
+        supervisor = Supervisor(order.options, timeout=order.timeout, deadline=order.deadline())
+        try:
+            ready = supervisor.start()
+            _KEPT[key] = _Kept(supervisor=supervisor, ready=ready, loaded=supervisor.load())
+        except BaseException as error:
+            supervisor.__exit__(type(error))
+            raise
+    kept = _KEPT[key]
+    kept.supervisor.limit_to(order.deadline())
+    return kept
+
+
+def _forget() -> None:
+    """End the supervisor of this process, and its candidates with it."""
+    for kept in _KEPT.values():
+        kept.supervisor.__exit__(KeyboardInterrupt)
+    _KEPT.clear()
