@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from ..errors import UsageError
@@ -175,3 +175,17 @@ def parse_toml(text: str, path: Path) -> dict[str, Any]:
     except RecursionError:
         msg = f"{path} cannot be read as TOML: its values are nested too deeply"
     raise UsageError(msg)
+
+
+# Set where the working folder is a copy without its repository: where it lies in that.
+COPIED_FROM: Final = "CONFORMANCE_COPIED_FROM"
+
+
+def in_repository(path: Path) -> str:
+    """A path as a repository shows it, else from the working folder, else in full."""
+    path, here = path.resolve(), Path.cwd()
+    copied_from = os.environ.get(COPIED_FROM)
+    if copied_from is not None and path.is_relative_to(here):
+        return (PurePosixPath(copied_from) / path.relative_to(here)).as_posix()
+    root = next((folder for folder in path.parents if (folder / ".git").exists()), here)
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..base.expected import ExpectedFailure, Place
+from ..base.files import in_repository
 from ..declare.candidate import Candidate
 from .target_strings import is_graph, is_path, split_site, split_target
 
@@ -92,14 +93,6 @@ def _bound(node: ast.stmt) -> set[str]:
 
 def _names(target: ast.AST) -> list[ast.Name]:
     return [node for node in ast.walk(target) if isinstance(node, ast.Name)]
-
-
-def in_repository(path: Path) -> str:
-    """A path as a repository shows it, else from the working folder, else in full."""
-    path = path.resolve()
-    folders = [*path.parents]
-    root = next((folder for folder in folders if (folder / ".git").exists()), Path.cwd())
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()
 
 
 def declared_expectations(candidate: Candidate) -> tuple[ExpectedFailure, ...]:

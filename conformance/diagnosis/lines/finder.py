@@ -12,12 +12,12 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor
 
+from ...base.files import in_repository
 from ...base.printable_text import printable
 from ...base.record import LineEntry
 from ...calls.calling import CandidateFailure, arguments, guarded
 from ...clauses.subject import Subject
 from ...problems.inputs import Inputs
-from ...targets.source_location import in_repository
 from ...tolerance import model
 from ..agreement import BatteryAnswer, within
 from ..battery import answer_from

@@ -23,9 +23,10 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final, Self
 
+from ...base.files import COPIED_FROM, in_repository
 from ...base.limits import MOST_WORKERS, PER_WORKER, Deadline, Share
 from ...base.printable_text import printable
 from ...errors import UsageError
@@ -144,7 +145,9 @@ class Cluster:
             cpus = math.ceil(jobs * self.share.amounts["CPU"]) if self._most else jobs
             more = {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": _STORE}
         elif _IN_A_JOB not in os.environ:
-            more = {"runtime_env": {"working_dir": str(Path.cwd())}}
+            here = PurePosixPath(in_repository(Path.cwd() / "any")).parent.as_posix()
+            sent = {"working_dir": str(Path.cwd()), "env_vars": {COPIED_FROM: here}}
+            more = {"runtime_env": sent}
         if self.address not in (LOCAL, AUTO):
             _require_answer(self.address)
         try:
@@ -326,7 +329,7 @@ class ClusterPool(WorkerPool):
         import ray  # noqa: PLC0415 (an extra)
 
         deadline = self._deadline
-        order = _TaskOrder(
+        order = TaskOrder(
             options=self._options,
             timeout=self._timeout,
             limit=None if deadline is None else (deadline.limit, deadline.left()),
@@ -396,7 +399,7 @@ def _wants_gpu(loaded: Loaded) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _TaskOrder:
+class TaskOrder:
     """What a task needs to know besides its work.
 
     ``limit`` is the run's, and what is left of it. ``plan`` is what the candidate's must be.
@@ -436,7 +439,7 @@ _KEPT: Final[dict[bytes, _Kept]] = {}
 
 
 def serve(
-    order: _TaskOrder, do: DoJob[Job, Report] | None, job: Job | None
+    order: TaskOrder, do: DoJob[Job, Report] | None, job: Job | None
 ) -> Iterator[tuple[str, Any]]:
     """Load the targets, or do a job with them, in a process of Ray."""
     try:
@@ -450,7 +453,7 @@ def serve(
 
 
 def _served(
-    order: _TaskOrder, do: DoJob[Job, Report] | None, job: Job | None
+    order: TaskOrder, do: DoJob[Job, Report] | None, job: Job | None
 ) -> Iterator[tuple[str, Any]]:
     here = package_version(_OURS)
     if here != order.version:
@@ -471,7 +474,7 @@ def _served(
         raise
 
 
-def _kept(order: _TaskOrder) -> _Kept:
+def _kept(order: TaskOrder) -> _Kept:
     """The supervisor of this process, with the targets loaded."""
     key = order.key()
     if key not in _KEPT:
