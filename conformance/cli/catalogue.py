@@ -14,8 +14,10 @@ from ..base.profile import DTYPES
 from ..base.record import record_text
 from ._options import (
     SEED,
+    cluster_options,
     file_option,
     json_option,
+    on_cluster,
     profile_option,
     separated,
     timeout_option,
@@ -88,8 +90,9 @@ def explain_command(*, slug: str) -> int:
     "--jobs",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Worker processes; by default one a processor, at most 8.",
+    help="Worker processes; by default one a processor, at most 8, or all of a cluster.",
 )
+@cluster_options
 @timeout_option("Stop a mistake that gives no answer for so long: it is caught.")
 @json_option("Write the record there.")
 @file_option("--html", "html_path", help=to_file_or_output("Write the matrix as a page."))
@@ -108,6 +111,8 @@ def teeth_command(
     skip: tuple[str, ...],
     correct: tuple[str, ...],
     jobs: int | None,
+    cluster: str | None,
+    per_worker: tuple[str, ...],
     timeout: float,
     json_path: Path | None,
     html_path: Path | None,
@@ -123,7 +128,7 @@ def teeth_command(
     mistake and no correct candidate is flagged; else 1; 2 for bad input, 3 when the harness failed,
     130 when it was interrupted: what was found until then is shown and written.
     """
-    from ..running.workers.pool import default_jobs  # noqa: PLC0415
+    from ..running.workers.pool import WorkerPool, default_jobs  # noqa: PLC0415
     from ..tools.teeth.jobs import Pace, TeethOptions  # noqa: PLC0415
     from ..tools.teeth.record import exit_code, run_teeth  # noqa: PLC0415
 
@@ -138,9 +143,11 @@ def teeth_command(
         not_mistakes=skip,
         thorough=not first,
     )
-    pace = Pace(jobs=jobs or default_jobs(), timeout=timeout, first=first)
-    with progress_bar() as progress:
-        record = run_teeth(options, pace, progress)
+    with progress_bar() as progress, on_cluster(options, cluster, per_worker, jobs) as machines:
+        many = (jobs or default_jobs()) if machines is None else machines.jobs
+        pace = Pace(jobs=many, timeout=timeout, first=first)
+        make_pool = WorkerPool if machines is None else machines.make_pool
+        record = run_teeth(options, pace, progress, make_pool)
     try:
         _write(record, files)
     finally:  # the result is shown although a disk is full

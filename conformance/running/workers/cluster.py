@@ -59,7 +59,8 @@ def check_cluster(options: RunOptions, address: str) -> None:
         return
     graph_options = options.graph_options
     named = (graph_options.state_dict, graph_options.declaration, graph_options.source)
-    for target in (*options.targets, *filter(None, named)):
+    correct = getattr(options, "correct", ())  # of a run of teeth
+    for target in (*options.targets, *correct, *filter(None, named)):
         path = Path(target.rpartition(":")[0] or target)
         path = path if path.exists() else Path(target)
         outside = path.exists() and not path.resolve().is_relative_to(Path.cwd().resolve())
@@ -98,14 +99,18 @@ class Cluster:
         _check_address(address)
         self.address, self.share, self.jobs = address, share, jobs or 1
         self._most = jobs
+        self._quiet = contextlib.ExitStack()
         self._machines: list[Mapping[str, float]] = []
 
     def __enter__(self) -> Self:
-        with _own_handlers():
-            self._connect()
         import ray  # noqa: PLC0415 (an extra)
 
+        # Ray prints there that it lost a machine, in the midst of a record.
+        nowhere = self._quiet.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+        self._quiet.enter_context(contextlib.redirect_stdout(nowhere))
         try:
+            with _own_handlers():
+                self._connect()
             self._machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             places = self.places(self.share)
             if not places:
@@ -115,7 +120,7 @@ class Cluster:
                 )
                 raise UsageError(msg)  # noqa: TRY301 (as any other error here)
         except BaseException:
-            ray.shutdown()
+            self.__exit__()
             raise
         self.jobs = min(self._most or places, MOST_WORKERS)
         return self
@@ -124,6 +129,7 @@ class Cluster:
         import ray  # noqa: PLC0415 (an extra)
 
         ray.shutdown()
+        self._quiet.close()
 
     def places(self, share: Share) -> int:
         """How many workers with such a share all machines have room for."""
@@ -192,12 +198,10 @@ def _require_answer(address: str) -> None:
     command = [sys.executable, "-c", _STATUS, "status", "--address", address]
     try:
         # The command is ours, its address is checked.
-        done = subprocess.run(command, capture_output=True, timeout=_STATUS_LIMIT, check=False)  # noqa: S603
-    except subprocess.TimeoutExpired:
-        done = None
-    if done is None or done.returncode:
+        subprocess.run(command, capture_output=True, timeout=_STATUS_LIMIT, check=True)  # noqa: S603
+    except subprocess.SubprocessError:
         msg = f"what listens at {address} does not answer as a Ray cluster: give the head's port"
-        raise UsageError(msg)
+        raise UsageError(msg) from None
 
 
 @contextlib.contextmanager
@@ -214,8 +218,7 @@ def _own_handlers() -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return printable(lines[0].strip())
+    return printable([*str(error).strip().splitlines(), type(error).__name__][0].strip())
 
 
 class ClusterPool(WorkerPool):
@@ -250,9 +253,9 @@ class ClusterPool(WorkerPool):
 
     def start(self) -> Ready:
         """Start the first worker; raises HarnessError when it cannot."""
-        named = self._options.devices or ()
         share = self._cluster.share
-        self._first = self._answers(share.with_gpu() if _on_gpu(named) else share)
+        on_gpu = _on_gpu(self._options.devices or ())
+        self._first = self._answers(share.with_gpu() if on_gpu else share)
         ready: Ready = self._next("ready")
         return ready
 
@@ -295,9 +298,9 @@ class ClusterPool(WorkerPool):
         import ray  # noqa: PLC0415 (an extra)
 
         index = job if isinstance(job, int) else getattr(job, "index", 0)
-        wants = _wants_gpu(self._loaded[index])
-        share = self._cluster.share.with_gpu() if wants else self._cluster.share
-        share = share if self._cluster.places(share) else self._cluster.share
+        share = self._cluster.share
+        if _wants_gpu(self._loaded[index]) and self._cluster.places(share.with_gpu()):
+            share = share.with_gpu()
         if self._sent is None or self._sent[0] is not do:
             self._sent = do, ray.put(do)
         received = 0
@@ -382,19 +385,16 @@ def _refusal(error: BaseException) -> Exception:
     if isinstance(error, exceptions.RuntimeEnvSetupError):
         return UsageError(f"the working folder could not be sent: {_first_line(error)}")
     if isinstance(error, (exceptions.WorkerCrashedError, exceptions.NodeDiedError)):
-        return HarnessError(
-            "the cluster lost the machine, or the process, that did a part of the work, each time "
-            "that Ray tried it"
-        )
+        return HarnessError("whoever did a part of the work was lost each time that Ray tried it")
     return HarnessError(f"the cluster failed: {_first_line(cause or error)}")
 
 
 def _on_gpu(devices: Sequence[str]) -> bool:
+    """Whether a candidate is to be judged on a GPU."""
     return any(name.partition(":")[0] == "cuda" for name in devices)
 
 
 def _wants_gpu(loaded: Loaded) -> bool:
-    """Whether a candidate is to be judged on a GPU."""
     return _on_gpu([planned.device for planned in loaded.planned])
 
 

@@ -11,6 +11,7 @@ from ...base.record import EXIT_HARNESS, EXIT_INTERRUPTED, EXIT_OK, EXIT_RED, SC
 from ...base.results import ClauseResult, plain
 from ...running.workers.messages import Ready, package_version
 from ...running.workers.pool import WorkerPool
+from ...session.checking import MakePool
 from .jobs import REPOSITORY, LoadedEntry, Pace, TeethOptions, catches, entries_of, run_entries
 
 # The lists of the summary that must be empty.
@@ -205,16 +206,18 @@ def run_teeth(
     options: TeethOptions,
     pace: Pace,
     progress: Progress = lambda _step, _done, _total: None,
+    make_pool: MakePool = WorkerPool,
 ) -> dict[str, Any]:
     """Run every clause on every entry of the catalogue and return the record.
 
+    ``make_pool`` makes the workers.
     An interrupt (Ctrl-C) ends the run early: the record holds what was done and says so. Raises
     UsageError for bad input and HarnessError when no worker can run.
     """
     started = time.monotonic()
     run = TeethProgress(ready=Ready(environment={}, specification="", sentences={}))
     try:
-        with WorkerPool(options, jobs=pace.jobs, timeout=pace.timeout) as pool:
+        with make_pool(options, jobs=pace.jobs, timeout=pace.timeout, deadline=None) as pool:
             _go(run, pool, pace, progress)
     except KeyboardInterrupt:
         run.interrupted = True
