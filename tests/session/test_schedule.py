@@ -63,6 +63,8 @@ class Pool:
     def work(self, parts: list[Chunk], do: Any, receive: Any, *, admits: Any) -> None:
         """Do every part in this thread."""
         for part in parts:
+            if not admits(part, None):
+                continue
             for report in do(self.worker, part, lambda: False):
                 if not admits(part, report):
                     break

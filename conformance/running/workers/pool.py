@@ -117,8 +117,9 @@ class WorkerPool:
         """Do every job in some worker, at most ``most`` at a time.
 
         ``do`` runs in a thread; its reports reach ``receive`` in this one, those of a job that an
-        interrupt cuts off included. ``admits`` is asked in the thread, with None before a job begins:
-        the job ends with the first report that it refuses. Raises HarnessError when a worker cannot go on.
+        interrupt cuts off included. ``admits`` is called in the thread, with None before a job
+        begins: the job ends with the first report that it refuses. Raises HarnessError when a
+        worker cannot go on.
         """
         waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
         reports: queue.SimpleQueue[tuple[Job, Report] | Future[None]] = queue.SimpleQueue()
