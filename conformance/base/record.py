@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -491,16 +490,8 @@ def _is(value: Any, kind: Any) -> bool:
     if kind is Any or isinstance(value, bool):
         return kind in (Any, bool)
     if kind is float:
-        return isinstance(value, (int, float)) and _fits_a_float(value)
+        return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
     return isinstance(value, get_origin(kind) or kind)
-
-
-def _fits_a_float(number: float) -> bool:
-    """Whether a number of JSON, which may have any number of digits, is a finite float."""
-    try:
-        return math.isfinite(number)
-    except OverflowError:
-        return False
 
 
 # By torch.compile's ``dynamic``.
