@@ -18,7 +18,6 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
-from torch.nn import functional
 
 import conformance
 
@@ -55,12 +54,19 @@ class Projected(nn.Module):
         heads = [self.q(query), self.k(key), self.v(value)]
         count = heads[0].shape[-1] // self.head_size
         split = [each.unflatten(-1, (count, -1)).transpose(1, 2) for each in heads]
-        mixed = functional.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
+        logits = split[0] @ split[1].mT * self.head_size**-0.5
+        mixed = (logits.softmax(-1) @ split[2]).transpose(1, 2).flatten(2)
         answer: Tensor = self.o(mixed)
         return answer
 
 
-@conformance.layer(ranks=conformance.Ranks(2, weights="heads"))
+NO_EMPTY_VIEW = "a DTensor cannot be split into heads without items or tokens (torch 2.13)"
+
+
+@conformance.layer(
+    ranks=conformance.Ranks(2, weights="heads"),
+    expected_failures={"shape.empty-batch": NO_EMPTY_VIEW, "shape.empty-query": NO_EMPTY_VIEW},
+)
 def parallelized_module(
     geometry: conformance.Geometry, weights: conformance.ProjectionWeights
 ) -> Callable[..., Tensor]:
