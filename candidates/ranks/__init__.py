@@ -1,7 +1,7 @@
 """Attentions that several ranks compute together; ``conformance check candidates/ranks``.
 
 ``torch_parallel`` is checked by itself: ranks are started anew after each call that is refused,
-which takes it a quarter of an hour.
+which takes it some ten minutes.
 """
 
 __conformance__ = [
