@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sysconfig
 import traceback
 from collections.abc import Sequence
@@ -70,6 +71,20 @@ def raised_text(error: BaseException) -> str:
 def capped(text: str) -> str:
     """A text of somebody else's, cut to 4 KB."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def ending_text(status: int | None) -> str:
+    """How a process ended, by its exit status (below 0 the signal that ended it; None: unknown)."""
+    if status is None:
+        return "lost its process"
+    if status >= 0:
+        return f"ended its process (exit status {status})"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:  # those in real time have no name
+        name = f"signal {-status}"
+    hint = "; the system may have run out of memory" if name == "SIGKILL" else ""
+    return f"killed its process ({name}{hint})"
 
 
 def few(words: Sequence[str], most: int = 3) -> str:

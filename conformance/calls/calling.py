@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -286,6 +286,22 @@ def is_contiguous(call_arguments: Arguments) -> bool:
     return all(each.is_contiguous() and each.storage_offset() == 0 for each in tensors)
 
 
+_BEFORE_CALLS: Final[list[Callable[[], None]]] = []
+
+
+@contextlib.contextmanager
+def before_each_call(act: Callable[[], None]) -> Iterator[None]:
+    """Do something before each call of a candidate's code that is made meanwhile.
+
+    What ``act`` raises reaches whoever asks for the call.
+    """
+    _BEFORE_CALLS.append(act)
+    try:
+        yield
+    finally:
+        _BEFORE_CALLS.remove(act)
+
+
 def guarded(
     function: Forward,
     positional: tuple[Any, ...],
@@ -295,6 +311,8 @@ def guarded(
     grad_mode: bool = False,
 ) -> Any:
     """Call the candidate's code; what it raises becomes a CandidateFailure of kind ``raised``."""
+    for act in _BEFORE_CALLS:
+        act()
     try:
         with integrity.watched(), torch.set_grad_enabled(grad_mode), torch_state.kept():
             return function(*positional, **keywords)

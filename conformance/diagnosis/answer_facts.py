@@ -71,7 +71,13 @@ def unknown_entry(
 
 def lost_search_entry(fault: str) -> dict[str, Any]:
     """The report's entry where the search for a name was cut off by a mistake of this harness."""
-    text = f"the search for a name ended with an error of ours, {fault}: please report it"
+    return unnamed_entry(
+        f"the search for a name ended with an error of ours, {fault}: please report it"
+    )
+
+
+def unnamed_entry(text: str) -> dict[str, Any]:
+    """The report's entry where no name was found, and why not."""
     return {"name": UNKNOWN, "text": text, "fix": "", "confidence": 0.0, "facts": {}}
 
 

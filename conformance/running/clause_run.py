@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from ..base.results import ClauseResult, Status, Violation, result_from_json
@@ -129,8 +129,17 @@ class Progress:
 
     def lost(self, clause: PlannedClause, kind: str, message: str, seconds: float) -> ClauseResult:
         """The result where the candidate hangs or dies."""
+        if self.failure is not None:
+            return _kept(self.failure, message, seconds)
         more = {"examples": self.examples, "seconds": seconds, "trail": self.trail}
         return clause.failure(kind, message, self.problem, **more)
+
+    def ended(self, clause: PlannedClause, error: BaseException, seconds: float) -> ClauseResult:
+        """The result after an exception that the runner lets through."""
+        if self.failure is not None:
+            return _kept(self.failure, f"the candidate raised {one_line(error)}", seconds)
+        more = {"examples": self.examples, "seconds": seconds, "trail": self.trail}
+        return clause.after_exception(error, self.problem, **more)
 
     def cut(self, clause: PlannedClause, seconds: float) -> ClauseResult:
         """The result where the time of the run is up: a failure counts as it is."""
@@ -139,3 +148,14 @@ class Progress:
         counted = {**self.counted, "planned": self.counted.get("planned") or 0}
         reason = IN_PROGRESS if self.problem is not None else ""
         return clause.result("untestable", reason, **counted, seconds=seconds)
+
+
+def _kept(failure: ClauseResult, message: str, seconds: float) -> ClauseResult:
+    """A failure as it was found, where what came later ended the search for its cause."""
+    said = f"{failure.reason}; in the search for its cause {message}"
+    found = failure.violation
+    return failure.replace(
+        reason=said,
+        violation=None if found is None else replace(found, message=said),
+        seconds=failure.seconds + seconds,
+    )

@@ -19,6 +19,7 @@ from ..base.profile import WHOLE, Profile, Shard
 from ..base.results import WRONG_ANSWERS, ClauseResult, Violation
 from ..calls import torch_state
 from ..calls.arrays import no_such_numbers
+from ..calls.calling import before_each_call
 from ..calls.devices import canonical, why_absent
 from ..calls.recording import Recording
 from ..clauses.operators import left_to_eager
@@ -27,7 +28,7 @@ from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
 from ..declare.declaration import WHOLE_MODEL
 from ..diagnosis import Diagnostician
-from ..diagnosis.answer_facts import lost_search_entry, random_entry
+from ..diagnosis.answer_facts import lost_search_entry, random_entry, unnamed_entry
 from ..diagnosis.exports.blame import Blamer
 from ..diagnosis.mistakes import named_mistakes
 from ..diagnosis.ranks import diagnostician
@@ -42,6 +43,8 @@ from .tally import Tally, Terms
 OnExample = Callable[[dict[str, Any]], None]
 # Of the reductions that a profile leaves, the part that the next failing clause may use.
 SHARE_OF_ONE_CLAUSE = 0.3
+# Seconds that the search for a name may take: of some thousand calls each may be slow.
+LONGEST_SEARCH = 300.0
 # What takes a process with it, or much memory, costs seconds a try: few to make it small, none for
 # what hangs.
 TRIES_OF_A_LOSS = {"hung": 0, "crashed": 8, "memory": 2}
@@ -292,7 +295,7 @@ class CandidateRun:
         if random is not None:
             diagnosis = [random]
         elif self._is_diagnosed(clause, kind) and in_time:
-            diagnosis = self._diagnosis(subject, clause, smallest.problem)
+            diagnosis = self._diagnosis(subject, clause, smallest.problem, clause_run)
         return failure.result.replace(
             status="failed",
             reason=violation.message,
@@ -323,15 +326,26 @@ class CandidateRun:
         return self._random[subject]
 
     def _diagnosis(
-        self, subject: Subject, clause: Clause, problem: Problem
+        self, subject: Subject, clause: Clause, problem: Problem, clause_run: ClauseRun
     ) -> list[dict[str, Any]]:
         """What explains a failure; the search is made once a candidate and dtype."""
         if subject in self._lost:
             return [self._lost[subject]]
         if subject not in self._diagnosticians:
             self._diagnosticians[subject] = diagnostician(subject, self._mistakes)
+        last = time.monotonic() + LONGEST_SEARCH
+
+        def before_call() -> None:
+            if clause_run.is_over or time.monotonic() >= last:
+                raise _GivenUp
+
         try:
-            return self._diagnosticians[subject].explain(clause, problem)
+            with before_each_call(before_call):
+                return self._diagnosticians[subject].explain(clause, problem)
+        except _GivenUp:
+            why = "the time of the run was up" if clause_run.is_over else f"{LONGEST_SEARCH:g} s"
+            self._lost[subject] = unnamed_entry(f"the search for a name was given up: {why}")
+            return [self._lost[subject]]
         except Exception as error:  # noqa: BLE001 (a verdict stands though its cause stays unknown)
             return [lost_search_entry(_fault(error))]
 
@@ -366,6 +380,10 @@ class CandidateRun:
             )
         except Exception as error:  # noqa: BLE001 (a verdict stands though nobody can be blamed)
             return {"step": "", "stage": "", "text": f"nobody can be blamed: {_own_fault(error)}"}
+
+
+class _GivenUp(Exception):  # noqa: N818 (no error: the search for a name takes too long)
+    """The time for a name is up."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import Any, Final, NoReturn
 
 from torch import Tensor
 
-from ...base.printable_text import capped, printable
+from ...base.printable_text import capped, ending_text, printable
 from ...base.results import Violation
 from ...calls.calling import CandidateLost, RaisedElsewhere
 from ...errors import UsageError
@@ -191,13 +190,8 @@ class Remote:
         self.close()
         kind, _, number = text.partition(" ")
         if not number.isdecimal():
-            return CandidateLost("lost its process")
-        if kind == "exit":
-            return CandidateLost(f"ended its process (exit status {number})")
-        try:
-            return CandidateLost(f"killed its process ({signal.Signals(int(number)).name})")
-        except ValueError:
-            return CandidateLost(f"killed its process (signal {number})")
+            return CandidateLost(ending_text(None))
+        return CandidateLost(ending_text(int(number) if kind == "exit" else -int(number)))
 
     def close(self) -> None:
         """End the process with all that it has started."""

@@ -5,15 +5,15 @@ What hangs cannot be stopped here, and what kills its process takes this one alo
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...base.limits import Deadline
-from ...base.results import ClauseResult, result_from_json
+from ...base.results import ClauseResult
 from ...declare.candidate import Candidate
 from ...targets.loading import named
-from ..clause_run import ClauseRun, Progress
+from ..clause_run import Progress
 from .messages import Loaded, Order, Ready, RunOptions
 from .planning import CandidatePlan, check_devices, plan_candidates
 from .pool import DoJob, Job, Report, WorkerPool, admit_all
@@ -30,7 +30,7 @@ class InProcess(Supervisor):
         super().__init__(options, deadline=deadline)
         self._candidates = candidates
         self._plans: list[CandidatePlan] = []
-        self._current = 0
+        self._current = (0, 0)  # candidate and round
 
     def start(self) -> Ready:
         """The specification and the environment."""
@@ -45,38 +45,16 @@ class InProcess(Supervisor):
         return self._loaded
 
     def _run(self, index: int, number: int, order: Order, limit: float) -> ClauseResult:
-        """Run or explain one clause; an exception that ends processes is the candidate's."""
+        """Run or explain one clause."""
         del limit
-        if index != self._current:  # each holds a hundred megabytes
-            self._plans[self._current].run.forget()
-            self._current = index
-        plan, clause = self._plans[index], self._loaded[index].planned[number]
-        progress, started = Progress(), time.perf_counter()
-        left = None if self._deadline is None else self._deadline.left()
-        if left == 0.0:
-            return self._in_time(progress.cut(clause, 0.0))
-        clause_run = ClauseRun(
-            until=None if left is None else time.monotonic() + left,
-            on_example=lambda problem, tally: progress.receive(
-                "example", (problem, tally.counted())
-            ),
-            deferred=order.deferred,
-            round=order.round,
-        )
-        try:
-            if order.failure is not None:
-                failure = result_from_json(order.failure)
-                result = plan.run.explain_failure(clause, failure, clause_run)
-            else:
-                result = plan.run.run(clause, clause_run=clause_run)
-        except (SystemExit, GeneratorExit, MemoryError) as error:
-            result = clause.after_exception(
-                error,
-                progress.problem,
-                examples=progress.examples,
-                seconds=time.perf_counter() - started,
-            )
-        return self._in_time(result)
+        if (index, order.round) != self._current:  # each holds a hundred megabytes
+            self._plans[self._current[0]].run.forget()
+            self._current = index, order.round
+        if self._deadline is not None:
+            order = replace(order, seconds=self._deadline.left())
+        if order.seconds == 0.0:
+            return self._in_time(Progress().cut(self._loaded[index].planned[number], 0.0))
+        return self._in_time(self._plans[index].run_clause(number, order))
 
     def perform(
         self,

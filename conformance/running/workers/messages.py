@@ -127,8 +127,8 @@ class Ready:
 Event = tuple[str, Any]
 
 
-def environment(devices: tuple[str, ...] | None) -> dict[str, Any]:
-    """Versions, platform and device as plain data."""
+def environment() -> dict[str, Any]:
+    """Versions and platform as plain data; the device is that of a run that names none."""
     import torch  # noqa: PLC0415 (whoever reads messages must not load it)
 
     return {
@@ -139,7 +139,7 @@ def environment(devices: tuple[str, ...] | None) -> dict[str, Any]:
         "platform": platform.platform(),
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
-        "device": ", ".join(devices) if devices else "cpu",
+        "device": "cpu",
     }
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing import parent_process
 from typing import Any, Final
 
 from ..._golden import golden
@@ -13,7 +14,7 @@ from ...adapters.compiled import compiled_variants
 from ...base.graph_options import NO_GRAPH_OPTIONS
 from ...base.parameter_names import OptionParameter
 from ...base.profile import PROFILES
-from ...base.results import Violation, result_from_json
+from ...base.results import ClauseResult, Violation, result_from_json
 from ...calls import torch_state
 from ...calls.calling import CandidateFailure, RowWithoutKeysRefused
 from ...calls.devices import why_absent
@@ -33,12 +34,13 @@ from ...targets.target_strings import is_graph
 from ...tolerance import contract_for
 from ...tolerance.contract import describe
 from ..clause_problems import FailureMemory
-from ..clause_run import PlannedClause
+from ..clause_run import ClauseRun, PlannedClause, Progress
 from ..databases import open_databases
 from ..isolation.proxies import Isolated, isolated_candidates
 from ..isolation.remote import Remote
 from ..runner import CandidateRun, one_thread
-from .messages import Loaded, RunOptions
+from ..tally import Tally
+from .messages import Loaded, Order, RunOptions
 
 # The clause that shows the exception where a candidate answers in another dtype or not alone.
 _WITNESS: Final = "shape.output"
@@ -123,9 +125,9 @@ def _silence(run: CandidateRun, dtype: str, device: str) -> Silence | None:
                 inputs = subject.inputs(problem)
                 subject.call(subject.forward(inputs), inputs)
             except KeyboardInterrupt:
-                if parent_process() is None:
+                if not _ignores_interrupts():
                     raise
-                return None  # no Ctrl-C reaches a worker: the candidate raised it, the run says so
+                return None  # the run says so
             except RowWithoutKeysRefused:
                 continue
             except CandidateFailure as failure:
@@ -204,6 +206,38 @@ class CandidatePlan:
     unchecked: tuple[OptionParameter, ...] = ()
     isolated: Isolated | None = None
 
+    def run_clause(
+        self, number: int, order: Order, tell: Callable[[str, Any], None] = lambda _tag, _what: None
+    ) -> ClauseResult:
+        """Run or explain one clause; ``tell`` gets each ``example`` before it, and a ``failure``.
+
+        An exception that the runner lets through ends in the result, but for a real Ctrl-C.
+        """
+        clause, started, progress = self.planned[number], time.perf_counter(), Progress()
+
+        def on_event(tag: str, what: Any) -> None:
+            progress.receive(tag, what)
+            tell(tag, what)
+
+        def on_example(problem: dict[str, Any], tally: Tally) -> None:
+            on_event("example", (problem, tally.counted()))
+
+        clause_run = ClauseRun(
+            until=None if order.seconds is None else time.monotonic() + order.seconds,
+            on_example=on_example,
+            on_failure=lambda failure: on_event("failure", failure.as_json()),
+            deferred=order.deferred,
+            round=order.round,
+        )
+        try:
+            if order.failure is None:
+                return self.run.run(clause, clause_run=clause_run)
+            return self.run.explain_failure(clause, result_from_json(order.failure), clause_run)
+        except BaseException as error:  # (a verdict: the candidate's or the harness' fault)
+            if isinstance(error, KeyboardInterrupt) and not _ignores_interrupts():
+                raise
+            return progress.ended(clause, error, time.perf_counter() - started)
+
     def loaded(self) -> Loaded:
         """The plan as plain data."""
         candidate = self.candidate
@@ -232,6 +266,11 @@ class CandidatePlan:
             site=site,
             sites=tuple(getattr(candidate.function, "described", ())),
         )
+
+
+def _ignores_interrupts() -> bool:
+    """Whether no Ctrl-C reaches this process: a KeyboardInterrupt is then the candidate's."""
+    return signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def _precision(run: CandidateRun) -> dict[str, list[str]]:

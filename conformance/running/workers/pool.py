@@ -14,6 +14,7 @@ from multiprocessing.context import BaseContext
 from typing import Any, Final, Self, TypeVar
 
 from ...base.limits import Deadline
+from ...errors import UsageError
 from .messages import Loaded, Ready, RunOptions
 from .supervisor import DEFAULT_TIMEOUT, HarnessError, OutOfTime, Supervisor
 
@@ -185,7 +186,7 @@ class WorkerPool:
             return True
         try:
             supervisor.start()
-            loaded = supervisor.load()
+            loaded = supervisor.load_like(self._supervisors[0])
         except OutOfTime:
             return False
         if plans_of(loaded) != plans_of(self._loaded):
@@ -220,7 +221,7 @@ def _receive(
             continue
         threads -= 1
         error = event.exception()
-        if isinstance(error, HarnessError):
+        if isinstance(error, (HarnessError, UsageError, OutOfTime)):
             raise error
         if error is not None:
             msg = f"a worker failed: {type(error).__name__}: {error}"

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, Final, Self
 
 from ...base.limits import NOT_FINISHED, NOT_RUN, Deadline
+from ...base.printable_text import ending_text
 from ...base.results import ClauseResult, result_from_json
 from ...errors import UsageError
 from ...graphs.server import size_text
@@ -27,7 +28,7 @@ from ..clause_run import Progress
 from ..isolation.zygote import new_client
 from .messages import Event, Loaded, Order, Ready, RunOptions
 from .usage import MemoryLimit, Patience, process_state
-from .worker import SAFE_PATH, SAFE_PATH_BY_US, serve
+from .worker import ALIVE, SAFE_PATH, SAFE_PATH_BY_US, serve
 
 DEFAULT_TIMEOUT: Final = 30.0
 _AFTER_A_HANG: Final = 5.0
@@ -80,6 +81,8 @@ class Supervisor:
         self._last_words = bytearray()
         self._loaded: list[Loaded] = []
         self._memory: MemoryLimit | None = None
+        self._lost = ""  # how the last clause lost the worker, also after its failure was found
+        self._abandoned = False
 
     def __enter__(self) -> Self:
         return self
@@ -91,7 +94,7 @@ class Supervisor:
 
     def start(self) -> Ready:
         """Start the worker; raises HarnessError when it cannot, UsageError when it refuses to."""
-        self._memory = None
+        self._memory, self._abandoned = None, False
         zygote = new_client() if self._options.isolated else None
         own_end, worker_end = self._context.Pipe()
         listen, output = self._context.Pipe(duplex=False)
@@ -165,7 +168,8 @@ class Supervisor:
                 raise UsageError(str(payload))
             if tag == "broken":
                 raise HarnessError(str(payload))
-            on_event(tag, payload)
+            if tag != ALIVE:
+                on_event(tag, payload)
 
     def run_candidate(
         self, index: int, numbers: Sequence[int] | None = None, order: Order = UNLIMITED
@@ -187,8 +191,9 @@ class Supervisor:
                 reason = f"{NOT_RUN}the candidate hung in {_HANGS_IN_ALL} clauses"
                 yield clause.result("untestable", reason)
             else:
+                self._lost = ""
                 result = self._run(index, number, order, limit)
-                kind = "" if result.violation is None else result.violation.kind
+                kind = self._lost or ("" if result.violation is None else result.violation.kind)
                 lost = kind in ("hung", "crashed")
                 in_a_row = in_a_row + 1 if lost else 0
                 last = kind if lost else last
@@ -221,8 +226,10 @@ class Supervisor:
                 tag, payload = self._event(limit)
                 if tag == "result":
                     return self._in_time(result_from_json(payload))
-                progress.receive(tag, payload)
+                if tag != ALIVE:
+                    progress.receive(tag, payload)
         except WorkerLost as lost:
+            self._lost = lost.kind
             seconds = time.perf_counter() - started
             return progress.lost(clause, lost.kind, f"the candidate {lost}", seconds)
         except OutOfTime:
@@ -317,14 +324,17 @@ class Supervisor:
             msg = f"took more than {size_text(self._memory.most)} of memory and was stopped"
             raise WorkerLost(msg, kind="crashed")
 
-    def _died(self) -> WorkerLost:
+    def _died(self) -> WorkerLost | OutOfTime:
         """Why the worker is gone, in words."""
+        if self._abandoned:
+            self._kill()
+            return OutOfTime()
         process = self._process
         if process is not None:
             process.join(_FAREWELL)
         status = None if process is None else process.exitcode
         self._kill()
-        return WorkerLost(f"{_cause(status)}{_quoted(self._last_words)}", kind="crashed")
+        return WorkerLost(f"{ending_text(status)}{_quoted(self._last_words)}", kind="crashed")
 
     @property
     def is_over(self) -> bool:
@@ -340,12 +350,18 @@ class Supervisor:
         """Take over what another machine has loaded; it is all the same once the time is up."""
         self._loaded = loaded
 
+    def load_like(self, first: Supervisor) -> list[Loaded]:
+        """Load the targets as another worker of the run did, which may have built none."""
+        self._options = dataclasses.replace(self._options, preflight=first._options.preflight)
+        return self.load()
+
     def limit_to(self, deadline: Deadline | None) -> None:
         """Work until another deadline from now on."""
         self._deadline = deadline
 
     def abandon(self) -> None:
-        """End the worker at once, from any thread: who waits for its answer gets WorkerLost."""
+        """End the worker at once, from any thread: who waits for its answer gets OutOfTime."""
+        self._abandoned = True
         process = self._process
         if process is not None:
             with contextlib.suppress(ValueError):  # it has ended by itself meanwhile
@@ -381,19 +397,6 @@ def _kill_group(process: BaseProcess) -> None:
             if os.getpgid(pid) == pid:  # once the worker has its own group, never this process's
                 os.killpg(pid, signal.SIGKILL)
     process.kill()
-
-
-def _cause(status: int | None) -> str:
-    if status is None:
-        return "lost its process"
-    if status < 0:
-        try:
-            name = signal.Signals(-status).name
-        except ValueError:
-            name = f"signal {-status}"
-        hint = "; the system may have run out of memory" if name == "SIGKILL" else ""
-        return f"killed its process ({name}{hint})"
-    return f"ended its process (exit status {status})"
 
 
 def _quoted(words: bytearray) -> str:

@@ -12,19 +12,24 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 if TYPE_CHECKING:
     from ...base.results import ClauseResult
-    from ..tally import Tally
     from .messages import Order, Ready, RunOptions
     from .planning import CandidatePlan
 
 _WORKER: Final[list[int]] = []  # the process that serves
 SAFE_PATH: Final = "PYTHONSAFEPATH"
 SAFE_PATH_BY_US: Final = "set by conformance"  # any text sets it; the user's own would be kept
+ALIVE: Final = (
+    "alive"  # the event that a call of a candidate begins: each has a time limit of its own
+)
+_ALIVE_EVERY: Final = 0.1
 
 
 def serve(connection: Connection, output: Connection, zygote: socket.socket | None = None) -> None:
@@ -133,7 +138,7 @@ def ready() -> Ready:
 
     clauses = all_clauses()
     return Ready(
-        environment=environment(None),
+        environment=environment(),
         specification=specification_hash(),
         sentences={clause.id: clause.sentence for clause in clauses},
         levels={clause.id: clause.level_text for clause in clauses},
@@ -158,7 +163,7 @@ def _load(connection: Connection, options: RunOptions) -> list[CandidatePlan]:
         _send(connection, step, name)
 
     try:
-        with loading():
+        with loading(), _alive(connection):
             plans: list[CandidatePlan] = named(options.loader)(options, on_step)
         loaded = [plan.loaded() for plan in plans]
     except UsageError as error:
@@ -175,45 +180,30 @@ def _load(connection: Connection, options: RunOptions) -> list[CandidatePlan]:
 
 
 def _run(connection: Connection, plan: CandidatePlan, index: int, order: Order) -> ClauseResult:
-    """Run one clause; exceptions the runner lets through end in the result, never in the worker."""
-    from ...base.results import result_from_json  # noqa: PLC0415
-    from ..clause_run import ClauseRun, Progress  # noqa: PLC0415
-
-    clause, started = plan.planned[index], time.perf_counter()
-    progress = Progress()
-
-    def on_example(problem: dict[str, Any], tally: Tally) -> None:
-        progress.receive("example", (problem, tally.counted()))
-        _send(connection, "example", (problem, tally.counted()))
-
-    def on_failure(failure: ClauseResult) -> None:
-        progress.receive("failure", failure.as_json())
-        _send(connection, "failure", failure.as_json())
-
-    run = ClauseRun(
-        until=None if order.seconds is None else time.monotonic() + order.seconds,
-        on_example=on_example,
-        on_failure=on_failure,
-        deferred=order.deferred,
-        round=order.round,
-    )
-    try:
-        if order.failure is None:
-            result = plan.run.run(clause, clause_run=run)
-        else:
-            result = plan.run.explain_failure(clause, result_from_json(order.failure), run)
-    except BaseException as error:  # noqa: BLE001 (a verdict: the candidate's or the harness' fault)
-        seconds = time.perf_counter() - started
-        result = clause.after_exception(
-            error,
-            progress.problem,
-            examples=progress.examples,
-            seconds=seconds,
-            trail=progress.trail,
-        )
+    """Run or explain one clause, and report each step."""
+    with _alive(connection):
+        result = plan.run_clause(index, order, lambda tag, what: _send(connection, tag, what))
     if result.status in ("failed", "error"):
-        _leave_a_broken_device(clause.device)
+        _leave_a_broken_device(plan.planned[index].device)
     return result
+
+
+@contextmanager
+def _alive(connection: Connection) -> Iterator[None]:
+    """Say meanwhile that a call begins, unless that was said a moment ago."""
+    from ...calls.calling import before_each_call  # noqa: PLC0415 (loads torch)
+
+    last = 0.0
+
+    def before_call() -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _ALIVE_EVERY:
+            last = now
+            _send(connection, ALIVE, None)
+
+    with before_each_call(before_call):
+        yield
 
 
 def _leave_a_broken_device(device: str) -> None:
@@ -236,9 +226,12 @@ def _perform(connection: Connection, plan: CandidatePlan, job: str, argument: An
         _send(connection, step, name)
 
     try:
-        done = named(job)(plan, argument, on_step)
+        with _alive(connection):
+            done = named(job)(plan, argument, on_step)
     except UsageError as error:
         _send(connection, "refused", str(error))
+    except KeyboardInterrupt as error:  # as in _load
+        _send(connection, "refused", f"the candidate raised {one_line(error)}")
     except BaseException as error:  # noqa: BLE001 (the worker stays; the supervisor says what it was)
         _send(connection, "broken", f"{job} raised {one_line(error)}")
     else:

@@ -96,6 +96,46 @@ def test_a_hang_is_a_verdict(folder: Path) -> None:
     assert hung[0].counterexample is not None
 
 
+DOUBLED = KERNEL.replace("return attend(query,", "return attend(2 * query,")
+
+
+def called(body: str) -> str:
+    """A wrong candidate that does something in its fortieth call and in all after it."""
+    return "import os, sys, time\nCALLS = []\n" + DOUBLED.replace(
+        "    return attend",
+        f"    CALLS.append(1)\n    if len(CALLS) > 40: {body}\n    return attend",
+    )
+
+
+def test_a_slow_candidate_is_named_and_does_not_hang(folder: Path) -> None:
+    """The limit is that of a call: the search for a name makes many and may take longer."""
+    slow = DOUBLED.replace("    return attend", "    time.sleep(0.05)\n    return attend")
+    write(folder, {"attn.py": f"import time\n{slow}"})
+    ((result,),) = results("attn.py", timeout=2.0, only=("numerics.scale",))
+    assert result.violation is not None
+    assert result.violation.kind == "value"
+    assert result.diagnosis[0]["name"] == "logits: 2 times the scores"
+    assert result.seconds > 2.0, "the whole took no longer than a call may: it proves nothing"
+
+
+@pytest.mark.parametrize(
+    ("body", "end"),
+    [
+        ("os._exit(3)", "the candidate ended its process (exit status 3)"),
+        ("time.sleep(600)", "the candidate gave no answer within 3 s and was stopped"),
+    ],
+)
+def test_a_failure_that_was_found_stays(folder: Path, body: str, end: str) -> None:
+    """What hangs or dies when it is called again has failed by the wrong answer that it gave."""
+    write(folder, {"attn.py": called(body)})
+    ((result,),) = results("attn.py", timeout=3.0, only=("numerics.scale",))
+    assert result.violation is not None
+    assert result.violation.kind == "value"
+    assert result.reason == result.violation.message
+    assert result.reason.endswith(f"; in the search for its cause {end}")
+    assert result.counterexample is not None
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [

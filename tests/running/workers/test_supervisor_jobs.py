@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,13 @@ from workspaces import KERNEL, write
 
 from conformance.errors import UsageError
 from conformance.running.workers.messages import RunOptions
-from conformance.running.workers.supervisor import HarnessError, Supervisor, WorkerLost
+from conformance.running.workers.pool import WorkerPool
+from conformance.running.workers.supervisor import (
+    HarnessError,
+    OutOfTime,
+    Supervisor,
+    WorkerLost,
+)
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
@@ -82,3 +89,23 @@ def test_a_job_that_takes_the_worker_along(supervisor: Supervisor, job: str, kin
     assert lost.value.kind == kind
     supervisor._timeout = 15.0
     assert supervisor.perform(0, "jobs:name_twice", 1) == ["my_kernel"]
+
+
+def test_a_worker_that_is_ended_from_here_did_not_crash(supervisor: Supervisor) -> None:
+    """Who waits for a worker that the run gives up is out of time: no candidate is blamed."""
+    threading.Timer(0.5, supervisor.abandon).start()
+    with pytest.raises(OutOfTime):
+        supervisor.perform(0, "jobs:hang")
+
+
+def test_what_one_of_many_jobs_refuses_is_bad_input(supervisor: Supervisor) -> None:
+    """A UsageError in the thread of a worker ends the run in the same words."""
+
+    def refuse(worker: Supervisor, job: str, _stopping: Callable[[], bool]) -> Iterator[None]:
+        yield worker.perform(0, "jobs:refuse", job)
+
+    with WorkerPool(supervisor._options, timeout=15.0) as pool:
+        pool.start()
+        pool.load()
+        with pytest.raises(UsageError, match=r"^this cannot be done$"):
+            pool.work(["this"], refuse, lambda _job, _report: None)
