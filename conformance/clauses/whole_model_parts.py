@@ -333,10 +333,15 @@ def matches_source(subject: Subject, problem: Problem) -> Finding:
     model = model_of(subject.candidate)
     call = drawn_call(subject, problem)
     source = dataclasses.replace(model, engine=cast("Engine", model.source))
-    answers, expected = run(model, call), run(source, call)
+    answers = run(model, call)
+    with giving_answers():
+        expected = source.run(call)
     missing = [name for name in model.outputs if name not in expected]
     if missing:
         return violated("shape", f"the source gives no answer in place of {', '.join(missing)}")
+    misshapen = source.misshapen(call, expected)
+    if misshapen:
+        return violated("shape", f"the source {misshapen}")
     own, theirs = (
         allowed_differences(each, call, values)
         for each, values in ((model, answers), (source, expected))
@@ -377,6 +382,10 @@ def _first_from_source(model: WholeModel, source: WholeModel, call: ModelCall) -
     except CandidateFailure:
         return None
     for own, other in pairs:
+        taps = own.output, other.output
+        known = zip(taps, (values for _, values in sides), bounds, strict=True)
+        if not all(name in values and name in bound for name, values, bound in known):
+            continue  # in this call it is not in its place
         heads = model.described[own.index]["heads"]
         values = [
             as_heads(values[site.output], site.output_letters, heads)

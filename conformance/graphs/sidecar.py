@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -187,9 +188,8 @@ def _read_port(
         _check_word(entry["role"], roles, f"{where}: role")
     if "axes" in entry:
         _check_axes(entry["axes"], entry.get("role"), where)
-    if "value" in entry and entry.get("role") != "constant":
-        msg = f'{where} has a value: that is for role = "constant" only'
-        raise UsageError(msg)
+    if "value" in entry:
+        _check_value(entry["value"], entry.get("role"), where)
     count = entry.get("vocabulary")
     if count is not None and (type(count) is not int or count < 1 or entry.get("role") != "tokens"):
         msg = f'{where} has the vocabulary {count!r}: give the number of ids, with role = "tokens"'
@@ -199,9 +199,33 @@ def _read_port(
     return dict(entry)
 
 
+def read_model_input(entry: object, where: str) -> Mapping[str, Any]:
+    """What is said of one input of a whole module: a table, checked as those of files are.
+
+    Raises UsageError.
+    """
+    roles = [role for role in MODEL_ROLES if role != "past"]
+    said = _read_port(entry, roles, ("role", "vocabulary", "shape"), where)
+    if "role" not in said:
+        msg = f"{where} has no role: give one of {', '.join(roles)}"
+        raise UsageError(msg)
+    return said
+
+
+def _check_value(value: object, role: str | None, where: str) -> None:
+    """Require a number, true or false, or a list of such; not NaN, which is equal to nothing."""
+    if role != "constant":
+        msg = f'{where} has a value: that is for role = "constant" only'
+        raise UsageError(msg)
+    numbers = value if isinstance(value, list) else [value]
+    if not all(isinstance(one, (int, float)) and not math.isnan(one) for one in numbers):
+        msg = f"{where} has the value {value!r}: give a number, true or false, or a list of such"
+        raise UsageError(msg)
+
+
 def _check_shape(shape: object, role: str | None, where: str) -> None:
     """Require the sizes of a picture behind its batch, or of one token of features."""
-    sizes = shape if isinstance(shape, list) else []
+    sizes = shape if isinstance(shape, (list, tuple)) else []
     good = bool(sizes) and all(type(size) is int and size > 0 for size in sizes)
     if not good or role not in ("image", "features"):
         msg = (

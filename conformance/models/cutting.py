@@ -21,7 +21,7 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from ..graphs.weights.attention_core import contraction_of
-from ..graphs.weights.wiring import Node
+from ..graphs.weights.wiring import Node, UnreadableError
 from .model_graph import ModelGraph
 from .operands import Edge, MaskInput
 from .site import Site
@@ -59,7 +59,7 @@ class CutFile:
 
 
 def cut(graph: ModelGraph, site: Site) -> Cut:
-    """The graph of one attention alone."""
+    """The graph of one attention alone; raises UnreadableError where it reads what is not there."""
     return _Cutting(site.graph or graph, site).cut()
 
 
@@ -258,9 +258,9 @@ class _Cutting:
         value = self._graph.stored(name)
         if value is None:
             numbers = self._graph.numbers(name)
-            if numbers is None:
-                msg = f"{name} is no number"
-                raise KeyError(msg)
+            if numbers is None or not self._graph.is_known(name):
+                msg = f"it reads {name}, which nobody can work out without running the model"
+                raise UnreadableError(msg)
             kind = helper.tensor_dtype_to_np_dtype(self._graph.type(name) or _FLOAT)
             value = numbers.astype(kind)
         return self._stored(name, np.asarray(value))

@@ -73,6 +73,11 @@ class ModelGraph:
         """A small tensor worked out from constants and shapes, in float64; NaN: unknown sizes."""
         return self._sizes.numbers(name)
 
+    def is_known(self, name: str) -> bool:
+        """Whether every number of a small tensor follows from the file."""
+        numbers = self.numbers(name)
+        return numbers is not None and not any(map(math.isnan, numbers.reshape(-1)))
+
     def scalar(self, name: str) -> float | None:
         """The number that a tensor of one element always holds, None for any other tensor."""
         value = self.numbers(name)

@@ -138,7 +138,7 @@ def named(function: Callable[..., Any]) -> str:
 
 
 _OPERATORS: Final = frozenset("add sub mul truediv matmul and or".split())
-_SAME: Final = {"truediv": "div", "getitem": "getitem", "multiply": "mul", "divide": "div"}
+_SAME: Final = {"truediv": "div", "multiply": "mul", "divide": "div"}
 
 
 def references(value: Any) -> Iterator[int]:
@@ -310,7 +310,10 @@ class _Recorder(TorchFunctionMode):
             return []
         self._number(target)
         by_id = {id(tensor): tensor for tensor in self._kept}
-        changed = [by_id[known] for known in self._stored[_storage(target)]]
+        # ``tensor.data = …`` gives a tensor other memory, which no function mode sees.
+        memory = _storage(target)
+        ids = self._stored.get(memory, set()) | {id(target)}
+        changed = [by_id[known] for known in sorted(ids) if _storage(by_id[known]) == memory]
         for tensor in changed:
             self.recording.values[self._known[id(tensor)]].tensor = tensor.clone()
         return changed

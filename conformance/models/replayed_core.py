@@ -15,7 +15,7 @@ from torch import Tensor
 from ..adapters.graph_forward import FORMS, arrange, axes_shape, mask_fits, nothing_hidden, restore
 from ..graphs.weights.wiring import UnreadableError
 from ..tolerance import model as constants
-from .recording import Call, ModuleRecording, Ref, Size, mapped, size_at
+from .recording import Call, ModuleRecording, Ref, Size, mapped, size_at, tensors_in
 from .site import is_standard
 from .torch_sites import KERNEL, PARTS, TorchMask, TorchSite
 
@@ -103,8 +103,7 @@ class ReplayedCore:
         for before, after in call.renewed:
             if before in made:
                 made[after] = made[before]
-        tensors = [result] if isinstance(result, Tensor) else list(result or ())
-        made.update(zip(call.results, tensors, strict=False))
+        made.update(zip(call.results, tensors_in(result), strict=False))
 
     def _otherwise(self, sizes: Mapping[str, int]) -> Callable[[int], int]:
         """What becomes of a size that was read off a tensor elsewhere."""
@@ -164,6 +163,7 @@ def _readings(recording: ModuleRecording, site: TorchSite) -> Iterator[dict[int,
     if "F" in own and site.heads:
         own |= {"B": own["F"] // site.heads, "H": site.heads}
     letters = [letter for letter in "BQK" if letter in own]
+    # Six products of one or two sizes, each equal to one number: at most 2 ** 6 readings in all.
     choices = []
     for number in sorted(numbers):
         fitting = ["".join(part) for n in (1, 2) for part in itertools.combinations(letters, n)]

@@ -18,6 +18,7 @@ from ..graphs.weights.attention_core import (
     scores_of,
 )
 from ..graphs.weights.wiring import Node, UnreadableError, Wiring
+from .cutting import cut
 from .model_graph import ModelGraph, read_graph
 from .operator_site import attention_node, operator_core, operator_site
 from .site import Site, Uncut, shown
@@ -72,11 +73,13 @@ def _read(graph: ModelGraph, node: Node, core: Core | str, index: int) -> Site |
         return _uncut(graph, node, core)
     read = operator_site if attention_node(node) else softmax_site
     try:
-        return read(graph, node, core, index)
+        site = read(graph, node, core, index)
+        cut(graph, site)  # one that cannot be is none
     except UnreadableError as error:
         return _uncut(graph, node, str(error))
     except _UNUSUAL as error:
         return _uncut(graph, node, f"its structure is unusual ({error})")
+    return site
 
 
 Branch = tuple[ModelGraph, frozenset[str]]

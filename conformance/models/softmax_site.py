@@ -166,8 +166,11 @@ def _moved(
             raise UnreadableError(msg)
         return sinks
     if node.op_type == "Slice":
-        if sinks is None or any(graph.numbers(name) is None for name in strangers):
+        if sinks is None:
             msg = f"{what} between its products takes some of its scores or weights alone"
+            raise UnreadableError(msg)
+        if not all(map(graph.is_known, strangers)):
+            msg = f"{what} takes as many of its weights as the sizes of a call say"
             raise UnreadableError(msg)
         return sinks
     rank = graph.rank(node.output[0]) or len("BHQK")
@@ -205,7 +208,7 @@ def _entering(graph: ModelGraph, node: Node, names: Sequence[str], letters: str)
         hides_true = graph.scalar(node.input[1]) is not None
         mask = mask_input(graph, names[0], "drop" if hides_true else "keep", letters)
         return Added(masks=(mask,))
-    if node.op_type in _AXES and all(graph.numbers(name) is not None for name in names):
+    if node.op_type in _AXES and all(map(graph.is_known, names)):
         return Added()
     what = f"{node.op_type} node {shown(node)}"
     if node.op_type in _WITH_NUMBERS:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from ..errors import UsageError
 from ..graphs.protocol import Array
 from ..graphs.reading import MODEL_ROLES
+from ..graphs.sidecar import read_model_input
 from .model_inputs import ModelInput, UnknownInputError, sequences_of
 from .recording import ModuleRecording, record, tensors_in
 
@@ -31,7 +33,10 @@ _SWITCHED_OFF: Final = ("use_cache",)
 _PICTURES: Final = (32, 16, 64, 224, 28, 8)
 _DURATIONS: Final = (40, 16, 64, 100, 3000)
 _MOST_WIDTHS: Final = 8
+# Trials of one choice of optional parameters, and processor seconds for all of them: a target that
+# loads for a minute is given up.
 _MOST_TRIALS: Final = 400
+_SECONDS: Final = 20.0
 _BATCH: Final = 2
 _LENGTHS: Final = (5, 8, 16)
 _TAKES: Final = (
@@ -121,9 +126,11 @@ def named_answers(answer: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def torch_calling(
-    module: nn.Module, declared: Mapping[str, Mapping[str, Any]]
+    module: nn.Module, declared: Mapping[str, Any]
 ) -> tuple[TorchCalling, ModuleRecording]:
     """How a module is called, and one such call.
+
+    ``declared``: for some parameters a role, or a table as in :func:`conformance.model`.
 
     Raises UnknownInputError where nothing says what a parameter is, UsageError for a declaration
     that contradicts the module.
@@ -132,7 +139,7 @@ def torch_calling(
         msg = "its weights are on the meta device, which holds no numbers: load or initialise them"
         raise UnknownInputError(msg)
     parameters = inspect.signature(module.forward).parameters
-    _check_declared(module, parameters, declared)
+    declared = _checked(module, parameters, declared)
     wanted = [
         parameter
         for parameter in parameters.values()
@@ -141,29 +148,19 @@ def torch_calling(
     if not wanted:
         msg = "its forward names no input"
         raise UnknownInputError(msg)
-    fixed = {name: False for name in _SWITCHED_OFF if name in parameters}
-    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-    batch_first = all(getattr(part, "batch_first", True) for part in module.modules())
-    orders, refusal = (False,) if batch_first else (False, True), ""
+    refusal, ends = "", time.process_time() + _SECONDS
     without_effect: tuple[TorchCalling, ModuleRecording] | None = None
-    for optional in _subsets([p for p in wanted if not _is_required(p, declared)]):
-        taken = [p.name for p in wanted if _is_required(p, declared) or p in optional]
-        meanings = [_meanings(module, name, declared.get(name, {})) for name in taken]
-        for chosen in itertools.islice(itertools.product(*meanings), _MOST_TRIALS):
-            inputs = tuple(_along(dict(zip(taken, chosen, strict=True))))
-            if not any(entry.role in ("tokens", "features", "image") for entry in inputs):
-                continue
-            for length, turned in itertools.product(_LENGTHS, orders):
-                calling = TorchCalling(
-                    inputs=inputs, fixed=fixed, dtype=dtype, sequence_first=turned
-                )
-                made, why = _tried(module, calling, length)
-                if made is None or not _chooses(made, calling):
-                    refusal = refusal or why
-                elif _masks_show(module, calling, length):
-                    return _completed(module, calling, made, declared)
-                else:
-                    without_effect = without_effect or (calling, made)
+    for calling, length in _callings(module, wanted, declared):
+        made, why = _tried(module, calling, length)
+        if made is None or not _chooses(made, calling):
+            refusal = refusal or why
+        elif _masks_show(module, calling, length):
+            return _completed(module, calling, made, declared)
+        else:
+            without_effect = without_effect or (calling, made)
+        if time.process_time() > ends:
+            refusal = f"{refusal or 'nothing of use'}, and there was time for some trials alone"
+            break
     if without_effect is not None:
         return _completed(module, *without_effect, declared)
     said = f": it says {refusal}" if refusal else ""
@@ -175,12 +172,36 @@ def torch_calling(
     raise UnknownInputError(msg)
 
 
-def _check_declared(
+def _callings(
     module: nn.Module,
-    parameters: Mapping[str, inspect.Parameter],
+    wanted: Sequence[inspect.Parameter],
     declared: Mapping[str, Mapping[str, Any]],
-) -> None:
-    for name, entry in declared.items():
+) -> Iterator[tuple[TorchCalling, int]]:
+    """How a module may be called and at which length, the likeliest first."""
+    parameters = inspect.signature(module.forward).parameters
+    fixed = {name: False for name in _SWITCHED_OFF if name in parameters}
+    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    batch_first = all(getattr(part, "batch_first", True) for part in module.modules())
+    orders = (False,) if batch_first else (False, True)
+    for optional in _subsets([p for p in wanted if not _is_required(p, declared)]):
+        taken = [p.name for p in wanted if _is_required(p, declared) or p in optional]
+        meanings = [_meanings(module, name, declared.get(name, {})) for name in taken]
+        for chosen in itertools.islice(itertools.product(*meanings), _MOST_TRIALS):
+            inputs = tuple(_along(dict(zip(taken, chosen, strict=True))))
+            if not any(entry.role in ("tokens", "features", "image") for entry in inputs):
+                continue
+            for length, turned in itertools.product(_LENGTHS, orders):
+                calling = TorchCalling(
+                    inputs=inputs, fixed=fixed, dtype=dtype, sequence_first=turned
+                )
+                yield calling, length
+
+
+def _checked(
+    module: nn.Module, parameters: Mapping[str, inspect.Parameter], declared: Mapping[str, Any]
+) -> dict[str, Mapping[str, Any]]:
+    """What is declared of parameters as tables; raises UsageError for a mistake in it."""
+    for name in declared:
         if name not in parameters:
             known = ", ".join(parameters)
             msg = (
@@ -188,10 +209,7 @@ def _check_declared(
                 f"has {known}"
             )
             raise UsageError(msg)
-        if entry.get("role") not in MODEL_ROLES or entry.get("role") == "past":
-            roles = ", ".join(role for role in MODEL_ROLES if role != "past")
-            msg = f"inputs gives {name!r} the role {entry.get('role')!r}: give one of {roles}"
-            raise UsageError(msg)
+    return {name: read_model_input(entry, f"inputs[{name!r}]") for name, entry in declared.items()}
 
 
 def _is_given(parameter: inspect.Parameter) -> bool:
@@ -366,19 +384,24 @@ def _chooses(made: ModuleRecording, calling: TorchCalling) -> bool:
 def _masks_show(module: nn.Module, calling: TorchCalling, length: int) -> bool:
     """Whether each mask changes some answer."""
     masks = [entry.name for entry in calling.inputs if entry.role == "mask"]
-    plain = _answers_to(module, calling, length, "")
-    for name in masks:
-        other = _answers_to(module, calling, length, name)
-        same = [np.array_equal(plain[key], value, equal_nan=True) for key, value in other.items()]
-        if all(same):
-            return False
-    return True
+    plain = _answers_to(module, calling, length, "") if masks else None
+    return not any(_same(plain, _answers_to(module, calling, length, name)) for name in masks)
+
+
+def _same(one: Mapping[str, Array] | None, other: Mapping[str, Array] | None) -> bool:
+    """Whether two calls are answered alike; a refusal, None, is like no answer."""
+    if one is None or other is None or one.keys() != other.keys():
+        return False
+    return all(np.array_equal(one[key], other[key], equal_nan=True) for key in one)
 
 
 def _answers_to(
     module: nn.Module, calling: TorchCalling, length: int, hiding: str
-) -> dict[str, Array]:
-    """The answers to a drawn call in which one mask, if any, says otherwise for the first token."""
+) -> dict[str, Array] | None:
+    """The answers to a drawn call in which one mask, if any, says otherwise for the first token.
+
+    None where the module refuses the call.
+    """
     generator = np.random.default_rng(0)
     feeds = {e.name: e.drawn(_BATCH, length, None, generator) for e in calling.inputs}
     if hiding:
@@ -389,7 +412,7 @@ def _answers_to(
         with torch.no_grad():
             return calling.answers(module(**calling.arguments(feeds)))
     except Exception:  # noqa: BLE001 (whatever the user's module raises)
-        return {}
+        return None
 
 
 def _completed(

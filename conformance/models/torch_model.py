@@ -30,7 +30,7 @@ from .candidates import (
 )
 from .in_place import HIDES, Activations, as_heads, assembled
 from .mask_facts import rule_of
-from .model_inputs import UnknownInputError
+from .model_inputs import ModelCall, UnknownInputError
 from .recognition import is_torch_model
 from .recording import ModuleRecording, record
 from .replayed_core import ReplayedCore, digest, runnable
@@ -97,13 +97,11 @@ class TorchEngine:
     def _placed(self, recording: ModuleRecording) -> Iterator[TorchSite]:
         """The attentions of a call, each with the index that it has in the model."""
         every, _ = find_torch_sites(recording)
-        waiting: dict[str, list[TorchSite]] = {}
-        for site in every:
-            waiting.setdefault(site.scope, []).append(site)
+        by_place = {site.place: site for site in every}
         for own in self.sites:
-            same = waiting.get(own.scope)
-            if same:
-                yield dataclasses.replace(same.pop(0), index=own.index)
+            same = by_place.get(own.place)
+            if same is not None:
+                yield dataclasses.replace(same, index=own.index)
 
     @contextmanager
     def _nudged(self, seed: int) -> Iterator[None]:
@@ -235,7 +233,7 @@ class TorchModel:
 def open_torch_model(
     module: nn.Module,
     shown: str,
-    declared: Mapping[str, Mapping[str, Any]] | None = None,
+    declared: Mapping[str, Any] | None = None,
     *,
     surely: bool = False,
 ) -> TorchModel | None:
@@ -277,8 +275,12 @@ def _described(engine: TorchEngine, model: WholeModel) -> tuple[list[SiteEntry],
     both = (length, second if model.has_two_sequences else length)
     keep = np.ones((batch, length), bool)
     keep[-1, -1:] = length == 1
-    engine.recording = engine._recorded(model.call(batch, both, keep, 1).feeds)  # noqa: SLF001 (its own)
-    plain = engine._recorded(model.call(batch, both, None, 1).feeds)  # noqa: SLF001 (its own)
+    plain = _recording(engine, model.call(batch, both, None, 1))
+    if isinstance(plain, GraphRefused):
+        msg = f"it answers no batch of {batch} of length {length}: {plain}"
+        raise UnknownInputError(msg)
+    padded = _recording(engine, model.call(batch, both, keep, 1))
+    engine.recording = plain if isinstance(padded, GraphRefused) else padded
     found, uncut = find_torch_sites(engine.recording)
     sites: list[TorchSite] = []
     lost = list(uncut)
@@ -296,6 +298,14 @@ def _described(engine: TorchEngine, model: WholeModel) -> tuple[list[SiteEntry],
         _entry(engine.recording, site, digests, _rule(plain, shown.get(site.index, site)))
         for site in sites
     ], tuple(lost)
+
+
+def _recording(engine: TorchEngine, call: ModelCall) -> ModuleRecording | GraphRefused:
+    try:
+        with _refusing():
+            return engine._recorded(call.feeds)  # noqa: SLF001 (its own)
+    except GraphRefused as refusal:
+        return refusal
 
 
 def _smallest(model: WholeModel) -> tuple[int, ...]:
@@ -430,16 +440,15 @@ def model(
         numbered = [(None, candidate) for candidate in made]
         return tuple(one for _, one in with_source(numbered, source, type(source).__name__))
     module = what if isinstance(what, nn.Module) else what()
+    if inputs is not None and not isinstance(inputs, Mapping):
+        msg = f"inputs is {inputs!r:.60}: give a table of the parameters of the module's forward"
+        raise UsageError(msg)
     if not isinstance(module, nn.Module) or declaration or source:
         msg = f"conformance.model got {module!r:.60}: give a file, a torch.nn.Module or its builder"
         raise UsageError(msg)
     shown = name or str(getattr(what, "__name__", type(module).__name__))
-    declared = {
-        parameter: {"role": said} if isinstance(said, str) else dict(said)
-        for parameter, said in (inputs or {}).items()
-    }
     try:
-        opened = open_torch_model(module, shown, declared, surely=True)
+        opened = open_torch_model(module, shown, inputs, surely=True)
     except UnknownInputError as unknown:
         msg = f"{shown} cannot be judged as a whole model: {unknown}"
         raise UsageError(msg) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -50,6 +51,9 @@ class TorchMask(MaskInput):
 class TorchSite:
     """One attention of a module in one forward pass, in the words of :class:`.site.Site`.
 
+    place
+        The module that takes its softmax, and how many attentions of that module came before it,
+        those that cannot be judged alone included: in another call it has the same place.
     edges
         Query, key and value by name.
     inside
@@ -70,6 +74,7 @@ class TorchSite:
     kv_heads: int | None
     head_size: int
     value_size: int
+    place: tuple[str, int] = ("", 0)
     scale: float | None = None
     cap: float | None = None
     causal: bool = False
@@ -105,10 +110,12 @@ class _Finder:
         sites: list[TorchSite] = []
         uncut: list[Uncut] = []
         answers: set[int] = set()
+        before: Counter[str] = Counter()
         for call in self._calls:
             if call.name != KERNEL and call.name not in _SOFTMAXES:
                 continue
             nodes: tuple[str, ...] = (shown_call(call),)
+            place = (call.scope, before[call.scope])
             site: TorchSite | None
             try:
                 if call.name == KERNEL:
@@ -117,10 +124,12 @@ class _Finder:
                     site = self._of_softmax(call, len(sites), answers)
             except UnreadableError as error:
                 uncut.append(Uncut(nodes=nodes, scope=call.scope, reason=str(error)))
+                before[call.scope] += 1
                 continue
             if site is not None and site.output_value not in answers:
                 answers.add(site.output_value)
-                sites.append(site)
+                sites.append(replace(site, place=place))
+                before[call.scope] += 1
         return sites, uncut
 
     def _of_kernel(self, call: Call, index: int) -> TorchSite:

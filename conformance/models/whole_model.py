@@ -243,6 +243,8 @@ class WholeModel:
         """What is wrong with the shape of an answer, or ""."""
         sizes = {ITEM: call.batch, PADDED: call.lengths[0], ATTENDING: call.lengths[1]}
         for name, letters in self.outputs.items():
+            if name not in answers:
+                return f"answers a batch of {call.batch} of length {call.lengths[0]} without {name}"
             shape = answers[name].shape
             same = len(shape) == len(letters)
             wanted = [sizes.get(at, n) for at, n in zip(letters, shape, strict=False)]
@@ -317,7 +319,10 @@ def _polarised(model: WholeModel, declared: Mapping[str, Any]) -> WholeModel:
         for name, value in call.feeds.items()
     }
     call = replace(call, feeds=feeds)
-    first, other = (_effect(model, call, place) for place in (0, 1))
+    try:
+        first, other = (_effect(model, call, place) for place in (0, 1))
+    except (GraphRefused, GraphLost):  # nothing is seen: the names of the masks are believed
+        return model
     if max(first, other) * HIDDEN_PART < min(first, other) or first == other:
         return model
     inputs = tuple(
@@ -328,10 +333,16 @@ def _polarised(model: WholeModel, declared: Mapping[str, Any]) -> WholeModel:
 
 
 def _effect(model: WholeModel, call: ModelCall, place: int) -> float:
-    """How far another token at a place moves the answer for the last one, or for whole items."""
+    """How far another token at a place moves the answer for the last one, or for whole items.
+
+    Raises GraphRefused and GraphLost.
+    """
     changed = np.broadcast_to(np.arange(call.lengths[0]) == place, call.keep.shape)
     answers = model.run(call)
     others = model.run(model.with_tokens(call, changed, _SEED + 1))
+    misshapen = model.misshapen(call, answers) or model.misshapen(call, others)
+    if misshapen:
+        raise GraphRefused(misshapen)
     moved = [0.0]
     for name, letters in model.outputs.items():
         last = tuple(-1 if letter == PADDED else slice(None) for letter in letters)
@@ -368,7 +379,7 @@ def _with_sizes(
         if axis == "second length" and not model.has_two_sequences:
             continue
         sizes = sorted({*(BATCHES if axis == "batch" else LENGTHS), base[axis]})
-        messages = {size: _refusal(model, {**base, axis: size}) for size in sizes}
+        messages = {size: _answer(model, {**base, axis: size})[1] for size in sizes}
         good = tuple(size for size in sizes if not messages[size])
         bad = [size for size in sizes if messages[size]]
         if bad:
@@ -403,7 +414,7 @@ def _answered(model: WholeModel, fixed: Mapping[str, int | None]) -> tuple[int, 
     lengths = _only(fixed["length"], _FIRST_LENGTHS)
     for length, batch in product(lengths, _only(fixed["batch"], _FIRST_BATCHES)):
         second = fixed["second length"] or length
-        message = _refusal(model, {"batch": batch, "length": length, "second length": second})
+        _, message = _answer(model, {"batch": batch, "length": length, "second length": second})
         if not message:
             return batch, (length, second)
         first = first or message
@@ -424,17 +435,17 @@ def _only(size: int | None, otherwise: Iterable[int]) -> tuple[int, ...]:
     return tuple(otherwise) if size is None else (size,)
 
 
-def _refusal(model: WholeModel, sizes: Mapping[str, int]) -> str:
-    """Why a call of some sizes is not answered, or ""."""
+def _answer(model: WholeModel, sizes: Mapping[str, int]) -> tuple[dict[str, Array], str]:
+    """The answer to a call of some sizes, and why it is none, or ""."""
     second = sizes["second length"] if model.has_two_sequences else sizes["length"]
     call = model.call(sizes["batch"], (sizes["length"], second), None, _SEED)
     try:
         answers = model.run(call)
     except GraphLost as lost:
-        return str(lost)
+        return {}, str(lost)
     except GraphRefused as refusal:
-        return f"says: {refusal}"
-    return model.misshapen(call, answers)
+        return {}, f"says: {refusal}"
+    return answers, model.misshapen(call, answers)
 
 
 def _ends_with_a_table(model: WholeModel, good: Sequence[int], bad: Sequence[int]) -> bool:
@@ -455,13 +466,13 @@ def _letters(model: WholeModel, base: Mapping[str, int]) -> dict[str, str]:
         sizes[1][axis] = (fresh or [base[axis]])[0]
         if axis == "second length" and model.has_two_sequences and len(fresh) > 1:
             sizes[0][axis] = fresh[1]
-    if not model.has_two_sequences:
-        for each in sizes:
-            each["second length"] = each["length"]
     shapes = []
     for each in sizes:
-        call = model.call(each["batch"], (each["length"], each["second length"]), None, _SEED)
-        shapes.append({name: value.shape for name, value in model.run(call).items()})
+        answers, why = _answer(model, each)
+        if why:
+            msg = f"it answers no batch of {each['batch']} of length {each['length']}: it {why}"
+            raise UnknownInputError(msg)
+        shapes.append({name: value.shape for name, value in answers.items()})
     first, second = shapes
     letters = {}
     for name, shape in first.items():

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 from whole_models import not_passed, results
 
 from candidates.broken.whole_models import SOURCES_APART, another_source, made
 from candidates.models import BROKEN, MODELS
 from candidates.models.cached import SOURCES
+from candidates.models.transformer import Encoder, Shape
 from candidates.models.wrong_models import EMPTY_IS_NAN, RIGHT, WRONG
 from conformance.base.profile import PROFILES
 from conformance.clauses.registry import all_clauses
-from conformance.clauses.whole_models import model_of
+from conformance.clauses.whole_model_parts import _first_from_source
+from conformance.clauses.whole_models import allowed_differences, model_of
+from conformance.graphs.process import DEFAULT, Feeds, Setting
+from conformance.graphs.protocol import Arrays
+from conformance.models.torch_model import TorchEngine, open_torch_model
+from conformance.models.whole_model import WholeModel
 from conformance.running.runner import CandidateRun
 
 # A consequence of a mistake of others: it is a SHOULD.
@@ -131,3 +140,39 @@ def test_other_candidates_are_not_asked() -> None:
         for planned in CandidateRun(made(RIGHT, "Right"), profile=PROFILES["quick"]).planned()
     }
     assert families == {"model"}
+
+
+class Forgetful(TorchEngine):
+    """Runs a module, and finds its first attention in no call but the first."""
+
+    def run(self, feeds: Feeds, *, setting: Setting = DEFAULT, taps: Sequence[str] = ()) -> Arrays:
+        """Without that attention where weights are nudged, or where it is a source."""
+        kept = [name for name in taps if name != "attention #0" or not self.forgets(setting)]
+        return super().run(feeds, setting=setting, taps=kept)
+
+    def forgets(self, setting: Setting) -> bool:
+        """Whether the attention is missing."""
+        return bool(setting.nudge) or self.shown == "source"
+
+
+def forgetful(name: str) -> WholeModel:
+    torch.manual_seed(0)
+    opened = open_torch_model(Encoder(Shape()), name)
+    assert opened is not None
+    engine = Forgetful(opened.engine.module, opened.engine.calling, name)
+    engine.sites = opened.engine.sites
+    return dataclasses.replace(opened.model, engine=engine)
+
+
+@pytest.mark.parametrize("shown", ["model", "source"])
+def test_an_attention_that_a_call_does_not_show_is_no_first(shown: str) -> None:
+    """Neither where two models are compared, nor where it lacks a bound: the next one is named."""
+    model, source = forgetful("model"), forgetful(shown)
+    with torch.no_grad():
+        for weight in source.engine.module.parameters():  # type: ignore[attr-defined]  # a module
+            weight.mul_(1.5)
+    call = model.call(2, (5, 5), None, 1)
+    answers = model.run(call, taps=["attention #0", "attention #1"])
+    assert "attention #0" in answers
+    assert "attention #0" not in allowed_differences(model, call, answers, ["attention #0"])
+    assert _first_from_source(model, source, call) == 1

@@ -81,6 +81,12 @@ def test_everything_that_can_be_said_is_read(tmp_path: Path) -> None:
         ('[inputs.m]\nrole = "keep"\naxes = "QQ"', r"input 'm': axes is 'QQ'"),
         ('[inputs.m]\nrole = "keep"\naxes = 2', r"input 'm': axes is 2"),
         ('[inputs.m]\nrole = "keep"\nvalue = 2', r'has a value: that is for role = "constant"'),
+        ('[inputs.m]\nrole = "constant"\nvalue = "high"', r"has the value 'high': give a number"),
+        (
+            '[inputs.m]\nrole = "constant"\nvalue = [1, "2"]',
+            r"has the value \[1, '2'\]: give a num",
+        ),
+        ('[inputs.m]\nrole = "constant"\nvalue = nan', r"has the value nan: give a number"),
         ('[inputs.m]\nrole = "keep"\nshape = [3]', r'has the shape \[3\]: give .* role = "image"'),
         ('[inputs.m]\nrole = "image"\nshape = 3', r"has the shape 3: give sizes such as \[3, 2"),
         ("[inputs]\nm = 3", r"input 'm' is 3: give a role"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -104,3 +105,27 @@ def test_sizes_stay_tied_to_what_they_were_read_off() -> None:
     x = next(value.number for value in made.values if value.above == {"x"})
     assert size_at(size, {x: (5, 7, 4)}, lambda number: number) == 35
     assert size_at(size, {}, lambda number: number + 1) == 12
+
+
+class Refilled(nn.Module):
+    """A tensor gets memory that nobody saw, and changes in place; then so does what it was."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """As a module is called."""
+        moved = x * 1
+        view = moved[:]
+        moved.data = torch.from_numpy(np.zeros(3, np.float32))
+        moved.add_(1)
+        view.mul_(2)
+        return moved, view
+
+
+def test_a_tensor_may_get_other_memory() -> None:
+    """It changes alone, and what lies where it was changes without it."""
+    made = record(Refilled(), {"x": torch.ones(3)})
+    assert [tensor.tolist() for tensor in made.answer] == [[1.0] * 3, [2.0] * 3]
+    added, doubled = (call for call in made.calls if call.renewed)
+    ((before, _),) = doubled.renewed
+    assert made.values[before].tensor.tolist() == [1.0] * 3
+    assert before not in dict(added.renewed)
+    assert added.reads[0] in dict(added.renewed)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import wrap_torch_function
 
 from conformance.graphs.weights.wiring import UnreadableError
 from conformance.models.recording import ModuleRecording, record
@@ -117,3 +118,21 @@ def test_equal_attentions_have_one_digest() -> None:
     made, sites = read(kernel, kernel, causal)
     first, second, third = (digest(made, runnable(made, site)) for site in sites)
     assert first == second != third
+
+
+@wrap_torch_function(lambda scores: (scores,))
+def softmax(scores: Tensor) -> tuple[None, list[Tensor]]:
+    """Weights as some libraries answer them: nested, beside something that is no tensor."""
+    return None, [scores.softmax(-1)]
+
+
+def nested(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return softmax(query @ key.mT)[1][0] @ value
+
+
+def test_a_call_may_answer_more_than_tensors() -> None:
+    """The tensors in its answer are taken in their order, when it is made again, too."""
+    made, (site,) = read(nested)
+    query, key = torch.randn(3, HEADS, 6, SIZE), torch.randn(3, HEADS, 9, SIZE)
+    answer = ReplayedCore(made, runnable(made, site))(query, key, key)
+    torch.testing.assert_close(answer, nested(query, key, key))

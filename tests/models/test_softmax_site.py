@@ -107,6 +107,28 @@ UNCUT: dict[str, tuple[Sequence[NodeProto], str]] = {
         ],
         "more beside its scores than one stored number a head",
     ),
+    "sinks, and a number of keys that the call says": (
+        [
+            node("Reshape", "drains shape", "apart_drains"),
+            node("Expand", "apart_drains broad", "sinks"),
+            node("Concat", "scores sinks", "all", axis=-1),
+            node("Softmax", "all", "shares", axis=-1),
+            node("Shape", "ids", "sizes"),
+            node("Gather", "sizes one", "length"),
+            node("Slice", "shares zero length last", "weights"),
+        ],
+        "takes as many of its weights as the sizes of a call say",
+    ),
+    "a bound that the call says": (
+        [
+            node("Shape", "ids", "sizes"),
+            node("Gather", "sizes first", "length"),
+            node("Cast", "length", "bound", to=1),
+            node("Clip", "scores bound", "logits"),
+            SOFTMAX,
+        ],
+        "Clip node .* between its products reads bound from outside",
+    ),
     "some keys alone": (
         [node("Slice", "scores zero end last", "logits"), SOFTMAX],
         "takes some of its scores",
@@ -137,7 +159,11 @@ UNCUT: dict[str, tuple[Sequence[NodeProto], str]] = {
     ),
 }
 ENDS = [
-    tensor(name, np.array([at], np.int64)) for name, at in (("zero", 0), ("end", 3), ("last", 3))
+    *(tensor(name, np.array([at])) for name, at in (("zero", 0), ("end", 3), ("last", 3))),
+    tensor("first", np.array(1)),
+    tensor("drains", np.array([0.5, -1.0], np.float32)),
+    tensor("shape", np.array([1, 2, 1, 1])),
+    tensor("broad", np.array([2, 2, 3, 1])),
 ]
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch.nn.functional import pad
 
 from candidates.models.transformer import Encoder, EncoderDecoder, HidingEncoder, Shape
 from conformance import UsageError
+from conformance.models import torch_inputs
 from conformance.models.model_inputs import UnknownInputError
 from conformance.models.torch_inputs import torch_calling
 
@@ -120,7 +124,7 @@ def test_what_is_declared_is_taken() -> None:
     ("declared", "sentence"),
     [
         ({"tokens": {"role": "tokens"}}, "lacks: it has input_ids, attention_mask"),
-        ({"input_ids": {"role": "words"}}, "the role 'words': give one of tokens"),
+        ({"input_ids": {"role": "words"}}, "role is 'words', which is unknown"),
     ],
 )
 def test_a_wrong_declaration_is_refused(declared: dict[str, dict[str, str]], sentence: str) -> None:
@@ -145,3 +149,61 @@ def test_features_reach_a_module_in_its_own_format() -> None:
     calling, made = torch_calling(layer, {})
     assert calling.dtype == torch.float64
     assert made.values[0].tensor.dtype == torch.float64
+
+
+class Masked(nn.Module):
+    """Tokens under a mask; ``answer`` says what comes of them."""
+
+    def __init__(self, answer: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.table, self.answer = nn.Embedding(9, 4), answer
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
+        """As a model is called."""
+        states = self.table(input_ids)
+        if attention_mask is None:
+            return states
+        return self.answer(states, attention_mask)
+
+
+def refusing(states: Tensor, mask: Tensor) -> Tensor:
+    if not mask.all():
+        msg = "no padding"
+        raise ValueError(msg)
+    return states
+
+
+def named_by_mask(states: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    return {"plain" if mask.all() else "padded": states}
+
+
+@pytest.mark.parametrize("answer", [refusing, named_by_mask])
+def test_a_mask_that_is_refused_or_names_other_answers_shows(answer: Callable[..., Any]) -> None:
+    """It is an input of the model, which shall be asked about it."""
+    assert [role for _, role, _ in roles(Masked(answer))] == ["tokens", "mask"]
+
+
+class Slow(nn.Module):
+    """Refuses every call after some work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.calls = nn.Embedding(9, 4), 0
+
+    def forward(self, one: Tensor, other: Tensor) -> Tensor:
+        """As a module is called."""
+        self.calls += 1
+        ends = time.process_time() + 0.02
+        while time.process_time() < ends:
+            pass
+        msg = f"never {one.dim()} {other.dim()}"
+        raise ValueError(msg)
+
+
+def test_trials_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them together take so long, and the sentence says that not all were made."""
+    monkeypatch.setattr(torch_inputs, "_SECONDS", 0.1)
+    module = Slow()
+    with pytest.raises(UnknownInputError, match=r"never .*, and there was time for some"):
+        torch_calling(module, {})
+    assert module.calls < 10

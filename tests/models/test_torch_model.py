@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -162,3 +164,110 @@ def test_another_scale_of_one_layer_is_no_promise() -> None:
     cores = [core for _, core in torch_model_candidates(made, "m")[1:]]
     assert len(cores) == 2
     assert all(core.declaration.semantics == conformance.STANDARD for core in cores)
+
+
+class TwoInOne(nn.Module):
+    """Two attentions in one forward; keys and values of the first are one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.parts = nn.Embedding(20, 16), nn.Linear(16, 16 * 5)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """``[B, L]`` to ``[B, L, 16]``."""
+        heads = (
+            part.unflatten(-1, (4, 4)).transpose(1, 2)
+            for part in self.parts(self.table(input_ids)).chunk(5, -1)
+        )
+        query, both, query_2, key, value = heads
+        first = (query @ both.mT * 0.5).softmax(-1) @ both
+        second = (query_2 @ key.mT * 0.5).softmax(-1) @ value
+        return (first + second).transpose(1, 2).flatten(2)
+
+
+def test_what_cannot_be_judged_alone_keeps_its_place() -> None:
+    """The one attention that can is the second of its module, in every later call, too."""
+    made = opened(TwoInOne())
+    assert [site.place for site in made.engine.sites] == [("", 1)]
+    assert "one tensor" in made.uncut[0].reason
+    call = made.model.call(2, (5, 5), None, 1)
+    inside = dict(made.engine.in_place(call.feeds))[0]
+    tapped = made.engine.run(call.feeds, taps=["attention #0"])["attention #0"]
+    np.testing.assert_array_equal(inside.answer, tapped)
+    scores = torch.from_numpy(inside.query @ inside.key.swapaxes(2, 3) * 0.5)
+    expected = scores.softmax(-1) @ torch.from_numpy(inside.value)
+    torch.testing.assert_close(torch.from_numpy(inside.answer), expected)
+    assert not np.array_equal(inside.key, inside.value)
+
+
+class Choosy(nn.Module):
+    """An encoder that refuses some calls."""
+
+    def __init__(self, refuses: Callable[[Tensor], Tensor | bool]) -> None:
+        super().__init__()
+        self.encoder, self.refuses = Encoder(Shape()), refuses
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """As an encoder is called."""
+        if attention_mask is not None and self.refuses(attention_mask):
+            msg = "not such a mask"
+            raise ValueError(msg)
+        answer: Tensor = self.encoder(input_ids, attention_mask)
+        return answer
+
+
+@pytest.mark.parametrize(
+    "refuses",
+    [lambda mask: not mask.all(), lambda mask: not mask[:, 0].all()],
+    ids=["padding", "padding on the left"],
+)
+def test_a_model_that_refuses_padding_is_a_model(refuses: Callable[[Tensor], bool]) -> None:
+    """It is read without, its mask keeps the polarity of its name; the clauses will ask."""
+    made = opened(Choosy(refuses))
+    assert [(entry.role, entry.hides) for entry in made.model.inputs] == [
+        ("tokens", False),
+        ("mask", False),
+    ]
+    assert len(made.engine.sites) == 2
+
+
+def test_sizes_that_are_refused_together_are_a_reason() -> None:
+    """Each alone is answered: the model as a whole is not judged, in one sentence."""
+    module = Choosy(lambda mask: mask.shape[0] > 2 and mask.shape[1] > 5)
+    with pytest.raises(UsageError, match="it answers no batch of 3 of length 8: it says: ValueErr"):
+        conformance.model(module)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "sentence"),
+    [
+        ({"input_ids": {"role": "features", "shape": 16}}, r"\['input_ids'\] has the shape 16: gi"),
+        ({"input_ids": {"role": "tokens", "vocabulary": 0}}, "has the vocabulary 0: give the numb"),
+        ({"input_ids": 3}, r"inputs\['input_ids'\] is 3: give a role"),
+        ({"input_ids": {}}, r"inputs\['input_ids'\] has no role: give one of tokens, mask"),
+        ({"input_ids": {"role": "past"}}, r"inputs\['input_ids'\]: role is 'past'"),
+        (["input_ids"], r"inputs is \['input_ids'\]: give a table"),
+    ],
+)
+def test_what_is_said_of_inputs_is_checked_as_in_a_file(inputs: Any, sentence: str) -> None:
+    """The same words are allowed, and a mistake is one sentence."""
+    with pytest.raises(UsageError, match=sentence):
+        conformance.model(Encoder(Shape()), inputs=inputs)
+
+
+class Sometimes(Choosy):
+    """Answers something more where there is padding, and nothing where there is too much."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:  # type: ignore[override]  # it is
+        """As an encoder is called."""
+        answer = self.encoder(input_ids, attention_mask)
+        return {"states": answer} if attention_mask.all() else {"padded": answer}
+
+
+def test_an_answer_that_is_missing_is_said() -> None:
+    """It is a failure of the model, and none of the harness."""
+    made = opened(Sometimes(bool))
+    call = made.model.call(2, (4, 4), np.array([[True] * 4, [True] * 3 + [False]]), 1)
+    assert made.model.misshapen(call, made.model.run(call)) == (
+        "answers a batch of 2 of length 4 without states"
+    )

@@ -255,7 +255,7 @@ def _fills(
 ) -> Iterator[dict[str, float]]:
     """What the masks may be filled with, what is likely to let everything through first."""
     choices = [
-        (float(said["value"]),)
+        (float(constant(port, (), declared)),)
         if (said := declared.inputs.get(port.name, {})).get("role") == "constant"
         and "value" in said
         else (-math.inf,)  # no sink
@@ -297,11 +297,15 @@ def constant(port: Port, shape: tuple[int, ...], declared: GraphDeclaration) -> 
     """The value of a scalar input in every call: the declared one, else False or 0."""
     value = declared.inputs.get(port.name, {}).get("value", 0)
     try:
-        return np.broadcast_to(np.asarray(value).astype(port.dtype), shape).copy()
-    except (TypeError, ValueError) as error:
+        with np.errstate(invalid="ignore"):
+            made = np.broadcast_to(np.asarray(value).astype(port.dtype), shape).copy()
+    except (TypeError, ValueError):
+        made = None
+    if made is None or (port.dtype not in FLOATS and not np.all(made == value)):
         where = declared.where or "the declaration"
         msg = (
             f"{where} gives {port.name} the value {value!r}, which is no {port.dtype} of shape "
             f"{list(shape)}"
         )
-        raise UsageError(msg) from error
+        raise UsageError(msg)
+    return made

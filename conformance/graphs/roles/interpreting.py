@@ -13,7 +13,7 @@ from ...errors import UsageError
 from ..reading import Header, Port, items_axis, suggests
 from ..sidecar import GraphDeclaration
 from .first_call import FirstCall, read_hints, starts
-from .plans import AXIS_ORDERS
+from .plans import AXIS_ORDERS, ROLES
 from .probe import BaseCall, GraphProbe, Traits, read_traits
 
 Followed = Mapping[tuple[str, int], bool | None]
@@ -60,11 +60,6 @@ def _by_growth(base: BaseCall, name: str, axis: int) -> bool | None:
     return bool(after > before)
 
 
-ROLES: Final[dict[int, tuple[str, ...]]] = {
-    1: ("x",),
-    2: ("query", "context"),
-    3: ("query", "key", "value"),
-}
 # Three inputs resemble query, key and value when no more than one in so many facts is otherwise.
 _NEARLY: Final = 4
 MODES: Final = {1: "self", 2: "memory", 3: "separate"}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ...errors import UsageError
 from ..reading import Header, Port, suggests, suggests_drop, suggests_lengths
 from ..sidecar import GraphDeclaration
 
@@ -149,7 +151,13 @@ def _axis(port: Port, at: int) -> int | str | None:
 Shapes = Mapping[str, tuple[int, ...]]
 FLOATS: Final = frozenset({"float16", "float32", "float64", "bfloat16"})
 INTEGERS: Final = frozenset({"int32", "int64", "int8", "uint8", "int16", "uint32", "uint64"})
-TENSORS: Final = frozenset({"query", "key", "value", "x", "context"})
+# The roles of the tensors by their number.
+ROLES: Final[dict[int, tuple[str, ...]]] = {
+    1: ("x",),
+    2: ("query", "context"),
+    3: ("query", "key", "value"),
+}
+TENSORS: Final = frozenset(role for roles in ROLES.values() for role in roles)
 PASTS: Final = frozenset({"past_key", "past_value"})
 AXIS_ORDERS: Final[dict[int, tuple[str, ...]]] = {
     2: ("LE",),
@@ -223,6 +231,8 @@ def plans(
     """Every plan for a graph at some sizes, the likely ones first.
 
     ``likely``: only the likeliest inputs are taken for tensors.
+
+    Raises UsageError for declared roles that no attention has together.
     """
     choices = _tensor_choices(header, declared)
     for size in sizes:
@@ -241,6 +251,17 @@ def _tensor_choices(header: Header, declared: GraphDeclaration) -> list[tuple[Po
     ]
     needed = [port for port in floats if declared.inputs.get(port.name, {}).get("role") in TENSORS]
     choices = [tensors for tensors in choices if all(port in tensors for port in needed)]
+    roles = {port.name: str(declared.inputs[port.name]["role"]) for port in needed}
+    fitting = [tensors for tensors in choices if _is_part(roles.values(), ROLES[len(tensors)])]
+    if choices and not fitting:
+        given = " and ".join(f"{name} the role {role}" for name, role in roles.items())
+        sets = " or ".join(", ".join(some) for some in ROLES.values())
+        where = declared.where or "the declaration"
+        msg = (
+            f"{where} gives {given}, which do not fit the inputs of {header.path.name}: together "
+            f"they have the roles {sets}"
+        )
+        raise UsageError(msg)
 
     def unlikely(tensors: Sequence[Port]) -> int:
         """How many are called otherwise; the sort keeps more tensors before fewer."""
@@ -248,7 +269,12 @@ def _tensor_choices(header: Header, declared: GraphDeclaration) -> list[tuple[Po
             suggests(tensor.name, "mask") or suggests(tensor.name, "past") for tensor in tensors
         )
 
-    return sorted(choices, key=unlikely)
+    return sorted(fitting, key=unlikely)
+
+
+def _is_part(roles: Iterable[str], every: Sequence[str]) -> bool:
+    """Whether all of some roles are among others, each once."""
+    return not Counter(roles) - Counter(every)
 
 
 def _may_be_tensor(port: Port, declared: GraphDeclaration) -> bool:

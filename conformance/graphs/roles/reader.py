@@ -14,10 +14,10 @@ from ..process import Array, Feeds
 from ..reading import GraphReading, Header, Port, Role, suggests
 from ..sidecar import GraphDeclaration, check_declaration
 from .first_call import read_outputs
-from .interpreting import MODES, ROLES, Interpretation, RoleAssignment, interpret, remedy
+from .interpreting import MODES, Interpretation, RoleAssignment, interpret, remedy
 from .masks import read_masks, widened
 from .packing import read_packing
-from .plans import AXIS_ORDERS, FLOATS, INTEGERS, CallPlan, plans, usual
+from .plans import AXIS_ORDERS, FLOATS, INTEGERS, ROLES, CallPlan, plans, usual
 from .probe import BaseCall, GraphProbe, Traits, affected
 from .spans import SizeProbe, read_spans
 

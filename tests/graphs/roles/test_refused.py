@@ -132,3 +132,35 @@ def test_reading_takes_few_calls(tmp_path: Path) -> None:
     run, calls = runner(path), []
     read_roles(read_header(path), lambda feeds: calls.append(1) or run(feeds), GraphDeclaration())
     assert len(calls) <= 100
+
+
+@pytest.mark.parametrize(
+    ("roles", "sentence"),
+    [
+        ({"a": "query", "b": "key"}, "gives a the role query and b the role key, which do not fit"),
+        ({"a": "query", "b": "query"}, "they have the roles x or query, context or query, key, va"),
+    ],
+)
+def test_roles_that_no_attention_has_together_are_refused(
+    roles: Mapping[str, str], sentence: str, tmp_path: Path
+) -> None:
+    """The sentence names them, and those that it can have."""
+    said = {name: {"role": role} for name, role in roles.items()}
+    declaration = GraphDeclaration(inputs=said, where="declared.toml")
+    with pytest.raises(UsageError, match=sentence):
+        read(tmp_path, *STRANGERS["sum"], declaration=declaration)
+
+
+@pytest.mark.parametrize("value", ["high", [1.0, 2.0], {}])
+def test_a_constant_that_does_not_fit_is_refused(value: object, tmp_path: Path) -> None:
+    """Where the file leaves its sizes open one number fits, and nothing else."""
+    module = of_layer(lambda layer, q, k, v, z: layer(q, k, v, masking=lambda x: x + z)[0])
+    said = {"z": {"role": "constant", "value": value}}
+    with pytest.raises(UsageError, match=r"gives z the value .*, which is no float32 of shape"):
+        read(
+            tmp_path,
+            module,
+            separate(z=torch.zeros(5, 7)),
+            {**SEPARATE, **dynamic(z="sq sk")},
+            declaration=GraphDeclaration(inputs=said),
+        )
