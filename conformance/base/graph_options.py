@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +17,16 @@ class GraphOptions:
         The target of the module that they were exported from.
     state_dict, declaration
         Paths of the file with its weights, and of the file that declares roles and promises.
+    seconds, memory
+        How long a candidate of the run may give no answer, and how many bytes it may take; None
+        where the run does not say.
     """
 
     source: str | None = None
     state_dict: str | None = None
     declaration: str | None = None
+    seconds: float | None = None
+    memory: int | None = None
 
     def names(self) -> list[str]:
         """The options that were used, as they are spelled."""
@@ -33,6 +37,14 @@ class GraphOptions:
         }
         return [option for option, value in options.items() if value is not None]
 
+    def beside(self) -> dict[str, str | None]:
+        """What a record keeps, so that a replay opens the same."""
+        return {
+            "source": self.source,
+            "state_dict": self.state_dict,
+            "declaration": self.declaration,
+        }
+
 
 NO_GRAPH_OPTIONS = GraphOptions()
 
@@ -41,7 +53,7 @@ def read_graph_options(options: Any) -> GraphOptions:
     """The options in the ``beside`` of a record; raises UsageError for anything else."""
     if options is None:
         return NO_GRAPH_OPTIONS
-    names = {field.name for field in dataclasses.fields(GraphOptions)}
+    names = set(NO_GRAPH_OPTIONS.beside())
     if not isinstance(options, Mapping) or not names >= set(options):
         msg = f"the report's 'beside' is {options!r:.60}: give {', '.join(sorted(names))}"
         raise UsageError(msg)

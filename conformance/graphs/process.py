@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -222,12 +223,41 @@ class Setting:
 DEFAULT: Final = Setting()
 
 
+# A worker that asks a graph for one answer may run it more than once, with other weights for one,
+# before it says that it is alive: a run gets a third of what the worker gets.
+_RUNS: Final = 3
+_LONGEST: Final = 1e6
+_USUAL: Final = Limits()
+_CPU_A_SECOND: Final = _USUAL.cpu_seconds / _USUAL.wall_seconds
+_LIMITS: Final = ContextVar("limits", default=_USUAL)
+
+
+@contextlib.contextmanager
+def limited(seconds: float | None, memory: int | None) -> Iterator[None]:
+    """Derive what processes may use that are made meanwhile from what their worker may.
+
+    seconds, memory
+        How long it may give no answer, and how many bytes it may take; None for the usual.
+    """
+    limits = _LIMITS.get()
+    if seconds is not None:
+        wall = min(seconds, _LONGEST) / _RUNS
+        limits = dataclasses.replace(limits, wall_seconds=wall, cpu_seconds=wall * _CPU_A_SECOND)
+    if memory is not None:  # what is held counts there, address space here
+        limits = dataclasses.replace(limits, memory=max(memory, limits.memory))
+    before = _LIMITS.set(limits)
+    try:
+        yield
+    finally:
+        _LIMITS.reset(before)
+
+
 class GraphProcess:
     """A graph in a child process; the child starts with the first run and after each loss."""
 
     def __init__(self, path: Path, limits: Limits | None = None) -> None:
         self.path = path
-        self.limits = limits or Limits()
+        self.limits = limits or _LIMITS.get()
         self._children: dict[tuple[bool, int], Child] = {}
         self._opened: set[tuple[int, Setting, tuple[str, ...]]] = set()
         self._seconds = self.limits.wall_seconds
@@ -312,8 +342,8 @@ class GraphProcess:
             child.kill()
             child = None
         if child is None:
-            # Accelerators reserve far more address space than they use.
-            memory = self.limits.memory if place[0] else 0
+            # Weights are mapped. Accelerators reserve far more address space than they use.
+            memory = self.limits.memory + weights_size(self.path) if place[0] else 0
             child = Child(self.path, dataclasses.replace(self.limits, memory=memory))
             self._children[place] = child
         library = "onnx" if do in _ONNX_ALONE else "onnxruntime"

@@ -144,6 +144,8 @@ def check(
     UsageError for bad input and HarnessError when no worker can run.
     """
     started = time.monotonic()
+    within = replace(options.graph_options, seconds=timeout, memory=options.max_memory)
+    options = replace(options, graph_options=within)
     run = _Run(started=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"))
     if max_time is not None:
         run.deadline = Deadline(limit=max_time, started=started if began is None else began)

@@ -352,7 +352,7 @@ def candidate_entry(
         "declaration": loaded.declaration,
         **({"site": loaded.site} if loaded.site is not None else {}),
         **({"sites": list(loaded.sites)} if loaded.sites else {}),
-        **({"beside": asdict(graph_options)} if loaded.kind == "graph" or loaded.site else {}),
+        **({"beside": graph_options.beside()} if loaded.kind == "graph" or loaded.site else {}),
         "verdict": word,
         "verdict_reason": reason,
         "warnings": list(warnings),

@@ -19,6 +19,7 @@ from ..base.graph_options import NO_GRAPH_OPTIONS, GraphOptions
 from ..declare.candidate import Candidate
 from ..declare.decorators import renamed
 from ..errors import TO_CHECK, ConstructionError, DeclarationError, UsageError
+from ..graphs.process import limited
 from .declaring import declaration_lines, undeclared_in
 from .loading import (
     attribute,
@@ -68,7 +69,8 @@ def resolve_one(target: str, graph_options: GraphOptions = NO_GRAPH_OPTIONS) -> 
 
     ``graph_options`` are the user's for graphs; other targets take none.
     """
-    result = list(_once(_find(target, graph_options)))
+    with limited(graph_options.seconds, graph_options.memory):
+        result = list(_once(_find(target, graph_options)))
     if not result:
         msg = (
             f"{target} declares no candidate: decorate one with @conformance.core or "

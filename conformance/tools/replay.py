@@ -292,6 +292,7 @@ def opened(
     name, options = own[0].candidate["name"], _options(own, target)
     if whole:
         options = replace(options, only=(), trials=True, **_of_run(own[0].run))
+    options = replace(options, graph_options=replace(options.graph_options, seconds=timeout))
     with Supervisor(options, timeout=timeout) as supervisor:
         supervisor.start()
         loaded = _loaded(supervisor, target)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +12,9 @@ from conformance.errors import UsageError
 
 
 def test_what_a_report_holds_is_read_again() -> None:
-    """A replay opens the graph with the options of the run."""
+    """A replay opens the graph with the options of the run, but for its limits."""
     options = GraphOptions(source="module:build", declaration="model.toml")
-    assert read_graph_options(asdict(options)) == options
+    assert read_graph_options(replace(options, seconds=9.0).beside()) == options
     assert options.names() == ["--source", "--declaration"]
 
 

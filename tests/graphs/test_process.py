@@ -30,7 +30,7 @@ from little_graphs import (
 )
 from onnx import TensorProto
 
-from conformance.graphs.process import GraphProcess, Limits, Setting
+from conformance.graphs.process import GraphProcess, Limits, Setting, limited
 from conformance.graphs.protocol import GraphLost, GraphRefused
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux' /proc")
@@ -448,3 +448,27 @@ def test_a_nudge_changes_each_weight_by_its_size(tmp_path: Path) -> None:
         ]
     assert moved[0] == 0
     assert 0 < moved[1] < 1e-4 < moved[2] < 32 * 0.011
+
+
+def test_limits_follow_from_those_of_the_run(tmp_path: Path) -> None:
+    """A call has a third of the worker's time, and no less memory than always; the usual later."""
+    path = saved(endless(), tmp_path / "loop.onnx")
+    with limited(0.9, 16 << 30):
+        process = GraphProcess(path)
+    with process, pytest.raises(GraphLost, match=r"^gave no answer for [0-2]"):
+        process.run({"x": X})
+    assert (process.limits.wall_seconds, process.limits.memory) == (pytest.approx(0.3), 16 << 30)
+    assert GraphProcess(path).limits == Limits()
+    with limited(30.0, None):
+        assert GraphProcess(path).limits == Limits()
+
+
+@LINUX
+def test_weights_come_on_top_of_the_memory(tmp_path: Path) -> None:
+    """They are mapped, and what is left does not depend on how large they are."""
+    with GraphProcess(weighed(tmp_path / "large.onnx", 1024, external=True)) as process:
+        process.open()
+        (pid,) = process.pids
+        lines = Path(f"/proc/{pid}/limits").read_text(encoding="ascii").splitlines()
+    (line,) = [line for line in lines if line.startswith("Max address space")]
+    assert 4 << 20 <= int(line.split()[3]) - Limits().memory < 5 << 20

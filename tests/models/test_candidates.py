@@ -24,6 +24,9 @@ from conformance.declare.candidate import Candidate
 from conformance.errors import UsageError
 from conformance.models.candidates import describe_sites, model_candidates, promised_semantics
 from conformance.models.sites import Sites, find_sites
+from conformance.running.workers.messages import RunOptions
+from conformance.running.workers.pool import WorkerPool
+from conformance.session.checking import check
 from conformance.targets.resolving import resolve_one
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -265,3 +268,19 @@ def test_a_model_is_declared_in_python(export_of: Callable[..., Path], tmp_path:
     saved(plus_one(), tmp_path / "plus.onnx")
     with pytest.raises(UsageError, match=r"plus\.onnx is no whole model: conformance.graph is for"):
         conformance.model(tmp_path / "plus.onnx")
+
+
+def test_the_limits_of_a_run_reach_the_model(export_of: Callable[..., Path]) -> None:
+    """A third of the seconds of ``--timeout`` for each call, and the memory of ``--max-memory``."""
+    path = str(export_of("encoder"))
+    given: list[RunOptions] = []
+
+    def noted(options: RunOptions, **_pool: Any) -> WorkerPool:
+        given.append(options)
+        raise KeyboardInterrupt
+
+    check(RunOptions(targets=(path,), max_memory=16 << 30), timeout=90.0, make_pool=noted)
+    whole = resolve_one(path, given[0].graph_options)[0]
+    assert whole.kind == "model"
+    limits = whole.function.engine.process.limits  # type: ignore[attr-defined]  # it is a model
+    assert (limits.wall_seconds, limits.memory) == (30.0, 16 << 30)
