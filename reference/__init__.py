@@ -26,7 +26,7 @@ from .layer import (
     split_heads,
 )
 from .logits import modify
-from .masks import counted, structural_mask
+from .masks import admitted, counted, given_mask, structural_mask
 from .normalisation import normalise_heads, norms
 from .positions import frequencies, rotate, sinusoidal_positions
 from .rotary import (
@@ -44,12 +44,14 @@ __all__ = [
     "MultiHeadAttention",
     "ProjectionWeights",
     "Semantics",
+    "admitted",
     "alibi_bias",
     "alibi_slopes",
     "attend",
     "counted",
     "cut_heads",
     "frequencies",
+    "given_mask",
     "merge_heads",
     "modify",
     "multi_head_attention",

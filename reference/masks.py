@@ -113,19 +113,25 @@ def admitted(
     window: tuple[int, int] | None,
     semantics: Semantics,
     device: torch.device,
+    rows: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What causality and window admit: bool ``[Lq, Lk]``; and that with the mask: all four axes.
 
-    ``given`` is what the mask admits, None without one; all that is given counts.
+    ``given`` is what a boolean mask or lengths admit, None without; all that is given counts. With
+    ``rows`` (int64 ``[R]``) only these queries are looked at, in ``given`` as well.
     """
     lengths = shape[2:]
-    structure = structural_mask(*lengths, causal=causal, window=window, semantics=semantics)
-    structure = structure.to(device)
+    structure = structural_mask(
+        *lengths, causal=causal, window=window, semantics=semantics, rows=rows
+    ).to(device)
+    shape = (*shape[:2], *structure.shape)
     if given is None:
         return structure, structure.expand(shape)
     given = given.to(device)
     both = structure & given
     if causal and semantics.causal_combination == "either":
-        shown = structural_mask(*lengths, causal=False, window=window, semantics=semantics)
+        shown = structural_mask(
+            *lengths, causal=False, window=window, semantics=semantics, rows=rows
+        )
         both = shown.to(device) & (structure | given)
     return structure, both.expand(shape)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final
 
 from ..errors import DeclarationError, did_you_mean
@@ -69,15 +69,43 @@ class Pins:
     equal_to: Mapping[str, str]
     build: Callable[[Geometry], Geometry] | None
 
+    @cached_property
+    def ties(self) -> tuple[tuple[str, str], ...]:
+        """The pairs of fields that have one size, the one that others follow first."""
+        return tuple((other, name) for name, other in self.equal_to.items())
+
+    def lead(self, group: tuple[str, ...]) -> str:
+        """The field whose size those of one size get: a pinned one, or the first."""
+        return next((name for name in group if name in self.sizes), group[0])
+
+    def allowed(self, group: tuple[str, ...]) -> tuple[int, ...] | None:
+        """The sizes that are left to fields of one size; None when none of them is pinned."""
+        pinned = [self.sizes[name] for name in group if name in self.sizes]
+        if not pinned:
+            return None
+        return tuple(size for size in pinned[0] if all(size in others for others in pinned[1:]))
+
     def apply(self, geometry: Geometry) -> Geometry:
-        """The nearest geometry that obeys the pins: own sizes, then equalities, then builder."""
-        for name, allowed in self.sizes.items():
-            nearest = nearest_size(getattr(geometry, name), allowed)
-            geometry = geometry.replace(**{name: nearest})
-        for _ in self.equal_to:  # once more for each link of a chain
-            equal = {name: getattr(geometry, other) for name, other in self.equal_to.items()}
-            geometry = geometry.replace(**equal)
+        """The nearest geometry that obeys the pins: sizes that are one, then the builder."""
+        sizes: dict[str, int] = {}
+        for group in grouped(self.ties):
+            wanted = getattr(geometry, self.lead(group))
+            sizes |= dict.fromkeys(group, nearest_size(wanted, self.allowed(group)))
+        geometry = geometry.replace(**sizes)
         return geometry if self.build is None else self.build(geometry)
+
+    def obeyed(self, geometry: Geometry, names: Collection[str]) -> bool:
+        """Whether some sizes of a geometry are pinned ones, and as large as what they equal.
+
+        What a builder would make is not looked at.
+        """
+        return all(
+            getattr(geometry, name) in sizes for name, sizes in self.sizes.items() if name in names
+        ) and all(
+            getattr(geometry, name) == getattr(geometry, other)
+            for name, other in self.ties
+            if name in names and other in names
+        )
 
     def admit_lengths(self, geometry: Geometry) -> bool:
         """Whether a geometry may have its batch and lengths as they are."""
@@ -87,9 +115,10 @@ class Pins:
     @cached_property  # every problem needs it
     def ties_lengths(self) -> bool:
         """Whether they leave query and key no two lengths."""
-        if any({name, other} == set(LENGTHS) for name, other in self.equal_to.items()):
+        groups = [group for group in grouped(self.ties) if set(group) & set(LENGTHS)]
+        if len({size for group in groups for size in self.allowed(group) or (1, 2)}) == 1:
             return True
-        if len({size for name in LENGTHS for size in self.sizes.get(name, (1, 2))}) == 1:
+        if len(groups) == 1:
             return True
         if self.build is None:
             return False
@@ -99,6 +128,16 @@ class Pins:
 
 
 NO_PINS: Final = Pins({}, {}, None)
+
+
+@lru_cache(maxsize=1024)  # the same few ties come back for every problem
+def grouped(ties: tuple[tuple[str, str], ...]) -> tuple[tuple[str, ...], ...]:
+    """Every field of a geometry, those that have one size in one group, what they follow first."""
+    groups: dict[str, tuple[str, ...]] = {name: (name,) for name in FIELDS}
+    for name, other in ties:
+        merged = tuple(dict.fromkeys((*groups[name], *groups[other])))
+        groups |= dict.fromkeys(merged, merged)
+    return tuple(dict.fromkeys(groups.values()))
 
 
 def nearest_size(wanted: int, allowed: Sequence[int] | None, least: int = 1) -> int:

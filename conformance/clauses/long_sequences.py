@@ -11,7 +11,7 @@ from ..declare.candidate import Candidate
 from ..oracle.comparison import compare, moves
 from ..oracle.long_sequences import rows_apart
 from ..oracle.oracle import Golden, Oracle
-from ..problems.inputs import Inputs
+from ..problems.inputs import Inputs, of_rows
 from ..problems.materialise import generator_for, materialise
 from ..problems.problem import Problem
 from ..problems.space import Space, admits_lengths, can_cross
@@ -47,7 +47,7 @@ def any_length(subject: Subject, problem: Problem) -> Finding:
     wording = f"among {inputs.geometry.key_length} keys the answer is wrong"
     shorter = inputs.allowed(subject.declaration.semantics).clone()
     shorter[..., -1] = False
-    lost = inputs.replace(keep=shorter)
+    lost = inputs.attending(shorter, subject.declaration.semantics)
     return some_rows_match(subject, problem, inputs, wording, counterfactual=lost)
 
 
@@ -89,23 +89,17 @@ def _some_rows(problem: Problem) -> Tensor:
 
 def _of_rows(subject: Subject, inputs: Inputs, rows: Tensor) -> Inputs:
     """The inputs of the golden for some rows: their queries, and what these may attend."""
-    allowed = inputs.allowed(subject.declaration.semantics)
-    return inputs.replace(
+    point = subject.declaration.semantics
+    shown = inputs.attending(inputs.allowed(point, rows), point)
+    return shown.replace(
         geometry=inputs.geometry.replace(query_length=len(rows)),
         mode="separate",
         query=inputs.query.index_select(-2, rows),
-        keep=allowed.index_select(2, rows),
-        bias=_chosen(inputs.bias, rows),
+        bias=of_rows(shown.bias, rows),
         mask_form="keep",
         mask_shape="BHQK",
-        causal=False,
-        window=None,
         generic=False,
     )
-
-
-def _chosen(bias: Tensor | None, rows: Tensor) -> Tensor | None:
-    return bias if bias is None or bias.shape[2] == 1 else bias.index_select(2, rows)
 
 
 # What a drawn number of keys is multiplied by: 40 become 2,560 in the quick profile, 513 become
@@ -174,7 +168,8 @@ def _lengthened(subject: Subject, problem: Problem) -> Problem | None:
 
 def _shows_the_end(oracle: Oracle, inputs: Inputs, expected: Golden) -> bool:
     """Whether the answer without the last eighth of the keys is another."""
-    shorter = inputs.allowed(oracle.declaration.semantics).clone()
+    point = oracle.declaration.semantics
+    shorter = inputs.allowed(point).clone()
     shorter[..., -(shorter.shape[-1] // 8) :] = False
-    other = oracle.output(inputs.replace(keep=shorter))
+    other = oracle.output(inputs.attending(shorter, point))
     return moves(expected.output, other, expected.bound, expected.judged & other.isfinite())

@@ -211,15 +211,14 @@ def _each_query_alone(
         return tensor[:, heads].repeat_interleave(count, dim=0)
 
     scaled = by_head(inputs.value).double() * rows(factors).squeeze(2).unsqueeze(-1)
-    return inputs.replace(
+    shown = inputs.attending(inputs.allowed(point), point)
+    return shown.replace(
         geometry=sizes.replace(batch=items, query_length=1, num_kv_heads=sizes.num_heads),
         query=inputs.query.transpose(1, 2).flatten(0, 1).unsqueeze(2),
         key=by_head(inputs.key),
         value=scaled.to(inputs.value.dtype),
-        keep=rows(inputs.allowed(point)),
-        bias=None if inputs.bias is None else rows(inputs.bias),
-        causal=False,
-        window=None,
+        keep=None if shown.keep is None else rows(shown.keep),
+        bias=None if shown.bias is None else rows(shown.bias),
         dropout=None,
         generic=False,
     )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .._golden import golden
 from ..declare.declaration import Declaration
-from ..problems.inputs import Inputs
+from ..problems.inputs import Inputs, of_rows
 from ..tolerance import Contract, contract_for
 from ..tolerance.model import MOST_SATURATED
 from ..tolerance.statistical import core_statistics, sampled_rows, supports
@@ -138,9 +138,7 @@ class LongGolden:
     def _golden(self, rows: Tensor) -> Golden:
         """The golden of some rows, whose keys are those that any row attends."""
         inputs, semantics = self.inputs, self.declaration.semantics
-        shown = inputs.replace(
-            keep=self._allowed(rows), bias=_of_rows(inputs.bias, rows), causal=False, window=None
-        )
+        shown = self._shown(rows)
         with torch.no_grad():
             core = golden.attend(
                 inputs.query[..., rows, :],
@@ -173,35 +171,25 @@ class LongGolden:
             attended=attended,
         )
 
-    def _allowed(self, rows: Tensor) -> Tensor | None:
-        """Which keys some rows may attend, ``[B or 1, H or 1, R, Lk]``; None where all are."""
-        inputs = self.inputs
+    def _shown(self, rows: Tensor) -> Inputs:
+        """The inputs with the masks of some rows, which hide what flag and window hide as well."""
+        inputs, point = self.inputs, self.declaration.semantics
         if not inputs.causal and inputs.window is None:
-            return _of_rows(inputs.keep, rows)
-        structure = inputs.structure(self.declaration.semantics, rows)
-        keep = _of_rows(inputs.keep, rows)
-        return structure[None, None] if keep is None else structure & keep
+            return inputs.replace(keep=of_rows(inputs.keep, rows), bias=of_rows(inputs.bias, rows))
+        shown = inputs.attending(inputs.allowed(point, rows), point)
+        return shown.replace(bias=of_rows(shown.bias, rows))
 
     def _attended_keys(self) -> Tensor | None:
         """The keys that any row may attend, bool ``[B, H, Lk, 1]``; None where all rows may all."""
         inputs = self.inputs
+        given = (inputs.keep, inputs.bias, inputs.window)
+        if not inputs.causal and all(hiding is None for hiding in given):
+            return None
         batch, heads, length, keys = inputs.score_shape
         attended = torch.zeros(batch, heads, keys, dtype=torch.bool)
         for rows in torch.arange(length).split(self.block):
-            allowed = self._allowed(rows)
-            bias = _of_rows(inputs.bias, rows)
-            if bias is not None:
-                finite = ~torch.isneginf(bias)
-                allowed = finite if allowed is None else allowed & finite
-            if allowed is None:
-                return None
-            attended |= allowed.any(dim=-2)
+            attended |= inputs.allowed(self.declaration.semantics, rows).any(dim=-2)
         return attended.unsqueeze(-1)
-
-
-def _of_rows(mask: Tensor | None, rows: Tensor) -> Tensor | None:
-    """The rows of a mask with four axes that may repeat along them."""
-    return mask if mask is None or mask.shape[2] == 1 else mask[:, :, rows]
 
 
 def _in_place(comparison: Comparison, rows: Tensor) -> Comparison:

@@ -128,11 +128,10 @@ class _Rules:
         known, declared = cls.latest, candidate.declaration
         if known is not None and known.declaration is declared and space == known.space:
             return known
-        pinned = declared.pins.sizes
         groups = (
             (
                 group,
-                next((name for name in group if name in pinned), group[0]),
+                declared.pins.lead(group),
                 allowed_sizes(group, candidate),
                 wanted_size(group, space),
             )
@@ -144,12 +143,12 @@ class _Rules:
 
 def _settle_sizes(geometry: Geometry, candidate: Candidate, space: Space) -> Geometry:
     """Sizes that are allowed, equal where they must be, and large enough where they can be."""
-    pinned = candidate.declaration.pins.sizes
     sizes = dict(vars(geometry))
-    for group, lead, allowed, wanted in _Rules.of(candidate, space).groups:
+    rules = _Rules.of(candidate, space)
+    for group, lead, allowed, wanted in rules.groups:
         sizes |= dict.fromkeys(group, nearest_size(sizes[lead], allowed, wanted))
     if space.square == "never" and sizes["query_length"] == sizes["key_length"]:
-        sizes["query_length" if "key_length" in pinned else "key_length"] += 2
+        sizes |= _other_length(sizes["key_length"], rules)
     sizes |= _behind_no_key(sizes, candidate, space)
     shared = sizes["num_heads"] > sizes["num_kv_heads"] or not space.grouped
     if sizes["num_heads"] % sizes["num_kv_heads"] or not shared:
@@ -160,6 +159,18 @@ def _settle_sizes(geometry: Geometry, candidate: Candidate, space: Space) -> Geo
         sizes |= dict.fromkeys(("num_heads", "num_kv_heads", "head_size", "value_head_size"), 1)
         sizes |= dict.fromkeys(WIDTHS, sizes["key_size"] + sizes["key_size"] % 2)
     return Geometry(**sizes)
+
+
+def _other_length(length: int, rules: _Rules) -> dict[str, int]:
+    """Another length for the keys, or for the queries: a free one if there is one."""
+    ways: list[tuple[bool, bool, dict[str, int]]] = []
+    for name in ("key_length", "query_length"):
+        group, _, allowed, least = next(rule for rule in rules.groups if name in rule[0])
+        others = None if allowed is None else [size for size in allowed if size != length]
+        if others is None or others:
+            size = nearest_size(length + 2, others, least)
+            ways.append((allowed is not None, size < least, dict.fromkeys(group, size)))
+    return min(ways, key=lambda way: way[:2])[2] if ways else {}
 
 
 def _behind_no_key(sizes: dict[str, int], candidate: Candidate, space: Space) -> dict[str, int]:

@@ -36,6 +36,13 @@ def most_cached(key_length: int) -> int:
     return max(key_length - 1, 0)
 
 
+def of_rows(mask: Tensor | None, rows: Tensor | None) -> Tensor | None:
+    """The rows of a mask with four axes that may repeat along them; all of them by default."""
+    if mask is None or rows is None or mask.shape[2] == 1:
+        return mask
+    return mask.index_select(2, rows)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Inputs(Replaceable):
     """What a candidate and the golden both receive.
@@ -183,30 +190,45 @@ class Inputs(Replaceable):
             query_length=self.geometry.query_length,
         )
 
-    def structure(self, semantics: golden.Semantics, rows: Tensor | None = None) -> Tensor:
-        """What causality, where it counts, and window admit: bool ``[Lq, Lk]``.
-
-        With ``rows`` (int64 ``[R]``) only these queries are looked at: ``[R, Lk]``.
-        """
+    def structure(self, semantics: golden.Semantics) -> Tensor:
+        """What causality, where it counts, and window admit: bool ``[Lq, Lk]``."""
         return golden.structural_mask(
             self.geometry.query_length,
             self.geometry.key_length,
             causal=self.counted(semantics)[0],
             window=self.window,
             semantics=semantics,
-            rows=rows,
         )
 
-    def allowed(self, semantics: golden.Semantics) -> Tensor:
-        """Which key each query may attend: bool ``[B, H, Lq, Lk]``."""
-        kept = self.structure(semantics)
-        if not self.counted(semantics)[1]:
-            return kept.expand(self.score_shape)
-        if self.keep is not None:
-            kept = kept & self.keep
-        if self.bias is not None:
-            kept = kept & ~torch.isneginf(self.bias)
-        return kept.expand(self.score_shape)
+    def allowed(self, semantics: golden.Semantics, rows: Tensor | None = None) -> Tensor:
+        """Which key each query may attend: bool ``[B, H, Lq, Lk]``.
+
+        With ``rows`` (int64 ``[R]``) only these queries are looked at: ``[B, H, R, Lk]``.
+        """
+        causal, masked = self.counted(semantics)
+        keep, bias = (of_rows(mask, rows) if masked else None for mask in (self.keep, self.bias))
+        _, kept = golden.admitted(
+            self.score_shape,
+            keep if keep is None or semantics.mask_polarity == "keep" else ~keep,
+            causal=causal,
+            window=self.window,
+            semantics=semantics,
+            device=self.query.device,
+            rows=rows,
+        )
+        return kept if bias is None else kept & ~torch.isneginf(bias)
+
+    def attending(self, table: Tensor, semantics: golden.Semantics) -> Inputs:
+        """The inputs for the golden at a point, where a table ``[B, H, Lq, Lk]`` alone hides keys.
+
+        The bias still counts where it did.
+        """
+        return self.replace(
+            keep=table if semantics.mask_polarity == "keep" else ~table,
+            bias=self.bias if self.counted(semantics)[1] else None,
+            causal=False,
+            window=None,
+        )
 
     def read_heads(self, semantics: golden.Semantics) -> Tensor:
         """Which key/value head each query head reads, ``[H]``."""

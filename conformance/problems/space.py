@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final, Literal
 
-from ..base.geometry import FIELDS, LENGTHS, PROBE, Geometry
+from ..base.geometry import COUNTED, FIELDS, LENGTHS, PROBE, Geometry, grouped
 from ..base.results import Replaceable
 from ..declare.candidate import Candidate
 from ..declare.declaration import SEQUENCES
@@ -151,7 +150,7 @@ class Space(Replaceable):
 
     def _equal_sizes(self, candidate: Candidate) -> str:
         """The two sizes that must differ but are one, or ""."""
-        if self.square == "never" and not can_cross(candidate):
+        if self.square == "never" and not _can_differ(candidate):
             return "query and key have the same length"
         if self.grouped and not can_share(candidate):
             return "every head has keys and values of its own"
@@ -224,7 +223,10 @@ class Space(Replaceable):
             return False
         sizes = problem.geometry
         absent = WIDTHS if candidate.kind == "core" else ()
-        if any(getattr(sizes, name) < least for name, least in self.least if name not in absent):
+        small = any(
+            getattr(sizes, name) < least for name, least in self.least if name not in absent
+        )
+        if small or not _obeys_pins(candidate, sizes):
             return False
         equal = sizes.query_length == sizes.key_length
         if (self.square == "always" and not equal) or (self.square == "never" and equal):
@@ -238,10 +240,21 @@ class Space(Replaceable):
         return can_cross(candidate) or equal
 
 
+def _obeys_pins(candidate: Candidate, sizes: Geometry) -> bool:
+    """Whether a candidate takes sizes, as far as numbers say; its own function may make others."""
+    declared = candidate.declaration
+    if declared.pins.build is None:
+        names = {"layer": FIELDS, "core": FIELDS[: -len(WIDTHS)]}.get(candidate.kind, COUNTED)
+        if not declared.pins.obeyed(sizes, names):
+            return False
+    longest = max(sizes.query_length, sizes.key_length)
+    return declared.max_length is None or longest <= declared.max_length
+
+
 def tied_fields(candidate: Candidate, space: Space) -> tuple[tuple[str, ...], ...]:
     """Every field of a geometry, those that must have one size in one group."""
     declared = candidate.declaration
-    ties = [(other, name) for name, other in declared.pins.equal_to.items()]
+    ties = list(declared.pins.ties)
     if not can_cross(candidate) or space.square == "always":
         ties.append(("key_length", "query_length"))
     if "gqa" not in declared.features and not _pins_groups(candidate):
@@ -253,16 +266,7 @@ def tied_fields(candidate: Candidate, space: Space) -> tuple[tuple[str, ...], ..
     ties.extend(space.equal)
     if candidate.kind == "positions":
         ties.extend(("key_size", name) for name in WIDTHS)
-    return _grouped(tuple(ties))
-
-
-@lru_cache(maxsize=1024)  # the same few ties come back for every problem
-def _grouped(ties: tuple[tuple[str, str], ...]) -> tuple[tuple[str, ...], ...]:
-    groups: dict[str, tuple[str, ...]] = {name: (name,) for name in FIELDS}
-    for name, other in ties:
-        merged = tuple(dict.fromkeys((*groups[name], *groups[other])))
-        groups |= dict.fromkeys(merged, merged)
-    return tuple(dict.fromkeys(groups.values()))
+    return grouped(tuple(ties))
 
 
 def _pins_groups(candidate: Candidate) -> bool:
@@ -312,12 +316,11 @@ def allowed_sizes(group: tuple[str, ...], candidate: Candidate) -> tuple[int, ..
     declared = candidate.declaration
     if "batch" in group and not declared.batched:
         return (1,)
-    pinned = [declared.pins.sizes[name] for name in group if name in declared.pins.sizes]
-    if declared.max_length is not None and set(LENGTHS) & set(group):
-        pinned.append(tuple(range(1, declared.max_length + 1)))
-    if not pinned:
-        return None
-    return tuple(size for size in pinned[0] if all(size in others for others in pinned[1:]))
+    allowed, longest = declared.pins.allowed(group), declared.max_length
+    if longest is None or not set(LENGTHS) & set(group):
+        return allowed
+    within = range(1, longest + 1)
+    return tuple(within if allowed is None else (size for size in allowed if size in within))
 
 
 def can_cross(candidate: Candidate) -> bool:
@@ -326,6 +329,12 @@ def can_cross(candidate: Candidate) -> bool:
     if declared.inputs == "self" or declared.pins.ties_lengths:
         return False
     return candidate.kind == "core" or "cross" in declared.features
+
+
+def _can_differ(candidate: Candidate) -> bool:
+    """Whether some call has queries and keys of different lengths."""
+    lengths = [allowed_sizes((name,), candidate) or (1, 2) for name in LENGTHS]
+    return can_cross(candidate) and len({size for sizes in lengths for size in sizes}) > 1
 
 
 def is_fixed(candidate: Candidate, name: str) -> bool:

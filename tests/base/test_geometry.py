@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from declared import core
 from examples import sizes
 from refusals import refused
 
@@ -49,6 +50,20 @@ def test_chain_of_equalities_is_followed() -> None:
     )
     made = pins.apply(sizes())
     assert {made.query_size, made.key_size, made.value_size, made.output_size} == {11}
+
+
+@pytest.mark.parametrize("layout", ["BHSD", "packed-qkv"])
+def test_a_tie_makes_one_size_and_leaves_a_pin(layout: str) -> None:
+    """Two fields that equal each other get one size, and a pin of either holds for both."""
+    rule = {"query_length": "key_length", "key_length": "query_length"}
+    tied = core(geometry=rule, layout=layout)
+    pinned = core(geometry={"key_length": 8, "num_kv_heads": 3}, layout="packed-qkv")
+    for candidate, allowed in ((tied, (5, 7)), (pinned, (8,))):
+        made = candidate.declaration.pins.apply(sizes())
+        assert made.query_length == made.key_length
+        assert made.key_length in allowed
+        assert candidate.declaration.pins.ties_lengths
+    assert pinned.declaration.pins.apply(sizes()).num_heads == 3
 
 
 def test_callable_builds_a_geometry() -> None:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from examples import core, layer, plan, problem, run_clause, try_on
 from torch import Tensor
 
+from conformance._golden import golden
 from conformance.clauses.leaks import hidden_keys, rows_apart
 from conformance.clauses.subject import Subject
 
@@ -44,6 +46,20 @@ def test_rows_that_attend_junk_are_not_judged() -> None:
     judged = rows_apart(subject, inputs, junk)
     assert bool(judged.any())
     assert not bool(judged.all())
+
+
+@pytest.mark.parametrize("slug", ["mask.no-leak", "numerics.convex", "numerics.any-length"])
+def test_a_mask_may_show_what_the_causal_rule_hides(slug: str) -> None:
+    """A prefix-LM, declared as one whose keys flag or mask admits, is judged as that."""
+    point = golden.STANDARD.replace(causal_combination="either")
+
+    def prefix(query: Tensor, key: Tensor, value: Tensor, **keywords: Any) -> Tensor:
+        answer = golden.attend(query, key, value, causal=True, semantics=point, **keywords).output
+        return answer.to(query.dtype)
+
+    promises: dict[str, Any] = {"masks": ["keep"], "causal": "bottom-right", "features": []}
+    made = core(prefix, **promises, always_causal=True, empty_rows="any", semantics=point)
+    assert run_clause(made, slug).status == "passed"
 
 
 @pytest.mark.parametrize("fill", [-10.0, -1e3])

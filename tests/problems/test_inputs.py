@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from declared import CANDIDATES
 from examples import core, layer, plan, problem
 
+from conformance._golden import golden
+from conformance.problems.inputs import Inputs
 from conformance.problems.materialise import materialise
 from conformance.problems.recipes import RECIPES
 
@@ -40,6 +44,31 @@ def test_allowed_joins_mask_causality_and_bias() -> None:
     ahead = torch.arange(7)[None, :] - torch.arange(7)[:, None]
     expected = (ahead <= 0) & (ahead >= -2) & (torch.arange(7) > 0)
     assert torch.equal(allowed, expected.expand(2, 4, 7, 7))
+
+
+def attended(inputs: Inputs, point: golden.Semantics) -> torch.Tensor:
+    """The golden's table of attended keys."""
+    tokens = (inputs.query, inputs.key, inputs.value)
+    return golden.attend(*tokens, semantics=point, **inputs.options).allowed
+
+
+@pytest.mark.parametrize("polarity", ["keep", "drop"])
+@pytest.mark.parametrize("rule", ["both", "causal-only", "mask-only", "either", "refused"])
+def test_allowed_is_the_golden_table(rule: Any, polarity: Any) -> None:
+    """At any rule of combination and polarity, the table of keys is the golden's own.
+
+    So is that of some rows, and the golden that gets the table alone has no other.
+    """
+    point = STANDARD.replace(causal_combination=rule, mask_polarity=polarity)
+    drawn = materialise(problem(query_length=7, mask=plan("random", "keep"), causal=True), core())
+    bias = torch.zeros(1, 1, 1, 7)
+    bias[..., 0] = -torch.inf
+    rows = torch.tensor([1, 5])
+    for inputs in (drawn, drawn.replace(window=(2, -1)), drawn.replace(bias=bias)):
+        expected = attended(inputs, point)
+        assert torch.equal(inputs.allowed(point), expected)
+        assert torch.equal(inputs.allowed(point, rows), expected[:, :, rows])
+        assert torch.equal(attended(inputs.attending(expected, point), point), expected)
 
 
 def test_without_mask_forgets_form_and_shape() -> None:

@@ -20,6 +20,8 @@ def broken_promise(problem: Problem, candidate: Candidate) -> str:
         ),
         "built sizes": pins.build is not None and pins.build(sizes) != sizes,
         "positive sizes": any(size < 1 for size in dataclasses.astuple(sizes)),
+        "longest length": declared.max_length is not None
+        and max(sizes.query_length, sizes.key_length) > declared.max_length,
         "whole groups": sizes.num_heads % sizes.num_kv_heads != 0,
         "gqa": "gqa" not in declared.features
         and "num_kv_heads" not in pins.sizes

@@ -68,6 +68,10 @@ CANDIDATES: Final[dict[str, Candidate]] = {
     "core of listed lengths": core(geometry={"key_length": [1, 16, 32], "batch": [1, 5]}),
     "core of one query length": core(causal="top-left", geometry={"query_length": 4}),
     "core of two lengths": core(causal="top-left", geometry={"query_length": 4, "key_length": 7}),
+    "core of twice the same lengths": core(
+        features=["window"], geometry={"query_length": [4, 8], "key_length": [4, 8]}
+    ),
+    "core of short lengths": core(features=["window"], max_length=5),
     "core of equal lengths": core(causal="top-left", geometry={"key_length": "query_length"}),
     "unbatched core": core(batched=False),
     "layer": layer(causal="bottom-right"),

@@ -51,7 +51,7 @@ def as_json(declared: Declaration) -> Head:
         "assumptions": declared.assumptions,
         "mask_pairs": declared.mask_pairs,
         "semantics": dataclasses.asdict(declared.semantics),
-        "geometry": None if pins.build else {**pins.sizes, **pins.equal_to},
+        "geometry": None if pins.build else {**pins.equal_to, **pins.sizes},
     }
 
 
