@@ -21,8 +21,8 @@ from conformance.diagnosis import Diagnostician
 from conformance.diagnosis.agreement import BatteryAnswer
 from conformance.diagnosis.battery import answers_near, battery
 from conformance.diagnosis.diagnostician import Explanation
-from conformance.diagnosis.mistaken_answer import Combination, act, touches_any
-from conformance.diagnosis.mistakes import MISTAKES, NamedMistake, NotExpressible
+from conformance.diagnosis.mistaken_answer import Combination, act
+from conformance.diagnosis.mistakes import MISTAKES, NamedMistake, NotExpressible, touches_any
 from conformance.diagnosis.neighbours import OWN
 from conformance.diagnosis.precision_diagnosis import scale_entry
 from conformance.diagnosis.statement_search import explains

@@ -206,23 +206,28 @@ class Seal:
         return changes + taken_back(self.interceptors, self.kernels)
 
 
-def seal() -> Seal:
-    """Record what the judge is made of now."""
+def seal(*, everywhere: bool = True) -> Seal:
+    """Record what the judge is made of now.
+
+    Without ``everywhere`` only what every verdict goes through: the rest costs the most.
+    """
     judges = _judges()
-    layouts = [_layout_of(module) for module in judges]
-    functions = tuple(chain.from_iterable(layout.functions for layout in layouts))
-    outside = [_names_of(Tensor, (), closed=True)]
-    outside += [_names_of(module, _public(module)) for module in _OUTSIDE]
-    names = (*outside, *chain.from_iterable(layout.names for layout in layouts))
+    layouts = [_layout_of(module) for module in judges if everywhere or _is_core(_home(module))]
     tables = [(n, table, dict(table)) for layout in layouts for n, table in layout.tables]
-    whole = _Part(_held(names), functions, list(map(_code, functions)), tuple(tables))
+    tensors = _names_of(Tensor, (), closed=True)
     core_functions, core_names = _core_of(judges)
     core = _Part(
-        _held((*outside[:1], *core_names)),
+        _held((tensors, *core_names)),
         core_functions,
         list(map(_code, core_functions)),
         tuple(entry for entry in tables if _is_core(entry[0].rpartition(".")[0])),
     )
+    if not everywhere:
+        return Seal(core, core, interceptors(), registered())
+    functions = tuple(chain.from_iterable(layout.functions for layout in layouts))
+    outside = [tensors, *(_names_of(module, _public(module)) for module in _OUTSIDE)]
+    names = (*outside, *chain.from_iterable(layout.names for layout in layouts))
+    whole = _Part(_held(names), functions, list(map(_code, functions)), tuple(tables))
     return Seal(whole, core, interceptors(), registered())
 
 
@@ -320,7 +325,8 @@ def _layout(module: Any) -> _Layout:
 def _judges() -> tuple[Any, ...]:
     """The modules of the harness that a verdict depends on, and the golden's."""
     modules = []
-    for name, module in sorted(sys.modules.items()):
+    for name in sorted(name for name in sys.modules if name.startswith((_HARNESS, _GOLDEN))):
+        module = sys.modules[name]
         package, _, rest = name.partition(".")
         is_harness = package == _HARNESS and rest.partition(".")[0] not in _ONLOOKERS
         if module is not None and (is_harness or package == _GOLDEN):

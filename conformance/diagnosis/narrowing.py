@@ -21,8 +21,8 @@ from ..problems.inputs import Inputs
 from ..tolerance import model
 from .agreement import BatteryAnswer, within
 from .conditions import FINER, SIZES, Condition, fewest, limits, size_limit
-from .mistaken_answer import ActedAnswers, MistakenAnswer, touches
-from .mistakes import DeclaredCall, NamedMistake, NotExpressible
+from .mistaken_answer import ActedAnswers, MistakenAnswer
+from .mistakes import DeclaredCall, NamedMistake, NotExpressible, touches
 
 # Conditions that a mistake may have together.
 MOST_TOGETHER: Final = 3
@@ -233,7 +233,7 @@ class Narrowing:
             return None
         if torch.equal(acted.output, exact.output):
             return without
-        unjudged = acted.unjudged(self.subject.declaration, right)
+        unjudged = acted.unjudged(self.subject.declaration, lambda: right)
         if unjudged is not None:
             judged = judged & ~unjudged.expand(answer.output.shape).any(dim=-1)
         mistaken = within(answer.output, acted.output, exact.bound).all(dim=-1)

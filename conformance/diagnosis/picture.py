@@ -22,7 +22,7 @@ from .dissection.layer_weights import read_layer
 from .dissection.layers import MOST_KEYS_OF_LAYERS
 from .dissection.projections import ValuePath
 from .dissection.reading import ROOM, Reading, read, readable
-from .mistaken_answer import IMPOSSIBLE
+from .mistakes import IMPOSSIBLE
 
 # Queries and keys that a picture shows; of more it is a window around the worst weight.
 MOST_SHOWN: Final = 16

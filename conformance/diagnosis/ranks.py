@@ -27,8 +27,8 @@ from .agreement import BatteryAnswer, fails_so
 from .backward import explain_gradients
 from .battery import BatteryEntry, answer_from, fitted_problem
 from .diagnostician import Diagnostician, shared_confidence
-from .mistaken_answer import IMPOSSIBLE, MistakenAnswer
-from .mistakes import NamedMistake, NotExpressible
+from .mistaken_answer import MistakenAnswer
+from .mistakes import IMPOSSIBLE, NamedMistake, NotExpressible
 from .observed_gradients import ObservedGradients, observe_gradients
 from .rank_mistakes import MISTAKES
 from .rank_parts import IS_WRONG, RAISES, Parts, RankMistake

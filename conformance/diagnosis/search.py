@@ -57,10 +57,9 @@ class MistakeSearch:
         self.subject = subject
         self.declared = subject.declaration.semantics
         self.acted = acted or acted_answers(subject)
+        self._given = observed
         # What goes grossly wrong first: a mistake that changes nothing would pass the rest.
         self.observed = sorted(observed, key=_order)
-        # Wrong ones first, and of sizes that tell much: what other searches have acted out on.
-        self._telling = sorted(observed, key=_telling)
         sizes = [answer.margin for answer in self.observed]
         self.right = _bits(size <= 1.0 for size in sizes)
         self.wrong = _bits(size > 1.0 for size in sizes)
@@ -108,7 +107,8 @@ class MistakeSearch:
         """
         if self.wrong.bit_count() < FEWEST_WRONG:
             return []
-        narrowing = Narrowing(self.subject, self._telling, self.acted)
+        # Wrong ones first, and of sizes that tell much: what other searches have acted out on.
+        narrowing = Narrowing(self.subject, sorted(self._given, key=_telling), self.acted)
         plainest = sorted(self.mistakes, key=lambda one: len(one.sentence))
         likely = (one for one in plainest if narrowing.explains_wrong(one))
         narrowed: dict[str, Narrowed] = {}
@@ -248,11 +248,12 @@ class MistakeSearch:
 
     def _leaves_little(self, made: Combination) -> bool:
         """Whether next to nothing is left of all that is wrong; else any small error would fit."""
-        left = total = 0.0
-        for index, answer in enumerate(self.observed):
-            if self.wrong >> index & 1:
-                one, other = answer.closeness(self._acted(made, answer.inputs))
-                left, total = left + one, total + other
+        wrong = [answer for i, answer in enumerate(self.observed) if self.wrong >> i & 1]
+        acted = [self._acted(made, answer.inputs) for answer in wrong]
+        if all(map(BatteryAnswer.leaves_little, wrong, acted)):
+            return True
+        closeness = map(BatteryAnswer.closeness, wrong, acted)
+        left, total = map(sum, zip(*closeness, strict=True))
         return left <= model.LARGEST_UNEXPLAINED * total
 
     def _judge(self, made: Combination, index: int) -> bool:

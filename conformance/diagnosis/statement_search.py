@@ -27,9 +27,8 @@ from .mistaken_answer import (
     DiagnosedSubject,
     MistakenAnswer,
     act,
-    touches_any,
 )
-from .mistakes import NamedMistake, NotExpressible
+from .mistakes import NamedMistake, NotExpressible, touches_any
 from .narrowing import Narrowed, made_under
 from .neighbours import OWN, with_size
 from .search import MistakeSearch

@@ -8,7 +8,7 @@ from torch import Tensor
 from .._golden import golden
 from ..declare.declaration import Declaration
 from ..problems.materialise import TORCH_DTYPES
-from ..tolerance import Contract, Gradient, model
+from ..tolerance import Contract, Gradient, largest_size, model
 from ..tolerance.backward_pass import BackwardPass, backward_pass
 from ..tolerance.layer_backward import layer_backward
 from ..tolerance.prepared_gradients import as_prepared, largest_step
@@ -29,6 +29,8 @@ def representable_rows(attention: golden.Attention, limit: float) -> Tensor:
     what a user's function makes of them, and the output. Returns bool ``[B, H, Lq]``.
     """
     room = model.HEADROOM * limit
+    if _is_small(attention, room):
+        return torch.ones_like(attention.empty)
     keys = _within(attention.key, room) & _within(attention.value, room)
     products = _products(attention).abs() <= room
     if attention.bias is not None:
@@ -38,6 +40,18 @@ def representable_rows(attention: golden.Attention, limit: float) -> Tensor:
     attended = (products | ~attention.allowed).all(dim=-1) & keys.all(dim=-1, keepdim=True)
     own = _within(attention.query, room) & representable_output(attention.output, limit)
     return attended & own & _squares(attention, room)
+
+
+def _is_small(attention: golden.Attention, room: float) -> bool:
+    """Whether everything surely stays below a size, as the largest numbers alone say."""
+    semantics, scale = attention.semantics, min(abs(attention.scale), 1.0)
+    if semantics.qk_norm != "none" or semantics.score_mod is not None or scale == 0.0:
+        return False
+    tensors = [attention.query, attention.key, attention.value, attention.output]
+    if attention.bias is not None:
+        tensors.append(attention.logits.masked_fill(~attention.allowed, 0.0))
+    sizes = map(largest_size, tensors)
+    return largest_size(attention.scores) / scale <= room and all(size <= room for size in sizes)
 
 
 def _squares(attention: golden.Attention, room: float) -> Tensor:
@@ -51,8 +65,10 @@ def _squares(attention: golden.Attention, room: float) -> Tensor:
 
 def representable_output(output: Tensor, limit: float) -> Tensor:
     """Rows ``[..., L]`` of an answer ``[..., L, E]`` that stay clear of it; NaN (no key) does."""
-    sizes = torch.where(torch.isnan(output), 0.0, output)
-    return _within(sizes, model.HEADROOM * limit)
+    room = model.HEADROOM * limit
+    if largest_size(output) <= room:
+        return torch.ones(output.shape[:-1], dtype=torch.bool)
+    return _within(torch.where(torch.isnan(output), 0.0, output), room)
 
 
 def _within(rows: Tensor, room: float) -> Tensor:

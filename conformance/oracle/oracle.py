@@ -20,6 +20,8 @@ from ..tolerance import (
     layer_bound,
     least_core_bound,
     least_layer_bound,
+    most_core_bound,
+    most_layer_bound,
 )
 from ..tolerance.attention_bound import shares, weights_bound
 from ..tolerance.layer import head_errors
@@ -54,7 +56,16 @@ class Golden:
     @cached_property
     def least_bound(self) -> Tensor | None:
         """A part of the bound that is soon derived; None where there is none."""
-        return least_bound(self.evaluation, self.contract)
+        if isinstance(self.evaluation, golden.Attention):
+            return least_core_bound(self.evaluation, self.contract)
+        return least_layer_bound(self.evaluation, self.contract)
+
+    @cached_property
+    def most_bound(self) -> float:
+        """A number that no element of the bound exceeds, soon derived; infinite if none is."""
+        if isinstance(self.evaluation, golden.Attention):
+            return most_core_bound(self.evaluation, self.contract)
+        return most_layer_bound(self.evaluation, self.contract)
 
     @cached_property
     def judged(self) -> Tensor:
@@ -106,6 +117,10 @@ class Oracle:
             self._answers[inputs] = answer
         return answer
 
+    def knows(self, inputs: Inputs) -> bool:
+        """Whether the answer of the declared point has been computed."""
+        return inputs in self._answers
+
     def empty_rule(self, inputs: Inputs) -> str:
         """What is promised for the rows without keys of a call, "any" for nothing."""
         implied = inputs.always_causal and inputs.masked
@@ -139,7 +154,14 @@ class Oracle:
 
     def at(self, inputs: Inputs, point: golden.Semantics) -> Golden:
         """The answer and its bound at any point; not remembered."""
-        evaluation = evaluate(inputs, point)
+        return self.of(evaluate(inputs, point), inputs.absent)
+
+    def of(
+        self,
+        evaluation: golden.Attention | golden.MultiHeadAttention,
+        absent: Tensor | None = None,
+    ) -> Golden:
+        """What was evaluated at any point, as an answer with its bound under the contract."""
         core = evaluation if isinstance(evaluation, golden.Attention) else evaluation.core
         return Golden(
             output=evaluation.output,
@@ -149,7 +171,7 @@ class Oracle:
             core=core,
             evaluation=evaluation,
             limit=finite_limit(self.declaration, self.dtype),
-            absent=inputs.absent,
+            absent=absent,
         )
 
     def contract(self, scale: float) -> Contract:
@@ -160,11 +182,6 @@ class Oracle:
         """The part of each stage in the worst-case bound of one element, the largest first."""
         contract = self.contract(self.answer(inputs).core.scale)
         return shares(lambda other: self.bound(inputs, other), contract, index)
-
-    def bound_of(self, evaluation: golden.Attention | golden.MultiHeadAttention) -> Tensor:
-        """The worst-case bound of an answer at any point, under the declared contract."""
-        core = evaluation if isinstance(evaluation, golden.Attention) else evaluation.core
-        return _bound(evaluation, self.contract(core.scale))
 
     def bound(self, inputs: Inputs, contract: Contract) -> Tensor:
         """The worst-case bound of the declared point's answer under another contract."""
@@ -184,15 +201,6 @@ def _bound(
     return bound.clone()  # as any other tensor
 
 
-def least_bound(
-    evaluation: golden.Attention | golden.MultiHeadAttention, contract: Contract
-) -> Tensor | None:
-    """A part of the worst-case bound that is soon derived; None where there is none."""
-    if isinstance(evaluation, golden.Attention):
-        return least_core_bound(evaluation, contract)
-    return least_layer_bound(evaluation, contract)
-
-
 def known_weights(inputs: Inputs) -> golden.ProjectionWeights:
     """The projections of a layer's inputs. LookupError when the candidate keeps them to itself."""
     if inputs.weights is None:
@@ -209,9 +217,10 @@ def evaluate(
     with torch.set_grad_enabled(recorded):
         if not inputs.is_layer:
             return golden.attend(*tokens, semantics=semantics, **inputs.options)
+        weights = known_weights(inputs)
         return golden.multi_head_attention(
             *tokens,
-            known_weights(inputs),
+            weights if recorded else inputs.weights_in_float64 or weights,
             num_heads=inputs.geometry.num_heads,
             num_kv_heads=inputs.geometry.num_kv_heads,
             semantics=semantics,

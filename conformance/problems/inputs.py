@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, Literal, TypedDict
 
 import torch
@@ -147,6 +148,12 @@ class Inputs(Replaceable):
             window=self.window,
             sinks=self.sinks,
         )
+
+    @cached_property
+    def weights_in_float64(self) -> golden.ProjectionWeights | None:
+        """The projections of a layer as the golden computes with them, without a history."""
+        with torch.no_grad():
+            return self.weights and self.weights.taking_part(golden.STANDARD)
 
     def without_mask(self) -> Inputs:
         """The inputs with every key kept and no mask handed over."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ..calls import torch_state
 from ..calls.arrays import no_such_numbers
 from ..calls.calling import before_each_call
 from ..calls.devices import canonical, why_absent
+from ..calls.integrity import Seal, seal
 from ..calls.recording import Recording
 from ..clauses.operators import left_to_eager
 from ..clauses.registry import Clause, all_clauses
@@ -195,8 +196,13 @@ class CandidateRun:
         """The candidate under test in one dtype on one device."""
         place = dtype, device
         if place not in self._subjects:
-            self._subjects[place] = Subject(self.candidate, dtype, device)
+            self._subjects[place] = Subject(self.candidate, dtype, device, sealed=self.sealed)
         return self._subjects[place]
+
+    @cached_property
+    def sealed(self) -> Seal:
+        """The judge as it was before the first call of the candidate."""
+        return seal()
 
     def _run(self, clause: Clause, clause_run: ClauseRun, result: ClauseResult) -> ClauseResult:
         subject = self.subject(result.dtype, result.device)

@@ -9,12 +9,12 @@ It may import ``declare`` and what lies below it.
 
 from __future__ import annotations
 
-from .attention_bound import core_bound, least_core_bound
+from .attention_bound import core_bound, largest_size, least_core_bound, most_core_bound
 from .contract import Contract, contract_for
 from .fit import Fit, fit
 from .gradient import Gradient, GradientFit, add_gradients, gradient_fit, stack_gradients
 from .gradients import core_gradients
-from .layer import layer_bound, least_layer_bound, projection_bound
+from .layer import layer_bound, least_layer_bound, most_layer_bound, projection_bound
 from .layer_gradients import layer_gradients
 from .statistical import Statistics, core_statistics, layer_statistics, supports
 
@@ -31,11 +31,14 @@ __all__ = [
     "core_statistics",
     "fit",
     "gradient_fit",
+    "largest_size",
     "layer_bound",
     "layer_gradients",
     "layer_statistics",
     "least_core_bound",
     "least_layer_bound",
+    "most_core_bound",
+    "most_layer_bound",
     "projection_bound",
     "stack_gradients",
     "supports",

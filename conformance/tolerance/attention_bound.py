@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,6 +17,7 @@ from .contract import STAGES, Contract, gamma
 from .prepared import prepared_errors
 from .softmax_and_sum import (
     exponent_error,
+    exponential_error,
     mean_bound,
     perturb,
     rounded_result,
@@ -140,6 +141,68 @@ def least_one_sided_bound(attention: golden.Attention, contract: Contract) -> Te
     # What float64 lost here may not make it larger than the whole.
     kept = 1.0 - (key_length + 8) * model.UNIT_ROUNDOFF["float64"]
     return rounded_result(error, output, stored).mul_(kept)
+
+
+def most_core_bound(
+    attention: golden.Attention, contract: Contract, carried: Sequence[float] = (0.0, 0.0, 0.0)
+) -> float:
+    """A number that no element of :func:`core_bound` exceeds, soon derived; infinite where none is.
+
+    Each step of that bound for the largest numbers alone. ``carried`` are the largest errors of
+    query, key and value heads.
+    """
+    semantics, bias = attention.semantics, attention.bias
+    unusual = (attention.sinks, attention.alibi, attention.softcap, semantics.score_mod)
+    prepared = semantics.rotary != "none" or semantics.qk_norm != "none"
+    if prepared or any(one is not None for one in unusual) or not is_normalised(semantics):
+        return math.inf
+    if attention.output.numel() == 0 or contract.exact or bool(attention.empty.any()):
+        return math.inf
+    query, key, value = map(largest_size, (attention.query, attention.key, attention.value))
+    logit = largest_size(attention.logits.nan_to_num(nan=math.inf, neginf=0.0))
+    of_query, of_key, of_value = carried
+    size, length, scale = attention.query.shape[-1], attention.logits.shape[-1], attention.scale
+    unit, stored, scale = contract.accumulator_roundoff, contract.unit_roundoff, abs(scale)
+    # As in exponent_error; what a query's error is multiplied by is a key less their mean.
+    query += of_query
+    relative = gamma(size + model.SCORE_ROUNDINGS, unit) + contract.operand_error
+    scaling = contract.pre_scaling_roundings * stored * (1.0 + stored)
+    if contract.scales_query_alone:
+        of_query += query * scaling
+    else:
+        relative += scaling
+    error = query * ((key + of_key) * relative + of_key) + of_query * 2.0 * key
+    error = size * error * scale + contract.accumulator_underflow * (size + 2) * (1.0 + scale)
+    if contract.score_roundoff:
+        rounding = model.SCORE_STORES * contract.score_roundoff
+        error = error * (1.0 + rounding) + largest_size(attention.scores) * rounding
+    if bias is not None:
+        added = largest_size(bias.nan_to_num(nan=math.inf, neginf=0.0)) * max(1.0, scale)
+        error += model.BIAS_ROUNDINGS * unit * (largest_size(attention.modified) + added)
+        error = error * (1.0 + contract.score_roundoff) + logit * contract.score_roundoff
+    error += 2.0 * model.EXPONENT_ROUNDINGS * unit * logit + exponential_error(length, contract)
+    if not error <= model.LARGEST_GROWTH:
+        return math.inf
+    # As in weighted_sum_error; no weight grows more than this, and no sum shrinks more.
+    growth = math.expm1(error)
+    most, count = (1.0 + growth) ** 2, math.log(length)
+    product, division = sum_roundings(length, contract)
+    sums = min((logit + count) * unit, count) * model.LOG_SUM_EXP_ROUNDINGS
+    merged = 2.0 * math.ceil(length / contract.key_block) * contract.merge_roundings * unit
+    moved = 4.0 * growth * (1.0 + growth) * (1.0 + division)
+    bound = value * (moved + most * (product + sums) + division + merged)
+    bound += of_value * most * (1.0 + product) + length * contract.weight_underflow * value
+    bound += length * (value + 1.0) * contract.accumulator_underflow
+    bound += model.PARTIAL_STORES * contract.underflow
+    bound = bound * (1.0 + stored) + value * stored + contract.underflow
+    # What float64 lost here, and in what this exceeds, is far less.
+    bound *= contract.sides * (1.0 + model.UNIT_ROUNDOFF["float32"])
+    return math.inf if math.isnan(bound) else bound
+
+
+def largest_size(tensor: Tensor) -> float:
+    """The size of the largest number; no number where there is such."""
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
 def without_empty_rows(attention: golden.Attention, live: LiveKeys) -> golden.Attention:

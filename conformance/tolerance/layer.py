@@ -13,7 +13,12 @@ from torch.nn.functional import linear
 from conformance._golden import golden
 
 from . import model
-from .attention_bound import least_one_sided_bound, one_sided_bound
+from .attention_bound import (
+    largest_size,
+    least_one_sided_bound,
+    most_core_bound,
+    one_sided_bound,
+)
 from .contract import Contract, gamma
 from .spread import Carried
 
@@ -190,6 +195,47 @@ def least_layer_bound(layer: golden.MultiHeadAttention, contract: Contract) -> T
         return None
     merged = golden.merge_heads(least, layer.core.semantics)
     return _output_error(layer, merged, contract).mul_(contract.sides)
+
+
+def most_layer_bound(layer: golden.MultiHeadAttention, contract: Contract) -> float:
+    """A number that no element of :func:`layer_bound` exceeds, as of :func:`most_core_bound`."""
+    weights, merged = layer.weights, layer.merged
+    if contract.activation_steps:
+        return math.inf
+    matrices = (weights.q, weights.k, weights.v)
+    biases = (weights.q_bias, weights.k_bias, weights.v_bias)
+    carried = [
+        _most_projected(*each, contract)
+        for each in zip(layer.tokens, matrices, biases, layer.projected, strict=True)
+    ]
+    of_heads = most_core_bound(layer.core, contract, carried)
+    if weights.o is None or not math.isfinite(of_heads):
+        return of_heads
+    matrix = weights.o[:, : merged.shape[-1]]
+    incoming = of_heads / contract.sides
+    most = _most_projected(merged, matrix, weights.o_bias, layer.output, contract, incoming)
+    most *= contract.sides * (1.0 + model.UNIT_ROUNDOFF["float32"])
+    return math.inf if math.isnan(most) else most
+
+
+def _most_projected(
+    tokens: Tensor,
+    matrix: Tensor,
+    bias: Tensor | None,
+    result: Tensor,
+    contract: Contract,
+    incoming: float = 0.0,
+) -> float:
+    """A number that no element of :func:`projection_bound` exceeds, of its largest numbers."""
+    unit, terms = contract.unit_roundoff, matrix.shape[1]
+    relative = gamma(terms + 1, contract.accumulator_roundoff) + contract.operand_error
+    lost = contract.accumulator_underflow / relative if relative else 0.0
+    size = (largest_size(tokens) + lost) * relative + incoming * (1.0 + relative)
+    added = 0.0 if bias is None else largest_size(bias)
+    error = terms * size * (largest_size(matrix) + lost) + added * relative
+    product = largest_size(result) + added
+    error = (error * (1.0 + unit) + product * unit) * (1.0 + unit) + product * unit
+    return error + terms * contract.accumulator_underflow + 2.0 * contract.underflow
 
 
 def head_errors(

@@ -10,8 +10,14 @@ from torch import Tensor
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.diagnosis.battery import battery
-from conformance.diagnosis.mistaken_answer import act, touches
-from conformance.diagnosis.mistakes import MISTAKES, DeclaredCall, NamedMistake, NotExpressible
+from conformance.diagnosis.mistaken_answer import act
+from conformance.diagnosis.mistakes import (
+    MISTAKES,
+    DeclaredCall,
+    NamedMistake,
+    NotExpressible,
+    touches,
+)
 from conformance.problems.inputs import Inputs
 from conformance.tolerance import model
 

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,8 @@ from conformance.tolerance import (
     least_core_bound,
     least_layer_bound,
     model,
+    most_core_bound,
+    most_layer_bound,
 )
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -106,27 +109,53 @@ def test_each_freedom_alone_widens_the_bound(
 
 
 @given(inputs=problems, softcap=softcaps, contract=contracts)
-def test_what_is_soon_derived_is_no_more_than_the_bound(
+def test_what_is_soon_derived_lies_on_either_side_of_the_bound(
     inputs: CoreInputs, softcap: float | None, contract: Contract
 ) -> None:
-    """The least bound is a positive part of the bound, element by element, of a layer's as well.
+    """The least bound is a positive part of the bound, element by element, and the most exceeds it.
 
-    Under a softmax along another axis there is none.
+    Under a softmax along another axis there is neither.
     """
     attention = replace(inputs, softcap=softcap).golden()
-    least = least_core_bound(attention, contract)
+    least, bound = least_core_bound(attention, contract), core_bound(attention, contract)
     assert least is not None
-    assert bool((least <= core_bound(attention, contract)).all())
+    assert bool((least <= bound).all())
     assert bool((least[~attention.empty] > 0.0).all())
+    assert float(bound.max()) <= most_core_bound(attention, contract)
     across = replace(attention, semantics=attention.semantics.replace(softmax_axis="query"))
     assert least_core_bound(across, contract) is None
+    assert most_core_bound(across, contract) == math.inf
+
+
+@given(inputs=problems, order=st.sampled_from(["before-scale", "after-scale"]), contract=contracts)
+def test_most_of_the_bound_with_a_bias(inputs: CoreInputs, order: Any, contract: Contract) -> None:
+    """A finite bias, wherever it joins, leaves the most that is soon derived above the bound."""
+    query, key, value = (heads.double() for heads in (inputs.query, inputs.key, inputs.value))
+    bias = torch.sin(torch.arange(query.shape[-2] * key.shape[-2])).double()
+    attention = golden.attend(
+        query,
+        key,
+        value,
+        bias=30.0 * bias.reshape(1, 1, query.shape[-2], -1),
+        semantics=golden.STANDARD.replace(bias_order=order),
+    )
+    bound = core_bound(attention, contract)
+    assert float(bound.max()) <= most_core_bound(attention, contract)
+
+
+def test_most_of_the_bound_tells_a_gross_error_from_rounding() -> None:
+    """For moderate numbers in float32 it is no more than a few hundred times the bound."""
+    attention = make("normal", (2, 3, 5, 16, 8), "random", 1).golden()
+    contract = contract_for(declare("core"), "float32", 0.3)
+    most = most_core_bound(attention, contract)
+    assert most <= 300.0 * float(core_bound(attention, contract).max())
 
 
 @given(seed=seeds, contract=contracts)
-def test_what_is_soon_derived_is_no_more_than_the_bound_of_a_layer(
+def test_what_is_soon_derived_lies_on_either_side_of_the_bound_of_a_layer(
     seed: int, contract: Contract
 ) -> None:
-    """The least bound of a layer is a part of its bound, unless its tokens are quantised."""
+    """So it does for a layer, unless its tokens are quantised."""
     draw = torch.Generator().manual_seed(seed)
     query, key, value = (torch.randn(2, 5, width, generator=draw).double() for width in (6, 4, 3))
     shapes = {"q": (8, 6), "k": (8, 4), "v": (8, 3), "o": (7, 8)}
@@ -135,8 +164,12 @@ def test_what_is_soon_derived_is_no_more_than_the_bound_of_a_layer(
     layer = golden.multi_head_attention(query, key, value, weights, num_heads=4, num_kv_heads=4)
     least = least_layer_bound(layer, contract)
     assert least is not None
-    assert bool((least <= layer_bound(layer, contract)).all())
-    assert least_layer_bound(layer, replace(contract, activation_steps=255)) is None
+    bound = layer_bound(layer, contract)
+    assert bool((least <= bound).all())
+    assert float(bound.max()) <= most_layer_bound(layer, contract)
+    quantised = replace(contract, activation_steps=255)
+    assert least_layer_bound(layer, quantised) is None
+    assert most_layer_bound(layer, quantised) == math.inf
 
 
 @given(inputs=problems, softcap=softcaps)

@@ -24,13 +24,12 @@ from ...tolerance import model
 from ..agreement import within
 from ..battery import answer_to
 from ..mistaken_answer import (
-    IMPOSSIBLE,
     Combination,
     made_on,
     mistaken_attention,
     mistaken_call,
 )
-from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
+from ..mistakes import IMPOSSIBLE, DeclaredCall, NamedMistake, NotExpressible
 
 # Keys that one reading may have: each costs a call.
 MOST_KEYS: Final = 160

@@ -21,8 +21,8 @@ from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..agreement import BatteryAnswer, within
 from ..battery import answer_from
-from ..mistaken_answer import IMPOSSIBLE, Combination, act, made_on
-from ..mistakes import NotExpressible
+from ..mistaken_answer import Combination, act, made_on
+from ..mistakes import IMPOSSIBLE, NotExpressible
 from .choice import Blamed, blamed
 from .matching import KnownValues
 from .recording import OperationRecording, Recorder, tensors_of

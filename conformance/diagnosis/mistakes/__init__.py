@@ -6,12 +6,17 @@ are several ways to make the same mistake.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cache
+from operator import attrgetter
 from typing import Any, Final
 
 from ..._golden import golden
 from ...base.mistake import Mistake, mistakes_in
+from ...declare.declaration import mixed_in
+from ...problems.inputs import Inputs
 from ...targets.loading import MISTAKE_GROUP, registered, taking_in
+from ._steps import has_causal, has_mask, has_softcap, has_window, hides_keys
 from .backward import ATTENTION, LAYERS, OF_CALLS, OF_OPTIONS
 from .biases import BIASES, POSITIONS
 from .caches import CACHES, LOST_OPTIONS
@@ -19,7 +24,7 @@ from .causality import CAUSALITY, WINDOWS
 from .fills import FILLED, ROWS
 from .layout import EXCHANGES, GROUPS, LAYOUT
 from .masking import LENGTHS, MASKING
-from .named_mistake import DeclaredCall, NamedMistake, NotExpressible, everywhere
+from .named_mistake import IMPOSSIBLE, DeclaredCall, NamedMistake, NotExpressible, everywhere
 from .projections import PROJECTIONS
 from .scaling import PREPARED, SCALING
 from .semantics_changes import POINTS, mistaken_conventions
@@ -77,8 +82,52 @@ def _as_named(mistake: Mistake) -> NamedMistake:
     return NamedMistake(**vars(mistake))
 
 
+def touches_any(made: Sequence[NamedMistake], inputs: Inputs, declared: golden.Semantics) -> bool:
+    """Whether any of some mistakes may change the answer to some inputs."""
+    return any(touches(one, DeclaredCall(inputs=inputs, semantics=declared)) for one in made)
+
+
+def touches(mistake: NamedMistake, call: DeclaredCall) -> bool:
+    """Whether a mistake may change the answer to some inputs at all."""
+    inputs = call.inputs
+    if not mistake.where(inputs) or not mistake.speaks_at(call.semantics):
+        return False
+    if mistake.heads or mistake.core or mistake.output or mistake.point:
+        return True
+    if any(_MATTERS.get(name, everywhere)(inputs) for name in mistake.changes):
+        return True
+    if mistake.inputs is None:
+        return False
+    try:
+        return mistake.inputs(call) is not None
+    except (NotExpressible, *IMPOSSIBLE):
+        return True
+
+
+# What inputs must have for a field of the semantics to matter to them.
+_MATTERS: Final[dict[str, Callable[[Inputs], bool]]] = {
+    **dict.fromkeys(("mask_operation", "mask_fill", "empty_rows"), hides_keys),
+    "causal_combination": lambda inputs: inputs.masked and inputs.causal,
+    "one_query_causal": lambda inputs: inputs.causal and inputs.geometry.query_length == 1,
+    "mask_polarity": has_mask,
+    "causal_alignment": lambda inputs: (
+        inputs.causal or inputs.window is not None or mixed_in(inputs.point) is not None
+    ),
+    "causal_offset": has_causal,
+    "bias_order": lambda inputs: inputs.bias is not None,
+    "softcap_order": has_softcap,
+    "window_offset": has_window,
+    "group_order": lambda inputs: inputs.geometry.num_heads != inputs.geometry.num_kv_heads,
+    **dict.fromkeys(
+        ("head_split", "head_merge", "query_bias", "value_bias", "output_bias"),
+        attrgetter("is_layer"),
+    ),
+}
+
+
 __all__ = [
     "BACKWARD",
+    "IMPOSSIBLE",
     "MISTAKES",
     "DeclaredCall",
     "NamedMistake",
@@ -87,4 +136,6 @@ __all__ = [
     "mistaken_conventions",
     "named_mistakes",
     "registered_mistakes",
+    "touches",
+    "touches_any",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -77,6 +77,11 @@ class BackwardCall(DeclaredCall):
     def other_attention(self, **changes: Any) -> golden.Attention:
         """The attention proper of the same heads with some options changed, without sinks."""
         return self.attend(self.heads, **{"sinks": None, **changes})
+
+
+# What acting a mistake out raises where nobody can compute it: the golden refuses, shapes do not
+# meet, or a number has no value at a size.
+IMPOSSIBLE: Final = (ValueError, RuntimeError, TypeError, IndexError, ArithmeticError)
 
 
 class NotExpressible(Exception):  # noqa: N818 (no error: the mistake cannot be made on such inputs)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...base.limits import Deadline
+from ...base.limits import Deadline, unsearched
 from ...base.results import ClauseResult
 from ...declare.candidate import Candidate
 from ...targets.loading import named
@@ -93,10 +93,11 @@ class InProcessPool(WorkerPool):
     ) -> None:
         """Do every job in turn, in this thread."""
         del most
-        for job in jobs:
-            if not admits(job, None):
-                continue
-            for report in do(self._supervisors[0], job, lambda: False):
-                if not admits(job, report):
-                    break
-                receive(job, report)
+        with unsearched():
+            for job in jobs:
+                if not admits(job, None):
+                    continue
+                for report in do(self._supervisors[0], job, lambda: False):
+                    if not admits(job, report):
+                        break
+                    receive(job, report)

@@ -18,6 +18,7 @@ from ...base.results import ClauseResult, Violation, result_from_json
 from ...calls import torch_state
 from ...calls.calling import CandidateFailure, RowWithoutKeysRefused
 from ...calls.devices import why_absent
+from ...calls.integrity import seal
 from ...calls.ranks import spanning
 from ...clauses.registry import all_clauses, specification_hash
 from ...clauses.subject import Subject
@@ -117,7 +118,8 @@ def _silence(run: CandidateRun, dtype: str, device: str) -> Silence | None:
     """What the first call raised, None where one of them does not raise."""
     first: Violation | None = None
     calls = 0
-    subject = Subject(run.candidate, dtype, device)  # its own: trial calls are no examples
+    # Its own: trial calls are no examples, and torch may be as the candidates load it.
+    subject = Subject(run.candidate, dtype, device, sealed=seal(everywhere=False))
     with one_thread(), torch_state.neutral():
         for problem in _problems(run, dtype, device):
             calls += 1

@@ -5,6 +5,7 @@ Module level stays light: a worker must shield itself (signals, output) before t
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -105,6 +106,7 @@ def _serve(connection: Connection, zygote: socket.socket | None) -> None:
         command, payload = connection.recv()
         if command == "load":
             plans, current = _load(connection, payload), (0, 0)
+            gc.freeze()  # they are there to the end
         elif command == "run":
             candidate, task, order = payload
             if (candidate, order.round) != current:  # each holds a hundred megabytes

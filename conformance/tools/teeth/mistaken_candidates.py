@@ -15,8 +15,8 @@ from ..._golden import golden
 from ...base.geometry import FIELDS, Geometry
 from ...declare.candidate import Candidate
 from ...declare.decorators import core, layer
-from ...diagnosis.mistaken_answer import act, touches
-from ...diagnosis.mistakes import DeclaredCall, NamedMistake, NotExpressible
+from ...diagnosis.mistaken_answer import act
+from ...diagnosis.mistakes import DeclaredCall, NamedMistake, NotExpressible, touches
 from ...errors import DeclarationError
 from ...oracle.oracle import Oracle
 from ...oracle.oracle import evaluate as evaluate_golden
