@@ -96,6 +96,8 @@ def finished(
     declaration = candidate.declaration
     if not isinstance(calling, multihead.MultiheadCalling):
         check_keywords(candidate.name, built.forward, calling, declaration)
+    elif calling.function is None:
+        multihead.check_mask_shapes(candidate.name, declaration)
     if not declaration.masks and calling.function is None:
         words = mask_parameters(built.forward)
         unused = f" (its {', '.join(words)} is left alone)" if words else ""

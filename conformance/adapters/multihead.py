@@ -122,6 +122,20 @@ def calling(module: nn.MultiheadAttention, inputs: str | None) -> MultiheadCalli
     )
 
 
+def check_mask_shapes(name: str, declaration: Declaration) -> None:
+    """Require shapes from which one sees what a mask is for; raises DeclarationError.
+
+    A mask of two axes is taken for [Q, K], whichever its letters are.
+    """
+    for shape in declaration.mask_shapes if declaration.batched else ():
+        if "B" in shape and len(shape) != _FULL:
+            msg = (
+                f"{name} is called with masks of four axes, [Q, K] or less: mask_shapes has "
+                f"{shape!r}; write B11K for a mask of padding, or pass call="
+            )
+            raise DeclarationError(msg)
+
+
 def _masks(shape: tuple[int, ...], keywords: dict[str, Any]) -> dict[str, Tensor]:
     """Masks under the layer's names: both boolean or both float, as it wants them."""
     masks = [mask for mask in (_as_drop(keywords), keywords.get("bias")) if mask is not None]
@@ -134,8 +148,10 @@ def _masks(shape: tuple[int, ...], keywords: dict[str, Any]) -> dict[str, Tensor
         name = "key_padding_mask" if padding else "attn_mask"
         if padding:
             ready = mask[:, 0, 0]
-        else:  # [Q, K] as it is; with more axes [B*H, Q, K], batch-major
-            ready = mask if mask.dim() == len("QK") else mask.expand(shape).flatten(0, -3)
+        elif mask.dim() == len("QK"):
+            ready = mask.expand(shape[-2:])
+        else:  # [B*H, Q, K], batch-major
+            ready = mask.expand(shape).flatten(0, -3)
         theirs[name] = ready + theirs[name] if name in theirs else ready
     return theirs
 

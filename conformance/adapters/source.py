@@ -144,9 +144,14 @@ def source_of(value: Any, shown: str) -> ExportSource:
 def _candidate_source(candidate: Candidate, shown: str) -> ExportSource:
     weights = candidate.fixed_weights
     if candidate.kind == "layer" and weights is None:
+        own = (
+            "takes the weights of each problem"
+            if candidate.draws_weights
+            else "does not tell the weights that it brings"
+        )
         msg = (
-            f"--source {shown} takes the weights of each problem, so it has none to compare: name "
-            f"{_ACCEPTED}, or a conformance.fixed_layer"
+            f"--source {shown} {own}, so it has none to compare: name {_ACCEPTED}, or a "
+            "conformance.fixed_layer"
         )
         raise UsageError(msg)
     projections = None

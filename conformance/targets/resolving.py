@@ -93,7 +93,7 @@ def _undeclared(target: str) -> str:
 
 
 def object_of(target: str) -> Any:
-    """The object or the module that a target names, None where it names neither.
+    """The object or the module that a target names, None for a folder, a file or another name.
 
     Raises UsageError with one sentence for a target that is missing or that fails on import.
     """
@@ -102,9 +102,10 @@ def object_of(target: str) -> Any:
         if name is None and where in [entry.name for entry in entry_points(group=ENTRY_POINTS)]:
             return None
         put_on_path(Path.cwd())
-        module = import_dotted(_checked_name(where))
+        module = import_dotted(checked_name(where))
     else:
         path = Path(where).expanduser()
+        require_there(path, where)
         if not (path / "__init__.py").is_file() and (path.suffix != ".py" or not path.is_file()):
             return None
         module = import_path(path)
@@ -157,7 +158,7 @@ def _find(target: str, graph_options: GraphOptions) -> Iterable[tuple[Candidate,
         if where in registered:
             return _from_entry_point(registered[where])
     put_on_path(Path.cwd())
-    return _from_module(import_dotted(_checked_name(where)), where, name)
+    return _from_module(import_dotted(checked_name(where)), where, name)
 
 
 def _attention(target: str, number: int) -> list[tuple[Candidate, str]]:
@@ -238,18 +239,24 @@ def _source_object(target: str) -> Any:
     return value
 
 
-def _checked_name(name: str) -> str:
+def checked_name(name: str) -> str:
+    """A dotted name as it is; raises UsageError for what is none."""
     if all(part.isidentifier() for part in name.split(".")):
         return name
     msg = f"there is no file, module or registered candidate {name!r}"
     raise UsageError(msg)
 
 
-def _from_path(path: Path, where: str, name: str | None) -> Iterable[tuple[Candidate, str]]:
+def require_there(path: Path, where: str) -> None:
+    """Require a file or a folder; raises UsageError with the nearest name there is."""
     if not exists(path):
         names = [entry.name for entry in path.parent.glob("*")] if exists(path.parent) else []
         msg = f"there is no file or folder {where}{closest(path.name, names)}"
         raise UsageError(msg)
+
+
+def _from_path(path: Path, where: str, name: str | None) -> Iterable[tuple[Candidate, str]]:
+    require_there(path, where)
     if path.is_dir() and not (path / "__init__.py").is_file():
         if name is not None:
             msg = f"{where} is a folder without an __init__.py and so has no object {name!r}"

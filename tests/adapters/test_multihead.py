@@ -13,6 +13,7 @@ from conformance._golden import golden
 from conformance.adapters.trial import Inputs
 from conformance.declare.candidate import Candidate
 from conformance.declare.promises import declare
+from conformance.errors import DeclarationError
 from conformance.tolerance import contract_for, layer_bound
 
 LAYERS: dict[str, dict[str, Any]] = {
@@ -86,6 +87,13 @@ def test_declared_masks(shape: str, name: str) -> None:
     assert masked_agreement(candidate, drop=drop)
     assert masked_agreement(candidate, bias=bias)
     assert masked_agreement(candidate, drop=drop, bias=bias)
+
+
+@pytest.mark.parametrize("shape", ["BK", "BQK"])
+def test_shapes_that_could_be_taken_for_others_are_refused(shape: str) -> None:
+    """The layer tells masks apart by their axes: of two or three none may be the items'."""
+    with pytest.raises(DeclarationError, match=f"mask_shapes has '{shape}'; write B11K"):
+        conformance.module(layer_of("batch-first"), masks=["drop"], mask_shapes=[shape])
 
 
 def test_padding_beside_an_attention_mask() -> None:

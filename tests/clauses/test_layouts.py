@@ -93,6 +93,13 @@ def test_compiled_form_is_held_against_the_eager_one(
     assert statuses == ["passed", "failed"]
 
 
+def test_what_is_expected_of_a_family_is_expected_compiled() -> None:
+    """A pattern of the declaration counts for the compiled form where it names a clause of it."""
+    declared = conformance.core(expected_failures={"mask.*": "m", "equivariance.*": "e"})
+    kept = conformance.compiled(declared(operator_attention.function)).declaration
+    assert [entry.clause for entry in kept.expected_failures] == ["mask.*"]
+
+
 def test_few_clauses_judge_the_compiled_form() -> None:
     """Of a compiled candidate most clauses are left to the eager one, with that reason."""
     compiled = conformance.compiled(operator_attention)

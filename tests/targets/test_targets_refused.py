@@ -22,6 +22,11 @@ REFUSED: dict[str, tuple[dict[str, str], str, str]] = {
         "atn.py",
         "there is no file or folder atn.py; did you mean 'attn.py'?",
     ),
+    "no file with an attention": (
+        {},
+        "nowhere.py:model#1",
+        "there is no file or folder nowhere.py",
+    ),
     "no module": ({}, "nowhere.attn", "there is no module 'nowhere'"),
     "no submodule": (
         {"pkg/__init__.py": "", "pkg/attn.py": KERNEL},

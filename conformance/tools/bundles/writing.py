@@ -33,6 +33,11 @@ def check_counterexample(data: Mapping[str, Any]) -> None:
     for number, call in enumerate(data.get("calls", [])):
         for name in ("arguments", "keywords"):
             _check(isinstance(call.get(name), dict), f"call {number}: {name}")
+            # They are written into a script as they are.
+            _check(all(map(str.isidentifier, call[name])), f"call {number}: {name}")
+        _check(type(call.get("layer", 0)) is int, f"call {number}: layer")
+        leaves = (call.get("recorded") or {}).get("leaves") or []
+        _check(isinstance(leaves, list), f"call {number}: leaves")
     for name in ("inputs", "problem"):
         _check(isinstance(data.get(name, {}), dict), name)
     _check(isinstance(data["problem"].get("geometry", {}), dict), "geometry")
@@ -40,8 +45,13 @@ def check_counterexample(data: Mapping[str, Any]) -> None:
 
 
 def _check_tables(value: Any, place: str) -> None:
-    """Every table names a dtype that tensors have, and sizes."""
+    """Every table names a dtype that tensors have, and sizes; what refers to a call, its number."""
     if isinstance(value, dict):
+        for name in ("offset", "call"):
+            _check(type(value.get(name, 0)) is int, f"{place} {name}".strip())
+        if "same_as" in value:
+            number, before = value["same_as"]
+            _check(type(number) is int and str(before).isidentifier(), f"{place} same_as".strip())
         if {"shape", "dtype"} <= set(value):
             sizes = value["shape"]
             whole = isinstance(sizes, list) and all(type(size) is int for size in sizes)
@@ -232,10 +242,25 @@ def _graph(clause: Record, target: str, folder: Path) -> str:
     graph = Path(target)
     if external is None or not graph.is_file():
         return ""
+    if not isinstance(external, list) or not all(map(_stays_inside, external)):
+        msg = f"the files of {target} that the report names are not all beside it: {external}"
+        raise UsageError(msg)
     for name in (graph.name, *external):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(graph.parent / name, folder / name)
     return graph.name
+
+
+def _stays_inside(name: Any) -> bool:
+    """Whether a name is that of a file in a bundle, and not one of the bundle's own."""
+    path = Path(str(name))
+    own = (SHOW, FAILURE, MANIFEST, "README.md")
+    return (
+        isinstance(name, str)
+        and not path.is_absolute()
+        and ".." not in path.parts
+        and name not in own
+    )
 
 
 def _failure(clause: Record, case: FailedClause, report: Record, outcome: str) -> dict[str, Any]:

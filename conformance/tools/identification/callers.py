@@ -269,12 +269,14 @@ def _fixed_callers(implementation: Implementation) -> Iterator[Caller]:
         return
     pins = declared.declaration.pins
     fixed = declared.fixed_weights
-    forward = declared.function(None, None)
-    mode, names = read_inputs(read_parameters(forward), implementation.name)
+    forward = declared.function(None, fixed)
+    parameters, mode, names = read_parameters(forward), declared.declaration.inputs, None
+    if says_inputs(parameters):
+        mode, names = read_inputs(parameters, implementation.name)
     rule = SizeRule(changes=tuple((name, str(sizes[0])) for name, sizes in pins.sizes.items()))
     for layout, output in itertools.product(LAYER_LAYOUTS, OUTPUTS[:2]):
         yield Caller(
-            prepare=lambda _geometry, _weights: _built(declared.function, None, None),
+            prepare=lambda _geometry, weights: _built(declared.function, None, weights),
             convention=Convention(
                 kind="layer", inputs=mode, layout=layout, names=names, output=output
             ),

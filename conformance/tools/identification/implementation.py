@@ -25,7 +25,7 @@ from ...models.sites import Sites, find_sites
 from ...models.torch_model import open_torch_model
 from ...running.workers.messages import Loaded, RunOptions
 from ...targets.loading import attribute, guarded, import_dotted, import_path, put_on_path
-from ...targets.resolving import how_to_make
+from ...targets.resolving import checked_name, how_to_make, require_there
 from ...targets.target_strings import (
     ENTRY_POINTS,
     is_graph,
@@ -35,7 +35,6 @@ from ...targets.target_strings import (
 )
 from .signature import Parameters, read_parameters
 
-LOADER: Final = "conformance.tools.identification.implementation:implementations_of"
 _BUILDER: Final = ("geometry", "weights")
 
 
@@ -186,9 +185,7 @@ def _located(target: str) -> tuple[Any, tuple[str, ...], str]:
     where, name = split_target(target)
     if is_path(where):
         path = Path(where).expanduser()
-        if not path.exists():
-            msg = f"there is no file or folder {where}"
-            raise UsageError(msg)
+        require_there(path, where)
         if path.suffix != ".py" and not (path / "__init__.py").is_file():
             msg = f"{where} is not a Python file or package"
             raise UsageError(msg)
@@ -199,7 +196,7 @@ def _located(target: str) -> tuple[Any, tuple[str, ...], str]:
                 if entry.name == where:
                     return _located(entry.value)
         put_on_path(Path.cwd())
-        module, imports = import_dotted(where), ()
+        module, imports = import_dotted(checked_name(where)), ()
     if name is None:
         return _sole(module, where, imports)
     value, written = guarded(

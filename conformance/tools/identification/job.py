@@ -115,7 +115,6 @@ def _right(function: Callable[..., Any], length: int, width: int) -> bool:
     return added is not None and _is(added, golden.sinusoidal_positions(length, width))
 
 
-JOB: Final = "conformance.tools.identification.job:identify"
 # Ways of calling that are kept for the nearest reading, when none is golden.
 _MOST_UNREAD: Final = 6
 

@@ -18,8 +18,8 @@ from .record import CHECK_PROFILE, check_lines
 SCHEMA: Final = 1
 # The clauses that are checked in all dtypes but the first.
 _NUMBERS: Final = ("*.golden", "shape.output", "shape.dtype", "mask.forms-agree")
-_LOADER: Final = "conformance.tools.identification.implementation:implementations_of"
-_JOB: Final = "conformance.tools.identification.job:identify"
+LOADER: Final = "conformance.tools.identification.implementation:implementations_of"
+JOB: Final = "conformance.tools.identification.job:identify"
 Progress = Callable[[str, int, int], None]
 
 
@@ -38,7 +38,7 @@ def identify(
     The record's ``reason`` says when an implementation hangs or dies. Raises UsageError for a
     target that cannot be loaded, HarnessError when no worker can run.
     """
-    options = RunOptions(targets=(target,), loader=_LOADER)
+    options = RunOptions(targets=(target,), loader=LOADER)
     stage = "how it is called"
 
     def note_stage(_step: str, what: Any) -> None:
@@ -52,7 +52,7 @@ def identify(
         progress("loading", 0, 0)
         loaded = supervisor.load()[0]
         try:
-            result = supervisor.perform(0, _JOB, as_observed, note_stage)
+            result = supervisor.perform(0, JOB, as_observed, note_stage)
         except WorkerLost as lost:
             result = {
                 "target": target,

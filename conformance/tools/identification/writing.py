@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -23,10 +24,15 @@ Ties = tuple[tuple[str, str], ...]
 _OWN_KEYWORDS: Final = ("causal_alignment", "empty_rows")
 
 
+def _declared_name(implementation: Implementation) -> str:
+    """What the declared function is called: a declared candidate's name need not be Python's."""
+    return "_".join(["declared", *re.findall(r"\w+", implementation.name)])
+
+
 def declaration_text(implementation: Implementation, case: Investigation) -> str:
     """A file that imports the implementation, adapts the call and declares the observation."""
     convention = case.caller.convention
-    name = f"declared_{implementation.name}"
+    name = _declared_name(implementation)
     promises = promises_of(case)
     if implementation.form == "module":
         promises |= {"unchecked": repr(case.unchecked)} if case.unchecked else {}
@@ -45,7 +51,7 @@ def declaration_text(implementation: Implementation, case: Investigation) -> str
 
 def positions_text(implementation: Implementation, longest: int) -> str:
     """A file that declares a position encoding."""
-    name = f"declared_{implementation.name}"
+    name = _declared_name(implementation)
     only = ["", "", f'__conformance__ = ["{name}"]'] if implementation.declared is not None else []
     lines = [
         f'"""Found by: conformance identify {implementation.target}"""',

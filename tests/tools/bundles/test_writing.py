@@ -233,6 +233,11 @@ def test_places_that_are_taken_are_bad_input(
     [
         {"calls": 3},
         {"calls": [{"arguments": []}]},
+        {"calls": [{"arguments": {"print()": {}}, "keywords": {}}]},
+        {"calls": [{"arguments": {}, "keywords": {}, "layer": "print()"}]},
+        {"calls": [{"arguments": {}, "keywords": {}, "recorded": {"leaves": "print()"}}]},
+        {"calls": [{"arguments": {"a": {"same_as": [0, "print()"]}}, "keywords": {}}]},
+        {"got_of": {"call": "print()", "what": "output"}},
         {"layers": ["a"]},
         {"inputs": {"query": {"shape": [1], "dtype": "float31", "values": [1.0]}}},
         {"expected": {"shape": [2], "dtype": "float64", "values": [1.0]}},
@@ -249,6 +254,21 @@ def test_what_no_report_holds_is_one_sentence(
     failed["counterexample"] |= change
     path = report(tmp_path / "out.json", record["candidates"][0])
     with pytest.raises(UsageError, match=r"the counterexample of numerics\.scale cannot be read"):
+        recorded(path, tmp_path / "shown")
+    assert [each.name for each in tmp_path.iterdir()] == ["out.json"]
+
+
+@pytest.mark.parametrize(
+    "names", [["../out.json"], ["/etc/hostname"], ["show.py"], "out.json", [3]]
+)
+def test_a_report_names_no_file_elsewhere(unscaled: Path, tmp_path: Path, names: object) -> None:
+    """The files of a graph lie beside it, and none takes the place of one of the bundle's own."""
+    record = json.loads((unscaled / "out.json").read_text())
+    (failed,) = record["candidates"][0]["clauses"]
+    failed["counterexample"]["access"] = {"external": names}
+    record["candidates"][0]["target"] = str(unscaled / "attn.py")
+    path = report(tmp_path / "out.json", record["candidates"][0])
+    with pytest.raises(UsageError, match="that the report names are not all beside it"):
         recorded(path, tmp_path / "shown")
     assert [each.name for each in tmp_path.iterdir()] == ["out.json"]
 

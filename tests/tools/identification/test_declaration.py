@@ -122,3 +122,40 @@ def test_what_is_written_is_checked_first(workspace: Path) -> None:
     assert "conformance check --profile quick says of this: fails" in shown.getvalue()
     assert "# conformance check --profile quick says of this: fails" in text
     compile(text, "pasted.py", "exec")
+
+
+DECLARED = """
+import torch
+
+import conformance
+
+
+@conformance.core(name="my kernel-2")
+def kernel(query, key, value):
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value)
+
+
+class Attention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heads, self.qkv = 2, torch.nn.Linear(8, 24)
+
+    def forward(self, x):
+        query, key, value = (
+            part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1)
+        )
+        merged = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+        return merged.transpose(1, 2).flatten(2)
+
+
+without_output = conformance.module(Attention(), num_heads=2)
+"""
+
+
+@pytest.mark.parametrize("name", ["kernel", "without_output"])
+def test_what_is_declared_already_is_declared_again(tmp_path: Path, name: str) -> None:
+    """Names that are not Python's, and layers with weights of their own, give Python as well."""
+    (tmp_path / "attn.py").write_text(DECLARED)
+    found = identify(f"{tmp_path / 'attn.py'}:{name}")
+    compile(found["declaration"], name, "exec")
+    assert f"{tmp_path}" in found["declaration"]

@@ -44,6 +44,12 @@ def test_one_sentence(name: str, code: int, said: str, capsys: pytest.CaptureFix
     assert (exit_status, said in text) == (code, True), text
 
 
+def test_a_path_that_is_too_long_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    """What no file can be called is not there, as everywhere else."""
+    assert run(["identify", f"{'x' * 300}.py:attend"]) == 2
+    assert "there is no file or folder xxx" in capsys.readouterr().err
+
+
 def test_a_hang_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     """What gives no answer is stopped, and the report says while doing what."""
     code, text = identified("hangs", capsys, "--timeout", "2")
