@@ -1,7 +1,8 @@
 """``python -m survey NAME…``: judge libraries, keep their records and write the pages.
 
 ``all`` stands for every library, in turn, and goes on where it was stopped; ``--shard I/N`` takes a
-part of them; ``--pages`` decides the records that are there by today's files and writes the pages.
+part of them; ``--cluster`` judges them on the machines of a Ray cluster; ``--pages`` decides the
+records that are there by today's files and writes the pages.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ import argparse
 import functools
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from . import library, pages, records, sweep
+from conformance.base.record import EXIT_HARNESS, EXIT_USAGE
+from conformance.errors import UsageError
+from conformance.running.workers.supervisor import HarnessError
+
+from . import library, pages, records, spreading, sweep
 
 _ALL: Final = "all"
 _CHECKOUT: Final = Path(__file__).resolve().parent.parent
@@ -27,6 +32,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--list", action="store_true", help="print the names of the libraries")
     add("--shard", metavar="I/N", help="of all libraries the part I of N")
     add("--only", action="append", default=[], metavar="CANDIDATE", help="of one library")
+    add("--cluster", metavar="auto|HOST:PORT|local", help="a library a task of a Ray cluster")
+    add("--per-worker", action="append", default=[], metavar="NAME=NUMBER", help="as for check")
     add("--keep", action="store_true", help="leave the environments where they are")
     add("--work", type=Path, default=_CHECKOUT / ".tox" / "surveyed", help="folder of environments")
     add("--records", type=Path, default=records.FOLDER, help="folder of the records")
@@ -42,9 +49,12 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     try:
         return _run(options)
-    except library.SurveyError as error:
+    except (library.SurveyError, UsageError) as error:
         sys.stderr.write(f"survey: {error}\n")
-        return 2
+        return EXIT_USAGE
+    except HarnessError as error:
+        sys.stderr.write(f"survey: {error}\n")
+        return EXIT_HARNESS
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -53,16 +63,14 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     every = options.names == [_ALL]
     chosen = _chosen(options, every=every)
-    since = None if options.since is None else _surveyed("--since", options.since)
+    since = None if options.since is None else _kept("--since", options.since)
     journal = sweep.Journal(
         options.work / f"sweep-{(options.shard or '1/1').replace('/', '-of-')}.json"
     )
-    for one in journal.left(chosen) if every else chosen:
-        before = records.load(options.records).get(one.name)
-        save = functools.partial(_save, one, options.records, before)
-        record = sweep.survey(one, options.work, keep=options.keep, only=options.only, save=save)
+    progress = sys.stdout  # which a cluster hides meanwhile
+    for one, record in _surveyed(options, journal.left(chosen) if every else chosen):
         said = " ".join(filter(None, (record["status"], record["reason"])))
-        print(f"{one.name} {record['version']}: {said}")  # noqa: T201 (progress)
+        print(f"{one.name} {record['version']}: {said}", file=progress, flush=True)
         if every and record["status"] == "judged":  # else it is tried again
             journal.add(one)
     if every:
@@ -72,6 +80,25 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _surveyed(
+    options: argparse.Namespace, chosen: Sequence[library.Library]
+) -> Iterator[tuple[library.Library, records.Record]]:
+    """Each library with its record, in turn or as the machines of a cluster are done."""
+    before = records.load(options.records)
+
+    def save(one: library.Library, record: records.Record) -> None:
+        _save(one, options.records, before.get(one.name), record)
+
+    how = {"keep": options.keep, "only": options.only}
+    if options.cluster is None:
+        for one in chosen:
+            kept = functools.partial(save, one)
+            yield one, sweep.survey(one, options.work, **how, save=kept)
+    else:
+        how |= {"folder": options.work, "commit": sweep.commit()}
+        yield from spreading.survey(chosen, options.cluster, options.per_worker, save, **how)
+
+
 def _chosen(options: argparse.Namespace, *, every: bool) -> list[library.Library]:
     """The libraries that are judged; SurveyError where options do not go together."""
     if not options.names and not options.pages:
@@ -79,6 +106,9 @@ def _chosen(options: argparse.Namespace, *, every: bool) -> list[library.Library
         raise library.SurveyError(msg)
     if (options.shard and not every) or (options.only and (every or len(options.names) != 1)):
         msg = f"--shard goes with {_ALL}, --only with the name of one library"
+        raise library.SurveyError(msg)
+    if options.per_worker and options.cluster is None:
+        msg = "--per-worker says what a task takes of a cluster: give --cluster, too"
         raise library.SurveyError(msg)
     if not options.pages and (options.html is not None or options.since is not None):
         msg = "--html and --since are about the pages: pass --pages with them"
@@ -102,7 +132,7 @@ def _save(
     records.save(one.name, records.decided(record, one), folder)
 
 
-def _surveyed(option: str, folder: Path) -> dict[str, records.Record]:
+def _kept(option: str, folder: Path) -> dict[str, records.Record]:
     """The records of a folder; SurveyError where it has none."""
     kept = records.load(folder)
     if not kept:
@@ -114,7 +144,7 @@ def _surveyed(option: str, folder: Path) -> dict[str, records.Record]:
 def _write_pages(options: argparse.Namespace, since: Mapping[str, records.Record] | None) -> None:
     """Decide the records anew by today's files and keep them so, then write the pages."""
     known = library.names()
-    kept = _surveyed("--records", options.records)
+    kept = _kept("--records", options.records)
     for name, record in kept.items():
         if name in known:
             kept[name] = records.decided(record, library.read(name))

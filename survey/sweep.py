@@ -8,11 +8,12 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 from . import environment, judging, records
 from .library import Library, SurveyError
@@ -78,6 +79,30 @@ def survey(
     What cannot be installed or imported is a record with the reason. ``only`` names candidates.
     ``save`` gets the record after each of them, so that nothing is lost where a run is stopped.
     """
+    so_far = judged(library, folder, keep=keep, only=only, commit=commit())
+    return kept(library, so_far, save, sys.stdout)
+
+
+def kept(
+    library: Library,
+    so_far: Iterable[records.Record],
+    save: Callable[[records.Record], None],
+    progress: TextIO,
+) -> records.Record:
+    """The last of a library's records; each is saved, and its new rows are written."""
+    printed, record = 0, {}
+    for record in so_far:
+        for row in record["candidates"][printed:]:
+            print(f"{library.name} {row['name']}: {row['verdict']}", file=progress, flush=True)
+        printed = max(printed, len(record["candidates"]))
+        save(record)
+    return record
+
+
+def judged(
+    library: Library, folder: Path, *, keep: bool, only: Sequence[str], commit: str
+) -> Iterator[records.Record]:
+    """The record of a library after each of its candidates, or once with the reason."""
     began = time.monotonic()
     own = folder / library.name
     record: records.Record = {
@@ -95,7 +120,7 @@ def survey(
         "seconds": 0.0,
         "candidates": [],
     }
-    made = {"date": record["date"], "digest": library.digest, "commit": _commit()}
+    made = {"date": record["date"], "digest": library.digest, "commit": commit}
     try:
         with environment.environment(library, own, keep=keep) as python:
             record["version"] = environment.version(python, library.distribution)
@@ -103,23 +128,18 @@ def survey(
                 record |= {"status": "not imported", "reason": reason}
             else:
                 for candidate in only or library.candidates:
-                    rows = [
-                        {**row, **made} for row in judging.judge(python, library, candidate, own)
-                    ]
-                    for row in rows:
-                        print(f"{library.name} {row['name']}: {row['verdict']}", flush=True)  # noqa: T201 (progress)
-                    record["candidates"] += rows
+                    rows = judging.judge(python, library, candidate, own)
+                    record["candidates"] += [{**row, **made} for row in rows]
                     record["seconds"] = round(time.monotonic() - began, 1)
-                    save(records.decided(record, library))
+                    yield records.decided(record, library)
     except environment.InstallationError as error:
         record |= {"status": "not installed", "reason": judging.short(error)}
     if record["status"] != "judged":
         record["seconds"] = round(time.monotonic() - began, 1)
-        save(records.decided(record, library))
-    return records.decided(record, library)
+        yield records.decided(record, library)
 
 
-def _commit() -> str:
+def commit() -> str:
     """The commit of the checkout, with "+" where the harness differs from it; "" without git."""
     git = shutil.which("git")
     if git is None:
@@ -133,8 +153,8 @@ def _commit() -> str:
         except subprocess.CalledProcessError:
             return ""
         said.append(done.stdout.strip())
-    commit, changed = said
-    return commit[:12] + ("+" if changed else "")
+    head, changed = said
+    return head[:12] + ("+" if changed else "")
 
 
 def _import(python: Path, library: Library) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import pickle
 import threading
@@ -21,15 +22,18 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from .._golden import golden
 from ..base.geometry import Geometry
+from ..base.printable_text import printable
 from ..base.results import Violation
 from ..declare.candidate import Candidate
 from ..errors import UsageError
 from ..targets.resolving import resolve_one
-from .calling import in_eval, is_tensor, raised
+from .calling import in_eval, is_tensor, plainly, raised
 from .devices import bits_of
 
 _ROLES: Final = tuple(entry.name for entry in dataclasses.fields(golden.ProjectionWeights))
@@ -43,6 +47,10 @@ _MESSAGES: Final = tuple(
     )
     if name in vars(dist.ProcessGroup)
 )
+# What safetensors has no name for, and no answer may have.
+_NEVER_SENT: Final = (torch.complex128, torch.quint8, torch.qint8, torch.qint32)
+# Those from one rank to another: whoever has not received one reads it in its next call.
+_DIRECT: Final = ("send", "recv", "recv_anysource")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +84,8 @@ class Request:
     """One request of the judge to one rank; tensors are this rank's parts.
 
     do
-        ``call``, ``build``, ``pull``, ``join``, ``die``, or ``rest``, which is not answered.
+        ``call``, ``build``, ``pull``, ``join``, ``meet``, ``die``, or ``rest``, which is not
+        answered.
     positional, keywords, requires_grad
         The arguments of a call, and whether each tensor among them requires a gradient.
     number
@@ -111,7 +120,8 @@ class Reply:
 
     ``returned`` is a tensor, or None where the class of something else is ``described``.
     ``written`` holds the arguments that the call wrote into, ``gradients`` those of arguments and
-    weights that one arrived at. So many messages were ``delayed``.
+    weights that one arrived at. So many messages were ``delayed``. ``sent`` counts what the rank
+    did in each of its process groups, ``direct`` what of it concerned one other rank alone.
     """
 
     returned: Tensor | None = None
@@ -121,6 +131,8 @@ class Reply:
     written: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
     violation: Violation | None = None
+    sent: dict[str, int] = field(default_factory=dict)
+    direct: int = 0
 
 
 @dataclass(kw_only=True, eq=False)
@@ -145,6 +157,21 @@ class _Rank:
         self._candidate: Candidate | None = None
         self._taped: dict[int, _Taped] = {}
         self._layers: dict[int, _Layer] = {}
+        self._direct = 0
+        self._count_direct()
+
+    def _count_direct(self) -> None:
+        """Let the messages from one rank to another be counted from now on."""
+
+        def counted(message: Callable[..., Any]) -> Callable[..., Any]:
+            def send(*arguments: Any, **keywords: Any) -> Any:
+                self._direct += 1
+                return message(*arguments, **keywords)
+
+            return send
+
+        for name in _DIRECT:
+            setattr(dist.ProcessGroup, name, counted(getattr(dist.ProcessGroup, name)))
 
     def answer(self, request: Request) -> Reply:
         """The reply to a request; what the candidate raises is part of it."""
@@ -152,10 +179,22 @@ class _Rank:
             self._taped.pop(number, None)
             self._layers.pop(number, None)
         do: Callable[[Request], Reply] = getattr(self, request.do)
+        before, self._direct = _counts(), 0
         try:
-            return do(request)
+            reply = do(request)
         except BaseException as error:  # noqa: BLE001 (a candidate may raise anything)
-            return Reply(violation=raised(error))
+            reply = Reply(violation=raised(error))
+        reply.sent = {name: count - before.get(name, 0) for name, count in _counts().items()}
+        reply.direct = self._direct
+        return reply
+
+    def meet(self, request: Request) -> Reply:
+        """Wait for the other ranks in each process group that this one is part of."""
+        del request
+        dist.barrier()  # raises where the candidate has left the group
+        for _, group in sorted(_groups().items()):
+            dist.barrier(group)
+        return Reply()
 
     def join(self, request: Request) -> Reply:
         """Join the process group as one of its ranks, and load the candidate."""
@@ -235,8 +274,10 @@ class _Rank:
             for name, value in tensors.items()
             if not torch.equal(bits_of(value), bits_of(before[name]))
         }
-        if not is_tensor(returned):
-            described = _class_of(returned)
+        # A copy is there when its numbers are: those of AsyncCollectiveTensor are still on the way.
+        plain = plainly(returned.detach().cpu().clone()) if is_tensor(returned) else None
+        if plain is None or plain.layout != torch.strided or plain.dtype in _NEVER_SENT:
+            described = _class_of(returned) + (f" of {plain.dtype}" if plain is not None else "")
             return Reply(described=described, written=written, delayed=len(delayed))
         if request.number is not None:
             leaves = {
@@ -244,9 +285,8 @@ class _Rank:
             }
             leaves |= {} if layer is None else layer.leaves
             self._taped[request.number] = _Taped(leaves=leaves, answer=returned)
-        own = returned.detach().cpu().clone()
         return Reply(
-            returned=own,
+            returned=plain,
             requires_grad=returned.requires_grad,
             written=written,
             delayed=len(delayed),
@@ -265,7 +305,7 @@ class _Rank:
             torch.autograd.backward([taped.answer], [upstream], retain_graph=True)
         return Reply(
             gradients={
-                name: leaf.grad.detach().cpu()
+                name: leaf.grad.detach().cpu().to_dense()
                 for name, leaf in taped.leaves.items()
                 if leaf.grad is not None
             }
@@ -314,6 +354,21 @@ def _late(seconds: float) -> Iterator[list[str]]:
             setattr(dist.ProcessGroup, name, message)
 
 
+def _groups() -> dict[str, dist.ProcessGroup]:
+    """The process groups that this rank is part of, by name."""
+    world = dist.distributed_c10d._world  # noqa: SLF001 (no public list of them)
+    return {world.pg_names[group]: group for group in world.pg_map}
+
+
+def _counts() -> dict[str, int]:
+    """How many operations this rank has begun in each of its process groups; how many groups."""
+    counts = {
+        name: group._get_sequence_number_for_group()  # type: ignore[attr-defined]  # noqa: SLF001 (torch's own debugging compares them)
+        for name, group in _groups().items()
+    }
+    return {"": dist.distributed_c10d._world.group_count, **counts}  # noqa: SLF001
+
+
 def _class_of(value: Any) -> str:
     kind = type(value)
     return (
@@ -331,7 +386,7 @@ def serve(ends: dict[int, Connection], source: Source) -> None:
     for other, end in ends.items():
         if other != number:
             end.close()
-    end, rank = ends[number], _Rank(source)
+    end, rank, own = ends[number], _Rank(source), os.getpid()
     while True:
         try:
             request: Request = pickle.loads(end.recv_bytes())  # noqa: S301 (of the judge itself)
@@ -341,7 +396,66 @@ def serve(ends: dict[int, Connection], source: Source) -> None:
             os._exit(1)
         if request.do == "rest":
             continue
-        end.send_bytes(pickle.dumps(rank.answer(request)))
+        reply = rank.answer(request)
+        if os.getpid() != own:
+            os._exit(1)  # a copy that the candidate has forked and let return
+        try:
+            end.send_bytes(packed(reply))
+        except (ValueError, TypeError, RuntimeError, KeyError, SafetensorError) as error:
+            end.send_bytes(packed(Reply(violation=raised(error), sent=reply.sent, direct=1)))
+
+
+# What is no tensor, by the kind that it has to be.
+_FACTS: Final = {
+    "described": str,
+    "requires_grad": bool,
+    "delayed": int,
+    "sent": dict,
+    "direct": int,
+}
+_RAISED: Final = ("message", "got", "traceback")
+_HEAD: Final = "reply"
+
+
+def packed(reply: Reply) -> bytes:
+    """A reply as safetensors, whose metadata holds what is no tensor."""
+    tensors = {
+        f"{kind} {name}": each.contiguous()
+        for kind, parts in (
+            ("written", reply.written),
+            ("gradients", reply.gradients),
+            ("returned", {} if reply.returned is None else {"": reply.returned}),
+        )
+        for name, each in parts.items()
+    }
+    head = {name: getattr(reply, name) for name in _FACTS}
+    if reply.violation is not None:
+        head["raised"] = {name: str(getattr(reply.violation, name) or "") for name in _RAISED}
+    return save(tensors, {_HEAD: json.dumps(head)})
+
+
+def unpacked(received: bytes) -> Reply:
+    """The reply of :func:`packed`; raises ValueError for anything else. Nothing is unpickled."""
+    try:
+        tensors = load(received)
+        size = int.from_bytes(received[:8], "little")
+        head = json.loads(json.loads(received[8 : 8 + size])["__metadata__"][_HEAD])
+        reply = Reply(**{name: head[name] for name in _FACTS})
+        if "raised" in head:
+            message, got, way = (printable(str(head["raised"][name])) for name in _RAISED)
+            reply.violation = Violation(kind="raised", message=message, got=got, traceback=way)
+        for key, tensor in tensors.items():
+            kind, _, name = key.partition(" ")
+            if kind == "returned":
+                reply.returned = tensor
+            else:
+                {"written": reply.written, "gradients": reply.gradients}[kind][name] = tensor
+    except (SafetensorError, LookupError, TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    if any(type(getattr(reply, name)) is not kind for name, kind in _FACTS.items()):
+        msg = "a fact of another kind"
+        raise ValueError(msg)
+    return reply
 
 
 def _follow_parent() -> None:

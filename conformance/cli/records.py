@@ -23,10 +23,12 @@ from ._options import (
     STRICT,
     UNCHECKED,
     NumberRange,
+    cluster_options,
     expected_failures_option,
     file_option,
     is_strict,
     json_option,
+    on_cluster,
     profile_option,
     timeout_option,
 )
@@ -49,6 +51,7 @@ from ._output import (
 )
 
 if TYPE_CHECKING:
+    from ..running.workers.cluster import Cluster
     from ..running.workers.messages import RunOptions
 
 
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
 @expected_failures_option("TOML with the expected failures of the targets, as for check.")
 @FAIL_ON
 @STRICT
+@cluster_options
 @timeout_option(
     "Stop a candidate that gives no answer for so long; loading may take twice as long."
 )
@@ -82,6 +86,8 @@ def compare_command(
     expected_failures: Path | None,
     fail_on: str | None,
     strict: bool,
+    cluster: str | None,
+    per_worker: tuple[str, ...],
     timeout: float,
     json_path: Path | None,
     views: Files,
@@ -115,7 +121,8 @@ def compare_command(
             skip=skip,
             unchecked=unchecked,
         )
-        run = _run(options, expected_failures, strict=strict, timeout=timeout)
+        with on_cluster(options, cluster, per_worker, None) as machines:
+            run = _run(options, machines, expected_failures, strict=strict, timeout=timeout)
         sources = [ComparedRecord(name=JUST_NOW, record=run), *sources]
     record = joined(sources)
     record["fail_on"] = "should" if strict else "must"
@@ -136,13 +143,28 @@ def _write(record: Record, views: Files) -> None:
             write_to(view.render(record), path)
 
 
-def _run(options: RunOptions, expected: Path | None, *, strict: bool, timeout: float) -> Record:
+def _run(
+    options: RunOptions,
+    machines: Cluster | None,
+    expected: Path | None,
+    *,
+    strict: bool,
+    timeout: float,
+) -> Record:
+    from ..running.workers.pool import WorkerPool  # noqa: PLC0415
     from ..session.checking import check  # noqa: PLC0415
     from ..session.renewing import Gate  # noqa: PLC0415
 
     gate = Gate(expected=expected, write=None, strict=strict)
     with progress_bar() as progress:
-        return check(options, gate=gate, timeout=timeout, progress=progress)
+        return check(
+            options,
+            gate=gate,
+            timeout=timeout,
+            jobs=1 if machines is None else machines.jobs,
+            progress=progress,
+            make_pool=WorkerPool if machines is None else machines.make_pool,
+        )
 
 
 @click.command(name="diff")

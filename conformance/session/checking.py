@@ -17,7 +17,7 @@ from ..base.record import Record
 from ..base.results import ClauseResult
 from ..running.workers.messages import Loaded, Ready, RunOptions
 from ..running.workers.pool import WorkerPool
-from ..running.workers.supervisor import DEFAULT_TIMEOUT, OutOfTime
+from ..running.workers.supervisor import DEFAULT_TIMEOUT, HarnessError, OutOfTime
 from . import expectations
 from .accepted_failures import UnjudgedRun
 from .expectations import Selection, Stale, by_candidate, judge
@@ -136,9 +136,9 @@ def check(
 
     ``announce`` is called with one line for each candidate, when its last clause has been run and
     others are left: people see verdicts while a long run goes on. ``journal`` gets the record of
-    what was done so far now and then, as that of an interrupted run: nobody can write it after
-    SIGKILL; not where candidates are isolated, which could read the seed. ``make_pool`` makes the
-    workers.
+    what was done so far now and then, as that of an interrupted run, since nobody can write it
+    after SIGKILL, and where the harness fails; not where candidates are isolated, which could read
+    the seed. ``make_pool`` makes the workers.
 
     An interrupt (Ctrl-C) ends the run early: the record holds what was done and says so. Raises
     UsageError for bad input and HarnessError when no worker can run.
@@ -163,6 +163,10 @@ def check(
         run.finished = True
     except KeyboardInterrupt:
         run.interrupted = not run.finished
+    except HarnessError:
+        if journal is not None and not options.isolated:
+            _keep_so_far(run, options, started, journal)
+        raise
     _collect(run, options)
     if gate.write is not None:
         _renew(run, options, gate)
@@ -220,12 +224,19 @@ def _journalled(
         nonlocal last
         show(activity, done, total, left)
         if time.monotonic() - last >= JOURNAL_SECONDS:
-            so_far = replace(run, interrupted=True)
-            _collect(so_far, options)
-            journal(_record(so_far, options, time.monotonic() - started))
+            _keep_so_far(run, options, started, journal)
             last = time.monotonic()
 
     return progress
+
+
+def _keep_so_far(
+    run: _Run, options: RunOptions, started: float, journal: Callable[[Record], None]
+) -> None:
+    """Hand on the record of what was done so far, as that of an interrupted run."""
+    so_far = replace(run, interrupted=True)
+    _collect(so_far, options)
+    journal(_record(so_far, options, time.monotonic() - started))
 
 
 def _announce(run: _Run, index: int, options: RunOptions, announce: Callable[[str], None]) -> None:

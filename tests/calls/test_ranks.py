@@ -107,6 +107,39 @@ def test_what_an_exception_leaves_unread_is_not_read_later(tmp_path: Path) -> No
     assert made(tokens, tokens, tokens * 4).flatten().tolist() == [8.0] * 4
 
 
+@pytest.mark.parametrize(
+    ("refuses", "kept"),
+    [
+        ("1 / 0", True),
+        ("dist.all_reduce(total); 1 / 0", True),
+        ("dist.all_reduce(total); dist.get_rank() or 1 / 0", True),
+        # What is left of these would be read by the next call, or break it.
+        ("dist.get_rank() and dist.all_reduce(total, async_op=True); 1 / 0", False),
+        ("dist.isend(total, 1 - dist.get_rank()); 1 / 0", False),
+        ("dist.get_rank() or dist.new_group([0]); 1 / 0", False),
+        ("dist.destroy_process_group(); 1 / 0", False),
+    ],
+)
+def test_ranks_that_are_even_after_an_exception_go_on(
+    tmp_path: Path, refuses: str, *, kept: bool
+) -> None:
+    """All ranks answered, and nothing they sent is left: they are not started anew."""
+    body = (
+        "total = query.sum() + torch.zeros(1); lost = bool(total.item()); "
+        "lost and refuse(total); lost or dist.all_reduce(total); "
+        "return value + total + os.getpid()"
+    )
+    made = candidate(tmp_path, body)
+    (file,) = tmp_path.glob("ranks_*.py")
+    more = f"\ndef refuse(total):\n    {refuses}\n"
+    file.write_text(file.read_text(encoding="utf-8") + more, encoding="utf-8")
+    tokens = torch.zeros(1, 1, 4, 1, dtype=torch.float64)  # holds the number of any process
+    before = made(tokens, tokens, tokens)
+    with pytest.raises((RaisedElsewhere, CandidateLost)):
+        made(tokens + 1, tokens, tokens)
+    assert torch.equal(made(tokens, tokens, tokens), before) is kept
+
+
 def test_calls_in_two_ways_keep_their_gradients(tmp_path: Path) -> None:
     """A call made in another way, on the same ranks, does not replace one that is kept."""
     made = candidate(tmp_path, "return query * key * (1 + dist.get_rank())")
@@ -155,6 +188,49 @@ def test_what_a_rank_forges_is_a_lost_rank(tmp_path: Path) -> None:
         call(candidate(tmp_path, body))
 
 
+def test_a_copy_of_a_rank_does_not_answer(tmp_path: Path) -> None:
+    """A rank that forks answers each request once: the copy's answer is not that of the next."""
+    made = candidate(tmp_path, "os.fork(); return value + query")
+    tokens = torch.ones(1, 1, 4, 1)
+    for number in range(3):
+        assert made(tokens * number, tokens, tokens).flatten().tolist() == [number + 1.0] * 4
+
+
+def test_nothing_of_a_rank_is_unpickled(tmp_path: Path) -> None:
+    """A reply that would run code where it is unpickled, and the files of torch's launcher."""
+    mark = tmp_path / "reached"
+    more = f"""
+import gc, pickle
+from multiprocessing.connection import Connection
+from multiprocessing.queues import SimpleQueue
+
+class Runs:
+    def __reduce__(self):
+        return open, ({str(mark)!r}, "w")
+
+def attack():
+    for each in gc.get_objects():
+        if type(each) is Connection and not each.closed and each.writable:
+            each.send_bytes(pickle.dumps(Runs()))
+        if type(each) is SimpleQueue:
+            each.put(Runs())
+    import sys
+    frame = sys._getframe()
+    while frame:
+        for value in list(frame.f_locals.values()):
+            if isinstance(value, str) and os.path.isfile(value):
+                open(value, "wb").write(pickle.dumps(Runs()))
+        frame = frame.f_back
+    os._exit(1)
+"""
+    made = candidate(tmp_path, "attack()")
+    (file,) = tmp_path.glob("ranks_*.py")
+    file.write_text(file.read_text(encoding="utf-8") + more, encoding="utf-8")
+    with pytest.raises(CandidateLost):
+        call(made)
+    assert not mark.exists()
+
+
 def test_messages_of_functional_collectives_are_not_late(tmp_path: Path) -> None:
     """A reply says how many messages were delayed: none of those that DTensor sends."""
     body = "own = value.sum(); {}; dist.all_reduce(own); return value"
@@ -164,7 +240,7 @@ def test_messages_of_functional_collectives_are_not_late(tmp_path: Path) -> None
     )
     counts = []
     for each in (body.format("own"), body.format(functional)):
-        function = candidate(tmp_path, each).function
+        function = candidate(tmp_path, each, seconds=60.0).function
         assert isinstance(function, Spanning)
         late = function.under(Calls(function.calls.ranks, late={1: 0.01}))
         late(*(torch.ones(1, 1, 4, 1) for _ in range(3)))
@@ -264,3 +340,33 @@ def test_ranks_end_with_the_judge(tmp_path: Path) -> None:
     left = [psutil.Process(each) for each in ranks if psutil.pid_exists(each)]
     _, alive = psutil.wait_procs(left, 20)
     assert not alive
+
+
+@pytest.mark.parametrize(
+    ("returned", "got"),
+    [
+        ("functional.all_reduce(value, 'sum', dist.group.WORLD)", [42.0, 44.0, 42.0, 44.0]),
+        ("value.to_sparse()", "Tensor"),
+        ("value.to(torch.complex128)", "complex128"),
+        ("DTensor.from_local(value, init_device_mesh('cpu', (2,)))", "DTensor"),
+        ("value.expand(2, 1, 2, 1)[:1]", [20.0, 21.0, 22.0, 23.0]),
+        ("value if dist.get_rank() else None", "NoneType"),
+        ("value if dist.get_rank() else value.numpy()", "ndarray"),
+    ],
+)
+def test_what_is_returned_arrives_or_is_named(tmp_path: Path, returned: str, got: object) -> None:
+    """Tensors arrive by their numbers, those still on the way too; what has none has its class."""
+    made = candidate(tmp_path, f"return {returned}", seconds=60.0)  # torch imports in the call
+    (file,) = tmp_path.glob("ranks_*.py")
+    more = (
+        "from torch.distributed import _functional_collectives as functional\n"
+        "from torch.distributed.device_mesh import init_device_mesh\n"
+        "from torch.distributed.tensor import DTensor\n"
+    )
+    file.write_text(more + textwrap.dedent(file.read_text(encoding="utf-8")), encoding="utf-8")
+    query = torch.arange(4.0).reshape(1, 1, 4, 1)
+    answer = made(query, query + 10, query + 20)
+    if isinstance(got, str):
+        assert got in f"{type(answer).__name__} {getattr(answer, 'dtype', '')}"
+    else:
+        assert answer.flatten().tolist() == got

@@ -8,13 +8,13 @@ the work of a lost machine again are Ray's.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib.util
 import itertools
 import logging
 import math
 import os
-import pickle
 import signal
 import socket
 import subprocess
@@ -22,23 +22,24 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Self
+
+import psutil
 
 from ...base.files import COPIED_FROM, in_repository
 from ...base.limits import MOST_WORKERS, PER_WORKER, Deadline, Share
 from ...base.printable_text import printable
+from ...base.record import EXIT_HARNESS
 from ...errors import UsageError
 from ..databases import on_this_machine
 from .messages import Loaded, Ready, RunOptions, package_version
-from .pool import CHANGED, DoJob, Job, Report, WorkerPool, default_jobs, plans_of
+from .pool import OURS, DoJob, Job, Report, TaskOrder, WorkerPool, default_jobs, plans_of, serve
 from .supervisor import HarnessError, OutOfTime, Supervisor
 
 OPTION: Final = "--cluster"
 LOCAL: Final = "local"
 AUTO: Final = "auto"
-_OURS: Final = "attention-conformance"
 # Seconds: a port that nobody listens at, a cluster that answers nothing, a task that is cancelled,
 # and the last answers of tasks whose time is up.
 _PORT_LIMIT: Final = 5.0
@@ -46,6 +47,10 @@ _STATUS_LIMIT: Final = 30.0
 _FAREWELL: Final = 5.0
 _LAST_ANSWERS: Final = 5.0
 _SLICE: Final = 0.2
+# How often the head is looked for, and how long it may be gone. Ray tries again for a minute, and
+# then ends this process with words and an exit code of its own.
+_LOOK: Final = 2.0
+_HEAD_LIMIT: Final = 20.0
 # Results are small: the cluster of this machine takes little of its memory for them.
 _STORE: Final = 128 * 1024 * 1024
 # Set where Ray runs the command as a job of its own, which has brought the folder along.
@@ -101,6 +106,9 @@ class Cluster:
         self._most = jobs
         self._quiet = contextlib.ExitStack()
         self._machines: list[Mapping[str, float]] = []
+        self._tasks: dict[object, Any] = {}
+        self._head = ""
+        self._seen = self._looked = 0.0
 
     def __enter__(self) -> Self:
         import ray  # noqa: PLC0415 (an extra)
@@ -111,6 +119,8 @@ class Cluster:
         try:
             with _own_handlers():
                 self._connect()
+            self._head = ray.get_runtime_context().gcs_address
+            self._seen = self._looked = time.monotonic()
             self._machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             places = self.places(self.share)
             if not places:
@@ -128,8 +138,26 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         import ray  # noqa: PLC0415 (an extra)
 
-        ray.shutdown()
+        if self._is_lost:  # Ray would wait for the head, and end by SIGSEGV
+            atexit.register(_leave)
+        else:
+            ray.shutdown()
         self._quiet.close()
+
+    @property
+    def _is_lost(self) -> bool:
+        """Whether the head has been gone for so long that nothing more is expected of it."""
+        return self._looked - self._seen > _HEAD_LIMIT
+
+    def _require_head(self) -> None:
+        """Look for the head now and then; raises HarnessError when it has been gone for long."""
+        if self._head and time.monotonic() - self._looked > _LOOK:
+            self._looked = time.monotonic()
+            if not _unreachable(self._head):
+                self._seen = self._looked
+        if self._is_lost:
+            msg = f"the head of the cluster, {self._head}, is gone: what it had to do is not done"
+            raise HarnessError(msg)
 
     def places(self, share: Share) -> int:
         """How many workers with such a share all machines have room for."""
@@ -140,6 +168,42 @@ class Cluster:
     ) -> ClusterPool:
         """The workers of a run."""
         return ClusterPool(self, options, jobs=jobs, timeout=timeout, deadline=deadline)
+
+    def answers(
+        self,
+        task: Callable[..., Iterator[Any]],
+        share: Share,
+        *arguments: Any,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> Generator[Any]:
+        """What a task on some machine yields, as it comes; None now and then in between.
+
+        The task is cancelled when nobody waits for its answers any more. Raises UsageError for what
+        cannot be sent, and HarnessError where nobody can do it.
+        """
+        import ray  # noqa: PLC0415 (an extra)
+
+        # Ray brings a function to the head once, however often it is called.
+        known = self._tasks.setdefault(task, ray.remote(task))
+        stream = known.options(**share.options()).remote(*arguments)
+        try:
+            while not stopping():
+                if ray.wait([stream], timeout=_SLICE)[0]:
+                    answer = next(stream, None)
+                    if answer is None:
+                        return
+                    yield ray.get(answer)
+                else:
+                    self._require_head()
+                    yield None
+        except ray.exceptions.RayError as error:
+            raise _refusal(error) from None
+        finally:
+            # It stops its candidate itself, whose process belongs to no group of Ray's.
+            with contextlib.suppress(ray.exceptions.RayError, ValueError):
+                if not self._is_lost and not ray.wait([stream.completed()], timeout=0)[0]:
+                    ray.cancel(stream)
+                    ray.wait([stream.completed()], timeout=_FAREWELL)
 
     def _connect(self) -> None:
         import ray  # noqa: PLC0415 (an extra)
@@ -168,6 +232,16 @@ class Cluster:
             raise UsageError(msg) from None
 
 
+def _leave() -> None:
+    """End this process, whose harness has failed, without what else is done at its end."""
+    for child in psutil.Process().children(recursive=True):  # a cluster of this machine
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(EXIT_HARNESS)
+
+
 def _check_address(address: str) -> None:
     """Require an address of Ray; raises UsageError."""
     if address in (LOCAL, AUTO):
@@ -189,12 +263,9 @@ def _require_answer(address: str) -> None:
 
     Ray itself tries for two minutes, prints what it tries, and may end the process.
     """
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_PORT_LIMIT).close()
-    except OSError as error:
-        msg = f"no Ray cluster answers at {address}: {error.strerror or error}"
-        raise UsageError(msg) from None
+    if reason := _unreachable(address):
+        msg = f"no Ray cluster answers at {address}: {reason}"
+        raise UsageError(msg)
     command = [sys.executable, "-c", _STATUS, "status", "--address", address]
     try:
         # The command is ours, its address is checked.
@@ -202,6 +273,16 @@ def _require_answer(address: str) -> None:
     except subprocess.SubprocessError:
         msg = f"what listens at {address} does not answer as a Ray cluster: give the head's port"
         raise UsageError(msg) from None
+
+
+def _unreachable(address: str) -> str:
+    """Why nobody listens at HOST:PORT, or ""."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PORT_LIMIT).close()
+    except OSError as error:
+        return str(error.strerror or error)
+    return ""
 
 
 @contextlib.contextmanager
@@ -237,12 +318,9 @@ class ClusterPool(WorkerPool):
         timeout: float,
         deadline: Deadline | None,
     ) -> None:
-        import ray  # noqa: PLC0415 (an extra)
-
         super().__init__(options, jobs=jobs, timeout=timeout, deadline=deadline)
         self._cluster, self._options = cluster, options
         self._timeout, self._deadline = timeout, deadline
-        self._task: Any = ray.remote(serve)
         self._first: Generator[tuple[str, Any]] | None = None
         self._sent: tuple[object, Any] | None = None  # what does the jobs, and Ray's copy of it
 
@@ -326,42 +404,24 @@ class ClusterPool(WorkerPool):
     ) -> Generator[tuple[str, Any]]:
         """The answers of one task, as they come; the last is ``over`` where the time is up.
 
-        Raises UsageError for what the task refuses, and HarnessError where nobody can do it. The
-        task is cancelled when nobody waits for its answers any more.
+        Raises UsageError for what the task refuses.
         """
-        import ray  # noqa: PLC0415 (an extra)
-
         deadline = self._deadline
         order = TaskOrder(
             options=self._options,
             timeout=self._timeout,
             limit=None if deadline is None else (deadline.limit, deadline.left()),
-            version=package_version(_OURS),
+            version=package_version(OURS),
             plan=[] if do is None else plans_of([self._loaded[index]]),
             index=index,
         )
-        stream = self._task.options(**share.options()).remote(order, do, job)
         last = math.inf if deadline is None else deadline.last + _LAST_ANSWERS
-        try:
-            while True:
-                if ray.wait([stream], timeout=_SLICE)[0]:
-                    answer = next(stream, None)
-                    if answer is None:
-                        return
-                    yield _unwrapped(ray.get(answer))
-                elif stopping():
-                    return
-                elif time.monotonic() >= last:
-                    yield "over", None
-                    return
-        except ray.exceptions.RayError as error:
-            raise _refusal(error) from None
-        finally:
-            # It stops its candidate itself, whose process belongs to no group of Ray's.
-            with contextlib.suppress(ray.exceptions.RayError, ValueError):
-                if not ray.wait([stream.completed()], timeout=0)[0]:
-                    ray.cancel(stream)
-                    ray.wait([stream.completed()], timeout=_FAREWELL)
+        for answer in self._cluster.answers(serve, share, order, do, job, stopping=stopping):
+            if answer is not None:
+                yield _unwrapped(answer)
+            elif time.monotonic() >= last:
+                yield "over", None
+                return
 
 
 def _unwrapped(answer: tuple[str, Any]) -> tuple[str, Any]:
@@ -380,7 +440,7 @@ def _refusal(error: BaseException) -> Exception:
 
     cause = getattr(error, "cause", None)
     if isinstance(cause, ModuleNotFoundError) and str(cause.name).startswith("conformance"):
-        name = f"{_OURS} {package_version(_OURS)}"
+        name = f"{OURS} {package_version(OURS)}"
         return UsageError(f"the machines of the cluster lack {name}: install it on each of them")
     if isinstance(error, exceptions.RuntimeEnvSetupError):
         return UsageError(f"the working folder could not be sent: {_first_line(error)}")
@@ -396,103 +456,3 @@ def _on_gpu(devices: Sequence[str]) -> bool:
 
 def _wants_gpu(loaded: Loaded) -> bool:
     return _on_gpu([planned.device for planned in loaded.planned])
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskOrder:
-    """What a task needs to know besides its work.
-
-    ``limit`` is the run's, and what is left of it. ``plan`` is what the candidate's must be.
-    """
-
-    options: RunOptions
-    timeout: float
-    limit: tuple[float, float] | None
-    version: str
-    plan: list[list[tuple[str, str, str, bool]]]
-    index: int
-
-    def deadline(self) -> Deadline | None:
-        """The end of the run on this machine's clock."""
-        if self.limit is None:
-            return None
-        limit, left = self.limit
-        return Deadline(limit=limit, started=time.monotonic() - (limit - left))
-
-    def key(self) -> bytes:
-        """What a supervisor can be kept for: the same run, with the same GPUs."""
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        return pickle.dumps((self.options, self.timeout, visible))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Kept:
-    """A supervisor that has loaded the targets, and what it said then."""
-
-    supervisor: Supervisor
-    ready: Ready
-    loaded: list[Loaded]
-
-
-# The one of this process of Ray, which does one task after the other.
-_KEPT: Final[dict[bytes, _Kept]] = {}
-
-
-def serve(
-    order: TaskOrder, do: DoJob[Job, Report] | None, job: Job | None
-) -> Iterator[tuple[str, Any]]:
-    """Load the targets, or do a job with them, in a process of Ray."""
-    try:
-        yield from _served(order, do, job)
-    except UsageError as error:
-        yield "refused", str(error)
-    except HarnessError as error:
-        yield "broken", str(error)
-    except OutOfTime:
-        yield "over", None
-
-
-def _served(
-    order: TaskOrder, do: DoJob[Job, Report] | None, job: Job | None
-) -> Iterator[tuple[str, Any]]:
-    here = package_version(_OURS)
-    if here != order.version:
-        msg = f"the cluster has {_OURS} {here}, and this machine {order.version}: install the same"
-        raise UsageError(msg)
-    try:
-        kept = _kept(order)
-        if do is None:
-            yield "ready", kept.ready
-            yield "loaded", kept.loaded
-            return
-        if plans_of([kept.loaded[order.index]]) != order.plan:
-            raise HarnessError(CHANGED)  # noqa: TRY301 (the supervisor is of no use any more)
-        for report in do(kept.supervisor, job, lambda: False):  # type: ignore[arg-type]  # a job
-            yield "report", report
-    except BaseException:  # a task that is cancelled, too: nothing of it may go on
-        _forget()
-        raise
-
-
-def _kept(order: TaskOrder) -> _Kept:
-    """The supervisor of this process, with the targets loaded."""
-    key = order.key()
-    if key not in _KEPT:
-        _forget()
-        supervisor = Supervisor(order.options, timeout=order.timeout, deadline=order.deadline())
-        try:
-            ready = supervisor.start()
-            _KEPT[key] = _Kept(supervisor=supervisor, ready=ready, loaded=supervisor.load())
-        except BaseException as error:
-            supervisor.__exit__(type(error))
-            raise
-    kept = _KEPT[key]
-    kept.supervisor.limit_to(order.deadline())
-    return kept
-
-
-def _forget() -> None:
-    """End the supervisor of this process, and its candidates with it."""
-    for kept in _KEPT.values():
-        kept.supervisor.__exit__(KeyboardInterrupt)
-    _KEPT.clear()

@@ -1,4 +1,7 @@
-"""Several workers at once, each with the same targets loaded, that take jobs in turn."""
+"""Several workers at once, each with the same targets loaded, that take jobs in turn.
+
+``serve`` does a job in a task on another machine.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,26 @@ import contextlib
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import pickle
 import queue
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from typing import Any, Final, Self, TypeVar
 
 from ...base.limits import Deadline
 from ...errors import UsageError
-from .messages import Loaded, Ready, RunOptions
+from .messages import Loaded, Ready, RunOptions, package_version
 from .supervisor import DEFAULT_TIMEOUT, HarnessError, OutOfTime, Supervisor
 
 # What a process has imported from which warm workers are forked.
 WARM: Final = "conformance.running.workers.warm"
 # The variable that tells that process which promises most candidates make, as a literal.
 PROMISED: Final = "CONFORMANCE_PROMISED"
+OURS: Final = "attention-conformance"
 # Each worker imports torch, which takes some half a gigabyte.
 MOST_BY_DEFAULT: Final = 8
 _SLICE: Final = 0.2
@@ -237,3 +244,103 @@ def _drain(
         event = reports.get()
         if isinstance(event, tuple):
             receive(*event)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOrder:
+    """What a task needs to know besides its work.
+
+    ``limit`` is the run's, and what is left of it. ``plan`` is what the candidate's must be.
+    """
+
+    options: RunOptions
+    timeout: float
+    limit: tuple[float, float] | None
+    version: str
+    plan: list[list[tuple[str, str, str, bool]]]
+    index: int
+
+    def deadline(self) -> Deadline | None:
+        """The end of the run on this machine's clock."""
+        if self.limit is None:
+            return None
+        limit, left = self.limit
+        return Deadline(limit=limit, started=time.monotonic() - (limit - left))
+
+    def key(self) -> bytes:
+        """What a supervisor can be kept for: the same run, with the same GPUs."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return pickle.dumps((self.options, self.timeout, visible))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    """A supervisor that has loaded the targets, and what it said then."""
+
+    supervisor: Supervisor
+    ready: Ready
+    loaded: list[Loaded]
+
+
+# The one of this process of Ray, which does one task after the other.
+_KEPT: Final[dict[bytes, _Kept]] = {}
+
+
+def serve(
+    order: TaskOrder, do: DoJob[Job, Report] | None, job: Job | None
+) -> Iterator[tuple[str, Any]]:
+    """Load the targets, or do a job with them, in a process of Ray."""
+    try:
+        yield from _served(order, do, job)
+    except UsageError as error:
+        yield "refused", str(error)
+    except HarnessError as error:
+        yield "broken", str(error)
+    except OutOfTime:
+        yield "over", None
+
+
+def _served(
+    order: TaskOrder, do: DoJob[Job, Report] | None, job: Job | None
+) -> Iterator[tuple[str, Any]]:
+    here = package_version(OURS)
+    if here != order.version:
+        msg = f"the cluster has {OURS} {here}, and this machine {order.version}: install the same"
+        raise UsageError(msg)
+    try:
+        kept = _kept(order)
+        if do is None:
+            yield "ready", kept.ready
+            yield "loaded", kept.loaded
+            return
+        if plans_of([kept.loaded[order.index]]) != order.plan:
+            raise HarnessError(CHANGED)  # noqa: TRY301 (the supervisor is of no use any more)
+        for report in do(kept.supervisor, job, lambda: False):  # type: ignore[arg-type]  # a job
+            yield "report", report
+    except BaseException:  # a task that is cancelled, too: nothing of it may go on
+        _forget()
+        raise
+
+
+def _kept(order: TaskOrder) -> _Kept:
+    """The supervisor of this process, with the targets loaded."""
+    key = order.key()
+    if key not in _KEPT:
+        _forget()
+        supervisor = Supervisor(order.options, timeout=order.timeout, deadline=order.deadline())
+        try:
+            ready = supervisor.start()
+            _KEPT[key] = _Kept(supervisor=supervisor, ready=ready, loaded=supervisor.load())
+        except BaseException as error:
+            supervisor.__exit__(type(error))
+            raise
+    kept = _KEPT[key]
+    kept.supervisor.limit_to(order.deadline())
+    return kept
+
+
+def _forget() -> None:
+    """End the supervisor of this process, and its candidates with it."""
+    for kept in _KEPT.values():
+        kept.supervisor.__exit__(KeyboardInterrupt)
+    _KEPT.clear()

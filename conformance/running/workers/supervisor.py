@@ -102,7 +102,7 @@ class Supervisor:
             target=serve, args=(worker_end, output, zygote), name="conformance-worker"
         )
         # The worker inherits the blocked Ctrl-C.
-        with _STARTING, _no_interrupt(), _safe_path(), _without_script():
+        with _STARTING, _no_interrupt(), _safe_path(), _without_script(), _cleaning_quietly():
             process.start()
             self._process, self._connection = process, own_end
         worker_end.close()
@@ -426,6 +426,19 @@ def _no_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _cleaning_quietly() -> Iterator[None]:
+    """Let what Python starts beside the first worker remove what a killed one left, and not say so.
+
+    Ranks have semaphores, and are killed with the worker.
+    """
+    sys.warnoptions.append("ignore:resource_tracker:UserWarning")
+    try:
+        yield
+    finally:
+        sys.warnoptions.pop()
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from command_line import COMMAND
-from workspaces import KERNEL, write
+from workspaces import KERNEL, UNSCALED, write
 
 from conformance.__main__ import run
 from conformance.base.limits import Deadline
@@ -170,6 +170,40 @@ def test_an_interrupt_ends_what_hangs_elsewhere(folder: Path, nodes: Any) -> Non
     assert json.loads((folder / "spread.json").read_text())["interrupted"] is True
     with pytest.raises(ProcessLookupError):
         os.kill(int(process_id.read_text()), 0)
+
+
+@pytest.mark.nightly
+def test_a_lost_head_is_one_sentence(folder: Path, nodes: Any) -> None:
+    """A head that is gone ends the run before Ray does, and the record has what was done."""
+    marker = folder / "reached"
+    write(folder, {"attn.py": CANDIDATES.format(marker=str(marker))})
+    node(nodes)
+    process = command(nodes, "--json", "spread.json", "--timeout", "500")
+    wait_for(marker, process)
+    for kind in nodes.head_node.all_processes.values():
+        for each in kind:
+            each.process.kill()
+    out, err = process.communicate(timeout=LONGEST)
+    assert (process.returncode, out) == (3, "")
+    assert f"the head of the cluster, {nodes.address}, is gone" in err
+    assert not {"Traceback", "rpc_client"} & set(err.replace(":", " ").replace(".", " ").split())
+    kept = json.loads((folder / "spread.json").read_text())
+    assert kept["interrupted"] is True
+    assert any(entry["clauses"] for entry in kept["candidates"])
+
+
+@pytest.mark.nightly
+def test_what_is_compared_is_spread(folder: Path, nodes: Any) -> None:
+    """``compare`` checks its targets on the cluster, and its record is that of this machine."""
+    write(folder, {"attn.py": KERNEL + UNSCALED})
+    node(nodes)
+    records = []
+    for spread in ((), ("--cluster", nodes.address, "--per-worker", "place=1")):
+        arguments = [*COMMAND, "compare", "attn.py", *FEW, *spread, "--json", "out.json"]
+        done = subprocess.run(arguments, capture_output=True, check=False, timeout=LONGEST)
+        assert done.returncode == 1, done
+        records.append(alike(json.loads((folder / "out.json").read_text())))
+    assert records[0] == records[1]
 
 
 @pytest.mark.nightly
