@@ -125,6 +125,12 @@ class Call:
         """The values among its arguments."""
         return list(references((self.arguments, self.keywords)))
 
+    def argument(self, place: int, *names: str) -> Any:
+        """What was given at a place or under one of some names, None for nothing."""
+        if place < len(self.arguments):
+            return self.arguments[place]
+        return next((self.keywords[name] for name in names if name in self.keywords), None)
+
 
 def named(function: Callable[..., Any]) -> str:
     """``matmul`` for ``a @ b``, ``torch.matmul`` and ``Tensor.matmul`` alike."""

@@ -57,9 +57,8 @@ class Edges:
 
     def product(self, call: Call) -> Product:
         """The operands and axes of a product; raises UnreadableError."""
-        arguments = list(call.arguments)
         if call.name == "einsum":
-            equation, *rest = arguments
+            equation, *rest = call.arguments or ("",)
             operands = list(rest[0]) if rest and isinstance(rest[0], (list, tuple)) else rest
             sides, arrow, result = str(equation).replace(" ", "").partition("->")
             letters = (*sides.split(","), result)
@@ -68,17 +67,14 @@ class Edges:
                 raise UnreadableError(msg)
             numbers = tuple(operand.number for operand in operands)
             return Product(call=call, operands=numbers, letters=letters)  # type: ignore[arg-type]  # two and three
-        if call.name == "baddbmm":
-            arguments = arguments[1:] or [call.keywords["batch1"], call.keywords["batch2"]]
-            if len(arguments) < 2:  # noqa: PLR2004 (two operands)
-                arguments = [call.keywords["batch1"], call.keywords["batch2"]]
-        else:
-            arguments += [
-                call.keywords[name] for name in ("other", "mat2") if name in call.keywords
-            ]
+        first = 1 if call.name == "baddbmm" else 0
+        arguments = [
+            call.argument(first, "input", "batch1"),
+            call.argument(first + 1, "other", "mat2", "batch2"),
+        ]
         if getattr(call.function, "__name__", "") == "__rmatmul__":
             arguments.reverse()
-        one, other = (argument.number for argument in arguments[:2])
+        one, other = (argument.number for argument in arguments)
         rank = self._tensor(call.results[0]).dim()
         if {self._tensor(one).dim(), self._tensor(other).dim()} != {rank}:
             msg = f"the operands of its product have not as many axes as the result, {rank}"

@@ -462,7 +462,9 @@ def _tables(recording: ModuleRecording, name: str) -> list[int]:
     for call in recording.calls:
         if call.name != "embedding":
             continue
-        index, table = (recording.values[number] for number in call.reads[:2])
+        # torch.embedding takes the table first, functional.embedding the ids, either by name.
+        read = [recording.values[number] for number in call.reads]
+        index, table = sorted(read[:2], key=lambda value: value.tensor.is_floating_point())
         own = next(v for v in recording.values if v.kind == "input" and v.above == {name})
         # A model may pad its ids itself, to whole blocks of tokens.
         begins = index.tensor[..., : own.tensor.shape[-1]] if index.tensor.dim() else index.tensor
@@ -488,5 +490,8 @@ def _is_sequence_first(module: nn.Module, calling: TorchCalling) -> bool:
                 made = module(**calling.arguments(feeds))
         except Exception:  # noqa: BLE001 (whatever the user's module raises)
             return True
-        answers.append(next(iter(calling.answers(made).values()))[0])
+        floats = (value for value in calling.answers(made).values() if value.dtype.kind == "f")
+        answers.append(next((value[0] for value in floats if value.ndim), np.zeros(0)))
+    if answers[0].shape != answers[1].shape:
+        return False
     return bool(np.abs(answers[0] - answers[1]).max() > 0)

@@ -37,6 +37,7 @@ _MOVES: Final = frozenset(
 _SUMMING: Final = frozenset({"add", "sub", "sum", "cat"})
 # The search upwards from a softmax stops at these: they make tokens, not scores.
 _WALLS: Final = frozenset("linear embedding layer_norm rms_norm conv1d conv2d".split())
+_UNUSUAL: Final = (ValueError, KeyError, IndexError, TypeError, AttributeError)
 _SPREADS: Final = CASTS | {"view", "reshape", "expand", "unsqueeze", "getitem", "repeat"}
 
 
@@ -122,8 +123,10 @@ class _Finder:
                     site = self._of_kernel(call, len(sites))
                 else:
                     site = self._of_softmax(call, len(sites), answers)
-            except UnreadableError as error:
-                uncut.append(Uncut(nodes=nodes, scope=call.scope, reason=str(error)))
+            except (UnreadableError, *_UNUSUAL) as error:
+                known = isinstance(error, UnreadableError)
+                reason = str(error) if known else f"its calls are unusual ({error})"
+                uncut.append(Uncut(nodes=nodes, scope=call.scope, reason=reason))
                 before[call.scope] += 1
                 continue
             if site is not None and site.output_value not in answers:
@@ -256,10 +259,15 @@ class _Finder:
     def _mean(self, softmax: Call, between: frozenset[str]) -> tuple[Product, int] | None:
         """The product with values behind certain calls, and which operand the weights are."""
         waiting, visited = list(softmax.results), set(softmax.results)
+        unread: UnreadableError | None = None
         while waiting:
             for call in self._readers.get(waiting.pop(), []):
                 if call.name in _PRODUCTS:
-                    product = self._edges.product(call)
+                    try:
+                        product = self._edges.product(call)
+                    except UnreadableError as error:  # perhaps the weights meet values elsewhere
+                        unread = unread or error
+                        continue
                     for at, operand in enumerate(product.operands):
                         if operand in visited:
                             return product, at
@@ -267,6 +275,8 @@ class _Finder:
                     results = [*call.results, *(after for _, after in call.renewed)]
                     waiting += [number for number in results if number not in visited]
                     visited.update(results)
+        if unread is not None:
+            raise unread
         return None
 
     def _scores(self, softmax: Call) -> list[Call]:
@@ -291,6 +301,14 @@ _KERNEL_PARAMETERS: Final = (*PARTS, "attn_mask", "dropout_p", "is_causal")
 
 def _kernel_arguments(call: Call) -> dict[str, Any]:
     return {**dict(zip(_KERNEL_PARAMETERS, call.arguments, strict=False)), **call.keywords}
+
+
+def _choice(call: Call) -> tuple[Any, Any, Any]:
+    """By what a call chooses, and between what; a tensor's own method begins with the second."""
+    other = call.argument(2, "other")
+    if call.function is Tensor.where:
+        return call.argument(1, "condition"), call.argument(0), other
+    return call.argument(0, "condition"), call.argument(1, "input", "self"), other
 
 
 class _Slice:
@@ -376,13 +394,14 @@ class _Slice:
         if value.tensor.numel() == 1 and value.tensor.dim() < 2:  # noqa: PLR2004 (a number)
             msg = f"{shown_call(call)} reads a number that is computed elsewhere"
             raise UnreadableError(msg)
-        arguments = call.arguments
         if call.name == KERNEL and _kernel_arguments(call).get("attn_mask") == Ref(number):
             return "keep" if is_bool else "bias"
-        if call.name in ("masked_fill", "setitem") and is_bool and arguments[1] == Ref(number):
+        fills = call.name in ("masked_fill", "setitem")
+        if fills and is_bool and call.argument(1, "mask") == Ref(number):
             return "drop"
-        if call.name == "where" and is_bool and arguments[0] == Ref(number):
-            return "drop" if self._is_fill(arguments[1]) else "keep"
+        condition, if_true, _ = _choice(call)
+        if call.name == "where" and is_bool and condition == Ref(number):
+            return "drop" if self._is_fill(if_true) else "keep"
         if call.name in ("add", "baddbmm") and value.tensor.is_floating_point():
             return "bias"
         if call.name == "cat" and not value.above:
@@ -415,9 +434,9 @@ class _Slice:
     def _filled(self, number: int, scores: str) -> bool:
         """Take a choice between two numbers inside, so that what it chooses by is the mask."""
         call = self._values[number].made_by
-        if call is None or call.name != "where" or len(call.arguments) != len("abc"):
+        if call is None or call.name != "where":
             return False
-        condition, *branches = call.arguments
+        condition, *branches = _choice(call)
         numbers = [self._constant(branch) for branch in branches]
         if None in numbers or numbers[0] == numbers[1] or not isinstance(condition, Ref):
             return False

@@ -207,3 +207,21 @@ def test_trials_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnknownInputError, match=r"never .*, and there was time for some"):
         torch_calling(module, {})
     assert module.calls < 10
+
+
+class Looked(nn.Module):
+    """Tokens whose table is read by torch's own function, which takes it first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(9, 4))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """As a model is called."""
+        return torch.embedding(self.table, input_ids)
+
+
+def test_a_table_may_come_before_the_ids() -> None:
+    """The number of ids is that of its rows."""
+    calling, _ = torch_calling(Looked().eval(), {})
+    assert calling.inputs[0].count == 9

@@ -82,6 +82,35 @@ def spread(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     return softmax(scores.masked_fill(hidden, -math.inf).float(), -1).type_as(scores) @ value
 
 
+def by_name(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+    scores = torch.matmul(input=query, other=key.mT).mul(0.5)
+    scores = scores.masked_fill(mask=~mask[:, None, None], value=-math.inf)
+    return torch.matmul(input=scores.softmax(dim=-1), other=value)
+
+
+def chosen_by_a_method(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+    scores = (query @ key.mT * 0.5).where(mask[:, None, None], torch.tensor(-math.inf))
+    return scores.softmax(-1) @ value
+
+
+def chosen_by_name(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+    lowest = torch.tensor(-math.inf)
+    hidden = ~mask[:, None, None]
+    scores = torch.where(condition=hidden, input=lowest, other=query @ key.mT * 0.5)
+    return scores.softmax(-1) @ value
+
+
+def looked_at(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+    scores = (query @ key.mT * 0.5).masked_fill(~mask[:, None, None], -math.inf)
+    weights = scores.softmax(-1)
+    weights @ torch.ones(LENGTH)  # a sum that nobody uses, before they meet values
+    return weights @ value
+
+
 def with_distances(query: Tensor, key: Tensor, value: Tensor, _mask: Tensor) -> Tensor:
     query, key, value = (part.transpose(1, 2) for part in (query, key, value))
     places = torch.arange(LENGTH)
@@ -99,6 +128,10 @@ def with_distances(query: Tensor, key: Tensor, value: Tensor, _mask: Tensor) -> 
         (by_letters, "keep", "B11K"),
         (folded, "drop", "B11K"),
         (spread, "drop", "BHQK"),
+        (by_name, "drop", "B11K"),
+        (chosen_by_a_method, "keep", "B11K"),
+        (chosen_by_name, "drop", "B11K"),
+        (looked_at, "drop", "B11K"),
         (with_distances, "bias", "BHQK"),
     ],
 )

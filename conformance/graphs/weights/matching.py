@@ -57,15 +57,17 @@ def match_rows(rows: Array, noise: Array, stored: Mapping[str, Array]) -> Match 
 
 def match_vector(vector: Array, noise: Array, stored: Mapping[str, Array]) -> Match | None:
     """The stored vector, or piece of one, that equals ``vector [R]`` within ``noise``."""
-    columns = {name: np.reshape(tensor, (-1, 1)) for name, tensor in stored.items()}
-    for name, tensor in columns.items():
-        for start in range(len(tensor) - len(vector) + 1):
-            piece = tensor[start : start + len(vector)]
-            if np.all(np.abs(vector - piece[:, 0].astype(np.float64)) <= noise):
+    telling = int(np.abs(vector).argmax())
+    for name, tensor in stored.items():
+        flat = tensor.reshape(-1)
+        count = max(len(flat) - len(vector) + 1, 0)
+        places = flat[telling : telling + count].astype(np.float64)
+        alike = np.abs(places - vector[telling]) <= noise[telling]
+        for start in np.flatnonzero(alike):
+            piece = flat[start : start + len(vector)]
+            if np.all(np.abs(vector - piece.astype(np.float64)) <= noise):
                 index = np.arange(start, start + len(vector))
-                return Match(
-                    source=name, rows=piece[:, 0], index=index, stored=len(tensor), factor=1.0
-                )
+                return Match(source=name, rows=piece, index=index, stored=len(flat), factor=1.0)
     return None
 
 
@@ -129,6 +131,7 @@ def _near(probed: Array, noise: Array, stored: Array, factor: float) -> bool:
     return bool(np.all(np.abs(probed - factor * stored) <= noise))
 
 
+_OF_NUMPY: Final = (torch.float16, torch.float32, torch.float64)
 SPOKEN: Final = {"q": "query", "k": "key", "v": "value", "o": "output"}
 # A tensor is taken for a broken copy of another when it is nearer to it than half its size.
 NEAREST: Final = 0.5
@@ -264,9 +267,9 @@ def _compare(own: Tensor | None, right: Tensor | None) -> tuple[float, float | N
 
 
 def array_of(tensor: Tensor) -> Array:
-    """A tensor as an array; bfloat16, which numpy has not, in float32."""
+    """A tensor as an array; in float32 what numpy has not: bfloat16, and floats of 8 bits."""
     tensor = tensor.detach().cpu()
-    result: Array = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    result: Array = (tensor if tensor.dtype in _OF_NUMPY else tensor.float()).numpy()
     return result
 
 
