@@ -32,10 +32,10 @@ class ConstructionError(DeclarationError):
         self.why = why
 
 
-def did_you_mean(word: str, words: Iterable[str]) -> str:
+def did_you_mean(word: object, words: Iterable[str]) -> str:
     """``; did you mean 'keep'?`` when a known word is close, else the list of known words."""
     words = sorted(words)
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(word), words, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; known: {', '.join(words)}"

@@ -172,7 +172,7 @@ def read_expected(expectations: GivenExpectations) -> tuple[ExpectedFailure, ...
             else ExpectedFailure(clause=clause, reason=reason)
             for clause, reason in expectations.items()
         )
-    entries = tuple(expectations)
+    entries = tuple(expectations) if isinstance(expectations, Iterable) else (expectations,)
     for entry in entries:
         if not isinstance(entry, ExpectedFailure):
             msg = f"expected_failures holds {entry!r}: give an ExpectedFailure(…) or a dict"

@@ -167,7 +167,28 @@ def read_pins(rule: GeometryRule | None) -> Pins:
             equal_to[name] = pin
         else:
             sizes[name] = _read_sizes(name, pin)
-    return Pins(sizes, equal_to, None)
+    return possible(Pins(sizes, equal_to, None))
+
+
+def possible(pins: Pins) -> Pins:
+    """The pins; raises DeclarationError where no geometry obeys them."""
+    groups = {name: group for group in grouped(pins.ties) for name in group}
+    for group in groups.values():
+        if pins.allowed(group) == ():
+            first, *_, other = (name for name in group if name in pins.sizes)
+            msg = (
+                f"geometry pins {first} to {list(pins.sizes[first])} and {other} to "
+                f"{list(pins.sizes[other])}, which are to be one size"
+            )
+            raise DeclarationError(msg)
+    heads, kv_heads = (pins.allowed(groups[name]) for name in ("num_heads", "num_kv_heads"))
+    if heads and kv_heads and all(n % k for n in heads for k in kv_heads):
+        msg = (
+            f"geometry pins num_heads to {list(heads)} and num_kv_heads to {list(kv_heads)}: heads "
+            "share key/value heads evenly, so that one must be a multiple of the other"
+        )
+        raise DeclarationError(msg)
+    return pins
 
 
 def _check_builder(build: Callable[[Geometry], Geometry]) -> None:

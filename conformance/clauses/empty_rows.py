@@ -38,13 +38,21 @@ COUNTED_BY: Final = {"B": "batch", "H": "num_heads", "Q": "query_length"}
 
 
 def _promised(candidate: Candidate) -> str:
-    declared = candidate.declaration
-    if "any" in declared.empty_rules:
+    if "any" in candidate.declaration.empty_rules:
         return "it promises nothing about rows without keys"
+    return has_no_empty_rows(candidate)
+
+
+def has_no_empty_rows(candidate: Candidate) -> str:
+    """Why no call has a row without keys, or ""."""
+    declared = candidate.declaration
     forms = set(declared.masks) - {SEQUENCES}  # the keys that these hide are not even passed
-    if not forms and declared.causal != "bottom-right":
+    hides_own = declared.causal is not None and declared.semantics.causal_offset < 0
+    if forms or hides_own:
+        return ""
+    if declared.causal != "bottom-right" or not can_cross(candidate):
         return "neither a mask nor its causal alignment can empty a row"
-    if not forms and counts_from_first_key(candidate):
+    if counts_from_first_key(candidate):
         return "its positions count from the first key, and no query stands before it"
     return ""
 

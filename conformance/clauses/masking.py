@@ -275,6 +275,16 @@ def forms_agree(subject: Subject, problem: Problem) -> Finding:
 OTHER_NUMBERS = (2, -1, 256, 2**32)
 
 
+def held_numbers(candidate: Candidate) -> list[int]:
+    """Those of them that reach a candidate: arrays and graphs may have narrower integers."""
+    dtypes = ["int32"] if candidate.declaration.arrays == "jax" else []
+    if candidate.graph is not None:
+        roles = candidate.graph.reading.masks
+        dtypes += [role.dtype for role in roles if role.role == "keep_int"]
+    ranges = [torch.iinfo(getattr(torch, dtype)) for dtype in dtypes if "int" in dtype]
+    return [n for n in OTHER_NUMBERS if all(each.min <= n <= each.max for each in ranges)]
+
+
 @clause(
     "mask.int-nonzero",
     level="SHOULD",
@@ -290,12 +300,13 @@ def int_nonzero(subject: Subject, problem: Problem) -> Finding:
     ones = subject.call(forward, inputs).output
     positional, keywords = arguments(inputs)
     mask = keywords["keep_int"]
-    numbers = torch.tensor(OTHER_NUMBERS).roll(problem.seed)
-    pattern = numbers.repeat(math.ceil(mask.numel() / len(OTHER_NUMBERS)))[: mask.numel()]
+    held = held_numbers(subject.candidate)
+    numbers = torch.tensor(held).roll(problem.seed)
+    pattern = numbers.repeat(math.ceil(mask.numel() / len(held)))[: mask.numel()]
     marked = mask * pattern.reshape(mask.shape).to(mask)
     call_arguments = positional, {**keywords, "keep_int": marked}
     answer = subject.call_with(forward, call_arguments, inputs).output
-    wording = f"a mask of {', '.join(map(str, OTHER_NUMBERS))} keeps other keys than one of ones"
+    wording = f"a mask of {', '.join(map(str, held))} keeps other keys than one of ones"
     return relate(
         subject,
         (inputs, ones),

@@ -51,8 +51,11 @@ def _has_state(candidate: Candidate) -> str:
 
 
 def _built(candidate: Candidate) -> object:
-    """What the builder returns at the smallest size; None where it raises, as in the clause."""
-    problem = edge_problems(candidate, LAYERS, dtype=candidate.declaration.dtypes[0])[0]
+    """What the builder returns at the smallest size; None where there is none, or it raises."""
+    problems = edge_problems(candidate, LAYERS, dtype=candidate.declaration.dtypes[0], most=1)
+    if not problems:
+        return None
+    problem = problems[0]
     try:
         return build_forward(candidate, materialise(problem, candidate))
     except CandidateFailure:
@@ -142,7 +145,12 @@ def follows_to(subject: Subject, problem: Problem) -> Finding:
         message = f"plain tensors stay behind after .to(device): {', '.join(stays)}"
         return violated("value", message, got=stays)
     wide = _in_float64(inputs)
-    moved = guarded(copy.deepcopy(module).to, (torch.float64,), {}, "moving to float64")
+    try:  # its owner keeps the module as it is
+        copied = guarded(copy.deepcopy, (module,), {}, "being copied")
+    except CandidateFailure as failure:
+        reason = f"a copy of it cannot be moved: {failure.violation.message}"
+        return Finding(binding=False, inapplicable=reason)
+    moved = guarded(copied.to, (torch.float64,), {}, "moving to float64")
     expected = Oracle(subject.declaration, "float64").answer(wide)
     answer = subject.call(moved, wide).output
     if answer.dtype != torch.float64:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Final
 
 from ..calls.calling import Answer, CandidateFailure, RowWithoutKeysRefused
+from ..declare.candidate import Candidate
 from ..problems.caching import without_cache
-from ..problems.fitting import causal_flag
+from ..problems.fitting import causal_flag, counts_from_first_key
 from ..problems.inputs import OPTIONAL, Inputs
 from ..problems.problem import Problem
-from ..problems.space import EVERY_OPTION
-from .empty_rows import follows_empty_rule
+from ..problems.space import EVERY_OPTION, can_cross
+from .empty_rows import follows_empty_rule, has_no_empty_rows
 from .judging import all_of, are_golden_weights, matches_golden
 from .registry import Finding, clause, requires
 from .subject import Subject
@@ -61,6 +62,14 @@ _promises_empty_rows = requires(
 )
 
 
+def _none_is_empty(candidate: Candidate) -> str:
+    """Unless no call can have a row without keys, whatever its options."""
+    windowed = "window" in candidate.declaration.features and can_cross(candidate)
+    if windowed and not counts_from_first_key(candidate):
+        return ""  # a window beyond the first or the last key
+    return has_no_empty_rows(candidate)
+
+
 @clause(
     "mask.empty-row-options",
     sentence=(
@@ -71,7 +80,7 @@ _promises_empty_rows = requires(
     space=TOGETHER,
     needs_golden=True,
     counterfactual="another rule for a query without any key",
-    applies=(_some_option, _promises_empty_rows),
+    applies=(_some_option, _promises_empty_rows, _none_is_empty),
     subtle=True,
 )
 def empty_rows_with_options(subject: Subject, problem: Problem) -> Finding:

@@ -10,7 +10,7 @@ from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import EVERY_OPTION, Space
-from .empty_rows import EMPTY
+from .empty_rows import EMPTY, has_no_empty_rows
 from .judging import matches_golden, measures_golden, narrow_range
 from .registry import Finding, clause, declares
 from .subject import Subject
@@ -81,7 +81,7 @@ def large_sinks(subject: Subject, problem: Problem) -> Finding:
 def _promises_zeros(candidate: Candidate) -> str:
     rule = candidate.declaration.empty_rows
     if rule == "zeros":
-        return ""
+        return has_no_empty_rows(candidate)
     if rule == "any":
         return "it promises nothing about rows without keys"
     return f"it promises {rule} for rows without keys, which may or may not hold with a sink"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
+from ..base.geometry import read_pins
 from ..errors import DeclarationError, did_you_mean
 from .candidate import Candidate
 from .declaration import Declaration
@@ -109,6 +110,7 @@ def fixed_layer(
     if not callable(forward):
         msg = f"conformance.fixed_layer takes a forward function or module, not {forward!r}"
         raise DeclarationError(msg)
+    _check_name(name)
     pinned = _fixed_pins(weights, num_heads, num_kv_heads, promises.get("geometry"))
     return Candidate(
         name=name or _name_of(forward),
@@ -135,15 +137,32 @@ def _fixed_pins(
     if callable(rule):
         msg = "geometry is a function, but the weights pin the sizes: give a dict for the others"
         raise DeclarationError(msg)
-    return {**dict(rule or {}), **_pins_of(weights, num_heads, num_kv_heads)}
+    return _joined(rule, _pins_of(weights, num_heads, num_kv_heads), "the weights make it")
+
+
+def _joined(rule: Any, sizes: dict[str, int], said: str) -> dict[str, Any]:
+    """Declared pins and sizes that are known otherwise; raises DeclarationError for others."""
+    pins = read_pins(rule)
+    for name, size in sizes.items():
+        pinned = pins.sizes.get(name, (sizes.get(pins.equal_to.get(name, name), size),))
+        if size not in pinned:
+            known = pins.equal_to.get(name, list(pinned))
+            msg = f"geometry pins {name} to {known}, but {said} {size}: drop it there"
+            raise DeclarationError(msg)
+    return {**pins.equal_to, **pins.sizes, **sizes}
 
 
 def _pins_without_weights(num_heads: int | None, num_kv_heads: int | None, rule: Any) -> Any:
     if callable(rule):
         return rule
-    pinned = dict(rule or {})
+    heads: dict[str, int] = {}
     if num_heads is not None:
-        pinned = {"num_heads": num_heads, "num_kv_heads": num_kv_heads or num_heads, **pinned}
+        heads["num_heads"] = num_heads
+    if num_kv_heads is not None:
+        heads["num_kv_heads"] = num_kv_heads
+    pinned = _joined(rule, heads, "the arguments make it")
+    if num_heads is not None:
+        pinned.setdefault("num_kv_heads", num_heads)
     missing = sorted(set(_WIDTHS) - set(pinned))
     if missing:
         widths, lacking = ", ".join(_WIDTHS), ", ".join(missing)
@@ -196,8 +215,18 @@ def _check_numbers(weights: golden.ProjectionWeights) -> None:
     """Require rows and columns in every matrix, and finite numbers in it and in every bias."""
     for field in dataclasses.fields(weights):
         tensor: Tensor | None = getattr(weights, field.name)
-        if tensor is None:
+        if tensor is None and field.name not in ("q", "k", "v"):
             continue
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            shown = tensor.dtype if isinstance(tensor, Tensor) else f"{tensor!r:.60}"
+            msg = f"weights.{field.name} is {shown}: give a tensor of floating-point numbers"
+            raise DeclarationError(msg)
+        if tensor.dim() != (1 if field.name.endswith("bias") else len(("out", "in"))):
+            msg = (
+                f"weights.{field.name} has shape {list(tensor.shape)}: give a matrix (out, in), "
+                "and one number a row as a bias"
+            )
+            raise DeclarationError(msg)
         if 0 in tensor.shape:
             msg = (
                 f"weights.{field.name} has shape {list(tensor.shape)}: give a layer of at least "
@@ -234,6 +263,7 @@ def _check_fixed(weights: golden.ProjectionWeights, num_heads: int, value_head_s
 
 
 def _decorator(kind: str, name: str | None, promises: dict[str, Any]) -> Decorator:
+    _check_name(name)
     declaration = _declare(kind, promises)
     if declaration.operator:
         registered_operator(declaration.operator)
@@ -250,6 +280,12 @@ def _decorator(kind: str, name: str | None, promises: dict[str, Any]) -> Decorat
         return Candidate(name=shown, declaration=declared, function=function)
 
     return decorate
+
+
+def _check_name(name: object) -> None:
+    if name is not None and not isinstance(name, str):
+        msg = f"name is {name!r}: give a text"
+        raise DeclarationError(msg)
 
 
 def _applied(decorator: Decorator, function: object) -> Candidate | Decorator:

@@ -5,9 +5,13 @@ Everywhere else heads are ``[B, H, S, D]``. A new order of these axes is one mor
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+from ..base.geometry import Geometry, Pins, possible
+from ..errors import DeclarationError
 
 if TYPE_CHECKING:  # scripts of failures are written without torch
     from torch import Tensor
@@ -95,3 +99,48 @@ HEAD_LAYOUTS: Final[Mapping[str, HeadLayout]] = {
         },
     ),
 }
+
+
+def check_company(layout: str, features: frozenset[str], empty_rows: str) -> None:
+    """Refuse features and rules that a layout has no room for; raises DeclarationError."""
+    for feature, why in HEAD_LAYOUTS[layout].impossible.items():
+        if feature in features:
+            msg = f"the feature {feature!r} cannot be had with layout={layout!r}: {why}; drop one"
+            raise DeclarationError(msg)
+    if HEAD_LAYOUTS[layout].has_sequences and empty_rows == "mean-of-all":
+        msg = (
+            f"empty_rows is 'mean-of-all' with layout={layout!r}, where no sequence has keys that "
+            "are masked: write 'mean-of-valid'"
+        )
+        raise DeclarationError(msg)
+
+
+def tied_by_layout(layout: str, pins: Pins) -> Pins:
+    """The declared pins together with the sizes that a layout makes equal.
+
+    Raises DeclarationError for pins that the layout contradicts.
+    """
+    ties = HEAD_LAYOUTS[layout].ties
+    for name, other in ties.items():
+        first, second = pins.sizes.get(name), pins.sizes.get(other)
+        if first is not None and second is not None and not set(first) & set(second):
+            msg = (
+                f"geometry pins {name} to {list(first)} and {other} to {list(second)}, but "
+                f"layout={layout!r} makes them one size"
+            )
+            raise DeclarationError(msg)
+        if pins.equal_to.get(name, other) != other:
+            msg = (
+                f"geometry makes {name} equal to {pins.equal_to[name]}, but layout={layout!r} "
+                f"makes it equal to {other}"
+            )
+            raise DeclarationError(msg)
+    build = pins.build
+    if build is None:
+        return possible(dataclasses.replace(pins, equal_to={**pins.equal_to, **ties}))
+
+    def tied(geometry: Geometry) -> Geometry:
+        built = build(geometry)
+        return built.replace(**{name: getattr(built, other) for name, other in ties.items()})
+
+    return dataclasses.replace(pins, build=tied)

@@ -9,7 +9,7 @@ import torch
 
 from .._golden import golden
 from ..base.expected import GivenExpectations, read_expected
-from ..base.geometry import FIELDS, Geometry, GeometryRule, Pins, read_pins
+from ..base.geometry import FIELDS, LENGTHS, Geometry, GeometryRule, Pins, read_pins
 from ..base.profile import DTYPES
 from ..errors import DeclarationError, did_you_mean
 from .declaration import (
@@ -34,7 +34,7 @@ from .declaration import (
     Declaration,
     mixed_in,
 )
-from .head_layouts import HEAD_LAYOUTS
+from .head_layouts import HEAD_LAYOUTS, check_company, tied_by_layout
 from .ranks import FEATURES as OF_RANKS
 from .ranks import Ranks
 
@@ -53,51 +53,6 @@ def _forms_of_layout(layout: str, forms: tuple[str, ...]) -> tuple[str, ...]:
         )
         raise DeclarationError(msg)
     return (SEQUENCES,)
-
-
-def _check_company(layout: str, features: frozenset[str], empty_rows: str) -> None:
-    """Refuse features and rules that a layout has no room for; raises DeclarationError."""
-    for feature, why in HEAD_LAYOUTS[layout].impossible.items():
-        if feature in features:
-            msg = f"the feature {feature!r} cannot be had with layout={layout!r}: {why}; drop one"
-            raise DeclarationError(msg)
-    if HEAD_LAYOUTS[layout].has_sequences and empty_rows == "mean-of-all":
-        msg = (
-            f"empty_rows is 'mean-of-all' with layout={layout!r}, where no sequence has keys that "
-            "are masked: write 'mean-of-valid'"
-        )
-        raise DeclarationError(msg)
-
-
-def _tied_by_layout(layout: str, pins: Pins) -> Pins:
-    """The declared pins together with the sizes that a layout makes equal.
-
-    Raises DeclarationError for pins that the layout contradicts.
-    """
-    ties = HEAD_LAYOUTS[layout].ties
-    for name, other in ties.items():
-        first, second = pins.sizes.get(name), pins.sizes.get(other)
-        if first is not None and second is not None and not set(first) & set(second):
-            msg = (
-                f"geometry pins {name} to {list(first)} and {other} to {list(second)}, but "
-                f"layout={layout!r} makes them one size"
-            )
-            raise DeclarationError(msg)
-        if pins.equal_to.get(name, other) != other:
-            msg = (
-                f"geometry makes {name} equal to {pins.equal_to[name]}, but layout={layout!r} "
-                f"makes it equal to {other}"
-            )
-            raise DeclarationError(msg)
-    build = pins.build
-    if build is None:
-        return dataclasses.replace(pins, equal_to={**pins.equal_to, **ties})
-
-    def tied(geometry: Geometry) -> Geometry:
-        built = build(geometry)
-        return built.replace(**{name: getattr(built, other) for name, other in ties.items()})
-
-    return dataclasses.replace(pins, build=tied)
 
 
 def declare(
@@ -139,7 +94,7 @@ def declare(
     if layout != "BHSD":
         pins, forms = _read_layout(kind, layout, forms, pins, batched=batched)
     named = _words("features", features, FEATURES)
-    key_shapes, length_shapes = _read_shapes(mask_shapes, batched=batched)
+    key_shapes, length_shapes = _read_shapes(mask_shapes, forms, batched=batched)
     choices = {
         "inputs": (inputs, INPUTS),
         "scores": (scores, ("eager", "fused")),
@@ -163,10 +118,10 @@ def declare(
     offered = _read_features(kind, named, without, forms)
     common_rule, rules = _read_empty_rows(empty_rows, forms, causal, offered)
     for rule in (common_rule, *rules.values()):
-        _check_company(layout, offered, rule)
+        check_company(layout, offered, rule)
     if arrays != "torch":
         offered = _read_arrays(arrays, dtypes, devices, offered, frozenset(named))
-    point = _read_semantics(semantics, causal, common_rule)
+    point = _read_semantics(semantics, causal, rules or common_rule)
     if always_causal and forms and point.causal_combination == "refused":
         msg = (
             "always_causal is True and semantics refuses a mask along with causality, which leaves "
@@ -180,9 +135,7 @@ def declare(
         ranks, pins = _read_ranks(
             ranks, kind, layout, arrays, offered, pins, forms=forms, batched=batched
         )
-    if max_length is not None and (type(max_length) is not int or max_length < 1):
-        msg = f"max_length is {max_length!r}: give a positive integer"
-        raise DeclarationError(msg)
+    _check_longest(max_length, pins)
     return Declaration(
         kind=kind,
         masks=forms,
@@ -296,6 +249,18 @@ def _read_ranks(
     return placed, dataclasses.replace(pins, build=fitted) if divided else pins
 
 
+def _check_longest(max_length: int | None, pins: Pins) -> None:
+    """Require a length that pinned ones leave; raises DeclarationError."""
+    if max_length is not None and (type(max_length) is not int or max_length < 1):
+        msg = f"max_length is {max_length!r}: give a positive integer"
+        raise DeclarationError(msg)
+    for name in LENGTHS:
+        shortest = min(pins.sizes.get(name, (1,)))
+        if max_length is not None and shortest > max_length:
+            msg = f"max_length is {max_length}, but geometry pins {name} to {shortest} or more"
+            raise DeclarationError(msg)
+
+
 def _flags(**flags: object) -> None:
     """Require True or False: the text "no" would be as good as True."""
     for name, value in flags.items():
@@ -320,7 +285,7 @@ def _read_layout(
     if not batched:
         msg = f"layout is {layout!r} with batched=False: drop one"
         raise DeclarationError(msg)
-    return _tied_by_layout(layout, pins), _forms_of_layout(layout, forms)
+    return tied_by_layout(layout, pins), _forms_of_layout(layout, forms)
 
 
 def _read_arrays(
@@ -436,7 +401,7 @@ def _read_features(
 
 
 def _read_shapes(
-    declared: Iterable[str] | None, *, batched: bool
+    declared: Iterable[str] | None, forms: tuple[str, ...], *, batched: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Shapes with a key axis and shapes of lengths, each in the letters of the axes, in order."""
     shapes: tuple[str, ...]
@@ -452,6 +417,13 @@ def _read_shapes(
             msg = f"an entry of mask_shapes is {shape!r}, but batched=False leaves no axis B"
             raise DeclarationError(msg)
     with_keys = tuple(shape for shape in shapes if shape.endswith("K"))
+    tables = [form for form in forms if form not in ("lengths", SEQUENCES)]
+    if tables and not with_keys:
+        msg = (
+            f"masks has {tables[0]!r}, whose shape ends in K, but mask_shapes is {list(shapes)}: "
+            "give one that does, such as 'B11K'"
+        )
+        raise DeclarationError(msg)
     lengths = tuple(shape for shape in shapes if not shape.endswith("K"))
     default_lengths = ("B",) if batched else ("",)
     return with_keys, lengths or default_lengths
@@ -460,16 +432,17 @@ def _read_shapes(
 def _check_shape(shape: object) -> None:
     letters = [sign for sign in str(shape) if sign != "1"]
     in_order = [sign for sign in "BHQK" if sign in letters]
-    if not isinstance(shape, str) or letters != in_order or len(shape) > len("BHQK"):
+    last = "K" not in letters or str(shape).endswith("K")
+    if not isinstance(shape, str) or letters != in_order or len(shape) > len("BHQK") or not last:
         msg = (
             f"an entry of mask_shapes is {shape!r}: write the axes in the order B, H, Q, K, each "
-            "at most once, and 1 for an axis of size 1, such as 'B1QK' or 'BK'"
+            "at most once and nothing behind K, and 1 for an axis of size 1, such as 'B1QK' or 'BK'"
         )
         raise DeclarationError(msg)
 
 
 def _read_semantics(
-    declared_point: golden.Semantics | None, causal: str | None, empty_rows: str
+    declared_point: golden.Semantics | None, causal: str | None, empty_rows: str | dict[str, str]
 ) -> golden.Semantics:
     point = golden.STANDARD if declared_point is None else declared_point
     if not isinstance(point, golden.Semantics):
@@ -486,5 +459,7 @@ def _read_semantics(
             other = f"{field}={getattr(point, field)!r}"
             msg = f"{name} is {declared!r} but semantics says {other}: drop one"
             raise DeclarationError(msg)
+        if isinstance(declared, dict):  # the rule of a call is looked up when it is made
+            continue
         point = point.replace(**{field: declared})
     return point

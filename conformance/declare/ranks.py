@@ -80,6 +80,9 @@ class Ranks:
         if not isinstance(self.seconds, (int, float)) or not 0.0 < self.seconds < math.inf:
             msg = f"seconds of Ranks is {self.seconds!r}: give the seconds that a call may take"
             raise DeclarationError(msg)
+        if not isinstance(self.even, bool):
+            msg = f"even of Ranks is {self.even!r}: give True or False"
+            raise DeclarationError(msg)
         for name in _PLACED:
             _check_place(name, getattr(self, name))
         if self.weights not in ("replicated", "heads"):
@@ -238,7 +241,11 @@ def placed(place: Any, axes: dict[str, int]) -> Placed:
             raise DeclarationError(msg)
         return Placed(axes[place], _HALVES.get(place, 1))
     if place.is_shard():
-        return Placed(place.dim)
+        count = _DIMENSIONS["heads" if "heads" in axes else "tokens"]
+        if not isinstance(place.dim, int) or not -count <= place.dim < count:
+            msg = f"a tensor is placed by {place!r}, but has {count} axes: give one of these"
+            raise DeclarationError(msg)
+        return Placed(place.dim % count)
     return Placed(summed=place.is_partial())
 
 
@@ -267,6 +274,8 @@ def _check_place(name: str, place: Any) -> None:
             raise DeclarationError(msg)
         return
     known = all(hasattr(place, word) for word in ("is_shard", "is_replicate", "is_partial"))
+    if known and place.is_shard():
+        placed(place, _AXES["heads"])  # the kind that has the most axes
     if not known or (place.is_partial() and name != "output"):
         msg = (
             f"{name} of Ranks is {place!r}: give one of {', '.join(PLACES)}, or a placement of "

@@ -89,15 +89,19 @@ class Yardstick:
 
     def fit(self, answer: Tensor) -> Fit | None:
         """The typical error and the scale that explain an answer best; None without statistics."""
-        if self.statistics is None or not bool(torch.isfinite(answer).all()):
+        if self.statistics is None or not self._judges_numbers(answer):
             return None
         return fit(self.error(answer), self.statistics, self.judged)
 
     def sharp_fit(self, answer: Tensor) -> tuple[Fit, float] | None:
         """The fit in units of the deviations of roundings, and what it may leave."""
-        if self.statistics is None or not bool(torch.isfinite(answer).all()):
+        if self.statistics is None or not self._judges_numbers(answer):
             return None
         return sharp_fit(self.error(answer), self.statistics, self.judged)
+
+    def _judges_numbers(self, answer: Tensor) -> bool:
+        """Whether an answer is finite in all judged rows; others may hold a declared NaN."""
+        return bool((torch.isfinite(answer) | ~self.judged).all())
 
 
 def yardstick(oracle: Oracle, inputs: Inputs) -> Yardstick:

@@ -25,6 +25,8 @@ FURTHER: Final = 8
 TURN: Final = 1_000_000_007
 # A multiple of all that clauses divide a seed by.
 UNFORESEEN: Final = 2520
+# So many seeds of runs move the values of edges apart, whose own seeds stay far below 2 ** 42.
+SEEDS_APART: Final = 2**30
 
 
 class Pool:
@@ -167,7 +169,8 @@ class Pool:
         """
         if not self._candidate.isolated:
             return edges
-        return [edge.replace(seed=edge.seed + UNFORESEEN * self._seed) for edge in edges]
+        moved = UNFORESEEN * (self._seed % SEEDS_APART)
+        return [edge.replace(seed=edge.seed + moved) for edge in edges]
 
 
 def _placed(problems: list[Problem], device: str) -> list[Problem]:

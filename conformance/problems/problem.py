@@ -110,7 +110,7 @@ def problem_from_json(data: dict[str, Any]) -> Problem:
     problem = Problem(
         **{
             **data,
-            "geometry": Geometry(**data["geometry"]),
+            "geometry": Geometry(**_there(data, "geometry")),
             "mask": None if mask is None else MaskPlan(**mask),
             "window": None if window is None else tuple(window),
             "overrides": None if overrides is None else _overrides_from_json(overrides),
@@ -125,8 +125,16 @@ def problem_from_json(data: dict[str, Any]) -> Problem:
 
 
 def _overrides_from_json(data: dict[str, Any]) -> Overrides:
-    tensors = [(name, tuple(float(value) for value in values)) for name, values in data["tensors"]]
-    return Overrides(seed=data["seed"], tensors=tuple(tensors))
+    pairs = _there(data, "tensors")
+    tensors = [(name, tuple(float(value) for value in values)) for name, values in pairs]
+    return Overrides(seed=_there(data, "seed"), tensors=tuple(tensors))
+
+
+def _there(data: dict[str, Any], name: str) -> Any:
+    if name not in data:
+        msg = f"its {name} is missing"
+        raise TypeError(msg)
+    return data[name]
 
 
 def _check_kinds(part: Problem | Geometry | MaskPlan) -> None:

@@ -137,7 +137,8 @@ CHOICES = 2**16
 OVERSAMPLING = 3
 # At least so many drafts are drawn, and twice as many where these are not enough.
 FEW_DRAFTS = 10
-# Choices are compared modulo this: more than a space offers of anything.
+# Choices are compared modulo this: as many as a space offers of most things. Of more (20 forms and
+# shapes of masks, say) a clause may miss some; numerics.options is given every one.
 VARIETY = 12
 
 

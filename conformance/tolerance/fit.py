@@ -65,11 +65,15 @@ def fit(error: Tensor, statistics: Statistics, judged: Tensor | None = None) -> 
         counts &= judged.expand(error.shape).index_select(-2, rows)
     divisor = scale.where(counts, torch.inf)
     relative = error.double().index_select(-2, rows).where(counts, 0.0).div_(divisor)
-    slope = resolved(statistics.slope / divisor)
+    # What is not counted may be NaN: a row without keys.
+    slope, result = (
+        (part / divisor).where(counts, 0.0) for part in (statistics.slope, statistics.result)
+    )
+    slope = resolved(slope)
     return fit_along(
         relative,
         slope,
-        probe=apart_from(statistics.result / divisor, slope),
+        probe=apart_from(result, slope),
         rounding=statistics.scale_rounding,
         deviations=model.FIT_DEVIATIONS * statistics.deviations,
         counted=int(counts.sum()),

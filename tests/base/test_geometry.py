@@ -87,6 +87,15 @@ def test_callable_builds_a_geometry() -> None:
             )
             for pin in (0, -1, True, 1.5, [], [1, 0], [True], [2.0], None, ["2"])
         ),
+        (
+            {"head_size": [2, 3], "value_head_size": 4, "query_size": "head_size"}
+            | {"key_size": "head_size", "value_size": 5, "output_size": "value_size"}
+            | {"batch": 1, "num_heads": 5, "num_kv_heads": [2, 3]},
+            (
+                "geometry pins num_heads to [5] and num_kv_heads to [2, 3]: heads share key/value "
+                "heads evenly, so that one must be a multiple of the other"
+            ),
+        ),
         ([("batch", 1)], "geometry is [('batch', 1)]: give a dict of field to size, or a callable"),
         (3, "geometry is 3: give a dict of field to size, or a callable"),
     ],

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+import dataclasses
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from examples import core, layer, plan, problem, run_clause, try_on
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from candidates.eager import Call, EagerCore, EagerLayer
 from conformance._golden import golden
-from conformance.clauses.masking import _broadcast_pairs, _form_pairs
+from conformance.clauses.masking import _broadcast_pairs, _form_pairs, held_numbers, int_nonzero
 from conformance.clauses.subject import Subject
+from conformance.graphs.reading import Role
 from conformance.oracle.extreme_logits import single_key_inputs, unmasked_scores
 
 MASKED = problem(mask=plan())
@@ -101,6 +105,32 @@ def test_form_pairs_can_carry_the_mask() -> None:
     assert (("lengths", "B"), ("keep", "BHQK")) in pairs
     assert (("lengths", "B"), ("keep", "11QK")) not in pairs
     assert all(second[0] != "lengths" for _, second in pairs)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numbers"),
+    [("int64", [2, -1, 256, 2**32]), ("int32", [2, -1, 256]), ("uint8", [2])],
+)
+def test_only_numbers_that_reach_a_candidate_are_told_from_one(
+    dtype: str, numbers: list[int]
+) -> None:
+    """A graph whose mask has 32 bits never sees 2 ** 32, and is not blamed for it."""
+
+    def attend(
+        query: Tensor, key: Tensor, value: Tensor, *, keep_int: Tensor | None = None
+    ) -> Tensor:
+        kept = None if keep_int is None else keep_int.to(getattr(torch, dtype)) != 0
+        return scaled_dot_product_attention(query, key, value, attn_mask=kept)
+
+    role = Role(name="mask", role="keep_int", dtype=dtype)
+    graph: Any = SimpleNamespace(reading=SimpleNamespace(masks=(role,)))
+    made = core(attend, masks=["keep_int"], causal=None, features=[], empty_rows="any")
+    made = dataclasses.replace(made, graph=graph)
+    assert held_numbers(made) == numbers
+    example = problem(mask=plan(form="keep_int"))
+    for seed in range(4):
+        finding = int_nonzero(Subject(made, "float32"), example.replace(seed=seed))
+        assert finding.violation is None
 
 
 def test_forms_must_agree() -> None:

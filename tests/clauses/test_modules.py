@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import torch
-from examples import layer, problem, try_on
+from examples import CLAUSES, layer, problem, try_on
 from torch import Tensor
 
 from candidates.eager import EagerModule
+from conformance.base.geometry import Geometry
 from conformance.clauses.registry import all_clauses
 
 PROMISES: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
@@ -60,6 +62,31 @@ def test_plain_tensor_stays_behind() -> None:
 def test_buffer_follows() -> None:
     """The same tensor as a buffer follows."""
     assert try_on(layer(Registered, **PROMISES), "state.follows-to", problem()).violation is None
+
+
+class Locked(EagerModule):
+    """A module that holds a lock, which nobody can copy."""
+
+    def __init__(self, geometry: Any, weights: Any) -> None:
+        super().__init__(geometry, weights)
+        self.lock = threading.Lock()
+
+
+def test_what_cannot_be_copied_is_not_moved() -> None:
+    """A module that holds a lock is no error of the harness, and no mistake: a copy is ours."""
+    finding = try_on(layer(Locked, **PROMISES), "state.follows-to", problem())
+    assert finding.violation is None
+    assert "cannot pickle" in finding.inapplicable
+
+
+def test_a_space_without_problems_is_no_error() -> None:
+    """Where a geometry function makes sizes that no clause can use, nothing is built to look at."""
+
+    def longer(geometry: Geometry) -> Geometry:
+        return geometry.replace(key_length=geometry.query_length + 1)
+
+    made = layer(EagerModule, inputs="self", geometry=longer, **PROMISES)
+    assert CLAUSES["state.follows-to"].not_applicable(made) == ""
 
 
 def test_constant_in_single_precision_shows_in_float64() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from examples import core, failing, run_clause
+from examples import CLAUSES, core, failing, run_clause
 
 from candidates.broken._prepared import Prepared
 from candidates.broken.sinks import EmptyRowsDivideBySinks, SinkBesideTheMaximum, SinkIgnored
@@ -37,6 +37,17 @@ def test_correct_ones_pass(slug: str) -> None:
 def test_each_sees_its_own(candidate: object, slug: str) -> None:
     """A sink that is lost, that overflows, that has a value where nothing else has."""
     assert failing(candidate, slug)  # type: ignore[arg-type]  # a Candidate
+
+
+@pytest.mark.parametrize("slug", ["sinks.empty-row", "mask.empty-row-options"])
+def test_what_no_call_can_empty_is_not_judged(slug: str) -> None:
+    """Where neither mask, alignment nor window can hide all keys, no row is without any."""
+    promises = {"masks": [], "causal": "top-left", "empty_rows": "zeros"}
+    reason = "neither a mask nor its causal alignment can empty a row"
+    for features in (["sinks"], ["sinks", "window"]):
+        windowed = "window" in features and slug != "sinks.empty-row"
+        candidate = core(lambda *tokens, **_options: tokens[2], features=features, **promises)
+        assert CLAUSES[slug].not_applicable(candidate) == ("" if windowed else reason)
 
 
 @pytest.mark.parametrize("rule", ["any", "nan", "mean-of-all"])

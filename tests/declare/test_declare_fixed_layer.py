@@ -109,6 +109,47 @@ def test_fixed_layer_keeps_further_pins() -> None:
             {"num_heads": 4},
             "weights.o_bias holds -inf at [10]: no answer could be right; give finite weights",
         ),
+        (
+            {"q": None},
+            {"num_heads": 4},
+            "weights.q is None: give a tensor of floating-point numbers",
+        ),
+        (
+            {"o": [[1.0]]},
+            {"num_heads": 4},
+            "weights.o is [[1.0]]: give a tensor of floating-point numbers",
+        ),
+        (
+            {"v": torch.zeros(10, 9, dtype=torch.int64)},
+            {"num_heads": 4},
+            "weights.v is torch.int64: give a tensor of floating-point numbers",
+        ),
+        (
+            {"k": torch.zeros(6)},
+            {"num_heads": 4},
+            "weights.k has shape [6]: give a matrix (out, in), and one number a row as a bias",
+        ),
+        (
+            {},
+            {"num_heads": 4, "geometry": 5},
+            "geometry is 5: give a dict of field to size, or a callable",
+        ),
+        (
+            {},
+            {"num_heads": 4, "geometry": "ab"},
+            "geometry is 'ab': give a dict of field to size, or a callable",
+        ),
+        (
+            {},
+            {"num_heads": 4, "geometry": {"head_size": [2, 4]}},
+            "geometry pins head_size to [2, 4], but the weights make it 3: drop it there",
+        ),
+        (
+            {},
+            {"num_heads": 4, "geometry": {"query_size": "key_size"}},
+            "geometry pins query_size to key_size, but the weights make it 7: drop it there",
+        ),
+        ({}, {"num_heads": 4, "name": 5}, "name is 5: give a text"),
     ],
 )
 def test_fixed_layer_whose_weights_contradict_its_heads(

@@ -102,6 +102,43 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"semantics": "standard"}, "semantics is 'standard': give a conformance.Semantics"),
     ({"geometry": {"heads": 3}}, "geometry has no field 'heads'; did you mean 'num_heads'?"),
     (
+        {"masks": ["keep"], "empty_rows": {None: "nan"}},
+        (
+            "empty_rows has the key None, but rows without keys can come by keep here: give one of "
+            "these; known: keep"
+        ),
+    ),
+    (
+        {"masks": ["keep"], "mask_shapes": ["B"]},
+        (
+            "masks has 'keep', whose shape ends in K, but mask_shapes is ['B']: give one that "
+            "does, such as 'B11K'"
+        ),
+    ),
+    (
+        {"masks": ["lengths", "bias"], "mask_shapes": ["BHQ1"]},
+        (
+            "masks has 'bias', whose shape ends in K, but mask_shapes is ['BHQ1']: give one that "
+            "does, such as 'B11K'"
+        ),
+    ),
+    (
+        {"features": ["gqa"], "geometry": {"num_heads": 3, "num_kv_heads": 2}},
+        (
+            "geometry pins num_heads to [3] and num_kv_heads to [2]: heads share key/value heads "
+            "evenly, so that one must be a multiple of the other"
+        ),
+    ),
+    (
+        {"geometry": {"key_size": 3, "value_size": 4, "query_size": "key_size"}, "max_length": 0},
+        "max_length is 0: give a positive integer",
+    ),
+    (
+        {"geometry": {"key_length": [8, 9]}, "max_length": 7},
+        "max_length is 7, but geometry pins key_length to 8 or more",
+    ),
+    ({"expected_failures": 5}, "expected_failures holds 5: give an ExpectedFailure(…) or a dict"),
+    (
         {"expected_failures": ["mask.golden"]},
         "expected_failures holds 'mask.golden': give an ExpectedFailure(…) or a dict",
     ),
@@ -127,12 +164,12 @@ def test_core_takes_three_inputs(inputs: str) -> None:
         declare("core", inputs=inputs)
 
 
-@pytest.mark.parametrize("shape", ["QB", "KQ", "BBK", "BX", "BHQK1", "bk", 4, None])
+@pytest.mark.parametrize("shape", ["QB", "KQ", "BBK", "BX", "BHQK1", "BK1", "bk", 4, None])
 def test_mask_shape_in_unknown_letters_is_refused(shape: object) -> None:
     """Shapes are written in the letters B, H, Q, K, in that order, each once."""
     message = (
         f"an entry of mask_shapes is {shape!r}: write the axes in the order B, H, Q, K, each at "
-        "most once, and 1 for an axis of size 1, such as 'B1QK' or 'BK'"
+        "most once and nothing behind K, and 1 for an axis of size 1, such as 'B1QK' or 'BK'"
     )
     with refused(message, DeclarationError):
         declare("core", masks=["keep"], mask_shapes=[shape])
@@ -214,6 +251,14 @@ def test_semantics_may_say_the_same() -> None:
             "causal is 'bottom-right' but semantics says causal_alignment='top-left': drop one",
         ),
         (
+            {"masks": ["keep"], "causal": "bottom-right", "empty_rows": {"keep": "nan"}},
+            {"empty_rows": "mean-of-all"},
+            (
+                "empty_rows is {'keep': 'nan', 'causal': 'any'} but semantics says "
+                "empty_rows='mean-of-all': drop one"
+            ),
+        ),
+        (
             {"empty_rows": "zeros"},
             {"empty_rows": "nan"},
             "empty_rows is 'zeros' but semantics says empty_rows='nan': drop one",
@@ -221,7 +266,7 @@ def test_semantics_may_say_the_same() -> None:
     ],
 )
 def test_conflicting_semantics_is_refused(
-    promises: dict[str, str], point: dict[str, Any], message: str
+    promises: dict[str, Any], point: dict[str, Any], message: str
 ) -> None:
     """Two promises that contradict each other are both named."""
     with refused(message, DeclarationError):

@@ -11,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import conformance
 from conformance.base.geometry import FIELDS
+from conformance.declare.promises import declare
 from conformance.declare.ranks import Placed, Ranks
 
 PLACES = [
@@ -112,6 +113,8 @@ def test_a_placement_of_the_heads_is_given_heads_that_divide() -> None:
         ({"count": 2, "query": Partial()}, "Partial() for the output alone"),
         ({"count": 2, "weights": "batch"}, "give 'replicated' or 'heads'"),
         ({"count": 2, "seconds": 0.0}, "the seconds that a call may take"),
+        ({"count": 2, "even": "no"}, "even of Ranks is 'no': give True or False"),
+        ({"count": 2, "mask": Shard(7)}, "but has 4 axes"),
     ],
 )
 def test_what_is_no_place_is_refused(arguments: dict[str, Any], sentence: str) -> None:
@@ -126,6 +129,7 @@ def test_what_is_no_place_is_refused(arguments: dict[str, Any], sentence: str) -
     [
         ({"ranks": 2}, "give a conformance.Ranks"),
         ({"ranks": Ranks(2), "features": ["dropout"]}, "the feature 'dropout' is judged in one"),
+        ({"kind": "layer", "ranks": Ranks(2, x=Shard(3))}, "but has 3 axes"),
         ({"ranks": Ranks(2), "layout": "BSHD"}, "drop ranks, or the layout"),
         (
             {"ranks": Ranks(2, mask="sequence"), "masks": ["lengths"]},
@@ -136,5 +140,5 @@ def test_what_is_no_place_is_refused(arguments: dict[str, Any], sentence: str) -
 def test_what_ranks_cannot_promise_is_refused(promises: dict[str, Any], sentence: str) -> None:
     """What only one process can show is refused where it is declared with ranks."""
     with pytest.raises(conformance.DeclarationError) as refusal:
-        conformance.core(**promises)
+        declare(**{"kind": "core", **promises})
     assert sentence in str(refusal.value)

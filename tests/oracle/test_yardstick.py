@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
 from declared import CANDIDATES
-from examples import core, layer, problem
+from examples import core, layer, problem, run_clause
 from torch import Tensor
 
 from conformance._golden import golden
@@ -182,6 +183,22 @@ def test_fit_needs_finite_answers_and_independent_inputs() -> None:
     assert measure.fit(answer) is None
     subject, inputs, measure = measured(core(), values="tied-keys")
     assert measure.fit(exactly(subject, inputs)) is None
+
+
+@pytest.mark.parametrize("slug", ["numerics.scale-error", "numerics.typical-error"])
+def test_declared_nan_of_rows_without_keys_leaves_a_fit(slug: str) -> None:
+    """An always causal core whose first rows are NaN is measured by its other rows."""
+
+    def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        logits = query @ key.mT / query.shape[-1] ** 0.5
+        ahead = torch.ones(logits.shape[-2:]).tril(key.shape[2] - query.shape[2]) == 0
+        return logits.masked_fill(ahead, -math.inf).softmax(-1) @ value
+
+    lengths = {"query_length": 64, "key_length": 17}
+    promises: dict[str, Any] = {"causal": "bottom-right", "empty_rows": "nan", "masks": []}
+    made = core(causal, always_causal=True, features=[], geometry=lengths, **promises)
+    result = run_clause(made, slug)
+    assert (result.status, result.reason) == ("passed", "")
 
 
 def test_rows_that_are_not_sampled_keep_the_worst_case() -> None:

@@ -4,13 +4,15 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 from declared import CANDIDATES, core
 from examples import SMALL
 
 from conformance.base.geometry import Geometry
 from conformance.problems.edges import edge_problems
+from conformance.problems.materialise import materialise
 from conformance.problems.pool import Pool
-from conformance.problems.problem import Problem
+from conformance.problems.problem import Problem, problem_from_json
 from conformance.problems.space import Space
 from conformance.problems.strategies import draw_problems
 
@@ -70,6 +72,15 @@ def test_seed_of_the_run_decides() -> None:
 
     assert found(1) == found(1)
     assert found(1) != found(2)
+
+
+@pytest.mark.parametrize("seed", [2**31 - 1, 2**63, 10**30])
+def test_any_seed_of_a_run_gives_problems_that_can_be_rebuilt(seed: int) -> None:
+    """However large the seed of a run is, its problems have seeds that generators take."""
+    isolated = dataclasses.replace(core(), isolated=True)
+    for problem in Pool(isolated, SMALL, seed).problems(Space(), "float32"):
+        again = problem_from_json(problem.as_json())
+        assert torch.equal(materialise(again, isolated).query, materialise(problem, isolated).query)
 
 
 def test_problems_outside_the_space_are_left_out() -> None:

@@ -66,6 +66,25 @@ def test_values_that_no_problem_has(changes: dict[str, Any], sentence: str) -> N
         problem_from_json({**data, **changes, "geometry": sizes})
 
 
+@pytest.mark.parametrize(
+    ("lacking", "sentence"),
+    [
+        ({"geometry"}, "its geometry is missing"),
+        ({"tensors"}, "its tensors is missing"),
+        ({"seed"}, "its seed is missing"),
+    ],
+)
+def test_what_is_missing_is_named(lacking: set[str], sentence: str) -> None:
+    """A record that lacks a part of a problem says which."""
+    overrides = {"seed": 1, "tensors": []}
+    data = problem().as_json() | {
+        "overrides": {name: part for name, part in overrides.items() if name not in lacking}
+    }
+    kept = {name: part for name, part in data.items() if name not in lacking - {"seed"}}
+    with refused(sentence, TypeError):
+        problem_from_json(kept)
+
+
 def test_replace_leaves_the_original() -> None:
     """Problems are values: changing one makes another."""
     first = problem()
