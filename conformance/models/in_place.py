@@ -138,6 +138,8 @@ def activations(site: Site, values: dict[str, Array]) -> Activations | None:
     values
         The tensors of :func:`tapped` by name, and stored masks.
     """
+    if site.opaque:
+        return None
     kv_heads = site.kv_heads or site.heads
     heads = {"query": site.heads, "key": kv_heads, "value": kv_heads}
     parts = {
@@ -145,8 +147,6 @@ def activations(site: Site, values: dict[str, Array]) -> Activations | None:
         for part, edge in site.edges.items()
     }
     answer = as_heads(values[site.output], site.output_letters, site.heads)
-    if site.opaque:
-        return None
     for part, tensor in zip(("key", "value"), site.cache, strict=False):
         earlier = values[tensor].astype(values[site.edges[part].name].dtype)
         own = parts[part]
@@ -175,7 +175,10 @@ def assembled(
     Sinks are one number, or one for each head.
     """
     key = parts["key"]
-    keys = 0 if key is None else key.shape[2]
+    items, keys = (0, 0) if key is None else (key.shape[0], key.shape[2])
+    # Nodes of onnxruntime take lengths in other forms, too, with more numbers than items.
+    if any(mask.role == "lengths" and value.size != items for mask, value in masks):
+        return None
     ordered = [(mask.role, _as_mask(value, mask, heads, keys)) for mask, value in masks]
     if any(value is None for value in (*parts.values(), answer, *(entry for _, entry in ordered))):
         return None
@@ -187,12 +190,12 @@ def assembled(
 def as_heads(value: Array, letters: str, heads: int | None) -> Array | None:
     """A tensor with its axes in the order of heads."""
     if "M" in letters:  # heads and features in one axis, the last
-        if letters != "BLM" or not heads:
+        if letters != "BLM" or not heads or value.shape[-1] % heads:
             return None
         apart = value.reshape(*value.shape[:2], heads, -1)
         return np.moveaxis(apart, 2, 1)
     if "F" in letters:  # items and heads in one axis
-        if not heads:
+        if not heads or value.shape[letters.index("F")] % heads:
             return None
         ordered = np.transpose(value, [letters.index(letter) for letter in "FLD"])
         return ordered.reshape(-1, heads, *ordered.shape[1:])
@@ -211,7 +214,7 @@ def _as_mask(value: Array, mask: MaskInput, heads: int | None, keys: int) -> Arr
     if value.ndim != len(axes):
         return None
     if "F" in axes:
-        if not heads or axes.index("F") != 0:
+        if not heads or axes.index("F") != 0 or value.shape[0] % heads:
             return None
         value = value.reshape(-1, heads, *value.shape[1:])
         axes = f"BH{axes[1:]}"

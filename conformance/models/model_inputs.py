@@ -44,7 +44,7 @@ _AXES_OF: Final[Mapping[str, tuple[int, str]]] = {
     "image": (0, "f"),
     "past": (0, "f"),
 }
-_PASSED: Final = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+_PASSED: Final = ("Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
 
 class UnknownInputError(Exception):

@@ -102,6 +102,8 @@ _PLAIN: Final = frozenset(
 _WITH_NUMBERS: Final = frozenset({"Mul", "Div", "Sub", "Max", "Min", "Pow"})
 _AXES: Final = frozenset({"ReduceMax", "ReduceSum", "Clip", "Dropout"})
 _FOLDING: Final = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
+# Behind these there are weights: what multiplies them is no scale.
+_ENDS: Final = SOFTMAXES | {"Exp"}
 _MOVING: Final = _FOLDING | {"Concat", "Slice"}
 _ON_THE_WAY: Final = _PLAIN | _WITH_NUMBERS | _MOVING | {"Add", "Tanh", "Where"}
 # What may stand between weights and the product with values.
@@ -146,7 +148,7 @@ def _factor_below(graph: ModelGraph, node: Node, nodes: Sequence[Node]) -> float
     result, name = 1.0, str(node.output[0])
     for _ in nodes:
         here = below.get(name)
-        if here is None or here.op_type in SOFTMAXES or contraction_of(here) is not None:
+        if here is None or here.op_type in _ENDS or contraction_of(here) is not None:
             break
         if here.op_type in ("Mul", "Div"):
             result = _times(graph, here, name, result)
@@ -277,7 +279,7 @@ def _scale_and_cap(
     below = {node.input[at]: node for node in inside for at in range(len(node.input))}
     for _ in inside:
         node = below.get(name)
-        if node is None or node.op_type in SOFTMAXES or contraction_of(node) is not None:
+        if node is None or node.op_type in _ENDS or contraction_of(node) is not None:
             break
         if node.op_type == "Tanh":
             cap = 1.0

@@ -426,7 +426,7 @@ def _completed(
     for entry in calling.inputs:
         if entry.role == "tokens":
             said = int(declared.get(entry.name, {}).get("vocabulary", 0))
-            count = said or _ordinary(module, _vocabulary(made, entry.name))
+            count = said or _ordinary(module, min(_tables(made, entry.name), default=2))
             inputs.append(replace(entry, count=count))
         else:
             inputs.append(entry)
@@ -446,31 +446,31 @@ def _ordinary(module: nn.Module, count: int) -> int:
     """
     settings = getattr(getattr(module, "config", None), "__dict__", {})
     special = [value for name, value in settings.items() if name.endswith("_token_id")]
-    while count > 1 and count - 1 in special:
+    while count > 2 and count - 1 in special:  # noqa: PLR2004 (of one id alone no token is another)
         count -= 1
     return count
-
-
-def _vocabulary(recording: ModuleRecording, name: str) -> int:
-    """How many ids there are: the rows of the smallest table that they choose from."""
-    return min(_tables(recording, name), default=2)
 
 
 def _tables(recording: ModuleRecording, name: str) -> list[int]:
     """The rows of each table that an input chooses from."""
     rows = []
+    own = next(v.tensor for v in recording.values if v.kind == "input" and v.above == {name})
     for call in recording.calls:
-        if call.name != "embedding":
+        if call.name not in ("embedding", "getitem", "index_select"):
             continue
-        # torch.embedding takes the table first, functional.embedding the ids, either by name.
         read = [recording.values[number] for number in call.reads]
-        index, table = sorted(read[:2], key=lambda value: value.tensor.is_floating_point())
-        own = next(v for v in recording.values if v.kind == "input" and v.above == {name})
-        # A model may pad its ids itself, to whole blocks of tokens.
-        begins = index.tensor[..., : own.tensor.shape[-1]] if index.tensor.dim() else index.tensor
-        if index.above == {name} and torch.equal(begins, own.tensor):
-            rows.append(int(table.tensor.shape[0]))
+        tables = [value.tensor for value in read if value.tensor.is_floating_point()]
+        chosen = [value for value in read if not value.tensor.is_floating_point()]
+        if len(tables) == len(chosen) == 1 and chosen[0].above == {name}:
+            rows += [int(tables[0].shape[0])] if _same_ids(chosen[0].tensor, own) else []
     return rows
+
+
+def _same_ids(index: Tensor, ids: Tensor) -> bool:
+    """Whether ids are what they were: as they lie, turned, in one row, or filled up to blocks."""
+    if index.dim() != ids.dim():
+        return torch.equal(index, ids.reshape(-1))
+    return any(torch.equal(one, ids) for one in (index[..., : ids.shape[-1]], index.mT))
 
 
 def _is_sequence_first(module: nn.Module, calling: TorchCalling) -> bool:

@@ -110,9 +110,11 @@ def test_heads_are_told_apart_in_any_order(letters: str, site: Site) -> None:
         np.testing.assert_array_equal(own, value)
 
 
-@pytest.mark.parametrize(("letters", "heads"), [("BLM", None), ("FLD", None), ("BXLD", 4)])
+@pytest.mark.parametrize(
+    ("letters", "heads"), [("BLM", None), ("FLD", None), ("BXLD", 4), ("BLM", 7), ("FLD", 3)]
+)
 def test_axes_that_nobody_knows_are_none(letters: str, heads: int | None, site: Site) -> None:
-    """Without a number of heads one axis cannot be cut."""
+    """Without a number of heads one axis cannot be cut, nor with a number that does not fit."""
     assert entered(site, letters, heads=heads) is None
 
 
@@ -157,3 +159,16 @@ def test_masks_hide_together(site: Site) -> None:
     seen = (first & KEPT[:1, :1]).any(-1, keepdims=True)
     np.testing.assert_array_equal(found.judged, seen)
     assert not found.judged[1, 2, 0]
+
+
+def test_what_lies_in_one_tensor_is_not_taken_apart(site: Site) -> None:
+    """Query, key and value side by side may have any width: it is none of one of them."""
+    packed = dataclasses.replace(site, opaque=True)
+    assert entered(packed, "BLM", heads=7) is None
+
+
+def test_lengths_in_another_form_are_none(site: Site) -> None:
+    """A start and an end of each item are two numbers an item."""
+    mask = MaskInput(name="mask", role="lengths", axes="B")
+    assert entered(site, "BHLD", (mask, np.array([5, 3]))) is not None
+    assert entered(site, "BHLD", (mask, np.array([5, 3, 0, 0]))) is None

@@ -75,13 +75,24 @@ def test_masks_enter_where_they_are_chosen_by(name: str, tmp_path: Path) -> None
         ([node("Div", "scores half", "logits"), SOFTMAX], 2.0),
         ([node("Identity", "scores", "logits"), SOFTMAX], 1.0),
         ([node("Mul", "half scores", "a"), node("Mul", "a half", "logits"), SOFTMAX], HALF**2),
+        (
+            [
+                node("Mul", "scores half", "logits"),
+                node("Exp", "logits", "powers"),
+                node("ReduceSum", "powers last", "sums", keepdims=1),
+                node("Div", "powers sums", "shares"),
+                node("Mul", "shares half", "weights"),
+            ],
+            HALF,
+        ),
     ],
 )
 def test_the_scale_is_the_product_of_all_factors(
     middle: Sequence[NodeProto], scale: float, tmp_path: Path
 ) -> None:
-    """Whether they multiply or divide, and on which side the number stands."""
-    assert only(written(tmp_path / "graph.onnx", middle)).scale == scale
+    """Whether they multiply or divide, and on which side the number stands; weights have none."""
+    path = saved(token_graph(middle, tensors=ENDS), tmp_path / "graph.onnx")
+    assert only(path).scale == scale
 
 
 def test_a_cap_is_read_with_the_scale_before_it(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import embedding, pad
 
 from candidates.models.transformer import Encoder, EncoderDecoder, HidingEncoder, Shape
 from conformance import UsageError
@@ -210,18 +210,35 @@ def test_trials_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Looked(nn.Module):
-    """Tokens whose table is read by torch's own function, which takes it first."""
+    """Tokens whose rows of a table a function looks up."""
 
-    def __init__(self) -> None:
+    def __init__(self, look: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.randn(9, 4))
+        self.table, self.look = nn.Parameter(torch.randn(9, 4)), look
+        self.config = SimpleNamespace(pad_token_id=8, bos_token_id=1)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """As a model is called."""
-        return torch.embedding(self.table, input_ids)
+        return self.look(self.table, input_ids)
 
 
-def test_a_table_may_come_before_the_ids() -> None:
-    """The number of ids is that of its rows."""
-    calling, _ = torch_calling(Looked().eval(), {})
-    assert calling.inputs[0].count == 9
+@pytest.mark.parametrize(
+    "look",
+    [
+        torch.embedding,
+        lambda table, ids: embedding(ids.T.contiguous(), table).transpose(0, 1),
+        lambda table, ids: table[ids],
+        lambda table, ids: table.index_select(0, ids.reshape(-1)).unflatten(0, ids.shape),
+    ],
+    ids=["table first", "ids turned", "index", "in one row"],
+)
+def test_a_table_is_known_however_it_is_looked_up(look: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """The number of ids is that of its rows, but for the last, which means padding."""
+    calling, _ = torch_calling(Looked(look).eval(), {})
+    assert calling.inputs[0].count == 8
+
+
+def test_tokens_are_never_all_the_same() -> None:
+    """Where no table is seen there are two ids, whatever the second of them means."""
+    calling, _ = torch_calling(Looked(lambda table, ids: ids[..., None] * table[0]).eval(), {})
+    assert calling.inputs[0].count == 2
