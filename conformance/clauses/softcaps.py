@@ -29,6 +29,12 @@ _hides_keys = requires(
 )
 
 
+_caps_first = requires(
+    lambda c: not c.declaration.semantics.caps("mask"),
+    "it declares that the cap comes after the mask, which leaves hidden keys a weight",
+)
+
+
 def _capped(subject: Subject, problem: Problem, cap: float) -> Inputs:
     return subject.inputs(problem.replace(softcap=cap))
 
@@ -63,7 +69,7 @@ def softcap_golden(subject: Subject, problem: Problem) -> Finding:
         share=0.5,
     ),
     counterfactual="every key seen",
-    applies=(offers_softcap, _hides_keys),
+    applies=(offers_softcap, _hides_keys, _caps_first),
 )
 def softcap_before_mask(subject: Subject, problem: Problem) -> Finding:
     """Junk in keys that mask, flag or window hide, under a small cap."""

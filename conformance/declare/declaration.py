@@ -89,19 +89,20 @@ class Declaration:
     """A candidate's promises.
 
     ``empty_rows`` is the one rule for rows without keys, "any" where there is none; where it
-    differs by the way to them, ``empty_rows_by`` holds pairs of a way and its rule.
-    ``mask_shapes`` are the accepted shapes of masks that have a key axis, ``length_shapes`` those
-    of ``lengths``. ``semantics`` is the point the candidate is judged by, with ``causal`` and
-    ``empty_rows`` already in it. ``always_causal`` says that every call is causal by itself: then
-    no keyword is passed; ``precision`` is "int8-dynamic" for a layer whose projections are made of
-    8-bit integers, "" for others. ``layout`` is how a core takes its heads, ``arrays`` whose arrays
-    it takes, ``operator`` the registered torch operator behind it, ``mixed`` what it does with
-    inputs of several dtypes, ``memory`` how its peak memory grows with the length (None: nothing
-    is promised), ``strides`` whether it may refuse what is not contiguous. ``assumptions`` says
-    what an adapter took for granted; ``mask_pairs`` which form an adapter takes in which shape,
-    None for any in any. Of ``features``, ``declared_features`` are those that were named, not just
-    there by default. ``unchecked`` names parameters that stay unchecked on purpose. ``ranks`` are
-    those that compute an answer together, None for a candidate of one process.
+    differs by the way to them, ``empty_rows_by`` holds pairs of a way and its rule. ``mask_shapes``
+    are the accepted shapes of masks that have a key axis, ``length_shapes`` those of ``lengths``.
+    ``semantics`` is the point the candidate is judged by, with ``causal`` and ``empty_rows``
+    already in it; that hidden keys have no influence is required at any point, but of a softcap
+    that is declared to come after the mask. ``always_causal`` says that every call is causal by
+    itself: then no keyword is passed; ``precision`` is "int8-dynamic" for a layer whose projections
+    are made of 8-bit integers, "" for others. ``layout`` is how a core takes its heads, ``arrays``
+    whose arrays it takes, ``operator`` the registered torch operator behind it, ``mixed`` what it
+    does with inputs of several dtypes, ``memory`` how its peak memory grows with the length (None:
+    nothing is promised), ``strides`` whether it may refuse what is not contiguous. ``assumptions``
+    says what an adapter took for granted; ``mask_pairs`` which form an adapter takes in which
+    shape, None for any in any. Of ``features``, ``declared_features`` are those that were named,
+    not just there by default. ``unchecked`` names parameters that stay unchecked on purpose.
+    ``ranks`` are those that compute an answer together, None for a candidate of one process.
     """
 
     kind: str

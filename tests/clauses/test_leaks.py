@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from examples import core, layer, plan, problem, run_clause, try_on
+from examples import core, failing, layer, plan, problem, run_clause, try_on
 from torch import Tensor
 
 from conformance._golden import golden
 from conformance.clauses.leaks import hidden_keys, rows_apart
 from conformance.clauses.subject import Subject
+from conformance.diagnosis.mistakes import mistaken_conventions
 
 
 def test_junk_tokens_own_rows_are_left_out_in_self_attention() -> None:
@@ -60,6 +61,30 @@ def test_a_mask_may_show_what_the_causal_rule_hides(slug: str) -> None:
     promises: dict[str, Any] = {"masks": ["keep"], "causal": "bottom-right", "features": []}
     made = core(prefix, **promises, always_causal=True, empty_rows="any", semantics=point)
     assert run_clause(made, slug).status == "passed"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mask_operation": "ignore"},
+        {"mask_operation": "add-to-kept"},
+        {"mask_operation": "multiply-logits"},
+        {"mask_operation": "multiply-weights"},
+        {"mask_fill": -3.0},
+    ],
+    ids=str,
+)
+def test_no_declared_point_lets_hidden_keys_through(change: dict[str, Any]) -> None:
+    """What only mistakes do is no excuse where it is declared: hidden keys have no influence."""
+    point = golden.STANDARD.replace(**change)
+
+    def leaky(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        return golden.attend(query, key, value, semantics=point, **options).output.to(query.dtype)
+
+    promises: dict[str, Any] = {"masks": ["keep"], "causal": None, "features": []}
+    made = core(leaky, semantics=point, empty_rows="any", **promises)
+    assert mistaken_conventions(point)
+    assert failing(made, "mask.no-leak")
 
 
 @pytest.mark.parametrize("fill", [-10.0, -1e3])

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from examples import core, failing, problem, run_clause, try_on
 from torch import Tensor
 
 from candidates.eager import Call, EagerCore
+from conformance._golden import golden
 from conformance.clauses.registry import all_clauses
 
 SLUGS = [clause.id for clause in all_clauses() if clause.family == "softcap"]
@@ -45,6 +48,22 @@ def test_cap_before_scale_is_detected() -> None:
     promises = {"features": ["softcap"], "masks": []}
     assert failing(core(ScaledLast(), **promises), "softcap.after-scale")
     assert run_clause(core(**promises), "softcap.after-scale").status == "passed"
+
+
+def test_a_cap_that_is_declared_to_come_last_is_judged_as_that() -> None:
+    """Where a cap after the mask is declared, hidden keys keep a weight, as the golden's do."""
+    last = golden.STANDARD.replace(softcap_order="after-mask")
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        return golden.attend(query, key, value, semantics=last, **options).output.to(query.dtype)
+
+    promises: dict[str, Any] = {"features": ["softcap"], "masks": ["keep"], "empty_rows": "any"}
+    declared = core(attend, semantics=last, **promises)
+    assert run_clause(declared, "softcap.golden").status == "passed"
+    result = run_clause(declared, "softcap.before-mask")
+    assert result.status == "not-applicable"
+    assert result.reason.startswith("it declares that the cap comes after the mask")
+    assert failing(core(attend, **promises), "softcap.before-mask")
 
 
 def test_overflow_is_detected() -> None:

@@ -150,6 +150,16 @@ def test_a_rule_of_combination_speaks_of_both_only(rule: Any, together: str, giv
     assert rows(allowed[0, 0])[1] == alone[given]
 
 
+@pytest.mark.parametrize("rule", ["both", "either"])
+def test_what_a_bias_hides_stays_hidden(rule: Any) -> None:
+    """The flag shows no key whose bias is minus infinity, whatever admits a key."""
+    bias = torch.tensor([0.0, -torch.inf, 0.0]).reshape(1, 1, 1, 3)
+    point = STANDARD.replace(causal_combination=rule)
+    heads = torch.ones(1, 1, 3, 2)
+    allowed = attend(heads, heads, heads, bias=bias, causal=True, semantics=point).allowed
+    assert rows(allowed[0, 0]) == ["x..", "x..", "x.x"]
+
+
 def test_a_single_query_need_not_be_causal() -> None:
     """Where one query is never causal, it sees every key; two queries are causal as ever."""
     point = TOP_LEFT.replace(one_query_causal=False)
