@@ -15,7 +15,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
@@ -158,7 +158,7 @@ class _Part:
         looks = [partial(held.pick, vars(held.owner)) for held in self.names]
         return looks, tuple(chain.from_iterable(held.values for held in self.names))
 
-    def _names_as_before(self) -> bool:
+    def names_as_before(self) -> bool:
         """Whether all names stand for the same objects, looked at in one go after each call."""
         looks, values = self._values
         try:
@@ -171,7 +171,7 @@ class _Part:
     def put_back(self) -> list[str]:
         """What is no longer as it was, in words; afterwards it is."""
         changes: list[str] = []
-        if not self._names_as_before():
+        if not self.names_as_before():
             changes += [n for held in self.names if not held.as_before() for n in held.put_back()]
         if list(map(_code, self.functions)) != self.codes:  # code has an equality of its own
             for function, code in zip(self.functions, self.codes, strict=True):
@@ -367,6 +367,8 @@ _WATCH: ContextVar[tuple[Seal, list[str]] | None] = ContextVar("watch", default=
 # the harness, which is reported.
 _THEIRS: Final[list[tuple[Any, str, Any]]] = []
 _AT_LOAD: Final[list[str]] = []
+# The modules of the judge when candidates were loaded, and what it was made of.
+_AS_LOADED: Final[list[tuple[tuple[Any, ...], Seal]]] = []
 
 
 # The last watch: calls outside of any watch are compared with its seal.
@@ -380,7 +382,8 @@ def loading() -> Iterator[None]:
     What they replace of torch, as a library may when it is imported, is in force during their own
     calls only.
     """
-    before = seal()
+    before, judges = seal(), _judges()
+    _AS_LOADED.clear()
     try:
         yield
     finally:
@@ -389,6 +392,15 @@ def loading() -> Iterator[None]:
                 _THEIRS.extend((held.owner, name, new) for name, new in held.changed().items())
                 held.put_back()
         _AT_LOAD.extend(name for name in before.broken() if name not in _AT_LOAD)
+        if before.whole.names_as_before():
+            before = replace(before, interceptors=interceptors(), kernels=registered())
+            _AS_LOADED.append((judges, before))
+
+
+def seal_as_loaded() -> Seal:
+    """What the judge was made of when candidates were loaded, where nothing joined it since."""
+    same = [sealed for judges, sealed in _AS_LOADED if judges == _judges()]
+    return same[0] if same else seal()
 
 
 def tampered_at_load() -> list[str]:

@@ -240,6 +240,11 @@ class Subject:
         self.edited: list[Inputs] = []
         self.sealed, self._replaced = sealed or seal(), tampered_at_load()
 
+    def share(self, other: Subject) -> None:
+        """Use the problems and golden answers of a subject of the same declaration and dtype."""
+        self.oracle, self.inputs, self._yardsticks = other.oracle, other.inputs, other._yardsticks
+        self.gradients = Differentiator(self)
+
     def tampered(self) -> list[str]:
         """The names that loading, or calls since the last look, replaced in torch or the harness.
 

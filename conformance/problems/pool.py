@@ -42,6 +42,12 @@ class Pool:
         self._edges: dict[tuple[Space, str], list[Problem]] = {}
         self._problems: dict[tuple[Space, str], list[Problem]] = {}
 
+    def share(self, other: Pool) -> None:
+        """Use the problems of the pool of an equal declaration, if they are drawn alike."""
+        own = self._profile, self._seed, self._leading
+        if own == (other._profile, other._seed, other._leading):
+            self._edges, self._problems = other._edges, other._problems
+
     def in_turn(self, space: Space, dtype: str, device: str = "cpu") -> Iterator[Problem]:
         """The problems of a space one after another; none is drawn before the edges are used up."""
         yield from _placed(self._edges_of(space, dtype), device)

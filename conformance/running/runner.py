@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -21,7 +21,7 @@ from ..calls import torch_state
 from ..calls.arrays import no_such_numbers
 from ..calls.calling import before_each_call
 from ..calls.devices import canonical, why_absent
-from ..calls.integrity import Seal, seal
+from ..calls.integrity import Seal, seal_as_loaded
 from ..calls.recording import Recording
 from ..clauses.operators import left_to_eager
 from ..clauses.registry import Clause, all_clauses
@@ -49,6 +49,10 @@ LONGEST_SEARCH = 300.0
 # What takes a process with it, or much memory, costs seconds a try: few to make it small, none for
 # what hangs.
 TRIES_OF_A_LOSS = {"hung": 0, "crashed": 8, "memory": 2}
+
+
+# Runs of a warm process: what they drew and computed is there for candidates like theirs.
+PREPARED: Final[list[CandidateRun]] = []
 
 
 class CandidateRun:
@@ -108,7 +112,10 @@ class CandidateRun:
         self._blamers.clear()
 
     def _pool(self) -> Pool:
-        return Pool(self.candidate, self.profile, self.seed, leading=self._leading)
+        pool = Pool(self.candidate, self.profile, self.seed, leading=self._leading)
+        for known in filter(self._is_like, PREPARED):
+            pool.share(known.pool)
+        return pool
 
     def planned(self) -> list[PlannedClause]:
         """Every selected clause in every dtype and on every device, in order.
@@ -197,12 +204,20 @@ class CandidateRun:
         place = dtype, device
         if place not in self._subjects:
             self._subjects[place] = Subject(self.candidate, dtype, device, sealed=self.sealed)
+            for known in filter(self._is_like, PREPARED):
+                self._subjects[place].share(known.subject(dtype, device))
         return self._subjects[place]
+
+    def _is_like(self, other: CandidateRun) -> bool:
+        """Whether the problems and golden answers of another run are those of this one."""
+        own, its = self.candidate, other.candidate
+        plain = own.kind == its.kind == "core" and own.graph is None and own is not its
+        return plain and own.declaration == its.declaration and self.dtypes == other.dtypes
 
     @cached_property
     def sealed(self) -> Seal:
         """The judge as it was before the first call of the candidate."""
-        return seal()
+        return seal_as_loaded()
 
     def _run(self, clause: Clause, clause_run: ClauseRun, result: ClauseResult) -> ClauseResult:
         subject = self.subject(result.dtype, result.device)

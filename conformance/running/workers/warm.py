@@ -18,6 +18,7 @@ with uncollected():
     from ...calls import torch_state
     from ...calls.calling import Forward
     from ...calls.integrity import seal
+    from ...clauses.registry import all_clauses
     from ...clauses.subject import Subject
     from ...declare.decorators import core
     from ...diagnosis import Diagnostician
@@ -26,7 +27,7 @@ with uncollected():
     from ...errors import DeclarationError
     from ...problems.inputs import Inputs
     from ...problems.strategies import FEW_DRAFTS, first_drafts
-    from ..runner import one_thread
+    from ..runner import PREPARED, CandidateRun, one_thread
     from .planning import plan_targets
     from .pool import PROMISED
     from .worker import ready
@@ -38,8 +39,10 @@ with uncollected():
     ]
     WARMED = (plan_targets, named_mistakes(), ready(), seal(), symbolic_shapes)
 
-# The mistake that is diagnosed in advance: every core can make it.
-COMMONEST: Final = "scale-missing"
+# The mistakes that are diagnosed in advance: the first any core can make, the next one with a mask.
+COMMONEST: Final = ("scale-missing", "mask-inverted")
+# The families of the clauses whose problems are drawn in advance.
+MEASURED: Final = ("numerics", "mask", "softcap", "window")
 # What may go wrong where promises are strange.
 _CANNOT_PREPARE: Final = (DeclarationError, LookupError, RuntimeError, TypeError, ValueError)
 
@@ -61,23 +64,40 @@ class _Mistaken(DiagnosedSubject):
         return answer
 
 
-def diagnose_in_advance(promises: Mapping[str, Any]) -> list[str]:
-    """The names of a mistake that a core with some promises could make.
+def prepare(promises: Mapping[str, Any]) -> list[str]:
+    """The names of mistakes that a core with some promises could make.
 
-    What was computed for it follows from the promises alone, such as golden answers, their bounds
-    and what other mistakes answer. It is there for the diagnosis of the next candidate that makes
-    the same promises.
+    What was computed for them follows from the promises alone, such as the problems of the clauses,
+    golden answers, their bounds and what other mistakes answer. It is there for the next candidate
+    that makes the same promises.
     """
     candidate = core(**promises)(like_nobody)
-    subject = Subject(candidate, candidate.declaration.dtypes[0])
-    mistake = next(one for one in named_mistakes() if one.name == COMMONEST)
+    run = CandidateRun(candidate, profile=QUICK)
+    first = {one.name: one for one in reversed(named_mistakes())}
+    entries = []
     with one_thread(), torch_state.neutral():  # threads of torch would not outlive a fork
-        entries = Diagnostician(_Mistaken(subject, mistake), named_mistakes()).explain()
+        _measure(run)
+        subject = Subject(candidate, candidate.declaration.dtypes[0])
+        for name in COMMONEST if candidate.declaration.masks else COMMONEST[:1]:
+            entries += Diagnostician(_Mistaken(subject, first[name]), named_mistakes()).explain()
+    PREPARED[:] = [run]
     return [str(entry["name"]) for entry in entries]
+
+
+def _measure(run: CandidateRun) -> None:
+    """Draw the problems of clauses about answers, and compute what these are measured with."""
+    clauses = {clause.id: clause for clause in all_clauses()}
+    for planned in run.planned():
+        if planned.reason or planned.level != "MUST" or planned.family not in MEASURED:
+            continue
+        subject = run.subject(planned.dtype, planned.device)
+        for problem in run.pool.problems(clauses[planned.id].space, planned.dtype, planned.device):
+            with contextlib.suppress(*_CANNOT_PREPARE):
+                subject.yardstick(subject.inputs(problem))
 
 
 if PROMISED in os.environ:
     # The first candidate that makes promises which nobody can make is refused, with the reason.
     # Whatever else goes wrong here, that candidate is judged without what was computed for it.
     with uncollected(), contextlib.suppress(*_CANNOT_PREPARE):
-        diagnose_in_advance(ast.literal_eval(os.environ[PROMISED]))
+        prepare(ast.literal_eval(os.environ[PROMISED]))
