@@ -382,7 +382,8 @@ def loading() -> Iterator[None]:
     What they replace of torch, as a library may when it is imported, is in force during their own
     calls only.
     """
-    before, judges = seal(), _judges()
+    # A warm process has made the seal, and no call has been watched since.
+    before, judges = seal() if _LAST else seal_as_loaded(), _judges()
     _AS_LOADED.clear()
     try:
         yield
@@ -422,7 +423,7 @@ def watching(sealed: Seal, changes: list[str]) -> Iterator[None]:
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
     """Call the candidate's code; afterwards, what it changed of the judge is restored."""
-    sealed, changes = _WATCH.get() or next(iter(_LAST), None) or (seal(), [])
+    sealed, changes = _WATCH.get() or next(iter(_LAST), None) or (seal_as_loaded(), [])
     originals = [(owner, name, vars(owner).get(name, _GONE)) for owner, name, _ in _THEIRS]
     for patched in _THEIRS:
         _put(*patched)

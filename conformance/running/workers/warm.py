@@ -15,9 +15,8 @@ from ...base.limits import uncollected
 
 with uncollected():
     from ...base.profile import PROFILES
-    from ...calls import torch_state
+    from ...calls import integrity, torch_state
     from ...calls.calling import Forward
-    from ...calls.integrity import seal
     from ...clauses.registry import all_clauses
     from ...clauses.subject import Subject
     from ...declare.decorators import core
@@ -37,7 +36,7 @@ with uncollected():
         first_drafts(longest=QUICK.longest, count=count, seed_value=0)
         for count in (FEW_DRAFTS, QUICK.examples)
     ]
-    WARMED = (plan_targets, named_mistakes(), ready(), seal(), symbolic_shapes)
+    WARMED = (plan_targets, named_mistakes(), ready(), symbolic_shapes)
 
 # The mistakes that are diagnosed in advance: the first any core can make, the next one with a mask.
 COMMONEST: Final = ("scale-missing", "mask-inverted")
@@ -96,6 +95,8 @@ def _measure(run: CandidateRun) -> None:
                 subject.yardstick(subject.inputs(problem))
 
 
+with integrity.loading():  # what a process that is forked from here need not record again
+    pass
 if PROMISED in os.environ:
     # The first candidate that makes promises which nobody can make is refused, with the reason.
     # Whatever else goes wrong here, that candidate is judged without what was computed for it.
