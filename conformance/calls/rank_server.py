@@ -420,7 +420,8 @@ _HEAD: Final = "reply"
 def packed(reply: Reply) -> bytes:
     """A reply as safetensors, whose metadata holds what is no tensor."""
     tensors = {
-        f"{kind} {name}": each.contiguous()
+        # One tensor may have two names, which safetensors refuses.
+        f"{kind} {name}": each.clone(memory_format=torch.contiguous_format)
         for kind, parts in (
             ("written", reply.written),
             ("gradients", reply.gradients),

@@ -64,6 +64,15 @@ def test_gradients_come_home(tmp_path: Path) -> None:
     assert query.grad.flatten().tolist() == [1.0, 1.0, 2.0, 2.0]
 
 
+def test_one_tensor_that_is_key_and_value_has_one_gradient(tmp_path: Path) -> None:
+    """A gradient that arrives under two names is handed over once."""
+    made = candidate(tmp_path, "return key + 2 * value")
+    key = torch.ones(1, 1, 4, 1, requires_grad=True)
+    made(key.detach(), key, key).sum().backward()
+    assert key.grad is not None
+    assert key.grad.flatten().tolist() == [3.0] * 4
+
+
 def test_what_a_rank_writes_into_its_part_is_seen(tmp_path: Path) -> None:
     """A write into an argument arrives in the judge's tensor, where a clause looks for it."""
     made = candidate(tmp_path, "query[:] = dist.get_rank(); return value")
