@@ -70,6 +70,8 @@ def _kernels(before: frozenset[str]) -> list[str]:
         for entry in torch.library._impls - before  # noqa: SLF001
         if entry.startswith("aten/") and entry.endswith(_HOST_KEYS)
     }
+    if new:
+        gc.unfreeze()  # what was loaded may have been set aside, and is searched as well
     for entry in gc.get_objects() if new else ():
         if type(entry) is torch.library.Library and not new.isdisjoint(entry._op_impls):  # noqa: SLF001
             entry._destroy()  # noqa: SLF001 (what the object does when it is collected)

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import gc
 import time
 
 import pytest
 
-from conformance.base.limits import Deadline, read_seconds, spoken
+from conformance.base.limits import Deadline, read_seconds, spoken, unsearched
 from conformance.errors import UsageError
 
 
@@ -63,3 +64,18 @@ def test_nothing_is_left_of_a_limit_that_has_passed() -> None:
     """The rest of the time is never negative."""
     assert Deadline(limit=5.0, started=time.monotonic() - 6.0).left() == 0.0
     assert 4.0 < Deadline(limit=5.0).left() <= 5.0
+
+
+def test_what_was_there_is_not_looked_through_meanwhile() -> None:
+    """Objects are set aside for the collector, and given back; not those that others set aside."""
+    gc.unfreeze()
+    with unsearched():
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
+    gc.freeze()
+    try:
+        with unsearched():
+            pass
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()

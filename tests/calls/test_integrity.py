@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import gc
 import importlib
 import math
 import pkgutil
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -155,12 +157,27 @@ def test_subnormal_numbers_are_numbers_again() -> None:
     assert sys.float_info.min / 2 > 0.0
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_kernel_of_a_library_that_was_set_aside_is_taken_back() -> None:
+    """What is loaded is set aside for the collector: its kernels are found all the same."""
+    library = torch.library.Library("aten", "IMPL")
+    gc.freeze()
+    sealed = integrity.seal()
+    library.impl("bmm", lambda one, _other: one.new_zeros(len(one), 2, 2), "CPU")
+    try:
+        assert sealed.broken() == ["the kernel of aten/bmm/CPU"]
+        assert bool((torch.ones(1, 2, 2) @ torch.ones(1, 2, 2)).all())
+    finally:
+        gc.unfreeze()
+
+
 @pytest.fixture
 def loaded() -> Iterator[None]:
     """Forget what was replaced while a test loads something."""
     yield
     integrity._THEIRS.clear()
     integrity._AT_LOAD.clear()
+    integrity._AS_LOADED.clear()
 
 
 @pytest.mark.usefixtures("loaded")
@@ -184,6 +201,17 @@ def test_a_harness_that_is_replaced_when_loading_is_told() -> None:
         comparison.compare = wrong  # type: ignore[assignment]  # that is the point
     assert comparison.compare is original
     assert integrity.tampered_at_load() == ["conformance.oracle.comparison.compare"]
+
+
+@pytest.mark.usefixtures("loaded")
+def test_what_was_loaded_is_sealed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seal before loading stands for later ones, until a module joins the judge."""
+    with integrity.loading():
+        pass
+    sealed = integrity.seal_as_loaded()
+    assert integrity.seal_as_loaded() is sealed
+    monkeypatch.setitem(sys.modules, "conformance.clauses.later", types.ModuleType("later"))
+    assert integrity.seal_as_loaded() is not sealed
 
 
 CHEAT = """
