@@ -123,8 +123,22 @@ def _by_sums(
 ) -> Tensor:
     """The blocks' answers weighed by a change of the logarithms of their sums."""
     sums = torch.stack([change(each.logits.logsumexp(-1)) for each in right])
-    weights = sums.softmax(0).nan_to_num(nan=0.0)[..., None]
-    return sum((w * merged([each]) for w, each in zip(weights, right, strict=True)), torch.zeros(1))
+    whole = sums.logsumexp(0)
+    return _weighed((sums - whole.masked_fill(whole.isneginf(), 0.0)).exp(), right)
+
+
+def _unanchored(parts: Parts, _rank: int, right: list[Block]) -> Tensor:
+    """The blocks' answers weighed by exponentials of their sums, which overflow and underflow."""
+    dtype = getattr(torch, parts.subject.dtype)
+    weights = torch.stack([each.logits.logsumexp(-1).to(dtype).exp() for each in right])
+    total = weights.sum(0)
+    return _weighed(weights, right) / total.masked_fill(total == 0, 1.0)[..., None]
+
+
+def _weighed(weights: Tensor, blocks: list[Block]) -> Tensor:
+    """The sum of the blocks' answers, each with its weights ``[B, H, Lq]``."""
+    pairs = zip(weights[..., None].double(), blocks, strict=True)
+    return sum((weight * merged([each]) for weight, each in pairs), torch.zeros(1))
 
 
 def _added(divided: int, parts: Parts, _rank: int, right: list[Block]) -> Tensor:
@@ -254,6 +268,12 @@ MISTAKES: Final[tuple[RankMistake, ...]] = (
         "",
         "keep the logarithms of the sums in float32 when they are sent and merged",
         *map(_half, (torch.float16, torch.bfloat16)),
+    ),
+    *_named(
+        "maximum-not-subtracted",
+        "the parts are merged by exponentials of their sums, from which no maximum is taken",
+        "weigh each part's answer by exp(its log-sum-exp - that of all parts)",
+        {"merge": _unanchored},
     ),
     *_named(
         "parts-merged-without-sums",

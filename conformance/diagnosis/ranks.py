@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
+from ..base.results import Violation
 from ..calls.calling import CandidateFailure, arguments, build_forward, guarded
 from ..calls.ranks import Calls, Spanning
 from ..clauses.ranks import ABSENT, COUNTS, LATE
@@ -219,21 +220,37 @@ class RankDiagnostician(Diagnostician):
             return True
         if clause.family == "gradients" or self._is_backward:
             return clause.family == "gradients"
-        inputs = self.subject.inputs(problem)
-        observed = self._observed(inputs)
+        observed, told = self._telling(mistake, problem)
         with contextlib.suppress(NotExpressible):
             if not observed.explained(mistake):
                 return False
             if observed.is_wrong:
-                return True
-            return fails_so(self.subject, self._acting(mistake), clause, problem) is not False
+                return told is problem or clause.check(self.subject, told).violation is not None
+            return fails_so(self.subject, self._acting(mistake), clause, told) is not False
         return False
+
+    def _telling(self, mistake: RankMistake, problem: Problem) -> tuple[RankAnswers, Problem]:
+        """A problem on which a mistake can be acted out, and what the ranks answer to it.
+
+        Where parts must have one length, that is the nearest one that has such parts.
+        """
+        observed = self._observed(self.subject.inputs(problem))
+        if not observed.tells(mistake):
+            ranks = dataclasses.replace(observed.parts.ranks, even=True)
+            problem = problem.replace(geometry=ranks.fitted(problem.geometry), overrides=None)
+            observed = self._observed(self.subject.inputs(problem))
+        return observed, problem
 
     def _acting(self, mistake: RankMistake) -> Callable[[Inputs], MistakenAnswer]:
         """What the candidate answers that makes a mistake, with its part of each rank."""
 
         def acting(inputs: Inputs) -> MistakenAnswer:
             parts = self._parts(inputs)
+            effect = "" if mistake.effect is None else mistake.effect(parts)
+            if effect == RAISES:
+                raise CandidateFailure(Violation(kind="raised", message=mistake.sentence))
+            if effect:  # nobody knows how the answer is wrong
+                raise NotExpressible
             every = [acted_out(mistake, parts, rank) for rank in range(parts.count)]
             if parts.output_place.whole:
                 return every[0]

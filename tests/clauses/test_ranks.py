@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,48 @@ def test_what_cannot_be_late_is_not_judged_by_it(tmp_path: Path) -> None:
     file = tmp_path / "functional.py"
     file.write_text(textwrap.dedent(FUNCTIONAL), encoding="utf-8")
     assert statuses(loaded(f"{file}:sums"), "ranks.waits") == {"ranks.waits": "not-applicable"}
+
+
+# The clauses, as globs, that each mistake may fail: what it is primary for, and what follows.
+_GRADIENTS = ("gradients.golden", "gradients.options", "gradients.causal", "gradients.any-length")
+_CAUSAL = ("mask.*", "numerics.options", "numerics.odd-scale", "numerics.any-length", *_GRADIENTS)
+# Answers are wrong on most problems: nothing about shapes, state, lateness or loss may fail.
+_VALUES = ("numerics.*", "mask.*", "equivariance.*", "groups.*", "mixed.*", *_GRADIENTS)
+_MORE = ("cache.decode-equals-full", "ranks.any-count")
+# What is not finite differs from itself.
+_NOT_FINITE = ("shape.strided", "shape.expanded", "shape.bounds", "state.*")
+MAY_FAIL = {
+    "LocalCausalMask": (*_CAUSAL, *_MORE, "ranks.no-leak"),
+    "MergedWithoutMaximum": (*_VALUES, *_MORE, *_NOT_FINITE),
+    "SumsInHalfPrecision": (*_VALUES, *_MORE, "ranks.uneven"),
+    "ZigzagUndoneWrongly": (*_CAUSAL, *_MORE),
+    "NoSumBehindTheOutput": (*_VALUES, *_MORE, "ranks.agree", "ranks.dies"),
+    "BiasOnEveryRank": (*_VALUES, *_MORE, "shape.empty-key"),
+    "WrongSharedHeads": (*_VALUES, *_MORE),
+    "GradientsNotSentHome": _GRADIENTS,
+    "StaleBuffer": (*_VALUES, *_MORE),
+    "PaddedLastPart": (*_VALUES, *_MORE, "ranks.uneven", "ranks.empty-part"),
+    "SumOnTheFirstRankAlone": (*_GRADIENTS, "ranks.agree"),
+    "GradientOnTheFirstRankAlone": ("ranks.agree",),
+    "TwoRanksWrittenDown": ("ranks.any-count",),
+    "NoMaximumOfNothing": ("[!r]*", "ranks.any-count", "ranks.empty-part"),
+    "OwnPartTwice": (*_VALUES, *_MORE, "ranks.uneven", "ranks.order"),
+    "LaterPartsAreWeighed": ("mask.*", "mixed.undeclared-inputs", "ranks.no-leak"),
+    "DoesNotWait": ("ranks.waits",),
+    "SwallowedException": ("ranks.dies",),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_fails_only_what_it_should(name: str) -> None:
+    """Of all clauses a mistake fails its primary one and direct consequences; none is an error."""
+    result = statuses(loaded(f"candidates.ranks.mistakes:{name}"), "*")
+    failed = {clause for clause, status in result.items() if status == "failed"}
+    wide = {clause for clause in failed if not any(fnmatchcase(clause, c) for c in MAY_FAIL[name])}
+    assert MISTAKES[name] in failed
+    assert not wide
+    assert set(result.values()) <= {"passed", "failed", "not-applicable", "untestable"}
 
 
 def test_what_makes_no_call_wrong_fails_its_clause_alone() -> None:

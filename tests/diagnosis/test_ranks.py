@@ -67,7 +67,7 @@ def test_a_mistake_changes_the_answer_on_two_ranks_and_not_on_one(name: str) -> 
 def test_texts_are_whole() -> None:
     """Each entry has a name, a sentence and what to do; names differ from those of one process."""
     assert all(one.name and one.sentence and one.fix for one in NAMED)
-    assert set(NAMES.values()) - {one.name for one in NAMED} == {"maximum-not-subtracted"}
+    assert set(NAMES.values()) <= {one.name for one in NAMED}
 
 
 @pytest.mark.parametrize(
