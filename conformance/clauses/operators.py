@@ -15,8 +15,8 @@ from ..calls.calling import Forward, arguments
 from ..declare.candidate import Candidate
 from ..declare.operators import (
     Called,
-    Calls,
     DispatchedCalls,
+    PythonCalls,
     argument_names,
     registered_operator,
     written_arguments,
@@ -78,7 +78,7 @@ def _calls(subject: Subject, problem: Problem) -> list[Called]:
     packet = registered_operator(subject.declaration.operator)
     inputs = subject.inputs(problem)
     forward = subject.forward(inputs)
-    for mode in (Calls(packet), DispatchedCalls(packet)):
+    for mode in (PythonCalls(packet), DispatchedCalls(packet)):
         subject.call_with(_under(mode, forward), arguments(inputs), inputs)
         if mode.calls:
             return mode.calls

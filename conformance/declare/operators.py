@@ -72,7 +72,7 @@ def _parameter(argument: Any) -> inspect.Parameter:
     return inspect.Parameter(argument.name, kind, default=default)
 
 
-class Calls(TorchFunctionMode):
+class PythonCalls(TorchFunctionMode):
     """Keeps the calls of one operator that are made from Python meanwhile."""
 
     def __init__(self, packet: OpOverloadPacket) -> None:

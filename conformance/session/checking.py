@@ -24,7 +24,7 @@ from .expectations import Selection, Stale, by_candidate, judge
 from .order import check_selection, selected
 from .renewing import Gate, renew
 from .report import build_report, candidate_entry, verdict
-from .schedule import Judge, Schedule, ShowProgress
+from .schedule import JudgeResult, Schedule, ShowProgress
 
 STOPPED: Final = "the run ended with its first failure"
 NO_GATE: Final = Gate()
@@ -261,7 +261,7 @@ def _announce(run: _Run, index: int, options: RunOptions, announce: Callable[[st
     announce(f"{loaded.name}: {word}, {applied} {noun} in {took:.0f} s ({reason})")
 
 
-def _judge(run: _Run, options: RunOptions) -> Judge:
+def _judge(run: _Run, options: RunOptions) -> JudgeResult:
     """What judges a result; plain data, so that it can be sent to another machine."""
     return partial(_judged, from_file=run.from_file, today=run.today, in_shard=is_shard(options))
 

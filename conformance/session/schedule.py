@@ -111,8 +111,8 @@ _LOST: Final = ("hung", "crashed")
 _CANDIDATES_A_WORKER: Final = 2
 
 # A clause's number and result, what explains failures by their numbers, or a candidate's warnings.
-Report = tuple[int, ClauseResult] | dict[int, str] | list[str]
-Judge = Callable[[Loaded, ClauseResult], ClauseResult]
+ChunkReport = tuple[int, ClauseResult] | dict[int, str] | list[str]
+JudgeResult = Callable[[Loaded, ClauseResult], ClauseResult]
 
 
 def ignore_end(_index: int) -> None:
@@ -156,14 +156,14 @@ class ChunkRun:
     """
 
     loaded: Sequence[Loaded]
-    judge: Judge
+    judge: JudgeResult
     warns: tuple[str, ...]
     exitfirst: bool
     remembers: bool
 
     def __call__(
         self, supervisor: Supervisor, chunk: Chunk, stopping: Callable[[], bool]
-    ) -> Iterator[Report]:
+    ) -> Iterator[ChunkReport]:
         """Each clause's number and result; of the last chunk also what explains and warns."""
         own = dict(chunk.before)
         for number, result in self._run(supervisor, chunk):
@@ -253,7 +253,7 @@ class Schedule:
 
     pool: WorkerPool
     loaded: Sequence[Loaded]
-    judge: Judge
+    judge: JudgeResult
     progress: ShowProgress
     ended: Callable[[int], None] = ignore_end
     jobs: int = 1
@@ -353,7 +353,7 @@ class Schedule:
         self._work(chunks)
         return bool(chunks)
 
-    def _admits(self, chunk: Chunk, report: Report | None) -> bool:
+    def _admits(self, chunk: Chunk, report: ChunkReport | None) -> bool:
         """Whether a report counts; a candidate that was lost meanwhile is run again as a whole."""
         if report is None:
             return not self._stopped
@@ -370,7 +370,7 @@ class Schedule:
         """Whether the run has ended with a failure, as ``exitfirst`` wants it."""
         return self._stopped
 
-    def _receive(self, chunk: Chunk, report: Report) -> None:
+    def _receive(self, chunk: Chunk, report: ChunkReport) -> None:
         if isinstance(report, list):
             self.warnings[chunk.index] = report
             self.ended(chunk.index)

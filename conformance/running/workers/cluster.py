@@ -34,7 +34,7 @@ from ...base.record import EXIT_HARNESS
 from ...errors import UsageError
 from ..databases import on_this_machine
 from .messages import Loaded, Ready, RunOptions, package_version
-from .pool import OURS, DoJob, Job, Report, TaskOrder, WorkerPool, default_jobs, plans_of, serve
+from .pool import OURS, DoJob, Job, Reported, TaskOrder, WorkerPool, default_jobs, plans_of, serve
 from .supervisor import HarnessError, OutOfTime, Supervisor
 
 OPTION: Final = "--cluster"
@@ -368,10 +368,10 @@ class ClusterPool(WorkerPool):
     def _reports(
         self,
         supervisor: Supervisor,
-        do: DoJob[Job, Report],
+        do: DoJob[Job, Reported],
         job: Job,
         stopping: Callable[[], bool],
-    ) -> Generator[Report]:
+    ) -> Generator[Reported]:
         """The reports of one job, which some machine does."""
         import ray  # noqa: PLC0415 (an extra)
 

@@ -16,7 +16,7 @@ from ...targets.loading import named
 from ..clause_run import Progress
 from .messages import Loaded, Order, Ready, RunOptions
 from .planning import CandidatePlan, check_devices, plan_candidates
-from .pool import DoJob, Job, Report, WorkerPool, admit_all
+from .pool import DoJob, Job, Reported, WorkerPool, admit_all
 from .supervisor import OutOfTime, Supervisor
 from .worker import ready
 
@@ -85,10 +85,10 @@ class InProcessPool(WorkerPool):
     def work(
         self,
         jobs: Sequence[Job],
-        do: DoJob[Job, Report],
-        receive: Callable[[Job, Report], None],
+        do: DoJob[Job, Reported],
+        receive: Callable[[Job, Reported], None],
         *,
-        admits: Callable[[Job, Report | None], bool] = admit_all,
+        admits: Callable[[Job, Reported | None], bool] = admit_all,
         most: int | None = None,
     ) -> None:
         """Do every job in turn, in this thread."""

@@ -54,10 +54,10 @@ def warm_context(promises: Mapping[str, Any] | None = None) -> BaseContext | Non
 
 
 Job = TypeVar("Job")
-Report = TypeVar("Report")
+Reported = TypeVar("Reported")
 # Does one job with a worker until the callable says to stop, and yields the job's reports. It holds
 # plain data alone, so that it can be sent to another machine.
-DoJob = Callable[[Supervisor, Job, Callable[[], bool]], Iterator[Report]]
+DoJob = Callable[[Supervisor, Job, Callable[[], bool]], Iterator[Reported]]
 
 
 def default_jobs() -> int:
@@ -116,10 +116,10 @@ class WorkerPool:
     def work(
         self,
         jobs: Sequence[Job],
-        do: DoJob[Job, Report],
-        receive: Callable[[Job, Report], None],
+        do: DoJob[Job, Reported],
+        receive: Callable[[Job, Reported], None],
         *,
-        admits: Callable[[Job, Report | None], bool] = admit_all,
+        admits: Callable[[Job, Reported | None], bool] = admit_all,
         most: int | None = None,
     ) -> None:
         """Do every job in some worker, at most ``most`` at a time.
@@ -130,7 +130,7 @@ class WorkerPool:
         worker cannot go on.
         """
         waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        reports: queue.SimpleQueue[tuple[Job, Report] | Future[None]] = queue.SimpleQueue()
+        reports: queue.SimpleQueue[tuple[Job, Reported] | Future[None]] = queue.SimpleQueue()
         stop = threading.Event()
         for job in jobs:
             waiting.put(job)
@@ -156,10 +156,10 @@ class WorkerPool:
         self,
         supervisor: Supervisor,
         waiting: queue.SimpleQueue[Job],
-        put: Callable[[tuple[Job, Report]], None],
+        put: Callable[[tuple[Job, Reported]], None],
         stop: threading.Event,
-        do: DoJob[Job, Report],
-        admits: Callable[[Job, Report | None], bool],
+        do: DoJob[Job, Reported],
+        admits: Callable[[Job, Reported | None], bool],
     ) -> None:
         """Take jobs until none is left, in a thread."""
         if not self._joins(supervisor):
@@ -180,10 +180,10 @@ class WorkerPool:
     def _reports(
         self,
         supervisor: Supervisor,
-        do: DoJob[Job, Report],
+        do: DoJob[Job, Reported],
         job: Job,
         stopping: Callable[[], bool],
-    ) -> Generator[Report]:
+    ) -> Generator[Reported]:
         """The reports of one job, which some worker does."""
         yield from do(supervisor, job, stopping)
 
@@ -213,9 +213,9 @@ def plans_of(loaded: Iterable[Loaded]) -> list[list[tuple[str, str, str, bool]]]
 
 
 def _receive(
-    reports: queue.SimpleQueue[tuple[Job, Report] | Future[None]],
+    reports: queue.SimpleQueue[tuple[Job, Reported] | Future[None]],
     threads: int,
-    receive: Callable[[Job, Report], None],
+    receive: Callable[[Job, Reported], None],
 ) -> None:
     """Hand reports on until all threads have ended; an interrupt gets through each short wait."""
     while threads:
@@ -236,8 +236,8 @@ def _receive(
 
 
 def _drain(
-    reports: queue.SimpleQueue[tuple[Job, Report] | Future[None]],
-    receive: Callable[[Job, Report], None],
+    reports: queue.SimpleQueue[tuple[Job, Reported] | Future[None]],
+    receive: Callable[[Job, Reported], None],
 ) -> None:
     """Hand on what is left after the threads have ended."""
     while not reports.empty():
@@ -287,7 +287,7 @@ _KEPT: Final[dict[bytes, _Kept]] = {}
 
 
 def serve(
-    order: TaskOrder, do: DoJob[Job, Report] | None, job: Job | None
+    order: TaskOrder, do: DoJob[Job, Reported] | None, job: Job | None
 ) -> Iterator[tuple[str, Any]]:
     """Load the targets, or do a job with them, in a process of Ray."""
     try:
@@ -301,7 +301,7 @@ def serve(
 
 
 def _served(
-    order: TaskOrder, do: DoJob[Job, Report] | None, job: Job | None
+    order: TaskOrder, do: DoJob[Job, Reported] | None, job: Job | None
 ) -> Iterator[tuple[str, Any]]:
     here = package_version(OURS)
     if here != order.version:
