@@ -80,9 +80,10 @@ class Patience:
     """How long to wait for the answer of a process: ``limit`` seconds, and longer while it starves.
 
     It starves while some thread of it or of its children could run, though no single thread has
-    used as much processor time as the limit. Then the limit is one of processor time, and the wait ends after
-    twenty times the limit at the latest. A process that sleeps, is stopped or deadlocked has no
-    such thread, and a busy loop uses the time. Where ``state`` gives None the limit is wall time.
+    used as much processor time as the limit. Then the limit is one of processor time, and the wait
+    ends after twenty times the limit at the latest. A process that sleeps, is stopped or deadlocked
+    has no such thread, and a busy loop uses the time. Where ``state`` gives None the limit is wall
+    time.
     """
 
     def __init__(
