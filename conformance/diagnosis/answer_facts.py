@@ -456,6 +456,16 @@ def _differ_from(answer: Tensor, expected: Tensor, exact: Golden) -> bool:
     return bool((((answer - expected).abs() > model.ACTED_ROOM * exact.bound) & judged).any())
 
 
+def _accumulated(earlier: Inputs, later: Inputs) -> Inputs:
+    """The keys and values of both calls, one after the other; only the later ones with a mask."""
+    if later.masked:
+        return later
+    both = (
+        torch.cat([getattr(one, name) for one in (earlier, later)], -2) for name in ("key", "value")
+    )
+    return later.with_tokens(**dict(zip(("key", "value"), both, strict=True)))
+
+
 # What a candidate may keep of a call: the later inputs with that of the earlier ones.
 _KEPT: Final[dict[str, Callable[[Inputs, Inputs], Inputs]]] = {
     "the query of an earlier call": lambda earlier, later: later.with_tokens(query=earlier.query),
@@ -463,6 +473,10 @@ _KEPT: Final[dict[str, Callable[[Inputs, Inputs], Inputs]]] = {
     "the values of an earlier call": lambda earlier, later: later.with_tokens(value=earlier.value),
     "keys and values of an earlier call": lambda earlier, later: later.with_tokens(
         key=earlier.key, value=earlier.value
+    ),
+    "the keys and values of an earlier call before its own": _accumulated,
+    "the weights of an earlier call, or its queries and keys": lambda earlier, later: (
+        later.with_tokens(query=earlier.query, key=earlier.key)
     ),
     "the mask of an earlier call": lambda earlier, later: later.replace(
         keep=earlier.keep, bias=earlier.bias

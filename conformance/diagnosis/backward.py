@@ -13,9 +13,11 @@ from ..base.mistake import NO_MISTAKE, UNKNOWN
 from ..clauses.judging_gradients import described, has_empty_rows
 from ..clauses.subject import Subject
 from ..oracle.gradient_oracle import why_unknown
+from ..problems.memory_layouts import STRIDED
 from ..problems.problem import Problem
 from ..tolerance import model
 from .answer_facts import keeps_state
+from .battery import answer_to
 from .dissection.backward import backward_statements
 from .mistakes import BACKWARD, NamedMistake, NotExpressible
 from .mistakes.backward_pass import gradients_with
@@ -40,6 +42,12 @@ FORMATS: Final = (torch.bfloat16, torch.float16)
 WHOLE: Final = ("gradients.golden", "gradients.options")
 
 
+_OF_STRIDES: Final[dict[str, Any]] = {
+    "name": "strides-ignored",
+    "text": "a tensor is read as if it lay row after row in memory, in the forward pass already",
+    "fix": "honour the strides of the inputs, or call contiguous() on them",
+    "confidence": 1.0,
+}
 _OF_STATE: Final[dict[str, Any]] = {
     "name": UNKNOWN,
     "text": f"{NO_MISTAKE}: the answer to the same call is another the second time: something is "
@@ -70,6 +78,8 @@ class BackwardDiagnostician:
         if not wrong:
             if keeps_state(self.subject, problem):
                 return [_OF_STATE]  # the clause may fail because of that alone
+            if clause == "gradients.strided" and self._ignores_strides(problem):
+                return [_OF_STRIDES]
             explanations = _by_clause(clause, problem)
         else:
             explanations = self._by_gradients(every) or self._read(every)
@@ -85,6 +95,16 @@ class BackwardDiagnostician:
             {"name": m.name, "text": m.sentence, "fix": m.fix, "confidence": confidence}
             for m in explanations[:MOST_REPORTED]
         ]
+
+    def _ignores_strides(self, problem: Problem) -> bool:
+        """Whether an answer is right for contiguous inputs, and wrong for others."""
+        inputs = self.subject.inputs(problem)
+        answers = [
+            answer_to(self.subject, inputs.replace(layout=layout))
+            for layout in (inputs.layout, *STRIDED, "mixed")
+        ]
+        wrong = [answer is not None and answer.margin > 1.0 for answer in answers]
+        return any(wrong) and not wrong[0]
 
     def _by_gradients(self, every: Sequence[ObservedGradients]) -> list[NamedMistake]:
         """The mistakes that explain every gradient, each name once."""

@@ -44,6 +44,11 @@ _SHAPES: Final = (_APART, _ALIKE, _MORE_QUERIES)
 _LONG: Final = (1, 2, 2, 3, 150, 72, 5, 8, 9, 7, 40)
 # Logits of the only kept key that show fills of -1 .. -1e7; not near a multiple of a common fill.
 _TARGETS: Final = (6e1, 7e2, 2.3e4, 2.3e5, 3.7e6, 4.1e7)
+# One query and one head, whose only kept key is lowered to a logit of minus this at the most, until
+# such a part of the answer is of hidden keys.
+_ONE_QUERY: Final = (1, 1, 1, 1, 7, 6, 4, 6, 6, 4, 4)
+_HIGHEST_TURN: Final = 2.0**17
+_A_PART: Final = (0.01, 0.25)
 _SCALES: Final = (0.3, 1.7, 0.0, -0.4)
 _SOFTCAP: Final = 1.5
 _PAST: Final = 3
@@ -411,6 +416,35 @@ def _stretched(subject: Subject) -> Iterator[Inputs]:
             stretched = single_key_inputs(drawn, live=0, target=target, low=low)[0]
             if largest_product(subject.golden(stretched).core) < torch.finfo(drawn.query.dtype).max:
                 yield stretched  # what overflows in half precision would hide every mistake
+
+
+def where_hidden_keys_win(subject: Subject) -> Inputs | None:
+    """A query whose only kept key is so low that hidden ones weigh about as much, if they do.
+
+    How low that is is found by halving; None where hidden keys have no weight, however low it is.
+    """
+    options = Space(values=("normal",), mask="always").options(subject.candidate)
+    form, shape = options[0] if options else ("", "")
+    base = fitted_problem(subject, BatteryEntry(sizes=_ONE_QUERY, seed=41))
+    if not options or base is None or base.geometry.key_length < 2:  # noqa: PLR2004 (one is hidden)
+        return None
+    plan = MaskPlan(pattern="single", form=form, shape=shape)
+    drawn = subject.inputs(base.replace(mask=plan))
+    least, most, target = 0.0, 0.0, 1.0
+    while target < _HIGHEST_TURN:
+        inputs = single_key_inputs(drawn, live=0, target=target, low=True)[0]
+        answer, exact = answer_to(subject, inputs), subject.golden(inputs)
+        if answer is None or not answer.fits:
+            return None
+        apart = float((answer.output - exact.output).abs().max())
+        share = apart / float(2.0 * inputs.value.abs().max())
+        if _A_PART[0] < share < _A_PART[1]:
+            return inputs
+        least, most = (target, most) if share <= _A_PART[0] else (least, target)
+        if most and most - least < 1.0:
+            return None
+        target = (least + most) / 2.0 if most else 2.0 * target
+    return None
 
 
 def _lowered(subject: Subject) -> Iterator[Inputs]:

@@ -348,7 +348,8 @@ class Diagnostician:
         answer = answer_to(self.subject, self.subject.inputs(problem))
         if answer is not None and not explains(self.subject, made, answer):
             return False
-        return fails_alike(self.subject, made, clause, problem) is not False
+        alike = fails_alike(self.subject, made, clause, problem)
+        return alike is not False or self._makes_each_answer(made, clause, problem)
 
     def explained_by(self, clause: Clause, problem: Problem) -> str:
         """The name found for another failure that makes this clause fail as well, or "".
@@ -370,9 +371,9 @@ class Diagnostician:
         Acted out exactly, they keep a law that the clause holds to the bound of right answers. A
         candidate rounds: what it mistakes for its operands may be larger than those of that bound.
         """
-        recording = Recording()
+        recording, fails = Recording(), True
         with self.subject.recorded(recording), contextlib.suppress(CandidateFailure):
-            clause.check(self.subject, problem)
+            fails = clause.check(self.subject, problem).violation is not None
         answers = [
             BatteryAnswer(subject=self.subject, inputs=call.inputs, output=call.output.double())
             for call in recording.calls
@@ -380,7 +381,7 @@ class Diagnostician:
         ]
         complete = len(answers) == len(recording.calls)
         wrong = any(answer.margin > 1.0 for answer in answers)
-        return complete and wrong and self._explain_all(made, answers)
+        return fails and complete and wrong and self._explain_all(made, answers)
 
 
 def _wrong(answers: Sequence[BatteryAnswer]) -> bool:

@@ -431,11 +431,12 @@ def _answer(oracle: Oracle, given: Inputs, call: DeclaredCall, made: Combination
         if mistake.output is not None:
             changed = mistake.output(call, output)
             output = output if changed is None else changed
+    opens = core.empty.shape == before.empty.shape
     return MistakenAnswer(
         given=given,
         inputs=call.inputs,
         semantics=call.semantics,
-        core=before,
+        core=dataclasses.replace(before, empty=core.empty) if opens else before,
         output=output,
         stepwise=True,
         oracle=oracle,

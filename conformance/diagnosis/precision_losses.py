@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -55,6 +55,23 @@ def _cut(bits: Tensor) -> Tensor:
     return (bits & ~((1 << SHORT_BITS) - 1)).view(torch.float32).double()
 
 
+def to_integers(steps: int, axes: tuple[int, ...]) -> Rounding:
+    """Round to so many steps up to the largest size of all that lie along some axes."""
+
+    def rounded(tensor: Tensor) -> Tensor:
+        if not tensor.numel():
+            return tensor
+        step = tensor.abs().amax(dim=axes, keepdim=True) / steps
+        return torch.where(step == 0.0, tensor, (tensor / step).round() * step)
+
+    return rounded
+
+
+def in_steps_of(step: float) -> Rounding:
+    """Round to multiples of a number."""
+    return lambda tensor: (tensor / step).round() * step
+
+
 def rounded_scores(rounding: Rounding) -> LossyOutput:
     """Rounded before bias and mask are added."""
 
@@ -68,11 +85,6 @@ def rounded_scores(rounding: Rounding) -> LossyOutput:
 def rounded_logits(rounding: Rounding) -> LossyOutput:
     """Rounded with bias and mask added."""
     return lambda core: _weights(core, rounding(core.logits)) @ core.value
-
-
-def rounded_weights(rounding: Rounding) -> LossyOutput:
-    """Rounded before they meet the values."""
-    return lambda core: rounding(core.weights) @ core.value
 
 
 def rounded_exponentials(rounding: Rounding) -> LossyOutput:
@@ -90,19 +102,19 @@ def rounded_softmax(rounding: Rounding) -> LossyOutput:
     return lambda core: rounding(_weights(core, rounding(core.logits))) @ core.value
 
 
-def rounded_operands(
-    rounding: Rounding, *, query: bool = False, key: bool = False, values: bool = False
-) -> LossyOutput:
-    """Query, key or both rounded before their product; with ``values`` weights and values, too."""
+def rounded_operands(roles: str, rounding: Rounding) -> LossyOutput:
+    """Rounded before their products: what ``roles`` name of query, key, weights and values."""
 
     def output(core: golden.Attention) -> Tensor:
-        left = rounding(core.query) if query else core.query
-        right = rounding(core.key) if key else core.key
-        apart = left @ right.transpose(-1, -2) - core.query @ core.key.transpose(-1, -2)
-        weights = _weights(core, _moved_logits(core, core.scale * apart))
-        if not values:
-            return weights @ core.value
-        return rounding(weights) @ rounding(core.value)
+        query, key, value = (
+            rounding(heads) if role in roles else heads
+            for role, heads in (("q", core.query), ("k", core.key), ("v", core.value))
+        )
+        weights = core.weights
+        if "q" in roles or "k" in roles:
+            apart = query @ key.transpose(-1, -2) - core.query @ core.key.transpose(-1, -2)
+            weights = _weights(core, _moved_logits(core, core.scale * apart))
+        return (rounding(weights) if "w" in roles else weights) @ value
 
     return output
 
@@ -119,11 +131,6 @@ def _moved_logits(core: golden.Attention, moved: Tensor) -> Tensor:
         return core.logits + (cap * torch.tanh((core.scores + moved) / cap) - core.capped)
     slope = 1.0 - (core.logits / cap).square()
     return core.logits + torch.where(torch.isfinite(core.logits), slope, 1.0) * moved
-
-
-def rounded_values(rounding: Rounding) -> LossyOutput:
-    """Rounded before they meet the weights."""
-    return lambda core: core.weights @ rounding(core.value)
 
 
 def rounded_exponents(rounding: Rounding) -> LossyOutput:
@@ -297,22 +304,23 @@ class PrecisionLoss:
 
 
 # What is rounded, as part of the name and in words, and how; those that round the least first.
+_operands = partial(partial, rounded_operands)
 _ROUNDED: Final[tuple[tuple[str, str, Callable[[Rounding], LossyOutput]], ...]] = (
     (
         "weights-in",
         "the softmax weights are rounded to {} before they meet the values",
-        rounded_weights,
+        _operands("w"),
     ),
     (
         "weights-in",
         "the exponentials are rounded to {} before they meet the values",
         rounded_exponentials,
     ),
-    ("values-in", "the values are rounded to {} before they meet the weights", rounded_values),
+    ("values-in", "the values are rounded to {} before they meet the weights", _operands("v")),
     (
         "weights-and-values-in",
         "weights and values are rounded to {} before their product",
-        partial(rounded_operands, values=True),
+        _operands("wv"),
     ),
     ("scores-in", "the scores are rounded to {} before the softmax", rounded_scores),
     (
@@ -331,33 +339,33 @@ _ROUNDED: Final[tuple[tuple[str, str, Callable[[Rounding], LossyOutput]], ...]] 
         "the exponents, logits less the largest, are rounded to {}",
         rounded_exponents,
     ),
-    (
-        "query-in",
-        "the query is rounded to {} before it meets the key",
-        partial(rounded_operands, query=True),
-    ),
-    (
-        "key-in",
-        "the key is rounded to {} before it meets the query",
-        partial(rounded_operands, key=True),
-    ),
-    (
-        "scores-from",
-        "query and key are rounded to {} before their product",
-        partial(rounded_operands, query=True, key=True),
-    ),
-    (
-        "products-in",
-        "the operands of both products are rounded to {}",
-        partial(rounded_operands, query=True, key=True, values=True),
-    ),
+    ("query-in", "the query is rounded to {} before it meets the key", _operands("q")),
+    ("key-in", "the key is rounded to {} before it meets the query", _operands("k")),
+    ("scores-from", "query and key are rounded to {} before their product", _operands("qk")),
+    ("products-in", "the operands of both products are rounded to {}", _operands("qkwv")),
 )
 # Stages that are rounded on purpose: the fix says what to declare.
 _WITH_REMEDY: Final = ("scores-from", "products-in")
 
 
+# What is kept as integers of eight bits.
+_INTEGERS: Final[tuple[tuple[str, str, Callable[[Rounding], LossyOutput]], ...]] = (
+    *(one for one in _ROUNDED if one[0] in ("values-in", "key-in", *_WITH_REMEDY)),
+    (
+        "key-and-values-in",
+        "keys and values are rounded to {} before they are read",
+        _operands("kv"),
+    ),
+)
+
+
 def _of_format(
-    name: str, rounding: Rounding, remedy: str, *, manner: str = ""
+    name: str,
+    rounding: Rounding,
+    remedy: str,
+    *,
+    manner: str = "",
+    stages: Sequence[tuple[str, str, Callable[[Rounding], LossyOutput]]] = _ROUNDED,
 ) -> tuple[PrecisionLoss, ...]:
     """Every stage rounded to a format."""
     return tuple(
@@ -369,7 +377,7 @@ def _of_format(
             remedy=remedy if stage in _WITH_REMEDY else "",
             manner=manner,
         )
-        for stage, what, rounded in _ROUNDED
+        for stage, what, rounded in stages
     )
 
 
@@ -429,11 +437,43 @@ LOSSES: Final[tuple[PrecisionLoss, ...]] = (
     *_of_format("tf32", to_cut_tf32, _ALLOW_TF32, manner=" (cut off, not rounded)"),
     *_of_format("bfloat16", to_format("bfloat16"), _AS_INPUTS),
 )
+# What shares the step between two integers, and the axes of ``[B, H, L, D]`` that it lies along.
+_SHARING: Final = (
+    ("the whole tensor", (0, 1, 2, 3)),
+    ("each batch item", (1, 2, 3)),
+    ("each head", (2, 3)),
+    ("each token", (3,)),
+    ("each channel", (2,)),
+)
 # Formats that no tensor comes in: tried on answers that the others do not explain.
-EIGHT_BITS: Final[tuple[PrecisionLoss, ...]] = tuple(
-    loss
-    for name in ("float8_e4m3fn", "float8_e5m2")
-    for loss in _of_format(name, to_format(name), _AS_INPUTS)
+EIGHT_BITS: Final[tuple[PrecisionLoss, ...]] = (
+    *(
+        loss
+        for name in ("float8_e4m3fn", "float8_e5m2")
+        for loss in _of_format(name, to_format(name), _AS_INPUTS)
+    ),
+    *(
+        loss
+        for steps in (127, 255)
+        for loss in _of_format(
+            "int8",
+            in_steps_of(1.0 / steps),
+            _AS_INPUTS,
+            manner=f" (multiples of 1/{steps})",
+            stages=[one for one in _ROUNDED if one[0] == "weights-in"],
+        )
+    ),
+    *(
+        loss
+        for words, axes in _SHARING
+        for loss in _of_format(
+            "int8",
+            to_integers(127, axes),
+            _AS_INPUTS,
+            manner=f" (with a step for {words})",
+            stages=_INTEGERS,
+        )
+    ),
 )
 # What is rounded over and over; tried on answers that single roundings do not explain.
 SUMS: Final[tuple[PrecisionLoss, ...]] = tuple(

@@ -118,7 +118,12 @@ class MistakeSearch:
             if learnt is not None:
                 narrowed[mistake.name] = learnt
         fewest = min(map(_plainness, narrowed.values()), default=None)
-        return [one for one in narrowed.values() if _plainness(one) == fewest]
+        chosen = [one for one in narrowed.values() if _plainness(one) == fewest]
+        if len(chosen) == 1 and any(one.name == "one query" for one in chosen[0].literals):
+            # A number of the only size there is may be any constant: the first is the plainest.
+            alike = (one for one in narrowed.values() if one.literals == chosen[0].literals)
+            chosen = [next(alike)]
+        return chosen
 
     def pairs(self) -> list[Combination]:
         """Pairs that explain every answer, with a mistake that explains the plainest one alone."""

@@ -161,13 +161,19 @@ class StatementSearch:
         """Answers to calls that differ in one thing from one where mistakes are made.
 
         They tell the conditions from others that hold for as many of the calls observed so far.
+        Where only some rows are concerned, one call has twice as many queries: the last one may
+        have been the only one of its kind.
         """
         plainest = self._plainest(made)
         if plainest is None or plainest.problem is None:
             return []
         seed = plainest.problem.seed + OTHER_VALUES * (self._rounds + 1)
         problem = plainest.problem.replace(seed=seed)
-        return answers_near(self.subject, problem, (OWN,))
+        near = answers_near(self.subject, problem, (OWN,))
+        if any(one.rows is not None for one in made):
+            queries = 2 * problem.geometry.query_length
+            near += filter(None, [self._with_size(plainest, "query_length", queries)])
+        return near
 
     def _plainest(self, made: Combination) -> BatteryAnswer | None:
         """The plainest wrong answer to a drawn problem at which mistakes are made."""

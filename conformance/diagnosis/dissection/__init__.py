@@ -17,12 +17,19 @@ import torch
 from ...clauses.subject import Subject
 from ...problems.inputs import Inputs
 from ..agreement import BatteryAnswer
+from ..battery import where_hidden_keys_win
 from ..conditions import CONDITIONS
 from ..mistaken_answer import Combination
 from ..mistakes import NamedMistake
 from .bands import band_statements, window_statements
 from .by_head import head_statements
-from .layers import MOST_KEYS_OF_LAYERS, MOST_REMEMBERED, LayerReader, with_mistake
+from .layers import (
+    MOST_KEYS_OF_LAYERS,
+    MOST_REMEMBERED,
+    LayerReader,
+    query_and_key_statements,
+    with_mistake,
+)
 from .logits import fitted_scales, logit_statements
 from .reading import MOST_KEYS, Reading, read, readable, together
 from .sink_statements import sink_statements
@@ -42,6 +49,7 @@ from .sums import (
 from .tiles import tile_statements
 from .visibility import (
     additive_mask_statements,
+    fill_statements,
     repeated_key_statements,
     table_statements,
     visibility_statements,
@@ -67,6 +75,8 @@ OF_WEIGHTS: Final = (
     logit_statements,
     head_statements,
 )
+# Cores whose heads are turned, too: of a layer another says it.
+OF_CORES: Final = (*OF_WEIGHTS, query_and_key_statements)
 # What says more of weights that the former cannot say anything of, and takes longer.
 OF_OPERANDS: Final = (shared_head_statements, operand_statements)
 
@@ -85,6 +95,7 @@ class StatementReader:
         self._said: dict[Inputs, list[NamedMistake]] = {}
         self._fitted: dict[Inputs, list[NamedMistake]] = {}
         self._plainest: list[NamedMistake] = []
+        self._at_the_turn: list[NamedMistake] | None = None
 
     def statements(self, observed: Sequence[BatteryAnswer]) -> Iterator[list[NamedMistake]]:
         """What each answer that is worth reading says, the plainest first.
@@ -106,6 +117,17 @@ class StatementReader:
                     new.setdefault(one.name, one)
             names.update(new)
             yield list(new.values())
+        if self._at_the_turn is None and any(map(_keeps_one, wrong)):
+            self._at_the_turn = self._where_hidden_keys_win()
+        yield self._at_the_turn or []
+
+    def _where_hidden_keys_win(self) -> list[NamedMistake]:
+        """What is read where hidden keys weigh as much as the only one that is kept."""
+        inputs = None if self.known else where_hidden_keys_win(self.subject)
+        if inputs is None or not readable(inputs):
+            return []
+        reading = read(self.subject, inputs)
+        return [] if reading is None else list(fill_statements(reading))
 
     def _read(self, answer: BatteryAnswer) -> list[NamedMistake]:
         inputs = answer.inputs
@@ -120,7 +142,7 @@ class StatementReader:
     @torch.inference_mode()
     def _of(self, reading: Reading) -> list[NamedMistake]:
         """What a reading says alone, and besides what the plainest says."""
-        of_weights = [one for proposer in OF_WEIGHTS for one in proposer(reading)]
+        of_weights = [one for proposer in OF_CORES for one in proposer(reading)]
         said = list(_of_reading(reading, of_weights))
         if reading.explained:
             shortest = sorted(of_weights, key=lambda one: len(one.sentence))[:MOST_REMEMBERED]
@@ -176,6 +198,12 @@ def readings(
 def _is_legible(reading: Reading) -> bool:
     """Whether some query has weights that are all numbers."""
     return bool(torch.isfinite(reading.weights).all(dim=-1).any())
+
+
+def _keeps_one(answer: BatteryAnswer) -> bool:
+    """Whether a mask keeps the same single key for all queries."""
+    inputs = answer.inputs
+    return inputs.masked and not inputs.generic and inputs.geometry.key_length > 1
 
 
 def _readable_layer(inputs: Inputs) -> bool:

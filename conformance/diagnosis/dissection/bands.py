@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Final
 
 import torch
@@ -149,6 +150,13 @@ WindowChange = Callable[[int, int, int], tuple[int, int]]
 _WINDOWS: Final[tuple[tuple[str, WindowChange], ...]] = (
     ("half as many keys before the query", lambda left, right, _past: (left // 2, right)),
     ("half as many keys after the query", lambda left, right, _past: (left, right // 2)),
+    ("as many keys on each side as it says", lambda left, right, _past: (left, right)),
+    (
+        "as many keys before the query as after it, and the reverse",
+        lambda left, right, _p: (right, left),
+    ),
+    ("one more key before the query", lambda left, right, _past: (left + (left >= 0), right)),
+    ("one more key after the query", lambda left, right, _past: (left, right + (right >= 0))),
     ("half as many keys on both sides", lambda left, right, _past: (left // 2, right // 2)),
     ("twice as many keys before the query", lambda left, right, _past: (2 * left, right)),
     ("twice as many keys on both sides", lambda left, right, _past: (2 * left, 2 * right)),
@@ -181,28 +189,46 @@ def window_statements(reading: Reading) -> Iterator[NamedMistake]:
         (reading.visible == reading.attention.allowed).all()
     ):
         return
-    for words, change in _WINDOWS:
-        changed = _with_window(reading.call.inputs, change)
-        allowed = changed.allowed(reading.call.semantics).expand(reading.visible.shape)
-        if bool((reading.visible == allowed).all()):
+    for places, distances, declared in _tellable(reading, hidden=True):
+        if distances.words:
+            return
+        for (words, change), literal in product(_WINDOWS, (False, True)):
+            inputs_for = _of_window(change, places, literal=literal)
+            changed = inputs_for(reading.call)
+            if changed is None or not torch.equal(reading.visible, _table(changed)):
+                continue
+            more = ", with -1 as a number of keys" if literal else ""
+            more += "" if declared else f", counted from {places.words}"
             yield statement(
-                f"band: {words}",
-                f"a window shows {words}",
-                "show as many keys on each side of the query as the window says",
-                inputs=_of_window(change),
+                f"band: {words}{more}",
+                f"a window shows {words}{more}",
+                "show as many keys on each side of the query as the window says, and all where it "
+                "says -1",
+                inputs=inputs_for,
             )
 
 
-def _of_window(change: WindowChange) -> InputsChange:
-    return lambda call: None if call.inputs.window is None else _with_window(call.inputs, change)
+def _table(inputs: Inputs) -> Tensor:
+    """The keys that a table keeps, for every query: ``[B, H, Lq, Lk]``."""
+    kept = torch.ones(1, 1, 1, 1, dtype=torch.bool) if inputs.keep is None else inputs.keep
+    return kept.expand(inputs.score_shape)
 
 
-def _with_window(inputs: Inputs, change: WindowChange) -> Inputs:
-    """The inputs with a changed window; minus one, for no limit, stays for what it is made of."""
-    if inputs.window is None:
-        return inputs
-    left, right = change(*inputs.window, inputs.past)
-    return inputs.replace(window=(max(left, -1), max(right, -1)))
+def _of_window(change: WindowChange, places: Places, *, literal: bool) -> InputsChange:
+    """A changed window, from where queries stand; minus one is no limit if not ``literal``."""
+
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        inputs = call.inputs
+        if inputs.window is None:
+            return None
+        left, right = change(*inputs.window, inputs.past)
+        ahead = _ahead(inputs, places, DISTANCES[0])
+        kept = (ahead >= -left) | (left < 0 and not literal)
+        kept &= (ahead <= right) | (right < 0 and not literal)
+        kept &= (ahead <= 0) | (not inputs.causal)
+        return with_table(call, admitted_by_mask(call) & kept)
+
+    return inputs_for
 
 
 def _keys(count: int, more: str) -> str:

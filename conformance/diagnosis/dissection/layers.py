@@ -16,7 +16,7 @@ from ..mistakes import NamedMistake, NotExpressible
 from .by_head import in_wrong_heads, wrong_heads
 from .layer_weights import read_layer
 from .logits import Composition, LogitFit, as_mistake
-from .operands import operand_terms, pair_terms
+from .operands import norm_terms, operand_terms, pair_terms
 from .positions import Fitted, PairProducts, families, turn_terms, turned
 from .projections import ValuePath, value_paths
 from .read_numbers import numbers
@@ -143,6 +143,9 @@ def query_and_key_statements(reading: Reading, *, thorough: bool = True) -> Iter
 
     ``thorough`` looks for numbers, too, and for both operands made otherwise.
     """
+    point = reading.call.semantics
+    if not reading.call.inputs.is_layer and point.rotary == point.qk_norm == "none":
+        return  # nothing is made of the heads of a core
     fit = LogitFit(reading)
     scores, bias = fit.column(SCORES), fit.column(ADDED[0])
     fixed = [] if bias is None else [bias]
@@ -171,6 +174,8 @@ def _composed(fit: LogitFit, terms: Iterable[Term], fixed: Sequence[Tensor]) -> 
 def _kinds(reading: Reading) -> Iterator[Iterable[Term]]:
     if reading.call.inputs.is_layer:
         yield operand_terms()
+    if reading.call.semantics.qk_norm != "none":
+        yield norm_terms(reading.call.semantics)
     if reading.call.semantics.rotary != "none":
         yield turn_terms(reading.sizes)
 

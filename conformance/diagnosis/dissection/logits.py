@@ -20,7 +20,7 @@ from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..agreement import BatteryAnswer
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
-from ..mistakes._steps import capped_scores, keys_ahead, plain_scores, relogited
+from ..mistakes._steps import capped_scores, emptied, keys_ahead, plain_scores, relogited
 from .read_numbers import Number, logarithms, numbers
 from .reading import Reading, statement
 from .terms import ADDED, OPERANDS, SCORES, UNCAPPED, Term, TermValues, capped_at
@@ -95,18 +95,19 @@ def _no_slopes(sizes: Geometry) -> Tensor:
 
 def _other_slopes() -> Iterator[Term]:
     """The scores with another linear bias than the declared one, or with its distances changed."""
-    text = "the scores without the bias by distance"
-    yield Term(text, text, _with_slopes(_no_slopes, torch.abs), operand=True)
+    without = "the scores without the bias by distance"
+    fix = "take the declared slope of each head times the distance off the scaled scores"
+    yield Term(without, without, _with_slopes(_no_slopes, torch.abs), operand=True, fix=fix)
     for words, slopes in _SLOPES[1:]:
         text = f"the scores and a bias by distance with slopes {words}"
-        yield Term(text, text, _with_slopes(slopes, torch.abs), operand=True)
+        yield Term(text, text, _with_slopes(slopes, torch.abs), operand=True, fix=fix)
     for words, change in _DISTANCES[1:]:
         text = f"the scores and the declared slopes times {words} taken off"
-        yield Term(text, text, _with_slopes(_SLOPES[0][1], change), operand=True)
+        yield Term(text, text, _with_slopes(_SLOPES[0][1], change), operand=True, fix=fix)
     for corner, bottom_right in (("last", True), ("first", False)):
         text = f"the scores and a bias by distance with places counted from the {corner} key"
         values = _with_slopes(_SLOPES[0][1], torch.abs, bottom_right=bottom_right)
-        yield Term(text, text, values, operand=True)
+        yield Term(text, text, values, operand=True, fix=fix)
 
 
 def _with_slopes(
@@ -157,8 +158,7 @@ class Composition:
 class LogitFit:
     """The equations of one reading: terms that add up to its logits, up to a constant a row.
 
-    Along another ``axis`` than that of the keys: a constant for all that the softmax divides by one
-    sum. With ``right_rows`` rows without a mistake count, too.
+    Along another ``axis``: up to one for each of its sums. With ``right_rows`` right rows count.
     """
 
     def __init__(self, reading: Reading, axis: int = -1, *, right_rows: bool = False) -> None:
@@ -278,6 +278,7 @@ def compositions(reading: Reading) -> list[Composition]:
     made += [
         (index, Composition((SCORES, terms[index]), (1.0, factor)))
         for index, factor in _unlike(columns, fit.alone(columns, [scores, *fixed]))
+        if _may_be_added(terms[index], reading)
     ]
     one = [composition for _, composition in sorted(made, key=itemgetter(0))]
     return one or list(_capped(fit, fixed)) or _of_two(fit, scores, bias, terms, columns)
@@ -348,6 +349,7 @@ def _of_two(
     made = [
         Composition((SCORES, terms[index]), (of_scores, factor))
         for index, factor, of_scores in fit.beside(columns, scores, fixed)
+        if _may_be_added(terms[index], fit.reading)
     ]
     if bias is not None:
         made += [
@@ -356,6 +358,13 @@ def _of_two(
             if terms[index].operand
         ]
     return made
+
+
+def _may_be_added(term: Term, reading: Reading) -> bool:
+    """Whether a term joins the scores by itself: operands have the bias by distance in them."""
+    attention = reading.attention
+    has_more = attention.alibi is not None or attention.semantics.score_mod is not None
+    return not (term.operand and has_more)
 
 
 def logit_statements(reading: Reading) -> Iterator[NamedMistake]:
@@ -460,7 +469,9 @@ def as_mistake(terms: Sequence[Term], factors: Sequence[Number]) -> NamedMistake
                 logits = logits + number.value(sizes) * part
         if call.inputs.bias is not None and not own_bias:
             logits = logits + ADDED[0].values(call, attention)  # type: ignore[operator]
-        return relogited(attention, logits.masked_fill(~attention.allowed, float("-inf")))
+        unable = torch.isnan(logits).any(dim=-1)
+        hidden = ~attention.allowed | unable[..., None]
+        return relogited(emptied(attention, unable), logits.masked_fill(hidden, float("-inf")))
 
     if len(terms) == 1 and terms[0] is SCORES:
         name = f"logits: {factors[0].words} times the scores"
@@ -479,6 +490,8 @@ def as_mistake(terms: Sequence[Term], factors: Sequence[Number]) -> NamedMistake
             name, text, fix = f"logits: {named}", stated[0].text, stated[0].fix
     else:
         name, text = f"logits: {words}", f"the logits are made with {words}"
+        if words == terms[0].words and terms[0].text:
+            text = terms[0].text
         fix = next(
             (term.fix for term in terms if term.fix),
             "multiply each query with each key of its own head and item, and scale the product",

@@ -193,6 +193,40 @@ def _grouped(group: Callable[[Tensor, int], Tensor]) -> TermValues:
     return values
 
 
+def norm_terms(point: golden.Semantics) -> Iterator[Term]:
+    """Products of queries and keys that are normalised otherwise than a point declares."""
+    for query, key in product(_NORMS, _NORMS):
+        if (query, key) == (point.qk_norm, point.qk_norm):
+            continue
+        words = f"queries {_NORMS[query]}, keys {_NORMS[key]}"
+        text = f"queries are {_NORMS[query]} and keys are {_NORMS[key]}"
+        text += f": both must be {_NORMS[point.qk_norm]}"
+        fix = "normalise each head of each query and key by the declared rule, before it is turned"
+        yield Term(words, words, _normalised(query, key), operand=True, text=text, fix=fix)
+
+
+def _normalised(*rules: str) -> TermValues:
+    def values(call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
+        point = call.semantics
+        query, key = (
+            golden.normalise_heads(heads, point.replace(qk_norm=rule))
+            for heads, rule in zip(call.projected_heads()[:2], rules, strict=True)
+        )
+        query, key = golden.position_heads(query, key, point.replace(qk_norm="none"))
+        key = golden.repeat_heads(key, query.shape[1], point)
+        return query @ key.mT * attention.scale
+
+    return values
+
+
+_NORMS: Final = {
+    "none": "left as they are",
+    "rms": "divided by the root of their mean square",
+    "l2": "divided by their length",
+    "layer": "normalised to mean 0 and variance 1",
+}
+
+
 def pair_terms() -> Iterator[Term]:
     """Products with both operands made otherwise, each in its own way."""
     for (i, one), (j, two) in product(enumerate(QUERIES), enumerate(KEYS)):

@@ -171,7 +171,8 @@ _FORM_WORDS: Final = {
 
 def turned(words: str, turn: Turn) -> Term:
     """Products of queries and keys that are turned in a way."""
-    return Term(words, words, _values(turn), operand=True, fix=FIX)
+    text = f"queries and keys are not turned as declared: {words}"
+    return Term(words, words, _values(turn), operand=True, fix=FIX, text=text)
 
 
 FIX: Final = (
@@ -201,39 +202,40 @@ _SIDES: Final = {
 
 def turn_terms(sizes: Geometry) -> Iterator[Term]:
     """Ways to turn heads, at some sizes: what is lost or exchanged, and other positions."""
-    yield turned("queries that are turned and keys that are not", Turn(keys=False))
-    yield turned("keys that are turned and queries that are not", Turn(queries=False))
     yield turned("queries and keys without positions", Turn(queries=False, keys=False))
-    for form, words in _FORM_WORDS.items():
-        yield turned(f"positions by which {words}", Turn(form=form))
-    yield turned(
-        "rotary positions of channels 2i and 2i + 1 together where i and i + R/2 are declared, or "
-        "the other way around",
-        Turn(pairs="other"),
-    )
-    for factor in (-1.0, 2.0, 0.5):
-        yield turned(_factor_words(factor), Turn(factor=factor))
-    yield from _of_angles()
-    yield turned("heads that are turned as one wide head, before they are cut", Turn(whole=True))
-    yield turned("queries and keys that are normalised after they are turned", Turn(late=True))
-    for fraction, words in ((0.5, "the first half"), (1.0, "all"), (0.25, "a quarter")):
-        yield turned(f"{words} of the channels turned", Turn(fraction=fraction))
-    for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
-        yield turned(f"rotary frequencies rounded to {name}", Turn(rounded=dtype))
+    for words, turn in _TURNS:
+        yield turned(words, turn)
+    corner = "queries whose positions are counted from the other end than declared"
+    yield turned(corner, Turn(places=_from_the_other_end))
+    if sizes.query_length != sizes.key_length:
+        for words, turn in _TURNS:
+            yield turned(f"{words}, and {corner}", replace(turn, places=_from_the_other_end))
     yield from _of_places(sizes)
 
 
-def _of_angles() -> Iterator[Term]:
+def _turns() -> Iterator[tuple[str, Turn]]:
+    """Ways to turn heads at the right places, with a noun phrase for each."""
+    yield "queries that are turned and keys that are not", Turn(keys=False)
+    yield "keys that are turned and queries that are not", Turn(queries=False)
+    for form, words in _FORM_WORDS.items():
+        yield f"positions by which {words}", Turn(form=form)
+    yield "channels turned in other pairs than the declared ones", Turn(pairs="other")
+    for factor in (-1.0, 2.0, 0.5):
+        yield _factor_words(factor), Turn(factor=factor)
+    yield from _of_angles()
+    yield "heads that are turned as one wide head, before they are cut", Turn(whole=True)
+    yield "queries and keys that are normalised after they are turned", Turn(late=True)
+    for fraction, words in ((0.5, "the first half"), (1.0, "all"), (0.25, "a quarter")):
+        yield f"{words} of the channels turned", Turn(fraction=fraction)
+    for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
+        yield f"rotary frequencies rounded to {name}", Turn(rounded=dtype)
+
+
+def _of_angles() -> Iterator[tuple[str, Turn]]:
     for kind, which in (("interleaved", "c // 2"), ("halves", "c modulo R/2")):
-        yield turned(
-            f"rotary angles by which channel c has the frequency of index {which}",
-            Turn(angles=kind),
-        )
-        yield turned(
-            f"rotary angles by which channel c has the frequency of index {which}, in pairs other "
-            "than the declared ones",
-            Turn(angles=kind, pairs="other"),
-        )
+        words = f"rotary angles by which channel c has the frequency of index {which}"
+        yield words, Turn(angles=kind)
+        yield f"{words}, in pairs other than the declared ones", Turn(angles=kind, pairs="other")
 
 
 def _of_places(sizes: Geometry) -> Iterator[Term]:
@@ -269,6 +271,15 @@ def _of_places(sizes: Geometry) -> Iterator[Term]:
         yield turned(
             f"positions of {name} at the batch item's index", Turn(places=_one_side(side, _by_item))
         )
+
+
+def _from_the_other_end(at: Tensor, place: PositionSizes) -> Tensor:
+    """Places of queries from the first key where they are counted from the last, and the reverse.
+
+    Those of the keys stay.
+    """
+    more = place.keys - place.queries
+    return at if not place.of_query else at - more if at[:1].any() else at + more
 
 
 def _clamped(at: Tensor, number: int) -> Tensor:
@@ -450,5 +461,6 @@ def _rounded_exponents(read: float, base: float) -> Iterator[float]:
             yield math.log(number) / math.log(base)
 
 
+_TURNS: Final = tuple(_turns())
 # Digits to which a number is said that was read.
 MOST_DIGITS: Final = 7

@@ -294,6 +294,14 @@ _FUNCTIONS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("the mean over the heads", lambda t: t.mean(-3, keepdim=True).expand_as(t)),
     ("the softmax over the channels", lambda t: torch.softmax(t, -1)),
     ("the layer norm over the channels", lambda t: functional.layer_norm(t, t.shape[-1:])),
+    ("the unit vector", lambda t: functional.normalize(t, dim=-1)),
+    *(
+        (
+            f"the quotient by the root of the mean square of the channels{words}",
+            lambda t, epsilon=epsilon: functional.rms_norm(t, t.shape[-1:], eps=epsilon),
+        )
+        for words, epsilon in (("", 0.0), (" with 1e-6 added", 1e-6), (" with 1e-5 added", 1e-5))
+    ),
 )
 
 
@@ -310,6 +318,15 @@ _MOVES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("of the token counted from the end", lambda t: t.flip(2)),
     ("of the token before", lambda t: t.roll(1, 2)),
     ("of the token after", lambda t: t.roll(-1, 2)),
+    (
+        "of the token before, the first one twice,",
+        lambda t: torch.cat([t[:, :, :1], t], 2)[:, :, :-1],
+    ),
+    (
+        "of the token after, the last one twice,",
+        lambda t: torch.cat([t, t[:, :, -1:]], 2)[:, :, 1:],
+    ),
+    ("of the token before, and zeros for the first,", lambda t: functional.pad(t, (0, 0, 1, -1))),
     ("of zeros", torch.zeros_like),
 )
 _ROLES: Final = ("key", "value", "key and value")
@@ -385,6 +402,8 @@ def _statement(words: str, move: Callable[[Tensor], Tensor], role: str, part: st
     return statement(
         f"heads: {part}{role} {words}",
         f"the {part}{role} {words} stands in place of each one's own",
-        "let head h of each batch item read its own keys and values: those of head h // group",
+        "keep each key and value in its own place along the tokens, in a cache as well"
+        if "token" in words
+        else "let head h of each batch item read its own keys and values: those of head h // group",
         heads=heads,
     )

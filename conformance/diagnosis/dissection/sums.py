@@ -11,13 +11,15 @@ from torch import Tensor
 
 from ..._golden import golden
 from ..mistakes import DeclaredCall, NamedMistake
-from ..mistakes._steps import BLOCKS, present, unmasked_logits, weighing
+from ..mistakes._steps import BLOCKS, emptied, present, unmasked_logits, weighing
 from ..mistakes.named_mistake import CoreChange
 from .read_numbers import Number, numbers, roundest
 from .reading import Reading, statement
 from .terms import in_turns
 
 _TINY: Final = torch.finfo(torch.float64).tiny
+# Numbers below have fewer digits in float32, in which sums are added up at the least.
+_SMALLEST_SUM: Final = torch.finfo(torch.float32).tiny
 _FIX: Final = "divide the exponentials by their own sum over the keys that the query attends"
 
 
@@ -138,7 +140,7 @@ ROWS: Final = (
     RowNumbers(
         "the root of the number of keys that the query attends", lambda c, a: _visible(c, a) / 2
     ),
-    RowNumbers("the sum of the exponentials of hidden keys, too", _hidden_too),
+    RowNumbers("the sum of the exponentials of all keys (hidden ones too)", _hidden_too),
     RowNumbers("the number of keys that are hidden", _hidden),
     RowNumbers(
         "the number of queries up to this one",
@@ -173,12 +175,15 @@ def _softmax_of_tiles(axis: int, size: int) -> Callable[[Tensor], Tensor]:
 
 
 def _divided(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """A function of each logit, divided by the sum over the keys that are there."""
+    """A function of each logit, divided by the sum over the keys that are there.
+
+    NaN in rows whose sum has lost its digits to underflow, if it is not zero altogether.
+    """
 
     def weights(logits: Tensor) -> Tensor:
         each = function(logits).masked_fill(torch.isneginf(logits), 0.0)
         total = each.sum(dim=-1, keepdim=True)
-        return each / torch.where(total == 0.0, 1.0, total)
+        return each / torch.where(total < _SMALLEST_SUM, torch.nan, total)
 
     return weights
 
@@ -193,24 +198,20 @@ _OF_WEIGHTS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("their mean over the queries", lambda w: w.mean(-2, keepdim=True).expand_as(w)),
     ("their mean over the heads", lambda w: w.mean(1, keepdim=True).expand_as(w)),
 )
-_OF_LOGITS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
-    ("their exponentials, divided by nothing", torch.exp),
+_EACH: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("their sigmoids", torch.sigmoid),
     ("their positive parts", lambda logits: present(logits).relu()),
+    ("the squares of their positive parts", lambda logits: present(logits).relu().square()),
     ("their softplus", torch.nn.functional.softplus),
+    ("their ELU and one", lambda logits: torch.nn.functional.elu(logits) + 1.0),
     ("their squares", lambda logits: present(logits).square()),
+    ("their sizes", lambda logits: present(logits).abs()),
+)
+_OF_LOGITS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("their exponentials, divided by nothing", torch.exp),
     ("their powers of two", torch.exp2),
-    *(
-        (f"{words}, divided by the row's sum", _divided(function))
-        for words, function in (
-            ("their sigmoids", torch.sigmoid),
-            ("their positive parts", lambda logits: present(logits).relu()),
-            ("the squares of their positive parts", lambda logits: present(logits).relu().square()),
-            ("their softplus", torch.nn.functional.softplus),
-            ("their squares", lambda logits: present(logits).square()),
-            ("their sizes", lambda logits: present(logits).abs()),
-        )
-    ),
+    *_EACH,
+    *((f"{words}, divided by the row's sum", _divided(function)) for words, function in _EACH),
     *(
         (f"their softmax over {what} of each tile of {size}", _softmax_of_tiles(axis, size))
         for size in BLOCKS[1:]
@@ -227,18 +228,22 @@ def weight_statements(reading: Reading) -> Iterator[NamedMistake]:
         for words, f in _OF_WEIGHTS
     ]
     tables += [
-        (f"weights: of the logits {words}", f"the weights are of the logits {words}", _unmade(f))
+        (
+            f"weights: of the logits {words}",
+            f"the weights are not the softmax of the logits, but {words}",
+            _unmade(f),
+        )
         for words, f in _OF_LOGITS
     ]
     for name, text, weights_of in tables:
         weights = weights_of(attention)
-        if not bool(torch.isfinite(weights).all()):
-            continue
-        if reading.agree(read, weights):
+        rows = torch.isfinite(weights).all(dim=-1)
+        weights, got = weights[rows], read[rows]
+        if reading.agree(got, weights):
             yield statement(name, text, _FIX, core=_weighing(weights_of))
             continue
-        factor = float((weights * read).sum() / weights.square().sum().clamp_min(_TINY))
-        if reading.agree(read, factor * weights):
+        factor = float((weights * got).sum() / weights.square().sum().clamp_min(_TINY))
+        if reading.agree(got, factor * weights):
             for number in numbers(factor, reading.sizes, reading.same):
                 multiplied = _weighing(weights_of, number)
                 more = f", times {number.words}"
@@ -335,13 +340,13 @@ def _unmade(function: Callable[[Tensor], Tensor]) -> Callable[[golden.Attention]
 def _weighing(
     weights_of: Callable[[golden.Attention], Tensor], number: Number | None = None
 ) -> CoreChange:
-    """Other weights, times a number where one is given."""
+    """Other weights, times a number where one is given; rows that have none are open."""
 
     def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
         factor = 1.0 if number is None else number.value(call.inputs.geometry)
         weights = factor * weights_of(attention)
-        kept = torch.where(attention.empty[..., None], attention.weights, weights)
-        return weighing(attention, kept)
+        opened = emptied(attention, torch.isnan(weights).any(dim=-1))
+        return weighing(opened, torch.where(opened.empty[..., None], attention.weights, weights))
 
     return core
 

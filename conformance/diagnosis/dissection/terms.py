@@ -291,20 +291,31 @@ _FUNCTIONS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
 # What linear attention makes of the channels of queries and keys before they meet (Katharopoulos
 # et al., 2020); its weights are the products themselves.
 _FEATURES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
-    ("by elu and plus one", lambda t: torch.nn.functional.elu(t) + 1.0),
-    ("without what is negative", torch.relu),
-    ("squared without what is negative", lambda t: torch.relu(t).square()),
-    ("by softplus", torch.nn.functional.softplus),
-    ("as an exponential", lambda t: t.clamp_max(50.0).exp()),
-    ("by the softmax over its channels", lambda t: t.softmax(-1)),
+    ("put through ELU and plus one", lambda t: torch.nn.functional.elu(t) + 1.0),
+    ("with zeros for what is negative", torch.relu),
+    ("squared, with zeros for what is negative", lambda t: torch.relu(t).square()),
+    ("put through softplus", torch.nn.functional.softplus),
+    ("put through the exponential", lambda t: t.clamp_max(50.0).exp()),
+    ("put through a softmax over its channels", lambda t: t.softmax(-1)),
 )
 
 
 def _of_features(feature: Callable[[Tensor], Tensor]) -> TermValues:
-    """The logarithm of products, whose softmax are the products divided by their sum."""
-    return lambda _call, a: (
-        (feature(a.query) @ feature(a.key).mT).clamp_min(model.NEGLIGIBLE_WEIGHT).log()
-    )
+    """The logarithm of products, whose softmax are the products divided by their sum.
+
+    NaN in rows that the features' rounding to float32 changes: their sum has underflowed.
+    """
+
+    def products(query: Tensor, key: Tensor) -> Tensor:
+        return feature(query).double() @ feature(key).double().mT
+
+    def values(_call: DeclaredCall, a: golden.Attention) -> Tensor:
+        exact, rounded = products(a.query, a.key), products(a.query.float(), a.key.float())
+        most = model.SAME_READ * exact.sum(-1, keepdim=True)
+        lost = ~((exact - rounded).abs() <= most).all(-1, keepdim=True)
+        return exact.clamp_min(model.NEGLIGIBLE_WEIGHT).log().masked_fill(lost, torch.nan)
+
+    return values
 
 
 def _operands() -> Iterator[Term]:
@@ -464,7 +475,14 @@ _IN_TURNS: Final = tuple(
     for words in (f"the {role} of the head dealt out in turns over the groups",)
 )
 _LINEAR: Final = tuple(
-    Term(name, name, _of_features(feature), operand=True)
+    Term(
+        name,
+        name,
+        _of_features(feature),
+        operand=True,
+        fix="take the softmax of the scaled dot products: it is no product of two feature maps",
+        text=f"the weights are products of query and key, each {words} first, over their sum",
+    )
     for words, feature in _FEATURES
     for name in (f"the logarithm of products of query and key, each {words}",)
 )

@@ -292,6 +292,11 @@ def _without_every(some: tuple[Cells, ...]) -> tuple[Cells, ...]:
     return tuple(one for one in some if one is not EVERY)
 
 
+def fill_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """What hidden keys have as a logit, where they are seen beside one that is kept."""
+    yield from _filled(_fills(reading, ~reading.attention.allowed & reading.visible))
+
+
 def _filled(fills: Sequence[Fill | None]) -> Iterator[NamedMistake]:
     """Every hidden key with one logit, in all rows or in those that have other keys."""
     for fill in fills:
@@ -301,14 +306,20 @@ def _filled(fills: Sequence[Fill | None]) -> Iterator[NamedMistake]:
         fix = "give keys that are hidden a logit of minus infinity"
         name = f"visibility: hidden keys with {fill.words}"
         yield statement(name, words, fix, core=_filled_where_others_are(fill))
+        too = ", in rows without other keys, too"
         if fill.added:
-            continue
-        yield statement(
-            f"{name}, in rows without other keys, too",
-            f"{words}, in rows without other keys, too",
-            fix,
-            changes={"mask_fill": fill.number},
-        )
+            yield statement(f"{name}{too}", f"{words}{too}", fix, core=_filled_everywhere(fill))
+        else:
+            changes = {"mask_fill": fill.number}
+            yield statement(f"{name}{too}", f"{words}{too}", fix, changes=changes)
+
+
+def _filled_everywhere(fill: Fill) -> CoreChange:
+    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        own = unmasked_logits(attention)
+        return relogited(attention, torch.where(attention.allowed, own, fill.logits(own)))
+
+    return core
 
 
 def _filled_where_others_are(fill: Fill) -> CoreChange:

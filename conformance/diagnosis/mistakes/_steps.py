@@ -82,6 +82,11 @@ def weighing(attention: golden.Attention, weights: Tensor) -> golden.Attention:
     return dataclasses.replace(attention, weights=weights, output=weights @ value)
 
 
+def emptied(attention: golden.Attention, rows: Tensor) -> golden.Attention:
+    """The same with further rows ``[B, H, Lq]`` that may answer anything, as if without keys."""
+    return dataclasses.replace(attention, empty=attention.empty | rows)
+
+
 def logits_with_sinks(attention: golden.Attention) -> Tensor:
     """The masked logits, those of sinks behind them as if of one more key."""
     logits, sinks = attention.logits, attention.sinks
