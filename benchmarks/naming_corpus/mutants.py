@@ -3068,6 +3068,176 @@ _WHOLE_ROWS: Final = (
 )
 
 
+_FUNCTIONS_NAIVE: Final = _of(
+    "naive",
+    (
+        "softplus-over-sum",
+        "weights = torch.softmax(scores, dim=-1)",
+        (
+            "weights = torch.nn.functional.softplus(scores)\n    weights = weights / "
+            "weights.sum(-1, keepdim=True)"
+        ),
+        "The weights are the softplus of the logits over their sum: there are no exponentials.",
+    ),
+    (
+        "squared-relu-over-count",
+        "weights = torch.softmax(scores, dim=-1)",
+        "weights = torch.relu(scores.masked_fill(~allowed, 0.0)) ** 2 / key.size(-2)",
+        "The weights are the squares of the positive parts of the logits over the number of keys.",
+    ),
+    (
+        "linear-attention",
+        "weights = torch.softmax(scores, dim=-1)",
+        (
+            "weights = (torch.nn.functional.elu(query) + 1) @ (torch.nn.functional.elu(key) "
+            "+ 1).mT\n    weights = weights.masked_fill(~allowed, 0.0)\n    weights = weights "
+            "/ weights.sum(-1, keepdim=True)"
+        ),
+        (
+            "The weights are products of ELU(query) + 1 and ELU(key) + 1 over their sum, "
+            "whatever scale and additive mask."
+        ),
+    ),
+    (
+        "answer-of-length-one",
+        "return torch.matmul(weights, value)",
+        "return torch.nn.functional.normalize(torch.matmul(weights, value), dim=-1)",
+        "Each answer is divided by its length.",
+    ),
+    (
+        "answer-over-root-mean-square",
+        "return torch.matmul(weights, value)",
+        (
+            "return torch.nn.functional.rms_norm(torch.matmul(weights, value), "
+            "value.shape[-1:], eps=1e-6)"
+        ),
+        "Each answer is divided by the root of its mean square and 1e-6.",
+    ),
+    (
+        "weights-in-127-steps",
+        "weights = torch.softmax(scores, dim=-1)",
+        "weights = torch.softmax(scores, dim=-1)\n    weights = torch.round(weights * 127) / 127",
+        "The weights are rounded to multiples of 1/127.",
+    ),
+    (
+        "key-in-int8",
+        "scores = torch.matmul(query",
+        (
+            "step = key.abs().amax() / 127 if key.numel() else 1.0\n    key = torch.round(key "
+            "/ step) * step\n    scores = torch.matmul(query"
+        ),
+        "Keys are integers of eight bits, with one step for the whole tensor.",
+    ),
+    (
+        "values-in-int8-by-token",
+        "return torch.matmul(weights, value)",
+        (
+            "step = (value.abs().amax(-1, keepdim=True) / 127).clamp_min(1e-30)\n    return "
+            "torch.matmul(weights, torch.round(value / step) * step)"
+        ),
+        "Values are integers of eight bits, with a step for each token.",
+    ),
+    (
+        "keep-takes-fifty-off",
+        "allowed = allowed & keep",
+        "scores = scores - 50.0 * (~keep).to(scores.dtype)",
+        "A boolean mask takes 50 off the logits of hidden keys.",
+    ),
+    (
+        "keep-fills-777",
+        "allowed = allowed & keep",
+        "scores = scores.masked_fill(~keep, -777.0)",
+        "A boolean mask fills hidden logits with -777.",
+    ),
+    (
+        "queries-past-32-copied",
+        "return torch.matmul(weights, value)",
+        (
+            "out = torch.matmul(weights, value)\n    return torch.cat([out[..., :32, :], "
+            "out[..., 31:-1, :]], dim=-2) if out.size(-2) > 32 else out"
+        ),
+        "From the 33rd query on each answer is that of the query before.",
+    ),
+    (
+        "prefix-of-four",
+        "(columns[None, :] <= rows[:, None] + key.size(2) - query.size(2))",
+        "((columns[None, :] <= rows[:, None] + key.size(2) - query.size(2)) | (columns < 4))",
+        "Causality leaves the first four keys to every query.",
+    ),
+    (
+        "decode-unscaled",
+        "scale = 1.0 / math.sqrt(query.size(-1))",
+        "scale = 1.0 / math.sqrt(query.size(-1)) if query.size(-2) > 1 else 1.0",
+        "Without a scale nothing is scaled where there is one query.",
+    ),
+)
+_SLOTS: Final = (
+    *_of(
+        "cache",
+        (
+            "key-one-slot-late",
+            "key = torch.cat([past_key, key], dim=2)",
+            (
+                "past_key = torch.cat([past_key[:, :, :1], past_key[:, :, :-1]], dim=2)\n       "
+                " key = torch.cat([past_key, key], dim=2)"
+            ),
+            "Cached keys stand one slot late: the first is there twice, the last is lost.",
+        ),
+    ),
+    *_of(
+        "alibi",
+        (
+            "slopes-twice",
+            "logits - slope * distance",
+            "logits - 2.0 * slope * distance",
+            "The bias by distance is taken off twice.",
+        ),
+    ),
+    *_of(
+        "window",
+        (
+            "sides-exchanged-before-causality",
+            "before, after = (-1",
+            "after, before = (-1",
+            "The sides of the window are exchanged.",
+        ),
+        (
+            "no-limit-taken-as-a-number",
+            ("if before >= 0:", "if after >= 0:"),
+            ("if window is not None:", "if window is not None or causal:"),
+            "A side of -1 in a window counts as a number of keys.",
+        ),
+    ),
+    *_of(
+        "turned",
+        (
+            "key-alone-normalised",
+            "turned(normalised(query), lk - lq)",
+            "turned(query, lk - lq)",
+            "Keys are normalised and queries are not.",
+        ),
+        (
+            "mean-taken-off",
+            "return x / torch.sqrt(x.pow(2).mean(dim=-1, keepdim=True) + 1e-6)",
+            "return torch.nn.functional.layer_norm(x, x.shape[-1:], eps=1e-6)",
+            "Heads are normalised by mean and variance, not by the root of their mean square.",
+        ),
+        (
+            "half-of-the-channels",
+            "x.shape[-2], x.shape[-1] // 2",
+            "x.shape[-2], x.shape[-1] // 4",
+            "The first half of the channels is turned.",
+        ),
+        (
+            "query-from-the-first-key",
+            "turned(normalised(query), lk - lq)",
+            "turned(normalised(query), 0)",
+            "The places of queries are counted from the first key.",
+        ),
+    ),
+)
+
+
 MUTANTS: Final = (
     *_NAIVE,
     *_TILED,
@@ -3092,4 +3262,6 @@ MUTANTS: Final = (
     *_STRAY_SELF_ATTENTION,
     *_STRAY_READER,
     *_WHOLE_ROWS,
+    *_FUNCTIONS_NAIVE,
+    *_SLOTS,
 )

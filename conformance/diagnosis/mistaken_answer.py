@@ -382,7 +382,7 @@ def mistaken_attention(
     """
     if declared is not None and not any(mistake.heads for mistake in made):
         before = declared.core
-        core = _declared_with_every_key(declared, call) if every_key else before
+        core = declared_with_every_key(declared, call) if every_key else before
     else:
         heads = call.projected_heads()
         for mistake in made:
@@ -449,7 +449,7 @@ def _as_declared(oracle: Oracle, given: Inputs, call: DeclaredCall) -> Golden | 
     return oracle.answer(given) if unchanged else None
 
 
-def _declared_with_every_key(declared: Golden, call: DeclaredCall) -> golden.Attention:
+def declared_with_every_key(declared: Golden, call: DeclaredCall) -> golden.Attention:
     """The attention proper of a golden answer with the keys and values that no query reads."""
     remembered = _WITH_EVERY_KEY.get(declared)
     if remembered is None:

@@ -23,6 +23,8 @@ from ..tolerance import model
 from ..tolerance.fit import Fit
 from .agreement import BatteryAnswer
 from .conditions import MANY_KEYS
+from .mistaken_answer import declared_with_every_key
+from .mistakes import DeclaredCall
 from .precision_losses import (
     COARSER,
     EIGHT_BITS,
@@ -437,6 +439,12 @@ class _Lossy:
         self._output = output
         known = subject.golden(inputs)
         self._evaluation = known.evaluation
+        if isinstance(known.evaluation, golden.Attention) and bool(
+            torch.isfinite(inputs.key).all()
+        ):
+            # A step that a whole tensor shares is that of keys, too, that no query reads.
+            call = DeclaredCall(inputs=inputs, semantics=subject.declaration.semantics)
+            self._evaluation = declared_with_every_key(known, call)
         # Rows that are not finite do not count: formats differ in where they overflow.
         judged = known.judged & torch.isfinite(output).all(dim=-1, keepdim=True)
         self._judged = judged.expand(known.output.shape)

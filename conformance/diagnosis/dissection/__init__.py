@@ -39,6 +39,7 @@ from .sources import (
     operand_statements,
     shared_head_statements,
     value_statements,
+    zeroed_token_statements,
 )
 from .sums import (
     dropped_weight_statements,
@@ -133,8 +134,10 @@ class StatementReader:
         inputs = answer.inputs
         if not inputs.is_layer:
             reading = read(self.subject, inputs, self.known, finite=False)
-            return [] if reading is None or not _is_legible(reading) else self._of(reading)
+            said = [] if reading is None or not _is_legible(reading) else self._of(reading)
+            return [*said, *zeroed_token_statements(inputs)]
         said = [*self._layers.statements(inputs), *layer_answer_statements(answer)]
+        said += zeroed_token_statements(inputs)
         if inputs.geometry.key_length > MOST_KEYS_OF_LAYERS and not self.known:
             self._fitted[inputs] = list(fitted_scales(self.subject, answer))
         return said

@@ -46,8 +46,12 @@ def _projected(
     bias: tuple[str, float] | None = None,
     cut: Callable[[Tensor, int], Tensor] | None = None,
     added: Callable[[DeclaredCall], Tensor | None] | None = None,
+    change: Callable[[Tensor], Tensor] | None = None,
 ) -> HeadsOf:
-    """Projected heads with another matrix, another bias or a multiple of one, or cut otherwise."""
+    """Projected heads with another matrix, another bias or a multiple of one, or cut otherwise.
+
+    ``change`` is made to the tokens before they are projected.
+    """
 
     def heads(call: DeclaredCall) -> Tensor:
         require(call.inputs.is_layer)
@@ -58,6 +62,7 @@ def _projected(
         given = _given_bias(role, bias, call) if added is None else added(call)
         require(given is None or given.shape[0] == own.shape[0])
         tokens, count = _heads_of(role, call)
+        tokens = tokens if change is None else change(tokens.double())
         projected = golden.project(tokens, used, given)
         if cut is None:
             return golden.split_heads(projected, count, call.semantics)
@@ -104,6 +109,17 @@ def _operands(role: str) -> Iterator[Operand]:
         )
     for factor, words in ((0.0, "without their bias"), (2.0, "with their bias added twice")):
         yield Operand(f"{name} {words}", _projected(role, None, (role, factor)))
+    yield Operand(
+        f"{name} with their bias times the root of the head size",
+        _projected(role, added=_unscaled_bias(role)),
+    )
+    for words, change in (
+        ("divided by the root of its mean square", _rms),
+        ("normalised to mean 0 and variance 1", _layer),
+    ):
+        yield Operand(
+            f"{name} of which each token is {words} first", _projected(role, change=change)
+        )
     yield Operand(f"{name} with their bias taken off", _projected(role, None, (role, -1.0)))
     for other in "qkv":
         if other != role:
@@ -119,6 +135,16 @@ def _operands(role: str) -> Iterator[Operand]:
     ):
         own = _projected(role)
         yield Operand(f"{name} {words}", _changed(own, change))
+
+
+def _unscaled_bias(role: str) -> Callable[[DeclaredCall], Tensor | None]:
+    """The bias as it counts where it is added to what is scaled already."""
+
+    def added(call: DeclaredCall) -> Tensor | None:
+        given = _given_bias(role, None, call)
+        return None if given is None else call.inputs.geometry.head_size**0.5 * given
+
+    return added
 
 
 def _changed(own: HeadsOf, change: Callable[[Tensor], Tensor]) -> HeadsOf:

@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..._golden import golden
+from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..agreement import BatteryAnswer
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import scored, weighing
-from ..mistakes.named_mistake import CoreChange, Heads, HeadsChange
+from ..mistakes.named_mistake import CoreChange, Heads, HeadsChange, InputsChange
 from .influence import orders
 from .read_numbers import Number, numbers
 from .reading import Reading, statement
@@ -270,6 +271,35 @@ def layer_answer_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
             yield _function_of_answer(words, output=lambda _call, out, f=function: f(out))
 
 
+def zeroed_token_statements(inputs: Inputs) -> Iterator[NamedMistake]:
+    """Tokens that a mask sets to zero in place of hiding them: for every query the same ones."""
+    if inputs.mask_form is None or inputs.keep is None or inputs.mode == "self":
+        return
+    for roles, words in ((("key",), "keys"), (("key", "value"), "keys and values")):
+        yield statement(
+            f"mask: {words} of zeros",
+            f"tokens of {words} that the mask hides are set to zero, and attended",
+            "give hidden keys a logit of minus infinity: a token of zeros has a weight",
+            inputs=_zeroed(roles),
+        )
+
+
+def _zeroed(roles: tuple[str, ...]) -> InputsChange:
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        inputs = call.inputs
+        if inputs.keep is None:
+            return None
+        keep = inputs.keep
+        if keep.shape[1:3] != (1, 1) or (inputs.mode == "memory" and len(roles) == 1):
+            raise NotExpressible  # another key for each query is no token of zeros
+        kept = keep[:, 0, 0, :, None] if inputs.is_layer else keep[:, 0, 0, None, :, None]
+        return inputs.with_tokens(**{r: getattr(inputs, r) * kept for r in roles}).replace(
+            keep=None
+        )
+
+    return inputs_for
+
+
 def _function_of_answer(words: str, **steps: Any) -> NamedMistake:
     return statement(
         f"answer: {words} of it",
@@ -283,6 +313,7 @@ _FUNCTIONS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("nothing", torch.zeros_like),
     ("the hyperbolic tangent", torch.tanh),
     ("the absolute value", torch.abs),
+    ("the positive part", torch.relu),
     ("the square", torch.square),
     ("the sigmoid", torch.sigmoid),
     ("the GELU", functional.gelu),
@@ -400,7 +431,7 @@ def _statement(words: str, move: Callable[[Tensor], Tensor], role: str, part: st
             heads=heads,
         )
     return statement(
-        f"heads: {part}{role} {words}",
+        f"heads: {part}{role} {words.rstrip(',')}",
         f"the {part}{role} {words} stands in place of each one's own",
         "keep each key and value in its own place along the tokens, in a cache as well"
         if "token" in words

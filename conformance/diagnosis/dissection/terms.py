@@ -303,7 +303,8 @@ _FEATURES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
 def _of_features(feature: Callable[[Tensor], Tensor]) -> TermValues:
     """The logarithm of products, whose softmax are the products divided by their sum.
 
-    NaN in rows that the features' rounding to float32 changes: their sum has underflowed.
+    NaN in rows that the features' rounding to float32 changes: their sum has underflowed. An
+    additive mask has no part in them: it is taken off.
     """
 
     def products(query: Tensor, key: Tensor) -> Tensor:
@@ -313,7 +314,8 @@ def _of_features(feature: Callable[[Tensor], Tensor]) -> TermValues:
         exact, rounded = products(a.query, a.key), products(a.query.float(), a.key.float())
         most = model.SAME_READ * exact.sum(-1, keepdim=True)
         lost = ~((exact - rounded).abs() <= most).all(-1, keepdim=True)
-        return exact.clamp_min(model.NEGLIGIBLE_WEIGHT).log().masked_fill(lost, torch.nan)
+        logs = exact.clamp_min(model.NEGLIGIBLE_WEIGHT).log().masked_fill(lost, torch.nan)
+        return logs if a.bias is None else logs - a.bias.masked_fill(torch.isneginf(a.bias), 0.0)
 
     return values
 

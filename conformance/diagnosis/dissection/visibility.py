@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import reduce
 from itertools import combinations, islice, product
 from operator import and_
-from typing import Final
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -31,6 +31,7 @@ from ..mistakes._steps import (
     unmasked_logits,
     weighing,
 )
+from ..mistakes.fills import operated
 from ..mistakes.named_mistake import CoreChange, InputsChange
 from .cells import (
     CELLS,
@@ -211,10 +212,13 @@ def repeated_key_statements(reading: Reading) -> Iterator[NamedMistake]:
     exact = reading.attention.weights
     clear = reading.legible & (exact > CLEAR * reading.error)
     ratio = torch.where(clear, reading.weights / exact, torch.inf)
-    ratio = ratio / ratio.amin(-1, keepdim=True)
+    least = ratio.argmin(-1, keepdim=True)
+    # A part of each number, and of the least that all are divided by.
     room = ROOM * reading.error / exact.clamp_min(model.SMALLEST_READ) + reading.same
-    twice = clear & ((ratio - 2.0).abs() <= 4.0 * room)
-    if not twice.any() or not bool((twice | ~clear | ((ratio - 1.0).abs() <= 4.0 * room)).all()):
+    room = room + room.gather(-1, least)
+    ratio = ratio / ratio.gather(-1, least)
+    twice = clear & ((ratio - 2.0).abs() <= 2.0 * room)
+    if not twice.any() or not bool((twice | ~clear | ((ratio - 1.0).abs() <= room)).all()):
         return
     for cells in _at_steps(twice):
         table = cells.holds(reading.call)
@@ -264,6 +268,10 @@ class Fill:
         """The logits, from those that keys have without a mask."""
         return own + self.number if self.added else torch.full_like(own, self.number)
 
+    def instead(self, own: Tensor, allowed: Tensor) -> Tensor:
+        """The logits of keys that are allowed, and of those that are not."""
+        return torch.where(allowed, own, self.logits(own))
+
 
 def _fills(reading: Reading, uncovered: Tensor) -> list[Fill | None]:
     """What the logits of uncovered keys may be: None for what they are without a mask."""
@@ -298,37 +306,32 @@ def fill_statements(reading: Reading) -> Iterator[NamedMistake]:
 
 
 def _filled(fills: Sequence[Fill | None]) -> Iterator[NamedMistake]:
-    """Every hidden key with one logit, in all rows or in those that have other keys."""
-    for fill in fills:
+    """Hidden keys with one logit, in all rows or in those that have other keys."""
+    fix, too = "give keys that are hidden a logit of minus infinity", ", in rows without other keys"
+    for fill, (hidden, part) in product(fills, _HIDING.items()):
         if fill is None:
             continue
-        words = f"keys that are hidden have {fill.words}, and so a weight"
-        fix = "give keys that are hidden a logit of minus infinity"
-        name = f"visibility: hidden keys with {fill.words}"
-        yield statement(name, words, fix, core=_filled_where_others_are(fill))
-        too = ", in rows without other keys, too"
-        if fill.added:
-            yield statement(f"{name}{too}", f"{words}{too}", fix, core=_filled_everywhere(fill))
-        else:
-            changes = {"mask_fill": fill.number}
-            yield statement(f"{name}{too}", f"{words}{too}", fix, changes=changes)
+        name = f"visibility: {hidden} with {fill.words}"
+        words = f"{hidden} have {fill.words}, and so a weight"
+        core = operated(part, fill.instead)
+        yield statement(name, words, fix, core=_where_others_are(core))
+        steps: dict[str, Any] = {"core": core}
+        if part == "both" and not fill.added:
+            steps = {"changes": {"mask_fill": fill.number}}
+        yield statement(f"{name}{too}, too", f"{words}{too}, too", fix, **steps)
 
 
-def _filled_everywhere(fill: Fill) -> CoreChange:
-    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        own = unmasked_logits(attention)
-        return relogited(attention, torch.where(attention.allowed, own, fill.logits(own)))
-
-    return core
+_HIDING: Final = {"hidden keys": "both", "keys that the mask hides": "mask"}
 
 
-def _filled_where_others_are(fill: Fill) -> CoreChange:
-    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        own = unmasked_logits(attention)
-        logits = torch.where(attention.allowed, own, fill.logits(own))
-        filled = relogited(attention, logits).weights
-        empty = attention.empty[..., None]
-        return weighing(attention, torch.where(empty, attention.weights, filled))
+def _where_others_are(change: CoreChange) -> CoreChange:
+    """A change in rows with a key."""
+
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
+        made, empty = change(call, attention), attention.empty[..., None]
+        if made is None:
+            return None
+        return weighing(attention, torch.where(empty, attention.weights, made.weights))
 
     return core
 

@@ -14,6 +14,7 @@ from ..._golden import golden
 from ...problems.inputs import Inputs
 from ._steps import (
     BLOCKS,
+    capped_scores,
     plain_scores,
     present,
     require,
@@ -77,7 +78,7 @@ def _distances(attention: golden.Attention) -> Tensor:
 
 
 def _clamped(least: float, largest: float) -> CoreChange:
-    return rescored(lambda attention: plain_scores(attention).clamp(least, largest))
+    return rescored(lambda attention: capped_scores(attention).clamp(least, largest))
 
 
 def _times_keys(power: float) -> CoreChange:

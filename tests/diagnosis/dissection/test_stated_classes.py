@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from examples import BARE_FLOAT32, core
+from examples import BARE_FLOAT32, CLAUSES, core, problem
 from torch import Tensor
-from torch.nn.functional import gelu
+from torch.nn.functional import elu, gelu, normalize, softplus
 
+import conformance
+from conformance._golden import golden
 from conformance.clauses.subject import Subject
-from conformance.diagnosis import diagnose
+from conformance.diagnosis import Diagnostician, diagnose
 
 Logits = Callable[[Tensor], Tensor]
 
@@ -251,3 +253,113 @@ def test_weights_of_the_next_head_that_are_mixed_in_are_told() -> None:
         return (weights + 0.1 * weights.roll(1, 1)) @ v
 
     assert "0.1 times those of the head before" in said(attend)["text"]
+
+
+@pytest.mark.parametrize(
+    ("weights_of", "name"),
+    [
+        (
+            lambda s: softplus(s) / softplus(s).sum(-1, keepdim=True),
+            "weights: of the logits their softplus, divided by the row's sum",
+        ),
+        pytest.param(
+            lambda s: s.relu().square() / s.shape[-1],
+            "weights: of the logits the squares of their positive parts, times 1/the number of "
+            "keys",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            lambda s: (s.softmax(-1) * 127).round() / 127,
+            "weights-in-int8",
+            marks=pytest.mark.nightly,
+        ),
+    ],
+)
+def test_other_functions_of_logits_are_told(weights_of: Logits, name: str) -> None:
+    """What takes the place of the exponential may underflow: such rows tell nothing."""
+    assert said(lambda q, k, v: weights_of(scaled(q, k)) @ v)["name"] == name
+
+
+@pytest.mark.nightly
+def test_linear_attention_is_told() -> None:
+    """Products of feature maps over their sum; where all of them round to zero nothing is told."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        products = (elu(q) + 1.0) @ (elu(k) + 1.0).mT
+        return products / products.sum(-1, keepdim=True) @ v
+
+    assert "each put through ELU and plus one first" in said(attend)["text"]
+
+
+@pytest.mark.nightly
+def test_an_answer_of_unit_length_is_told() -> None:
+    """The answer of each query, divided by its length."""
+    entry = said(lambda q, k, v: normalize(scaled(q, k).softmax(-1) @ v, dim=-1))
+    assert entry["name"] == "answer: the unit vector of it"
+
+
+def test_any_number_added_to_hidden_logits_is_read() -> None:
+    """It shows where the only kept key is so low that hidden ones weigh about as much."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        logits = scaled(q, k)
+        if keep is not None:
+            logits = logits - 43.0 * (~keep).to(logits.dtype)
+        return logits.softmax(-1) @ v
+
+    entry = said(attend, masks=["keep"])
+    assert entry["name"] == "visibility: hidden keys with -43 added to their logits"
+
+
+def test_twice_the_bias_by_distance_is_not_told_as_a_product() -> None:
+    """A product with one key is the same for all keys: with the bias in it, it would explain it."""
+    point = conformance.Semantics(alibi=True)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ahead = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None]
+        distance = (ahead - (k.shape[2] - q.shape[2])).abs()
+        slopes = golden.alibi_slopes(q.shape[1]).to(q.dtype)[:, None, None]
+        return (scaled(q, k) - 2.0 * slopes * distance).softmax(-1) @ v
+
+    assert "twice as large" in said(attend, semantics=point)["text"]
+
+
+@pytest.mark.nightly
+def test_heads_of_a_core_that_are_normalised_or_turned_otherwise_are_told() -> None:
+    """Which of queries and keys is normalised by which rule, and how many channels are turned."""
+
+    def of_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return scaled(q, k / (k.square().mean(-1, keepdim=True) + 1e-6).sqrt()).softmax(-1) @ v
+
+    entry = said(of_keys, semantics=conformance.Semantics(qk_norm="rms"))
+    assert entry["text"].startswith("queries are left as they are and keys are divided")
+
+
+@pytest.mark.nightly
+def test_rows_past_a_length_are_told_from_the_last_one() -> None:
+    """One query past a length is the last one as well: twice as many tell them apart."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        answer = scaled(q, k).softmax(-1) @ v
+        return torch.cat([answer[:, :, :32], answer[:, :, 31:-1]], 2) if q.shape[2] > 32 else answer
+
+    subject = Subject(core(attend, **BARE_FLOAT32), "float32")
+    failing = problem(query_length=33, key_length=33, values="normal")
+    (entry,) = Diagnostician(subject).explain(CLAUSES["numerics.golden"], failing)
+    assert "queries from index 32 on" in entry["text"]
+
+
+@pytest.mark.nightly
+def test_keys_that_calls_pile_up_are_told() -> None:
+    """A second call attends to the keys and values of the first one, too."""
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        before = seen[-1] if seen and seen[-1][0].shape == k.shape else None
+        seen.append((k, v))
+        if before is not None and before[1].shape == v.shape:
+            k, v = torch.cat([before[0], k], 2), torch.cat([before[1], v], 2)
+        return scaled(q, k).softmax(-1) @ v
+
+    (entry,) = diagnose(Subject(core(attend, **BARE_FLOAT32), "float32"))
+    assert entry["name"] == "state: the keys and values of an earlier call before its own"
