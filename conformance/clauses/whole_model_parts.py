@@ -188,6 +188,22 @@ def _unmasked_sites(candidate: Candidate) -> list[int]:
     return unmasked
 
 
+def _latent_sites(model: WholeModel, call: ModelCall) -> set[int]:
+    """The attentions with as many keys for a sequence of another length.
+
+    Their keys are no tokens, but what a model made of all of them, such as Perceiver's latents.
+    """
+    length, second = call.lengths
+    others = [size for size in model.taken.get("length", (5, 8)) if size not in (1, length)]
+    if not others:
+        return set()
+    both = (others[0], second if model.has_two_sequences else others[0])
+    calls = (call, model.call(call.batch, both, None, 1))
+    with giving_answers():
+        keys = [{at: one.key.shape[2] for at, one in model.in_place(each)} for each in calls]
+    return {index for index, size in keys[0].items() if keys[1].get(index) == size}
+
+
 @clause(
     "model.mask-reaches-all",
     sentence="The mask reaches every attention whose keys are tokens that it may hide.",
@@ -196,9 +212,12 @@ def _unmasked_sites(candidate: Candidate) -> list[int]:
     applies=(requires(lambda c: model_of(c).has_mask, "no mask is declared"),),
     explained=False,
 )
-def mask_reaches_all(subject: Subject, _problem: Problem) -> Finding:
+def mask_reaches_all(subject: Subject, problem: Problem) -> Finding:
     """By the graph: no attention to the padded sequence without the mask above it."""
     model, unmasked = model_of(subject.candidate), _unmasked_sites(subject.candidate)
+    if unmasked:
+        latent = _latent_sites(model, drawn_call(subject, problem))
+        unmasked = [index for index in unmasked if index not in latent]
     if not unmasked:
         return Finding()
     names = ", ".join(named(model, index) for index in unmasked)

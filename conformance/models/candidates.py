@@ -239,6 +239,10 @@ class ScaledSite(Protocol):
         """What its dot products are multiplied by, None where it is unknown."""
 
     @property
+    def scaled_above(self) -> float:
+        """What query and key are multiplied by before they enter."""
+
+    @property
     def cap(self) -> float | None:
         """The number that bounds its scores, None without one."""
 
@@ -308,6 +312,9 @@ def _promised_scale(sites: Sequence[ScaledSite], site: ScaledSite) -> dict[str, 
     size, scale = site.head_size, site.scale
     if scale is None or size is None:
         return {} if scale is None else {"scale": "none" if scale == 1 else scale}
+    if site.scaled_above != 1 and is_standard(scale * site.scaled_above, size):
+        # The standard's, by what the attention alone does not see: an own factor of it is meant.
+        return {"scale": "none" if scale == 1 else scale}
     scales = [other.scale for other in sites if other.head_size == size]
     by_layer = len(scales) > 1 and all(
         own is not None and is_standard(own * (at + 1), size) for at, own in enumerate(scales)

@@ -65,6 +65,8 @@ class Site:
         Its answer, one letter an axis as in :class:`Edge`.
     scale
         What the dot products are multiplied by, None where only a run shows it.
+    scaled_above
+        What query and key are multiplied by before they enter, where more than turns lies between.
     cap
         The number that bounds the scaled scores, ``cap * tanh(score / cap)``; None without a cap.
     causal
@@ -95,6 +97,7 @@ class Site:
     kv_heads: int | None
     head_size: int | None
     scale: float | None
+    scaled_above: float = 1.0
     cap: float | None = None
     causal: bool = False
     sinks: Sinks | None = None
@@ -150,7 +153,35 @@ def completed(graph: ModelGraph, site: Site) -> Site:
     size = _head_size(graph, site)
     width = site.query.size(graph, "M")
     heads = heads or (width // size if width and size else None)
-    return replace(site, heads=heads, kv_heads=kv_heads or heads, head_size=size)
+    above = math.prod(_factor_above(graph, edge.name) for edge in (site.query, site.key))
+    return replace(
+        site, heads=heads, kv_heads=kv_heads or heads, head_size=size, scaled_above=above
+    )
+
+
+# Nodes that put numbers in other places, or take some of them, and change none.
+_LAYS: Final = frozenset(
+    "Cast Identity Reshape Transpose Split Slice Gather Squeeze Unsqueeze Expand".split()
+)
+
+
+def _factor_above(graph: ModelGraph, name: str) -> float:
+    """What a tensor was multiplied by before it was cut out of others and moved."""
+    result = 1.0
+    while (node := graph.wiring.producer.get(name)) is not None and node.input:
+        numbers = [graph.scalar(own) for own in node.input]
+        if node.op_type == "Mul" and None in numbers and numbers != [None, None]:
+            at = numbers.index(None)
+            result *= numbers[1 - at] or 0.0
+            name = node.input[at]
+        elif node.op_type == "Div" and numbers[0] is None and numbers[1]:
+            result /= numbers[1]
+            name = node.input[0]
+        elif node.op_type in _LAYS:
+            name = node.input[0]
+        else:
+            break
+    return result
 
 
 def _head_size(graph: ModelGraph, site: Site) -> int | None:

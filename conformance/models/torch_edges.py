@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -16,6 +17,13 @@ CASTS: Final = frozenset(
     "to float double half bfloat16 type_as contiguous clone dropout detach".split()
 )
 _RESHAPES: Final = frozenset("view reshape flatten unflatten unsafe_view".split())
+# What puts numbers in other places, or takes some of them, and changes none.
+_LAYS: Final = (
+    CASTS
+    | _RESHAPES
+    | frozenset("transpose permute mT chunk split unbind getitem stack narrow squeeze".split())
+    | frozenset("unsqueeze expand movedim select tensor_split".split())
+)
 _FULL: Final = (set("BHLD"), set("FLD"))
 
 
@@ -155,6 +163,27 @@ class Edges:
         operands = [entry for entry in call.arguments if not self._is_number(entry)]
         fits = len(factors) == 1 and (call.name == "mul" or factors == [1]) and len(operands) == 1
         return replace(here, number=operands[0].number, scaled=True) if fits else None
+
+    def factor_above(self, number: int) -> float:
+        """What a tensor was multiplied by before it was cut out of others and moved."""
+        result = 1.0
+        while True:
+            call = self._values[number].made_by
+            source = None if call is None else _first_tensor(call)
+            if call is None or source is None:
+                return result
+            if call.name in ("mul", "div"):
+                factors = [entry for entry in call.arguments if self._is_number(entry)]
+                above = self._unscaled(call, TorchEdge(number=number, letters=""))
+                if above is None or len(factors) != 1:
+                    return result
+                own = factors[0]
+                own = float(self._tensor(own.number) if isinstance(own, Ref) else own)
+                result = result * own if call.name == "mul" else result / (own or math.inf)
+                source = above.number
+            elif call.name not in _LAYS:
+                return result
+            number = source
 
     def _is_number(self, entry: Any) -> bool:
         """Whether an argument is one number that no input of the module changes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,6 +56,8 @@ class TorchSite:
     place
         The module that takes its softmax, and how many attentions of that module came before it,
         those that cannot be judged alone included: in another call it has the same place.
+    scaled_above
+        What query and key are multiplied by before they enter, where more than turns lies between.
     edges
         Query, key and value by name.
     inside
@@ -76,6 +79,7 @@ class TorchSite:
     head_size: int
     value_size: int
     place: tuple[str, int] = ("", 0)
+    scaled_above: float = 1.0
     scale: float | None = None
     cap: float | None = None
     causal: bool = False
@@ -228,6 +232,9 @@ class _Finder:
             value_size=self._edges.size(edges["value"]),
             causal=bool(kernel.get("is_causal")),
             sinks=part.sinks,
+            scaled_above=math.prod(
+                self._edges.factor_above(edges[own].number) for own in ("query", "key")
+            ),
         )
 
     def _tensor(self, number: int) -> Tensor:

@@ -10,8 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from whole_models import not_passed, results
 
+import conformance
 from candidates.broken.whole_models import SOURCES_APART, another_source, made
 from candidates.models import BROKEN, MODELS
 from candidates.models.cached import SOURCES
@@ -176,3 +179,34 @@ def test_an_attention_that_a_call_does_not_show_is_no_first(shown: str) -> None:
     assert "attention #0" in answers
     assert "attention #0" not in allowed_differences(model, call, answers, ["attention #0"])
     assert _first_from_source(model, source, call) == 1
+
+
+class Latents(nn.Module):
+    """A few vectors attend to tokens under their mask, then to each other without one."""
+
+    def __init__(self, count: int | None = 3) -> None:
+        super().__init__()
+        self.table, self.latents = nn.Embedding(20, 16), nn.Parameter(torch.randn(3, 16))
+        self.first, self.second, self.count = nn.Linear(16, 16), nn.Linear(16, 16), count
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """``[B, L]`` to ``[B, 3, 16]``, or ``[B, L, 16]`` where every token is a latent."""
+        tokens = self.table(input_ids)
+        latents = tokens if self.count is None else self.latents.expand(len(tokens), 3, 16)
+        keep = attention_mask.bool()[:, None, None]
+        mixed = self._attended(self.first(latents), tokens, attn_mask=keep)
+        return self._attended(self.second(mixed), mixed)
+
+    def _attended(self, query: Tensor, key: Tensor, **masks: Tensor) -> Tensor:
+        parts = (part.unflatten(-1, (4, 4)).transpose(1, 2) for part in (query, key, 2 * key))
+        answer = scaled_dot_product_attention(*parts, **masks)
+        return answer.transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize(("count", "status"), [(3, "passed"), (None, "failed")])
+def test_latents_need_no_mask(count: int | None, status: str) -> None:
+    """Their number does not follow that of tokens; what attends to every token needs one."""
+    torch.manual_seed(0)
+    whole, *_ = conformance.model(Latents(count))
+    (result,) = results(whole, "model.mask-reaches-all")
+    assert result.status == status

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import conformance
+from candidates.exports import Input, Source, by_tracing
 from candidates.models.transformer import Decoder, Encoder, EncoderDecoder, Mistake, Shape
 from conformance import UsageError
+from conformance.declare.candidate import Candidate
 from conformance.declare.declaration import WHOLE_MODEL
 from conformance.graphs.process import Setting
 from conformance.graphs.protocol import GraphRefused
@@ -271,3 +273,50 @@ def test_an_answer_that_is_missing_is_said() -> None:
     assert made.model.misshapen(call, made.model.run(call)) == (
         "answers a batch of 2 of length 4 without states"
     )
+
+
+class ScaledEarly(nn.Module):
+    """Two attentions; the queries of the second are divided, then cut out of wider ones."""
+
+    def __init__(self, divisor: float) -> None:
+        super().__init__()
+        self.table, self.norm, self.divisor = nn.Embedding(40, 16), nn.LayerNorm(16), divisor
+        self.first, self.second = nn.Linear(16, 48), nn.Linear(16, 64)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """``[B, L]`` to ``[B, L, 16]``."""
+        tokens = self.table(input_ids)
+        query, key, value = map(self._heads, self.first(tokens).split(16, -1))
+        tokens = self.norm(tokens + self._mixed(query * 0.5, key, value))
+        query, key, value = map(self._heads, self.second(tokens).split([32, 16, 16], -1))
+        return self._mixed((query / self.divisor)[..., :4], key, value)
+
+    def _heads(self, wide: Tensor) -> Tensor:
+        return wide.reshape(*wide.shape[:2], 4, wide.shape[2] // 4).transpose(1, 2)
+
+    def _mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        weights = (query @ key.transpose(2, 3)).softmax(-1)
+        return (weights @ value).transpose(1, 2).flatten(2)
+
+
+def as_graph(module: nn.Module, folder: Path) -> tuple[Candidate, ...]:
+    source = Source(
+        name="early",
+        module=module,
+        inputs=(Input(name="input_ids", axes=("batch", "tokens"), kind="ids"),),
+        outputs={"y": ("batch", "tokens", 16)},
+    )
+    return conformance.model(by_tracing(source, folder / "early.onnx"))
+
+
+@pytest.mark.parametrize(
+    "judged", [lambda module, _: conformance.model(module), as_graph], ids=["module", "graph"]
+)
+@pytest.mark.parametrize(("divisor", "scale"), [(2.0, "none"), (3.0, "inverse-sqrt-head-size")])
+def test_a_scale_before_heads_are_cut_out_is_one(
+    divisor: float, scale: str, judged: Callable[..., tuple[Candidate, ...]], tmp_path: Path
+) -> None:
+    """Alone the attention has none, and that is meant where the whole is the standard's."""
+    cores = judged(ScaledEarly(divisor).eval(), tmp_path)[1:]
+    scales = [core.declaration.semantics.scale for core in cores]
+    assert scales == ["inverse-sqrt-head-size", scale]
