@@ -73,9 +73,14 @@ def _names(clause: ClauseEntry) -> set[str]:
 def _named_causes(
     left: Sequence[ClauseEntry], texts: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[CauseEntry]:
-    """Names that explain every failure, the one that explains most of those left taken first."""
+    """Names that explain every failure, the one that explains most of those left taken first.
+
+    Of names that explain as much the one that a diagnosis says first: the plainest.
+    """
     while left:
-        names = dict.fromkeys(name for clause in left for name in sorted(_names(clause)))
+        said = (str(entry["name"]) for entry in _entries(left))
+        every = (*said, *(name for clause in left for name in sorted(_names(clause))))
+        names = dict.fromkeys(name for name in every if name != UNKNOWN)
         own = {name: [clause for clause in left if name in _names(clause)] for name in names}
         best = max(names, key=lambda name: _weight(own[name], name))
         yield _named(best, own[best], texts.get(best, {"name": best}))
