@@ -188,17 +188,23 @@ def product_of(query: Operand, key: Operand) -> TermValues:
     return values
 
 
+_FIX: Final = (
+    "project the tokens as they are, queries and keys each by its own matrix and bias, cut the "
+    "result into heads of neighbouring channels, and scale their products"
+)
+
+
 def operand_terms() -> Iterator[Term]:
     """Products with one operand that is made otherwise, or both in the same way."""
     for one in QUERIES:
-        yield Term(one.words, one.words, product_of(one, OWN_KEYS), operand=True)
+        yield Term(one.words, one.words, product_of(one, OWN_KEYS), operand=True, fix=_FIX)
     for one in KEYS:
-        yield Term(one.words, one.words, product_of(OWN_QUERIES, one), operand=True)
+        yield Term(one.words, one.words, product_of(OWN_QUERIES, one), operand=True, fix=_FIX)
     for one, two in zip(QUERIES, KEYS, strict=True):
         words = f"{one.words} and {two.words}"
-        yield Term(words, words, product_of(one, two), operand=True)
+        yield Term(words, words, product_of(one, two), operand=True, fix=_FIX)
     for words, group in groups("keys"):
-        yield Term(words, words, _grouped(group), operand=True)
+        yield Term(words, words, _grouped(group), operand=True, fix=_FIX)
     yield Term(
         "one head of the whole width",
         "one head of the whole width",
@@ -258,7 +264,7 @@ def pair_terms() -> Iterator[Term]:
     for (i, one), (j, two) in product(enumerate(QUERIES), enumerate(KEYS)):
         if i != j:
             words = f"{one.words} and {two.words}"
-            yield Term(words, words, product_of(one, two), operand=True)
+            yield Term(words, words, product_of(one, two), operand=True, fix=_FIX)
 
 
 def _of_one_head(_call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
