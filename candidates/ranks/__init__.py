@@ -1,7 +1,6 @@
 """Attentions that several ranks compute together; ``conformance check candidates/ranks``.
 
-``torch_parallel`` is checked by itself: ranks are started anew after each call that is refused,
-which takes it some ten minutes.
+``torch_parallel`` is checked by itself: torch's imports make each start of its ranks slow.
 """
 
 __conformance__ = [

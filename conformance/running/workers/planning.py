@@ -45,8 +45,10 @@ from .messages import Loaded, Order, RunOptions
 
 # The clause that shows the exception where a candidate answers in another dtype or not alone.
 _WITNESS: Final = "shape.output"
-# Edges of each space that are tried before a candidate is said never to answer.
+# Edges of each space that are tried before a candidate is said never to answer; the seconds after
+# which nothing is said: each call of ranks that wait for one another takes as long as they may.
 _OF_EACH_SPACE: Final = 3
+_LONGEST_TRIAL: Final = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,12 +119,14 @@ def _witness(planned: Sequence[PlannedClause], silence: Silence) -> str:
 def _silence(run: CandidateRun, dtype: str, device: str) -> Silence | None:
     """What the first call raised, None where one of them does not raise."""
     first: Violation | None = None
-    calls = 0
+    calls, until = 0, time.monotonic() + _LONGEST_TRIAL
     # Its own: trial calls are no examples, and torch may be as the candidates load it.
     subject = Subject(run.candidate, dtype, device, sealed=seal(everywhere=False))
     with one_thread(), torch_state.neutral():
         for problem in _problems(run, dtype, device):
             calls += 1
+            if time.monotonic() > until:
+                return None
             try:
                 inputs = subject.inputs(problem)
                 subject.call(subject.forward(inputs), inputs)

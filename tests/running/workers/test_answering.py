@@ -13,6 +13,7 @@ import conformance
 from conformance.base.graph_options import GraphOptions
 from conformance.declare.candidate import Candidate
 from conformance.errors import UsageError
+from conformance.running.workers import planning
 from conformance.running.workers.messages import RunOptions
 from conformance.running.workers.planning import (
     CandidatePlan,
@@ -61,6 +62,13 @@ def test_a_candidate_that_never_answers_is_bad_input() -> None:
     assert sentence.startswith("no call of silent succeeds: each of ")
     assert "the first TypeError: unhashable torch.Size(" in sentence
     assert [line.split(":")[0] for line in way] == ["  raised at test_answering.py"]
+
+
+def test_one_that_raises_slowly_is_asked_clause_by_clause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trial calls end after a while: of one that raised in each so far nothing is said."""
+    monkeypatch.setattr(planning, "_LONGEST_TRIAL", 0.0)
+    (plan,) = plan_candidates([core(silent)], OPTIONS)
+    assert ("shape.output", "float32") in to_run(plan)
 
 
 def test_a_builder_that_always_raises_is_bad_input() -> None:
