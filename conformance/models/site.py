@@ -159,9 +159,9 @@ def completed(graph: ModelGraph, site: Site) -> Site:
     )
 
 
-# Nodes that put numbers in other places, or take some of them, and change none.
+# Nodes that put numbers in other places, take some or their mean: a factor stays what it is.
 _LAYS: Final = frozenset(
-    "Cast Identity Reshape Transpose Split Slice Gather Squeeze Unsqueeze Expand".split()
+    "Cast Identity Reshape Transpose Split Slice Gather Squeeze Unsqueeze Expand ReduceMean".split()
 )
 
 

@@ -17,12 +17,12 @@ CASTS: Final = frozenset(
     "to float double half bfloat16 type_as contiguous clone dropout detach".split()
 )
 _RESHAPES: Final = frozenset("view reshape flatten unflatten unsafe_view".split())
-# What puts numbers in other places, or takes some of them, and changes none.
+# What puts numbers in other places, takes some of them or their mean: a factor stays what it is.
 _LAYS: Final = (
     CASTS
     | _RESHAPES
     | frozenset("transpose permute mT chunk split unbind getitem stack narrow squeeze".split())
-    | frozenset("unsqueeze expand movedim select tensor_split".split())
+    | frozenset("unsqueeze expand movedim select tensor_split mean".split())
 )
 _FULL: Final = (set("BHLD"), set("FLD"))
 

@@ -278,9 +278,10 @@ def test_an_answer_that_is_missing_is_said() -> None:
 class ScaledEarly(nn.Module):
     """Two attentions; the queries of the second are divided, then cut out of wider ones."""
 
-    def __init__(self, divisor: float) -> None:
+    def __init__(self, divisor: float, cut: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.table, self.norm, self.divisor = nn.Embedding(40, 16), nn.LayerNorm(16), divisor
+        self.table, self.norm = nn.Embedding(40, 16), nn.LayerNorm(16)
+        self.divisor, self.cut = divisor, cut
         self.first, self.second = nn.Linear(16, 48), nn.Linear(16, 64)
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -289,7 +290,7 @@ class ScaledEarly(nn.Module):
         query, key, value = map(self._heads, self.first(tokens).split(16, -1))
         tokens = self.norm(tokens + self._mixed(query * 0.5, key, value))
         query, key, value = map(self._heads, self.second(tokens).split([32, 16, 16], -1))
-        return self._mixed((query / self.divisor)[..., :4], key, value)
+        return self._mixed(self.cut(query / self.divisor), key, value)
 
     def _heads(self, wide: Tensor) -> Tensor:
         return wide.reshape(*wide.shape[:2], 4, wide.shape[2] // 4).transpose(1, 2)
@@ -312,11 +313,20 @@ def as_graph(module: nn.Module, folder: Path) -> tuple[Candidate, ...]:
 @pytest.mark.parametrize(
     "judged", [lambda module, _: conformance.model(module), as_graph], ids=["module", "graph"]
 )
+@pytest.mark.parametrize(
+    "cut",
+    [lambda wide: wide[..., :4], lambda wide: wide.reshape(*wide.shape[:3], 2, 4).mean(3)],
+    ids=["part", "mean"],
+)
 @pytest.mark.parametrize(("divisor", "scale"), [(2.0, "none"), (3.0, "inverse-sqrt-head-size")])
 def test_a_scale_before_heads_are_cut_out_is_one(
-    divisor: float, scale: str, judged: Callable[..., tuple[Candidate, ...]], tmp_path: Path
+    divisor: float,
+    scale: str,
+    cut: Callable[[Tensor], Tensor],
+    judged: Callable[..., tuple[Candidate, ...]],
+    tmp_path: Path,
 ) -> None:
     """Alone the attention has none, and that is meant where the whole is the standard's."""
-    cores = judged(ScaledEarly(divisor).eval(), tmp_path)[1:]
+    cores = judged(ScaledEarly(divisor, cut).eval(), tmp_path)[1:]
     scales = [core.declaration.semantics.scale for core in cores]
     assert scales == ["inverse-sqrt-head-size", scale]
