@@ -23,6 +23,7 @@ from typing import Any, Final
 import psutil
 import torch.distributed as dist
 
+from ..base.printable_text import ending_text
 from .calling import RanksUnusableError
 from .rank_server import Group, Reply, Request, Source, last_line, serve, unpacked
 
@@ -86,6 +87,7 @@ class RankProcesses:
         """
         if self._context is None:
             self._start()
+        _LIVE.append(_LIVE.pop(_LIVE.index(self)))  # the last one used
         dropped, self._dropped = tuple(self._dropped), []
         for request in requests:
             request.drop = dropped
@@ -148,7 +150,6 @@ class RankProcesses:
                 end.close()
             self.close()
             raise
-        self.generation += 1
         _LIVE.append(self)
 
     def _environment(self, rank: int) -> dict[str, str]:
@@ -242,11 +243,12 @@ class RankProcesses:
         printed = last_line(self._context.stderrs[rank]) or last_line(self._context.stdouts[rank])
         quoted = f", after printing {printed[:300]!r}" if printed else ""
         return RankResult(
-            lost=each.lost, words=f"{_cause(status) if each.lost == 'died' else ''}{quoted}"
+            lost=each.lost, words=f"{ending_text(status) if each.lost == 'died' else ''}{quoted}"
         )
 
     def close(self) -> None:
-        """End all ranks, at once."""
+        """End all ranks, at once: what they know of earlier calls goes with them."""
+        self.generation += 1
         context, self._context = self._context, None
         for end in self._ends:
             end.close()
@@ -292,15 +294,6 @@ def _message(failed: RankResult) -> str:
     if violation is None:
         return "they gave no answer"
     return violation.message.removeprefix("raised UsageError: ")
-
-
-def _cause(status: int | None) -> str:
-    """How a process ended, in words."""
-    if status is None:
-        return "lost its process"
-    if status >= 0:
-        return f"ended its process (exit status {status})"
-    return f"killed its process ({signal.Signals(-status).name})"
 
 
 def _loopback() -> str:

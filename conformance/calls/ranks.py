@@ -21,8 +21,6 @@ from .calling import CandidateFailure, CandidateLost, RaisedElsewhere
 from .rank_processes import RankProcesses, RankResult
 from .rank_server import Reply, Request, Source
 
-_ROLES = tuple(entry.name for entry in dataclasses.fields(golden.ProjectionWeights))
-
 
 def spanning(candidate: Candidate) -> Candidate:
     """The candidate as the judge calls it: on all its ranks, where it declares any."""

@@ -20,7 +20,7 @@ from ..base.limits import read_bytes
 from ..base.printable_text import printable
 from ..base.record import EXIT_INTERRUPTED, EXIT_USAGE, exit_code
 from ..errors import UsageError
-from ..targets.target_strings import split_site
+from ..targets.target_strings import path_of
 from ._options import (
     DEVICE,
     DTYPE,
@@ -319,9 +319,7 @@ def _folders(targets: Sequence[str]) -> Iterator[Path]:
     """The folders of targets that are paths, and the working folder for those that are not."""
     folders: dict[Path, None] = {}
     for target in targets:
-        target = split_site(target)[0]  # noqa: PLW2901 (of an attention in a graph the file)
-        path = Path(target.rpartition(":")[0] or target)
-        path = path if path.exists() else Path(target)
-        folder = path if path.is_dir() else path.parent if path.exists() else Path.cwd()
+        path = path_of(target) or Path.cwd()
+        folder = path if path.is_dir() else path.parent
         folders[folder.resolve()] = None
     yield from folders

@@ -212,7 +212,12 @@ class RankDiagnostician(Diagnostician):
         if not wrong or len(wrong) == count:
             return ""
         listed = " and ".join(map(str, sorted(wrong)))
-        return f" (of {count} ranks {listed} alone answers wrongly)"
+        which = (
+            f"rank {listed} of {count} answers"
+            if len(wrong) == 1
+            else (f"ranks {listed} of {count} answer")
+        )
+        return f" (only {which} wrongly)"
 
     def _names(self, mistake: RankMistake, clause: Clause | None, problem: Problem | None) -> bool:
         """Whether a mistake is behind the failure of a clause on a problem, too."""

@@ -43,6 +43,16 @@ def split_site(target: str) -> tuple[str, int | None]:
     return whole, int(match.group(1))
 
 
+def path_of(target: str) -> Path | None:
+    """The file or folder that a target lies in, as it is now; None for what is no path here."""
+    whole = split_site(target)[0]
+    for name in (whole.rpartition(":")[0] or whole, whole):
+        path = Path(name).expanduser()
+        if exists(path):
+            return path
+    return None
+
+
 def split_target(target: str) -> tuple[str, str | None]:
     """``where:object`` in its two parts; a drive letter is no separator.
 

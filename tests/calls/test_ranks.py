@@ -257,17 +257,22 @@ def test_messages_of_functional_collectives_are_not_late(tmp_path: Path) -> None
     assert counts == [[0, 1], [0, 0]]
 
 
-def test_a_killed_rank_is_a_verdict(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(9, "SIGKILL; the system may have run out of memory"), (40, "signal 40")],
+)
+def test_a_killed_rank_is_a_verdict(tmp_path: Path, number: int, words: str) -> None:
     """A rank that dies in the middle of a call ends it on the others, and the next call works."""
     mark = tmp_path / "killed"
     body = (
         f"first = not os.path.exists({str(mark)!r}); dist.barrier(); open({str(mark)!r}, 'w'); "
-        "first and dist.get_rank() and os.kill(os.getpid(), 9); dist.barrier(); return value"
+        "first and dist.get_rank() and "
+        f"os.kill(os.getpid(), {number}); dist.barrier(); return value"
     )
     made, began = candidate(tmp_path, body), time.monotonic()
     with pytest.raises(CandidateLost) as lost:
         call(made)
-    assert "killed its process (SIGKILL) on rank 1 (rank 0 raised" in str(lost.value)
+    assert f"killed its process ({words}) on rank 1 (rank 0 raised" in str(lost.value)
     assert time.monotonic() - began < 60.0
     assert call(made).flatten().tolist() == [20.0, 21.0, 22.0, 23.0]
 

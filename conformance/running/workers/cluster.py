@@ -32,6 +32,7 @@ from ...base.limits import MOST_WORKERS, PER_WORKER, Deadline, Share
 from ...base.printable_text import printable
 from ...base.record import EXIT_HARNESS
 from ...errors import UsageError
+from ...targets.target_strings import path_of
 from ..databases import on_this_machine
 from .messages import Loaded, Ready, RunOptions, package_version
 from .pool import OURS, DoJob, Job, Reported, TaskOrder, WorkerPool, default_jobs, plans_of, serve
@@ -66,10 +67,9 @@ def check_cluster(options: RunOptions, address: str) -> None:
     named = (graph_options.state_dict, graph_options.declaration, graph_options.source)
     correct = getattr(options, "correct", ())  # of a run of teeth
     for target in (*options.targets, *correct, *filter(None, named)):
-        path = Path(target.rpartition(":")[0] or target)
-        path = path if path.exists() else Path(target)
-        outside = path.exists() and not path.resolve().is_relative_to(Path.cwd().resolve())
-        if outside or path.is_absolute():
+        path = path_of(target)
+        outside = path is not None and not path.resolve().is_relative_to(Path.cwd().resolve())
+        if outside or Path(target).is_absolute():
             msg = (
                 f"{target} would not be on the other machines: the working folder alone is sent to "
                 f"them, so give a path below it, or {OPTION} {LOCAL}"
@@ -253,7 +253,8 @@ def _check_address(address: str) -> None:
         )
         raise UsageError(msg)
     host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    is_number = port.isascii() and port.isdecimal() and len(port) <= len("65535")
+    if not host or not is_number or not 0 < int(port) < 1 << 16:
         msg = f"{OPTION} {address!r} is no address of Ray: give {AUTO}, {LOCAL} or HOST:PORT"
         raise UsageError(msg)
 
@@ -280,6 +281,8 @@ def _unreachable(address: str) -> str:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_PORT_LIMIT).close()
+    except UnicodeError as error:  # of a name that no host can have
+        return str(error)
     except OSError as error:
         return str(error.strerror or error)
     return ""

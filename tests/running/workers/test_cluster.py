@@ -220,6 +220,8 @@ def test_what_no_machine_has_is_refused(folder: Path, nodes: Any) -> None:
 REFUSED = {
     ("--cluster", "garbage"): "is no address of Ray",
     ("--cluster", "127.0.0.1:99999"): "is no address of Ray",
+    ("--cluster", f"127.0.0.1:{'9' * 5000}"): "is no address of Ray",
+    ("--cluster", "..:6379"): "no Ray cluster answers at ..:6379",
     ("--cluster", "ray://127.0.0.1:10001"): "ray job submit",
     ("--cluster", "auto", "--watch"): "--watch runs on this machine",
     ("--cluster", "auto", "--per-worker", "num_gpus=nan"): "no amount of Ray",
@@ -238,15 +240,20 @@ def test_what_cannot_be_spread_is_refused(
     assert REFUSED[arguments] in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(
+    "target", ["FOLDER/attn.py:my_kernel", "../attn.py:my_kernel", "~/attn.py", "../attn.onnx#2"]
+)
 def test_a_target_that_is_not_sent_is_refused(
-    folder: Path, capsys: pytest.CaptureFixture[str], *, whole: bool
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    target: str,
 ) -> None:
     """The working folder travels: a path out of it, or one of this machine alone, is refused."""
-    write(folder, {"attn.py": KERNEL, "here/other.py": KERNEL})
-    target = str(folder / "attn.py") if whole else "../attn.py"
-    os.chdir(folder if whole else folder / "here")
-    assert run(["check", f"{target}:my_kernel", "--cluster", "auto"]) == 2
+    write(folder, {"attn.py": KERNEL, "attn.onnx": "", "here/other.py": KERNEL})
+    monkeypatch.setenv("HOME", str(folder))
+    os.chdir(folder if target.startswith("FOLDER") else folder / "here")
+    assert run(["check", target.replace("FOLDER", str(folder)), "--cluster", "auto"]) == 2
     assert "would not be on the other machines" in capsys.readouterr().err
 
 
