@@ -128,9 +128,15 @@ class Progress:
             self.trail = {**self.counted["trail"], "failed": True, "lost": True}
 
     def lost(self, clause: PlannedClause, kind: str, message: str, seconds: float) -> ClauseResult:
-        """The result where the candidate hangs or dies."""
-        if self.failure is not None:
+        """The result where the candidate hangs or dies: an answer that failed before has failed.
+
+        An exception before that may have had the same cause, such as a device that is broken.
+        """
+        found = None if self.failure is None else self.failure.violation
+        if self.failure is not None and found is not None and found.kind != "raised":
             return _kept(self.failure, message, seconds)
+        if found is not None:
+            message += f"; before that it {found.message}"
         more = {"examples": self.examples, "seconds": seconds, "trail": self.trail}
         return clause.failure(kind, message, self.problem, **more)
 

@@ -45,5 +45,5 @@ def turned_heads(
         allowed = allowed & keep
     if causal:
         allowed = allowed.tril(lk - lq)
-    weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1).masked_fill(~allowed, 0.0)
+    weights: Tensor = scores.masked_fill(~allowed, -torch.inf).softmax(-1).masked_fill(~allowed, 0)
     return weights @ value
