@@ -15,7 +15,7 @@ from ...declare.candidate import Candidate
 from ...targets.loading import named
 from ..clause_run import Progress
 from .messages import Loaded, Order, Ready, RunOptions
-from .planning import CandidatePlan, check_devices, plan_candidates
+from .planning import CandidatePlan, check_devices, plan_candidates, run_clause
 from .pool import DoJob, Job, Reported, WorkerPool, admit_all
 from .supervisor import OutOfTime, Supervisor
 from .worker import ready
@@ -52,9 +52,10 @@ class InProcess(Supervisor):
             self._current = index, order.round
         if self._deadline is not None:
             order = replace(order, seconds=self._deadline.left())
+        clause = self._loaded[index].planned[number]
         if order.seconds == 0.0:
-            return self._in_time(Progress().cut(self._loaded[index].planned[number], 0.0))
-        return self._in_time(self._plans[index].run_clause(number, order))
+            return self._in_time(Progress().cut(clause, 0.0))
+        return self._in_time(run_clause(self._plans[index].run, clause, order))
 
     def perform(
         self,

@@ -212,38 +212,6 @@ class CandidatePlan:
     unchecked: tuple[OptionParameter, ...] = ()
     isolated: Isolated | None = None
 
-    def run_clause(
-        self, number: int, order: Order, tell: Callable[[str, Any], None] = lambda _tag, _what: None
-    ) -> ClauseResult:
-        """Run or explain one clause; ``tell`` gets each ``example`` before it, and a ``failure``.
-
-        An exception that the runner lets through ends in the result, but for a real Ctrl-C.
-        """
-        clause, started, progress = self.planned[number], time.perf_counter(), Progress()
-
-        def on_event(tag: str, what: Any) -> None:
-            progress.receive(tag, what)
-            tell(tag, what)
-
-        def on_example(problem: dict[str, Any], tally: Tally) -> None:
-            on_event("example", (problem, tally.counted()))
-
-        clause_run = ClauseRun(
-            until=None if order.seconds is None else time.monotonic() + order.seconds,
-            on_example=on_example,
-            on_failure=lambda failure: on_event("failure", failure.as_json()),
-            deferred=order.deferred,
-            round=order.round,
-        )
-        try:
-            if order.failure is None:
-                return self.run.run(clause, clause_run=clause_run)
-            return self.run.explain_failure(clause, result_from_json(order.failure), clause_run)
-        except BaseException as error:  # (a verdict: the candidate's or the harness' fault)
-            if isinstance(error, KeyboardInterrupt) and not _ignores_interrupts():
-                raise
-            return progress.ended(clause, error, time.perf_counter() - started)
-
     def loaded(self) -> Loaded:
         """The plan as plain data."""
         candidate = self.candidate
@@ -272,6 +240,42 @@ class CandidatePlan:
             site=site,
             sites=tuple(getattr(candidate.function, "described", ())),
         )
+
+
+def run_clause(
+    run: CandidateRun,
+    clause: PlannedClause,
+    order: Order,
+    tell: Callable[[str, Any], None] = lambda _tag, _what: None,
+) -> ClauseResult:
+    """Run or explain one clause; ``tell`` gets each ``example`` before it, and a ``failure``.
+
+    An exception that the runner lets through ends in the result, but for a real Ctrl-C.
+    """
+    started, progress = time.perf_counter(), Progress()
+
+    def on_event(tag: str, what: Any) -> None:
+        progress.receive(tag, what)
+        tell(tag, what)
+
+    def on_example(problem: dict[str, Any], tally: Tally) -> None:
+        on_event("example", (problem, tally.counted()))
+
+    clause_run = ClauseRun(
+        until=None if order.seconds is None else time.monotonic() + order.seconds,
+        on_example=on_example,
+        on_failure=lambda failure: on_event("failure", failure.as_json()),
+        deferred=order.deferred,
+        round=order.round,
+    )
+    try:
+        if order.failure is None:
+            return run.run(clause, clause_run=clause_run)
+        return run.explain_failure(clause, result_from_json(order.failure), clause_run)
+    except BaseException as error:  # (a verdict: the candidate's or the harness' fault)
+        if isinstance(error, KeyboardInterrupt) and not _ignores_interrupts():
+            raise
+        return progress.ended(clause, error, time.perf_counter() - started)
 
 
 def _ignores_interrupts() -> bool:

@@ -24,7 +24,7 @@ from ...base.printable_text import ending_text
 from ...base.results import ClauseResult, result_from_json
 from ...errors import UsageError
 from ...graphs.server import size_text
-from ..clause_run import Progress
+from ..clause_run import PlannedClause, Progress
 from ..isolation.zygote import new_client
 from .messages import Event, Loaded, Order, Ready, RunOptions
 from .usage import MemoryLimit, Patience, process_state
@@ -224,8 +224,8 @@ class Supervisor:
             self._send("run", (index, number, order))
             while True:
                 tag, payload = self._event(limit)
-                if tag == "result":
-                    return self._in_time(result_from_json(payload))
+                if tag in ("result", "broken"):
+                    return self._result(clause, tag, payload)
                 if tag != ALIVE:
                     progress.receive(tag, payload)
         except WorkerLost as lost:
@@ -236,6 +236,12 @@ class Supervisor:
             return self._in_time(progress.cut(clause, time.perf_counter() - started))
         except (UsageError, HarnessError) as error:
             return clause.result("untestable", f"the candidate could not be loaded again: {error}")
+
+    def _result(self, clause: PlannedClause, tag: str, payload: Any) -> ClauseResult:
+        """The result of a clause that ended, or that the worker could not run."""
+        if tag == "broken":
+            return clause.result("error", f"the harness failed: {payload}")
+        return self._in_time(result_from_json(payload))
 
     def _in_time(self, result: ClauseResult) -> ClauseResult:
         """The result, which says so if the run's limit has cut it short."""

@@ -112,7 +112,7 @@ def _serve(connection: Connection, zygote: socket.socket | None) -> None:
             if (candidate, order.round) != current:  # each holds a hundred megabytes
                 plans[current[0]].run.forget()
                 current = candidate, order.round
-            _send(connection, "result", _run(connection, plans[candidate], task, order).as_json())
+            _run(connection, plans[candidate], task, order)
         elif command == "perform":
             candidate, job, argument = payload
             _perform(connection, plans[candidate], job, argument)
@@ -181,12 +181,24 @@ def _load(connection: Connection, options: RunOptions) -> list[CandidatePlan]:
     return plans
 
 
-def _run(connection: Connection, plan: CandidatePlan, index: int, order: Order) -> ClauseResult:
-    """Run or explain one clause, and report each step."""
+def _run(connection: Connection, plan: CandidatePlan, index: int, order: Order) -> None:
+    """Run or explain one clause, and send each step and the result."""
+    try:
+        result = _result(connection, plan, index, order)
+    except Exception as error:  # noqa: BLE001 (what the candidate raises is a result)
+        _send(connection, "broken", repr(error))
+    else:
+        _send(connection, "result", result.as_json())
+
+
+def _result(connection: Connection, plan: CandidatePlan, index: int, order: Order) -> ClauseResult:
+    from .planning import run_clause  # noqa: PLC0415 (loads torch)
+
+    clause = plan.planned[index]
     with _alive(connection):
-        result = plan.run_clause(index, order, lambda tag, what: _send(connection, tag, what))
+        result = run_clause(plan.run, clause, order, lambda tag, what: _send(connection, tag, what))
     if result.status in ("failed", "error"):
-        _leave_a_broken_device(plan.planned[index].device)
+        _leave_a_broken_device(clause.device)
     return result
 
 

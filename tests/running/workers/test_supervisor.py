@@ -282,3 +282,40 @@ print(conformance.check("attn.py", only="shape.output").verdict)
         [sys.executable, "run.py"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.stdout.splitlines() == ["begins", "conforms"], done.stderr
+
+
+FAULTY = """
+from dataclasses import dataclass
+
+from conformance.running.workers.messages import Loaded
+from conformance.running.workers.planning import plan_targets
+
+
+@dataclass
+class Faulty:
+    plan: object
+
+    def loaded(self) -> Loaded:
+        return self.plan.loaded()
+
+
+def load(options, tell):
+    return [Faulty(plan) for plan in plan_targets(options, tell)]
+"""
+
+
+def test_a_fault_of_the_harness_is_no_crash_of_the_candidate(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a worker fails at something of its own, that is an error and no verdict."""
+    monkeypatch.syspath_prepend(str(folder))
+    write(folder, {"attn.py": KERNEL, "faulty.py": FAULTY})
+    options = RunOptions(
+        targets=("attn.py",), profile="quick", only=("shape.output",), loader="faulty:load"
+    )
+    with Supervisor(options, timeout=20.0) as supervisor:
+        supervisor.start()
+        supervisor.load()
+        (result,) = supervisor.run_candidate(0)
+    assert result.status == "error"
+    assert "has no attribute 'planned'" in result.reason
