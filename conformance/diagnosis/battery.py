@@ -27,6 +27,7 @@ from ..problems.inputs import Inputs
 from ..problems.pool import with_other_values
 from ..problems.problem import MaskPlan, Problem
 from ..problems.space import Space
+from ..tolerance import model
 from .agreement import BatteryAnswer
 from .mistaken_answer import listed
 from .neighbours import REACH, neighbours
@@ -45,10 +46,9 @@ _LONG: Final = (1, 2, 2, 3, 150, 72, 5, 8, 9, 7, 40)
 # Logits of the only kept key that show fills of -1 .. -1e7; not near a multiple of a common fill.
 _TARGETS: Final = (6e1, 7e2, 2.3e4, 2.3e5, 3.7e6, 4.1e7)
 # One query and one head, whose only kept key is lowered to a logit of minus this at the most, until
-# such a part of the answer is of hidden keys.
+# a part of the answer is of hidden keys.
 _ONE_QUERY: Final = (1, 1, 1, 1, 7, 6, 4, 6, 6, 4, 4)
 _HIGHEST_TURN: Final = 2.0**17
-_A_PART: Final = (0.01, 0.25)
 _SCALES: Final = (0.3, 1.7, 0.0, -0.4)
 _SOFTCAP: Final = 1.5
 _PAST: Final = 3
@@ -438,9 +438,9 @@ def where_hidden_keys_win(subject: Subject) -> Inputs | None:
             return None
         apart = float((answer.output - exact.output).abs().max())
         share = apart / float(2.0 * inputs.value.abs().max())
-        if _A_PART[0] < share < _A_PART[1]:
+        if model.LEAST_PART < share < model.MOST_PART:
             return inputs
-        least, most = (target, most) if share <= _A_PART[0] else (least, target)
+        least, most = (target, most) if share <= model.LEAST_PART else (least, target)
         if most and most - least < 1.0:
             return None
         target = (least + most) / 2.0 if most else 2.0 * target
