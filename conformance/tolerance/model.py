@@ -270,8 +270,8 @@ COARSEST_ROUNDING: Final = 0.25
 MUCH_CLOSER: Final = 0.01
 # Or if they come as close as rounding lets anybody: a few times the bound of the declared point.
 AS_CLOSE: Final = 4.0
-# Where hidden keys are looked for: so much of an answer is theirs that their weight can be read, and
-# so little that the kept keys still count. No verdict depends on it.
+# Where hidden keys are looked for: so much of an answer is theirs that their weight can be read,
+# and so little that the kept keys still count. No verdict depends on it.
 LEAST_PART: Final = 0.01
 MOST_PART: Final = 0.25
 # A backward pass is named if it leaves a hundredth of the squared errors of each wrong gradient: in
