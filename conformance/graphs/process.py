@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
+from ..base.printable_text import ending_text
 from ..errors import UsageError
 from .protocol import Array, Arrays, GraphLost, GraphRefused, Head, ProtocolError, receive, send
 from .server import OUT_OF_MEMORY, Limits, size_text, weights_size
@@ -146,7 +147,7 @@ class Child:
         # The last line, such as the message of an abort.
         lines = [line.strip() for line in printed.splitlines() if line.strip()]
         quoted = f", after printing {lines[-1][:300]!r}" if lines else ""
-        return GraphLost(f"{_cause(status)}{quoted}", kind="crashed")
+        return GraphLost(f"{ending_text(status)}{quoted}", kind="crashed")
 
     def _printed(self) -> str:
         """What the process printed since the last time."""
@@ -167,19 +168,6 @@ def _refusal(answer: Head) -> Exception:
     if error in ("ImportError", "ModuleNotFoundError"):
         return UsageError(f"graphs cannot be run here: {text}; install onnx and onnxruntime")
     return GraphRefused(text if error == "GraphRefused" else f"{error}: {text}".rstrip(": "))
-
-
-def _cause(status: int | None) -> str:
-    if status is None:
-        return "lost its process"
-    if status >= 0:
-        return f"ended its process (exit status {status})"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = f"signal {-status}"
-    hint = " (the system may have run out of memory)" if name == "SIGKILL" else ""
-    return f"was killed by {name}{hint}"
 
 
 __all__ = ["DEFAULT", "Array", "Feeds", "GraphProcess", "Limits", "Setting"]
