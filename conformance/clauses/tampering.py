@@ -120,8 +120,11 @@ def unseen(subject: Subject, problem: Problem) -> Finding:
         expected, remade, expected.bound, expected.judged
     )
     if agreement.violation is not None:
-        again = subject.answer(remade)  # now that its golden answer is a local variable here
-        if same_unless_identical(subject, (inputs, answer), (remade, again), "").violation is None:
+        # Asked as other clauses ask it: its golden answer is in memory, and a variable here.
+        usual = subject.inputs(drawn)
+        subject.golden(usual)
+        again = subject.answer(usual)
+        if same_unless_identical(subject, (inputs, answer), (usual, again), "").violation is None:
             return Finding(binding=binding)  # wrong both times: other clauses say why
     return Finding.of(agreement, binding=binding)
 

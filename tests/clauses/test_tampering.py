@@ -9,8 +9,10 @@ from examples import bare, core, layer, plan, problem, run_clause, try_on
 from torch import Tensor
 
 from candidates.broken import MISTAKES
+from conformance.clauses.numerics import golden_answer
 from conformance.clauses.state import inputs_unchanged
 from conformance.clauses.subject import Subject
+from conformance.clauses.tampering import unseen
 from conformance.declare.candidate import Candidate
 
 PROMISES: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
@@ -87,6 +89,23 @@ def test_an_edit_in_another_clause_fails_inputs_unchanged() -> None:
 def test_what_is_looked_up_is_not_there_yet() -> None:
     """Whoever takes the golden answer from its callers is right once it lies there, and fails."""
     assert run_clause(BY_NAME["GoldenLookedUp"], "state.unseen").status == "failed"
+
+
+def test_what_the_judge_remembers_is_not_there_either() -> None:
+    """Whoever reads golden answers from the memory of the run fails, though others stand there."""
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        for known, its in list(subject.oracle._answers.items()):  # the cheat
+            if known.query.shape == query.shape and torch.equal(known.query, query):
+                return its.output.to(query.dtype)
+        return torch.zeros_like(query @ key.mT @ value)
+
+    subject = Subject(core(kernel, **PROMISES), "float32")
+    asked = problem()
+    assert golden_answer(subject, asked).violation is None
+    violation = unseen(subject, asked).violation
+    assert violation is not None
+    assert "nobody has answered before" in violation.message
 
 
 def test_lying_tensors_are_read_by_their_numbers() -> None:
