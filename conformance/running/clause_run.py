@@ -86,6 +86,8 @@ class ClauseRun:
         A failure is not reduced or diagnosed: :meth:`CandidateRun.explain_failure` does that.
     round
         0 for the examples of the profile, then others for each round of a profile that explores.
+    most
+        Examples after which the clause is laid aside: the next run of it goes on from there.
     """
 
     until: float | None = None
@@ -93,6 +95,7 @@ class ClauseRun:
     on_failure: Callable[[ClauseResult], None] = lambda _result: None
     deferred: bool = False
     round: int = 0
+    most: int | None = None
 
     @property
     def is_over(self) -> bool:
@@ -123,7 +126,8 @@ class Progress:
             self.trail = self.failure.trail
             return
         self.problem, self.counted = payload
-        self.examples += 1
+        # A clause that was laid aside has had examples before.
+        self.examples = max(self.examples, self.counted.get("examples", 0)) + 1
         if self.failure is None and self.counted["trail"] is not None:
             self.trail = {**self.counted["trail"], "failed": True, "lost": True}
 

@@ -94,6 +94,8 @@ class CandidateRun:
         self._random: dict[Subject, dict[str, Any] | None] = {}
         self._lost: dict[Subject, dict[str, Any]] = {}
         self._blamers: dict[Subject, Blamer] = {}
+        # Clauses that were laid aside: their problems, those that are left, and the counts so far.
+        self._aside: dict[str, tuple[ClauseProblems, Iterator[Problem], Tally]] = {}
         self._clauses = {clause.id: clause for clause in all_clauses()}
         self._mistakes = named_mistakes() if explain else ()
 
@@ -110,6 +112,7 @@ class CandidateRun:
         self._random.clear()
         self._lost.clear()
         self._blamers.clear()
+        self._aside.clear()
 
     def _pool(self) -> Pool:
         pool = Pool(self.candidate, self.profile, self.seed, leading=self._leading)
@@ -167,9 +170,10 @@ class CandidateRun:
         *,
         clause_run: ClauseRun = UNLIMITED,
     ) -> ClauseResult:
-        """Run one clause; its result counts fewer examples than planned where the time was up.
+        """Run one clause; its result counts fewer examples than planned where it is not finished.
 
-        ``on_example`` gets each problem (plain data) before it is tried.
+        That is where the time was up, or it was laid aside. ``on_example`` gets each problem
+        (plain data) before it is tried.
         """
         if on_example is not None:
             call = on_example
@@ -221,12 +225,9 @@ class CandidateRun:
 
     def _run(self, clause: Clause, clause_run: ClauseRun, result: ClauseResult) -> ClauseResult:
         subject = self.subject(result.dtype, result.device)
-        terms = Terms(
-            counterfactual=clause.counterfactual or "",
-            subtle=clause.subtle,
-            excused=clause.subtle or bool(self.candidate.declaration.precision),
-        )
-        tally = Tally(terms=terms, shard=self.shard)
+        key = f"{clause.id} {result.dtype} {result.device} {clause_run.round}"
+        begun = self._aside.pop(key, None) or self._begun(clause, subject, clause_run.round)
+        problems, left, tally = begun
 
         def counted() -> ClauseResult:
             numbers = () if clause_run.round else tally.numbers
@@ -239,11 +240,13 @@ class CandidateRun:
                 reason="",
             )
 
-        problems = ClauseProblems(clause, subject, pool=self.pool, tally=tally, memory=self.memory)
-        for problem in problems.of_round(clause_run.round):
+        def unfinished() -> ClauseResult:
+            planned = max(tally.planned, tally.examples + 1)
+            return counted().replace(status="untestable", planned=planned)
+
+        for problem in left:
             if clause_run.is_over:
-                planned = max(tally.planned, tally.examples + 1)
-                return counted().replace(status="untestable", planned=planned)
+                return unfinished()
             clause_run.on_example(problem.as_json(), tally)
             finding = examine(clause, subject, problem)
             tally.add(finding)
@@ -252,8 +255,24 @@ class CandidateRun:
                 failure = _Failure(clause, subject, problem, finding.violation, counted())
                 return self._failed(failure, clause_run)
             problems.passed(problem)
+            if clause_run.most is not None and tally.examples >= clause_run.most:
+                self._aside[key] = begun
+                return unfinished()
         status, reason = tally.outcome()
         return counted().replace(status=status, reason=reason)
+
+    def _begun(
+        self, clause: Clause, subject: Subject, number: int
+    ) -> tuple[ClauseProblems, Iterator[Problem], Tally]:
+        """The problems of a clause in a round, as they are drawn, and the counts of no example."""
+        terms = Terms(
+            counterfactual=clause.counterfactual or "",
+            subtle=clause.subtle,
+            excused=clause.subtle or bool(self.candidate.declaration.precision),
+        )
+        tally = Tally(terms=terms, shard=self.shard)
+        problems = ClauseProblems(clause, subject, pool=self.pool, tally=tally, memory=self.memory)
+        return problems, problems.of_round(number), tally
 
     def _failed(self, failure: _Failure, clause_run: ClauseRun) -> ClauseResult:
         """Remember a failing problem, and report the smallest one."""

@@ -22,6 +22,7 @@ from conformance.declare.candidate import Candidate
 from conformance.diagnosis import Diagnostician
 from conformance.problems.problem import Problem, problem_from_json
 from conformance.problems.space import Space
+from conformance.running.clause_run import ClauseRun
 from conformance.running.runner import CandidateRun, examine
 
 
@@ -419,3 +420,18 @@ def test_forgetting_frees_memory_and_changes_no_result() -> None:
     gc.collect()
     assert held() is None
     assert run.run(run.planned()[0]).replace(seconds=0.0) == first.replace(seconds=0.0)
+
+
+def test_a_clause_that_was_laid_aside_goes_on_from_there() -> None:
+    """In two parts it asks the same problems, none of them twice, and ends with the same result."""
+    whole, parts = (CandidateRun(plain(), profile=SMALL, only=("numerics.golden",)) for _ in "ab")
+    asked: dict[str, list[Any]] = {"whole": [], "parts": []}
+    at_once = whole.run(whole.planned()[0], asked["whole"].append)
+    planned = parts.planned()[0]
+    first = parts.run(planned, asked["parts"].append, clause_run=ClauseRun(most=1))
+    assert (first.status, first.examples) == ("untestable", 1)
+    assert first.planned is not None
+    assert len(asked["parts"]) == 1
+    rest = parts.run(planned, asked["parts"].append)
+    assert asked["parts"] == asked["whole"]
+    assert rest.replace(seconds=0.0) == at_once.replace(seconds=0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -224,3 +225,57 @@ def test_nothing_is_explored_after_the_first_failure() -> None:
     run.run()
     assert worker.calls == [("run", "mask.golden"), ("run", "mask.no-leak")]
     assert run.rounds == 0
+
+
+def test_until_a_first_failure_every_clause_is_asked_one_example_soon() -> None:
+    """After three clauses each other one gets one example, before any of them gets all of its own.
+
+    A clause is given once, with all its examples and the seconds of both parts.
+    """
+    slugs = ("mask.golden", "shape.output", "numerics.scale", "gradients.golden", "mask.bias")
+    tasks = [replace(TASKS[0], id=slug, family=slug.partition(".")[0]) for slug in slugs]
+    tasks.append(replace(TASKS[0], id="shape.dtype", level="SHOULD"))
+    calls: list[tuple[str, int | None]] = []
+
+    class Slow(Worker):
+        def run_candidate(
+            self, _index: int, numbers: Sequence[int], order: Order
+        ) -> Iterator[ClauseResult]:
+            for number in numbers:
+                slug = tasks[number].id
+                calls.append((slug, order.most))
+                if order.most:
+                    yield result("untestable", slug, examples=1, planned=4)
+                else:
+                    yield result("passed", slug, examples=4, binding=4)
+
+    run = spread(Slow(passes), exitfirst=True, loaded=[loaded(planned=tuple(tasks))])
+    run.run()
+    first, others = slugs[:3], ("mask.bias", "gradients.golden")
+    assert calls[:5] == [*((slug, None) for slug in first), *((slug, 1) for slug in others)]
+    assert calls[5:] == [(slug, None) for slug in (*slugs[3:], "shape.dtype")]
+    results = run.results_of(0)
+    assert [(one.id, one.status, one.examples) for one in results] == [
+        (task.id, "passed", 4) for task in tasks
+    ]
+    assert [one.seconds for one in results] == [0.5, 0.5, 0.5, 1.0, 1.0, 0.5]
+
+
+def test_a_clause_whose_time_is_up_after_one_example_says_so() -> None:
+    """What was asked before it was laid aside is not forgotten."""
+    tasks = tuple(replace(TASKS[0], id=f"mask.{number}") for number in range(4))
+
+    class Slow(Worker):
+        def run_candidate(
+            self, _index: int, numbers: Sequence[int], order: Order
+        ) -> Iterator[ClauseResult]:
+            for number in numbers:
+                if number < 3:
+                    yield result("passed", tasks[number].id, examples=4, binding=4)
+                else:
+                    examples = 1 if order.most else 0
+                    yield result("untestable", tasks[number].id, examples=examples, planned=4)
+
+    run = spread(Slow(passes), exitfirst=True, loaded=[loaded(planned=tasks)])
+    run.run()
+    assert [one.examples for one in run.results_of(0)] == [4, 4, 4, 1]

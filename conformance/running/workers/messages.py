@@ -97,13 +97,15 @@ class Order:
 
     ``seconds`` is the time after which no example is begun, None for as long as it takes. A failure
     is not reduced when it is ``deferred``; it is made small and diagnosed when it is handed back
-    as ``failure`` (the entry of a record). ``round`` is 0 but where a profile explores.
+    as ``failure`` (the entry of a record). ``round`` is 0 but where a profile explores. A clause is
+    laid aside after ``most`` examples, and goes on from there when it is run again.
     """
 
     seconds: float | None = None
     deferred: bool = False
     failure: dict[str, Any] | None = None
     round: int = 0
+    most: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -267,6 +267,7 @@ def run_clause(
         on_failure=lambda failure: on_event("failure", failure.as_json()),
         deferred=order.deferred,
         round=order.round,
+        most=order.most,
     )
     try:
         if order.failure is None:
