@@ -6,6 +6,7 @@ And the versions and the machine that a worker and the record name.
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, metadata, version
 from typing import Any, Final
@@ -59,6 +60,11 @@ class RunOptions:
     isolated: bool = False
     first: tuple[str, ...] = ()
     max_memory: int | None = None
+
+    def knowing(self, loaded: Sequence[Loaded]) -> RunOptions:
+        """The options of a further worker of a run, whose first one has loaded the targets."""
+        del loaded
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -275,6 +275,7 @@ class Supervisor:
         """Have a worker with the candidates loaded; the last one may have been stopped."""
         if self._process is None:
             before = [loaded.planned for loaded in self._loaded]
+            self._options = self._options.knowing(self._loaded)
             self.start()
             if [loaded.planned for loaded in self.load()] != before:
                 msg = "its targets changed while they were checked"
@@ -358,7 +359,8 @@ class Supervisor:
 
     def load_like(self, first: Supervisor) -> list[Loaded]:
         """Load the targets as another worker of the run did, which may have built none."""
-        self._options = dataclasses.replace(self._options, preflight=first._options.preflight)
+        options = dataclasses.replace(self._options, preflight=first._options.preflight)
+        self._options = options.knowing(first._loaded)
         return self.load()
 
     def limit_to(self, deadline: Deadline | None) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -54,7 +54,8 @@ class TeethOptions(RunOptions):
     installed distributions and, in a checkout of the repository, ``candidates.broken``.
     ``correct`` names further correct candidates; the others run with the whole catalogue only.
     ``mistakes`` and ``not_mistakes`` are globs of names. Without ``thorough`` the many correct
-    candidates of the repository are left out.
+    candidates of the repository are left out. ``known`` are the entries that another worker has
+    loaded: each is made when it is run.
     """
 
     correct: tuple[str, ...] = ()
@@ -63,6 +64,11 @@ class TeethOptions(RunOptions):
     not_mistakes: tuple[str, ...] = ()
     preflight: bool = False
     loader: str = LOADER
+    known: tuple[Loaded, ...] = ()
+
+    def knowing(self, loaded: Sequence[Loaded]) -> TeethOptions:
+        """The options with what another worker has loaded."""
+        return dataclasses.replace(self, known=tuple(loaded))
 
     @property
     def whole(self) -> bool:
@@ -309,7 +315,7 @@ def run_entries(pool: WorkerPool, loaded: list[LoadedEntry], pace: Pace, report:
     )
 
 
-def entries_of(loaded: list[Loaded]) -> list[LoadedEntry]:
+def entries_of(loaded: Iterable[Loaded]) -> list[LoadedEntry]:
     """The entries of the catalogue among what was loaded: all of it."""
     return [entry for entry in loaded if isinstance(entry, LoadedEntry)]
 
@@ -348,8 +354,13 @@ def plan_teeth(
     """Load the catalogue and plan its clauses; raises UsageError with one sentence."""
     assert isinstance(options, TeethOptions)  # noqa: S101 (this loader is only named with these)
     bench = Bench(profile=PROFILES[options.profile], seed=options.seed)
-    plans = []
-    for entry in entries(options, tell):
+    plans, every, known = [], entries(options, tell), entries_of(options.known)
+    if [entry.name for entry in every] == [entry.name for entry in known]:
+        return [
+            TeethPlan(entry=entry, bench=bench, planned=list(own.planned), known=own)
+            for entry, own in zip(every, known, strict=True)
+        ]
+    for entry in every:
         tell("planning", entry.name)
         plans.append(TeethPlan(entry=entry, bench=bench, planned=bench.plan(entry)))
     return plans
@@ -385,11 +396,15 @@ class Bench:
 
 @dataclass(frozen=True, kw_only=True)
 class TeethPlan:
-    """One entry of the catalogue with the clauses planned for it, as a worker's plan."""
+    """One entry of the catalogue with the clauses planned for it, as a worker's plan.
+
+    ``known`` is what another worker has made of it: nothing is made before it is run.
+    """
 
     entry: CatalogueEntry
     bench: Bench
     planned: list[PlannedClause]
+    known: LoadedEntry | None = None
 
     @property
     def candidate(self) -> Candidate:
@@ -403,6 +418,8 @@ class TeethPlan:
 
     def loaded(self) -> LoadedEntry:
         """The entry as plain data."""
+        if self.known is not None:
+            return self.known
         entry, candidate = self.entry, self.entry.candidate
         return LoadedEntry(
             name=entry.name,

@@ -10,7 +10,8 @@ from workspaces import KERNEL, UNSCALED, write
 
 import conformance
 from conformance.errors import UsageError
-from conformance.tools.teeth.jobs import CatalogueEntry, TeethOptions, entries
+from conformance.tools.teeth import jobs
+from conformance.tools.teeth.jobs import CatalogueEntry, TeethOptions, entries, plan_teeth
 
 MINE = """
 import conformance
@@ -120,3 +121,26 @@ def test_a_mistake_is_checked_when_it_is_made() -> None:
     ):
         with pytest.raises(conformance.DeclarationError, match=why):
             conformance.Mistake(**{**good, **change})  # type: ignore[arg-type]
+
+
+def test_a_further_worker_makes_no_candidate_before_it_is_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is told what the first worker has planned, unless the catalogue is another by now."""
+    options = TeethOptions(targets=(), profile="quick", mistakes=("scale-missing", "causal-*own"))
+    loaded = [plan.loaded() for plan in plan_teeth(options)]
+    made: list[str] = []
+    make = jobs.candidate_of
+
+    def watched(mistake: conformance.Mistake, origin: str) -> Any:
+        made.append(mistake.name)
+        return make(mistake, origin)
+
+    monkeypatch.setattr(jobs, "candidate_of", watched)
+    plans = plan_teeth(options.knowing(loaded))
+    assert [plan.loaded() for plan in plans] == loaded
+    assert made == []
+    assert plans[0].run.run(plans[0].planned[0]).status == "failed"
+    assert made == [loaded[0].name]
+    plan_teeth(options.knowing(loaded[1:]))
+    assert len(made) == 1 + len(loaded)
