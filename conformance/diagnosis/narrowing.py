@@ -26,6 +26,8 @@ from .mistakes import DeclaredCall, NamedMistake, NotExpressible, touches
 
 # Conditions that a mistake may have together.
 MOST_TOGETHER: Final = 3
+# Answers whose rows are told apart before the rest is looked at, and again for each twice as many.
+FIRST_LOOK: Final = 4
 
 
 @dataclass(frozen=True)
@@ -179,13 +181,14 @@ class Narrowing:
                 return False
         return True
 
-    def narrowed(self, mistake: NamedMistake) -> Narrowed | None:
+    def narrowed(self, mistake: NamedMistake, most: int = MOST_TOGETHER) -> Narrowed | None:
         """The mistake where alone it is made; None where it does not explain the wrong rows.
 
-        Answers are looked at in their order: the sooner one comes that the mistake does not
-        explain, the less is computed.
+        None as well where that takes more conditions than ``most``. Answers are looked at in their
+        order: the sooner one comes that the mistake does not explain, or some for which no such
+        conditions suffice, the less is computed. More rows never take fewer conditions.
         """
-        made, spared = [], []
+        made, spared, count, look = [], [], 0, FIRST_LOOK
         for index in range(len(self.observed)):
             rows = self._rows(mistake, index)
             if rows is None or bool(rows.unexplained.any()):
@@ -194,17 +197,21 @@ class Narrowing:
                 traits = self._traits_of(index)
                 made.append(traits[rows.made.flatten()])
                 spared.append(traits[rows.spared.flatten()])
-        if not made:
+                count += len(spared[-1])
+                if len(made) >= look:
+                    made, spared, look = [_each_once(made)], [_each_once(spared)], 2 * look
+                    if len(made[0]) and _telling_apart(made[0], spared[0], most) is None:
+                        return None
+        if not any(map(len, made)):
             return None
-        made_rows, spared_rows = torch.cat(made).unique(dim=0), torch.cat(spared).unique(dim=0)
-        chosen = _telling_apart(made_rows, spared_rows) if len(made_rows) else None
+        chosen = _telling_apart(_each_once(made), _each_once(spared), most)
         if chosen is None:
             return None
         return Narrowed(
             mistake=made_under(mistake, chosen),
             everywhere=mistake,
             literals=chosen,
-            spared=sum(len(rows) for rows in spared),
+            spared=count,
         )
 
     def _rows(self, mistake: NamedMistake, index: int) -> Rows | None:
@@ -307,10 +314,16 @@ _NUMBERS: Final = (
 )
 
 
-def _telling_apart(made: Tensor, spared: Tensor) -> tuple[Literal, ...] | None:
+def _each_once(rows: Sequence[Tensor]) -> Tensor:
+    """The rows of some tensors, each once."""
+    every: Tensor = torch.cat(list(rows)).unique(dim=0)
+    return every
+
+
+def _telling_apart(made: Tensor, spared: Tensor, most: int) -> tuple[Literal, ...] | None:
     """The fewest literals that all rows of ``made`` meet and none of ``spared`` does together.
 
-    None where no three tell them apart. Of equally many the plainest are taken.
+    None where no ``most`` of them tell the rows apart. Of equally many the plainest are taken.
     """
     met = made.bool().all(dim=0).tolist()
     common = [(place, literal) for place, literal in _PLACES if met[place]]
@@ -322,7 +335,7 @@ def _telling_apart(made: Tensor, spared: Tensor) -> tuple[Literal, ...] | None:
             limited = partial(_index_limit if field in _SEVERAL else size_limit, field)
             literals.append(limited(number, above=above))
             left.append(_as_bits((others > number) == above))
-    chosen = fewest(left, len(spared), MOST_TOGETHER)
+    chosen = fewest(left, len(spared), most)
     return None if chosen is None else tuple(literals[index] for index in chosen)
 
 

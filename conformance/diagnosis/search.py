@@ -24,7 +24,7 @@ from .mistaken_answer import (
     acted_answers,
 )
 from .mistakes import NamedMistake, NotExpressible
-from .narrowing import Narrowed, Narrowing
+from .narrowing import MOST_TOGETHER, Narrowed, Narrowing
 
 USUAL_WAYS: Final = 3
 # Wrong answers without which no condition is learnt from them.
@@ -99,11 +99,11 @@ class MistakeSearch:
         shortest = sorted(self.mistakes, key=lambda one: len(one.sentence))
         return (one for one in shortest if self.explains_every((one,)))
 
-    def narrowed(self) -> list[Narrowed]:
+    def narrowed(self, most: int = MOST_TOGETHER) -> list[Narrowed]:
         """The mistakes that explain every wrong row, each made under as few conditions as suffice.
 
-        Of several those under the fewest conditions, then those that are no special cases, then
-        those that spare the fewest rows.
+        Of several those under the fewest conditions, which are ``most`` of them, then those that
+        are no special cases, then those that spare the fewest rows.
         """
         if self.wrong.bit_count() < FEWEST_WRONG:
             return []
@@ -114,9 +114,10 @@ class MistakeSearch:
         narrowed: dict[str, Narrowed] = {}
         for mistake in islice(likely, MOST_NARROWED):
             # Another way to make the same mistake says nothing more.
-            learnt = None if mistake.name in narrowed else narrowing.narrowed(mistake)
+            learnt = None if mistake.name in narrowed else narrowing.narrowed(mistake, most)
             if learnt is not None:
                 narrowed[mistake.name] = learnt
+                most = min(most, learnt.conditions)  # what takes more is not the plainest
         fewest = min(map(_plainness, narrowed.values()), default=None)
         chosen = [one for one in narrowed.values() if _plainness(one) == fewest]
         if len(chosen) == 1 and any(one.name == "one query" for one in chosen[0].literals):

@@ -103,14 +103,14 @@ class StatementSearch:
             conditions = named[0].conditions if named else 0
             if conditions == 1:  # what is read cannot be plainer
                 yield self._exactly(named)
-            read = sorted(self._search.among(self._read()).narrowed(), key=_length)
-            fewer = [one for one in read if one.conditions < conditions]
-            for group in ([one] for one in fewer):
-                yield self._exactly(group)
+            read = self._search.among(self._read())
+            fewer = sorted(read.narrowed(conditions - 1), key=_length) if conditions else []
+            for one in fewer:
+                yield self._exactly([one])
             if conditions > 1:
                 yield self._exactly(named)
-            for group in ([one] for one in read if one not in fewer):
-                yield self._exactly(group)
+            for one in [] if fewer else sorted(read.narrowed(), key=_length):
+                yield self._exactly([one])
 
         return self._first_confirmed(proposals)
 

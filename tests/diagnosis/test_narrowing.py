@@ -1,0 +1,39 @@
+"""Under which conditions a mistake is made, learnt from as few answers as tell."""
+
+from __future__ import annotations
+
+import torch
+from examples import BARE_FLOAT32, core
+from torch import Tensor
+
+from conformance.clauses.subject import Subject
+from conformance.diagnosis.battery import Observation
+from conformance.diagnosis.mistaken_answer import DiagnosedSubject, acted_answers
+from conformance.diagnosis.mistakes import named_mistakes
+from conformance.diagnosis.narrowing import Narrowing
+
+
+def odd_unscaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Heads of odd index lose their scale."""
+    odd = torch.arange(query.shape[1]) % 2 == 1
+    scale = torch.where(odd, 1.0, query.shape[-1] ** -0.5)
+    return torch.softmax(query @ key.mT * scale[:, None, None], dim=-1) @ value
+
+
+def test_what_takes_more_conditions_than_asked_for_ends_early() -> None:
+    """The same is learnt where as many are asked for; of fewer none, and the rest is not read."""
+    subject = DiagnosedSubject(Subject(core(odd_unscaled, **BARE_FLOAT32), "float32"))
+    observed = sorted(Observation(subject, None).whole, key=lambda one: one.margin <= 1.0)
+    unscaled = next(one for one in named_mistakes() if one.name == "scale-missing")
+
+    def learnt(most: int) -> tuple[tuple[str, ...] | None, int]:
+        narrowing = Narrowing(subject, observed, acted_answers(subject))
+        narrowed = narrowing.narrowed(unscaled, most)
+        read = len(narrowing._agreeing)
+        return (None if narrowed is None else tuple(one.words for one in narrowed.literals)), read
+
+    whole = ("for heads of odd index",), len(observed)
+    assert learnt(3) == learnt(1) == whole
+    nothing, read = learnt(0)
+    assert nothing is None
+    assert read < len(observed)
