@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from .._golden import golden
 from ..adapters.trial import is_in_dtype, put_in_dtype
+from ..declare.candidate import Candidate
 
 CPU: Final = "cpu"
 
@@ -40,6 +41,20 @@ def why_absent(name: str) -> str:
     except (RuntimeError, AssertionError, NotImplementedError, ImportError, ValueError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return f"{here()} ({lines[0].rstrip('.')})"
+    return ""
+
+
+def why_unusable(candidate: Candidate, device: str) -> str:
+    """Why a candidate cannot be judged on a device, or ""."""
+    reason = why_absent(device)
+    if reason:
+        return f"the device {device} is not here: {reason}"
+    if device == "cpu":
+        return ""
+    if candidate.graph is not None:
+        return f"onnxruntime runs it on the CPU, not on {device}"
+    if candidate.declaration.arrays != "torch":
+        return f"its {candidate.declaration.arrays} arrays are made on the CPU, not on {device}"
     return ""
 
 

@@ -20,7 +20,7 @@ from ..base.results import WRONG_ANSWERS, ClauseResult, Violation
 from ..calls import torch_state
 from ..calls.arrays import no_such_numbers
 from ..calls.calling import before_each_call
-from ..calls.devices import canonical, why_absent
+from ..calls.devices import canonical, why_unusable
 from ..calls.integrity import Seal, seal_as_loaded
 from ..calls.recording import Recording
 from ..clauses.operators import left_to_eager
@@ -454,20 +454,6 @@ def _random_failure(failure: _Failure, random: dict[str, Any]) -> ClauseResult:
         counterexample=describe(failure.clause.id, failure.subject, smallest),
         diagnosis=[random],
     )
-
-
-def why_unusable(candidate: Candidate, device: str) -> str:
-    """Why a candidate cannot be judged on a device, or ""."""
-    reason = why_absent(device)
-    if reason:
-        return f"the device {device} is not here: {reason}"
-    if device == "cpu":
-        return ""
-    if candidate.graph is not None:
-        return f"onnxruntime runs it on the CPU, not on {device}"
-    if candidate.declaration.arrays != "torch":
-        return f"its {candidate.declaration.arrays} arrays are made on the CPU, not on {device}"
-    return ""
 
 
 def _with_scale_error(reduced: Violation, first: Violation) -> Violation:

@@ -132,7 +132,7 @@ class Drawing:
         if not all(map(all, self.picture.wrong)):
             signs.append(f"{_SAME} as expected, to within rounding")
         if self.picture.tables[3:]:
-            signs.append("logits: less that of the heaviest key of the row")
+            signs.append("logits: the largest of each row is subtracted")
         return "   ".join(signs)
 
 

@@ -58,7 +58,7 @@ def test_logits_have_tables_of_their_own() -> None:
     lines = picture(**WHOLE)
     assert lines[6].split() == "expected logits got logits got - expected".split()
     assert lines[9].split() == "1 -1.000 0.000 1 -1.000 0.000 1 = =".split()
-    assert "logits: less that of the heaviest key of the row" in lines[-2]
+    assert "logits: the largest of each row is subtracted" in lines[-2]
 
 
 def test_a_window_counts_from_where_it_begins() -> None:

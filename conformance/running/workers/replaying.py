@@ -8,6 +8,7 @@ from typing import Any
 from ...adapters.graph_forward import described
 from ...base.results import Violation, plain
 from ...calls import torch_state
+from ...calls.devices import why_unusable
 from ...calls.recording import Recording
 from ...clauses.registry import Clause, all_clauses
 from ...clauses.subject import Subject
@@ -15,7 +16,7 @@ from ...errors import UsageError, did_you_mean
 from ...problems.materialise import materialise
 from ...problems.memory_layouts import MEMORY_LAYOUTS
 from ...problems.problem import Problem, problem_from_json
-from ..runner import one_thread, why_unusable
+from ..runner import one_thread
 from ..shrinking.counterexample import describe
 from ..shrinking.smallest import Smallest, examine, examine_recorded, same_but_for_numbers
 from .planning import CandidatePlan
