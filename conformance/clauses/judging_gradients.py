@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -19,7 +18,7 @@ from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import normal
-from ..tolerance import Gradient, gradient_fit, model
+from ..tolerance import Gradient, GradientStatistics, gradient_fit, model
 from .registry import Finding
 from .subject import SPREAD_CALLS, Subject, nudged
 
@@ -249,11 +248,14 @@ def with_shared_errors(gradient: Gradient, key_length: int) -> Gradient:
         return torch.maximum(bound, share * bound.amax(dim=(-2, -1), keepdim=True))
 
     mean = max(key_length, 1) ** -0.5
-    return dataclasses.replace(
-        gradient,
+    return Gradient(
+        value=gradient.value,
         worst=widened(gradient.worst, 1.0),
-        bound=widened(gradient.bound, mean),
-        scale=widened(gradient.scale, mean),
+        derive=lambda: GradientStatistics(
+            bound=widened(gradient.bound, mean),
+            scale=widened(gradient.scale, mean),
+            scaling=gradient.scaling,
+        ),
     )
 
 

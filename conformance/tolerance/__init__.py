@@ -12,7 +12,14 @@ from __future__ import annotations
 from .attention_bound import core_bound, largest_size, least_core_bound, most_core_bound
 from .contract import Contract, contract_for
 from .fit import Fit, fit
-from .gradient import Gradient, GradientFit, add_gradients, gradient_fit, stack_gradients
+from .gradient import (
+    Gradient,
+    GradientFit,
+    GradientStatistics,
+    add_gradients,
+    gradient_fit,
+    stack_gradients,
+)
 from .gradients import core_gradients
 from .layer import layer_bound, least_layer_bound, most_layer_bound, projection_bound
 from .layer_gradients import layer_gradients
@@ -23,6 +30,7 @@ __all__ = [
     "Fit",
     "Gradient",
     "GradientFit",
+    "GradientStatistics",
     "Statistics",
     "add_gradients",
     "contract_for",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -40,19 +41,65 @@ class Scaling:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class GradientStatistics:
+    """How far a gradient may be from a golden one where roundings are independent of each other.
+
+    ``bound`` bounds them together, and ``scale`` is the typical size of the error. ``scaling`` is
+    None for the gradient of a bias, and where there is no statistical bound.
+    """
+
+    bound: Tensor
+    scale: Tensor
+    scaling: Scaling | None = None
+
+    def viewed(self, view: Callable[[Tensor], Tensor]) -> GradientStatistics:
+        """Those of some elements, or of all in another order, without ``scaling``."""
+        return GradientStatistics(bound=view(self.bound), scale=view(self.scale))
+
+    def with_scaling(self, scaling: Scaling) -> GradientStatistics:
+        """Those with the rounding of the scale itself, which all elements have in common.
+
+        It is linear in the bound; the worst case has counted it already.
+        """
+        moved = (scaling.direct.abs() + scaling.indirect.abs()).mul_(scaling.scale_rounding)
+        bound, scale = self.bound + moved, torch.hypot(self.scale, moved)
+        return GradientStatistics(bound=bound, scale=scale, scaling=scaling)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Gradient:
     """A golden gradient and how far a conforming one may be from it; float64, all of one shape.
 
-    ``worst`` bounds any order and sign of roundings, ``bound`` those of independent ones, and
-    ``scale`` is the typical size of the error. ``scaling`` is None for the gradient of a bias, and
-    where there is no statistical bound.
+    ``worst`` bounds any order and sign of roundings. ``derive`` gives the statistics, which take
+    longer and are derived when they are asked for; without it the worst case stands for them.
     """
 
     value: Tensor
     worst: Tensor
-    bound: Tensor
-    scale: Tensor
-    scaling: Scaling | None = None
+    derive: Callable[[], GradientStatistics] | None = None
+
+    @cached_property
+    def statistics(self) -> GradientStatistics:
+        """What independent roundings do."""
+        if self.derive is None:
+            return GradientStatistics(bound=self.worst, scale=self.worst)
+        with torch.no_grad():
+            return self.derive()
+
+    @property
+    def bound(self) -> Tensor:
+        """The bound of independent roundings."""
+        return self.statistics.bound
+
+    @property
+    def scale(self) -> Tensor:
+        """The typical size of the error."""
+        return self.statistics.scale
+
+    @property
+    def scaling(self) -> Scaling | None:
+        """What a relative error of the logit scale does, if that is known."""
+        return self.statistics.scaling
 
     def allowed(self, *, generic: bool) -> Tensor:
         """The bound that judges: for generic (independent) inputs the smaller of the two."""
@@ -68,20 +115,10 @@ class Gradient:
 
     def viewed(self, view: Callable[[Tensor], Tensor]) -> Gradient:
         """Some elements, or all in another order, without ``scaling``."""
-        value, worst, bound, scale = map(view, (self.value, self.worst, self.bound, self.scale))
-        return Gradient(value=value, worst=worst, bound=bound, scale=scale)
-
-    def with_scaling(self, scaling: Scaling) -> Gradient:
-        """The gradient with the rounding of the scale itself, which all elements have in common.
-
-        It is linear in the statistical bound; the worst case has counted it already.
-        """
-        moved = (scaling.direct.abs() + scaling.indirect.abs()).mul_(scaling.scale_rounding)
-        return replace(
-            self,
-            bound=self.bound + moved,
-            scale=torch.hypot(self.scale, moved),
-            scaling=scaling,
+        return Gradient(
+            value=view(self.value),
+            worst=view(self.worst),
+            derive=lambda: self.statistics.viewed(view),
         )
 
 
@@ -105,19 +142,25 @@ def add_gradients(gradients: list[Gradient], contract: Contract) -> Gradient:
     return Gradient(
         value=torch.stack([each.value for each in gradients]).sum(dim=0),
         worst=total([each.worst for each in gradients]),
-        bound=total([each.bound for each in gradients]),
-        scale=total([each.scale for each in gradients]),
-        scaling=_added([each.scaling for each in gradients]),
+        derive=lambda: GradientStatistics(
+            bound=total([each.bound for each in gradients]),
+            scale=total([each.scale for each in gradients]),
+            scaling=_added([each.scaling for each in gradients]),
+        ),
     )
 
 
 def stack_gradients(gradients: list[Gradient], dim: int) -> Gradient:
     """Gradients of the parts of a tensor, side by side along a new axis."""
-    value, worst, bound, scale = (
-        torch.stack([getattr(each, name) for each in gradients], dim=dim)
-        for name in ("value", "worst", "bound", "scale")
+
+    def stacked(name: str) -> Tensor:
+        return torch.stack([getattr(each, name) for each in gradients], dim=dim)
+
+    return Gradient(
+        value=stacked("value"),
+        worst=stacked("worst"),
+        derive=lambda: GradientStatistics(bound=stacked("bound"), scale=stacked("scale")),
     )
-    return Gradient(value=value, worst=worst, bound=bound, scale=scale)
 
 
 def _added(scalings: list[Scaling | None]) -> Scaling | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from conformance._golden import golden
 
 from .backward_pass import BackwardPass, backward_pass
 from .contract import Contract
-from .gradient import Gradient
+from .gradient import Gradient, GradientStatistics
 from .gradient_scaling import core_scaling
 from .prepared import prepared_errors
 from .prepared_gradients import as_prepared, has_statistics, unprepared_gradients
@@ -22,6 +24,7 @@ from .storing import (
     key_store_variance,
     query_block_stores,
     query_store_variance,
+    spread_of,
     stored,
     value_store_variance,
     worst_of_stores,
@@ -82,21 +85,51 @@ def core_gradients(
     if not has_statistics(attention.semantics):
         return _without_statistics(attention, gradients, contract, gated, num_kv_heads)
     worst = worst_errors(gradients, contract, gated)
-    variances = _gated(gradients, contract.unit_roundoff, 2, carried)
-    spread = propagation(gradients, contract, variances, deviations)
-    results = head_gradients(gradients, worst, spread, num_kv_heads)
-    by_name = {name: stored(errors, contract, deviations) for name, errors in results.items()}
-    if attention.sinks is None:
-        scaling = core_scaling(spread, contract, num_kv_heads)
-        by_name = {name: each.with_scaling(scaling[name]) for name, each in by_name.items()}
-    else:
+
+    @cache
+    def statistics() -> dict[str, GradientStatistics]:
+        # Made again: intermediate values would lie in memory until somebody asks.
+        again = backward_pass(as_prepared(attention), output_gradient)
+        variances = _gated(again, contract.unit_roundoff, 2, carried)
+        spread = propagation(again, contract, variances, deviations)
+        errors = _errors(attention, again, worst, contract, num_kv_heads, spread)
+        by_name = {name: spread_of(each, contract, deviations) for name, each in errors.items()}
+        if attention.sinks is None:
+            scaling = core_scaling(spread, contract, num_kv_heads)
+            by_name |= {name: by_name[name].with_scaling(each) for name, each in scaling.items()}
+        return by_name
+
+    by_name = {
+        name: stored(errors, contract, partial(one_of, statistics, name))
+        for name, errors in _errors(attention, gradients, worst, contract, num_kv_heads).items()
+    }
+    if attention.sinks is not None:
         keys = slice(0, attention.key.shape[-2])
         by_name |= {name: by_name[name].of_tokens(keys) for name in ("key", "value")}
         by_name["sinks"] = sink_gradient(gradients, worst, contract)
-    if attention.bias is not None:
-        errors = _bias_errors(attention.bias, gradients, worst, spread, contract)
-        by_name["bias"] = stored(errors, contract, deviations)
     return by_name
+
+
+def one_of(
+    statistics: Callable[[], Mapping[str, GradientStatistics]], name: str
+) -> GradientStatistics:
+    """Those of one gradient."""
+    return statistics()[name]
+
+
+def _errors(
+    attention: golden.Attention,
+    gradients: BackwardPass,
+    worst: WorstErrors,
+    contract: Contract,
+    num_kv_heads: int,
+    spread: Propagation | None = None,
+) -> dict[str, Errors]:
+    """The errors of each gradient before it is stored; without ``spread`` there is no variance."""
+    errors = head_gradients(gradients, worst, contract, num_kv_heads, spread)
+    if attention.bias is not None:
+        errors["bias"] = _bias_errors(attention.bias, gradients, worst, spread, contract)
+    return errors
 
 
 def _without_statistics(
@@ -132,42 +165,46 @@ def _gated(gradients: BackwardPass, unit: float, power: int, carried: Tensor | N
 
 
 def head_gradients(
-    gradients: BackwardPass, worst: WorstErrors, spread: Propagation, num_kv_heads: int
+    gradients: BackwardPass,
+    worst: WorstErrors,
+    contract: Contract,
+    num_kv_heads: int,
+    spread: Propagation | None = None,
 ) -> dict[str, Errors]:
-    """Gradients of the heads of query, key and value before they are stored."""
-    attention, incoming = gradients.attention, spread.incoming
-    square = attention.scale**2
-    query = Errors(
-        value=gradients.query,
-        worst=worst.query,
-        variance=square * spread.rows(attention.key, incoming.key)
-        + query_store_variance(gradients, spread.contract),
-    )
-    key = Errors(
-        value=gradients.key,
-        worst=worst.key,
-        variance=square * spread.columns(attention.query, incoming.query)
-        + key_store_variance(gradients, spread.contract),
-    )
-    value = Errors(
-        value=gradients.value,
-        worst=worst.value,
-        variance=spread.weight_columns(gradients.output_gradient, incoming.output_gradient)
-        + value_store_variance(gradients, spread.contract),
-    )
+    """Gradients of the heads of query, key and value before they are stored.
+
+    Without ``spread`` there is no variance.
+    """
+    query = Errors(value=gradients.query, worst=worst.query)
+    key = Errors(value=gradients.key, worst=worst.key)
+    value = Errors(value=gradients.value, worst=worst.value)
+    if spread is not None:
+        attention, incoming = gradients.attention, spread.incoming
+        square = attention.scale**2
+        of_query = square * spread.rows(attention.key, incoming.key)
+        of_key = square * spread.columns(attention.query, incoming.query)
+        of_value = spread.weight_columns(gradients.output_gradient, incoming.output_gradient)
+        stores = spread.contract
+        of_query = of_query + query_store_variance(gradients, stores)
+        of_key = of_key + key_store_variance(gradients, stores)
+        query = replace(query, variance=of_query).rounded(spread.pre_scaled)
+        key = replace(key, variance=of_key).rounded(spread.pre_scaled)
+        value = replace(value, variance=of_value + value_store_variance(gradients, stores))
+    semantics = gradients.attention.semantics
     return {
-        "query": query.rounded(spread.pre_scaled),
-        "key": _grouped(key.rounded(spread.pre_scaled), num_kv_heads, spread),
-        "value": _grouped(value, num_kv_heads, spread),
+        "query": query,
+        "key": _grouped(key, num_kv_heads, semantics, contract),
+        "value": _grouped(value, num_kv_heads, semantics, contract),
     }
 
 
-def _grouped(errors: Errors, num_kv_heads: int, spread: Propagation) -> Errors:
+def _grouped(
+    errors: Errors, num_kv_heads: int, semantics: golden.Semantics, contract: Contract
+) -> Errors:
     """Add up the heads of a group; each may be stored, and every partial sum."""
     heads = errors.value.shape[1]
     if heads == num_kv_heads:
         return errors
-    semantics, contract = spread.gradients.attention.semantics, spread.contract
     group = heads // num_kv_heads
 
     def total(tensor: Tensor) -> Tensor:
@@ -218,7 +255,6 @@ def _bias_errors(
         pairs = gradients.logit_gradient
     length = gradients.attention.given_key.shape[-2]  # behind them a sink, which has no bias
     pairs, error = pairs[..., :length], worst.bias[..., :length]
-    contract = contract if spread is None else spread.contract
     terms = pairs.numel() // max(1, bias.numel())
     sums = terms * contract.accumulator_roundoff
     sizes = (pairs.abs() + error).sum_to_size(bias.shape)

@@ -6,7 +6,7 @@ They are worst-case bounds, and variances where statistics hold.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -15,9 +15,9 @@ from conformance._golden import golden
 
 from .attention_bound import one_sided_bound
 from .contract import Contract
-from .gradient import Gradient, Scaling
+from .gradient import Gradient, GradientStatistics, Scaling
 from .gradient_scaling import Slopes, Sum, noise, roundings, slopes
-from .gradients import grouped_worst
+from .gradients import grouped_worst, one_of
 from .layer import head_errors, is_exact, projection_bound
 from .layer_backward import LayerBackward, ProjectionGradient, layer_backward, ones_like_tokens
 from .prepared import is_prepared, prepared_errors
@@ -25,7 +25,13 @@ from .prepared_gradients import has_statistics, turned_heads
 from .spread import Carried, deviations_for
 from .statistical_gradients import Propagation, propagation
 from .statistical_pairs import walk
-from .storing import Errors, key_store_variance, query_store_variance, stored, value_store_variance
+from .storing import (
+    Errors,
+    key_store_variance,
+    query_store_variance,
+    spread_of,
+    value_store_variance,
+)
 from .visible_keys import from_head_rows, head_rows, sum_groups, unmerge_heads, unsplit_heads
 from .worst_gradients import worst_errors
 
@@ -383,32 +389,36 @@ def layer_gradients(
         )
         raise ValueError(msg)
     backward = layer_backward(layer, output_gradient.double(), contract)
-    values = _values(backward)
-    worst = worst_layer_errors(backward)
+    values, worst = _values(backward), worst_layer_errors(backward)
+    has_spread = supports_statistics(backward.semantics) and has_statistics(backward.semantics)
     deviations = deviations_for(sum(each.numel() for each in values.values()))
-    if supports_statistics(backward.semantics) and has_statistics(backward.semantics):
-        spread = layer_propagation(backward, deviations)
-        variances, scaling = layer_variances(backward, spread), _scaling(backward, spread)
-        gradients = {
-            name: _finished(exact, worst[name], variances[name], contract, deviations)
+
+    @cache
+    def statistics() -> dict[str, GradientStatistics]:
+        # Made again: intermediate values would lie in memory until somebody asks.
+        again = layer_backward(layer, output_gradient.double(), contract)
+        spread = layer_propagation(again, deviations)
+        variances = layer_variances(again, spread)
+        by_name = {
+            name: spread_of(
+                Errors(value=exact, worst=worst[name], variance=variances[name]),
+                contract,
+                deviations,
+            )
             for name, exact in values.items()
         }
-        return gradients | {
-            name: gradients[name].with_scaling(each) for name, each in scaling.items()
-        }
-    worst = {name: contract.sides * each for name, each in worst.items()}
+        scaling = _scaling(again, spread)
+        return by_name | {name: by_name[name].with_scaling(each) for name, each in scaling.items()}
+
+    # The worst case has counted the last rounding already.
     return {
-        name: Gradient(value=exact, worst=worst[name], bound=worst[name], scale=worst[name])
+        name: Gradient(
+            value=exact,
+            worst=contract.sides * worst[name],
+            derive=partial(one_of, statistics, name) if has_spread else None,
+        )
         for name, exact in values.items()
     }
-
-
-def _finished(
-    exact: Tensor, worst: Tensor, variance: Tensor, contract: Contract, deviations: float
-) -> Gradient:
-    """The worst case has counted the last rounding already."""
-    errors = Errors(value=exact, worst=worst, variance=variance)
-    return replace(stored(errors, contract, deviations), worst=contract.sides * worst)
 
 
 def _scaling(backward: LayerBackward, spread: Propagation) -> dict[str, Scaling]:

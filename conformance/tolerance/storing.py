@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from . import model
 from .backward_pass import BackwardPass
 from .contract import Contract
-from .gradient import Gradient
+from .gradient import Gradient, GradientStatistics
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,24 +35,34 @@ class Errors:
         return replace(self, variance=self.variance + (roundoff * self.value).square())
 
 
-def stored(errors: Errors, contract: Contract, deviations: float = 0.0) -> Gradient:
-    """The gradient with its bounds behind the last rounding, which is one uniform error.
+def stored(
+    errors: Errors, contract: Contract, derive: Callable[[], GradientStatistics] | None = None
+) -> Gradient:
+    """The gradient with its worst error behind the last rounding, which is one uniform error.
 
-    Without a variance the worst case stands for the statistical bound, too.
+    ``derive`` gives its statistics: :func:`spread_of` such errors with a variance.
     """
-    unit, size = contract.unit_roundoff, errors.value.abs()
-    lost = contract.underflow + errors.underflow
-    last = unit * size + lost
-    worst = contract.sides * (errors.worst * (1.0 + unit) + last)
+    worst = errors.worst * (1.0 + contract.unit_roundoff) + _last(errors, contract)
+    return Gradient(value=errors.value, worst=contract.sides * worst, derive=derive)
+
+
+def spread_of(errors: Errors, contract: Contract, deviations: float) -> GradientStatistics:
+    """The statistics of errors that have a variance, behind the last rounding."""
     if errors.variance is None:
-        return Gradient(value=errors.value, worst=worst, bound=worst, scale=worst)
+        msg = "there is no variance"
+        raise ValueError(msg)
+    unit, last = contract.unit_roundoff, _last(errors, contract)
     variance = errors.variance.clamp_min(0.0)
-    return Gradient(
-        value=errors.value,
-        worst=worst,
+    return GradientStatistics(
         bound=contract.sides * (deviations * variance.sqrt() * (1.0 + unit) + last),
         scale=contract.sides * torch.sqrt(variance + last.square()),
     )
+
+
+def _last(errors: Errors, contract: Contract) -> Tensor:
+    """The last rounding, with what earlier stores may have lost."""
+    lost = contract.underflow + errors.underflow
+    return contract.unit_roundoff * errors.value.abs() + lost
 
 
 def query_block_stores(length: int, contract: Contract) -> int:

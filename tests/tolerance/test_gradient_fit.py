@@ -21,6 +21,7 @@ from conformance.tolerance import (
     layer_gradients,
 )
 from conformance.tolerance.backward_pass import backward_pass
+from conformance.tolerance.gradient import Scaling
 from conformance.tolerance.gradient_scaling import Sum, noise
 from conformance.tolerance.spread import Carried
 from conformance.tolerance.statistical_gradients import Propagation, propagation
@@ -162,8 +163,13 @@ def test_one_key_that_all_rows_share_blames_no_scale() -> None:
         scaling = expected.scaling
         assert scaling is not None
         independent = replace(scaling, noise=lambda _: 0.0, scale_rounding=0.0)
-        without.append(_margin(gradient_fit(error, replace(expected, scaling=independent))))
+        without.append(_margin(gradient_fit(error, scaled_by(expected, independent))))
     assert max(margins) <= 1.0 < max(without)
+
+
+def scaled_by(gradient: Gradient, scaling: Scaling | None) -> Gradient:
+    """A gradient on which an error of the logit scale has another effect."""
+    return replace(gradient, derive=lambda: replace(gradient.statistics, scaling=scaling))
 
 
 def _margin(fitted: GradientFit | None) -> float:
@@ -181,7 +187,7 @@ def test_no_statistic_without_many_like_errors(reason: str) -> None:
     expected = exact(inputs, "float32")["query"]
     if reason == "no statistics":
         assert gradient_fit(torch.zeros_like(expected.value), expected) is not None
-        expected = replace(expected, scaling=None)
+        expected = scaled_by(expected, None)
     assert gradient_fit(torch.zeros_like(expected.value), expected) is None
 
 
@@ -216,7 +222,7 @@ def test_the_sum_of_gradients_has_the_sum_of_their_slopes() -> None:
     fitted = gradient_fit(summed - total.value, total)
     assert fitted is not None
     assert fitted.blamed == "scale"
-    unknown = replace(parts["key"], scaling=None)
+    unknown = scaled_by(parts["key"], None)
     assert add_gradients([parts["query"], unknown], contract("float32", 0.25)).scaling is None
 
 

@@ -26,6 +26,7 @@ from conformance._golden import golden
 from conformance.tolerance import Contract, add_gradients, core_gradients
 from conformance.tolerance.backward_pass import supports
 from conformance.tolerance.gradient import Gradient
+from conformance.tolerance.statistical_gradients import propagation
 
 PARTS = ("worst", "bound", "scale")
 
@@ -230,6 +231,26 @@ def test_an_exact_contract_leaves_no_error() -> None:
     for name, bounded in judged(*heads(), exact).items():
         assert bool((bounded.worst <= noise[name].worst).all())
         assert bool((bounded.bound <= noise[name].bound).all())
+
+
+def test_statistics_are_derived_once_when_they_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They take most of the time, and where inputs are not independent nobody asks for them."""
+    derived = []
+
+    def counted(*arguments: object) -> object:
+        derived.append(1)
+        return propagation(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("conformance.tolerance.gradients.propagation", counted)
+    gradients = judged(*heads())
+    total = add_gradients([gradients["key"], gradients["key"]], contract("float32"))
+    assert bool((total.allowed(generic=False) > 0.0).all())
+    assert not derived
+    assert bool((total.allowed(generic=True) > 0.0).all())
+    assert bool((gradients["query"].bound > 0.0).all())
+    assert derived == [1]
 
 
 def test_added_gradients_round_once_more() -> None:
