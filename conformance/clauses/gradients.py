@@ -229,10 +229,12 @@ def _hidden_keys(subject: Subject, problem: Problem, inputs: Inputs) -> Tensor:
 
     The row is a random one of those that have such keys.
     """
-    allowed = inputs.allowed(subject.declaration.semantics)
-    barred = ~allowed.any(dim=1)
+    point = subject.declaration.semantics
+    reached = inputs.reached(point)
+    barred = ~(reached if inputs.is_layer else reached.any(dim=1))
     if inputs.mode == "self":
-        barred = barred & ~torch.eye(barred.shape[-1], dtype=torch.bool)
+        own = inputs.own_rows(point)
+        barred = barred & ~(own if inputs.is_layer else own[:, 0])
     generator = generator_for(problem, 35)
     weights = torch.rand(barred.shape[:2], generator=generator) + barred.any(dim=-1)
     return barred[torch.arange(barred.shape[0]), weights.argmax(dim=-1)]
@@ -312,10 +314,11 @@ def gradients_with_empty_rows(subject: Subject, problem: Problem) -> Finding:
 
 def _empty_rows(subject: Subject, inputs: Inputs) -> Tensor:
     """Rows of the answer in which some head has no key, absent rows left out."""
-    empty = ~inputs.allowed(subject.declaration.semantics).any(dim=-1)
+    point = subject.declaration.semantics
+    empty = ~inputs.allowed(point).any(dim=-1)
     if inputs.absent is not None:
         empty = empty & ~inputs.absent
-    return (empty.any(dim=1) if inputs.is_layer else empty).unsqueeze(-1)
+    return inputs.answer_rows(empty, point)
 
 
 @clause(
@@ -335,10 +338,10 @@ def _empty_rows(subject: Subject, inputs: Inputs) -> Tensor:
 def causal(subject: Subject, problem: Problem) -> Finding:
     """The output gradient of a single row: keys that it may not attend get a gradient of zero."""
     inputs = inputs_for_gradients(subject, problem)
-    sizes = inputs.geometry
-    allowed = inputs.allowed(subject.declaration.semantics)
-    tables = allowed.flatten(0, 1)
-    barred = (~tables).any(dim=0).any(dim=-1) & tables.any(dim=-1).all(dim=0)
+    sizes, point = inputs.geometry, subject.declaration.semantics
+    reached, empty = inputs.reached(point), ~inputs.allowed(point).any(dim=-1)
+    full = ~inputs.answer_rows(empty, point).squeeze(-1)
+    barred = (~reached).any(dim=-1).flatten(0, -2).any(dim=0) & full.flatten(0, -2).all(dim=0)
     barred = barred.nonzero().flatten()
     unsafe = subject.oracle.empty_rule(inputs) not in FINITE_RULES
     if not barred.numel() or (unsafe and has_empty_rows(subject, inputs)):
@@ -347,14 +350,16 @@ def causal(subject: Subject, problem: Problem) -> Finding:
     row = int(barred[chosen])
     rows = (torch.arange(sizes.query_length) == row).unsqueeze(-1)
     upstream = output_gradient(subject, problem, inputs, rows)
-    attended = by_kv_head(
-        allowed[:, :, row : row + 1], read_heads(subject, inputs), sizes.num_kv_heads
-    )
     if not bool(upstream.any()) or has_short_heads(subject, inputs):
         return Finding(binding=False)
-    where = ~attended
+    of_row = reached[..., row : row + 1, :]
+    if inputs.is_layer:
+        where = ~of_row
+    else:
+        where = ~by_kv_head(of_row, read_heads(subject, inputs), sizes.num_kv_heads)
     if inputs.mode == "self":
-        where = where & (torch.arange(sizes.key_length) != row)
+        own = inputs.own_rows(point)[..., row : row + 1, :]
+        where = where & ~(own if inputs.is_layer else own[:, :1, 0])
     gradients = subject.gradients.of(inputs, upstream)
     wording = f"the answer to query {row} gives a gradient to {{}}, which comes later,"
     broken = exactly_zero(gradients, keys_of(inputs), where, inputs, wording)

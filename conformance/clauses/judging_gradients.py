@@ -112,9 +112,8 @@ def judged_rows(subject: Subject, inputs: Inputs) -> Tensor:
     """The rows of the answer that can be judged, broadcastable to it."""
     if subject.candidate.golden_known:
         return subject.golden(inputs).judged
-    empty = ~inputs.allowed(subject.declaration.semantics).any(dim=-1)
-    rows = empty.any(dim=1) if inputs.is_layer else empty
-    return ~rows.unsqueeze(-1)
+    point = subject.declaration.semantics
+    return ~inputs.answer_rows(~inputs.allowed(point).any(dim=-1), point)
 
 
 def has_empty_rows(subject: Subject, inputs: Inputs) -> bool:

@@ -66,8 +66,9 @@ def no_leak_nonfinite(subject: Subject, problem: Problem) -> Finding:
 
 def hidden_keys(subject: Subject, problem: Problem, inputs: Inputs) -> Tensor:
     """Some keys of each item, bool ``[B, Lk]``, that one random row may not attend."""
-    allowed = inputs.allowed(subject.declaration.semantics)
-    rows = allowed.flatten(1, 2)
+    point = subject.declaration.semantics
+    mixed = inputs.is_layer and "reinterpret" in (point.head_split, point.head_merge)
+    rows = inputs.reached(point) if mixed else inputs.allowed(point).flatten(1, 2)
     generator = generator_for(problem, 2)
     chosen = torch.randint(rows.shape[1], (rows.shape[0],), generator=generator)
     return ~rows[torch.arange(rows.shape[0]), chosen]
@@ -119,11 +120,13 @@ def unaffected(
 
 def rows_apart(subject: Subject, inputs: Inputs, junk_keys: Tensor) -> Tensor:
     """Rows that attend no junk; where tokens are queries too, the junk's own rows are left out."""
-    allowed = inputs.allowed(subject.declaration.semantics)
-    apart = ~(allowed & junk_keys[:, None, None, :]).any(dim=-1)
+    point = subject.declaration.semantics
+    junk = junk_keys.unsqueeze(1) if inputs.is_layer else junk_keys[:, None, None]
+    meets = (inputs.reached(point) & junk).any(dim=-1, keepdim=True)
     if inputs.mode == "self":
-        apart = apart & ~junk_keys[:, None, inputs.past :]  # cached tokens are no queries
-    return apart.all(dim=1).unsqueeze(-1) if inputs.is_layer else apart.unsqueeze(-1)
+        queries = junk[..., inputs.past :]  # cached tokens are no queries
+        meets = meets | (inputs.own_rows(point) & queries).any(dim=-1, keepdim=True)
+    return ~meets
 
 
 def with_junk(

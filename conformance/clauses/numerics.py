@@ -261,11 +261,11 @@ def nan_shows(subject: Subject, problem: Problem) -> Finding:
     inputs = subject.inputs(problem)
     role = WHERE[problem.seed % len(WHERE)]
     has_golden = subject.candidate.golden_known
-    allowed = inputs.allowed(subject.declaration.semantics)
-    allowed = subject.golden(inputs).core.allowed if has_golden else allowed
+    point = subject.declaration.semantics
+    allowed = subject.golden(inputs).core.allowed if has_golden else inputs.allowed(point)
     length = inputs.geometry.query_length if role == "query" else inputs.geometry.key_length
     chosen = int(torch.randint(max(length, 1), (1,), generator=generator_for(problem, 42)))
-    meeting = _meeting(inputs, allowed, role, chosen)
+    meeting = _meeting(inputs, point, allowed, role, chosen)
     if not bool(meeting.any()):
         return Finding(binding=False)
     answer = subject.answer(_poisoned(inputs, role, chosen))
@@ -278,17 +278,20 @@ def nan_shows(subject: Subject, problem: Problem) -> Finding:
     return violated("value", message, expected="nan", got=got, where=list(place))
 
 
-def _meeting(inputs: Inputs, allowed: Tensor, role: str, chosen: int) -> Tensor:
+def _meeting(
+    inputs: Inputs, point: golden.Semantics, allowed: Tensor, role: str, chosen: int
+) -> Tensor:
     """The rows of the answer that a NaN in one token must show in, broadcastable to it.
 
     A query's own row, if it has a key; the rows that attend a key or value. Where both are one
     token, or rows of several heads make one, any of them will do.
     """
-    attends = allowed[..., chosen] if role != "query" else torch.zeros_like(allowed[..., 0])
+    if role != "query":
+        meeting = inputs.reached(point, allowed)[..., chosen]
     if role == "query" or inputs.mode == "self":
-        own = torch.arange(inputs.geometry.query_length) == chosen
-        attends = attends | (own & allowed.any(dim=-1))
-    return (attends.any(dim=1) if inputs.is_layer else attends).unsqueeze(-1)
+        own = inputs.own_rows(point, allowed.any(dim=-1))[..., chosen]
+        meeting = own if role == "query" else meeting | own
+    return meeting.unsqueeze(-1)
 
 
 def _poisoned(inputs: Inputs, role: str, chosen: int) -> Inputs:

@@ -404,7 +404,7 @@ class Subject:
             expected = self.golden(inputs)
             return expected.output, expected.bound, expected.judged
         empty = ~inputs.allowed(self.declaration.semantics).any(dim=-1)
-        judged = (~empty).all(dim=1).unsqueeze(-1) if inputs.is_layer else ~empty.unsqueeze(-1)
+        judged = ~inputs.answer_rows(empty, self.declaration.semantics)
         return None, self.spread(inputs), judged
 
     def spread(self, inputs: Inputs) -> Tensor:

@@ -174,7 +174,7 @@ class MistakenAnswer:
 
     def _of_answer(self, rows: Tensor) -> Tensor:
         """Rows of the heads ``[B, H, Lq]`` as rows of the answer."""
-        return rows.any(dim=1) if self.inputs.is_layer else rows
+        return self.given.answer_rows(rows, self.core.semantics).squeeze(-1)
 
 
 class ActedAnswers:

@@ -61,7 +61,7 @@ def _without_keys(
     """Rows that may attend no key."""
     empty = ~inputs.allowed(inputs.point).any(dim=-1)
     if head is None:
-        return empty.any(dim=1)[item, query]
+        return inputs.answer_rows(empty, inputs.point)[item, query, 0]
     return empty[item, head, query]
 
 
@@ -71,7 +71,7 @@ def _with_hidden_keys(
     """Rows from which some key is hidden."""
     hidden = ~inputs.allowed(inputs.point).all(dim=-1)
     if head is None:
-        return hidden.any(dim=1)[item, query]
+        return inputs.answer_rows(hidden, inputs.point)[item, query, 0]
     return hidden[item, head, query]
 
 

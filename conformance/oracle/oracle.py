@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._golden import golden
 from ..declare.declaration import Declaration
-from ..problems.inputs import Inputs
+from ..problems.inputs import Inputs, rows_of_answer
 from ..tolerance import (
     Contract,
     contract_for,
@@ -95,7 +95,8 @@ class Golden:
     def _of_answer(self, heads: Tensor) -> Tensor:
         """Whether some head of a row ``[B, H, Lq]`` is marked, as rows of the answer."""
         is_layer = self.output.dim() == len("BLE")
-        return (heads.any(dim=1) if is_layer else heads).unsqueeze(-1)
+        rows = rows_of_answer(heads, self.core.semantics) if is_layer else heads
+        return rows.unsqueeze(-1)
 
 
 class Oracle:

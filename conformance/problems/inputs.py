@@ -37,6 +37,33 @@ def most_cached(key_length: int) -> int:
     return max(key_length - 1, 0)
 
 
+def rows_of_answer(marked: Tensor, semantics: golden.Semantics) -> Tensor:
+    """The rows of a layer's answer ``[B, L]`` made of some marked row of a head ``[B, H, Lq]``."""
+    return _merged(marked.unsqueeze(-1), semantics).squeeze(-1)
+
+
+def _merged(marked: Tensor, semantics: golden.Semantics) -> Tensor:
+    """What is marked in rows of heads ``[B, H, Lq, N]``, in the rows they are merged to."""
+    if semantics.head_merge in ("blocks", "interleaved"):  # these move channels, not rows
+        return marked.any(dim=1)
+    rows = golden.merge_heads(marked, semantics)
+    in_a_row = 1 if semantics.head_merge == "tokens" else marked.shape[1]
+    return rows.unflatten(-1, (in_a_row, marked.shape[-1])).any(dim=-2)
+
+
+def _by_token(allowed: Tensor, read: Tensor, num_kv_heads: int, kind: golden.Semantics) -> Tensor:
+    """Which tokens rows of heads attend, ``[B, H, Lq, Lk]``, from the rows of keys they attend.
+
+    ``read [H]`` is the key/value head of each head.
+    """
+    if kind.head_split != "reinterpret":
+        return allowed
+    length = allowed.shape[-1]
+    tokens = torch.eye(length).unsqueeze(-1).expand(-1, -1, num_kv_heads)
+    pieces = golden.split_heads(tokens, num_kv_heads, kind).squeeze(-1)  # [token, Hkv, key]
+    return allowed.float() @ pieces.permute(1, 2, 0)[read] > 0.0
+
+
 def of_rows(mask: Tensor | None, rows: Tensor | None) -> Tensor | None:
     """The rows of a mask with four axes that may repeat along them; all of them by default."""
     if mask is None or rows is None or mask.shape[2] == 1:
@@ -224,6 +251,39 @@ class Inputs(Replaceable):
             rows=rows,
         )
         return kept if bias is None else kept & ~torch.isneginf(bias)
+
+    def answer_rows(self, marked: Tensor, semantics: golden.Semantics) -> Tensor:
+        """The rows of the answer made of some marked row of a head, broadcastable to the answer.
+
+        ``marked`` is bool ``[B, H, Lq]``.
+        """
+        return (rows_of_answer(marked, semantics) if self.is_layer else marked).unsqueeze(-1)
+
+    def reached(self, semantics: golden.Semantics, allowed: Tensor | None = None) -> Tensor:
+        """Which keys and values reach which rows of the answer, ``allowed`` or as at a point.
+
+        Bool ``[B, H, Lq, Lk]`` for a core, ``[B, Lq, Lk]`` with tokens for keys for a layer. Tokens
+        are the rows of keys, except where heads are split by a view of memory.
+        """
+        allowed = self.allowed(semantics) if allowed is None else allowed
+        if not self.is_layer:
+            return allowed
+        read = self.read_heads(semantics)
+        by_token = _by_token(allowed, read, self.geometry.num_kv_heads, semantics)
+        return _merged(by_token, semantics)
+
+    def own_rows(self, semantics: golden.Semantics, counted: Tensor | None = None) -> Tensor:
+        """Which queries make which rows of the answer, of the ``counted [B, H, Lq]`` rows of heads.
+
+        Bool ``[B, H, Lq, Lq]`` for a core, ``[B, Lq, Lq]`` for a layer.
+        """
+        batch, heads, length, _ = self.score_shape
+        own = torch.eye(length, dtype=torch.bool).expand(batch, heads, -1, -1)
+        if counted is not None:
+            own = own & counted.unsqueeze(-1)
+        if not self.is_layer:
+            return own
+        return _merged(_by_token(own, torch.arange(heads), heads, semantics), semantics)
 
     def attending(self, table: Tensor, semantics: golden.Semantics) -> Inputs:
         """The inputs for the golden at a point, where a table ``[B, H, Lq, Lk]`` alone hides keys.

@@ -71,6 +71,48 @@ def test_allowed_is_the_golden_table(rule: Any, polarity: Any) -> None:
         assert torch.equal(attended(inputs.attending(expected, point), point), expected)
 
 
+@pytest.mark.parametrize("merge", ["blocks", "interleaved", "reinterpret"])
+@pytest.mark.parametrize("split", ["blocks", "interleaved", "reinterpret"])
+def test_tokens_reach_the_rows_that_they_change(split: Any, merge: Any) -> None:
+    """However heads are split and merged, a token changes those rows of the answer it reaches."""
+    point = STANDARD.replace(head_split=split, head_merge=merge)
+    inputs = materialise(problem(num_kv_heads=2, mask=plan("random", "keep")), layer())
+    assert inputs.weights is not None
+    weights = inputs.weights.taking_part(point)
+    sizes = inputs.geometry
+    heads = {"num_heads": sizes.num_heads, "num_kv_heads": sizes.num_kv_heads}
+
+    def answer(changed: Inputs) -> torch.Tensor:
+        tokens = (changed.query, changed.key, changed.value)
+        options = {"keep": changed.keep, "semantics": point, **heads}
+        return golden.multi_head_attention(*tokens, weights, **options).output
+
+    def moved(tokens: torch.Tensor, place: int) -> torch.Tensor:
+        tokens = tokens.clone()
+        tokens[:, place] += 1.0
+        return tokens
+
+    before, reached, own = answer(inputs), inputs.reached(point), inputs.own_rows(point)
+    for place in range(sizes.key_length):
+        after = answer(inputs.with_tokens(value=moved(inputs.value, place)))
+        assert torch.equal((after != before).any(dim=-1), reached[..., place])
+    inputs = inputs.without_mask()  # a row with one key answers every query alike
+    before = answer(inputs)
+    for place in range(sizes.query_length):
+        after = answer(inputs.with_tokens(query=moved(inputs.query, place)))
+        assert torch.equal((after != before).any(dim=-1), own[..., place])
+
+
+def test_rows_of_the_answer_are_made_of_rows_of_heads() -> None:
+    """A view without the transpose spreads a row of one head over other rows of the answer."""
+    inputs = materialise(problem(), layer())
+    marked = torch.zeros(2, 4, 5, dtype=torch.bool)
+    marked[0, 0, 4] = True  # the fifth of twenty rows, of which four make a row of the answer
+    point = STANDARD.replace(head_merge="reinterpret")
+    assert inputs.answer_rows(marked, point).nonzero().tolist() == [[0, 1, 0]]
+    assert inputs.answer_rows(marked, STANDARD).nonzero().tolist() == [[0, 4, 0]]
+
+
 def test_without_mask_forgets_form_and_shape() -> None:
     """The same inputs without their mask hand none over."""
     inputs = materialise(problem(mask=plan()), core())

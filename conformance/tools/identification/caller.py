@@ -169,8 +169,7 @@ class ProbeAnswer:
 
 def rows_with_keys(inputs: Inputs, point: golden.Semantics) -> Tensor:
     """The rows in which every head has a key, broadcastable to the answer."""
-    some = inputs.allowed(point).any(dim=-1)
-    return some.all(dim=1).unsqueeze(-1) if inputs.is_layer else some.unsqueeze(-1)
+    return ~inputs.answer_rows(~inputs.allowed(point).any(dim=-1), point)
 
 
 @dataclass(frozen=True, kw_only=True)

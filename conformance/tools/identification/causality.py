@@ -149,7 +149,7 @@ def empty_row_rules(
         return _RAISES
     if tuple(answer.output.shape) != inputs.output_shape:
         return _OTHER
-    empty = rows.any(dim=1).unsqueeze(-1) if inputs.is_layer else rows.unsqueeze(-1)
+    empty = inputs.answer_rows(rows, case.point)
     sample = answer.compared(empty)
     rules = tuple(rule for rule in RULES if case.fits(sample, empty_rows=rule))
     if not rules and bool(torch.isnan(answer.output[empty.expand(answer.output.shape)]).all()):

@@ -210,16 +210,15 @@ def answer(evaluate: Evaluate, inputs: Inputs) -> tuple[Tensor, Tensor]:
     its answer from the evaluation without them, or each mistake would fail the clause about those.
     """
     answered = evaluate(inputs)
-    weights = _core_of(answered).weights
+    core = _core_of(answered)
+    weights = core.weights
     broken = ~torch.isfinite(inputs.value).all(dim=-1)
     if not bool(broken.any()):
         return answered.output, weights
     without = inputs.replace(value=inputs.value.masked_fill(broken.unsqueeze(-1), 0.0))
-    shared = broken.unsqueeze(1) if inputs.is_layer else broken.any(dim=1, keepdim=True)
-    meets = ((weights != 0.0) & shared.unsqueeze(2)).any(dim=-1)
-    rows = (meets.any(dim=1) if inputs.is_layer else meets).unsqueeze(-1)
-    if rows.shape[-2] != answered.output.shape[-2]:
-        return answered.output, weights
+    broken = broken.unsqueeze(1) if inputs.is_layer else broken.any(dim=1)[:, None, None]
+    reached = inputs.reached(core.semantics, weights != 0.0)
+    rows = (reached & broken).any(dim=-1, keepdim=True)
     return torch.where(rows, answered.output, evaluate(without).output), weights
 
 
