@@ -21,7 +21,7 @@ from .answer_facts import repeats, state_entry, unknown_entry
 from .backward import BackwardDiagnostician
 from .battery import Observation, answer_to, answers_near, answers_to_pairs, plain_problem
 from .conditions import plainness
-from .dissection import statements
+from .dissection import StatementReader, statements
 from .dissection.returned_weights import explain_weights
 from .lines import LineFinder
 from .mistaken_answer import Combination, DiagnosedSubject, acted_answers
@@ -70,6 +70,7 @@ class Diagnostician:
         self._searches = 0
         self._illustrator = Illustrator(subject)
         self._finder = LineFinder(subject)
+        self._reader = StatementReader(subject)
         self._lines: dict[str, LineEntry | None] = {}
         self._acted = acted_answers(subject)
         self._first_problem: Problem | None = None
@@ -325,7 +326,7 @@ class Diagnostician:
         return MistakeSearch(self.subject, observed, mistakes, self._acted)
 
     def _statements(self, observed: Sequence[BatteryAnswer]) -> StatementSearch:
-        return StatementSearch(self.subject, self.mistakes, self._acted, observed)
+        return StatementSearch(self.subject, self.mistakes, self._acted, observed, self._reader)
 
     def _search_near(self, problem: Problem) -> list[Explanation]:
         """What explains every answer of the battery and of the neighbours of a problem."""

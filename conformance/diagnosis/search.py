@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from functools import cached_property
-from itertools import combinations, islice
+from functools import cached_property, reduce
+from itertools import islice
+from operator import or_
 from typing import Final
 
 from ..clauses.subject import Subject
@@ -23,7 +24,7 @@ from .mistaken_answer import (
     act,
     acted_answers,
 )
-from .mistakes import NamedMistake, NotExpressible
+from .mistakes import NamedMistake, NotExpressible, Where, deciding_properties
 from .narrowing import MOST_TOGETHER, Narrowed, Narrowing
 
 USUAL_WAYS: Final = 3
@@ -37,6 +38,8 @@ MOST_NARROWED: Final = 12
 # count and not a time: a slow machine gives the same names. Some 1,200 problems, or a second.
 MOST_LOGITS: Final = 300_000
 LEAST_LOGITS: Final = 256
+# A mistake with the problems that it may change.
+Touching = tuple[NamedMistake, int]
 # The part of them that is left for equivalents of the first pair.
 REST_OF_LOGITS: Final = 0.2
 
@@ -70,6 +73,7 @@ class MistakeSearch:
         self._refuting = list(range(len(self.observed)))
         self._touched: dict[tuple[int, int], bool] = {}
         self._touching: dict[int, int] = {}
+        self._properties: dict[Where, int] = {}
         self._judged: dict[int, int] = {}
         self._explained: dict[int, int] = {}
         self._logits = 0  # of all problems acted out so far
@@ -195,14 +199,8 @@ class MistakeSearch:
 
     def _promising(self, end: int) -> list[Combination]:
         """Pairs that no verdict on one of the two alone rules out, the best supported first."""
-        ways = ((mistake, self._touches(mistake)) for mistake in self._usual_ways())
-        some = [(mistake, touched) for mistake, touched in ways if touched & self.wrong]
         supported: list[tuple[int, Combination]] = []
-        for (one, first), (two, second) in combinations(some, 2):
-            if self.wrong & ~(first | second) or one.name == two.name:
-                continue
-            if not set(one.changes).isdisjoint(two.changes):
-                continue
+        for (one, first), (two, second) in self._covering():
             alone = ((one, first & ~second), (two, second & ~first))
             if not any(self._fails(mistake, problems) for mistake, problems in alone):
                 # As many wrong answers one of the two explains where the other changes nothing.
@@ -210,6 +208,18 @@ class MistakeSearch:
             if self._logits > end:
                 break
         return [pair for _, pair in sorted(supported, key=lambda entry: -entry[0])]
+
+    def _covering(self) -> Iterator[tuple[Touching, Touching]]:
+        """Pairs that may change every wrong answer, each mistake with the problems that it may."""
+        ways = ((mistake, self._touches(mistake)) for mistake in self._usual_ways())
+        some = [(mistake, touched) for mistake, touched in ways if touched & self.wrong]
+        for place, (one, first) in enumerate(some, start=1):
+            left = self.wrong & ~first
+            for two, second in some[place:]:
+                if left & ~second or one.name == two.name:
+                    continue
+                if one.changes.keys().isdisjoint(two.changes):
+                    yield (one, first), (two, second)
 
     def _usual_ways(self) -> list[NamedMistake]:
         """Without the rarer of many ways to make one mistake: pairs of them are too many."""
@@ -227,11 +237,12 @@ class MistakeSearch:
         if problems & judged & ~self._explained.get(id(mistake), 0):
             return True
         unknown = problems & ~judged
-        return any(
-            not self._explains(mistake, index)
-            for index in range(len(self.observed))
-            if unknown >> index & 1
-        )
+        while unknown:
+            lowest = unknown & -unknown
+            if not self._explains(mistake, lowest.bit_length() - 1):
+                return True
+            unknown ^= lowest
+        return False
 
     def _explains(self, mistake: NamedMistake, index: int) -> bool:
         """The verdict on one mistake and one problem."""
@@ -279,9 +290,22 @@ class MistakeSearch:
         """The problems whose answers a mistake may change; remembered."""
         key = id(mistake)
         if key not in self._touching:
-            every = range(len(self.observed))
-            self._touching[key] = _bits(self._may_change(mistake, index) for index in every)
+            deciding = deciding_properties(mistake)
+            if deciding is None:
+                every = range(len(self.observed))
+                self._touching[key] = _bits(self._may_change(mistake, index) for index in every)
+            elif mistake.speaks_at(self.declared):
+                having = reduce(or_, map(self._having, deciding), 0)
+                self._touching[key] = self._having(mistake.where) & having
+            else:
+                self._touching[key] = 0
         return self._touching[key]
+
+    def _having(self, holds: Where) -> int:
+        """The problems that have a property, which many mistakes share; remembered."""
+        if holds not in self._properties:
+            self._properties[holds] = _bits(holds(answer.inputs) for answer in self.observed)
+        return self._properties[holds]
 
     def _may_change(self, mistake: NamedMistake, index: int) -> bool:
         """Whether a mistake may change the answer to one problem."""

@@ -65,7 +65,10 @@ def _acted(subject: Subject, made: Combination, inputs: Inputs) -> MistakenAnswe
 
 
 class StatementSearch:
-    """What explains some ``observed`` answers, and those that a candidate is asked for besides."""
+    """What explains some ``observed`` answers, and those that a candidate is asked for besides.
+
+    The ``reader`` remembers what it has read of a candidate for other searches.
+    """
 
     def __init__(
         self,
@@ -73,12 +76,13 @@ class StatementSearch:
         mistakes: Sequence[NamedMistake],
         acted: ActedAnswers,
         observed: Sequence[BatteryAnswer],
+        reader: StatementReader,
     ) -> None:
         self.subject = subject
         self.mistakes = mistakes
         self.acted = acted
         self.observed = list(observed)
-        self._reader = StatementReader(subject)
+        self._reader = reader
         self._rounds = 0
         self._around: list[BatteryAnswer] = []
 

@@ -9,10 +9,12 @@ that were not read.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from itertools import chain, product
-from typing import Final
+from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from ...clauses.subject import Subject
 from ...problems.inputs import Inputs
@@ -179,13 +181,44 @@ def _besides(
 ) -> Iterator[NamedMistake]:
     """What the weights say besides some statements, where none of these explains them alone."""
     left = [(one, with_mistake(subject, reading, (*known, one))) for one in first]
-    if any(other is not None and not bool(other.wrong.any()) for _, other in left):
+    made = [(one, other) for one, other in left if other is not None]
+    if any(_is_explained(other) for _, other in made):
         return
-    for one, other in left:
-        if other is not None:
-            for two in (two for proposer in OF_WEIGHTS for two in proposer(other)):
-                yield together(one, two)
-                yield together(two, one)
+    said: list[tuple[Reading, list[NamedMistake]]] = []  # of several alike it is read once
+    for one, other in made:
+        if other.distance > reading.distance:
+            continue  # it is not one of two mistakes that are made here
+        seconds = next((seconds for seen, seconds in said if _are_alike(seen, other)), None)
+        if seconds is None:
+            seconds = [two for proposer in OF_WEIGHTS for two in proposer(other)]
+            said.append((other, seconds))
+        for two in seconds:
+            yield together(one, two)
+            yield together(two, one)
+
+
+def _are_alike(one: Reading, other: Reading) -> bool:
+    """Whether two readings of the same weights are compared with equal calls."""
+    same = one.call.semantics == other.call.semantics
+    return same and all(
+        _are_equal(getattr(first, field.name), getattr(second, field.name))
+        for first, second in (
+            (one.attention, other.attention),
+            (one.call.inputs, other.call.inputs),
+        )
+        for field in fields(first)
+    )
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return type(one) is type(other) and bool(one == other)
+
+
+def _is_explained(reading: Reading) -> bool:
+    """Whether weights are what they should be, as far as it can be read."""
+    return reading.nearly_right or not bool(reading.wrong.any())
 
 
 def readings(

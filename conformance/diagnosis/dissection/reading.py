@@ -112,6 +112,16 @@ class Reading:
         return apart.any(dim=-1, keepdim=True)
 
     @cached_property
+    def nearly_right(self) -> bool:
+        """Whether what explains the weights to the digits that tell numbers says nothing new."""
+        return self.agree(self.weights, self.attention.weights)
+
+    @cached_property
+    def distance(self) -> float:
+        """How far the weights are from the right ones, summed up."""
+        return float((self.weights - self.attention.weights).nan_to_num().abs().sum())
+
+    @cached_property
     def legible(self) -> Tensor:
         """The keys whose weight is positive and large enough for its logarithm to be read."""
         largest = self.weights.abs().amax(dim=-1, keepdim=True)

@@ -110,6 +110,8 @@ def _divided(attention: golden.Attention, powers: Tensor, total: Tensor) -> Tens
 def tile_statements(reading: Reading) -> Iterator[NamedMistake]:
     """The weighted sum, or the sum of the weights, rescaled a wrong number of times."""
     call, attention = reading.call, reading.attention
+    if reading.nearly_right:
+        return
     for size in BLOCKS[1:]:
         if reading.sizes.key_length <= size:
             continue

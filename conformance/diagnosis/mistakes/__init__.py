@@ -24,7 +24,14 @@ from .causality import CAUSALITY, WINDOWS
 from .fills import FILLED, ROWS
 from .layout import EXCHANGES, GROUPS, LAYOUT
 from .masking import LENGTHS, MASKING
-from .named_mistake import IMPOSSIBLE, DeclaredCall, NamedMistake, NotExpressible, everywhere
+from .named_mistake import (
+    IMPOSSIBLE,
+    DeclaredCall,
+    NamedMistake,
+    NotExpressible,
+    Where,
+    everywhere,
+)
 from .projections import PROJECTIONS
 from .scaling import PREPARED, SCALING
 from .semantics_changes import POINTS, mistaken_conventions
@@ -92,9 +99,7 @@ def touches(mistake: NamedMistake, call: DeclaredCall) -> bool:
     inputs = call.inputs
     if not mistake.where(inputs) or not mistake.speaks_at(call.semantics):
         return False
-    if mistake.heads or mistake.core or mistake.output or mistake.point:
-        return True
-    if any(_MATTERS.get(name, everywhere)(inputs) for name in mistake.changes):
+    if any(holds(inputs) for holds in _deciding(mistake)):
         return True
     if mistake.inputs is None:
         return False
@@ -102,6 +107,22 @@ def touches(mistake: NamedMistake, call: DeclaredCall) -> bool:
         return mistake.inputs(call) is not None
     except (NotExpressible, *IMPOSSIBLE):
         return True
+
+
+def deciding_properties(mistake: NamedMistake) -> Sequence[Where] | None:
+    """Properties of which inputs must have one for a mistake to change the answer to them.
+
+    None where they alone do not decide. Besides, it must be made ``where`` the inputs are, and at
+    the declared point.
+    """
+    deciding = _deciding(mistake)
+    return deciding if mistake.inputs is None or everywhere in deciding else None
+
+
+def _deciding(mistake: NamedMistake) -> Sequence[Where]:
+    if mistake.heads or mistake.core or mistake.output or mistake.point:
+        return (everywhere,)
+    return [_MATTERS.get(name, everywhere) for name in mistake.changes]
 
 
 # What inputs must have for a field of the semantics to matter to them.
@@ -132,6 +153,8 @@ __all__ = [
     "DeclaredCall",
     "NamedMistake",
     "NotExpressible",
+    "Where",
+    "deciding_properties",
     "everywhere",
     "mistaken_conventions",
     "named_mistakes",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
@@ -13,20 +13,30 @@ from torch import Tensor
 
 from conformance import Semantics
 from conformance.clauses.subject import Subject
+from conformance.diagnosis import dissection
 from conformance.diagnosis.dissection.logits import logit_statements
-from conformance.diagnosis.dissection.reading import Reading, read
+from conformance.diagnosis.dissection.reading import Reading, read, statement
 from conformance.diagnosis.dissection.sink_statements import sink_statements
 from conformance.diagnosis.dissection.sources import shared_head_statements
 from conformance.diagnosis.dissection.sums import dropped_weight_statements, weight_statements
+from conformance.diagnosis.dissection.tiles import tile_statements
 from conformance.diagnosis.dissection.visibility import (
     additive_mask_statements,
     table_statements,
     visibility_statements,
 )
 from conformance.diagnosis.mistakes import NamedMistake
+from conformance.diagnosis.mistakes._steps import weighing
 from conformance.problems.problem import Problem
 
 Proposer = Callable[[Reading], Iterator[NamedMistake]]
+PLAIN: Final[dict[str, Any]] = {
+    "masks": [],
+    "causal": None,
+    "features": [],
+    "empty_rows": "any",
+    "dtypes": ["float32"],
+}
 
 
 def softmaxed(query: Tensor, key: Tensor) -> Tensor:
@@ -43,14 +53,7 @@ def proposed(
     function: Callable[..., Tensor], proposer: Proposer, drawn: Problem, **promises: Any
 ) -> list[str]:
     """The names that a proposer gives to what a core computes on one problem."""
-    plain: dict[str, Any] = {
-        "masks": [],
-        "causal": None,
-        "features": [],
-        "empty_rows": "any",
-        "dtypes": ["float32"],
-    }
-    subject = Subject(core(function, **{**plain, **promises}), "float32")
+    subject = Subject(core(function, **{**PLAIN, **promises}), "float32")
     reading = read(subject, subject.inputs(drawn))
     assert reading is not None
     return [one.name for one in proposer(reading)]
@@ -217,6 +220,50 @@ def causal_in_tiles(query: Tensor, key: Tensor, value: Tensor, *, causal: bool =
         places, keys = torch.arange(query.shape[2])[:, None], torch.arange(key.shape[2])
         logits = logits.masked_fill((keys > places) | (keys // 8 < places // 8), -torch.inf)
     return torch.softmax(logits, dim=-1) @ value
+
+
+@pytest.mark.parametrize("proposer", [tile_statements, weight_statements])
+def test_weights_that_are_right_to_the_digits_that_are_read_say_nothing(proposer: Proposer) -> None:
+    """What makes them as well as the golden does is no mistake, and every call would refute it."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return torch.softmax((1.0 + 2.0**-13) * scores(query, key), dim=-1) @ value
+
+    assert proposed(attend, proposer, problem(query_length=3, key_length=17)) == []
+
+
+def test_what_is_read_besides_equal_changes_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Statements that give the same weights leave the same, and each is said with all of it."""
+    read_of: list[Reading] = []
+
+    def counted(reading: Reading) -> Iterator[NamedMistake]:
+        read_of.append(reading)
+        yield statement("the rest: of it", "the rest of it", "mend it")
+
+    monkeypatch.setattr(dissection, "OF_WEIGHTS", (counted,))
+    subject = Subject(core(lambda q, k, v: softmaxed(q, k).square() @ v, **PLAIN), "float32")
+    reading = read(subject, subject.inputs(problem(key_length=7)))
+    assert reading is not None
+    halves = (halved("one: half"), halved("another: half"))
+    farther = statement("none: ten", "tenfold", "mend it", core=times(10.0))
+    names = [one.name for one in dissection._besides(subject, reading, (), (*halves, farther))]
+    assert len(read_of) == 1
+    assert names == [
+        "one: half; the rest: of it",
+        "the rest: of it; one: half",
+        "another: half; the rest: of it",
+        "the rest: of it; another: half",
+    ]
+
+
+def halved(name: str) -> NamedMistake:
+    """Weights of half the size."""
+    return statement(name, "half of the weights", "mend it", core=times(0.5))
+
+
+def times(factor: float) -> Callable[..., Any]:
+    """All weights times a factor."""
+    return lambda _call, attention: weighing(attention, factor * attention.weights)
 
 
 def test_what_loses_keys_is_not_said_to_replace_what_hides_others() -> None:
