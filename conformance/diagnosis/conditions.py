@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import and_
 from typing import Final
 
 from ..base.geometry import Geometry
@@ -21,13 +19,12 @@ from .mistakes._steps import (
     has_softcap,
     has_window,
 )
+from .mistakes.named_mistake import SizeRule
 
 # Wrong answers, and right ones that differ from them in one condition, before that is blamed.
 FEWEST_WRONG: Final = 3
 FEWEST_RIGHT: Final = 3
 MANY_KEYS: Final = 64
-# Conditions that all wrong answers may have in common before chance explains it.
-MOST_TOGETHER: Final = 2
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,8 @@ class Condition:
     """A property that inputs have or lack.
 
     ``words`` follow "only"; ``otherwise`` are those of inputs that lack it. ``implies`` names a
-    condition that holds wherever this one does.
+    condition that holds wherever this one does. ``sizes`` is the same of sizes alone, where they
+    decide.
     """
 
     name: str
@@ -43,11 +41,18 @@ class Condition:
     holds: Callable[[Inputs], bool]
     implies: str = ""
     otherwise: str = ""
+    sizes: SizeRule | None = None
 
     @property
     def negated(self) -> Condition:
         """The condition that inputs lack this one."""
-        return Condition(f"not {self.name}", self.otherwise, lambda inputs: not self.holds(inputs))
+        rule = self.sizes
+        return Condition(
+            f"not {self.name}",
+            self.otherwise,
+            lambda inputs: not self.holds(inputs),
+            sizes=rule and SizeRule(rule.fields, lambda sizes: not rule.holds(sizes)),
+        )
 
 
 def _of_form(form: str, words: str) -> Condition:
@@ -55,13 +60,22 @@ def _of_form(form: str, words: str) -> Condition:
 
 
 def _of_sizes(
+    fields: str,
     name: str,
     words: str,
     holds: Callable[[Geometry], bool],
     implies: str = "",
     otherwise: str = "",
 ) -> Condition:
-    return Condition(name, words, lambda inputs: holds(inputs.geometry), implies, otherwise)
+    """The condition that sizes meet, those of some ``fields`` of ``Geometry``."""
+    return Condition(
+        name,
+        words,
+        lambda inputs: holds(inputs.geometry),
+        implies,
+        otherwise,
+        SizeRule(tuple(fields.split()), holds),
+    )
 
 
 CONDITIONS: Final[tuple[Condition, ...]] = (
@@ -80,12 +94,14 @@ CONDITIONS: Final[tuple[Condition, ...]] = (
     Condition("sinks", "with sinks", has_sinks, otherwise="without sinks"),
     Condition("cache", "with cached keys", has_cache, otherwise="without cached keys"),
     _of_sizes(
+        "num_heads",
         "several heads",
         "with several heads",
         lambda sizes: sizes.num_heads > 1,
         otherwise="with one head",
     ),
     _of_sizes(
+        "num_heads num_kv_heads",
         "grouped heads",
         "where heads share keys and values",
         lambda sizes: sizes.num_kv_heads < sizes.num_heads,
@@ -93,24 +109,28 @@ CONDITIONS: Final[tuple[Condition, ...]] = (
         otherwise="where each head has its own keys and values",
     ),
     _of_sizes(
+        "batch",
         "several items",
         "with several batch items",
         lambda sizes: sizes.batch > 1,
         otherwise="with one batch item",
     ),
     _of_sizes(
+        "key_length",
         "many keys",
         f"with more than {MANY_KEYS} keys",
         lambda sizes: sizes.key_length > MANY_KEYS,
         otherwise=f"with at most {MANY_KEYS} keys",
     ),
     _of_sizes(
+        "query_length key_length",
         "unequal lengths",
         "with more or fewer keys than queries",
         lambda sizes: sizes.query_length != sizes.key_length,
         otherwise="with as many keys as queries",
     ),
     _of_sizes(
+        "query_length key_length",
         "more queries",
         "with more queries than keys",
         lambda sizes: sizes.query_length > sizes.key_length,
@@ -133,10 +153,16 @@ def size_limit(field: str, number: int, *, above: bool) -> SizeLimit:
     """The condition that a size of the call, a field of ``Geometry``, is above or at most one."""
     name, one = SIZES[field]
     said, sign = ("more than", ">") if above else ("at most", "<=")
+
+    def keeps(sizes: Geometry) -> bool:
+        size: int = getattr(sizes, field)
+        return (size > number) == above
+
     return SizeLimit(
         f"{name} {sign} {number}",
         f"with {said} {number} {one if number == 1 else name}",
-        lambda inputs: (getattr(inputs.geometry, field) > number) == above,
+        lambda inputs: keeps(inputs.geometry),
+        sizes=SizeRule((field,), keeps),
         field=field,
         number=number,
         above=above,
@@ -186,6 +212,7 @@ def _multiple_of(field: str, number: int) -> Condition:
     of = f"the {_COUNTS[field]}"
     odd = number == 2  # noqa: PLR2004 (there is a word for it)
     return _of_sizes(
+        field,
         f"{field} % {number}",
         f"where {of} is odd" if odd else f"where {number} does not divide {of}",
         lambda sizes: getattr(sizes, field) % number != 0,
@@ -210,6 +237,7 @@ def _is_power_of_two(number: int) -> bool:
 def _power_of_two(field: str) -> Condition:
     of = f"the {_COUNTS[field]}"
     return _of_sizes(
+        field,
         f"{field} no power of two",
         f"where {of} is no power of two",
         lambda sizes: not _is_power_of_two(getattr(sizes, field)),
@@ -220,6 +248,7 @@ def _power_of_two(field: str) -> Condition:
 def _one_past(name: str, field: str, number: int) -> Condition:
     words = f"where the number of {name} is"
     return _of_sizes(
+        field,
         f"{name} % {number} == 1",
         f"{words} one more than a multiple of {number}",
         lambda sizes: getattr(sizes, field) % number == 1,
@@ -266,6 +295,7 @@ def _hides_the_future(inputs: Inputs) -> bool:
 # What the place of a mistake in the code may depend on; the plainest come first.
 FINER: Final[tuple[Condition, ...]] = (
     _of_sizes(
+        "query_length",
         "one query",
         "with one query",
         lambda sizes: sizes.query_length == 1,
@@ -318,12 +348,14 @@ FINER: Final[tuple[Condition, ...]] = (
     ),
     *(scale_below(number) for number in (0.5, 1.0)),
     _of_sizes(
+        "head_size value_head_size",
         "wider values",
         "where values are wider than keys",
         lambda sizes: sizes.value_head_size > sizes.head_size,
         otherwise="where values are no wider than keys",
     ),
     _of_sizes(
+        "head_size value_head_size",
         "narrower values",
         "where values are narrower than keys",
         lambda sizes: sizes.value_head_size < sizes.head_size,
@@ -430,62 +462,3 @@ def _count(
         and not (without is not None and without.holds(answer.inputs))
         for answer in observed
     )
-
-
-def telling_apart(made: Sequence[Inputs], spared: Sequence[Inputs]) -> tuple[Condition, ...] | None:
-    """The fewest conditions that all inputs of ``made`` meet and none of ``spared`` does together.
-
-    The plainest of equally many; None where no two tell them apart.
-    """
-    sizes = ([inputs.geometry for inputs in some] for some in (made, spared))
-    literals = [each for one in FINER for each in (one, one.negated) if each.words]
-    literals += size_limits(*sizes)
-    common = [one for one in literals if all(one.holds(inputs) for inputs in made)]
-    left = [
-        sum(1 << index for index, inputs in enumerate(spared) if one.holds(inputs))
-        for one in common
-    ]
-    chosen = fewest(left, len(spared), MOST_TOGETHER)
-    return None if chosen is None else tuple(common[index] for index in chosen)
-
-
-def fewest(left: Sequence[int], count: int, most: int) -> tuple[int, ...] | None:
-    """The fewest of some properties that none of ``count`` things has together, as indices.
-
-    ``left`` holds a number for each property, bit i for the thing i that has it. Of equally many
-    the first are taken; None where no ``most`` of them suffice.
-    """
-    if not count:
-        return ()
-    plainest: dict[int, int] = {}
-    for index, mask in enumerate(left):
-        if mask != (1 << count) - 1:
-            plainest.setdefault(mask, index)
-    masks = list(plainest)
-    if masks and _common_bits(masks):
-        return None
-    for number in range(1, most + 1):
-        chosen = min(_excluding(plainest, (1 << count) - 1, number), default=None)
-        if chosen is not None:
-            return chosen
-    return None
-
-
-def _excluding(plainest: dict[int, int], left: int, number: int) -> Iterator[tuple[int, ...]]:
-    """Sets of so many properties that none of the things ``left`` has together, as indices.
-
-    ``plainest`` holds the index of each property by the things that have it.
-    """
-    if not left:
-        yield ()
-    elif number:
-        first = left & -left  # one of the properties has to exclude it
-        for mask, index in plainest.items():
-            if not mask & first:
-                for others in _excluding(plainest, left & mask, number - 1):
-                    yield tuple(sorted((index, *others)))
-
-
-def _common_bits(masks: Sequence[int]) -> int:
-    """The bits that all of some numbers have."""
-    return reduce(and_, masks)

@@ -7,7 +7,7 @@ former have in common and the latter lack is the condition that the statement na
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import and_
@@ -20,12 +20,14 @@ from ..clauses.subject import Subject
 from ..problems.inputs import Inputs
 from ..tolerance import model
 from .agreement import BatteryAnswer, within
-from .conditions import FINER, SIZES, Condition, fewest, limits, size_limit
+from .conditions import FINER, SIZES, Condition, limits, size_limit, size_limits
 from .mistaken_answer import ActedAnswers, MistakenAnswer
 from .mistakes import DeclaredCall, NamedMistake, NotExpressible, touches
 
-# Conditions that a mistake may have together.
-MOST_TOGETHER: Final = 3
+# Conditions that a mistake may have together: of its calls and rows, and of its calls alone before
+# chance explains them.
+MOST_CONDITIONS: Final = 3
+MOST_OF_CALLS: Final = 2
 # Answers whose rows are told apart before the rest is looked at, and again for each twice as many.
 FIRST_LOOK: Final = 4
 
@@ -181,7 +183,7 @@ class Narrowing:
                 return False
         return True
 
-    def narrowed(self, mistake: NamedMistake, most: int = MOST_TOGETHER) -> Narrowed | None:
+    def narrowed(self, mistake: NamedMistake, most: int = MOST_CONDITIONS) -> Narrowed | None:
         """The mistake where alone it is made; None where it does not explain the wrong rows.
 
         None as well where that takes more conditions than ``most``. Answers are looked at in their
@@ -339,6 +341,65 @@ def _telling_apart(made: Tensor, spared: Tensor, most: int) -> tuple[Literal, ..
     return None if chosen is None else tuple(literals[index] for index in chosen)
 
 
+def telling_apart(made: Sequence[Inputs], spared: Sequence[Inputs]) -> tuple[Condition, ...] | None:
+    """The fewest conditions that all inputs of ``made`` meet and none of ``spared`` does together.
+
+    The plainest of equally many; None where no two tell them apart.
+    """
+    sizes = ([inputs.geometry for inputs in some] for some in (made, spared))
+    literals = [each for one in FINER for each in (one, one.negated) if each.words]
+    literals += size_limits(*sizes)
+    common = [one for one in literals if all(one.holds(inputs) for inputs in made)]
+    left = [
+        sum(1 << index for index, inputs in enumerate(spared) if one.holds(inputs))
+        for one in common
+    ]
+    chosen = fewest(left, len(spared), MOST_OF_CALLS)
+    return None if chosen is None else tuple(common[index] for index in chosen)
+
+
+def fewest(left: Sequence[int], count: int, most: int) -> tuple[int, ...] | None:
+    """The fewest of some properties that none of ``count`` things has together, as indices.
+
+    ``left`` holds a number for each property, bit i for the thing i that has it. Of equally many
+    the first are taken; None where no ``most`` of them suffice.
+    """
+    if not count:
+        return ()
+    plainest: dict[int, int] = {}
+    for index, mask in enumerate(left):
+        if mask != (1 << count) - 1:
+            plainest.setdefault(mask, index)
+    masks = list(plainest)
+    if masks and _common_bits(masks):
+        return None
+    for number in range(1, most + 1):
+        chosen = min(_excluding(plainest, (1 << count) - 1, number), default=None)
+        if chosen is not None:
+            return chosen
+    return None
+
+
+def _excluding(plainest: dict[int, int], left: int, number: int) -> Iterator[tuple[int, ...]]:
+    """Sets of so many properties that none of the things ``left`` has together, as indices.
+
+    ``plainest`` holds the index of each property by the things that have it.
+    """
+    if not left:
+        yield ()
+    elif number:
+        first = left & -left  # one of the properties has to exclude it
+        for mask, index in plainest.items():
+            if not mask & first:
+                for others in _excluding(plainest, left & mask, number - 1):
+                    yield tuple(sorted((index, *others)))
+
+
+def _common_bits(masks: Sequence[int]) -> int:
+    """The bits that all of some numbers have."""
+    return reduce(and_, masks)
+
+
 def _as_bits(flags: Tensor) -> int:
     """A number with bit i set where flag i is."""
     digits = flags.flip(0).to(torch.uint8) + ord("0")
@@ -359,6 +420,7 @@ def made_under(mistake: NamedMistake, literals: Sequence[Literal]) -> NamedMista
             mistake.where(inputs) and all(condition.holds(inputs) for condition in conditions)
         ),
         rows=_rows_of(parts) if parts else mistake.rows,
+        sizes=tuple(one.sizes for one in conditions if one.sizes),
     )
 
 

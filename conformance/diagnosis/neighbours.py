@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from typing import Any, Final
 
+from ..base.geometry import Geometry
 from ..clauses.subject import Subject
 from ..problems.caching import draws_cache
 from ..problems.fitting import causal_flag, fitted_geometry, one_at_a_time
 from ..problems.problem import MaskPlan, Problem
 from ..problems.space import Space
+from .mistakes.named_mistake import SizeRule
 
 # Larger sizes, at which few mistakes look alike; no two are equal, so that axes are told apart.
 _ENLARGED: Final = {
@@ -61,6 +64,11 @@ OWN, ENLARGED, RESIZED = REACH = ("own", "enlarged", "resized")
 # A failing problem with more scores has no neighbours of its own size: each would cost as much.
 MOST_SCORES: Final = 20_000
 _PAST: Final = 2
+# Sizes that nobody has looked at, for each that a condition is about, and those that are tried.
+_UNSEEN: Final = 2
+_TRIED: Final = 6
+# They are looked for up to so many past twice the largest size that was looked at.
+_FURTHER: Final = 64
 # Keywords of a call: what they are where they are left out, and a value that shows.
 _KEYWORDS: Final = (
     ("scale", None, 0.3),
@@ -101,6 +109,29 @@ def with_size(subject: Subject, problem: Problem, field: str, size: int) -> Prob
     """
     resized = one_at_a_time(_resized(subject, _anew(problem), {field: size}), subject.candidate)
     return resized if getattr(resized.geometry, field) == size else None
+
+
+def at_unseen_sizes(
+    subject: Subject, problem: Problem, rules: Sequence[SizeRule], seen: Collection[Geometry]
+) -> Iterator[Problem]:
+    """A problem at sizes that none of ``seen`` has and at which some conditions on sizes hold.
+
+    What is true of the sizes that were looked at need not be true of the next ones.
+    """
+
+    def hold(sizes: Geometry) -> bool:
+        return all(rule.holds(sizes) for rule in rules)
+
+    for field in dict.fromkeys(field for rule in rules for field in rule.fields):
+        known = {getattr(sizes, field) for sizes in seen}
+        most = 2 * max(known, default=1) + _FURTHER
+        sizes = (
+            size
+            for size in range(1, most)
+            if size not in known and hold(problem.geometry.replace(**{field: size}))
+        )
+        resized = (with_size(subject, problem, field, size) for size in islice(sizes, _TRIED))
+        yield from islice((one for one in resized if one and hold(one.geometry)), _UNSEEN)
 
 
 def _anew(problem: Problem) -> Problem:

@@ -25,7 +25,7 @@ from .mistaken_answer import (
     acted_answers,
 )
 from .mistakes import NamedMistake, NotExpressible, Where, deciding_properties
-from .narrowing import MOST_TOGETHER, Narrowed, Narrowing
+from .narrowing import MOST_CONDITIONS, Narrowed, Narrowing
 
 USUAL_WAYS: Final = 3
 # Wrong answers without which no condition is learnt from them.
@@ -103,7 +103,7 @@ class MistakeSearch:
         shortest = sorted(self.mistakes, key=lambda one: len(one.sentence))
         return (one for one in shortest if self.explains_every((one,)))
 
-    def narrowed(self, most: int = MOST_TOGETHER) -> list[Narrowed]:
+    def narrowed(self, most: int = MOST_CONDITIONS) -> list[Narrowed]:
         """The mistakes that explain every wrong row, each made under as few conditions as suffice.
 
         Of several those under the fewest conditions, which are ``most`` of them, then those that

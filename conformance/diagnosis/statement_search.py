@@ -17,7 +17,7 @@ from ..clauses.subject import Subject
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from .agreement import BatteryAnswer
-from .battery import answer_to, answers_near, answers_to_pairs
+from .battery import answer_to, answers_near, answers_to, answers_to_pairs
 from .conditions import Condition, ScaleLimit, SizeLimit, plainness, scale_below, size_limit
 from .dissection import StatementReader
 from .dissection.read_numbers import roundest
@@ -30,7 +30,7 @@ from .mistaken_answer import (
 )
 from .mistakes import NamedMistake, NotExpressible, touches_any
 from .narrowing import Narrowed, made_under
-from .neighbours import OWN, with_size
+from .neighbours import OWN, at_unseen_sizes, with_size
 from .search import MistakeSearch
 
 # Rounds of proposals: what spoke against those of one is learnt from in the next.
@@ -164,7 +164,8 @@ class StatementSearch:
     def _answers_around(self, made: Combination) -> list[BatteryAnswer]:
         """Answers to calls that differ in one thing from one where mistakes are made.
 
-        They tell the conditions from others that hold for as many of the calls observed so far.
+        They tell the conditions from others that hold for as many of the calls observed so far;
+        those on sizes are asked for at sizes that no answer was observed at.
         Where only some rows are concerned, one call has twice as many queries: the last one may
         have been the only one of its kind.
         """
@@ -177,7 +178,10 @@ class StatementSearch:
         if any(one.rows is not None for one in made):
             queries = 2 * problem.geometry.query_length
             near += filter(None, [self._with_size(plainest, "query_length", queries)])
-        return near
+        rules = [rule for one in made for rule in one.sizes]
+        seen = {one.inputs.geometry for one in (*self.observed, *self._unseen, *near)}
+        at_sizes = at_unseen_sizes(self.subject, problem, rules, seen)
+        return [*near, *answers_to(self.subject, list(at_sizes))]
 
     def _plainest(self, made: Combination) -> BatteryAnswer | None:
         """The plainest wrong answer to a drawn problem at which mistakes are made."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from examples import core, problem
+from examples import core
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -15,7 +15,7 @@ from candidates.eager import Call, EagerCore
 from conformance import Semantics
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
-from conformance.diagnosis.conditions import CONDITIONS, never_with, only_with, telling_apart
+from conformance.diagnosis.conditions import CONDITIONS, never_with, only_with
 
 FIVE_FORMS = ["keep", "drop", "keep_int", "bias", "lengths"]
 PROMISES: dict[str, Any] = {
@@ -98,14 +98,3 @@ def test_conditions_need_answers_that_differ_in_them_alone() -> None:
     assert len({one.name for one in CONDITIONS}) == len(CONDITIONS)
     assert only_with([], []) == []
     assert never_with([], []) == []
-
-
-def test_the_fewest_conditions_tell_inputs_apart() -> None:
-    """One condition where one is enough; none where nothing is spared; None where none fit."""
-    subject = Subject(core(), "float32")
-    plain = subject.inputs(problem(causal=False))
-    causal = subject.inputs(problem(causal=True))
-    assert telling_apart([plain], []) == ()
-    (only,) = telling_apart([causal], [plain]) or ()
-    assert only.name == "causal"
-    assert telling_apart([plain], [plain]) is None

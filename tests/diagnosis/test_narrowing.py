@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import torch
-from examples import BARE_FLOAT32, core
+from examples import BARE_FLOAT32, core, problem
 from torch import Tensor
 
 from conformance.clauses.subject import Subject
 from conformance.diagnosis.battery import Observation
 from conformance.diagnosis.mistaken_answer import DiagnosedSubject, acted_answers
 from conformance.diagnosis.mistakes import named_mistakes
-from conformance.diagnosis.narrowing import Narrowing
+from conformance.diagnosis.narrowing import Narrowing, telling_apart
 
 
 def odd_unscaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -37,3 +37,14 @@ def test_what_takes_more_conditions_than_asked_for_ends_early() -> None:
     nothing, read = learnt(0)
     assert nothing is None
     assert read < len(observed)
+
+
+def test_the_fewest_conditions_tell_inputs_apart() -> None:
+    """One condition where one is enough; none where nothing is spared; None where none fit."""
+    subject = Subject(core(), "float32")
+    plain = subject.inputs(problem(causal=False))
+    causal = subject.inputs(problem(causal=True))
+    assert telling_apart([plain], []) == ()
+    (only,) = telling_apart([causal], [plain]) or ()
+    assert only.name == "causal"
+    assert telling_apart([plain], [plain]) is None

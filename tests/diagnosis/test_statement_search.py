@@ -27,6 +27,18 @@ def test_the_number_at_which_a_size_decides_is_asked_for() -> None:
     assert "(only with more than 100 keys)" in entry["text"]
 
 
+def test_a_condition_on_sizes_is_asked_at_sizes_that_nobody_saw() -> None:
+    """Of sixteen keys alone: the next multiples of 16 that 32 does not divide are right."""
+
+    def sixteen(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scale = query.shape[-1] ** -0.5
+        return attend(query, key, value, 1.0 if key.shape[2] == 16 else scale)
+
+    (entry,) = diagnose(Subject(core(sixteen, **BARE_FLOAT32), "float32"))
+    assert entry["name"] == "scale-missing"
+    assert "with at most 16 keys)" in entry["text"]
+
+
 def test_what_is_true_of_one_option_alone_is_not_said() -> None:
     """Queries past a tile that lose the scale of the call: no factor that holds for one scale."""
 

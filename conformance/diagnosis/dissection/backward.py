@@ -18,10 +18,11 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...tolerance import Gradient, model
-from ..conditions import Condition, telling_apart
+from ..conditions import Condition
 from ..mistakes import BACKWARD, NamedMistake, NotExpressible
 from ..mistakes.backward_pass import backward_call, observable
 from ..mistakes.named_mistake import BackwardCall, BackwardSteps, Gradients
+from ..narrowing import telling_apart
 from ..observed_gradients import ObservedGradients, SquaredErrors, near, room
 from .backward_steps import ROLES, Backward, Variant
 from .backward_variants import RIGHT, VARIANTS, clamped

@@ -16,8 +16,9 @@ from ...clauses.subject import Subject
 from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..battery import battery
-from ..conditions import Condition, telling_apart
+from ..conditions import Condition
 from ..mistakes import DeclaredCall, NotExpressible
+from ..narrowing import telling_apart
 from ..observed_gradients import near, room
 from .read_numbers import Number, numbers
 

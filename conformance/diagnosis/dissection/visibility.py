@@ -50,7 +50,7 @@ from .read_numbers import Number
 from .reading import ROOM, Reading, statement
 
 # Properties that lost or uncovered keys may have together.
-MOST_TOGETHER: Final = 2
+MOST_PROPERTIES: Final = 2
 # Kinds of keys that one reading cannot tell apart, of which others may tell the right one.
 MOST_ALIKE: Final = 6
 # Errors of a weight of which it must be a multiple for a small logit to be read from it.
@@ -170,7 +170,7 @@ def _described(reading: Reading, chosen: Tensor, others: Tensor) -> list[tuple[C
     if not others.any():
         return [(EVERY,), *((cells,) for cells, _ in tables[:4])]
     left = [int.from_bytes(table.numpy().tobytes()) for _, table in tables]
-    for count in range(1, MOST_TOGETHER + 1):
+    for count in range(1, MOST_PROPERTIES + 1):
         together = (
             some for some in combinations(range(len(left)), count) if not _common(left, some)
         )

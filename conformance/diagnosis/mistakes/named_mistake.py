@@ -9,6 +9,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from ..._golden import golden
+from ...base.geometry import Geometry
 from ...base.mistake import Mistake
 from ...oracle.oracle import known_weights
 from ...problems.inputs import Inputs
@@ -143,6 +144,14 @@ class BackwardSteps:
     final: Callable[[BackwardCall, Gradients], Gradients] | None = None
 
 
+@dataclass(frozen=True)
+class SizeRule:
+    """A condition on sizes: the fields of ``Geometry`` that it is about, and where it holds."""
+
+    fields: tuple[str, ...]
+    holds: Callable[[Geometry], bool]
+
+
 @dataclass(frozen=True, kw_only=True)
 class NamedMistake(Mistake):
     """A mistake that a failure can be named after: how it is made, and where.
@@ -173,6 +182,8 @@ class NamedMistake(Mistake):
     rows
         The rows of the answer in which alone it is made: from inputs and answer, bool of the
         answer's shape but for the channels. None for all.
+    sizes
+        The conditions on sizes under which alone it was seen to be made.
     backward
         Steps of the backward pass: such a mistake leaves the answer right.
     right_without
@@ -194,6 +205,7 @@ class NamedMistake(Mistake):
     point: Callable[[golden.Semantics], golden.Semantics] | None = None
     special_of: str = ""
     rows: Callable[[Inputs, Tensor], Tensor] | None = None
+    sizes: tuple[SizeRule, ...] = ()
     backward: BackwardSteps | None = None
     right_without: str = ""
 
