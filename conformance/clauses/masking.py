@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from ..calls.calling import arguments
 from ..declare.candidate import Candidate
-from ..oracle.extreme_logits import single_key_inputs
+from ..oracle.extreme_logits import along_one_channel, single_key_inputs
+from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for, mask_sizes
 from ..problems.memory_layouts import STRIDED
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space, admits_lengths, can_cross, is_fixed
+from ..tolerance import model
 from .judging import (
     heads_stay,
     logits_grow,
@@ -319,7 +323,7 @@ def int_nonzero(subject: Subject, problem: Problem) -> Finding:
 # Biases make a layer overshoot a little: the largest stays clear of 1e8.
 # The size of the logit, and whether it is the kept key's (far below) or the hidden ones' (above).
 # Mostly the largest one below: it shows any fill, and a form of mask may get few examples.
-SINGLE_KEY_CASES = (
+SINGLE_KEY_CASES: Final[tuple[tuple[float, bool], ...]] = (
     (8e7, True),
     (8e7, True),
     (8e7, False),
@@ -329,14 +333,26 @@ SINGLE_KEY_CASES = (
     (1e2, False),
     (8e7, True),
 )
-HALF_CASES = ((1e2, True), (1e3, False), (3e3, True), (1e2, False), (1e3, True), (3e3, False))
+HALF_CASES: Final[tuple[tuple[float, bool], ...]] = (
+    (1e2, True),
+    (1e3, False),
+    (3e3, True),
+    (1e2, False),
+    (1e3, True),
+    (3e3, False),
+)
+# Below the fill of -1e4 that was usual in float16; such logits are made of one product each, which
+# may come this near to the largest number.
+ONE_PRODUCT = (1.2e4, True)
+FLOAT16_CASES = (*HALF_CASES[:2], ONE_PRODUCT, *HALF_CASES[2:])
+ONE_PRODUCT_ROOM = 0.75
 
 
 @clause(
     "mask.single-key",
     sentence=(
-        "A row with one kept key returns that key's value, whatever its own logit (down to -1e8) "
-        "and the hidden ones (up to 1e8)."
+        "A row with one kept key returns that key's value, whatever its own logit (down to -1e8, "
+        "in float16 to -1.2e4) and the hidden ones (up to 1e8)."
     ),
     source=(
         "DESIGN: a fill that replaces masked logits shows only when the live logits lie below it"
@@ -349,12 +365,16 @@ HALF_CASES = ((1e2, True), (1e3, False), (3e3, True), (1e2, False), (1e3, True),
 def single_key(subject: Subject, problem: Problem) -> Finding:
     """One live key for all rows of an item; its logit far below, or the hidden ones far above."""
     drawn = subject.inputs(problem)
-    cases = HALF_CASES if narrow_range(subject) else SINGLE_KEY_CASES
-    target, low = cases[problem.seed % len(cases)]
+    target, low = case = _single_key_case(subject, drawn, problem.seed)
     live = 0 if drawn.mask_form == "lengths" else problem.seed % drawn.geometry.key_length
+    if case == ONE_PRODUCT:
+        drawn = along_one_channel(drawn, live=live)
     inputs, judged = single_key_inputs(drawn, live=live, target=target, low=low)
     fill = subject.declaration.semantics.replace(mask_operation="add", mask_fill=-target / 2)
     expected = subject.golden(inputs)
+    if case == ONE_PRODUCT:
+        room = ONE_PRODUCT_ROOM / model.HEADROOM
+        expected = dataclasses.replace(expected, limit=room * expected.limit)
     rows = expected.judged if judged is None else expected.judged & judged
     return matches_golden(
         subject,
@@ -364,6 +384,15 @@ def single_key(subject: Subject, problem: Problem) -> Finding:
         judged=rows,
         signal=False,  # the first key may be the one that is kept
     )
+
+
+def _single_key_case(subject: Subject, drawn: Inputs, seed: int) -> tuple[float, bool]:
+    """The size of a logit, and whether it is the kept key's, below the others."""
+    cases = HALF_CASES if narrow_range(subject) else SINGLE_KEY_CASES
+    free = not drawn.is_layer and drawn.mode == "separate"  # query and key can be chosen
+    if cases is HALF_CASES and free and not subject.declaration.precision:
+        cases = FLOAT16_CASES
+    return cases[seed % len(cases)]
 
 
 MASK_LAYOUTS = (*STRIDED, "expanded")

@@ -286,12 +286,12 @@ def _meeting(
     A query's own row, if it has a key; the rows that attend a key or value. Where both are one
     token, or rows of several heads make one, any of them will do.
     """
+    meeting = []
     if role != "query":
-        meeting = inputs.reached(point, allowed)[..., chosen]
+        meeting.append(inputs.reached(point, allowed)[..., chosen])
     if role == "query" or inputs.mode == "self":
-        own = inputs.own_rows(point, allowed.any(dim=-1))[..., chosen]
-        meeting = own if role == "query" else meeting | own
-    return meeting.unsqueeze(-1)
+        meeting.append(inputs.own_rows(point, allowed.any(dim=-1))[..., chosen])
+    return torch.stack(meeting).any(dim=0).unsqueeze(-1)
 
 
 def _poisoned(inputs: Inputs, role: str, chosen: int) -> Inputs:

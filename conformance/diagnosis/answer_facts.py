@@ -439,10 +439,11 @@ def _left_over(subject: Subject, problem: Problem) -> list[str]:
     exact = subject.golden(later)
     if not _differ_from(second, exact.output, exact):
         return []
+    apart = later.replace(mode="separate")  # of one object only its keys may be an earlier call's
     words = [
         words
         for words, change in _KEPT.items()
-        if not _differ_from(second, subject.golden(change(earlier, later)).output, exact)
+        if not _differ_from(second, subject.golden(change(earlier, apart)).output, exact)
     ]
     if not _differ_from(second, first, exact):
         words.insert(0, "the answer of an earlier call")

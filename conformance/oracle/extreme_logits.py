@@ -14,6 +14,9 @@ from .oracle import evaluate
 # What decides how positions turn queries and keys, and what their products are multiplied by.
 _SCORING = ("rotary", "rotary_base", "rotary_fraction", "causal_alignment", "scale", "scale_factor")
 
+# A power of two near the root of the largest logits of float16: neither factor is extreme.
+_ONE_CHANNEL = 64.0
+
 
 def single_key_inputs(
     drawn: Inputs, *, live: int, target: float, low: bool
@@ -30,6 +33,19 @@ def single_key_inputs(
     if inputs.mode != "self":
         return inputs, None
     return inputs, (~enlarged).reshape(-1, 1).expand(inputs.output_shape)
+
+
+def along_one_channel(drawn: Inputs, *, live: int) -> Inputs:
+    """The queries, and one key, of a core with nothing but their first channel.
+
+    Products of these are no sums, so that nothing on the way to a logit exceeds it but the product
+    before the scale.
+    """
+    query, key = torch.zeros_like(drawn.query), drawn.key.clone()
+    query[..., 0] = _ONE_CHANNEL
+    key[..., live, :] = 0.0
+    key[..., live, 0] = 1.0
+    return drawn.with_tokens(query=query, key=key)
 
 
 def lowered_key(drawn: Inputs, *, live: int, target: float) -> Inputs:

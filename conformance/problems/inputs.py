@@ -46,9 +46,10 @@ def _merged(marked: Tensor, semantics: golden.Semantics) -> Tensor:
     """What is marked in rows of heads ``[B, H, Lq, N]``, in the rows they are merged to."""
     if semantics.head_merge in ("blocks", "interleaved"):  # these move channels, not rows
         return marked.any(dim=1)
-    rows = golden.merge_heads(marked, semantics)
     in_a_row = 1 if semantics.head_merge == "tokens" else marked.shape[1]
-    return rows.unflatten(-1, (in_a_row, marked.shape[-1])).any(dim=-2)
+    merged = golden.merge_heads(marked, semantics).unflatten(-1, (in_a_row, marked.shape[-1]))
+    rows: Tensor = merged.any(dim=-2)
+    return rows
 
 
 def _by_token(allowed: Tensor, read: Tensor, num_kv_heads: int, kind: golden.Semantics) -> Tensor:

@@ -132,7 +132,7 @@ def _weight_error(gradients: BackwardPass, error: Tensor, contract: Contract) ->
     row.add_(model.DIVISION_ROUNDINGS * contract.accumulator_roundoff)
     error = error + row
     excess = weights * torch.expm1(error.clamp_max(model.LARGEST_GROWTH))
-    if float(error.amax()) > model.LARGEST_GROWTH:  # weights that float64 lost may come back
+    if bool((error > model.LARGEST_GROWTH).any()):  # weights that float64 lost may come back
         excess = torch.exp((distance + error).clamp_max_(model.LARGEST_EXPONENT))
     return live.only(excess.add_(contract.accumulator_underflow))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from examples import core, layer, plan, problem, run_clause, try_on
+from examples import BARE, core, layer, plan, problem, run_clause, try_on
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -195,3 +195,17 @@ def test_padding_is_cut_from_queries_of_self_attention() -> None:
     assert finding.binding
     assert finding.margin is not None
     assert math.isfinite(finding.margin)
+
+
+@pytest.mark.parametrize(("fill", "status"), [(-1e4, "failed"), (-math.inf, "passed")])
+def test_a_fill_that_was_usual_in_float16_is_seen(fill: float, status: str) -> None:
+    """Of logits near the largest of float16, -1e4 is not the lowest."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        logits = query @ key.mT / query.shape[-1] ** 0.5
+        if keep is not None:
+            logits = logits.masked_fill(~keep, fill)
+        return logits.softmax(-1) @ value
+
+    half = core(attend, **{**BARE, "masks": ["keep"], "dtypes": ["float16"]})
+    assert run_clause(half, "mask.single-key", examples=20, dtype="float16").status == status

@@ -274,3 +274,11 @@ def test_a_bias_of_minus_infinity_under_a_late_cap_is_exact() -> None:
     for bounded in core_gradients(attention, query, contract()).values():
         for part in PARTS:
             assert bool(getattr(bounded, part).isfinite().all())
+
+
+@pytest.mark.parametrize("lengths", [(0, 7), (5, 0), (0, 0)])
+def test_no_queries_or_no_keys_leave_gradients_of_zero(lengths: tuple[int, int]) -> None:
+    """Without queries, or without keys, nothing flows back, and nothing may."""
+    for bounded in judged(*heads(lengths=lengths)).values():
+        assert not bool(bounded.value.any())
+        assert not bool(bounded.worst.any())

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from examples import BARE_FLOAT32, CLAUSES, core, problem
+from examples import BARE_FLOAT32, CLAUSES, core, layer, problem
 from torch import Tensor
 from torch.nn.functional import elu, gelu, normalize, softplus
 
 import conformance
+from candidates.eager import Answer, EagerLayer
 from conformance._golden import golden
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import Diagnostician, diagnose
+from conformance.diagnosis.answer_facts import state_entry
 
 Logits = Callable[[Tensor], Tensor]
 
@@ -362,4 +364,29 @@ def test_keys_that_calls_pile_up_are_told() -> None:
         return scaled(q, k).softmax(-1) @ v
 
     (entry,) = diagnose(Subject(core(attend, **BARE_FLOAT32), "float32"))
+    assert entry["name"] == "state: the keys and values of an earlier call before its own"
+
+
+def test_tokens_of_an_earlier_call_are_told_of_self_attention() -> None:
+    """One tensor is query, key and value: what is kept may be the keys and values alone."""
+
+    class Keeping(EagerLayer):
+        seen: ClassVar[list[tuple[Tensor, Tensor]]] = []
+
+        def __call__(self, tokens: Tensor, **options: Any) -> Answer:  # type: ignore[override]
+            """Attend tokens to themselves."""
+            return super().__call__(tokens, tokens, tokens, **options)
+
+        def heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            """Keys and values of the last call of the same sizes, before its own."""
+            query, key, value = super().heads(query, key, value)
+            before = self.seen[-1] if self.seen and self.seen[-1][0].shape == key.shape else None
+            self.seen.append((key, value))
+            if before is not None and before[1].shape == value.shape:
+                key, value = torch.cat([before[0], key], 2), torch.cat([before[1], value], 2)
+            return query, key, value
+
+    bare = {**BARE_FLOAT32, "inputs": "self"}
+    entry = state_entry(Subject(layer(Keeping, **bare), "float32"))
+    assert entry is not None
     assert entry["name"] == "state: the keys and values of an earlier call before its own"
