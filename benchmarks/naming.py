@@ -6,8 +6,9 @@ is named beside what the change does. ``--json FILE`` keeps all of it. Names tha
 and compared with the text are in ``naming_corpus/judged.json``: right, or wrong; others are
 counted as not judged. ``--lines`` says as well which line each diagnosis blames: the changed one,
 one that uses what that makes, one before which something is missing, none, or another.
-``--every N`` takes one mutant of N. ``--pairs N`` acts out random pairs of mistakes of the
-catalogue instead, and compares what the diagnosis says with the pair itself.
+``--every N`` takes one mutant of N, ``--start N`` passes over the first N. ``--pairs N`` acts out
+random pairs of mistakes of the catalogue instead, and compares what the diagnosis says with the
+pair itself.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ def main() -> None:
     )
     parser.add_argument("--lines", action="store_true", help="say which lines are blamed")
     parser.add_argument("--every", type=int, default=1, help="one mutant of so many")
+    parser.add_argument("--start", type=int, default=0, help="how many mutants to pass over first")
     parser.add_argument("--seed", type=int, default=0, help="which pairs")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--json", type=Path, help="where to keep all diagnoses")
@@ -104,7 +106,7 @@ def main() -> None:
         else:
             wanted = given.only or ["*"]
             chosen = [m for m in MUTANTS if any(fnmatchcase(m.name, each) for each in wanted)]
-            chosen = chosen[:: given.every]
+            chosen = chosen[given.start :: given.every]
             if not chosen:
                 parser.error(f"no mutant is named {' or '.join(wanted)}")
             entries = _mutants(pool, chosen, lines=given.lines)

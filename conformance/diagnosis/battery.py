@@ -418,18 +418,24 @@ def _stretched(subject: Subject) -> Iterator[Inputs]:
                 yield stretched  # what overflows in half precision would hide every mistake
 
 
-def where_hidden_keys_win(subject: Subject) -> Inputs | None:
-    """A query whose only kept key is so low that hidden ones weigh about as much, if they do.
+def where_hidden_keys_win(subject: Subject) -> Iterator[Inputs]:
+    """Queries whose only kept key is so low that hidden ones weigh about as much, if they do.
 
-    How low that is is found by halving; None where hidden keys have no weight, however low it is.
+    One for each form of a mask that gives hidden keys a weight, however low the kept one must be.
     """
     options = Space(values=("normal",), mask="always").options(subject.candidate)
-    form, shape = options[0] if options else ("", "")
     base = fitted_problem(subject, BatteryEntry(sizes=_ONE_QUERY, seed=41))
-    if not options or base is None or base.geometry.key_length < 2:  # noqa: PLR2004 (one is hidden)
-        return None
-    plan = MaskPlan(pattern="single", form=form, shape=shape)
-    drawn = subject.inputs(base.replace(mask=plan))
+    if base is None or base.geometry.key_length < 2:  # noqa: PLR2004 (one is hidden)
+        return
+    for form, shape in dict(reversed(options)).items():
+        plan = MaskPlan(pattern="single", form=form, shape=shape)
+        inputs = _at_the_turn(subject, subject.inputs(base.replace(mask=plan)))
+        if inputs is not None:
+            yield inputs
+
+
+def _at_the_turn(subject: Subject, drawn: Inputs) -> Inputs | None:
+    """How low the only kept key is where hidden ones weigh about as much; found by halving."""
     least, most, target = 0.0, 0.0, 1.0
     while target < _HIGHEST_TURN:
         inputs = single_key_inputs(drawn, live=0, target=target, low=True)[0]

@@ -20,7 +20,7 @@ from .agreement import BatteryAnswer
 from .battery import answer_to, answers_near, answers_to, answers_to_pairs
 from .conditions import Condition, ScaleLimit, SizeLimit, plainness, scale_below, size_limit
 from .dissection import StatementReader
-from .dissection.read_numbers import roundest
+from .dissection.reading import roundest
 from .mistaken_answer import (
     ActedAnswers,
     Combination,

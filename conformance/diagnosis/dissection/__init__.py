@@ -24,6 +24,11 @@ from ..conditions import CONDITIONS
 from ..mistaken_answer import Combination
 from ..mistakes import NamedMistake
 from .bands import band_statements, window_statements
+from .bias_statements import (
+    additive_mask_statements,
+    clamped_bias_statements,
+    misplaced_bias_statements,
+)
 from .by_head import head_statements
 from .layers import (
     MOST_KEYS_OF_LAYERS,
@@ -33,9 +38,11 @@ from .layers import (
     with_mistake,
 )
 from .logits import fitted_scales, logit_statements
+from .operands import source_statements
 from .reading import MOST_KEYS, Reading, read, readable, together
 from .sink_statements import sink_statements
 from .sources import (
+    cached_head_statements,
     layer_answer_statements,
     moved_value_statements,
     operand_statements,
@@ -51,7 +58,6 @@ from .sums import (
 )
 from .tiles import tile_statements
 from .visibility import (
-    additive_mask_statements,
     fill_statements,
     repeated_key_statements,
     table_statements,
@@ -69,6 +75,8 @@ OF_WEIGHTS: Final = (
     visibility_statements,
     repeated_key_statements,
     additive_mask_statements,
+    clamped_bias_statements,
+    misplaced_bias_statements,
     sink_statements,
     weight_statements,
     dropped_weight_statements,
@@ -99,6 +107,7 @@ class StatementReader:
         self._fitted: dict[Inputs, list[NamedMistake]] = {}
         self._plainest: list[NamedMistake] = []
         self._at_the_turn: list[NamedMistake] | None = None
+        self._sources_read = False
 
     def statements(self, observed: Sequence[BatteryAnswer]) -> Iterator[list[NamedMistake]]:
         """What each answer that is worth reading says, the plainest first.
@@ -120,17 +129,21 @@ class StatementReader:
                     new.setdefault(one.name, one)
             names.update(new)
             yield list(new.values())
-        if self._at_the_turn is None and any(map(_keeps_one, wrong)):
+        if self._at_the_turn is None and any(map(_keeps_few, wrong)):
             self._at_the_turn = self._where_hidden_keys_win()
         yield self._at_the_turn or []
 
     def _where_hidden_keys_win(self) -> list[NamedMistake]:
         """What is read where hidden keys weigh as much as the only one that is kept."""
-        inputs = None if self.known else where_hidden_keys_win(self.subject)
-        if inputs is None or not readable(inputs):
-            return []
-        reading = read(self.subject, inputs)
-        return [] if reading is None else list(fill_statements(reading))
+        some = () if self.known else where_hidden_keys_win(self.subject)
+        readings = (read(self.subject, inputs) for inputs in some if readable(inputs))
+        said = (
+            proposer(reading)
+            for reading in readings
+            if reading is not None
+            for proposer in (fill_statements, clamped_bias_statements)
+        )
+        return list(chain.from_iterable(said))
 
     def _read(self, answer: BatteryAnswer) -> list[NamedMistake]:
         inputs = answer.inputs
@@ -139,7 +152,10 @@ class StatementReader:
             said = [] if reading is None or not _is_legible(reading) else self._of(reading)
             return [*said, *zeroed_token_statements(inputs)]
         said = [*self._layers.statements(inputs), *layer_answer_statements(answer)]
-        said += zeroed_token_statements(inputs)
+        said += [*zeroed_token_statements(inputs), *cached_head_statements(answer)]
+        if not (self._sources_read or inputs.past):  # the plainest is made of them if any is
+            self._sources_read = True
+            said += source_statements(answer)
         if inputs.geometry.key_length > MOST_KEYS_OF_LAYERS and not self.known:
             self._fitted[inputs] = list(fitted_scales(self.subject, answer))
         return said
@@ -236,10 +252,11 @@ def _is_legible(reading: Reading) -> bool:
     return bool(torch.isfinite(reading.weights).all(dim=-1).any())
 
 
-def _keeps_one(answer: BatteryAnswer) -> bool:
-    """Whether a mask keeps the same single key for all queries."""
+def _keeps_few(answer: BatteryAnswer) -> bool:
+    """Whether a mask keeps the same single key for all queries, or none for some."""
     inputs = answer.inputs
-    return inputs.masked and not inputs.generic and inputs.geometry.key_length > 1
+    few = not inputs.generic or bool(answer.exact.empty_rows.any())
+    return inputs.masked and few and inputs.geometry.key_length > 1
 
 
 def _readable_layer(inputs: Inputs) -> bool:

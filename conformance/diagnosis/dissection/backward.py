@@ -24,9 +24,9 @@ from ..mistakes.backward_pass import backward_call, observable
 from ..mistakes.named_mistake import BackwardCall, BackwardSteps, Gradients
 from ..narrowing import telling_apart
 from ..observed_gradients import ObservedGradients, SquaredErrors, near, room
-from .backward_steps import ROLES, Backward, Variant
+from .backward_steps import ROLES, TOKENS, Backward, Variant, read_variants
 from .backward_variants import RIGHT, VARIANTS, clamped
-from .read_numbers import Number, numbers
+from .reading import Number, numbers
 
 # Forms of one gradient that are combined with those of others, and statements that are tried.
 MOST_FORMS: Final = 8
@@ -301,8 +301,21 @@ def _complexity(forms: Sequence[Form]) -> tuple[int, int, int]:
     return steps, words, place
 
 
-def _of_what_was_read(readings: Sequence[BackwardReading]) -> list[Variant]:
-    """Variants with numbers that were read: the range that dS is clamped to.
+def _of_what_was_read(readings: Sequence[BackwardReading]) -> Iterator[Variant]:
+    """Variants with numbers that were read."""
+    yield from _clamped_scores(readings)
+    for role in TOKENS:
+        observed = []
+        for each in sorted(readings, key=_telling):
+            exact = each.values(RIGHT, role)
+            plain = not each.observed.inputs.is_layer and each.shows(role) and each.is_wrong(role)
+            if plain and exact is not None:
+                observed.append((each.actual(role), exact))
+        yield from read_variants(role, observed)
+
+
+def _clamped_scores(readings: Sequence[BackwardReading]) -> Iterator[Variant]:
+    """The range that dS is clamped to.
 
     Where keys are linearly independent, the gradient of the query says what dS is.
     """
@@ -320,8 +333,8 @@ def _of_what_was_read(readings: Sequence[BackwardReading]) -> list[Variant]:
         if often > 1 and limit > 0.0:
             rounded = float(f"{limit:.2g}")
             same = abs(rounded - limit) <= (model.SAME_READ + unit) * limit
-            return [clamped(rounded if same else limit)]
-    return []
+            yield clamped(rounded if same else limit)
+            return
 
 
 def _statement(forms: Sequence[Form], readings: Sequence[BackwardReading]) -> NamedMistake:

@@ -1,18 +1,21 @@
-"""A right backward pass with its parts at hand, and the same with one operand changed."""
+"""A right backward pass with its parts at hand, and with an operand changed or numbers read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from ..._golden import golden
+from ...tolerance import model
 from ...tolerance.backward_pass import BackwardPass, backward_pass
 from ..mistakes.backward_pass import gradient_of_mask, sum_of_groups
 from ..mistakes.named_mistake import BackwardCall, Gradients
+from .reading import roundest
 
 ROLES: Final = ("query", "key", "value", "bias")
 TOKENS: Final = ("query", "key", "value")
@@ -65,9 +68,10 @@ class Backward:
         call = self.call
         return golden.repeat_heads(call.heads[2], call.heads[0].shape[1], call.semantics)
 
-    def of_logits(self, logits: Tensor) -> Gradients:
-        """Every gradient that follows from that of the logits."""
-        scores, scale = logits * self.right.slope, self.call.attention.scale
+    def of_logits(self, logits: Tensor, slope: Tensor | None = None) -> Gradients:
+        """Every gradient that follows from that of the logits, with another slope of the scores."""
+        slope = self.right.slope if slope is None else slope
+        scores, scale = logits * slope, self.call.attention.scale
         return {
             "query": scale * (scores @ self.key),
             "key": sum_of_groups(self.call, scale * (scores.mT @ self.call.attention.query)),
@@ -150,3 +154,105 @@ def with_upstream(change: Change) -> Values:
 def each_of_tokens(change: Change) -> Values:
     """The right gradients of query, key and value, changed."""
     return lambda b: {role: change(b.exact[role]) for role in TOKENS}
+
+
+_NO_LIMIT: Final = "return the gradients as they are: whoever trains clips them"
+# Problems that a length must be the same in to be one that gradients are cut to.
+_TWICE: Final = 2
+# The part of a number that is rounded away where it is said with few digits.
+_SAME: Final = model.SAME_READ
+
+# What a candidate computes in problems where it is wrong, and what it should.
+Observed = Sequence[tuple[Tensor, Tensor]]
+
+
+def read_variants(role: str, observed: Observed) -> Iterator[Variant]:
+    """What a wrong gradient of one role may be, with numbers read from what was observed."""
+    yield from _clamped(role, observed)
+    yield from _cut_to_length(role, observed)
+    yield from _tokens_from(role, observed)
+
+
+def _variant(role: str, words: str, fix: str, change: Change) -> Variant:
+    def values(b: Backward) -> dict[str, Tensor]:
+        return {role: change(b.exact[role])}
+
+    return Variant(words=words, fix=fix, values=values, roles=(role,))
+
+
+def _said(read: float) -> float:
+    """A number with as few digits as are read of it."""
+    return roundest(read * (1.0 - _SAME), read * (1.0 + _SAME))
+
+
+def _clamped(role: str, observed: Observed) -> Iterator[Variant]:
+    """Elements clamped to a limit, which then is the size of the largest, of several of them."""
+    for actual, exact in observed:
+        sizes = actual.abs()
+        limit = float(sizes.amax()) if sizes.numel() else 0.0
+        at_limit = sizes >= (1.0 - torch.finfo(torch.float32).eps) * limit
+        if limit and bool(torch.isfinite(actual).all()) and int(at_limit.sum()) > 1:
+            if bool((exact.abs()[at_limit] < (1.0 - _SAME) * limit).any()):
+                continue
+            said = _said(limit)
+            words = f"each element is clamped to the range from {-said:g} to {said:g}"
+            yield _variant(role, words, _NO_LIMIT, _clamp_to(said))
+            return
+
+
+def _clamp_to(limit: float) -> Change:
+    return lambda gradient: gradient.clamp(-limit, limit)
+
+
+def _cut_to_length(role: str, observed: Observed) -> Iterator[Variant]:
+    """All gradients of a call, or each one's channels, cut to a length where they are longer."""
+    for words, length in (
+        ("the whole gradient is cut to a length of {:g}", _whole_length),
+        ("each token's gradient is cut to a length of {:g}", _length_of_tokens),
+    ):
+        cut = [float(length(actual).amax()) for actual, _ in observed if actual.numel()]
+        if len(cut) < _TWICE or max(cut) - min(cut) > 2.0 * _SAME * max(cut):
+            continue
+        said = _said(cut[0])
+        yield _variant(role, words.format(said), _NO_LIMIT, _cut(said, length))
+
+
+def _whole_length(gradient: Tensor) -> Tensor:
+    length: Tensor = torch.linalg.vector_norm(gradient)
+    return length
+
+
+def _length_of_tokens(gradient: Tensor) -> Tensor:
+    length: Tensor = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
+    return length
+
+
+def _cut(limit: float, length: Callable[[Tensor], Tensor]) -> Change:
+    return lambda gradient: gradient * (limit / length(gradient).clamp_min(limit))
+
+
+def _tokens_from(role: str, observed: Observed) -> Iterator[Variant]:
+    """Tokens from an index on whose gradients are a number times what they must be."""
+    for actual, exact in observed:
+        by_token = (actual * exact).sum((0, 1, 3)), exact.square().sum((0, 1, 3))
+        if not bool((by_token[1] > 0.0).all()) or not bool(torch.isfinite(actual).all()):
+            continue
+        factors = by_token[0] / by_token[1]
+        wrong = ((factors - 1.0).abs() > _SAME).nonzero().flatten()
+        if not wrong.numel() or int(wrong[0]) == 0:
+            continue
+        first, factor = int(wrong[0]), float(factors[wrong].mean())
+        alike = (factors[first:] - factor).abs() <= 2.0 * _SAME * max(abs(factor), _SAME)
+        if bool(alike.all()):
+            said = float(f"{factor:.3g}")
+            words = f"tokens from index {first} on are {said:g} times what they must be"
+            yield _variant(role, words, "treat every token alike", _times_from(first, said))
+            return
+
+
+def _times_from(first: int, factor: float) -> Change:
+    def change(gradient: Tensor) -> Tensor:
+        behind = torch.arange(gradient.shape[2]) >= first
+        return gradient * torch.where(behind, factor, 1.0)[:, None]
+
+    return change

@@ -33,6 +33,7 @@ from .backward_steps import (
     with_upstream,
     with_value,
 )
+from .sources import OVER_ITEMS
 from .terms import CHANGES
 
 # Places behind which tiled loops forget what is left over.
@@ -166,6 +167,24 @@ def _softmaxes() -> Iterator[Variant]:
         ("negative elements of dS are zero", torch.relu),
     ):
         yield _of_logits(words, _SOFTMAX, _changed_logits(change))
+
+
+def _slopes() -> Iterator[Variant]:
+    """Other derivatives of a softcap, from the right one: 1 - tanh²."""
+    fix = "multiply dS by 1 - tanh(scores / c)²"
+    for words, slope in (
+        ("1 - |tanh|", lambda right: 1.0 - (1.0 - right).sqrt()),
+        ("(1 - tanh²)²", torch.square),
+        ("the root of 1 - tanh²", torch.sqrt),
+        ("tanh²", lambda right: 1.0 - right),
+        ("1 + tanh²", lambda right: 2.0 - right),
+    ):
+
+        def values(b: Backward, slope: Change = slope) -> Gradients:
+            return b.of_logits(b.right.logit_gradient, slope=slope(b.right.slope))
+
+        text = f"the derivative of the softcap is taken to be {words}"
+        yield Variant(words=text, fix=fix, values=values, roles=("query", "key"))
 
 
 def _of_every_pair(b: Backward, scores: Tensor) -> Gradients:
@@ -327,6 +346,7 @@ def _operands() -> Iterator[Variant]:
             roles=("query", "key", "bias"),
             values=scores_with_upstream(change),
         )
+    for words, change in (*CHANGES, *OVER_ITEMS):
         yield Variant(
             words=f"each element is that {words}",
             fix="return each element at its own place",
@@ -446,6 +466,7 @@ VARIANTS: Final[tuple[Variant, ...]] = (
     *_of_catalogue(),
     *_row_terms(),
     *_softmaxes(),
+    *_slopes(),
     *_recomputed(),
     *_pairs(),
     *_channels(),

@@ -147,10 +147,14 @@ def _no_more_after(left: int, right: int, _past: int) -> tuple[int, int]:
 # Windows that are made of the right one, from its numbers of keys before and after the query and
 # the number of cached keys.
 WindowChange = Callable[[int, int, int], tuple[int, int]]
+_AS_IT_SAYS: Final[tuple[str, WindowChange]] = (
+    "as many keys on each side as it says",
+    lambda left, right, _past: (left, right),
+)
 _WINDOWS: Final[tuple[tuple[str, WindowChange], ...]] = (
     ("half as many keys before the query", lambda left, right, _past: (left // 2, right)),
     ("half as many keys after the query", lambda left, right, _past: (left, right // 2)),
-    ("as many keys on each side as it says", lambda left, right, _past: (left, right)),
+    _AS_IT_SAYS,
     (
         "as many keys before the query as after it, and the reverse",
         lambda left, right, _p: (right, left),
@@ -183,6 +187,37 @@ _WINDOWS: Final[tuple[tuple[str, WindowChange], ...]] = (
 )
 
 
+@dataclass(frozen=True)
+class Literal:
+    """On which sides a window's minus one is taken for a number of keys; ``words`` follow it."""
+
+    words: str
+    before: bool
+    after: bool
+    unless_causal: bool = False
+
+
+NO_LIMIT: Final = Literal("", before=False, after=False)
+_NOT_CAUSAL: Final = "where the call is not causal"
+_LITERAL: Final = (
+    Literal(", with -1 as a number of keys", before=True, after=True),
+    Literal(", with -1 before the query as a number of keys", before=True, after=False),
+    Literal(", with -1 after the query as a number of keys", before=False, after=True),
+    Literal(
+        f", with -1 after the query as a number of keys {_NOT_CAUSAL}",
+        before=False,
+        after=True,
+        unless_causal=True,
+    ),
+    Literal(
+        f", with -1 as a number of keys, after the query only {_NOT_CAUSAL}",
+        before=True,
+        after=True,
+        unless_causal=True,
+    ),
+)
+
+
 def window_statements(reading: Reading) -> Iterator[NamedMistake]:
     """A window of other numbers of keys, made of the right ones."""
     if reading.call.inputs.window is None or bool(
@@ -192,12 +227,12 @@ def window_statements(reading: Reading) -> Iterator[NamedMistake]:
     for places, distances, declared in _tellable(reading, hidden=True):
         if distances.words:
             return
-        for (words, change), literal in product(_WINDOWS, (False, True)):
-            inputs_for = _of_window(change, places, literal=literal)
+        for (words, change), literal in _windows():
+            inputs_for = _of_window(change, places, literal)
             changed = inputs_for(reading.call)
             if changed is None or not torch.equal(reading.visible, _table(changed)):
                 continue
-            more = ", with -1 as a number of keys" if literal else ""
+            more = literal.words
             more += "" if declared else f", counted from {places.words}"
             yield statement(
                 f"band: {words}{more}",
@@ -214,8 +249,14 @@ def _table(inputs: Inputs) -> Tensor:
     return kept.expand(inputs.score_shape)
 
 
-def _of_window(change: WindowChange, places: Places, *, literal: bool) -> InputsChange:
-    """A changed window, from where queries stand; minus one is no limit if not ``literal``."""
+def _windows() -> Iterator[tuple[tuple[str, WindowChange], Literal]]:
+    """The changed windows, and the right one, with a minus one for what it may be taken for."""
+    yield from product(_WINDOWS, (NO_LIMIT, *_LITERAL[:1]))
+    yield from product([_AS_IT_SAYS], _LITERAL[1:])
+
+
+def _of_window(change: WindowChange, places: Places, literal: Literal) -> InputsChange:
+    """A changed window, from where queries stand, with a minus one for what it is taken for."""
 
     def inputs_for(call: DeclaredCall) -> Inputs | None:
         inputs = call.inputs
@@ -223,8 +264,9 @@ def _of_window(change: WindowChange, places: Places, *, literal: bool) -> Inputs
             return None
         left, right = change(*inputs.window, inputs.past)
         ahead = _ahead(inputs, places, DISTANCES[0])
-        kept = (ahead >= -left) | (left < 0 and not literal)
-        kept &= (ahead <= right) | (right < 0 and not literal)
+        after = literal.after and not (literal.unless_causal and inputs.causal)
+        kept = (ahead >= -left) | (left < 0 and not literal.before)
+        kept &= (ahead <= right) | (right < 0 and not after)
         kept &= (ahead <= 0) | (not inputs.causal)
         return with_table(call, admitted_by_mask(call) & kept)
 

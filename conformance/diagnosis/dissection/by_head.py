@@ -20,8 +20,7 @@ from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import keys_ahead, weighing
 from ..mistakes.named_mistake import CoreChange
 from .logits import LogitFit, as_mistake
-from .read_numbers import Number, numbers
-from .reading import Reading, statement
+from .reading import Number, Reading, numbers, statement
 from .sums import sum_ratio
 from .terms import ADDED, SCORES, Term, TermValues
 

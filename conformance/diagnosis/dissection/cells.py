@@ -343,11 +343,13 @@ def _every_kind() -> Iterator[Cells]:
     )
     for bottom_right, end in ((False, "first"), (True, "last")):
         counted = f"counted from the {end} one,"
-        yield Cells(
+        behind = Cells(
             f"of queries whose place, {counted} lies behind the last key that the mask keeps",
             _of_hidden_places(bottom_right=bottom_right, own=False),
             of_mask=True,
         )
+        yield behind
+        yield _not(behind, behind.words.replace("behind", "before or at"))
         yield Cells(
             f"of queries whose own place, {counted} the mask hides",
             _of_hidden_places(bottom_right=bottom_right, own=True),

@@ -19,8 +19,7 @@ from .logits import Composition, LogitFit, as_mistake
 from .operands import norm_terms, operand_terms, pair_terms
 from .positions import Fitted, PairProducts, families, turn_terms, turned
 from .projections import ValuePath, value_paths
-from .read_numbers import numbers
-from .reading import ROOM, Reading, together
+from .reading import ROOM, Reading, numbers, together
 from .sources import key_order_statements
 from .terms import ADDED, SCORES, Term
 

@@ -21,10 +21,9 @@ from ...tolerance import model
 from ..agreement import BatteryAnswer
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import capped_scores, emptied, keys_ahead, plain_scores, relogited
-from .read_numbers import Number, logarithms, numbers
-from .reading import Reading, statement
+from .bias_statements import additive_mask_times
+from .reading import Number, Reading, logarithms, numbers, statement
 from .terms import ADDED, OPERANDS, SCORES, UNCAPPED, Term, TermValues, capped_at
-from .visibility import additive_mask_times
 
 
 def _geometric(heads: int, first: int, count: int) -> Tensor:

@@ -1,13 +1,14 @@
 """What the queries and keys of a layer, and their positions, may be in place of what they should.
 
-Each kind is a product of queries and keys made in another way, from the tokens of the call.
+Each kind is a product of queries and keys made in another way, from the tokens of the call. Where
+weights cannot be read, operands made of other tokens are compared with an answer as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 from typing import Final
 
 import torch
@@ -15,10 +16,15 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...oracle.oracle import known_weights
-from ..mistakes import DeclaredCall, NotExpressible
+from ...problems.inputs import Inputs
+from ...tolerance import model
+from ..agreement import BatteryAnswer
+from ..mistakes import IMPOSSIBLE, DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import require
+from ..mistakes.named_mistake import Heads
+from .reading import statement
 from .terms import Term, TermValues
-from .value_steps import cuts, fused, fused_bias, groups, other_matrices
+from .value_steps import NORMS, cuts, fused, fused_bias, fused_cut, groups, other_matrices
 
 HeadsOf = Callable[[DeclaredCall], Tensor]
 _NAMES: Final = {"q": "query", "k": "key", "v": "value"}
@@ -272,3 +278,178 @@ def _of_one_head(_call: DeclaredCall, attention: golden.Attention) -> Tensor | N
         return None
     products = (attention.query @ attention.key.mT).sum(1, keepdim=True) * attention.scale
     return products.expand_as(attention.scores)
+
+
+_ROLES: Final = ("query", "key", "value")
+_MANY: Final = {"query": "queries", "key": "keys", "value": "values"}
+_FIX_SOURCES: Final = (
+    "project the tokens of query, key and value once, each by its own matrix and bias"
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Tokens, of an input or ``projected`` already as those of a role are, and a projection."""
+
+    tokens: str
+    by: str
+    projected: bool = False
+
+    @property
+    def words(self) -> str:
+        """What follows "are": the tokens and the projection."""
+        if self.projected:
+            return f"the projected {_MANY[self.tokens]}, projected by the {self.by}'s matrix"
+        if self.tokens == self.by:
+            return f"the projected {_MANY[self.by]}"
+        return f"the {self.tokens}'s tokens, projected by the {self.by}'s matrix"
+
+    def made(self, inputs: Inputs, point: golden.Semantics) -> Tensor:
+        """The tokens as they are projected: ``[B, L, width]``."""
+        tokens = getattr(inputs, self.tokens).double()
+        if self.projected:
+            tokens = _projected_by(tokens, self.tokens, inputs, point)
+        return _projected_by(tokens, self.by, inputs, point)
+
+
+def _projected_by(tokens: Tensor, role: str, inputs: Inputs, point: golden.Semantics) -> Tensor:
+    weights = known_weights(inputs).taking_part(point)
+    matrix = getattr(weights, role[0])
+    require(matrix is not None and matrix.shape[1] == tokens.shape[-1])
+    return golden.project(tokens, matrix, getattr(weights, f"{role[0]}_bias"))
+
+
+@dataclass(frozen=True)
+class Normed:
+    """The tokens of a role, normalised before they are projected by its own matrix."""
+
+    role: str
+    kind: str
+    norm: Callable[[Tensor], Tensor]
+
+    @property
+    def words(self) -> str:
+        """What follows "are"."""
+        return f"projected from tokens that are {self.kind}"
+
+    def made(self, inputs: Inputs, point: golden.Semantics) -> Tensor:
+        """The tokens as they are projected."""
+        return _projected_by(self.norm(getattr(inputs, self.role)), self.role, inputs, point)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Keys or values by rows of a matrix that holds both, read in another order."""
+
+    role: str
+    order: str
+
+    @property
+    def words(self) -> str:
+        """What follows "are"."""
+        return f"projected by rows of one matrix for keys and values that is read {self.order}"
+
+    def made(self, inputs: Inputs, point: golden.Semantics) -> Tensor:
+        """The tokens as they are projected."""
+        weights = known_weights(inputs).taking_part(point)
+        require(weights.k.shape == weights.v.shape)
+        zeros = torch.zeros(weights.k.shape[0], dtype=torch.float64)
+        biases = [zeros if bias is None else bias for bias in (weights.k_bias, weights.v_bias)]
+        part, heads = ("key", "value").index(self.role), inputs.geometry.num_kv_heads
+        matrix, bias = (
+            fused_cut(torch.cat(both), heads, parts=2, by_channel=self.order == _BY_CHANNEL)[part]
+            for both in ((weights.k, weights.v), biases)
+        )
+        return golden.project(getattr(inputs, self.role), matrix, bias)
+
+
+_BY_CHANNEL: Final = "channel by channel"
+_SOURCES: Final = tuple(
+    Source(tokens, by, projected)
+    for projected in (False, True)
+    for tokens, by in product(_ROLES, _ROLES)
+)
+Sources = Mapping[str, Source | Normed | Packed]
+# Operands that are made otherwise together.
+_TOGETHER: Final[tuple[Sources, ...]] = (
+    *(
+        {role: Normed(role, words, norm) for role in roles}
+        for words, norm in NORMS
+        for roles in (("key", "value"), ("query", "value"), ("value",))
+    ),
+    *(
+        {role: Packed(role, order) for role in ("key", "value")}
+        for order in ("head by head", _BY_CHANNEL)
+    ),
+)
+
+
+def source_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
+    """Operands made of other tokens, or by another projection, as explain a layer's answer."""
+    inputs = answer.inputs
+    if inputs.past or inputs.sinks is not None or inputs.weights is None or not answer.fits:
+        return
+    call = DeclaredCall(inputs=inputs, semantics=answer.subject.declaration.semantics)
+    telling = _telling(call)
+    for some in (_changes(telling, 1), _changes(telling, 2), _TOGETHER):
+        found = [one for one in some if _explains(one, call, answer)]
+        if found:
+            yield from map(_as_mistake, found)
+            return
+
+
+def _telling(call: DeclaredCall) -> dict[str, list[Source]]:
+    """For each role the sources that make another thing of the call's tokens."""
+    telling: dict[str, list[Source]] = {}
+    for role in _ROLES:
+        own = Source(role, role).made(call.inputs, call.semantics)
+        for source in _SOURCES:
+            try:
+                made = source.made(call.inputs, call.semantics)
+            except NotExpressible:
+                continue
+            if made.shape[-1] == own.shape[-1] and not torch.equal(made, own):
+                telling.setdefault(role, []).append(source)
+    return telling
+
+
+def _changes(telling: dict[str, list[Source]], count: int) -> Iterator[Sources]:
+    """The ways to make so many operands otherwise: two of what is projected already from the same.
+
+    So it goes where a projection is given the name of the tokens.
+    """
+    for roles in combinations(telling, count):
+        for sources in product(*(telling[role] for role in roles)):
+            read = {one.tokens if one.projected else "" for one in sources}
+            if len(read) == 1:
+                yield dict(zip(roles, sources, strict=True))
+
+
+def _explains(changed: Sources, call: DeclaredCall, answer: BatteryAnswer) -> bool:
+    try:
+        heads = _heads_from(changed, call)
+        output = call.answer_of(call.attend(heads).output)
+    except (NotExpressible, *IMPOSSIBLE):
+        return False
+    if output.shape != answer.output.shape:
+        return False
+    size = output.abs().amax().clamp_min(model.SAME_READ**2)
+    return bool(((answer.output - output).abs() <= model.SAME_READ * size).all())
+
+
+def _heads_from(changed: Sources, call: DeclaredCall) -> Heads:
+    own = {role: Source(role, role) for role in _ROLES}
+    sizes, point = call.inputs.geometry, call.semantics
+    query, key, value = (source.made(call.inputs, point) for source in {**own, **changed}.values())
+    return golden.cut_heads((query, key, value), sizes.num_heads, sizes.num_kv_heads, point)
+
+
+def _as_mistake(changed: Sources) -> NamedMistake:
+    def heads(call: DeclaredCall, _before: Heads) -> Heads | None:
+        return _heads_from(changed, call) if call.inputs.is_layer else None
+
+    made: dict[str, list[str]] = {}
+    for role, one in changed.items():
+        made.setdefault(one.words, []).append(_MANY[role])
+    words = " and ".join(f"the {' and '.join(roles)} are {how}" for how, roles in made.items())
+    return statement(f"projections: {words}", words, _FIX_SOURCES, heads=heads)

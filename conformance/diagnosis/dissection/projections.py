@@ -25,8 +25,7 @@ from ..battery import answer_to
 from ..mistaken_answer import Combination, made_on, mistaken_attention, mistaken_call
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes.named_mistake import Heads
-from .read_numbers import Number, numbers
-from .reading import statement
+from .reading import Number, numbers, statement
 from .value_steps import ALTERNATIVES, BIASES, Steps
 
 # A power of two: what is off in a weight by logits so much smaller is below what is read.

@@ -20,7 +20,7 @@ from ..conditions import Condition
 from ..mistakes import DeclaredCall, NotExpressible
 from ..narrowing import telling_apart
 from ..observed_gradients import near, room
-from .read_numbers import Number, numbers
+from .reading import Number, numbers
 
 _FIX: Final = "return what the softmax gives, [B, H, Lq, Lk]: what the values are summed up with"
 _HEADS: Final = 1

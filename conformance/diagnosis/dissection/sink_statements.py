@@ -17,8 +17,7 @@ from ...problems.inputs import Inputs
 from ..mistakes import DeclaredCall, NamedMistake
 from ..mistakes._steps import weighing
 from ..mistakes.named_mistake import CoreChange, InputsChange
-from .read_numbers import Number, numbers
-from .reading import ROOM, Reading, statement
+from .reading import ROOM, Number, Reading, numbers, statement
 
 _FIX: Final = "add exp(sink of the head) to the sum of each row's exponentials, and nothing else"
 SinkChange = Callable[[DeclaredCall, Tensor], Tensor]

@@ -20,12 +20,12 @@ from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import scored, weighing
 from ..mistakes.named_mistake import CoreChange, Heads, HeadsChange, InputsChange
 from .influence import orders
-from .read_numbers import Number, numbers
-from .reading import Reading, statement
+from .reading import Number, Reading, numbers, statement
 from .terms import CHANGES
 
 AnswerTerm = Callable[[golden.Attention], Tensor | None]
 _NONE: Final = Number("0", lambda _sizes: 0.0)
+_ORDERS: Final = tuple(permutations(range(4)))[1:]
 _AXES: Final = ("batch", "heads", "tokens", "channels")
 _OWN: Final = "let each head of each batch item read its own {}"
 
@@ -46,11 +46,20 @@ def _read_back(order: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
     return view
 
 
+def _zero_at(part: slice) -> Callable[[Tensor], Tensor]:
+    def move(tensor: Tensor) -> Tensor:
+        changed = tensor.clone()
+        changed[..., part] = 0.0
+        return changed
+
+    return move
+
+
 def _moves() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
     yield from CHANGES
-    for order in permutations(range(4)):
-        if order == (0, 1, 2, 3):
-            continue
+    for words, part in (("first", slice(0, 1)), ("last", slice(-1, None))):
+        yield f"with a zero in its {words} channel", _zero_at(part)
+    for order in _ORDERS:
         axes = ", ".join(_AXES[axis] for axis in order)
         yield f"laid out as {axes} and read as {', '.join(_AXES)}", _viewed(order)
         yield f"laid out as {', '.join(_AXES)} and read as {axes}", _read_back(order)
@@ -106,7 +115,7 @@ def key_order_statements(reading: Reading) -> Iterator[NamedMistake]:
 def operand_statements(reading: Reading) -> Iterator[NamedMistake]:
     """Queries or keys that are laid out or read in another order of axes."""
     attention = reading.attention
-    for words, move in MOVES[len(CHANGES) :]:
+    for words, move in MOVES[-2 * len(_ORDERS) :]:
         for role in ("query", "key", "query and key"):
             query = move(attention.query) if "query" in role else attention.query
             key = move(attention.key) if "key" in role else attention.key
@@ -221,10 +230,13 @@ def _if_same_shape(of: Callable[[golden.Attention], Tensor]) -> AnswerTerm:
     return term
 
 
-_SPREAD: Final = (
-    *CHANGES,
+OVER_ITEMS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("averaged over the batch items", lambda t: t.mean(0, keepdim=True).expand_as(t)),
     ("summed over the batch items", lambda t: t.sum(0, keepdim=True).expand_as(t)),
+)
+_SPREAD: Final = (
+    *CHANGES,
+    *OVER_ITEMS,
     ("averaged over the channels", lambda t: t.mean(-1, keepdim=True).expand_as(t)),
 )
 _ADDED: Final[tuple[tuple[str, AnswerTerm], ...]] = (
@@ -375,12 +387,32 @@ def shared_head_statements(reading: Reading) -> Iterator[NamedMistake]:
     grouped = sizes.num_kv_heads < sizes.num_heads
     if call.inputs.is_layer or not (grouped or past):
         return
-    heads = call.projected_heads()
+    yield from _of_moved_heads(call, lambda output: reading.agree(reading.answer, output))
+
+
+def cached_head_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
+    """The same of a layer with a cache, whose weights are not read: by its answer."""
+    inputs = answer.inputs
+    if not inputs.past or not answer.fits:
+        return
+    call = DeclaredCall(inputs=inputs, semantics=answer.subject.declaration.semantics)
+    size = answer.exact.output.abs().amax().clamp_min(model.SAME_READ**2)
+
+    def explained(output: Tensor) -> bool:
+        left = (answer.output - call.answer_of(output)).abs()
+        return bool((left <= model.SAME_READ * size).all())
+
+    yield from _of_moved_heads(call, explained)
+
+
+def _of_moved_heads(
+    call: DeclaredCall, explained: Callable[[Tensor], bool]
+) -> Iterator[NamedMistake]:
+    """Keys or values at another place, those of a cache or new ones alone, that are explained."""
+    heads, past = call.projected_heads(), call.inputs.past
     parts = _PARTS if past else ("",)
     for (words, move), role, part in (*product(_MOVES, _ROLES, parts), *_behind(past)):
-        moved = _moved(heads, move, role, part, past)
-        output = call.attend(moved).output
-        if reading.agree(reading.answer, output):
+        if explained(call.attend(_moved(heads, move, role, part, past)).output):
             yield _statement(words, move, role, part)
 
 

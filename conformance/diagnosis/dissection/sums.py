@@ -13,8 +13,7 @@ from ..._golden import golden
 from ..mistakes import DeclaredCall, NamedMistake
 from ..mistakes._steps import BLOCKS, emptied, present, unmasked_logits, weighing
 from ..mistakes.named_mistake import CoreChange
-from .read_numbers import Number, numbers, roundest
-from .reading import Reading, statement
+from .reading import Number, Reading, numbers, roundest, statement
 from .terms import in_turns
 
 _TINY: Final = torch.finfo(torch.float64).tiny

@@ -20,6 +20,7 @@ from ..mistakes._steps import (
     biased,
     capped_scores,
     keys_ahead,
+    of_groups,
     plain_scores,
     scored,
 )
@@ -92,15 +93,17 @@ def in_turns(sizes: Geometry) -> Tensor | None:
 
 
 def _cached_products(change: Callable[[Tensor], Tensor], *, cached: bool) -> TermValues:
-    """Scaled dot products with the keys of a cache changed, or with those that are new."""
+    """Scaled products with cached keys, or new ones, changed before a group's heads share them."""
 
     def values(call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
-        past = call.inputs.past
+        past, count = call.inputs.past, attention.key.shape[1]
         if not past:
             return None
-        before, after = attention.key[:, :, :past], attention.key[:, :, past:]
+        keys = of_groups(attention.key, call)
+        before, after = keys[:, :, :past], keys[:, :, past:]
         parts = (change(before), after) if cached else (before, change(after))
-        return scored(attention, attention.query @ torch.cat(parts, 2).mT * attention.scale)
+        key = golden.repeat_heads(torch.cat(parts, 2), count, call.semantics)
+        return scored(attention, attention.query @ key.mT * attention.scale)
 
     return values
 

@@ -38,16 +38,18 @@ def projected_widths(call: DeclaredCall) -> tuple[int, int]:
     return sizes.num_kv_heads * sizes.value_head_size, sizes.num_heads * sizes.value_head_size
 
 
-def fused_cut(packed: Tensor, heads: int, *, by_channel: bool) -> tuple[Tensor, ...]:
-    """Query, key and value rows of a fused matrix ``[3 H D, ..]`` that is read in another order.
+def fused_cut(
+    packed: Tensor, heads: int, *, by_channel: bool, parts: int = 3
+) -> tuple[Tensor, ...]:
+    """The rows of each part of a fused matrix ``[parts H D, ..]`` that is read in another order.
 
-    As ``[H, 3, D]``, or ``by_channel`` as ``[H, D, 3]``, where it is ``[3, H, D]``.
+    As ``[H, parts, D]``, or ``by_channel`` as ``[H, D, parts]``, where it is ``[parts, H, D]``.
     """
-    require(packed.shape[0] % (3 * heads) == 0)
+    require(packed.shape[0] % (parts * heads) == 0)
     if by_channel:
-        return tuple(packed[part::3] for part in range(3))
-    split = packed.reshape(heads, 3, -1, *packed.shape[1:])
-    return tuple(split[:, part].flatten(0, 1) for part in range(3))
+        return tuple(packed[part::parts] for part in range(parts))
+    split = packed.reshape(heads, parts, -1, *packed.shape[1:])
+    return tuple(split[:, part].flatten(0, 1) for part in range(parts))
 
 
 def _other(role: str) -> Callable[[DeclaredCall], Tensor]:
@@ -191,10 +193,6 @@ def _normed(kind: str) -> Callable[[Tensor], Tensor]:
     return norm
 
 
-def _normed_heads(kind: str) -> Callable[[Tensor, DeclaredCall], Tensor]:
-    return lambda value, _call: _normed(kind)(value)
-
-
 def _activated(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor, DeclaredCall], Tensor]:
     return lambda value, _call: function(value)
 
@@ -203,13 +201,18 @@ def _activated(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Declar
 _EPSILON: Final = 1e-6
 
 
+# What tokens may be before they are projected.
+_NORMS: Final = (
+    ("layer", "normalised to mean 0 and variance 1"),
+    ("rms", "divided by the root of its mean square"),
+    ("length", "divided by its length"),
+    ("softmax", "replaced by its softmax"),
+)
+NORMS: Final = tuple((words.replace("its", "their"), _normed(kind)) for kind, words in _NORMS)
+
+
 def _alternatives() -> Iterator[Alternative]:
-    for kind, words in (
-        ("layer", "normalised to mean 0 and variance 1"),
-        ("rms", "divided by the root of its mean square"),
-        ("length", "divided by its length"),
-        ("softmax", "replaced by its softmax"),
-    ):
+    for kind, words in _NORMS:
         yield Alternative(
             "tokens",
             f"each token of the input is {words} before it is projected",
@@ -250,17 +253,12 @@ def _alternatives() -> Iterator[Alternative]:
             "turn queries and keys alone",
             turn,
         )
-    for kind, words in (
-        ("layer", "normalised to mean 0 and variance 1"),
-        ("rms", "divided by the root of their mean square"),
-        ("length", "divided by their length"),
-        ("softmax", "replaced by their softmax"),
-    ):
+    for words, norm in NORMS:
         yield Alternative(
             "turn",
             f"the values of each head are {words}",
             "normalise queries and keys alone, if any",
-            _normed_heads(kind),
+            lambda value, _call, norm=norm: norm(value),
         )
     for words, activation in (
         ("the positive part", torch.relu),

@@ -6,7 +6,7 @@ The fewest properties that tell lost and uncovered keys from others; a mask read
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import combinations, islice, product
@@ -25,28 +25,25 @@ from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import (
     admitted_by_mask,
     admitted_by_structure,
-    has_bias,
     keys_ahead,
     relogited,
     unmasked_logits,
     weighing,
 )
-from ..mistakes.fills import operated
-from ..mistakes.named_mistake import CoreChange, InputsChange
+from ..mistakes.fills import added_to_hidden, operated
+from ..mistakes.named_mistake import CoreChange
 from .cells import (
     CELLS,
     EVERY,
     HIDDEN,
     KEPT,
     REACHED,
-    TABLE_MOVES,
     Cells,
     at_steps,
     from_distance,
     from_index,
     key_indices,
 )
-from .read_numbers import Number
 from .reading import ROOM, Reading, statement
 
 # Properties that lost or uncovered keys may have together.
@@ -307,18 +304,25 @@ def fill_statements(reading: Reading) -> Iterator[NamedMistake]:
 
 def _filled(fills: Sequence[Fill | None]) -> Iterator[NamedMistake]:
     """Hidden keys with one logit, in all rows or in those that have other keys."""
-    fix, too = "give keys that are hidden a logit of minus infinity", ", in rows without other keys"
+    fix = "give keys that are hidden a logit of minus infinity"
+    too = ", in rows without other keys, too"
     for fill, (hidden, part) in product(fills, _HIDING.items()):
         if fill is None:
             continue
         name = f"visibility: {hidden} with {fill.words}"
         words = f"{hidden} have {fill.words}, and so a weight"
-        core = operated(part, fill.instead)
-        yield statement(name, words, fix, core=_where_others_are(core))
-        steps: dict[str, Any] = {"core": core}
-        if part == "both" and not fill.added:
-            steps = {"changes": {"mask_fill": fill.number}}
-        yield statement(f"{name}{too}, too", f"{words}{too}, too", fix, **steps)
+        for more, empty_too in (("", False), (too, True)):
+            steps = _with_fill(fill, part, empty_too=empty_too)
+            yield statement(f"{name}{more}", f"{words}{more}", fix, **steps)
+
+
+def _with_fill(fill: Fill, part: str, *, empty_too: bool) -> dict[str, Any]:
+    if fill.added:
+        return {"inputs": added_to_hidden(part, fill.number, empty_too=empty_too)}
+    if empty_too and part == "both":
+        return {"changes": {"mask_fill": fill.number}}
+    core = operated(part, fill.instead)
+    return {"core": core if empty_too else _where_others_are(core)}
 
 
 _HIDING: Final = {"hidden keys": "both", "keys that the mask hides": "mask"}
@@ -414,86 +418,3 @@ def _texts(
     name = "; ".join(one.removesuffix(",") for one in names)
     fix = "; ".join(one.removesuffix(",") for one in fixes)
     return f"visibility: {name}", "; ".join(texts), fix
-
-
-_OF_ITS_OWN: Final = (
-    "add the number of each query and key of each head and batch item to its own score"
-)
-# What is read at another place, and what follows the words for it.
-_MOVED_PARTS: Final = {
-    "both": "",
-    "numbers": ", of which the numbers count and its own minus infinities",
-    "numbers, hides more": ", whose minus infinities count beside its own",
-    "hides": ", of which the minus infinities count and its own numbers",
-}
-
-
-def additive_mask_statements(reading: Reading) -> Iterator[NamedMistake]:
-    """The additive mask of another item, head, query or key in place of its own."""
-    call = reading.call
-    if not has_bias(call.inputs) or bool((~reading.wrong).all()):
-        return
-    heads = call.projected_heads()
-    for words, move in TABLE_MOVES:
-        for part, which in _MOVED_PARTS.items():
-            change = _with_moved(move, part)
-            moved = change(call)
-            if moved is None:
-                continue
-            other = DeclaredCall(inputs=moved, semantics=call.semantics)
-            weights = other.attend(heads).weights
-            if reading.agree(reading.weights, weights):
-                yield statement(
-                    f"bias: the additive mask {words}{which}",
-                    f"the additive mask {words} is added in place of its own{which}",
-                    _OF_ITS_OWN,
-                    inputs=change,
-                )
-
-
-def additive_mask_times(number: Number) -> NamedMistake:
-    """The finite numbers of the additive mask multiplied by one."""
-
-    def inputs_for(call: DeclaredCall) -> Inputs | None:
-        bias = call.inputs.bias
-        if bias is None:
-            return None
-        factor = number.value(call.inputs.geometry)
-        times = torch.where(torch.isneginf(bias), bias.double(), factor * bias.double())
-        return call.inputs.replace(bias=times)
-
-    return statement(
-        f"logits: the additive mask multiplied by {number.words}",
-        f"the additive mask is multiplied by {number.words} before it is added",
-        "add the additive mask to the scaled scores as it is",
-        inputs=inputs_for,
-    )
-
-
-def _with_moved(move: Callable[[Tensor], Tensor], part: str) -> InputsChange:
-    """The inputs with numbers or table of an additive mask at another place; None if alike."""
-
-    def inputs_for(call: DeclaredCall) -> Inputs | None:
-        inputs = call.inputs
-        if not has_bias(inputs):
-            return None
-        shape = inputs.score_shape
-        none = torch.zeros(1, 1, 1, 1, dtype=torch.float64)
-        bias = (none if inputs.bias is None else inputs.bias.double()).expand(shape)
-        kept = torch.ones(shape, dtype=torch.bool) if inputs.keep is None else inputs.keep
-        kept = kept.expand(shape) & ~torch.isneginf(bias)
-        bias = bias.masked_fill(~kept, 0.0)
-        moved, seen = move(bias), move(kept)
-        if moved.shape != bias.shape:
-            return None
-        if part == "hides":
-            moved = bias
-        if part == "numbers":
-            seen = kept
-        elif part == "numbers, hides more":
-            seen = seen & kept
-        if torch.equal(moved, bias) and torch.equal(seen, kept):
-            return None
-        return inputs.replace(keep=seen, bias=moved)
-
-    return inputs_for

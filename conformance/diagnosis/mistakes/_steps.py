@@ -228,6 +228,14 @@ def rekept(
     return inputs_for
 
 
+def of_groups(key: Tensor, call: DeclaredCall) -> Tensor:
+    """The keys of each key/value head, from those of all query heads."""
+    heads = call.inputs.geometry.num_kv_heads
+    if call.semantics.group_order == "tile":
+        return key[:, :heads]
+    return key[:, :: max(key.shape[1] // max(heads, 1), 1)]
+
+
 def require(possible: bool) -> None:  # noqa: FBT001 (a condition reads best so)
     """Raise NotExpressible where a mistake cannot be made."""
     if not possible:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
+from ...problems.inputs import Inputs
 from ._steps import (
     admitted_by_mask,
     admitted_by_structure,
@@ -21,7 +22,7 @@ from ._steps import (
     unmasked_logits,
     weighing,
 )
-from .named_mistake import CoreChange, DeclaredCall, NamedMistake, named
+from .named_mistake import CoreChange, DeclaredCall, InputsChange, NamedMistake, named
 
 _FILL: Final = "fill the hidden logits with minus infinity"
 
@@ -58,6 +59,25 @@ def cut_after_softmax(part: str) -> CoreChange:
         return weighing(attention, golden.softmax(logits) * allowed)
 
     return core
+
+
+def added_to_hidden(part: str, fill: float, *, empty_too: bool) -> InputsChange:
+    """A number is added to the logits that one part hides, in rows without other keys, too, or not.
+
+    As an additive mask: so its bound is derived from the number, too.
+    """
+
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        allowed, rest = hidden_by(call, part)
+        if bool(allowed.all()):
+            return None
+        given = call.inputs.bias
+        finite = 0.0 if given is None else given.double().masked_fill(torch.isneginf(given), 0.0)
+        seen = rest if empty_too else rest & (allowed & rest).any(dim=-1, keepdim=True)
+        bias = finite + torch.where(allowed, 0.0, fill).double()
+        return call.inputs.replace(keep=seen, bias=bias, causal=False, window=None)
+
+    return inputs_for
 
 
 def filled(fill: float) -> Callable[[Tensor, Tensor], Tensor]:

@@ -251,6 +251,14 @@ GROUPS: Final[tuple[NamedMistake, ...]] = (
 )
 
 
+def _of_length(inputs: Inputs, count: int) -> Tensor | None:
+    """What lengths keep of another number of keys: no other mask can be read for that."""
+    require(not inputs.masked or inputs.mask_form == "lengths")
+    if inputs.keep is None:
+        return None
+    return torch.arange(count) < inputs.keep.sum(-1, keepdim=True)
+
+
 def _exchanged(query: str = "query", key: str = "key", value: str = "value") -> InputsChange:
     """One input used for another: as tokens of a layer, or as heads of a core."""
 
@@ -266,7 +274,8 @@ def _exchanged(query: str = "query", key: str = "key", value: str = "value") -> 
             widths = zip(read, (inputs.query, inputs.key, inputs.value), strict=True)
             require(all(one.shape[-1] == other.shape[-1] for one, other in widths))
         geometry = inputs.geometry.replace(key_length=read[1].shape[-2])
-        require(geometry.key_length == inputs.geometry.key_length or not inputs.masked)
+        if geometry.key_length != inputs.geometry.key_length:
+            inputs = inputs.replace(keep=_of_length(inputs, geometry.key_length))
         return inputs.replace(query=read[0], key=read[1], value=read[2], geometry=geometry)
 
     return inputs_for

@@ -63,6 +63,50 @@ class Clamped(HandWritten):
         return super().logit_gradient(steps, weights, weight_gradient).clamp(-0.25, 0.25)
 
 
+class QueryClamped(HandWritten):
+    """The elements of the gradient of the query do not leave a range."""
+
+    def query_gradient(self, steps: Steps, scores: Tensor) -> Tensor:
+        """Of the query."""
+        return super().query_gradient(steps, scores).clamp(-0.1, 0.1)
+
+
+class QueryCut(HandWritten):
+    """The gradient of the query is no longer than one."""
+
+    def query_gradient(self, steps: Steps, scores: Tensor) -> Tensor:
+        """Of the query."""
+        gradient = super().query_gradient(steps, scores)
+        return gradient / gradient.norm().clamp_min(1.0)
+
+
+class LaterHalved(HandWritten):
+    """Values from the fourth on get half of their gradient."""
+
+    def value_gradient(self, steps: Steps, weights: Tensor) -> Tensor:
+        """Of the value, for each query head."""
+        gradient = super().value_gradient(steps, weights)
+        return torch.cat([gradient[:, :, :3], 0.5 * gradient[:, :, 3:]], dim=2)
+
+
+class AveragedOverItems(HandWritten):
+    """Every batch item gets the mean gradient of the value."""
+
+    def value_gradient(self, steps: Steps, weights: Tensor) -> Tensor:
+        """Of the value, for each query head."""
+        gradient = super().value_gradient(steps, weights)
+        return gradient.mean(0, keepdim=True).expand_as(gradient)
+
+
+class SoftcapSlope(HandWritten):
+    """The derivative of the softcap is one less the size of the hyperbolic tangent."""
+
+    def slope(self, steps: Steps) -> Tensor:
+        """Of the capped scores."""
+        right = torch.as_tensor(super().slope(steps))
+        return 1.0 - (1.0 - right).clamp_min(0.0).sqrt()
+
+
 class Shifted(HandWritten):
     """A hundredth is added to each weight of the values: no variant does so."""
 
@@ -79,6 +123,15 @@ SAID = {
     HalvedInGroups: "the gradient of the value is 1/the number of queries times what it must be "
     "(only where heads share keys and values)",
     Clamped: "in the gradient of the scores dS is clamped to the range from -0.25 to 0.25",
+    QueryClamped: "in the gradient of the query each element is clamped to the range from -0.1 to "
+    "0.1",
+    QueryCut: "in the gradient of the query the whole gradient is cut to a length of 1",
+    LaterHalved: "in the gradient of the value tokens from index 3 on are 0.5 times what they must "
+    "be",
+    SoftcapSlope: "in the gradients of the query and the key the derivative of the softcap is "
+    "taken to be 1 - |tanh|",
+    AveragedOverItems: "in the gradient of the value each element is that averaged over the batch "
+    "items",
 }
 
 

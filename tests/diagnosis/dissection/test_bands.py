@@ -74,3 +74,47 @@ def test_what_a_window_shows_instead_is_stated(wrong: str) -> None:
     (entry,) = diagnose(Subject(candidate, "float32"))
     assert name in entry["name"]
     assert entry["fix"]
+
+
+def literal(*, before: bool, after: bool) -> Callable[..., Tensor]:
+    """A core that takes -1 for a number of keys, on one side or both, where it is not causal."""
+
+    def attend(
+        query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False, window: Window = None
+    ) -> Tensor:
+        queries, keys = query.shape[2], key.shape[2]
+        ahead = torch.arange(keys) - torch.arange(queries)[:, None] - (keys - queries)
+        seen = (ahead <= 0) | (not causal)
+        if window is not None:
+            left, right = window
+            seen = seen & ((ahead >= -left) | (left < 0 and not before))
+            seen = seen & ((ahead <= right) | (right < 0 and (causal or not after)))
+        scores = query @ key.mT / math.sqrt(query.shape[-1])
+        weights = scores.masked_fill(~seen, -math.inf).softmax(dim=-1)
+        return weights.masked_fill(~seen.any(dim=-1, keepdim=True), 0.0) @ value
+
+    return attend
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (True, False, "-1 before the query as a number of keys"),
+        (False, True, "-1 after the query as a number of keys where the call is not causal"),
+    ],
+)
+def test_a_window_without_a_limit_that_is_taken_for_a_number_is_told(
+    *, before: bool, after: bool, words: str
+) -> None:
+    """On one side alone, and in calls that are not causal, where causality limits that side."""
+    candidate = core(
+        literal(before=before, after=after),
+        masks=[],
+        causal="bottom-right",
+        features=["window"],
+        empty_rows="zeros",
+        dtypes=["float32"],
+    )
+    (entry,) = diagnose(Subject(candidate, "float32"))
+    assert entry["text"].endswith(words)

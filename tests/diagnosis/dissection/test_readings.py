@@ -14,6 +14,7 @@ from torch import Tensor
 from conformance import Semantics
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import dissection
+from conformance.diagnosis.dissection.bias_statements import additive_mask_statements
 from conformance.diagnosis.dissection.logits import logit_statements
 from conformance.diagnosis.dissection.reading import Reading, read, statement
 from conformance.diagnosis.dissection.sink_statements import sink_statements
@@ -21,7 +22,6 @@ from conformance.diagnosis.dissection.sources import shared_head_statements
 from conformance.diagnosis.dissection.sums import dropped_weight_statements, weight_statements
 from conformance.diagnosis.dissection.tiles import tile_statements
 from conformance.diagnosis.dissection.visibility import (
-    additive_mask_statements,
     table_statements,
     visibility_statements,
 )
@@ -290,3 +290,21 @@ def test_the_heads_of_a_cache_are_read() -> None:
     drawn = problem(past=3, num_heads=4, num_kv_heads=2, query_length=3, key_length=6)
     names = proposed(attend, shared_head_statements, drawn, features=["kv_cache", "gqa"])
     assert "heads: cached value of the opposite key/value head" in names
+
+
+def test_cached_keys_are_changed_before_the_heads_of_a_group_share_them() -> None:
+    """The key/value head before is another than the query head before."""
+
+    def attend(
+        query: Tensor, key: Tensor, value: Tensor, *, past_key: Any = None, past_value: Any = None
+    ) -> Tensor:
+        if past_key is not None:
+            key = torch.cat([past_key.roll(1, 1), key], dim=2)
+            value = torch.cat([past_value, value], dim=2)
+        group = query.shape[1] // key.shape[1]
+        key, value = (heads.repeat_interleave(group, dim=1) for heads in (key, value))
+        return softmaxed(query, key) @ value
+
+    drawn = problem(past=3, num_heads=6, num_kv_heads=3, query_length=3, key_length=6)
+    names = proposed(attend, logit_statements, drawn, features=["kv_cache", "gqa"])
+    assert "logits: the cached keys, each taken to be the key of the head before" in names

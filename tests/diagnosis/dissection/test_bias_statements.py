@@ -1,0 +1,91 @@
+"""What becomes of an additive mask is stated: clamped, or joined with the weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from examples import BARE_FLOAT32, core
+from torch import Tensor
+
+from conformance.clauses.subject import Subject
+from conformance.diagnosis import diagnose
+
+Logits = Callable[[Tensor, Tensor], Tensor]
+
+
+def added(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """A core that adds a changed additive mask."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None) -> Tensor:
+        logits = q @ k.mT * q.shape[-1] ** -0.5
+        logits = logits if bias is None else logits + change(bias)
+        return logits.softmax(-1).nan_to_num(0.0) @ v
+
+    return attend
+
+
+def joined(join: Logits) -> Callable[..., Tensor]:
+    """A core whose additive mask meets the weights, in rows with a key."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None) -> Tensor:
+        logits = q @ k.mT * q.shape[-1] ** -0.5
+        if bias is None:
+            return logits.softmax(-1) @ v
+        hidden = bias.isneginf()
+        weights = logits.masked_fill(hidden, -math.inf).softmax(-1)
+        weights = join(weights, bias.masked_fill(hidden, 0.0))
+        return weights.masked_fill(hidden.all(-1, keepdim=True), 0.0) @ v
+
+    return attend
+
+
+STATED: dict[str, tuple[Callable[..., Tensor], str]] = {
+    "below": (
+        added(lambda bias: bias.clamp(min=-1.0).masked_fill(bias.isneginf(), -math.inf)),
+        "bias: clamped to at least -1",
+    ),
+    "both sides, all": (
+        added(lambda bias: bias.clamp(-5.0, 2.0)),
+        "bias: clamped to at least -5 and at most 2, minus infinity too",
+    ),
+    "far below, all": (
+        added(lambda bias: bias.clamp(min=-7e3)),
+        "bias: clamped to at least -7000, minus infinity too",
+    ),
+    "times": (joined(torch.mul), "bias: multiplied with the weights"),
+    "renormalised": (
+        joined(lambda weights, bias: (weights + bias) / (weights + bias).sum(-1, keepdim=True)),
+        "bias: added to the weights, which are divided by their sum then",
+    ),
+}
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("wrong", STATED)
+def test_what_becomes_of_an_additive_mask_is_stated(wrong: str) -> None:
+    """The limits of a clamp with few digits, minus infinities too; what weights are joined with."""
+    function, name = STATED[wrong]
+    candidate = core(function, **{**BARE_FLOAT32, "masks": ["bias"], "empty_rows": "zeros"})
+    (entry,) = diagnose(Subject(candidate, "float32"))
+    assert entry["name"] == name
+    assert entry["fix"]
+
+
+def test_one_form_of_a_mask_that_adds_a_number_is_told_with_the_form() -> None:
+    """The number is read where hidden keys win, for each form of the mask."""
+
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, *, keep: Tensor | None = None, bias: Tensor | None = None
+    ) -> Tensor:
+        logits = q @ k.mT * q.shape[-1] ** -0.5
+        logits = logits if bias is None else logits + bias
+        logits = logits if keep is None else logits + torch.where(keep, 0.0, -50.0)
+        return logits.softmax(-1).nan_to_num(0.0) @ v
+
+    promises = {**BARE_FLOAT32, "masks": ["keep", "bias"], "empty_rows": "zeros"}
+    (entry,) = diagnose(Subject(core(attend, **promises), "float32"))
+    assert "have -50 added to their logits" in entry["text"]
+    assert entry["text"].endswith("(only with a mask of what to keep)")

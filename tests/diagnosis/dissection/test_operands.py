@@ -1,0 +1,118 @@
+"""A layer whose operands are made of other tokens, or by another projection, is told so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import conformance
+from conformance._golden import golden
+from conformance.clauses.subject import Subject
+from conformance.diagnosis import diagnose
+from conformance.diagnosis.answer_facts import state_entry
+
+Weights = conformance.ProjectionWeights
+Projected = tuple[Tensor, Tensor, Tensor]
+
+
+def project(tokens: Tensor, weights: Weights, role: str) -> Tensor:
+    """Tokens behind the projection of a role, in double precision."""
+    return golden.project(tokens, getattr(weights, role), getattr(weights, f"{role}_bias"))
+
+
+def subject_of(change: Callable[[Projected, Weights], Projected], *, inputs: str) -> Subject:
+    """A layer that goes on with changed projections, of three inputs or of one."""
+
+    def one_length(geometry: conformance.Geometry) -> conformance.Geometry:
+        width = geometry.num_heads * geometry.head_size
+        sizes = dict.fromkeys(("query_size", "key_size", "value_size", "output_size"), width)
+        return geometry.replace(
+            num_kv_heads=geometry.num_heads,
+            value_head_size=geometry.head_size,
+            key_length=geometry.query_length,
+            **sizes,
+        )
+
+    def build(geometry: conformance.Geometry, weights: Weights) -> Callable[..., Tensor]:
+        heads, point = geometry.num_heads, golden.STANDARD
+
+        def forward(*tokens: Tensor) -> Tensor:
+            q, k, v = tokens * 3 if len(tokens) == 1 else tokens
+            projected = change(golden.project_tokens((q, k, v), weights, point), weights)
+            query, key, value = golden.cut_heads(projected, heads, heads, point)
+            output = golden.attend(query, key, value, semantics=point).output
+            merged = golden.merge_heads(output, point)
+            return golden.project_output(merged, weights, point).to(q.dtype)
+
+        return forward
+
+    declared = conformance.layer(
+        name="layer",
+        inputs=inputs,
+        masks=[],
+        causal=None,
+        empty_rows="any",
+        geometry=one_length,
+        dtypes=["float32"],
+    )
+    return Subject(declared(build), "float32")
+
+
+def normalised(projected: Projected, weights: Weights) -> Projected:
+    """Keys and values of tokens that are divided by their length: found again from the queries."""
+    query, bias = projected[0], torch.zeros(1) if weights.q_bias is None else weights.q_bias
+    tokens = torch.linalg.solve(weights.q.double(), (query - bias).mT).mT
+    tokens = torch.nn.functional.normalize(tokens, dim=-1)
+    return query, project(tokens, weights, "k"), project(tokens, weights, "v")
+
+
+def packed(projected: Projected, _weights: Weights) -> Projected:
+    """One product for keys and values, of which every second channel is taken for a key's."""
+    both = torch.cat(projected[1:], dim=-1)
+    return projected[0], both[..., 0::2], both[..., 1::2]
+
+
+STATED: dict[str, tuple[Callable[[Projected, Weights], Projected], str, str]] = {
+    "exchanged": (
+        lambda p, _w: (p[0], p[2], p[1]),
+        "separate",
+        "the keys are the projected values and the values are the projected keys",
+    ),
+    "one after the other": (
+        lambda p, w: (p[0], project(p[0], w, "k"), p[2]),
+        "self",
+        "the keys are the projected queries, projected by the key's matrix",
+    ),
+    "normalised": (
+        normalised,
+        "self",
+        "the keys and values are projected from tokens that are divided by their length",
+    ),
+    "packed": (
+        packed,
+        "self",
+        (
+            "the keys and values are projected by rows of one matrix for keys and values that is "
+            "read channel by channel"
+        ),
+    ),
+}
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("wrong", STATED)
+def test_operands_made_of_others_are_stated(wrong: str) -> None:
+    """What is projected already, and what two operands exchange."""
+    change, inputs, words = STATED[wrong]
+    (entry,) = diagnose(subject_of(change, inputs=inputs))
+    assert entry["text"] == words
+    assert entry["fix"]
+
+
+def test_a_layer_of_one_input_keeps_nothing_of_an_earlier_call() -> None:
+    """Keys of two calls are twice as many as its queries: that is asked for without an error."""
+    wrong = subject_of(lambda p, _w: (p[0], torch.sin(p[1]), p[2]), inputs="self")
+    assert state_entry(wrong) is None
