@@ -27,6 +27,7 @@ from .observed_gradients import (
     SquaredErrors,
     battery_gradients,
     further_gradients,
+    gradients_at_unseen_sizes,
     near,
     observe_gradients,
     room,
@@ -127,13 +128,18 @@ class BackwardDiagnostician:
                 if _explains(one, observed, point)
             )
             further: list[ObservedGradients] = []
+            beyond: list[ObservedGradients] = []
             for statement in proposed:
                 further = further or further_gradients(self.subject, every, time=time)
-                if _confirms(statement, observed, further, point):
+                if not _confirms(statement, observed, further, point):
+                    continue
+                at_sizes = gradients_at_unseen_sizes(self.subject, statement, [*observed, *further])
+                if _confirms(statement, observed, [*further, *at_sizes], point):
                     return [statement]
+                beyond += at_sizes
             if not further:
                 break
-            observed += further
+            observed += [*further, *beyond]
         return []
 
     def _rounded(self, every: Sequence[ObservedGradients]) -> list[dict[str, Any]]:

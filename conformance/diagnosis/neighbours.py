@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
+from math import gcd
 from typing import Any, Final
 
 from ..base.geometry import Geometry
@@ -105,9 +106,14 @@ def neighbours(subject: Subject, problem: Problem, reach: Sequence[str] = REACH)
 def with_size(subject: Subject, problem: Problem, field: str, size: int) -> Problem | None:
     """A problem with other values and one size, a field of ``Geometry``, at exactly a number.
 
-    None where the candidate cannot be called with that size.
+    None where the candidate cannot be called with that size. Of other heads as many share keys and
+    values as can.
     """
-    resized = one_at_a_time(_resized(subject, _anew(problem), {field: size}), subject.candidate)
+    sizes = {field: size}
+    if field == "num_heads":
+        heads, shared = problem.geometry.num_heads, problem.geometry.num_kv_heads
+        sizes["num_kv_heads"] = size if shared == heads else gcd(size, shared)
+    resized = one_at_a_time(_resized(subject, _anew(problem), sizes), subject.candidate)
     return resized if getattr(resized.geometry, field) == size else None
 
 

@@ -22,6 +22,9 @@ from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..problems.space import Space
 from ..tolerance import model
+from .conditions import plainness
+from .mistakes.named_mistake import NamedMistake
+from .neighbours import OWN, at_unseen_sizes, neighbours
 
 # The hand-picked sizes of the battery, of those that every clause begins with.
 SIZES: Final = 8
@@ -80,7 +83,7 @@ def further_gradients(
 ) -> list[ObservedGradients]:
     """The gradients on problems that have not been observed: other values, and other sizes.
 
-    Each ``time`` has values of its own.
+    Among them are the neighbours of the plainest wrong one. Each ``time`` has values of its own.
     """
     candidate, dtype = subject.candidate, subject.dtype
     wrong = sorted((each for each in observed if each.wrong), key=_size, reverse=True)
@@ -92,6 +95,8 @@ def further_gradients(
     if "bias" in subject.declaration.masks:
         problems += edge_problems(candidate, _BIAS, dtype=dtype)[SIZES : SIZES + 2]
     problems += _lengthened(subject)
+    if wrong:
+        problems += neighbours(subject, _telling(wrong).problem, (OWN,))
     other = [
         problem.replace(seed=problem.seed + time * OTHER_VALUES, overrides=None)
         for problem in problems
@@ -101,6 +106,18 @@ def further_gradients(
         for each in _observed(subject, dict.fromkeys(other))
         if not has_empty_rows(subject, each.inputs)
     ]
+
+
+def gradients_at_unseen_sizes(
+    subject: Subject, mistake: NamedMistake, observed: Sequence[ObservedGradients]
+) -> list[ObservedGradients]:
+    """The gradients at sizes that were not observed and at which a mistake may be made."""
+    seen = {each.inputs.geometry for each in observed}
+    made = [each for each in observed if each.wrong and mistake.where(each.inputs)]
+    if not made:
+        return []
+    problems = at_unseen_sizes(subject, _telling(made).problem, mistake.sizes, seen)
+    return list(_observed(subject, problems))
 
 
 def observe_gradients(subject: Subject, problem: Problem) -> ObservedGradients | None:
@@ -202,6 +219,16 @@ def _observed(subject: Subject, problems: Iterable[Problem]) -> Iterator[Observe
 
 def _finite(observed: ObservedGradients) -> bool:
     return all(bool(each.isfinite().all()) for each in observed.actual.by_name.values())
+
+
+def _telling(observed: Sequence[ObservedGradients]) -> ObservedGradients:
+    """The plainest of some problems, if possible one with several queries and keys."""
+
+    def plainest(each: ObservedGradients) -> tuple[bool, tuple[int, int]]:
+        sizes = each.inputs.geometry
+        return 1 in (sizes.query_length, sizes.key_length), plainness(each.inputs)
+
+    return min(observed, key=plainest)
 
 
 def _size(observed: ObservedGradients) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from examples import core, layer, problem
+import torch
+from examples import BARE_FLOAT32, core, layer, problem
+from torch import Tensor
 
 from candidates.broken import gradients, modified_gradients, weight_gradients
 from candidates.broken._backward import HandWritten, HandWrittenLayer
@@ -62,3 +64,19 @@ def test_gradients_that_are_rounded_are_said_to_be() -> None:
     """The format of gradients is said where the right ones, rounded to it, are all there is."""
     name = "gradients of query, key, value, bias: rounded to bfloat16"
     assert names(gradients.GradientsInBfloat16) == [name]
+
+
+def test_conditions_of_gradients_hold_at_sizes_that_nobody_saw() -> None:
+    """Of three heads alone, not of any odd number of them."""
+
+    def three(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        factor = 1.5 if query.shape[1] == 3 else 1.0
+        grown = value * factor + (value * (1.0 - factor)).detach()
+        return torch.softmax(query @ key.mT * query.shape[-1] ** -0.5, dim=-1) @ grown
+
+    promises = {**BARE_FLOAT32, "features": ["gradients"]}
+    sizes = {"batch": 1, "head_size": 4, "value_head_size": 4, "query_length": 3, "key_length": 5}
+    subject = Subject(core(three, **promises, geometry=sizes), "float32")
+    (entry,) = BackwardDiagnostician(subject).explain("gradients.golden", problem())
+    assert entry["text"].startswith("the gradient of the value is 1.5 times what it must be")
+    assert "with at most 3 heads)" in entry["text"]

@@ -346,6 +346,7 @@ def _statement(forms: Sequence[Form], readings: Sequence[BackwardReading]) -> Na
         sentence="; ".join(part.sentence for part in parts),
         fix="; ".join(dict.fromkeys(part.fix for part in parts)),
         backward=BackwardSteps(heads=_acted(forms)),
+        sizes=tuple(one.sizes for form in forms for one in form.conditions if one.sizes),
     )
 
 
