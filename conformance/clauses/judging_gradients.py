@@ -199,7 +199,7 @@ def compare_gradients(
             binding = binding and moves(gradient.value, gradient.value / 2.0, allowed)
         violation = violation or agreement.violation
         if violation is None and generic:
-            violation = _in_common(name, gradients.by_name[name], gradient)
+            violation = in_common(name, gradients.by_name[name], gradient)
     return Finding(binding=binding, margin=margin, violation=violation)
 
 
@@ -276,19 +276,21 @@ def axes_of(name: str, inputs: Inputs) -> tuple[str, ...]:
     return ("row",) if name.endswith("_bias") else ("row", "column")
 
 
-def _in_common(name: str, got: Tensor, gradient: Gradient) -> Violation | None:
+def in_common(name: str, got: Tensor, gradient: Gradient) -> Violation | None:
     """The violation where all errors of a gradient have more in common than rounding explains."""
     fit = gradient_fit(got.double() - gradient.value, gradient)
     if fit is None:
         return None
-    for kind, fitted in fit.fits.items():
-        if abs(fitted.scale_error) > fitted.scale_allowed:
-            what = "a multiple of it" if kind == "factor" else "a scale of the logits"
-            message = (
-                f"the errors of the gradient of {described(name)} fit {what} with a relative error "
-                f"of {fitted.scale_error:+.3g} (allowed {fitted.scale_allowed:.3g})"
-            )
-            return Violation(kind="value", message=message, got=fitted.scale_error, expected=0.0)
+    beyond = [kind for kind, each in fit.fits.items() if abs(each.scale_error) > each.scale_allowed]
+    if beyond:
+        kind = min(beyond, key=lambda each: fit.fits[each].unexplained)
+        what = "a multiple of it" if kind == "factor" else "a scale of the logits"
+        fitted = fit.fits[kind]
+        message = (
+            f"the errors of the gradient of {described(name)} fit {what} with a relative error "
+            f"of {fitted.scale_error:+.3g} (allowed {fitted.scale_allowed:.3g})"
+        )
+        return Violation(kind="value", message=message, got=fitted.scale_error, expected=0.0)
     if fit.unexplained > 1.0:
         message = (
             f"the errors of the gradient of {described(name)} are together larger than rounding "

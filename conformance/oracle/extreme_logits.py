@@ -11,8 +11,17 @@ from ..problems.materialise import mask_sizes
 from ..tolerance import model
 from .oracle import evaluate
 
-# What decides how positions turn queries and keys, and what their products are multiplied by.
-_SCORING = ("rotary", "rotary_base", "rotary_fraction", "causal_alignment", "scale", "scale_factor")
+# What decides which heads meet, how positions turn them, and what their products are multiplied by.
+_SCORING = (
+    "head_split",
+    "group_order",
+    "rotary",
+    "rotary_base",
+    "rotary_fraction",
+    "causal_alignment",
+    "scale",
+    "scale_factor",
+)
 
 # A power of two near the root of the largest logits of float16: neither factor is extreme.
 _ONE_CHANNEL = 64.0

@@ -144,7 +144,8 @@ def _slopes(attention: golden.Attention, function: Tensor | None) -> tuple[Tenso
     if attention.semantics.bias_order == "before-scale":
         by_bias = slope * attention.scale
     if has_sink(attention):
-        return _but_last(slope), _but_last(by_bias), _but_last(curvature)
+        cut = _but_last(slope)  # one tensor where it was one: they round alike then
+        return cut, cut if by_bias is slope else _but_last(by_bias), _but_last(curvature)
     return slope, by_bias, curvature
 
 

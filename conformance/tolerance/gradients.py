@@ -21,6 +21,7 @@ from .spread import Carried, deviations_for
 from .statistical_gradients import Propagation, propagation
 from .storing import (
     Errors,
+    grouped_worst,
     key_store_variance,
     query_block_stores,
     query_store_variance,
@@ -220,23 +221,6 @@ def _grouped(
         variance=variance,
         underflow=group * contract.underflow,
     )
-
-
-def grouped_worst(
-    value: Tensor,
-    error: Tensor,
-    num_kv_heads: int,
-    semantics: golden.Semantics,
-    contract: Contract,
-) -> Tensor:
-    """The worst error of the sum of a group's heads: each may be stored, and every partial sum."""
-    group = value.shape[1] // num_kv_heads
-    if group == 1:
-        return error
-    unit = contract.unit_roundoff
-    sizes = sum_groups(value.abs() + error, num_kv_heads, semantics)
-    total = sum_groups(error, num_kv_heads, semantics)
-    return total + group * (unit * (1.0 + unit) ** group * sizes + contract.underflow)
 
 
 def _bias_errors(

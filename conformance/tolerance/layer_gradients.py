@@ -17,7 +17,7 @@ from .attention_bound import one_sided_bound
 from .contract import Contract
 from .gradient import Gradient, GradientStatistics, Scaling
 from .gradient_scaling import Slopes, Sum, noise, roundings, slopes
-from .gradients import grouped_worst, one_of
+from .gradients import one_of
 from .layer import head_errors, is_exact, projection_bound
 from .layer_backward import LayerBackward, ProjectionGradient, layer_backward, ones_like_tokens
 from .prepared import is_prepared, prepared_errors
@@ -27,6 +27,7 @@ from .statistical_gradients import Propagation, propagation
 from .statistical_pairs import walk
 from .storing import (
     Errors,
+    grouped_worst,
     key_store_variance,
     query_store_variance,
     spread_of,

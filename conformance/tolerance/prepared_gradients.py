@@ -23,7 +23,7 @@ from .gradient import Gradient
 from .positions import rotated_error
 from .prepared import Norm, divisor_drift, is_prepared, norm_of, normalised_error
 from .spread import EXACT, Carried
-from .storing import Errors, stored
+from .storing import Errors, grouped_worst, stored
 from .visible_keys import sum_groups
 from .worst_gradients import WorstErrors
 
@@ -119,13 +119,8 @@ def _grouped(
     contract: Contract,
 ) -> Errors:
     """The heads of a group added up; every partial sum may be stored."""
-    group = value.shape[1] // num_kv_heads
-    if group > 1:
-        error = error + group * _once(value.abs() + error, contract)
-    return Errors(
-        value=sum_groups(value, num_kv_heads, semantics),
-        worst=sum_groups(error, num_kv_heads, semantics),
-    )
+    worst = grouped_worst(value, error, num_kv_heads, semantics, contract)
+    return Errors(value=sum_groups(value, num_kv_heads, semantics), worst=worst)
 
 
 def _turned_back(

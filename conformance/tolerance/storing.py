@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from .._golden import golden
 from . import model
 from .backward_pass import BackwardPass
 from .contract import Contract
 from .gradient import Gradient, GradientStatistics
+from .visible_keys import sum_groups
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,6 +35,23 @@ class Errors:
         if roundoff == 0.0 or self.variance is None:
             return self
         return replace(self, variance=self.variance + (roundoff * self.value).square())
+
+
+def grouped_worst(
+    value: Tensor,
+    error: Tensor,
+    num_kv_heads: int,
+    semantics: golden.Semantics,
+    contract: Contract,
+) -> Tensor:
+    """The worst error of the sum of a group's heads: each may be stored, and every partial sum."""
+    group = value.shape[1] // num_kv_heads
+    if group == 1:
+        return error
+    unit = contract.unit_roundoff
+    sizes = sum_groups(value.abs() + error, num_kv_heads, semantics)
+    total = sum_groups(error, num_kv_heads, semantics)
+    return total + group * (unit * (1.0 + unit) ** group * sizes + contract.underflow)
 
 
 def stored(

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from examples import core, problem
+from gradient_problems import contract
 from torch import Tensor
 
-from conformance.clauses.judging_gradients import measured_bounds
+from conformance._golden import golden
+from conformance.clauses.judging_gradients import in_common, measured_bounds
 from conformance.clauses.subject import Subject
 from conformance.problems.inputs import Inputs
-from conformance.tolerance import model
+from conformance.tolerance import core_gradients, model
+from conformance.tolerance.gradient import Gradient
 
 
 def test_bounds_are_measured_by_the_last_digit_of_the_inputs() -> None:
@@ -21,3 +25,22 @@ def test_bounds_are_measured_by_the_last_digit_of_the_inputs() -> None:
     bounds = measured_bounds(subject, subject.inputs(problem()), gradients, again)
     expected = torch.full((2, 3), 0.25 * model.SPREAD_FACTOR, dtype=torch.float64)
     assert torch.equal(bounds["query"], expected)
+
+
+@pytest.mark.parametrize("error", [1e-5, 1e-4])
+@pytest.mark.parametrize("name", ["query", "key"])
+def test_a_wrong_scale_of_both_passes_is_no_factor(name: str, error: float) -> None:
+    """Errors that a scale of the logits explains better are not called a multiple."""
+    generator = torch.Generator().manual_seed(1)
+    operands = [torch.randn(1, 2, 128, 16, generator=generator).double() for _ in range(3)]
+    upstream = torch.randn(1, 2, 128, 16, generator=generator).double()
+
+    def gradient(scale: float) -> Gradient:
+        attention = golden.attend(*operands, scale=scale)
+        bounds = core_gradients(attention, upstream, contract("float32", 0.25))
+        return bounds[name]
+
+    violation = in_common(name, gradient(0.25 * (1.0 + error)).value, gradient(0.25))
+    assert violation is not None
+    assert "a scale of the logits" in violation.message
+    assert violation.got == pytest.approx(error, rel=0.1)

@@ -69,6 +69,17 @@ def test_stretched_key_reaches_its_target(target: float, low: bool, kind: str) -
     assert float(quiet.abs().max()) < 100.0
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_stretched_key_is_that_of_its_group(seed: int) -> None:
+    """Where groups are read in turn, the logits of heads that read a key are the extreme ones."""
+    point = golden.STANDARD.replace(group_order="tile")
+    subject = Subject(core(semantics=point), "float32")
+    drawn = subject.inputs(problem(num_kv_heads=2, mask=plan("single"), seed=seed))
+    inputs, _ = single_key_inputs(drawn, live=2, target=8e7, low=True)
+    core_of = golden.attend(inputs.query, inputs.key, inputs.value, semantics=point)
+    assert float(core_of.scores[..., 2].min()) == pytest.approx(-8e7, rel=1e-3)
+
+
 @pytest.mark.parametrize("fill", [-1e4, -1e6, -1e7])
 def test_finite_fill_shows_in_single_key_alone(fill: float) -> None:
     """A finite fill fails where live logits lie below it, and not in every other masked clause."""

@@ -87,3 +87,24 @@ def test_bounds_stay_finite_beside_extreme_sinks(sink: float) -> None:
         assert isinstance(bounded, Gradient)
         assert bool(bounded.worst.isfinite().all()), name
         assert bool(bounded.bound.isfinite().all()), name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_sink_without_weight_leaves_the_bound_of_the_bias(dtype: str) -> None:
+    """Beside a softcap after the mask: a bias is capped with the scores, and rounds like them."""
+    operands = leaves(2)
+    bias = torch.linspace(-1.0, 1.0, 7).reshape(1, 1, 1, 7).double().expand(2, 4, 5, 7)
+    options: Options = {
+        "softcap": 2.0,
+        "bias": bias,
+        "semantics": golden.STANDARD.replace(softcap_order="after-mask"),
+    }
+    upstream = output_gradient(torch.Size((2, 4, 5, 2)), 9)
+    without = judged(
+        {n: t for n, t in operands.items() if n != "sinks"}, upstream, dtype, **options
+    )
+    operands["sinks"] = torch.full((4,), -60.0, dtype=torch.float64)
+    beside, alone = judged(operands, upstream, dtype, **options)["bias"], without["bias"]
+    assert isinstance(beside, Gradient)
+    assert isinstance(alone, Gradient)
+    assert bool((beside.bound >= 0.99 * alone.bound).all())
