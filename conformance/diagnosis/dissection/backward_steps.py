@@ -173,11 +173,19 @@ def read_variants(role: str, observed: Observed) -> Iterator[Variant]:
     yield from _tokens_from(role, observed)
 
 
-def _variant(role: str, words: str, fix: str, change: Change) -> Variant:
-    def values(b: Backward) -> dict[str, Tensor]:
+def _variants(role: str, words: str, fix: str, change: Change) -> Iterator[Variant]:
+    """A change to the gradient of a role, as a whole, and of each query head that shares it."""
+
+    def values(b: Backward) -> Gradients:
         return {role: change(b.exact[role])}
 
-    return Variant(words=words, fix=fix, values=values, roles=(role,))
+    def of_each_head(b: Backward) -> Gradients:
+        return {role: sum_of_groups(b.call, change(getattr(b.right, role)))}
+
+    yield Variant(words=words, fix=fix, values=values, roles=(role,))
+    if role != "query":
+        more = f"{words} before those of a group are added up"
+        yield Variant(words=more, fix=fix, values=of_each_head, roles=(role,))
 
 
 def _said(read: float) -> float:
@@ -196,7 +204,7 @@ def _clamped(role: str, observed: Observed) -> Iterator[Variant]:
                 continue
             said = _said(limit)
             words = f"each element is clamped to the range from {-said:g} to {said:g}"
-            yield _variant(role, words, _NO_LIMIT, _clamp_to(said))
+            yield from _variants(role, words, _NO_LIMIT, _clamp_to(said))
             return
 
 
@@ -214,7 +222,7 @@ def _cut_to_length(role: str, observed: Observed) -> Iterator[Variant]:
         if len(cut) < _TWICE or max(cut) - min(cut) > 2.0 * _SAME * max(cut):
             continue
         said = _said(cut[0])
-        yield _variant(role, words.format(said), _NO_LIMIT, _cut(said, length))
+        yield from _variants(role, words.format(said), _NO_LIMIT, _cut(said, length))
 
 
 def _whole_length(gradient: Tensor) -> Tensor:
@@ -246,7 +254,7 @@ def _tokens_from(role: str, observed: Observed) -> Iterator[Variant]:
         if bool(alike.all()):
             said = float(f"{factor:.3g}")
             words = f"tokens from index {first} on are {said:g} times what they must be"
-            yield _variant(role, words, "treat every token alike", _times_from(first, said))
+            yield from _variants(role, words, "treat every token alike", _times_from(first, said))
             return
 
 

@@ -268,12 +268,13 @@ def _exchanged(query: str = "query", key: str = "key", value: str = "value") -> 
         by_role = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
         read = (by_role[query], by_role[key], by_role[value])
         require(read[1].shape[:-1] == read[2].shape[:-1])
-        fits = inputs.is_layer or read[0].shape[-1] == read[1].shape[-1]
-        require(fits and read[0].shape[-2] == inputs.query.shape[-2])
+        require(inputs.is_layer or read[0].shape[-1] == read[1].shape[-1])
         if inputs.is_layer:
             widths = zip(read, (inputs.query, inputs.key, inputs.value), strict=True)
             require(all(one.shape[-1] == other.shape[-1] for one, other in widths))
-        geometry = inputs.geometry.replace(key_length=read[1].shape[-2])
+        geometry = inputs.geometry.replace(
+            query_length=read[0].shape[-2], key_length=read[1].shape[-2]
+        )
         if geometry.key_length != inputs.geometry.key_length:
             inputs = inputs.replace(keep=_of_length(inputs, geometry.key_length))
         return inputs.replace(query=read[0], key=read[1], value=read[2], geometry=geometry)

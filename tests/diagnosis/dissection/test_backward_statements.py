@@ -71,6 +71,14 @@ class QueryClamped(HandWritten):
         return super().query_gradient(steps, scores).clamp(-0.1, 0.1)
 
 
+class HeadsOfKeysClamped(HandWritten):
+    """The gradient of the key is clamped for each query head that shares it."""
+
+    def key_gradient(self, steps: Steps, scores: Tensor) -> Tensor:
+        """Of the key, for each query head."""
+        return super().key_gradient(steps, scores).clamp(-0.1, 0.1)
+
+
 class QueryCut(HandWritten):
     """The gradient of the query is no longer than one."""
 
@@ -125,6 +133,8 @@ SAID = {
     Clamped: "in the gradient of the scores dS is clamped to the range from -0.25 to 0.25",
     QueryClamped: "in the gradient of the query each element is clamped to the range from -0.1 to "
     "0.1",
+    HeadsOfKeysClamped: "in the gradient of the key each element is clamped to the range from -0.1 "
+    "to 0.1 before those of a group are added up",
     QueryCut: "in the gradient of the query the whole gradient is cut to a length of 1",
     LaterHalved: "in the gradient of the value tokens from index 3 on are 0.5 times what they must "
     "be",

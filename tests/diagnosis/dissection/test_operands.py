@@ -116,3 +116,24 @@ def test_a_layer_of_one_input_keeps_nothing_of_an_earlier_call() -> None:
     """Keys of two calls are twice as many as its queries: that is asked for without an error."""
     wrong = subject_of(lambda p, _w: (p[0], torch.sin(p[1]), p[2]), inputs="self")
     assert state_entry(wrong) is None
+
+
+def test_queries_made_of_keys_are_told_where_lengths_differ() -> None:
+    """The answer has as many rows as there are keys: another shape is explained, too."""
+
+    def build(geometry: conformance.Geometry, weights: Weights) -> Callable[..., Tensor]:
+        heads, point = geometry.num_heads, golden.STANDARD
+
+        def forward(_query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            projected = golden.project_tokens((key, key, value), weights, point)
+            cut = golden.cut_heads(projected, heads, heads, point)
+            merged = golden.merge_heads(golden.attend(*cut, semantics=point).output, point)
+            return golden.project_output(merged, weights, point).to(key.dtype)
+
+        return forward
+
+    declared = conformance.layer(
+        name="layer", masks=[], geometry={"query_size": "key_size"}, dtypes=["float32"]
+    )
+    (entry,) = diagnose(Subject(declared(build), "float32"))
+    assert entry["name"] == "key-used-for-query"
