@@ -28,7 +28,8 @@ from .mistaken_answer import Combination, DiagnosedSubject, acted_answers
 from .mistakes import NamedMistake, named_mistakes
 from .neighbours import ENLARGED, OWN, RESIZED, neighbours
 from .picture import Illustrator
-from .precision_diagnosis import Observed, few, plain, precision_entry, scale_entry
+from .precision_diagnosis import Observed, plain, precision_entry, spread_over
+from .scale_diagnosis import scale_entry
 from .search import MOST_PARTIAL, MistakeSearch
 from .statement_search import OTHER_VALUES, StatementSearch, explains
 
@@ -245,7 +246,7 @@ class Diagnostician:
         if search.wrong and not repeats(self.subject, search.observed[0]):
             return []  # what answers at random makes no mistake that could be acted out
         pairs = [(answer.inputs, answer.output) for answer in search.observed]
-        some = few(search.observed)
+        some = spread_over(search.observed)
         if not search.gross:
             near = self._wrong_near
             pairs += [(answer.inputs, answer.output) for answer in near]

@@ -1,4 +1,4 @@
-"""Names a mistake of precision: a scale that is slightly off, or a rounding nobody declared."""
+"""Names a mistake of precision: a rounding that nobody declared."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from ..clauses.precision import AVERAGED, NEARLY_TIED
 from ..clauses.subject import Subject
 from ..oracle.comparison import GROSS, compare
 from ..oracle.oracle import known_weights
-from ..oracle.yardstick import fitted_scale_error
 from ..problems.edges import edge_problems
 from ..problems.inputs import Inputs
 from ..tolerance import model
-from ..tolerance.fit import Fit
 from .agreement import BatteryAnswer
 from .conditions import MANY_KEYS
 from .mistaken_answer import declared_with_every_key
@@ -54,7 +52,7 @@ EVERYWHERE: Final = torch.tensor([0.0, 0.5], dtype=torch.float64)
 ROUNDED_SHORT: Final = ("float32", "float64")
 
 
-def few(observed: Sequence[BatteryAnswer]) -> list[tuple[Inputs, Tensor]]:
+def spread_over(observed: Sequence[BatteryAnswer]) -> list[tuple[Inputs, Tensor]]:
     """A few of all answers, and a few of the wrong ones: among them is what shows seldom.
 
     Gross errors that only other calls than plain ones show must be explained, too.
@@ -78,130 +76,19 @@ def _is_long_with_options(inputs: Inputs) -> bool:
     return with_options and inputs.geometry.key_length > MANY_KEYS
 
 
-def scale_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
-    """The scale as the mistake, with its relative error, if it explains every wrong answer."""
-    wrong: list[tuple[Inputs, Tensor]] = []
-    right: list[tuple[Inputs, Tensor]] = []
-    for pair in observed:
-        (right if _agrees(subject, *pair) else wrong).append(pair)
-    known = _scale_errors(subject, wrong)
-    if known:
-        alike = [pair for pair in right if _is_alike(pair[0], wrong)]
-        middle = 1.0 + sum(known) / len(known)
-        if not all(_answers_again(subject, *pair) for pair in wrong) or not all(
-            _agrees(subject, *pair, factor=middle) for pair in alike
-        ):
-            return None
-        return _scale(min(known), max(known), _head_sizes(subject, [pair[0] for pair in wrong]))
-    averaged = _averaged_scale_error(subject)
-    if averaged is None or not all(
-        # Right answers, too: they speak against a scale that is off by more than they may be.
-        _agrees(subject, *pair, factor=1.0 + averaged[1].scale_error)
-        for pair in observed
-    ):
-        return None
-    inputs, found = averaged
-    entry = _scale(found.scale_error, found.scale_error, _head_sizes(subject, [inputs]))
-    # Another mistake may lean the same way: the number explains this part of the squared errors.
-    return {**entry, "confidence": _part(found)}
-
-
-def _is_alike(inputs: Inputs, wrong: Observed) -> bool:
-    """Whether the scale of some inputs is made as that of a wrong answer."""
-
-    def made(one: Inputs) -> tuple[float | None, int]:
-        return one.scale, one.geometry.head_size
-
-    return made(inputs) in [made(other) for other, _ in wrong]
-
-
-def _part(found: Fit) -> float:
-    """The part of the squared errors that a scale explains."""
-    return 1.0 - (found.unexplained / found.rms) ** 2
-
-
-def _a_factor_explains(subject: Subject, inputs: Inputs, output: Tensor) -> float:
-    """The part of the squared errors that one factor on the whole answer explains."""
-    known = subject.golden(inputs)
-    judged = known.judged.expand(known.output.shape)
-    weight = known.bound[judged].clamp_min(model.LOST_WEIGHT).reciprocal()
-    error = (output - known.output)[judged] * weight
-    along = known.output[judged] * weight
-    total = float(error.square().sum() * along.square().sum())
-    return float((error * along).sum()) ** 2 / total if total > 0.0 else 0.0
-
-
-def _scale_errors(subject: Subject, wrong: Observed) -> list[float]:
-    """The error of the scale behind each wrong answer; none as soon as one has another cause."""
-    found: list[float] = []
-    for pair in wrong:
-        error = fitted_scale_error(subject.oracle, *pair)
-        if error is None:
-            return []
-        found.append(error)
-    return found
-
-
-def _answers_again(subject: Subject, inputs: Inputs, output: Tensor) -> bool:
-    """Whether a second call errs as the first did: else the scale is not one number."""
-    try:
-        again = subject.answer(inputs).double()
-    except CandidateFailure:
-        return False
-    known = subject.golden(inputs)
-    judged = known.judged.expand(known.output.shape)
-    weight = known.bound[judged].clamp_min(model.LOST_WEIGHT).reciprocal()
-    apart = float(((again - output)[judged] * weight).square().sum())
-    error = float(((output - known.output)[judged] * weight).square().sum())
-    return apart <= model.LARGEST_UNEXPLAINED * error
-
-
-def _averaged_scale_error(subject: Subject) -> tuple[Inputs, Fit] | None:
-    """A scale error where single answers are too few or too coarse, and many elements show it."""
-    for inputs, output in _probed(subject):
-        measured = subject.yardstick(inputs)
-        found = measured.fit(output)
-        if found is None or not found.blames_scale:
-            continue
-        if _a_factor_explains(subject, inputs, output) >= model.EXPLAINED_BY_SCALE * _part(found):
-            return None  # answers that are too large or small as a whole lean that way, too
-        again = measured.fit(subject.answer(inputs).double())
-        if again is None or abs(again.scale_error - found.scale_error) > found.scale_allowed:
-            return None
-        return inputs, found
-    return None
-
-
-def _head_sizes(subject: Subject, spoken: Sequence[Inputs]) -> set[int]:
-    return {subject.golden(inputs).core.query.shape[-1] for inputs in spoken}
-
-
-def _scale(least: float, most: float, head_sizes: set[int]) -> dict[str, Any]:
-    one, other = f"{least:+.3g}", f"{most:+.3g}"
-    error = one if one == other else f"between {one} and {other}"
-    where = f" (seen at head size {min(head_sizes)} only)" if len(head_sizes) == 1 else ""
-    return {
-        "name": "scale-off",
-        "text": f"the logits are multiplied by a scale whose relative error is {error}{where}",
-        "fix": "compute the scale in double precision, as numbers of Python are, and use it once",
-        "confidence": 1.0,
-        "scale_error": most if abs(most) >= abs(least) else least,
-    }
-
-
 def precision_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
     """The loss of precision that, acted out, gives the candidate's answers; None if none does."""
     if any(_too_far(subject, *pair) for pair in observed):
         return None
-    wrong = [pair for pair in observed if not _agrees(subject, *pair)]
+    wrong = [pair for pair in observed if not agrees(subject, *pair)]
     if not _may_be_of_precision(subject, observed, wrong):
         return None  # what brings out losses of precision is large
-    probed = list(_probed(subject))
-    every = [*observed, *probed]
-    wrong += [pair for pair in probed if not _agrees(subject, *pair)]
+    others = list(probed(subject))
+    every = [*observed, *others]
+    wrong += [pair for pair in others if not agrees(subject, *pair)]
     if not wrong or any(output.shape != inputs.output_shape for inputs, output in wrong):
         return None
-    small = list(_small(subject, probed))
+    small = list(_small(subject, others))
     return (
         _coarse_entry(subject, [*every, *small])
         or _epsilon_entry(subject, wrong)
@@ -343,7 +230,7 @@ def _one_number_explains(wrong: Sequence[_Lossy], acted: LossyOutput) -> bool:
     )
 
 
-def _probed(subject: Subject) -> Iterator[tuple[Inputs, Tensor]]:
+def probed(subject: Subject) -> Iterator[tuple[Inputs, Tensor]]:
     """Answers to problems that bring out losses of precision."""
     for space in (AVERAGED, NEARLY_TIED, LONG):
         if space.not_applicable(subject.candidate):
@@ -356,9 +243,9 @@ def _probed(subject: Subject) -> Iterator[tuple[Inputs, Tensor]]:
                 continue
 
 
-def _small(subject: Subject, probed: Observed) -> Iterator[tuple[Inputs, Tensor]]:
+def _small(subject: Subject, others: Observed) -> Iterator[tuple[Inputs, Tensor]]:
     """Wrong answers where float16 loses more than TensorFloat-32: to small numbers."""
-    for inputs, _ in probed:
+    for inputs, _ in others:
         if inputs.is_layer or inputs.mode != "separate" or subject.dtype not in ROUNDED_SHORT:
             return
         for factor in (model.SHRUNK, 1.0 / model.SHRUNK):
@@ -371,11 +258,11 @@ def _small(subject: Subject, probed: Observed) -> Iterator[tuple[Inputs, Tensor]
                 output = subject.answer(small).double()
             except CandidateFailure:
                 continue
-            if not _agrees(subject, small, output):
+            if not agrees(subject, small, output):
                 yield small, output
 
 
-def _agrees(subject: Subject, inputs: Inputs, output: Tensor, *, factor: float = 1.0) -> bool:
+def agrees(subject: Subject, inputs: Inputs, output: Tensor, *, factor: float = 1.0) -> bool:
     """Whether an answer is the golden one, at a multiple of the scale."""
     known = subject.golden(inputs)
     if known.output.shape != output.shape:

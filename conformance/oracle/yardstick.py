@@ -48,8 +48,8 @@ def _newton(lacking: Callable[[float], Tensor]) -> float | None:
     """The factor, less one, that leaves the smallest error; None if that is still too large."""
     step = model.DIFFERENCE_STEP
     factor, first = 1.0, lacking(1.0)
-    error = first
-    for _ in range(model.NEWTON_STEPS):
+    error, left = first, 1.0
+    for steps in range(model.MOST_NEWTON_STEPS):
         slope = (lacking(factor * (1.0 - step)) - lacking(factor * (1.0 + step))) / (2.0 * step)
         steepness = float(slope.square().sum())
         if steepness == 0.0:
@@ -57,7 +57,10 @@ def _newton(lacking: Callable[[float], Tensor]) -> float | None:
         alpha = float((error * slope).sum()) / steepness
         factor *= 1.0 + max(-model.LARGEST_STEP, min(alpha, model.LARGEST_STEP))
         error = lacking(factor)
-    left = float(error.square().sum() / first.square().sum())
+        left = float(error.square().sum() / first.square().sum())
+        settled = abs(alpha) <= step or left > model.LARGEST_UNEXPLAINED
+        if settled and steps + 1 >= model.NEWTON_STEPS:
+            break
     return factor - 1.0 if left <= model.LARGEST_UNEXPLAINED else None
 
 

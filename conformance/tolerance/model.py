@@ -238,8 +238,10 @@ FEWEST_FITTED: Final = 8
 LARGEST_UNEXPLAINED: Final = 0.01
 # The cube root of float64's unit roundoff: where a central difference is most accurate.
 DIFFERENCE_STEP: Final = 2.0**-18
-# Newton's method doubles the correct digits; a step changes the scale by half at most.
+# Newton's method doubles the correct digits; a step changes the scale by half at most. What is
+# still on its way after so many steps, and explains the error already, takes some more.
 NEWTON_STEPS: Final = 6
+MOST_NEWTON_STEPS: Final = 12
 LARGEST_STEP: Final = 0.5
 
 # Judging without a bound of an answer ------------------------------------------------------------

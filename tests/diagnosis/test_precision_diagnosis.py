@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from examples import core, layer, problem
+from examples import core, layer
 from torch import Tensor
 
 import conformance
@@ -15,9 +15,9 @@ from candidates.eager import Call, EagerCore, EagerLayer
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.diagnosis import diagnose, names
-from conformance.diagnosis.precision_diagnosis import precision_entry, scale_entry
+from conformance.diagnosis.precision_diagnosis import precision_entry
 from conformance.diagnosis.precision_losses import ROUNDINGS
-from conformance.problems.inputs import Inputs
+from conformance.diagnosis.scale_diagnosis import scale_entry
 
 BY_NAME = {mistake.name: mistake for mistake in MISTAKES}
 # What each mistake of the catalogue is called.
@@ -104,40 +104,6 @@ def test_the_innocent_are_not_named(candidate: Candidate, dtype: str) -> None:
     assert precision_entry(subject, []) is None
 
 
-def two_answers(factors: tuple[float, float]) -> tuple[Subject, list[tuple[Inputs, Tensor]]]:
-    """Two answers of a core whose scale is off by a factor, one for each number of keys."""
-
-    class Scaled(EagerCore):
-        def scale(self, call: Call) -> float:
-            return super().scale(call) * factors[call.key_length - 12]
-
-    subject = Subject(core(Scaled()), "float32")
-    observed = []
-    for seed in range(len(factors)):
-        example = problem(seed=seed, query_length=9, key_length=12 + seed)
-        inputs = subject.inputs(example)
-        observed.append((inputs, subject.answer(inputs).double()))
-    return subject, observed
-
-
-def test_scales_that_differ_are_given_as_a_range() -> None:
-    """The least and the largest error are told, and the larger in size is the number."""
-    subject, observed = two_answers((1.25, 0.9))
-    entry = scale_entry(subject, observed)
-    assert entry is not None
-    assert entry["scale_error"] == pytest.approx(0.25, rel=1e-3)
-    assert "between -0.1 and +0.25" in entry["text"]
-
-
-def test_scale_is_not_blamed_for_half_of_the_answers() -> None:
-    """One answer of the same head size that no such scale explains, and it is not the mistake."""
-    subject, observed = two_answers((1.1, 1.1))
-    (inputs, output) = observed[1]
-    assert scale_entry(subject, observed) is not None
-    assert scale_entry(subject, [observed[0], (inputs, output.roll(1, dims=-2))]) is None
-    assert scale_entry(*two_answers((1.1, 1.0))) is None
-
-
 @pytest.mark.nightly
 def test_each_wrong_answer_must_be_explained() -> None:
     """Lost keys look like a coarse sum where terms are alike; where they are not, nothing does."""
@@ -148,14 +114,6 @@ def test_each_wrong_answer_must_be_explained() -> None:
         return torch.softmax(scores, -1) @ value[:, :, :1000]
 
     assert precision_entry(Subject(of_a_thousand_keys, "float32"), ()) is None
-
-
-def test_answers_of_another_shape_get_no_name() -> None:
-    """A loss of precision does not change shapes."""
-    subject, observed = two_answers((1.1, 1.1))
-    cut = [(inputs, output[..., :-1]) for inputs, output in observed]
-    assert precision_entry(subject, cut) is None
-    assert scale_entry(subject, cut) is None
 
 
 def test_exact_numbers_do_not_look_coarse() -> None:
@@ -332,15 +290,3 @@ def test_random_scale_is_no_scale(size: float) -> None:
             return super().scale(call) * (1.0 + size * drawn)
 
     assert unnamed(Subject(core(Random()), "float32"))
-
-
-def test_scale_of_one_head_size_says_which() -> None:
-    """Where one head size is all that could be asked for, the number is said to be its own."""
-
-    class Constant(EagerCore):
-        def scale(self, call: Call) -> float:
-            return float(torch.tensor(super().scale(call)).bfloat16())
-
-    entry = entry_of(core(Constant(), geometry={"head_size": 3}))
-    assert entry["name"] == "scale-off"
-    assert "(seen at head size 3 only)" in entry["text"]

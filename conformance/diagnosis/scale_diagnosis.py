@@ -1,0 +1,155 @@
+"""Names a scale that is off by some relative error, with the head sizes at which it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from torch import Tensor
+
+from ..calls.calling import CandidateFailure
+from ..clauses.subject import Subject
+from ..oracle.yardstick import fitted_scale_error
+from ..problems.inputs import Inputs
+from ..tolerance import model
+from ..tolerance.fit import Fit
+from .precision_diagnosis import Observed, agrees, probed
+
+# The relative error of a scale up to which it may be right but for roundings: a few of bfloat16.
+MOST_ROUNDED: Final = 1e-2
+_FIX_ROUNDED: Final = (
+    "compute the scale in double precision, as numbers of Python are, and use it once"
+)
+_FIX_WRONG: Final = (
+    "multiply the dot products by 1/sqrt(head size), or by the scale of the call, once"
+)
+
+
+def scale_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
+    """The scale as the mistake, with its relative error, if it explains every wrong answer."""
+    wrong: list[tuple[Inputs, Tensor]] = []
+    right: list[tuple[Inputs, Tensor]] = []
+    for pair in observed:
+        (right if agrees(subject, *pair) else wrong).append(pair)
+    known = _scale_errors(subject, wrong)
+    if known:
+        middle = 1.0 + sum(known) / len(known)
+        spared = [pair for pair in right if not agrees(subject, *pair, factor=middle)]
+        if any(_is_alike(pair[0], wrong) for pair in spared) or not all(
+            _answers_again(subject, *pair) for pair in wrong
+        ):
+            return None
+        where = _where(subject, wrong, spared)
+        return None if where is None else _scale(min(known), max(known), where)
+    averaged = _averaged_scale_error(subject)
+    if averaged is None or not all(
+        # Right answers, too: they speak against a scale that is off by more than they may be.
+        agrees(subject, *pair, factor=1.0 + averaged[1].scale_error)
+        for pair in observed
+    ):
+        return None
+    inputs, found = averaged
+    where = _where(subject, [(inputs, subject.golden(inputs).output)], ()) or ""
+    entry = _scale(found.scale_error, found.scale_error, where)
+    # Another mistake may lean the same way: the number explains this part of the squared errors.
+    return {**entry, "confidence": _part(found)}
+
+
+def _is_alike(inputs: Inputs, wrong: Observed) -> bool:
+    """Whether the scale of some inputs is made as that of a wrong answer."""
+
+    def made(one: Inputs) -> tuple[float | None, int]:
+        return one.scale, one.geometry.head_size
+
+    return made(inputs) in [made(other) for other, _ in wrong]
+
+
+def _part(found: Fit) -> float:
+    """The part of the squared errors that a scale explains."""
+    return 1.0 - (found.unexplained / found.rms) ** 2
+
+
+def _a_factor_explains(subject: Subject, inputs: Inputs, output: Tensor) -> float:
+    """The part of the squared errors that one factor on the whole answer explains."""
+    known = subject.golden(inputs)
+    judged = known.judged.expand(known.output.shape)
+    weight = known.bound[judged].clamp_min(model.LOST_WEIGHT).reciprocal()
+    error = (output - known.output)[judged] * weight
+    along = known.output[judged] * weight
+    total = float(error.square().sum() * along.square().sum())
+    return float((error * along).sum()) ** 2 / total if total > 0.0 else 0.0
+
+
+def _scale_errors(subject: Subject, wrong: Observed) -> list[float]:
+    """The error of the scale behind each wrong answer; none as soon as one has another cause."""
+    found: list[float] = []
+    for pair in wrong:
+        error = fitted_scale_error(subject.oracle, *pair)
+        if error is None:
+            return []
+        found.append(error)
+    return found
+
+
+def _answers_again(subject: Subject, inputs: Inputs, output: Tensor) -> bool:
+    """Whether a second call errs as the first did: else the scale is not one number."""
+    try:
+        again = subject.answer(inputs).double()
+    except CandidateFailure:
+        return False
+    known = subject.golden(inputs)
+    judged = known.judged.expand(known.output.shape)
+    weight = known.bound[judged].clamp_min(model.LOST_WEIGHT).reciprocal()
+    apart = float(((again - output)[judged] * weight).square().sum())
+    error = float(((output - known.output)[judged] * weight).square().sum())
+    return apart <= model.LARGEST_UNEXPLAINED * error
+
+
+def _averaged_scale_error(subject: Subject) -> tuple[Inputs, Fit] | None:
+    """A scale error where single answers are too few or too coarse, and many elements show it."""
+    for inputs, output in probed(subject):
+        measured = subject.yardstick(inputs)
+        found = measured.fit(output)
+        if found is None or not found.blames_scale:
+            continue
+        if _a_factor_explains(subject, inputs, output) >= model.EXPLAINED_BY_SCALE * _part(found):
+            return None  # answers that are too large or small as a whole lean that way, too
+        again = measured.fit(subject.answer(inputs).double())
+        if again is None or abs(again.scale_error - found.scale_error) > found.scale_allowed:
+            return None
+        return inputs, found
+    return None
+
+
+def _where(subject: Subject, wrong: Observed, spared: Observed) -> str | None:
+    """At which head sizes a scale is off, in words; None where other calls tell them apart.
+
+    ``spared`` are right answers that the same error would have spoilt.
+    """
+    seen, right = (
+        sorted({subject.golden(inputs).core.query.shape[-1] for inputs, _ in some})
+        for some in (wrong, spared)
+    )
+    if not set(seen).isdisjoint(right):
+        return None
+    if right:
+        return f" at {_sizes(seen)}; it is right at {_sizes(right)}"
+    return f" (seen at {_sizes(seen)} only)" if len(seen) == 1 else ""
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    *others, last = map(str, sizes)
+    return f"head sizes {', '.join(others)} and {last}" if others else f"head size {last}"
+
+
+def _scale(least: float, most: float, where: str) -> dict[str, Any]:
+    one, other = f"{least:+.3g}", f"{most:+.3g}"
+    error = one if one == other else f"between {one} and {other}"
+    largest = most if abs(most) >= abs(least) else least
+    return {
+        "name": "scale-off",
+        "text": f"the logits are multiplied by a scale whose relative error is {error}{where}",
+        "fix": _FIX_ROUNDED if abs(largest) <= MOST_ROUNDED else _FIX_WRONG,
+        "confidence": 1.0,
+        "scale_error": largest,
+    }

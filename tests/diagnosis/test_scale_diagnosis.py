@@ -1,0 +1,86 @@
+"""A scale that is off is named with its error, and with the head sizes at which it is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from examples import BARE_FLOAT32, core, problem
+from torch import Tensor
+
+from candidates.eager import Call, EagerCore
+from conformance.clauses.subject import Subject
+from conformance.diagnosis import diagnose
+from conformance.diagnosis.precision_diagnosis import precision_entry
+from conformance.diagnosis.scale_diagnosis import scale_entry
+from conformance.problems.inputs import Inputs
+
+
+def two_answers(factors: tuple[float, float]) -> tuple[Subject, list[tuple[Inputs, Tensor]]]:
+    """Two answers of a core whose scale is off by a factor, one for each number of keys."""
+
+    class Scaled(EagerCore):
+        def scale(self, call: Call) -> float:
+            return super().scale(call) * factors[call.key_length - 12]
+
+    subject = Subject(core(Scaled()), "float32")
+    observed = []
+    for seed in range(len(factors)):
+        example = problem(seed=seed, query_length=9, key_length=12 + seed)
+        inputs = subject.inputs(example)
+        observed.append((inputs, subject.answer(inputs).double()))
+    return subject, observed
+
+
+def test_scales_that_differ_are_given_as_a_range() -> None:
+    """The least and the largest error are told, and the larger in size is the number."""
+    subject, observed = two_answers((1.25, 0.9))
+    entry = scale_entry(subject, observed)
+    assert entry is not None
+    assert entry["scale_error"] == pytest.approx(0.25, rel=1e-3)
+    assert "between -0.1 and +0.25" in entry["text"]
+
+
+def test_scale_is_not_blamed_for_half_of_the_answers() -> None:
+    """One answer of the same head size that no such scale explains, and it is not the mistake."""
+    subject, observed = two_answers((1.1, 1.1))
+    (inputs, output) = observed[1]
+    assert scale_entry(subject, observed) is not None
+    assert scale_entry(subject, [observed[0], (inputs, output.roll(1, dims=-2))]) is None
+    assert scale_entry(*two_answers((1.1, 1.0))) is None
+
+
+def test_answers_of_another_shape_get_no_name() -> None:
+    """A loss of precision does not change shapes."""
+    subject, observed = two_answers((1.1, 1.1))
+    cut = [(inputs, output[..., :-1]) for inputs, output in observed]
+    assert precision_entry(subject, cut) is None
+    assert scale_entry(subject, cut) is None
+
+
+def test_scale_of_one_head_size_says_which() -> None:
+    """Where one head size is all that could be asked for, the number is said to be its own."""
+
+    class Constant(EagerCore):
+        def scale(self, call: Call) -> float:
+            return float(torch.tensor(super().scale(call)).bfloat16())
+
+    (entry,) = diagnose(Subject(core(Constant(), geometry={"head_size": 3}), "float32"))
+    assert entry["name"] == "scale-off"
+    assert "(seen at head size 3 only)" in entry["text"]
+
+
+def test_where_a_scale_is_right_is_said_with_what_to_do() -> None:
+    """Off at head sizes that three divides, and by more than any rounding."""
+
+    def by_three(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        factor = 1.3 if query.shape[-1] % 3 == 0 else 1.0
+        scores = query @ key.mT * (factor * query.shape[-1] ** -0.5)
+        return torch.softmax(scores, dim=-1) @ value
+
+    (entry,) = diagnose(Subject(core(by_three, **BARE_FLOAT32), "float32"))
+    assert entry["name"] == "scale-off"
+    assert entry["scale_error"] == pytest.approx(0.3, rel=1e-4)
+    off, right = entry["text"].split("; it is right at head sizes ")
+    assert off.endswith("is +0.3 at head sizes 6, 9 and 72")
+    assert right == "4, 5, 7 and 8"
+    assert "1/sqrt(head size)" in entry["fix"]
