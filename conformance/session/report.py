@@ -35,6 +35,13 @@ _TOGETHER: Final = {
     "hung": "no-answer",
     SITE: "one-attention",
 }
+# What to change where nothing more than the kind of a violation is known.
+_FIXES: Final = {
+    "not-raised": (
+        "compare sizes and dtypes before they are used, and raise where they do not fit; some "
+        "kernels, such as torch's fused attention on CPUs, do not compare keys with values"
+    ),
+}
 
 
 def causes_of(clauses: Iterable[ClauseEntry]) -> list[CauseEntry]:
@@ -151,7 +158,7 @@ def _unnamed(own: Sequence[ClauseEntry]) -> CauseEntry:
     several = len({clause["id"] for clause in own}) > 1
     kind = SITE if SITE in (violation.get("measured") or _NONE) else str(violation.get("kind"))
     name = _TOGETHER.get(kind, shown["id"]) if several else shown["id"]
-    return _cause(name, {"text": text, "confidence": 1.0}, own)
+    return _cause(name, {"text": text, "fix": _FIXES.get(kind, ""), "confidence": 1.0}, own)
 
 
 def _facts(own: Sequence[ClauseEntry]) -> Mapping[str, Any] | None:

@@ -272,6 +272,14 @@ def test_answers_that_are_not_finite_are_one_cause() -> None:
     assert causes_of([failed("a.b", violation=violation)])[0]["name"] == "a.b"
 
 
+def test_what_is_to_be_refused_says_how() -> None:
+    """An answer in place of an exception has no other name than its clause, but it has a fix."""
+    violation = {"kind": "not-raised", "message": "4 keys with 3 values: an answer"}
+    (cause,) = causes_of([failed("shape.rejects-mismatch", violation=violation)])
+    assert cause["name"] == "shape.rejects-mismatch"
+    assert cause["fix"].startswith("compare sizes and dtypes before they are used")
+
+
 def test_what_blames_one_attention_is_one_cause() -> None:
     """One wrong layer of a model is one thing to mend, another layer another."""
     blamed = [
