@@ -14,7 +14,7 @@ import json
 import random
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -23,6 +23,7 @@ from typing import Final
 from conformance.base.results import ClauseResult
 from conformance.clauses.registry import all_clauses
 from conformance.running.workers.pool import WorkerPool
+from conformance.session.schedule import WHOLE_FIRST
 from conformance.tools.judge import check
 from conformance.tools.teeth.jobs import (
     CatalogueEntry,
@@ -34,8 +35,9 @@ from conformance.tools.teeth.jobs import (
     run_entries,
 )
 
-# What each mistake showed: the MUST clauses that failed, and the seconds of each clause that ran.
-Matrix = dict[str, dict[str, tuple[bool, float]]]
+# What each mistake showed, by the MUST clauses that ran: whether one failed, its seconds, and how
+# many examples it was asked.
+Matrix = dict[str, dict[str, tuple[bool, float, int]]]
 
 
 # The clauses that a mistake fails which hangs, or ends its process.
@@ -73,7 +75,7 @@ def matrix(names: Sequence[str], jobs: int, timeout: float, path: Path) -> Matri
         if not complete:
             return
         shown[entry.name] = {
-            one.id: (one.status == "failed", one.seconds)
+            one.id: (one.status == "failed", one.seconds, one.examples)
             for one in results
             if one.level == "MUST" and one.status in ("passed", "failed")
         }
@@ -90,19 +92,35 @@ def matrix(names: Sequence[str], jobs: int, timeout: float, path: Path) -> Matri
 def soonest(shown: Matrix) -> list[str]:
     """Clauses in the order that finds mistakes soonest: the most that are new for each second.
 
-    When those chosen find every mistake, the next ones are chosen as if there were none: they find
-    what is wrong where the first do not apply.
+    A run that ends with its first failure asks the first few whole, then every clause one example,
+    then all that is left: behind the first few come those that find what no first example shows.
     """
     took: dict[str, list[float]] = defaultdict(list)
     for clauses in shown.values():
-        for slug, (failed, seconds) in clauses.items():
+        for slug, (failed, seconds, _) in clauses.items():
             if not failed:
                 took[slug].append(seconds)
     cost = {slug: LEAST + median(seconds) for slug, seconds in took.items()}
     finding = {
-        name: {slug for slug, (failed, _) in own.items() if failed and not slug.endswith(UNSUITED)}
+        name: {slug for slug, (failed, *_) in own.items() if failed and not slug.endswith(UNSUITED)}
         for name, own in shown.items()
     }
+    every = _by_finding(finding, cost)
+    whole = every[:WHOLE_FIRST]
+    late = {
+        name: own
+        for name, own in finding.items()
+        if own.isdisjoint(whole) and all(shown[name][slug][2] > 1 for slug in own)
+    }
+    return list(dict.fromkeys([*whole, *_by_finding(late, cost), *every]))[:LONGEST]
+
+
+def _by_finding(finding: Mapping[str, set[str]], cost: Mapping[str, float]) -> list[str]:
+    """Clauses that find mistakes, the most that are new for each second first.
+
+    When those chosen find every mistake, the next ones are chosen as if there were none: they find
+    what is wrong where the first do not apply.
+    """
     order: list[str] = []
     while unused := {slug for own in finding.values() for slug in own} - set(order):
         left = [own & unused for own in finding.values() if own & unused]
@@ -113,7 +131,7 @@ def soonest(shown: Matrix) -> list[str]:
             )
             order.append(best)
             left = [own for own in left if best not in own]
-    return order[:LONGEST]
+    return order
 
 
 SECONDS: Final = (1.0, 3.0)

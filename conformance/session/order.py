@@ -22,6 +22,8 @@ from ..targets.loading import closest
 # Made by `python benchmarks/first_failure.py --order` from mistakes of the catalogue: each of these
 # finds the most mistakes that those before it do not, for a second of its time. One that is never
 # diagnosed comes after one that is: wrong masks make rows of no numbers, which memory layouts show.
+# Behind the first three, which a run that ends with its first failure asks whole, stand those of
+# all options together: what no clause shows at its first example they show soonest.
 SOONEST: Final = (
     "mask.causal-combined",
     "mask.empty-row-weights",
