@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -10,6 +11,7 @@ from ..base.geometry import Geometry
 from ..problems.inputs import Inputs
 from ..tolerance import model
 from .agreement import BatteryAnswer
+from .mistaken_answer import declared_with_every_key
 from .mistakes._steps import (
     has_cache,
     has_causal,
@@ -19,12 +21,14 @@ from .mistakes._steps import (
     has_softcap,
     has_window,
 )
-from .mistakes.named_mistake import SizeRule
+from .mistakes.named_mistake import DeclaredCall, SizeRule
 
 # Wrong answers, and right ones that differ from them in one condition, before that is blamed.
 FEWEST_WRONG: Final = 3
 FEWEST_RIGHT: Final = 3
 MANY_KEYS: Final = 64
+# Logits beyond it have exponentials that overflow float16.
+EXTREME: Final = math.log(65504.0)
 
 
 @dataclass(frozen=True)
@@ -438,7 +442,18 @@ def _spoken(wrong: Sequence[BatteryAnswer], right: Sequence[BatteryAnswer]) -> l
     fixed = [one for one in CONDITIONS if one.name != "many keys"]
     least = min((answer.inputs.geometry.key_length for answer in wrong), default=0)
     below = [n for answer in right if (n := answer.inputs.geometry.key_length) < least]
-    return [*fixed, *([size_limit("key_length", max(below), above=True)] if below else [])]
+    extreme = {id(answer.inputs) for answer in (*wrong, *right) if _has_extreme_logits(answer)}
+    logits = Condition("extreme logits", "with extreme logits", lambda one: id(one) in extreme)
+    limit = [size_limit("key_length", max(below), above=True)] if below else []
+    return [*fixed, logits, *limit]
+
+
+def _has_extreme_logits(answer: BatteryAnswer) -> bool:
+    """Whether some dot product times the scale is far from zero, be its key hidden or not."""
+    call = DeclaredCall(inputs=answer.inputs, semantics=answer.subject.declaration.semantics)
+    core = declared_with_every_key(answer.exact, call)
+    scores = core.scale * core.query @ core.key.mT
+    return bool((scores.abs() > EXTREME).any())
 
 
 def _common(conditions: Sequence[Condition], observed: Sequence[BatteryAnswer]) -> list[Condition]:

@@ -93,6 +93,20 @@ def test_only_what_decides_is_said() -> None:
     assert "several batch items" not in entry["text"]
 
 
+def beyond_fifty(query: Tensor, key: Tensor, value: Tensor, *, keep: Any = None) -> Tensor:
+    """Answers half as large again where any score, of a hidden key too, is beyond 50."""
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    grown = 1.5 if scores.abs().max() > 50.0 else 1.0
+    return grown * scaled_dot_product_attention(query, key, value, attn_mask=keep)
+
+
+def test_sizes_are_not_blamed_for_extreme_logits() -> None:
+    """All calls with such logits have several items and keys: that is not why they go wrong."""
+    promises = {**PROMISES, "causal": None, "empty_rows": "any"}
+    (entry,) = diagnose(Subject(core(beyond_fifty, **promises), "float32"))
+    assert entry["facts"]["only_with"] == ["extreme logits"]
+
+
 def test_conditions_need_answers_that_differ_in_them_alone() -> None:
     """Without right answers to compare with, no condition is said to spare or to be needed."""
     assert len({one.name for one in CONDITIONS}) == len(CONDITIONS)
