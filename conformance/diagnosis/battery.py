@@ -443,7 +443,8 @@ def _at_the_turn(subject: Subject, drawn: Inputs) -> Inputs | None:
         if answer is None or not answer.fits:
             return None
         apart = float((answer.output - exact.output).abs().max())
-        share = apart / float(2.0 * inputs.value.abs().max())
+        whole = exact.output if inputs.is_layer else inputs.value
+        share = apart / float(2.0 * whole.abs().max())
         if model.LEAST_PART < share < model.MOST_PART:
             return inputs
         least, most = (target, most) if share <= model.LEAST_PART else (least, target)

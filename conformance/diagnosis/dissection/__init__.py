@@ -19,7 +19,7 @@ from torch import Tensor
 from ...clauses.subject import Subject
 from ...problems.inputs import Inputs
 from ..agreement import BatteryAnswer
-from ..battery import where_hidden_keys_win
+from ..battery import answer_to, where_hidden_keys_win
 from ..conditions import CONDITIONS
 from ..mistaken_answer import Combination
 from ..mistakes import NamedMistake
@@ -27,6 +27,7 @@ from .bands import band_statements, window_statements
 from .bias_statements import (
     additive_mask_statements,
     clamped_bias_statements,
+    fill_of_layer_statements,
     misplaced_bias_statements,
 )
 from .by_head import head_statements
@@ -135,15 +136,16 @@ class StatementReader:
 
     def _where_hidden_keys_win(self) -> list[NamedMistake]:
         """What is read where hidden keys weigh as much as the only one that is kept."""
-        some = () if self.known else where_hidden_keys_win(self.subject)
-        readings = (read(self.subject, inputs) for inputs in some if readable(inputs))
-        said = (
-            proposer(reading)
-            for reading in readings
-            if reading is not None
-            for proposer in (fill_statements, clamped_bias_statements)
-        )
-        return list(chain.from_iterable(said))
+        said: list[NamedMistake] = []
+        for inputs in () if self.known else where_hidden_keys_win(self.subject):
+            if inputs.is_layer:
+                answer = answer_to(self.subject, inputs)
+                said += [] if answer is None else fill_of_layer_statements(answer)
+                continue
+            reading = read(self.subject, inputs) if readable(inputs) else None
+            if reading is not None:
+                said += [*fill_statements(reading), *clamped_bias_statements(reading)]
+        return said
 
     def _read(self, answer: BatteryAnswer) -> list[NamedMistake]:
         inputs = answer.inputs

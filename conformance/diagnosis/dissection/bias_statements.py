@@ -18,12 +18,15 @@ from torch import Tensor
 from ..._golden import golden
 from ...problems.inputs import Inputs
 from ...tolerance import model
+from ..agreement import BatteryAnswer
+from ..mistaken_answer import mistaken_attention
 from ..mistakes import DeclaredCall, NamedMistake
 from ..mistakes._steps import admitted_by_structure, has_bias, unmasked_logits, weighing
+from ..mistakes.fills import operated
 from ..mistakes.named_mistake import CoreChange, InputsChange
 from .cells import TABLE_MOVES
 from .reading import ROOM, Number, Reading, statement
-from .visibility import CLEAR
+from .visibility import CLEAR, Fill, filled_keys
 
 # With how many digits a limit is said at most, and how many limits of a side are tried: those that
 # most pairs of keys say.
@@ -31,6 +34,10 @@ MOST_DIGITS: Final = 5
 MOST_LIMITS: Final = 3
 _FIX_CLAMP: Final = "add the additive mask to the scaled scores as it is, minus infinities too"
 _FIX_PLACE: Final = "add the additive mask to the scaled scores, before the softmax"
+
+# How large a number that stands for minus infinity may be, and how often its range is halved.
+_HIGHEST_FILL: Final = 2.0**18
+_FILL_HALVINGS: Final = 32
 
 Limits = tuple[float | None, float | None]
 
@@ -160,6 +167,52 @@ class Place:
     join: Callable[[Tensor, Tensor], Tensor]
     minus_infinity: bool = False
     empty_too: bool = False
+
+
+def fill_of_layer_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
+    """The logit of hidden keys where they win over the only kept one, from a layer's answer.
+
+    The larger it is the more of the answer is theirs: halving finds the number.
+    """
+    call = DeclaredCall(inputs=answer.inputs, semantics=answer.subject.declaration.semantics)
+    _, attention = mistaken_attention(call, (), every_key=True)
+    fills = [Fill(0.0, added=added) for added in (True, False)]
+    for fill in filter(None, (_read_fill(fill, call, attention, answer) for fill in fills)):
+        yield from filled_keys([fill])
+        if fill.added and has_bias(call.inputs):
+            for empty_too in (True, False):
+                yield _clamped((fill.number, None), hides=False, empty_too=empty_too)
+
+
+def _read_fill(
+    form: Fill, call: DeclaredCall, attention: golden.Attention, answer: BatteryAnswer
+) -> Fill | None:
+    """The number that explains an answer; None where none does."""
+
+    def made(number: float) -> Tensor:
+        change = operated("both", Fill(number, added=form.added).instead)(call, attention)
+        return call.answer_of(attention.output if change is None else change.output)
+
+    least, most = -_HIGHEST_FILL, _HIGHEST_FILL
+    right = made(least)
+    towards = made(most) - right
+    size = towards.square().sum()
+    if not bool(size > 0.0) or answer.output.shape != right.shape:
+        return None
+
+    def share(output: Tensor) -> float:
+        return float(((output - right) * towards).sum() / size)
+
+    wanted = share(answer.output)
+    if not model.LEAST_PART / 2.0 < wanted < 1.0 - model.LEAST_PART:
+        return None  # all or nothing says no number
+    for _ in range(_FILL_HALVINGS):
+        middle = (least + most) / 2.0
+        least, most = (middle, most) if share(made(middle)) < wanted else (least, middle)
+    number = float(round(most)) if abs(most - round(most)) < model.FILL_READ_TO else most
+    room = model.FILL_READ_TO * towards.abs().amax()
+    close = bool(((answer.output - made(number)).abs() <= room).all())
+    return Fill(number, added=form.added) if close else None
 
 
 def _over_sum(weights: Tensor) -> Tensor:

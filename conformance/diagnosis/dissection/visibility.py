@@ -153,7 +153,7 @@ def visibility_statements(reading: Reading) -> Iterator[NamedMistake]:
             continue
         showing = _described(reading, uncovered, table & rows & ~uncovered)
         if hidden is HIDDEN[0] and not lost.any() and () in map(_without_every, showing or ()):
-            yield from _filled(fills)
+            yield from filled_keys(fills)
         for one, other, fill in product(losing or (), showing or (), fills):
             yield _as_mistake(one, other, hidden, fill=fill, normalised=normalised, whole=whole)
 
@@ -299,10 +299,10 @@ def _without_every(some: tuple[Cells, ...]) -> tuple[Cells, ...]:
 
 def fill_statements(reading: Reading) -> Iterator[NamedMistake]:
     """What hidden keys have as a logit, where they are seen beside one that is kept."""
-    yield from _filled(_fills(reading, ~reading.attention.allowed & reading.visible))
+    yield from filled_keys(_fills(reading, ~reading.attention.allowed & reading.visible))
 
 
-def _filled(fills: Sequence[Fill | None]) -> Iterator[NamedMistake]:
+def filled_keys(fills: Sequence[Fill | None]) -> Iterator[NamedMistake]:
     """Hidden keys with one logit, in all rows or in those that have other keys."""
     fix = "give keys that are hidden a logit of minus infinity"
     too = ", in rows without other keys, too"

@@ -10,6 +10,8 @@ import torch
 from examples import BARE_FLOAT32, core
 from torch import Tensor
 
+import conformance
+from conformance._golden import golden
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
 
@@ -89,3 +91,29 @@ def test_one_form_of_a_mask_that_adds_a_number_is_told_with_the_form() -> None:
     (entry,) = diagnose(Subject(core(attend, **promises), "float32"))
     assert "have -50 added to their logits" in entry["text"]
     assert entry["text"].endswith("(only with a mask of what to keep)")
+
+
+def test_a_number_added_by_a_layer_is_read_from_its_answer() -> None:
+    """Where hidden keys win over the only kept one, their share of the answer says the number."""
+
+    def build(
+        geometry: conformance.Geometry, weights: conformance.ProjectionWeights
+    ) -> Callable[..., Tensor]:
+        heads, point = geometry.num_heads, golden.STANDARD
+
+        def forward(query: Tensor, context: Tensor, *, keep: Tensor | None = None) -> Tensor:
+            tokens = (query, context, context)
+            projected = golden.project_tokens(tokens, weights, point)
+            cut = golden.cut_heads(projected, heads, heads, point)
+            bias = None if keep is None else torch.where(keep, 0.0, -70.0).double()
+            output = golden.attend(*cut, bias=bias, semantics=point).output
+            merged = golden.merge_heads(output, point)
+            return golden.project_output(merged, weights, point).to(query.dtype)
+
+        return forward
+
+    declared = conformance.layer(
+        name="layer", inputs="memory", masks=["keep"], empty_rows="zeros", dtypes=["float32"]
+    )
+    (entry,) = diagnose(Subject(declared(build), "float32"))
+    assert "have -70 added to their logits" in entry["text"]
