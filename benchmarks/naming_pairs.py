@@ -24,7 +24,7 @@ from conformance.diagnosis.diagnostician import Explanation
 from conformance.diagnosis.mistaken_answer import Combination, act
 from conformance.diagnosis.mistakes import MISTAKES, NamedMistake, NotExpressible, touches_any
 from conformance.diagnosis.neighbours import OWN
-from conformance.diagnosis.precision_diagnosis import scale_entry
+from conformance.diagnosis.scale_diagnosis import scale_entry
 from conformance.diagnosis.statement_search import explains
 from conformance.oracle.oracle import Oracle, evaluate
 from conformance.problems.inputs import Inputs
