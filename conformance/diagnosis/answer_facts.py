@@ -23,6 +23,7 @@ from .agreement import BatteryAnswer
 from .battery import answer_to, plain_problem
 from .conditions import CONDITIONS, never_with, only_with
 from .dissection.influence import influence_facts
+from .dissection.reading import in_digits
 from .neighbours import OWN, neighbours, with_size
 
 _AXIS_NAMES: Final = {
@@ -289,7 +290,7 @@ def _values_of_one(
     if right:
         return ["values that are all one stay so"]
     facts["ones_become"] = [least, most]
-    return [f"values that are all one become {least:.4g} to {most:.4g}"]
+    return [f"values that are all one become {in_digits(least)} to {in_digits(most)}"]
 
 
 def random_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import keys_ahead, weighing
 from ..mistakes.named_mistake import CoreChange
 from .logits import LogitFit, as_mistake
-from .reading import Number, Reading, numbers, statement
+from .reading import Number, Reading, in_digits, numbers, statement
 from .sums import sum_ratio
 from .terms import ADDED, SCORES, Term, TermValues
 
@@ -139,12 +139,12 @@ def _times(factors: Sequence[float], term: Term) -> TermValues:
 
 
 def _listed(read: Sequence[float]) -> str:
-    return ", ".join(f"{number:.4g} in head {head}" for head, number in enumerate(read))
+    return ", ".join(f"{in_digits(number)} in head {head}" for head, number in enumerate(read))
 
 
 def _mixture_words(mixture: Tensor) -> str:
     rounded = torch.where(mixture.abs() > model.SAME_READ * mixture.abs().amax(), mixture, 0.0)
-    rows = (", ".join(f"{number:.4g}" for number in row) for row in rounded.tolist())
+    rows = (", ".join(map(in_digits, row)) for row in rounded.tolist())
     return "; ".join(f"head {head}: {row}" for head, row in enumerate(rows))
 
 
@@ -209,8 +209,8 @@ def _shared_weights(mixture: Tensor, reading: Reading) -> Iterator[NamedMistake]
 
     yield statement(
         "weights: mixed with their mean over the heads",
-        f"the weights of each head are {of_own:.4g} times its own and {of_mean:.4g} times the mean "
-        "of those of all heads",
+        f"the weights of each head are {in_digits(of_own)} times its own and {in_digits(of_mean)} "
+        "times the mean of those of all heads",
         "let each head use its own weights",
         core=core,
     )

@@ -13,7 +13,7 @@ from ..._golden import golden
 from ..mistakes import DeclaredCall, NamedMistake
 from ..mistakes._steps import BLOCKS, emptied, present, unmasked_logits, weighing
 from ..mistakes.named_mistake import CoreChange
-from .reading import Number, Reading, numbers, roundest, statement
+from .reading import ROOM, Number, Reading, numbers, roundest, statement
 from .terms import in_turns
 
 _TINY: Final = torch.finfo(torch.float64).tiny
@@ -428,7 +428,8 @@ def sum_ratio(reading: Reading) -> tuple[Tensor, Tensor] | None:
     if not rows.any() or bool((((read - sums * exact).abs() > room) & rows).any()):
         return None
     ratio = sums[rows]
-    if bool(((ratio - 1.0).abs() <= reading.same).all()) or not bool(torch.isfinite(ratio).all()):
+    right = (sums - 1.0).abs() <= ROOM * reading.error.sum(dim=-1, keepdim=True)
+    if bool(right[rows].all()) or not bool(torch.isfinite(ratio).all()):
         return None
     return rows, sums
 

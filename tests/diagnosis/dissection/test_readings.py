@@ -16,10 +16,14 @@ from conformance.clauses.subject import Subject
 from conformance.diagnosis import dissection
 from conformance.diagnosis.dissection.bias_statements import additive_mask_statements
 from conformance.diagnosis.dissection.logits import logit_statements
-from conformance.diagnosis.dissection.reading import Reading, read, statement
+from conformance.diagnosis.dissection.reading import Reading, in_digits, read, statement
 from conformance.diagnosis.dissection.sink_statements import sink_statements
 from conformance.diagnosis.dissection.sources import shared_head_statements
-from conformance.diagnosis.dissection.sums import dropped_weight_statements, weight_statements
+from conformance.diagnosis.dissection.sums import (
+    dropped_weight_statements,
+    sum_statements,
+    weight_statements,
+)
 from conformance.diagnosis.dissection.tiles import tile_statements
 from conformance.diagnosis.dissection.visibility import (
     table_statements,
@@ -308,3 +312,22 @@ def test_cached_keys_are_changed_before_the_heads_of_a_group_share_them() -> Non
     drawn = problem(past=3, num_heads=6, num_kv_heads=3, query_length=3, key_length=6)
     names = proposed(attend, logit_statements, drawn, features=["kv_cache", "gqa"])
     assert "logits: the cached keys, each taken to be the key of the head before" in names
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(0.53071, "0.5307"), (1.00140003, "1.0014"), (-0.99970001, "-0.9997"), (1.0 + 1e-8, "1")],
+)
+def test_numbers_near_one_are_said_to_more_digits(number: float, said: str) -> None:
+    """What matters of a factor near one is how far from one it is, down to rounding."""
+    assert in_digits(number) == said
+
+
+@pytest.mark.parametrize("factor", [1.0003, 1.0014])
+def test_factors_near_one_are_stated(factor: float) -> None:
+    """A factor is told from one by the errors of what is read, and said to the digits it has."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return factor * (softmaxed(query, key) @ value)
+
+    assert f"answer: times {factor}" in proposed(attend, sum_statements, problem())
