@@ -30,7 +30,7 @@ from ._output import check_files, printing, progress_bar, stream_for, write_to
 @click.option("--json", "as_json", is_flag=True, help="As JSON instead of a table.")
 def list_command(*, as_json: bool) -> int:
     """List the clauses with their levels and sentences."""
-    from ..tools.catalogue import clause_entries  # noqa: PLC0415 (loads torch)
+    from ..tools.specification import clause_entries  # noqa: PLC0415 (loads torch)
 
     entries = clause_entries()
     with printing():
@@ -49,7 +49,7 @@ def list_command(*, as_json: bool) -> int:
 @click.argument("slug", metavar="CLAUSE")
 def explain_command(*, slug: str) -> int:
     """Say what a clause requires, why, and how it is checked."""
-    from ..tools.catalogue import clause_entry  # noqa: PLC0415 (loads torch)
+    from ..tools.specification import clause_entry  # noqa: PLC0415 (loads torch)
     from ..views.tool_texts import show_clause  # noqa: PLC0415
 
     entry = clause_entry(slug)

@@ -250,7 +250,7 @@ def test_a_mistake_of_the_harness_is_one_sentence(
         msg = "broken\npromise"
         raise RuntimeError(msg)
 
-    monkeypatch.setattr("conformance.tools.catalogue.clause_entries", fail)
+    monkeypatch.setattr("conformance.tools.specification.clause_entries", fail)
     assert run(["list"]) == 3
     err = capsys.readouterr().err
     assert err.startswith(

@@ -10,9 +10,8 @@ from importlib import import_module
 from _paths import CHECKOUT
 
 from conformance.clauses.registry import Clause, all_clauses, specification_hash
-from conformance.tools.catalogue import applies
 from conformance.tools.pictures import PICTURED
-from conformance.tools.specification import caught_first, render
+from conformance.tools.specification import applies, caught_first, render
 
 DOCUMENT = (CHECKOUT / "docs" / "specification.md").read_text(encoding="utf-8")
 CLAUSES = all_clauses()

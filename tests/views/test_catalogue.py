@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from conformance.tools.catalogue import clause_entries
+from conformance.tools.specification import clause_entries
 from conformance.views.tool_texts import show_list
 
 
