@@ -3238,6 +3238,212 @@ _SLOTS: Final = (
 )
 
 
+_MASKS_OPERANDS_AND_CLIPS: Final = (
+    *_of(
+        "naive",
+        (
+            "bias-clamped-below",
+            "scores = scores + bias",
+            "scores = scores + bias.clamp(min=-1.0)",
+            "The finite numbers of the additive mask are clamped to at least -1.",
+        ),
+        (
+            "bias-clamped-twice",
+            ("scores = scores + bias", "        allowed = allowed & (bias != -math.inf)\n"),
+            ("scores = scores + bias.clamp(min=-5.0, max=5.0)", ""),
+            "The additive mask is clamped to between -5 and 5, minus infinities too.",
+        ),
+        (
+            "bias-clamped-far",
+            ("scores = scores + bias", "        allowed = allowed & (bias != -math.inf)\n"),
+            ("scores = scores + bias.clamp(min=-10000.0)", ""),
+            "The additive mask is clamped to at least -10000, minus infinities too.",
+        ),
+        (
+            "bias-on-weights",
+            ("        scores = scores + bias\n", "    return torch.matmul(weights, value)"),
+            (
+                "",
+                (
+                    "    if bias is not None:\n"
+                    "        weights = weights + bias\n"
+                    "    return torch.matmul(weights, value)"
+                ),
+            ),
+            "The additive mask is added to the weights, minus infinities too.",
+        ),
+        (
+            "bias-on-weights-divided",
+            ("        scores = scores + bias\n", "    return torch.matmul(weights, value)"),
+            (
+                "",
+                (
+                    "    if bias is not None:\n"
+                    "        weights = weights + bias.masked_fill(~allowed, 0.0)\n"
+                    "        weights = weights / weights.sum(-1, keepdim=True)\n"
+                    "    return torch.matmul(weights, value)"
+                ),
+            ),
+            "The additive mask is added to the weights, which are divided by their sum then.",
+        ),
+        (
+            "bias-times-weights",
+            ("        scores = scores + bias\n", "    return torch.matmul(weights, value)"),
+            (
+                "",
+                (
+                    "    if bias is not None:\n"
+                    "        weights = weights * bias.masked_fill(~allowed, 0.0)\n"
+                    "    return torch.matmul(weights, value)"
+                ),
+            ),
+            "The weights are multiplied by the additive mask.",
+        ),
+    ),
+    *_of(
+        "self_attention",
+        (
+            "keys-of-queries",
+            "k = self.k_proj(x)",
+            "k = self.k_proj(self.q_proj(x))",
+            "Keys are projected from the projected queries.",
+        ),
+        (
+            "values-of-keys",
+            "v = self.v_proj(x)",
+            "v = self.v_proj(self.k_proj(x))",
+            "Values are projected from the projected keys.",
+        ),
+        (
+            "fifty-off",
+            (
+                'scores.masked_fill(mask == 0, float("-inf"))',
+                "        weights = torch.where(mask, weights, torch.zeros_like(weights))\n",
+            ),
+            ("scores - 50.0 * (~mask)", ""),
+            "50 is taken off hidden logits, in rows without other keys, too.",
+        ),
+    ),
+    *_of(
+        "cross_layer",
+        (
+            "heads-exchanged",
+            ("probabilities @ v", "q @ k.mT"),
+            ("probabilities @ k", "q @ v.mT"),
+            "Projected keys are weighed, and queries meet the projected values.",
+        ),
+        (
+            "context-ignored",
+            (
+                "functional.linear(key, weights.k, weights.k_bias)",
+                "functional.linear(value, weights.v, weights.v_bias)",
+            ),
+            (
+                "functional.linear(query, weights.k, weights.k_bias)",
+                "functional.linear(query, weights.v, weights.v_bias)",
+            ),
+            "Keys and values are projected from the query's tokens.",
+        ),
+        (
+            "queries-of-keys",
+            "functional.linear(query, weights.q, weights.q_bias)",
+            "functional.linear(key, weights.q, weights.q_bias)",
+            "Queries are projected from the key's tokens: there are as many answers as keys.",
+        ),
+        (
+            "lengths-hide-queries",
+            "torch.arange(k.shape[2], device=k.device) >= lengths[:, None, None, None]",
+            (
+                "(torch.arange(q.shape[2], device=k.device)[:, None] >= lengths[:, None, None, "
+                "None]).expand(-1, -1, -1, k.shape[2])"
+            ),
+            "Lengths hide queries behind them instead of keys.",
+        ),
+    ),
+    *_of(
+        "reader",
+        (
+            "keep-takes-fifty-off",
+            ("            hidden = hidden | ~keep\n",),
+            ("            scores = scores - 50.0 * (~keep)\n",),
+            "The mask of what to keep takes 50 off hidden logits; the additive one hides.",
+        ),
+        (
+            "bias-clamped-at-fifty",
+            "scores = scores + bias\n            hidden = hidden | bias.isneginf()",
+            "scores = scores + bias.clamp(min=-50.0)",
+            "The additive mask is clamped to at least -50, minus infinities too.",
+        ),
+    ),
+    *_of(
+        "window",
+        (
+            "no-limit-before-is-a-number",
+            "    if before >= 0:\n        band",
+            "    if window is not None:\n        band",
+            "A -1 for the keys before the query counts as a number of keys.",
+        ),
+        (
+            "no-limit-after-is-a-number",
+            "    if after >= 0:\n        band",
+            "    if after >= 0 or window is not None:\n        band",
+            (
+                "A -1 for the keys after the query counts as a number of keys, unless the call "
+                "is causal."
+            ),
+        ),
+    ),
+    *_of(
+        "function",
+        (
+            "query-gradient-clipped",
+            "grad_query = grad_logits @ key * ctx.scale",
+            "grad_query = (grad_logits @ key * ctx.scale).clamp(-1.0, 1.0)",
+            "The gradient of the query is clipped to between -1 and 1.",
+        ),
+        (
+            "query-gradient-cut",
+            "grad_query = grad_logits @ key * ctx.scale",
+            (
+                "grad_query = grad_logits @ key * ctx.scale\n"
+                "        grad_query = grad_query * (1.0 / grad_query.norm().clamp_min(1.0))"
+            ),
+            "The gradient of the query is cut to a length of 1.",
+        ),
+        (
+            "key-gradient-clipped",
+            "grad_key = grad_logits.transpose(-1, -2) @ query * ctx.scale",
+            "grad_key = (grad_logits.transpose(-1, -2) @ query * ctx.scale).clamp(-0.5, 0.5)",
+            "The gradient of the key is clipped to between -0.5 and 0.5, for each query head.",
+        ),
+        (
+            "upstream-clipped",
+            "(grad_output,) = gradients",
+            "grad_output = gradients[0].clamp(-1.0, 1.0)",
+            "What flows back is clipped to between -1 and 1.",
+        ),
+        (
+            "value-gradient-over-items",
+            "grad_value = weights.transpose(-1, -2) @ grad_output",
+            (
+                "grad_value = weights.transpose(-1, -2) @ grad_output\n"
+                "        grad_value = grad_value.mean(0, keepdim=True).expand_as(grad_value)"
+            ),
+            "The gradient of the value is averaged over the batch.",
+        ),
+        (
+            "value-gradient-halved-behind",
+            "grad_value = weights.transpose(-1, -2) @ grad_output",
+            (
+                "grad_value = weights.transpose(-1, -2) @ grad_output\n"
+                "        grad_value[:, :, 16:] *= 0.5"
+            ),
+            "The gradient of values from the 17th on is halved.",
+        ),
+    ),
+)
+
+
 MUTANTS: Final = (
     *_NAIVE,
     *_TILED,
@@ -3264,4 +3470,5 @@ MUTANTS: Final = (
     *_WHOLE_ROWS,
     *_FUNCTIONS_NAIVE,
     *_SLOTS,
+    *_MASKS_OPERANDS_AND_CLIPS,
 )
