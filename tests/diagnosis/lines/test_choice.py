@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from conformance.diagnosis.lines.choice import Blamed, blamed
+from conformance.diagnosis.lines.finder import Blamed, blamed
 from conformance.diagnosis.lines.recording import Operation, OperationRecording, SourceLine
 
 VALUE = torch.tensor([0.2, 0.8])
