@@ -179,7 +179,7 @@ def answer_to(
 def answer_from(
     subject: Subject, inputs: Inputs, output: Any, problem: Problem | None = None
 ) -> BatteryAnswer | None:
-    """The same of what a candidate returned for some inputs."""
+    """What a candidate returned, as a float64 answer; None if it is no such tensor."""
     if isinstance(output, tuple) and output:
         output = output[0]
     if not isinstance(output, Tensor) or not output.is_floating_point():

@@ -317,7 +317,7 @@ class DiagnosedSubject(Subject):
 
 
 def acted_answers(subject: Subject) -> ActedAnswers:
-    """Those of a diagnosed subject, else new ones."""
+    """The acted answers that a diagnosed subject shares; new ones for any other."""
     if isinstance(subject, DiagnosedSubject):
         return subject.acted
     return ActedAnswers(subject.oracle, subject.declaration.semantics)

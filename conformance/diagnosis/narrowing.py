@@ -16,11 +16,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from ..base.geometry import PROBE
 from ..clauses.subject import Subject
 from ..problems.inputs import Inputs
 from ..tolerance import model
 from .agreement import BatteryAnswer, within
-from .conditions import FINER, SIZES, Condition, limits, size_limit, size_limits
+from .conditions import FINER, SIZES, Condition, SizeLimit, limits, size_limit, size_limits
 from .mistaken_answer import ActedAnswers, MistakenAnswer
 from .mistakes import DeclaredCall, NamedMistake, NotExpressible, touches
 
@@ -44,7 +45,7 @@ class Part:
     holds: Callable[[Inputs, Tensor, Tensor | None, Tensor], Tensor | None]
 
 
-Literal = Condition | Part
+Limitation = Condition | Part
 
 
 def _index(name: str, words: str, holds: Callable[[Tensor, int], Tensor], axis: str) -> Part:
@@ -147,7 +148,7 @@ class Narrowed:
 
     mistake: NamedMistake
     everywhere: NamedMistake
-    literals: tuple[Literal, ...]
+    literals: tuple[Limitation, ...]
     spared: int
 
     @property
@@ -306,7 +307,7 @@ _OF_CALLS: Final = tuple(
     literal for condition in FINER for literal in (condition, condition.negated) if literal.words
 )
 # What the columns of traits are about: the plainest literals first, then limits of numbers.
-_PLACES: Final[tuple[tuple[int, Literal], ...]] = (
+_PLACES: Final[tuple[tuple[int, Limitation], ...]] = (
     *enumerate(_OF_CALLS, start=len(PARTS) + len(_SEVERAL)),
     *enumerate(PARTS),
 )
@@ -322,7 +323,7 @@ def _each_once(rows: Sequence[Tensor]) -> Tensor:
     return every
 
 
-def _telling_apart(made: Tensor, spared: Tensor, most: int) -> tuple[Literal, ...] | None:
+def _telling_apart(made: Tensor, spared: Tensor, most: int) -> tuple[Limitation, ...] | None:
     """The fewest literals that all rows of ``made`` meet and none of ``spared`` does together.
 
     None where no ``most`` of them tell the rows apart. Of equally many the plainest are taken.
@@ -406,22 +407,55 @@ def _as_bits(flags: Tensor) -> int:
     return int(bytes(digits.tolist()) or b"0", 2)
 
 
-def made_under(mistake: NamedMistake, literals: Sequence[Literal]) -> NamedMistake:
+def made_under(mistake: NamedMistake, literals: Sequence[Limitation]) -> NamedMistake:
     """A mistake that is made under conditions and in some rows alone, and its text says so."""
     if not literals:
         return mistake
     conditions = [one for one in literals if isinstance(one, Condition)]
     parts = [one for one in literals if isinstance(one, Part)]
-    words = " and ".join(one.words for one in literals)
     return dataclasses.replace(
         mistake,
-        sentence=f"{mistake.sentence} (only {words})",
+        sentence=f"{mistake.sentence} (only {in_words(literals)})",
         where=lambda inputs: (
             mistake.where(inputs) and all(condition.holds(inputs) for condition in conditions)
         ),
         rows=_rows_of(parts) if parts else mistake.rows,
         sizes=tuple(one.sizes for one in conditions if one.sizes),
     )
+
+
+def in_words(literals: Sequence[Limitation]) -> str:
+    """What limits a mistake, as it follows "only": what says together which sizes, in one."""
+    said: dict[str, None] = {}
+    for one in literals:
+        field = _field(one)
+        same = [other for other in literals if field and _field(other) == field]
+        said[_range_of(field, same) or one.words] = None
+    return " and ".join(said)
+
+
+def _field(one: Limitation) -> str:
+    """The size that a condition is about, if there is one such size."""
+    fields = one.sizes.fields if isinstance(one, Condition) and one.sizes else ()
+    return fields[0] if len(fields) == 1 and fields[0] in SIZES else ""
+
+
+def _range_of(field: str, same: Sequence[Limitation]) -> str:
+    """The sizes that several conditions leave, where those are next to each other; else ""."""
+    highest = (one.number for one in same if isinstance(one, SizeLimit) and not one.above)
+    most = min(highest, default=0)
+    rules = [one.sizes for one in same if isinstance(one, Condition) and one.sizes]
+    sizes = [
+        size
+        for size in range(1, most + 1)
+        if all(rule.holds(PROBE.replace(**{field: size})) for rule in rules)
+    ]
+    if len(same) == 1 or not sizes or sizes[-1] - sizes[0] >= len(sizes):
+        return ""
+    several, single = SIZES[field]
+    if len(sizes) == 1:
+        return f"with exactly {sizes[0]} {single if sizes[0] == 1 else several}"
+    return f"with {sizes[0]} to {sizes[-1]} {several}"
 
 
 def _rows_of(parts: Sequence[Part]) -> Callable[[Inputs, Tensor], Tensor]:

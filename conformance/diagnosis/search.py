@@ -85,7 +85,7 @@ class MistakeSearch:
         return other
 
     def _possible(self, mistakes: Sequence[NamedMistake]) -> list[NamedMistake]:
-        """Those of some mistakes that a candidate with this declaration can make."""
+        """The mistakes that a candidate with this declaration can make."""
         return [
             mistake
             for mistake in mistakes

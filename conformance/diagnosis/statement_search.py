@@ -242,7 +242,7 @@ class StatementSearch:
     def _exact_scale(
         self, limit: ScaleLimit, wherever: NamedMistake, plainest: BatteryAnswer
     ) -> ScaleLimit:
-        """The same of the scale: the number with the fewest digits about where answers change."""
+        """The limit of the scale with the fewest digits at which answers change."""
         made = plainest.inputs.scale
         scales = [answer.inputs.scale for answer in self._spared(limit, wherever)]
         spared = min((scale for scale in scales if scale is not None), default=None)

@@ -79,4 +79,4 @@ def test_conditions_of_gradients_hold_at_sizes_that_nobody_saw() -> None:
     subject = Subject(core(three, **promises, geometry=sizes), "float32")
     (entry,) = BackwardDiagnostician(subject).explain("gradients.golden", problem())
     assert entry["text"].startswith("the gradient of the value is 1.5 times what it must be")
-    assert "with at most 3 heads)" in entry["text"]
+    assert "(only with exactly 3 heads)" in entry["text"]

@@ -36,7 +36,7 @@ def test_a_condition_on_sizes_is_asked_at_sizes_that_nobody_saw() -> None:
 
     (entry,) = diagnose(Subject(core(sixteen, **BARE_FLOAT32), "float32"))
     assert entry["name"] == "scale-missing"
-    assert "with at most 16 keys)" in entry["text"]
+    assert "(only with exactly 16 keys)" in entry["text"]
 
 
 def test_what_is_true_of_one_option_alone_is_not_said() -> None:

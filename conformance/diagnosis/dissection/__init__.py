@@ -106,7 +106,7 @@ class StatementReader:
         self._layers = LayerReader(subject, OF_WEIGHTS, known)
         self._said: dict[Inputs, list[NamedMistake]] = {}
         self._fitted: dict[Inputs, list[NamedMistake]] = {}
-        self._plainest: list[NamedMistake] = []
+        self._first_statements: list[NamedMistake] = []
         self._at_the_turn: list[NamedMistake] | None = None
         self._sources_read = False
 
@@ -169,9 +169,9 @@ class StatementReader:
         said = list(_of_reading(reading, of_weights))
         if reading.explained:
             shortest = sorted(of_weights, key=lambda one: len(one.sentence))[:MOST_REMEMBERED]
-            first = {one.name: one for one in (*self._plainest, *shortest)}
+            first = {one.name: one for one in (*self._first_statements, *shortest)}
             said += _besides(self.subject, reading, self.known, list(first.values()))
-            self._plainest = self._plainest or shortest
+            self._first_statements = self._first_statements or shortest
         return said
 
 

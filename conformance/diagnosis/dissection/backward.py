@@ -22,7 +22,7 @@ from ..conditions import Condition
 from ..mistakes import BACKWARD, NamedMistake, NotExpressible
 from ..mistakes.backward_pass import backward_call, observable
 from ..mistakes.named_mistake import BackwardCall, BackwardSteps, Gradients
-from ..narrowing import telling_apart
+from ..narrowing import in_words, telling_apart
 from ..observed_gradients import ObservedGradients, SquaredErrors, near, room
 from .backward_steps import ROLES, TOKENS, Backward, Variant, read_variants
 from .backward_variants import RIGHT, VARIANTS, clamped
@@ -81,7 +81,7 @@ class Form:
     @property
     def where(self) -> str:
         """The conditions in words."""
-        return " and ".join(condition.words for condition in self.conditions)
+        return in_words(self.conditions)
 
 
 class BackwardReading:

@@ -50,7 +50,7 @@ class LayerReader:
         self.subject = subject
         self.proposers = of_weights
         self.known = known
-        self._plainest: list[NamedMistake] = []
+        self._first_statements: list[NamedMistake] = []
         self._paths: list[ValuePath] = []
         self._said: list[NamedMistake] = []
 
@@ -91,10 +91,10 @@ class LayerReader:
         parts = self._of_weights(reading)
         shortest = sorted(parts, key=lambda one: len(one.sentence))
         self._said += shortest[:MOST_REMEMBERED]
-        if not self._plainest:
-            self._plainest = shortest[:MOST_REMEMBERED]
+        if not self._first_statements:
+            self._first_statements = shortest[:MOST_REMEMBERED]
             return parts
-        for one in self._plainest:
+        for one in self._first_statements:
             besides = self._with(reading, one)
             if besides is not None:
                 more = self._of_weights(besides, thorough=False)

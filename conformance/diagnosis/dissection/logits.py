@@ -230,7 +230,7 @@ class LogitFit:
     def beside(
         self, columns: Tensor, other: Tensor, fixed: Sequence[Tensor]
     ) -> list[tuple[int, float, float]]:
-        """The same with another column that has a factor of its own, which comes second."""
+        """Which columns, with a multiple of another one, leave nothing besides fixed ones."""
         if self.count < 2 + FEWEST_LEFT:
             return []
         target, weight = self.rest(fixed), self.room.reciprocal().square()

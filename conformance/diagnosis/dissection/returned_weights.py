@@ -18,7 +18,7 @@ from ...tolerance import model
 from ..battery import battery
 from ..conditions import Condition
 from ..mistakes import DeclaredCall, NotExpressible
-from ..narrowing import telling_apart
+from ..narrowing import in_words, telling_apart
 from ..observed_gradients import near, room
 from .reading import Number, numbers
 
@@ -316,7 +316,7 @@ def _observe(subject: Subject, every: Iterable[Inputs]) -> Iterator[Returned]:
 
 
 def _entry(content: Content, conditions: Sequence[Condition]) -> dict[str, Any]:
-    words = " and ".join(condition.words for condition in conditions)
+    words = in_words(conditions)
     only = f" (only {words})" if words else ""
     return {
         "name": f"returned weights: {content.words}",

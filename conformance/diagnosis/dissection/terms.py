@@ -218,6 +218,7 @@ CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("of the last batch item", _last(0)),
     ("of the batch item before", lambda t: t.roll(1, 0)),
     ("of the batch item after", lambda t: t.roll(-1, 0)),
+    ("of the opposite batch item", lambda t: t.flip(0)),
     ("of the first head", _first(1)),
     ("of the last head", _last(1)),
     ("of the head before", lambda t: t.roll(1, 1)),

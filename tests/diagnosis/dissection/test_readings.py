@@ -331,3 +331,13 @@ def test_factors_near_one_are_stated(factor: float) -> None:
         return factor * (softmaxed(query, key) @ value)
 
     assert f"answer: times {factor}" in proposed(attend, sum_statements, problem())
+
+
+def test_keys_of_the_opposite_batch_item_are_stated() -> None:
+    """Of four items the first meets the last, the second the third."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return softmaxed(query, key.flip(0)) @ value
+
+    names = proposed(attend, logit_statements, problem(batch=4))
+    assert "logits: the key of the opposite batch item" in names
