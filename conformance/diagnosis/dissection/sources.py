@@ -157,11 +157,13 @@ def _statement_of_value(words: str, move: Callable[[Tensor], Tensor]) -> NamedMi
 
 def _more_in_the_answer(reading: Reading) -> Iterator[NamedMistake]:
     """A multiple of the answer and one of something else."""
-    rows = reading.wrong_rows
-    numeric = bool(rows.any()) and bool(torch.isfinite(reading.answer[rows]).all())
+    rows, own = reading.wrong_rows, reading.attention.output
+    numeric = bool(rows.any()) and _all_finite(reading.answer[rows]) and _all_finite(own[rows])
     for words, of in (*_ADDED, *_moved_answers(reading)) if numeric else ():
         term = of(reading.attention)
         if term is None or term.shape != reading.answer.shape or not bool(term[rows].any()):
+            continue
+        if not _all_finite(term[rows]):
             continue
         for of_own, of_term in _factors(reading, term[rows]):
             named = words if of_term.words == "1" else f"{of_term.words} times {words}"
@@ -174,6 +176,10 @@ def _more_in_the_answer(reading: Reading) -> Iterator[NamedMistake]:
                 text = f"the answer is {of_own.words} times what it should be and {named}"
             fix = f"do not add {words} to the answer"
             yield statement(name, text, fix, core=_with_more(of, of_own, of_term))
+
+
+def _all_finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())
 
 
 def _factors(reading: Reading, term: Tensor) -> Iterator[tuple[Number, Number]]:

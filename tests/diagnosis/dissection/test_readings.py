@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -18,7 +19,7 @@ from conformance.diagnosis.dissection.bias_statements import additive_mask_state
 from conformance.diagnosis.dissection.logits import logit_statements
 from conformance.diagnosis.dissection.reading import Reading, in_digits, read, statement
 from conformance.diagnosis.dissection.sink_statements import sink_statements
-from conformance.diagnosis.dissection.sources import shared_head_statements
+from conformance.diagnosis.dissection.sources import shared_head_statements, value_statements
 from conformance.diagnosis.dissection.sums import (
     dropped_weight_statements,
     sum_statements,
@@ -341,3 +342,19 @@ def test_keys_of_the_opposite_batch_item_are_stated() -> None:
 
     names = proposed(attend, logit_statements, problem(batch=4))
     assert "logits: the key of the opposite batch item" in names
+
+
+def test_terms_of_an_answer_that_are_no_numbers_are_passed_over() -> None:
+    """Where the expected answer is no number, or a term of it, nothing is fitted to it."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return softmaxed(query, key) @ value + 1.0
+
+    subject = Subject(core(attend, masks=[], causal=None, features=[]), "float32")
+    reading = read(subject, subject.inputs(problem()))
+    assert reading is not None
+    assert "answer: one added" in {one.name for one in value_statements(reading)}
+    lost = torch.full_like(reading.attention.output, torch.nan)
+    other = dataclasses.replace(reading.attention, output=lost)
+    said = list(value_statements(dataclasses.replace(reading, attention=other)))
+    assert not [one for one in said if one.name.endswith("added")]
