@@ -120,9 +120,10 @@ def with_size(subject: Subject, problem: Problem, field: str, size: int) -> Prob
 def at_unseen_sizes(
     subject: Subject, problem: Problem, rules: Sequence[SizeRule], seen: Collection[Geometry]
 ) -> Iterator[Problem]:
-    """A problem at sizes that none of ``seen`` has and at which some conditions on sizes hold.
+    """A problem at sizes that none of ``seen`` has, the next at which conditions on sizes hold.
 
-    What is true of the sizes that were looked at need not be true of the next ones.
+    What is true of the sizes that were looked at need not be true of others. What is said of three
+    alone may be true of multiples of three: each size is doubled as well.
     """
 
     def hold(sizes: Geometry) -> bool:
@@ -138,6 +139,10 @@ def at_unseen_sizes(
         )
         resized = (with_size(subject, problem, field, size) for size in islice(sizes, _TRIED))
         yield from islice((one for one in resized if one and hold(one.geometry)), _UNSEEN)
+        twice = 2 * getattr(problem.geometry, field)
+        doubled = with_size(subject, problem, field, twice) if twice not in known else None
+        if doubled is not None:
+            yield doubled
 
 
 def _anew(problem: Problem) -> Problem:
