@@ -58,9 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _checks_candidates(config: pytest.Config) -> bool:
     modules = [argument.partition("::")[0] for argument in config.args]
-    return bool(config.getoption("pyargs")) and any(
-        module in ("conformance", "conformance.testing.suites") for module in modules
-    )
+    return bool(config.getoption("pyargs")) and "conformance" in modules
 
 
 @pytest.hookimpl(tryfirst=True)

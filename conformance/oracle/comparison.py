@@ -102,8 +102,8 @@ class Comparison(Replaceable):
         Of the worst element.
     counted, compared
         How many elements are not finite (of kind ``finite``), of how many.
-    both_answers
-        Whether the expected values are an answer of the candidate, too.
+    expected_not_finite
+        Whether it is the expected side, itself an answer of the candidate, that is not finite.
     parts
         The share of each stage of the computation in the bound of the worst element, the largest
         first (see ``tolerance.contract.STAGES``); empty where no single bound was derived.
@@ -125,7 +125,7 @@ class Comparison(Replaceable):
     bound: float = 0.0
     counted: int = 0
     compared: int = 0
-    both_answers: bool = False
+    expected_not_finite: bool = False
     parts: Mapping[str, float] = field(default_factory=dict)
     scale_error: float | None = None
     tables: Mapping[str, Any] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class Comparison(Replaceable):
         reason = disagreement(self)
         if not reason:
             return None
-        unexpected = self.kind == "finite" and self.both_answers
+        unexpected = self.kind == "finite" and self.expected_not_finite
         return Violation(
             kind=self.kind,
             message=reason,
@@ -173,7 +173,7 @@ def disagreement(comparison: Comparison) -> str:
         return ""
     place = _place(comparison)
     wording, got = comparison.wording, comparison.got
-    if comparison.kind == "finite" and comparison.both_answers:
+    if comparison.kind == "finite" and comparison.expected_not_finite:
         return f"{wording}: one of the two answers is not finite at {place}: {got}"
     numbers = f"expected {comparison.expected:.9g}, got {got:.9g}"
     if comparison.kind == "finite":
@@ -230,19 +230,24 @@ def compare(
 
     Finiteness comes first: NaN or infinity where a finite value is expected is a violation of kind
     ``finite`` whatever the bound. With ``both_answers`` the expected values are an answer of the
-    candidate as well: two NaN do not agree. ``remainder`` is what the expected values lack to be
-    exact. All tensors have the same shape.
+    candidate as well: two NaN do not agree. Otherwise anything agrees with an expected value that
+    is not finite. ``remainder`` is what the expected values lack to be exact.
+
+    Raises ValueError where the answers are not of one shape.
     """
+    if got.shape != expected.shape:
+        msg = f"the answer has shape {tuple(got.shape)}, the expected one {tuple(expected.shape)}"
+        raise ValueError(msg)
     got, expected = got.double(), expected.double()
     judged = torch.ones_like(got, dtype=torch.bool) if judged is None else judged.expand(got.shape)
     pair = _Pair(got, expected, bound, axes or AXES.get(got.dim(), ()), wording, judged)
-    pair = dataclasses.replace(pair, law=both_answers)
+    pair = dataclasses.replace(pair, compares_two_answers=both_answers)
     broken = judged & ~torch.isfinite(got) & torch.isfinite(expected)
     if bool(broken.any()):
         return pair.at(broken, kind="finite", margin=math.inf)
     if both_answers and not bool((torch.isfinite(expected) | ~judged).all()):
         unknown = judged & ~torch.isfinite(expected)
-        swapped = dataclasses.replace(pair, got=expected, both_answers=True)
+        swapped = dataclasses.replace(pair, got=expected, expected_not_finite=True)
         return swapped.at(unknown, kind="finite", margin=math.inf).replace(tables=pair.tables())
     error = (got - expected).abs() if remainder is None else (got - expected - remainder).abs()
     ratio = errors_in_bounds(error, bound, judged & torch.isfinite(expected))
@@ -272,9 +277,9 @@ class _Pair:
     axes: tuple[str, ...]
     wording: str
     judged: Tensor
-    both_answers: bool = False
+    expected_not_finite: bool = False
     error: Tensor | None = None
-    law: bool = False
+    compares_two_answers: bool = False
 
     def tables(self) -> dict[str, Any]:
         """What was compared, if a person can read it; ``judged`` where not all of it counts."""
@@ -286,7 +291,7 @@ class _Pair:
         tables: dict[str, Any] = {
             name: table(tensor.expand(self.got.shape)) for name, tensor in shown.items()
         }
-        return {**tables, "law": True} if self.law and keeping() else tables
+        return {**tables, "law": True} if self.compares_two_answers and keeping() else tables
 
     def at(self, chosen: Tensor, *, kind: str, margin: float) -> Comparison:
         """What is wrong at the first chosen element."""
@@ -304,7 +309,7 @@ class _Pair:
             bound=float(self.bound.expand(self.got.shape)[index]),
             counted=int(chosen.sum()),
             compared=self.got.numel(),
-            both_answers=self.both_answers,
+            expected_not_finite=self.expected_not_finite,
             tables=self.tables(),
         )
 

@@ -82,8 +82,7 @@ OTHER_PATHS: Final = ("weights returned", "dropout", "memory", "mask memory", "t
 class Combinations:
     """The problems of a model, one a row, and how many combinations they cover.
 
-    ``model`` has the parameters of more than one value; ``fixed`` are values that are declared but
-    that the sizes of a candidate leave no room for, with the reason.
+    ``model`` has the parameters of more than one value.
     """
 
     problems: tuple[Problem, ...]

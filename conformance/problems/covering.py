@@ -422,7 +422,7 @@ def _fresh(rows: Iterable[int], values: _Values, strength: int) -> Iterator[int]
     for row in rows:
         own = [row & whole for whole in values.whole]
         new = 0
-        for some in itertools.combinations(own[: len(own)], strength - 1):
+        for some in itertools.combinations(own, strength - 1):
             key = sum(some)
             later = row & ~(2 * some[-1] - 1) if some else row
             earlier = covered.get(key, 0)

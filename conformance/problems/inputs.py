@@ -15,6 +15,7 @@ from ..base.geometry import Geometry
 from ..base.results import Replaceable
 from ..declare.declaration import SEQUENCES
 from ..declare.head_layouts import HEAD_LAYOUTS, HeadLayout
+from ..tolerance.visible_keys import owners
 
 # The options of a call that are None where they are left out.
 OPTIONAL: Final = ("bias", "scale", "softcap", "window")
@@ -300,11 +301,7 @@ class Inputs(Replaceable):
 
     def read_heads(self, semantics: golden.Semantics) -> Tensor:
         """Which key/value head each query head reads, ``[H]``."""
-        heads, kv_heads = self.geometry.num_heads, self.geometry.num_kv_heads
-        every = torch.arange(heads)
-        if semantics.group_order == "tile":
-            return every % kv_heads
-        return every // (heads // kv_heads)
+        return owners(self.geometry.num_heads, self.geometry.num_kv_heads, semantics)
 
     @property
     def score_shape(self) -> tuple[int, int, int, int]:

@@ -2,7 +2,7 @@
 
 Each recipe makes query, key and value tokens as float64 tensors whose last axis is the channel and
 whose last but one is the token; the same recipe serves heads ``[B, H, L, D]`` and layer inputs
-``[B, L, E]``. In ordinary recipes the logits stay below 1e5 (see DESIGN.md, "Where MUST ends").
+``[B, L, E]``. In ordinary recipes the logits stay below 1e5.
 """
 
 from __future__ import annotations

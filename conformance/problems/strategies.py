@@ -142,13 +142,6 @@ FEW_DRAFTS = 10
 VARIETY = 12
 
 
-def problems(
-    candidate: Candidate, space: Space, *, dtype: str, longest: int = 40
-) -> st.SearchStrategy[Problem]:
-    """Problems of a space that a candidate can be called with; lengths stay below ``longest``."""
-    return drafts(longest=longest).map(lambda draft: draft.problem(candidate, space, dtype=dtype))
-
-
 def drafts(*, longest: int = 40) -> st.SearchStrategy[Draft]:
     """Drafts of problems: sizes, a seed and choices that shrink as integers."""
     choice = st.integers(0, CHOICES)

@@ -15,7 +15,7 @@ from typing import Any, Final
 from ..base.expected import ExpectedFailure, Place
 from ..base.files import in_repository
 from ..declare.candidate import Candidate
-from .target_strings import is_graph, is_path, split_site, split_target
+from .target_strings import defined_names, is_graph, is_path, split_site, split_target
 
 _HARNESS: Final = Path(__file__).resolve().parent.parent
 
@@ -80,19 +80,9 @@ def _line_of(path: Path, name: str | None) -> int | None:
 
 def _bound(node: ast.stmt) -> set[str]:
     """The names that a statement binds."""
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return {node.name}
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return {alias.asname or alias.name for alias in node.names}
-    if isinstance(node, ast.Assign):
-        return {name.id for target in node.targets for name in _names(target)}
-    if isinstance(node, ast.AnnAssign):
-        return {name.id for name in _names(node.target)}
-    return set()
-
-
-def _names(target: ast.AST) -> list[ast.Name]:
-    return [node for node in ast.walk(target) if isinstance(node, ast.Name)]
+    return defined_names(node)
 
 
 def declared_expectations(candidate: Candidate) -> tuple[ExpectedFailure, ...]:

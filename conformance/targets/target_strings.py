@@ -159,15 +159,15 @@ def _why_undeclared(file: Path, name: str | None, imports: int) -> str:
     first = name.partition(".")[0]
     for statement in ast.walk(tree):
         is_layer = isinstance(statement, ast.ClassDef) and "torch" in text
-        if first in _defined(statement) and (declares or is_layer):
+        if first in defined_names(statement) and (declares or is_layer):
             return ""
         if isinstance(statement, ast.ImportFrom) and _brings_own(statement, file, first, imports):
             return ""
     return "is no candidate that its file declares"
 
 
-def _defined(statement: ast.AST) -> set[str]:
-    """The names that a statement defines itself."""
+def defined_names(statement: ast.AST) -> set[str]:
+    """The names that a statement defines itself, not what it imports."""
     if isinstance(statement, _DEFINITIONS):
         return {statement.name}
     if isinstance(statement, (ast.Assign, ast.AnnAssign)):

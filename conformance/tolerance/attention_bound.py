@@ -114,9 +114,9 @@ def one_sided_bound(
 
 
 def least_core_bound(attention: golden.Attention, contract: Contract) -> Tensor | None:
-    """A part of :func:`core_bound` that is soon derived: an error within it needs no more.
+    """A cheap lower estimate of :func:`core_bound`; None where there is none.
 
-    None where there is no such part.
+    An answer within it passes, and the whole bound need not be derived.
     """
     least = least_one_sided_bound(attention, contract)
     return None if least is None else least.mul_(contract.sides)
@@ -146,7 +146,9 @@ def least_one_sided_bound(attention: golden.Attention, contract: Contract) -> Te
 def most_core_bound(
     attention: golden.Attention, contract: Contract, carried: Sequence[float] = (0.0, 0.0, 0.0)
 ) -> float:
-    """A number that no element of :func:`core_bound` exceeds, soon derived; infinite where none is.
+    """A cheap upper estimate of all of :func:`core_bound`; infinite where there is none.
+
+    An error above it fails whatever the whole bound is.
 
     Each step of that bound for the largest numbers alone. ``carried`` are the largest errors of
     query, key and value heads.

@@ -156,12 +156,12 @@ def _range(tokens: Tensor, live: Tensor | None) -> tuple[Tensor, Tensor]:
 
 def sum_groups(heads: Tensor, num_kv_heads: int, semantics: golden.Semantics) -> Tensor:
     """Add up what belongs to one key/value head: ``[B, H, L, D]`` to ``[B, Hkv, L, D]``."""
-    owner = _owners(heads.shape[1], num_kv_heads, semantics)
+    owner = owners(heads.shape[1], num_kv_heads, semantics)
     total = heads.new_zeros(heads.shape[0], num_kv_heads, *heads.shape[2:])
     return total.index_add_(1, owner, heads)
 
 
-def _owners(num_heads: int, num_kv_heads: int, semantics: golden.Semantics) -> Tensor:
+def owners(num_heads: int, num_kv_heads: int, semantics: golden.Semantics) -> Tensor:
     """The key/value head that each query head reads, int64 ``[H]``."""
     indices = torch.arange(num_kv_heads).view(1, num_kv_heads, 1, 1)
     return golden.repeat_heads(indices, num_heads, semantics).flatten()

@@ -296,3 +296,9 @@ def test_infinite_margins_can_be_written() -> None:
     ).as_json()
     assert entry["violation"]["measured"]["margin"] == "inf"
     json.dumps(entry, allow_nan=False)
+
+
+def test_answers_of_two_shapes_are_not_compared() -> None:
+    """A user's comparison of answers of two shapes is refused, not broadcast until it agrees."""
+    with pytest.raises(ValueError, match=r"shape \(1,\), the expected one \(5,\)"):
+        compare(torch.zeros(1), torch.zeros(5), torch.ones(5))
