@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 from typing import Final
 
 from ..errors import DeclarationError, did_you_mean
+from .printable_text import name_of, raised_text
 from .results import Replaceable
 
 
@@ -38,6 +39,7 @@ class Geometry(Replaceable):
         return self.batch * self.num_heads * self.query_length * self.key_length
 
 
+_POSSIBLE: Final = "every size is a positive integer, and num_heads a multiple of num_kv_heads"
 FIELDS: Final = tuple(field.name for field in dataclasses.fields(Geometry))
 # The sizes of one call; the others are those of the candidate.
 COUNTED: Final = ("batch", "query_length", "key_length")
@@ -153,8 +155,7 @@ def read_pins(rule: GeometryRule | None) -> Pins:
     if rule is None:
         return NO_PINS
     if callable(rule):
-        _check_builder(rule)
-        return Pins({}, {}, rule)
+        return Pins({}, {}, _checked(rule))
     if not isinstance(rule, Mapping):
         msg = f"geometry is {rule!r}: give a dict of field to size, or a callable"
         raise DeclarationError(msg)
@@ -191,17 +192,40 @@ def possible(pins: Pins) -> Pins:
     return pins
 
 
-def _check_builder(build: Callable[[Geometry], Geometry]) -> None:
-    """Call it once, so that a wrong function is reported when it is declared."""
-    sample = Geometry(**dict.fromkeys(FIELDS, 2))
-    try:
-        built = build(sample)
-    except Exception as error:
-        msg = f"geometry is a function that raised {type(error).__name__}: {error}"
-        raise DeclarationError(msg) from error
-    if not isinstance(built, Geometry):
-        msg = f"geometry is a function that returned {built!r}: it must return a Geometry"
-        raise DeclarationError(msg)
+def why_impossible(geometry: Geometry) -> str:
+    """Why no tensors have these sizes, such as "its head_size is 0"; "" where some have."""
+    for name in FIELDS:
+        size, least = getattr(geometry, name), 0 if name in COUNTED else 1
+        if type(size) is not int or size < least:
+            return f"its {name} is {size!r:.60}"
+    heads, kv_heads = geometry.num_heads, geometry.num_kv_heads
+    return f"{heads} heads share {kv_heads} key heads" if heads % kv_heads else ""
+
+
+def _checked(build: Callable[[Geometry], Geometry]) -> Callable[[Geometry], Geometry]:
+    """A user's function, whose every call raises DeclarationError for what is no geometry.
+
+    Called once here, so that a wrong function is reported when it is declared.
+    """
+
+    def checked(geometry: Geometry) -> Geometry:
+        try:
+            built = build(geometry)
+        except Exception as error:
+            msg = f"geometry is a function that {raised_text(error)}"
+            raise DeclarationError(msg) from error
+        if not isinstance(built, Geometry):
+            name = name_of(built)
+            msg = f"geometry is a function that returned a {name}: it must return a Geometry"
+            raise DeclarationError(msg)
+        why = why_impossible(built)
+        if why:
+            msg = f"geometry is a function that returned a Geometry, but {why}: {_POSSIBLE}"
+            raise DeclarationError(msg)
+        return built
+
+    checked(Geometry(**dict.fromkeys(FIELDS, 2)))
+    return checked
 
 
 def _check_field(name: object) -> None:

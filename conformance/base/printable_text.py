@@ -93,9 +93,9 @@ def few(words: Sequence[str], most: int = 3) -> str:
     return f"{', '.join(words[:most])}{more}"
 
 
-def name_of(error: BaseException) -> str:
-    """The name of an error's class, which may be as long as whoever made it likes."""
-    return type(error).__name__[:_LONGEST_NAME]
+def name_of(value: object) -> str:
+    """The name of an object's class, which may be as long as whoever made it likes."""
+    return type(value).__name__[:_LONGEST_NAME]
 
 
 def traceback_text(error: BaseException) -> str:

@@ -80,6 +80,17 @@ _IN_JSON: Final = (
     "accumulate tf32 scores precision position layout arrays operator mixed memory strides "
     "unchecked semantics assumptions"
 ).split()
+
+
+def is_mask_shape(shape: object) -> bool:
+    """Whether this names axes in the order B, H, Q, K, with 1 for some, and nothing behind K."""
+    if not isinstance(shape, str) or len(shape) > len("BHQK"):
+        return False
+    letters = [sign for sign in shape if sign != "1"]
+    in_order = [sign for sign in "BHQK" if sign in letters]
+    return letters == in_order and ("K" not in letters or shape.endswith("K"))
+
+
 DEFAULT_MASK_SHAPES: Final = ("BHQK", "B1QK", "B11K", "11QK")
 DEFAULT_LENGTH_SHAPES: Final = ("B",)
 

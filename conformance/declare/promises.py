@@ -10,6 +10,7 @@ import torch
 from .._golden import golden
 from ..base.expected import GivenExpectations, read_expected
 from ..base.geometry import FIELDS, LENGTHS, Geometry, GeometryRule, Pins, read_pins
+from ..base.printable_text import raised_text
 from ..base.profile import DTYPES
 from ..errors import DeclarationError, did_you_mean
 from .declaration import (
@@ -32,6 +33,7 @@ from .declaration import (
     STRIDES,
     WITH_WEIGHTS,
     Declaration,
+    is_mask_shape,
     mixed_in,
 )
 from .head_layouts import HEAD_LAYOUTS, check_company, tied_by_layout
@@ -430,15 +432,24 @@ def _read_shapes(
 
 
 def _check_shape(shape: object) -> None:
-    letters = [sign for sign in str(shape) if sign != "1"]
-    in_order = [sign for sign in "BHQK" if sign in letters]
-    last = "K" not in letters or str(shape).endswith("K")
-    if not isinstance(shape, str) or letters != in_order or len(shape) > len("BHQK") or not last:
+    if not is_mask_shape(shape):
         msg = (
             f"an entry of mask_shapes is {shape!r}: write the axes in the order B, H, Q, K, each "
             "at most once and nothing behind K, and 1 for an axis of size 1, such as 'B1QK' or 'BK'"
         )
         raise DeclarationError(msg)
+
+
+def _check_score_mod(point: golden.Semantics) -> None:
+    """Call it once, so that a wrong function is reported when it is declared."""
+    try:
+        golden.modify(torch.zeros(1, 1, 2, 3, dtype=torch.float64), point)
+    except Exception as error:
+        msg = (
+            f"score_mod fails on scores [1, 1, 2, 3]: it {raised_text(error)}; it is given scores "
+            "[B, H, Lq, Lk] and the indices of batch, head, query and key, and returns the scores"
+        )
+        raise DeclarationError(msg) from error
 
 
 def _read_semantics(
@@ -448,6 +459,7 @@ def _read_semantics(
     if not isinstance(point, golden.Semantics):
         msg = f"semantics is {point!r}: give a conformance.Semantics"
         raise DeclarationError(msg)
+    _check_score_mod(point)
     changed = golden.STANDARD.differences(point)
     for name, declared, field in (
         ("causal", causal, "causal_alignment"),

@@ -7,13 +7,16 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final, get_args, get_type_hints
 
-from ..base.geometry import Geometry
+from ..base.geometry import Geometry, why_impossible
 from ..base.profile import DTYPES
 from ..base.results import Replaceable
+from ..declare.declaration import MASK_FORMS, SEQUENCES, is_mask_shape
 
 _PLAIN: Final = (int, float, bool, str)
 # A tensor of 2 GiB in float64: no clause asks for nearly as much.
 _MOST_ELEMENTS: Final = 2**28
+# Which inputs are one tensor.
+_SHARED: Final = ("", "key-value", "all")
 # Generators multiply a seed by a million, and take 64 bits.
 _SEEDS: Final = 2**42
 
@@ -121,6 +124,8 @@ def problem_from_json(data: dict[str, Any]) -> Problem:
             _check_kinds(part)
     _check_sizes(problem.geometry)
     _check_options(problem)
+    if problem.mask is not None:
+        _check_mask(problem.mask)
     return problem
 
 
@@ -151,13 +156,9 @@ def _check_kinds(part: Problem | Geometry | MaskPlan) -> None:
 
 def _check_sizes(geometry: Geometry) -> None:
     sizes = dataclasses.asdict(geometry)
-    for name, size in sizes.items():
-        if size < (1 if name.endswith("heads") else 0):
-            msg = f"its {name} is {size}"
-            raise ValueError(msg)
-    if geometry.num_heads % geometry.num_kv_heads:
-        msg = f"{geometry.num_heads} heads share {geometry.num_kv_heads} key heads"
-        raise ValueError(msg)
+    why = why_impossible(geometry)
+    if why:
+        raise ValueError(why)
     longest = max(geometry.query_length, geometry.key_length)
     widest = max(size for name, size in sizes.items() if name.endswith("_size"))
     elements = geometry.batch * geometry.num_heads * longest
@@ -167,6 +168,16 @@ def _check_sizes(geometry: Geometry) -> None:
     if widest**2 * geometry.num_heads > _MOST_ELEMENTS:
         msg = f"its weights would have more than {_MOST_ELEMENTS:,} elements"
         raise ValueError(msg)
+
+
+def _check_mask(mask: MaskPlan) -> None:
+    for name, holds in {
+        "form": mask.form in (*MASK_FORMS, SEQUENCES),
+        "shape": is_mask_shape(mask.shape),
+    }.items():
+        if not holds:
+            msg = f"its mask's {name} is {getattr(mask, name)!r:.60}"
+            raise ValueError(msg)
 
 
 def _check_options(problem: Problem) -> None:
@@ -182,6 +193,7 @@ def _check_options(problem: Problem) -> None:
         "softcap": problem.softcap is None or 0.0 < problem.softcap < math.inf,
         "dropout": problem.dropout is None or 0.0 <= problem.dropout < 1.0,
         "past": problem.past >= 0,
+        "shared": problem.shared in _SHARED,
     }.items():
         if not holds:
             msg = f"its {name} is {getattr(problem, name)!r:.60}"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -104,3 +105,25 @@ def test_wrong_rule_is_refused(rule: Any, message: str) -> None:
     """What cannot be a size, a field or a rule is named with what to give instead."""
     with refused(message, DeclarationError):
         read_pins(rule)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"head_size": 4.0}, "its head_size is 4.0"),
+        ({"head_size": -1}, "its head_size is -1"),
+        ({"value_head_size": 0}, "its value_head_size is 0"),
+        ({"num_heads": 3, "num_kv_heads": 2}, "3 heads share 2 key heads"),
+    ],
+)
+def test_callable_that_builds_the_impossible(changes: dict[str, Any], sentence: str) -> None:
+    """Sizes that no tensor has are the user's mistake, which is said when they are declared."""
+    with pytest.raises(DeclarationError, match=re.escape(sentence)):
+        read_pins(lambda geometry: geometry.replace(**changes))
+
+
+def test_callable_that_fails_later() -> None:
+    """A function that fails at other sizes than the first is the user's mistake as well."""
+    pins = read_pins(lambda geometry: geometry.replace(batch=4 // (geometry.batch - 1)))
+    with pytest.raises(DeclarationError, match="geometry is a function that raised ZeroDivision"):
+        pins.apply(sizes(batch=1))

@@ -334,3 +334,16 @@ def test_as_json_is_plain_and_names_deviations() -> None:
     assert data["semantics"] == {"causal_alignment": "top-left"}
     assert data["features"] == ["gqa", "gradients"]
     assert data["mask_shapes"] == [*DEFAULT_MASK_SHAPES, "B"]
+
+
+@pytest.mark.parametrize("answer", ["text", "shape", "raises"])
+def test_score_mod_that_fails_is_refused(answer: str) -> None:
+    """A score_mod is called once when it is declared: what it does wrong is the user's mistake."""
+
+    def change(score: torch.Tensor, *places: torch.Tensor) -> Any:
+        if answer == "raises":
+            raise ZeroDivisionError
+        return "scores" if answer == "text" else score[..., :-1].repeat(1, 1, 2, 2)
+
+    with pytest.raises(DeclarationError, match="score_mod fails on scores"):
+        conformance.core(semantics=conformance.Semantics(score_mod=change))

@@ -45,6 +45,18 @@ EDITED: dict[str, tuple[dict[str, Any], str]] = {
     "half a size": ({"geometry": {"batch": 1.5}}, "its batch is 1.5"),
     "no heads": ({"geometry": {"num_kv_heads": 0}}, "its num_kv_heads is 0"),
     "heads": ({"geometry": {"num_heads": 3, "num_kv_heads": 2}}, "3 heads share 2 key heads"),
+    "no channels": ({"geometry": {"head_size": 0}}, "its head_size is 0"),
+    "no values": ({"geometry": {"value_head_size": 0}}, "its value_head_size is 0"),
+    "no width": ({"geometry": {"output_size": 0}}, "its output_size is 0"),
+    "shared": ({"shared": "foo"}, "its shared is 'foo'"),
+    "a mask's form": (
+        {"mask": {"pattern": "full", "form": "zzz", "shape": "BHQK"}},
+        "its mask's form is 'zzz'",
+    ),
+    "a mask's axes": (
+        {"mask": {"pattern": "full", "form": "keep", "shape": "??"}},
+        "its mask's shape is '??'",
+    ),
     "too large": (
         {"geometry": {"query_length": 10**6, "key_length": 10**6}},
         "its tensors would have more than 268,435,456 elements",
