@@ -189,3 +189,15 @@ def in_repository(path: Path) -> str:
         return (PurePosixPath(copied_from) / path.relative_to(here)).as_posix()
     root = next((folder for folder in path.parents if (folder / ".git").exists()), here)
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()
+
+
+def user_path(text: str) -> Path:
+    """A path as the user wrote it, which may begin with ``~``.
+
+    Raises UsageError where that names the home of nobody.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        msg = f"{text} begins with the home of nobody: write the path out, or ./ before it"
+        raise UsageError(msg) from None

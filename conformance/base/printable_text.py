@@ -59,10 +59,10 @@ def raised_text(error: BaseException) -> str:
     Cut to 4 KB. The place is the line of the library or of the user's own code that raised; where
     that is a library's, the line of the user's own that led there is named as well.
     """
-    text = " ".join(_message(error).split())
+    text = " ".join(message_of(error).split())
     cause = error.__cause__
     if cause is not None:
-        text += f", caused by {name_of(cause)}: {' '.join(_message(cause).split())}"
+        text += f", caused by {name_of(cause)}: {' '.join(message_of(cause).split())}"
     text = f"raised {name_of(error)}: {text}".rstrip(": ")
     place = _place(_frames(error))
     return printable(f"{capped(text)} ({place})" if place else capped(text))
@@ -98,6 +98,14 @@ def name_of(value: object) -> str:
     return type(value).__name__[:_LONGEST_NAME]
 
 
+def repr_of(value: object) -> str:
+    """The first 60 signs of an object's repr, its class where that raises."""
+    try:
+        return f"{value!r:.60}"
+    except Exception:  # noqa: BLE001 (an object of the candidate's own may not even print)
+        return f"a {name_of(value)}"
+
+
 def traceback_text(error: BaseException) -> str:
     """The calls that led to an error, outermost first, a line each; the last 4 KB of them.
 
@@ -110,7 +118,8 @@ def traceback_text(error: BaseException) -> str:
     return printable("\n".join(lines)[:LONGEST])
 
 
-def _message(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
+    """What an exception says, notes included; "" where it cannot even say that."""
     try:
         return "\n".join([str(error), *getattr(error, "__notes__", ())])
     except Exception:  # noqa: BLE001 (an exception of the candidate's own may not even print)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit, urlunsplit
 
+from ..base.files import user_path
 from ..errors import UsageError
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _open(text: str) -> OpenDatabase:
     repository = _REPOSITORY.fullmatch(text)
     if repository is not None:
         return _github(repository[1], repository[2])
-    return OpenDatabase(database=_folder(Path(text).expanduser()))
+    return OpenDatabase(database=_folder(user_path(text)))
 
 
 def _folder(path: Path) -> ExampleDatabase:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NoReturn
 
-from ..base.printable_text import capped, name_of, printable
+from ..base.printable_text import capped, message_of, name_of, printable
 from ..errors import UsageError
 
 CLAUSES: Final = "attention_conformance.clauses"
@@ -94,7 +94,7 @@ def named(name: str) -> Callable[..., Any]:
 
 def one_line(error: BaseException) -> str:
     """``NameError: name 'x' is not defined (attn.py:3)``: an error with where it was raised."""
-    text = " ".join(str(error).split())
+    text = " ".join(message_of(error).split())
     if isinstance(error, SyntaxError) and error.msg:
         text = error.msg
     if len(text) > _LONGEST_MESSAGE:

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ..base.files import user_path
 from ..base.graph_options import NO_GRAPH_OPTIONS, GraphOptions
+from ..base.printable_text import repr_of
 from ..declare.candidate import Candidate
 from ..declare.decorators import renamed
 from ..errors import TO_CHECK, ConstructionError, DeclarationError, UsageError
@@ -84,7 +86,7 @@ def _undeclared(target: str) -> str:
     """What the first module of a target that defines anything has, with what to do for each."""
     module = object_of(target)
     if not isinstance(module, ModuleType):
-        files = Path(target).expanduser().glob("*.py")
+        files = user_path(target).glob("*.py")
         unread = next((str(file) for file in sorted(files) if not _mentions_us(file)), "")
         check = f"{TO_CHECK}{unread}: conformance check {unread}"
         return unread and f"; files that never mention conformance are not imported{check}"
@@ -104,7 +106,7 @@ def object_of(target: str) -> Any:
         put_on_path(Path.cwd())
         module = import_dotted(checked_name(where))
     else:
-        path = Path(where).expanduser()
+        path = user_path(where)
         require_there(path, where)
         if not (path / "__init__.py").is_file() and (path.suffix != ".py" or not path.is_file()):
             return None
@@ -152,7 +154,7 @@ def _find(target: str, graph_options: GraphOptions) -> Iterable[tuple[Candidate,
         return _attention(whole, number)
     where, name = split_target(target)
     if is_path(where):
-        return _from_path(Path(where).expanduser(), where, name)
+        return _from_path(user_path(where), where, name)
     if name is None:
         registered = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
         if where in registered:
@@ -182,7 +184,7 @@ def _graphs(target: str, graph_options: GraphOptions) -> list[tuple[Candidate, s
     from ..models.recognition import model_sites  # noqa: PLC0415 (the same)
 
     file, number = split_site(target)
-    path = Path(file).expanduser()
+    path = user_path(file)
     sites = model_sites(path)
     if sites is not None:
         made = model_candidates(path, sites, number, graph_options)
@@ -194,6 +196,7 @@ def _graphs(target: str, graph_options: GraphOptions) -> list[tuple[Candidate, s
             (candidate, target if index is None else f"{file}#{index}") for index, candidate in made
         ]
     if number:
+        require_there(path, file)
         msg = f"{file} is one attention, #0: there is no #{number}"
         raise UsageError(msg)
     return [(_graph(path, graph_options), target)]
@@ -214,7 +217,7 @@ def _graph(path: Path, graph_options: GraphOptions) -> Candidate:
 def _file(name: str | None, option: str) -> Path | None:
     if name is None:
         return None
-    path = Path(name).expanduser()
+    path = user_path(name)
     if not path.is_file():
         msg = f"{option} {name}: there is no such file"
         raise UsageError(msg)
@@ -251,6 +254,7 @@ def require_there(path: Path, where: str) -> None:
     """Require a file or a folder; raises UsageError with the nearest name there is."""
     if not exists(path):
         names = [entry.name for entry in path.parent.glob("*")] if exists(path.parent) else []
+        names = [name for name in names if name != path.name]  # a link that leads nowhere
         msg = f"there is no file or folder {where}{closest(path.name, names)}"
         raise UsageError(msg)
 
@@ -346,16 +350,21 @@ def _below(where: str, name: str) -> str:
 
 def _listed(module: ModuleType, listed: Any, where: str) -> Iterator[tuple[Candidate, str]]:
     if isinstance(listed, str) or not isinstance(listed, Iterable):
-        msg = f"__conformance__ of {where} is {listed!r}: give a list of names or candidates"
+        msg = f"__conformance__ of {where} is {repr_of(listed)}: give a list of names or candidates"
         raise UsageError(msg)
     for entry in listed:
         if not isinstance(entry, str):
             yield from candidates_of(entry, where)
-        elif not hasattr(module, entry) and entry in _submodule_names(module):
+        elif entry in _submodule_names(module) and not _has(module, entry, where):
             submodule = import_dotted(f"{module.__name__}.{entry}")
             yield from _declared_in(submodule, _below(where, entry))
         else:
             yield from _from_module(module, where, entry)
+
+
+def _has(module: ModuleType, name: str, where: str) -> bool:
+    read = guarded(f"{where}:{name} cannot be read", lambda: hasattr(module, name))
+    return bool(read)
 
 
 def candidates_of(value: Any, target: str) -> Iterator[tuple[Candidate, str]]:
@@ -367,7 +376,7 @@ def candidates_of(value: Any, target: str) -> Iterator[tuple[Candidate, str]]:
         elif adapt := _adapter_of(entry):
             yield from adapt(entry, target)
         else:
-            msg = f"{target} gives {entry!r:.60}, which is not {_ACCEPTED}"
+            msg = f"{target} gives {repr_of(entry)}, which is not {_ACCEPTED}"
             raise UsageError(msg)
 
 
@@ -465,12 +474,16 @@ def how_to_make(error: ConstructionError) -> str:
 def _called(value: Any, target: str) -> Any:
     """What a function without arguments returns."""
     if not callable(value):
-        msg = f"{target} is {value!r:.60}, which is not callable: name {_ACCEPTED}"
+        msg = f"{target} is {repr_of(value)}, which is not callable: name {_ACCEPTED}"
         raise UsageError(msg)
     try:
-        inspect.signature(value).bind()
+        signature = inspect.signature(value)
+    except Exception:  # noqa: BLE001 (written in C, or it says no true one: calling it will tell)
+        return guarded(f"{target}() raised", value)
+    try:
+        signature.bind()
     except TypeError:
-        parameters = ", ".join(inspect.signature(value).parameters)
+        parameters = ", ".join(signature.parameters)
         msg = (
             f"{target} takes ({parameters}) and declares nothing: decorate it with "
             "@conformance.core or @conformance.layer"
@@ -479,6 +492,4 @@ def _called(value: Any, target: str) -> Any:
             msg += f", or let 'conformance identify {target}' write that"
             msg += declaration_lines(value, target)
         raise UsageError(msg) from None
-    except ValueError:  # a function written in C shows no signature: calling it will tell
-        pass
     return guarded(f"{target}() raised", value)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..base.expected import ExpectedFailure, Place
-from ..base.files import in_repository
+from ..base.files import in_repository, user_path
 from ..declare.candidate import Candidate
 from .target_strings import defined_names, is_graph, is_path, split_site, split_target
 
@@ -38,7 +38,7 @@ def whereabouts(candidate: Candidate) -> dict[str, Any] | None:
 
 
 def _of_graph(target: str) -> FileAndLine | None:
-    return (Path(split_site(target)[0]).expanduser(), None) if is_graph(target) else None
+    return (user_path(split_site(target)[0]), None) if is_graph(target) else None
 
 
 def _of_object(value: Any) -> FileAndLine | None:
@@ -61,7 +61,7 @@ def _of_target(target: str) -> FileAndLine | None:
     try:
         where, name = split_target(split_site(target)[0])
         file = where if is_path(where) else str(sys.modules[where].__file__)
-        path = Path(file).expanduser()
+        path = user_path(file)
         path = path / "__init__.py" if path.is_dir() else path
         return (path, _line_of(path, name)) if path.is_file() else None
     except Exception:  # noqa: BLE001 (a target that a plugin resolves, a file that is not Python)

@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final
 
+from ..base.files import user_path
 from ..errors import UsageError
 
 ENTRY_POINTS: Final = "attention_conformance.candidates"
@@ -47,7 +48,7 @@ def path_of(target: str) -> Path | None:
     """The file or folder that a target lies in, as it is now; None for what is no path here."""
     whole = split_site(target)[0]
     for name in (whole.rpartition(":")[0] or whole, whole):
-        path = Path(name).expanduser()
+        path = user_path(name)
         if exists(path):
             return path
     return None
@@ -95,7 +96,7 @@ def why_foreign(target: str) -> str:
         if name is None and where in {entry.name for entry in entry_points(group=ENTRY_POINTS)}:
             return ""
         return _why_not_own(_file_of_module(where, Path.cwd()), name)
-    path = Path(where).expanduser()
+    path = user_path(where)
     return _why_not_own(_file_of(path), name) if exists(path) else ""
 
 

@@ -110,7 +110,13 @@ def suite(target: Any, **options: Any) -> Callable[..., None]:
 
 
 def _texts(name: str, value: str | Iterable[str]) -> tuple[str, ...]:
+    if not isinstance(value, Iterable):
+        msg = f"{name} is {value!r}: give a text or a list of texts"
+        raise UsageError(msg)
     texts = (value,) if isinstance(value, str) else tuple(value)
+    if not texts and name in ("dtypes", "devices"):
+        msg = f"{name} is empty: nothing would be checked; leave it out for all that are declared"
+        raise UsageError(msg)
     for text in texts:
         if not isinstance(text, str):
             msg = f"{name} holds {text!r}: give texts"

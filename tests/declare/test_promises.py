@@ -340,7 +340,7 @@ def test_as_json_is_plain_and_names_deviations() -> None:
 def test_score_mod_that_fails_is_refused(answer: str) -> None:
     """A score_mod is called once when it is declared: what it does wrong is the user's mistake."""
 
-    def change(score: torch.Tensor, *places: torch.Tensor) -> Any:
+    def change(score: Any, *_places: Any) -> Any:
         if answer == "raises":
             raise ZeroDivisionError
         return "scores" if answer == "text" else score[..., :-1].repeat(1, 1, 2, 2)

@@ -214,3 +214,59 @@ def test_a_name_that_another_package_took(workspace: Path) -> None:
     write(workspace, {"one/pkg/__init__.py": KERNEL, "two/pkg/__init__.py": KERNEL})
     assert [candidate.name for candidate in resolve(["one/pkg"])] == ["my_kernel"]
     assert "check the two in separate runs" in refusal("two/pkg")
+
+
+MISBEHAVED = {
+    "an exception that does not print": (
+        "class Odd(Exception):\n    def __str__(self): raise ValueError\nraise Odd\n",
+        "attn.py",
+        "attn.py cannot be imported: Odd (attn.py:3)",
+    ),
+    "an object that does not print": (
+        "class Odd:\n    def __repr__(self): raise ValueError\nodd = Odd()\n",
+        "attn.py:odd",
+        "attn.py:odd is a Odd, which is not callable",
+    ),
+    "an answer that does not print": (
+        "class Odd:\n    def __repr__(self): raise ValueError\ndef odd(): return Odd()\n",
+        "attn.py:odd",
+        "attn.py:odd gives a Odd, which is not",
+    ),
+    "a signature that is none": (
+        "def odd(): return 3\nodd.__signature__ = 5\n",
+        "attn.py:odd",
+        "attn.py:odd gives 3, which is not",
+    ),
+    "a home of nobody": ("", "~nouser/x.py", "~nouser/x.py begins with the home of nobody"),
+    "a graph in a home of nobody": ("", "~nouser/x.onnx", "~nouser/x.onnx begins with the home"),
+    "an attention of no file": ("", "x.onnx#1", "there is no file or folder x.onnx"),
+}
+
+
+@pytest.mark.parametrize(("text", "target", "sentence"), MISBEHAVED.values(), ids=MISBEHAVED)
+def test_whatever_a_users_code_does_is_a_sentence(
+    text: str, target: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code that misbehaves even where it is only read or printed is the user's, not a failure."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "attn.py").write_text(text)
+    assert refusal(target).startswith(sentence)
+
+
+def test_a_module_that_refuses_to_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module whose ``__getattr__`` raises is the user's mistake."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "unread").mkdir()
+    text = "__conformance__ = ['sub']\ndef __getattr__(name):\n    raise ZeroDivisionError\n"
+    (tmp_path / "unread" / "__init__.py").write_text(text)
+    (tmp_path / "unread" / "sub.py").write_text("")
+    assert "ZeroDivisionError" in refusal("unread")
+
+
+def test_a_link_that_leads_nowhere_is_not_its_own_nearest_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name that was asked for is no suggestion."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop.py").symlink_to("gone.py")
+    assert refusal("loop.py") == "there is no file or folder loop.py"

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+import torch
 
 import conformance
 from conformance.errors import UsageError
@@ -24,3 +26,19 @@ def test_an_empty_list_of_candidates_is_refused() -> None:
     """Nothing would be checked."""
     with pytest.raises(UsageError, match="the list of candidates is empty"):
         conformance.parametrize([])
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"only": 5}, "only is 5: give a text or a list of texts"),
+        ({"dtypes": torch.float32}, "dtypes is torch.float32: give a text"),
+        ({"unchecked": None}, "unchecked is None: give a text"),
+        ({"dtypes": []}, "dtypes is empty: nothing would be checked"),
+        ({"devices": ()}, "devices is empty: nothing would be checked"),
+    ],
+)
+def test_options_of_the_wrong_type_are_refused(options: dict[str, Any], sentence: str) -> None:
+    """An option that cannot be read is a usage error with its name, when it is given."""
+    with pytest.raises(UsageError, match=f"^{re.escape(sentence)}"):
+        conformance.parametrize("attn.py", **options)

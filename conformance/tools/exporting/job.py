@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ...adapters.graph import GraphRequest, graph_candidate
 from ...adapters.source import source_of
 from ...adapters.trial import instance_of
+from ...base.files import user_path
 from ...base.printable_text import printable
 from ...declare.candidate import Candidate
 from ...errors import ConstructionError, UsageError
@@ -90,7 +91,7 @@ def keep_source(target: str, module: nn.Module, folder: Path) -> Path:
     torch.save(module.state_dict(), folder / STATE)
     where, name = split_target(target)
     if is_path(where):
-        where = str(Path(where).expanduser().resolve())
+        where = str(user_path(where).resolve())
     script = folder / SCRIPT
     fields = {"target": f"{where}:{name}", "root": str(Path.cwd())}
     script.write_text(_SOURCE.format(script=script, **fields), encoding="utf-8")

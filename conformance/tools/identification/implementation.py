@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ...adapters.trial import instance_of
+from ...base.files import user_path
 from ...declare.candidate import Candidate
 from ...errors import ConstructionError, UsageError
 from ...graphs.protocol import GraphRefused
@@ -184,7 +185,7 @@ def _located(target: str) -> tuple[Any, tuple[str, ...], str]:
     """The object, how to import it, and the expression for it."""
     where, name = split_target(target)
     if is_path(where):
-        path = Path(where).expanduser()
+        path = user_path(where)
         require_there(path, where)
         if path.suffix != ".py" and not (path / "__init__.py").is_file():
             msg = f"{where} is not a Python file or package"
@@ -223,7 +224,7 @@ def _import_lines(
 ) -> tuple[str, ...]:
     first = name.partition(".")[0]
     if module.__name__.startswith("_conformance_target_"):  # a file no import statement can name
-        file = str(Path(where).expanduser().resolve())
+        file = str(user_path(where).resolve())
         return ("import runpy", "", f"{first} = runpy.run_path({file!r})[{first!r}]")
     return (*before, f"from {module.__name__} import {first}")
 
@@ -261,7 +262,7 @@ def open_graph(target: str) -> tuple[Path, Sites]:
     there.
     """
     file, number = split_site(target)
-    path = Path(file).expanduser()
+    path = user_path(file)
     if not path.is_file():
         msg = f"there is no file {file}: check the path"
         raise UsageError(msg)
