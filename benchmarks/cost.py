@@ -48,9 +48,9 @@ from conformance.tolerance import (
     contract_for,
     core_bound,
     core_statistics,
+    has_statistical_bound,
     layer_bound,
     layer_statistics,
-    supports,
 )
 
 BOUND_LIMIT = 4.0
@@ -171,7 +171,7 @@ def task_for(inputs: Inputs, candidate: Candidate, dtype: str) -> Task:
     return Task(
         evaluate=lambda: evaluate(inputs, point),
         worst=worst,
-        statistical=statistics if inputs.generic and supports(point) else None,
+        statistical=statistics if inputs.generic and has_statistical_bound(point) else None,
     )
 
 

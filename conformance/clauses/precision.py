@@ -17,7 +17,7 @@ from ..problems.space import Space
 from ..tolerance import model
 from ..tolerance.fit import Fit
 from ..tolerance.model import FEWEST_ROWS, NARROWEST
-from ..tolerance.statistical import supports
+from ..tolerance.statistical import has_statistical_bound
 from .judging import finite_limit, logits_grow, matches_golden, measure, measures_golden
 from .numerics import HEADROOM, largest_product, multiplied
 from .registry import Finding, clause
@@ -82,7 +82,7 @@ def _independent(candidate: Candidate) -> str:
         return f"at the precision {candidate.declaration.precision} errors may not be independent"
     if not has_generic_weights(candidate):
         return "it brings weights that are alike: its errors may not be independent"
-    if not supports(candidate.declaration.semantics):
+    if not has_statistical_bound(candidate.declaration.semantics):
         return "at its declared semantics errors may not be independent"
     return WIDE[candidate.kind].not_applicable(candidate)
 

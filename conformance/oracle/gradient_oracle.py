@@ -14,7 +14,7 @@ from .._golden import golden
 from ..calls.differentiating import CACHED_NAMES, INPUT_NAMES
 from ..problems.inputs import Inputs
 from ..tolerance import Gradient, add_gradients, core_gradients, layer_gradients, stack_gradients
-from ..tolerance.backward_pass import supports
+from ..tolerance.backward_pass import has_gradient_bounds
 from .headroom import core_fits, gradients_fit, layer_fits
 from .oracle import Oracle, evaluate
 
@@ -25,7 +25,7 @@ def why_unknown(semantics: golden.Semantics, kind: str) -> str:
         name = getattr(semantics.score_mod, "__name__", repr(semantics.score_mod))
         return f"no bound is derived for gradients with score_mod={name} behind projections"
     met = semantics.replace(qk_norm="none", rotary="none")
-    return "" if supports(met) else "no bound is derived for gradients at its semantics"
+    return "" if has_gradient_bounds(met) else "no bound is derived for gradients at its semantics"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -19,7 +19,7 @@ from ..declare.declaration import Declaration
 from ..problems.inputs import Inputs, of_rows
 from ..tolerance import Contract, contract_for
 from ..tolerance.model import MOST_SATURATED
-from ..tolerance.statistical import core_statistics, sampled_rows, supports
+from ..tolerance.statistical import core_statistics, has_statistical_bound, sampled_rows
 from .comparison import Comparison, compare
 from .headroom import finite_limit
 from .oracle import Golden
@@ -98,7 +98,11 @@ class LongGolden:
         rows = sampled_rows(self.inputs.geometry.query_length)
         sample = self._golden(rows)
         contract = self._contract(sample.core.scale)
-        if contract.sides > 1 or not self.inputs.generic or not supports(sample.core.semantics):
+        if (
+            contract.sides > 1
+            or not self.inputs.generic
+            or not has_statistical_bound(sample.core.semantics)
+        ):
             return None
         statistics = core_statistics(sample.core, contract, rows=rows)
         if statistics.saturated >= MOST_SATURATED:

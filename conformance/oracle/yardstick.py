@@ -14,7 +14,12 @@ from ..problems.inputs import Inputs
 from ..tolerance import Contract, model
 from ..tolerance.fit import Fit, fit, sharp_fit
 from ..tolerance.model import MOST_SATURATED
-from ..tolerance.statistical import Statistics, core_statistics, layer_statistics, supports
+from ..tolerance.statistical import (
+    Statistics,
+    core_statistics,
+    has_statistical_bound,
+    layer_statistics,
+)
 from . import double_double
 from .oracle import Golden, Oracle
 
@@ -144,7 +149,7 @@ def _exactly(answer: Golden) -> tuple[Tensor, Tensor] | None:
 
 
 def _statistics(answer: Golden, contract: Contract) -> Statistics | None:
-    if not supports(answer.core.semantics) or answer.output.numel() == 0:
+    if not has_statistical_bound(answer.core.semantics) or answer.output.numel() == 0:
         return None
     if isinstance(answer.evaluation, golden.Attention):
         return core_statistics(answer.evaluation, contract)

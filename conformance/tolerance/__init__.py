@@ -23,7 +23,7 @@ from .gradient import (
 from .gradients import core_gradients
 from .layer import layer_bound, least_layer_bound, most_layer_bound, projection_bound
 from .layer_gradients import layer_gradients
-from .statistical import Statistics, core_statistics, layer_statistics, supports
+from .statistical import Statistics, core_statistics, has_statistical_bound, layer_statistics
 
 __all__ = [
     "Contract",
@@ -39,6 +39,7 @@ __all__ = [
     "core_statistics",
     "fit",
     "gradient_fit",
+    "has_statistical_bound",
     "largest_size",
     "layer_bound",
     "layer_gradients",
@@ -49,5 +50,4 @@ __all__ = [
     "most_layer_bound",
     "projection_bound",
     "stack_gradients",
-    "supports",
 ]

@@ -55,7 +55,7 @@ class BackwardPass:
     bias_slope: Tensor
 
 
-def supports(semantics: golden.Semantics) -> bool:
+def has_gradient_bounds(semantics: golden.Semantics) -> bool:
     """Whether gradients have bounds at a point: the weights of a query sum to one.
 
     And query and key meet as they are: neither normalised nor turned.
@@ -106,7 +106,7 @@ def backward_pass(attention: golden.Attention, output_gradient: Tensor) -> Backw
 
 def _check(attention: golden.Attention, output_gradient: Tensor) -> None:
     semantics = attention.semantics
-    if not supports(semantics):
+    if not has_gradient_bounds(semantics):
         msg = (
             "gradients have bounds where the weights of a query sum to 1 and query and key meet as "
             f"they are, not at softmax_axis={semantics.softmax_axis!r}, mask_operation="

@@ -22,8 +22,8 @@ from .visible_keys import sum_groups
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Sum:
-    """Weights of the sum on the gradients of the query heads; None stands for zeros.
+class WeightedSum:
+    """Coefficients of a weighted sum of the gradients of the query heads; None stands for zeros.
 
     ``query [B, H, Lq, D]``, ``key [B, H, Lk, D]``, ``value [B, H, Lk, Dv]``; and on the answer,
     which the gradient of a layer's output matrix is made of: ``output [B, H, Lq, Dv]``.
@@ -35,7 +35,7 @@ class Sum:
     output: Tensor | None = None
 
 
-def noise(weights: Sum, spread: Propagation) -> float:
+def noise(weights: WeightedSum, spread: Propagation) -> float:
     """One deviation of ``<error, weights>`` by the roundings before the last sums."""
     own, pairs = spread.gradients, spread.pairs
     effect = _effect(weights, spread)
@@ -68,7 +68,7 @@ class _Effect:
     score: Tensor
 
 
-def _effect(weights: Sum, spread: Propagation) -> _Effect:
+def _effect(weights: WeightedSum, spread: Propagation) -> _Effect:
     own = spread.gradients
     stored, weight = _by_score_gradient(weights, spread), _by_weight(weights, spread)
     passed = stored * own.slope
@@ -87,7 +87,7 @@ def _effect(weights: Sum, spread: Propagation) -> _Effect:
 
 
 def _by_operands(
-    weights: Sum, effect: _Effect, spread: Propagation
+    weights: WeightedSum, effect: _Effect, spread: Propagation
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The derivative by each operand that carries a variance, with that variance."""
     own, carried, attention = spread.gradients, spread.incoming, spread.gradients.attention
@@ -113,7 +113,7 @@ def _by_operands(
         yield by_gradient, carried.output_gradient
 
 
-def _by_weight(weights: Sum, spread: Propagation) -> Tensor:
+def _by_weight(weights: WeightedSum, spread: Propagation) -> Tensor:
     """The derivative of the sum by the weights that meet the output gradient or the values."""
     total = torch.zeros_like(spread.gradients.weights)
     if weights.value is not None:
@@ -123,7 +123,7 @@ def _by_weight(weights: Sum, spread: Propagation) -> Tensor:
     return total
 
 
-def _by_score_gradient(weights: Sum, spread: Propagation) -> Tensor:
+def _by_score_gradient(weights: WeightedSum, spread: Propagation) -> Tensor:
     """The derivative of the sum by dS, a scaled score's gradient."""
     attention = spread.gradients.attention
     total = torch.zeros_like(spread.gradients.weights)
@@ -181,7 +181,7 @@ def core_scaling(spread: Propagation, contract: Contract, num_kv_heads: int) -> 
 
         def noise_of(weights: Tensor) -> float:
             every = golden.repeat_heads(weights, gradients.query.shape[1], semantics)
-            return contract.sides * noise(Sum(**{name: every}), spread)
+            return contract.sides * noise(WeightedSum(**{name: every}), spread)
 
         return Scaling(
             direct=sum_groups(direct[name], heads, semantics),

@@ -20,7 +20,7 @@ from .prepared_gradients import as_prepared, has_statistics, unprepared_gradient
 from .spread import Carried, deviations_for
 from .statistical_gradients import Propagation, propagation
 from .storing import (
-    Errors,
+    UnstoredGradient,
     grouped_worst,
     key_store_variance,
     query_block_stores,
@@ -52,7 +52,7 @@ def sink_gradient(gradients: BackwardPass, worst: WorstErrors, contract: Contrac
     stores = items * (1 + max(query_block_stores(length, contract), 0))
     summed += worst_of_stores(sizes, stores, contract)
     summed += contract.accumulator_underflow * (items * length + 1)
-    return stored(Errors(value=total(rows), worst=summed), contract)
+    return stored(UnstoredGradient(value=total(rows), worst=summed), contract)
 
 
 def core_gradients(
@@ -70,8 +70,9 @@ def core_gradients(
     to: query ``[B, H, Lq, D]``, key ``[B, Hkv, Lk, D]``, value ``[B, Hkv, Lk, Dv]`` (one key/value
     head per query head by default), the bias's own, and ``[H]`` of sinks.
 
-    Raises ValueError at a point of the semantics that has no bound (see :func:`supports`), for an
-    output gradient of another shape, and for heads that do not fit.
+    Raises ValueError at a point of the semantics that has no bound (see
+    :func:`.backward_pass.has_gradient_bounds`), for an output gradient of another shape, and for
+    heads that do not fit.
 
     ``carried``, of the output gradient's shape, is the error that it carries already: each element
     may be off by so much.
@@ -125,7 +126,7 @@ def _errors(
     contract: Contract,
     num_kv_heads: int,
     spread: Propagation | None = None,
-) -> dict[str, Errors]:
+) -> dict[str, UnstoredGradient]:
     """The errors of each gradient before it is stored; without ``spread`` there is no variance."""
     errors = head_gradients(gradients, worst, contract, num_kv_heads, spread)
     if attention.bias is not None:
@@ -171,14 +172,14 @@ def head_gradients(
     contract: Contract,
     num_kv_heads: int,
     spread: Propagation | None = None,
-) -> dict[str, Errors]:
+) -> dict[str, UnstoredGradient]:
     """Gradients of the heads of query, key and value before they are stored.
 
     Without ``spread`` there is no variance.
     """
-    query = Errors(value=gradients.query, worst=worst.query)
-    key = Errors(value=gradients.key, worst=worst.key)
-    value = Errors(value=gradients.value, worst=worst.value)
+    query = UnstoredGradient(value=gradients.query, worst=worst.query)
+    key = UnstoredGradient(value=gradients.key, worst=worst.key)
+    value = UnstoredGradient(value=gradients.value, worst=worst.value)
     if spread is not None:
         attention, incoming = gradients.attention, spread.incoming
         square = attention.scale**2
@@ -200,8 +201,8 @@ def head_gradients(
 
 
 def _grouped(
-    errors: Errors, num_kv_heads: int, semantics: golden.Semantics, contract: Contract
-) -> Errors:
+    errors: UnstoredGradient, num_kv_heads: int, semantics: golden.Semantics, contract: Contract
+) -> UnstoredGradient:
     """Add up the heads of a group; each may be stored, and every partial sum."""
     heads = errors.value.shape[1]
     if heads == num_kv_heads:
@@ -215,7 +216,7 @@ def _grouped(
     if errors.variance is not None:
         squares = total(errors.value.square())
         variance = total(errors.variance) + group * contract.unit_roundoff**2 * squares
-    return Errors(
+    return UnstoredGradient(
         value=total(errors.value),
         worst=grouped_worst(errors.value, errors.worst, num_kv_heads, semantics, contract),
         variance=variance,
@@ -229,7 +230,7 @@ def _bias_errors(
     worst: WorstErrors,
     spread: Propagation | None,
     contract: Contract,
-) -> Errors:
+) -> UnstoredGradient:
     """The gradient of a bias: the pairs that share one of its elements are added up.
 
     Without ``spread`` there is no variance.
@@ -242,7 +243,7 @@ def _bias_errors(
     terms = pairs.numel() // max(1, bias.numel())
     sums = terms * contract.accumulator_roundoff
     sizes = (pairs.abs() + error).sum_to_size(bias.shape)
-    errors = Errors(
+    errors = UnstoredGradient(
         value=pairs.sum_to_size(bias.shape), worst=error.sum_to_size(bias.shape) + sums * sizes
     )
     if spread is None:

@@ -16,7 +16,7 @@ from conformance._golden import golden
 from .attention_bound import one_sided_bound
 from .contract import Contract
 from .gradient import Gradient, GradientStatistics, Scaling
-from .gradient_scaling import Slopes, Sum, noise, roundings, slopes
+from .gradient_scaling import Slopes, WeightedSum, noise, roundings, slopes
 from .gradients import one_of
 from .layer import head_errors, is_exact, projection_bound
 from .layer_backward import LayerBackward, ProjectionGradient, layer_backward, ones_like_tokens
@@ -26,7 +26,7 @@ from .spread import Carried, deviations_for
 from .statistical_gradients import Propagation, propagation
 from .statistical_pairs import walk
 from .storing import (
-    Errors,
+    UnstoredGradient,
     grouped_worst,
     key_store_variance,
     query_store_variance,
@@ -253,11 +253,11 @@ def layer_noise(name: str, backward: LayerBackward, spread: Propagation, weights
     return backward.contract.sides * noise(_through_projection(name, backward, weights), spread)
 
 
-def _through_projection(name: str, backward: LayerBackward, weights: Tensor) -> Sum:
+def _through_projection(name: str, backward: LayerBackward, weights: Tensor) -> WeightedSum:
     semantics, core = backward.semantics, backward.layer.core
     if name == "o":
         merged = backward.output_gradient @ weights[:, : backward.layer.merged.shape[-1]]
-        return Sum(output=unmerge_heads(merged, core.output.shape, semantics))
+        return WeightedSum(output=unmerge_heads(merged, core.output.shape, semantics))
     for matrix, part in backward.parts.items():
         if name == part.input_name:
             projected = weights @ part.matrix.mT
@@ -269,7 +269,7 @@ def _through_projection(name: str, backward: LayerBackward, weights: Tensor) -> 
             continue
         heads = golden.split_heads(projected, part.num_heads, semantics)
         every = golden.repeat_heads(heads, core.query.shape[1], semantics)
-        return Sum(**{part.input_name: every})
+        return WeightedSum(**{part.input_name: every})
     msg = f"no gradient is named {name!r}"
     raise ValueError(msg)
 
@@ -402,7 +402,7 @@ def layer_gradients(
         variances = layer_variances(again, spread)
         by_name = {
             name: spread_of(
-                Errors(value=exact, worst=worst[name], variance=variances[name]),
+                UnstoredGradient(value=exact, worst=worst[name], variance=variances[name]),
                 contract,
                 deviations,
             )

@@ -23,7 +23,7 @@ from .gradient import Gradient
 from .positions import rotated_error
 from .prepared import Norm, divisor_drift, is_prepared, norm_of, normalised_error
 from .spread import EXACT, Carried
-from .storing import Errors, grouped_worst, stored
+from .storing import UnstoredGradient, grouped_worst, stored
 from .visible_keys import sum_groups
 from .worst_gradients import WorstErrors
 
@@ -57,7 +57,7 @@ def unprepared_gradients(
     query, keys = turned_heads(attention, gradients, worst, contract, num_kv_heads)
     value = gradients.value[..., :length, :], worst.value[..., :length, :]
     return {
-        "query": stored(Errors(value=query[0], worst=query[1]), contract),
+        "query": stored(UnstoredGradient(value=query[0], worst=query[1]), contract),
         "key": stored(_grouped(*keys, num_kv_heads, semantics, contract), contract),
         "value": stored(_grouped(*value, num_kv_heads, semantics, contract), contract),
     }
@@ -117,10 +117,10 @@ def _grouped(
     num_kv_heads: int,
     semantics: golden.Semantics,
     contract: Contract,
-) -> Errors:
+) -> UnstoredGradient:
     """The heads of a group added up; every partial sum may be stored."""
     worst = grouped_worst(value, error, num_kv_heads, semantics, contract)
-    return Errors(value=sum_groups(value, num_kv_heads, semantics), worst=worst)
+    return UnstoredGradient(value=sum_groups(value, num_kv_heads, semantics), worst=worst)
 
 
 def _turned_back(

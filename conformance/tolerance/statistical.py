@@ -252,7 +252,7 @@ class Statistics:
     saturated: float
 
 
-def supports(semantics: golden.Semantics) -> bool:
+def has_statistical_bound(semantics: golden.Semantics) -> bool:
     """Whether this model holds at a point: weights sum to one, a row of the layer is one of heads.
 
     Elsewhere only the worst case judges, and where a user's function changes the scores.
@@ -358,6 +358,6 @@ def _exact(rows: Tensor, output: Tensor, deviations: float) -> Statistics:
 
 
 def _check(semantics: golden.Semantics) -> None:
-    if not supports(semantics):
+    if not has_statistical_bound(semantics):
         msg = "the statistical bound needs weights that sum to one and heads side by side"
         raise ValueError(msg)

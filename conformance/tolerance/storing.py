@@ -18,7 +18,7 @@ from .visible_keys import sum_groups
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Errors:
+class UnstoredGradient:
     """A golden gradient, the worst error so far and the variance of independent errors.
 
     The variance is None where there is no statistical bound. ``underflow`` is an absolute error
@@ -30,7 +30,7 @@ class Errors:
     variance: Tensor | None = None
     underflow: float = 0.0
 
-    def rounded(self, roundoff: float) -> Errors:
+    def rounded(self, roundoff: float) -> UnstoredGradient:
         """One more rounding in quadrature; the worst case has counted it already."""
         if roundoff == 0.0 or self.variance is None:
             return self
@@ -55,7 +55,9 @@ def grouped_worst(
 
 
 def stored(
-    errors: Errors, contract: Contract, derive: Callable[[], GradientStatistics] | None = None
+    errors: UnstoredGradient,
+    contract: Contract,
+    derive: Callable[[], GradientStatistics] | None = None,
 ) -> Gradient:
     """The gradient with its worst error behind the last rounding, which is one uniform error.
 
@@ -65,7 +67,9 @@ def stored(
     return Gradient(value=errors.value, worst=contract.sides * worst, derive=derive)
 
 
-def spread_of(errors: Errors, contract: Contract, deviations: float) -> GradientStatistics:
+def spread_of(
+    errors: UnstoredGradient, contract: Contract, deviations: float
+) -> GradientStatistics:
     """The statistics of errors that have a variance, behind the last rounding."""
     if errors.variance is None:
         msg = "there is no variance"
@@ -78,7 +82,7 @@ def spread_of(errors: Errors, contract: Contract, deviations: float) -> Gradient
     )
 
 
-def _last(errors: Errors, contract: Contract) -> Tensor:
+def _last(errors: UnstoredGradient, contract: Contract) -> Tensor:
     """The last rounding, with what earlier stores may have lost."""
     lost = contract.underflow + errors.underflow
     return contract.unit_roundoff * errors.value.abs() + lost

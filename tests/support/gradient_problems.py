@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from conformance._golden import golden
 from conformance.declare.promises import declare
 from conformance.tolerance import Contract, contract_for
-from conformance.tolerance.backward_pass import supports
+from conformance.tolerance.backward_pass import has_gradient_bounds
 
 
 def contract(dtype: str = "float64", scale: float = 0.3, *, eager: bool = False) -> Contract:
@@ -55,4 +55,4 @@ def layer_cases() -> st.SearchStrategy[Case]:
 def is_judged(attention: golden.Attention) -> bool:
     """Whether gradients of this evaluation have bounds."""
     rows = attention.semantics.empty_rows == "nan" and bool(attention.output.isnan().any())
-    return supports(attention.semantics) and not rows
+    return has_gradient_bounds(attention.semantics) and not rows

@@ -22,7 +22,7 @@ from conformance.tolerance import (
 )
 from conformance.tolerance.backward_pass import backward_pass
 from conformance.tolerance.gradient import Scaling
-from conformance.tolerance.gradient_scaling import Sum, noise
+from conformance.tolerance.gradient_scaling import WeightedSum, noise
 from conformance.tolerance.spread import Carried
 from conformance.tolerance.statistical_gradients import Propagation, propagation
 
@@ -293,7 +293,7 @@ def test_noise_is_the_derivative_of_the_sum(operand: str, softcap: float | None)
     """Where a single operand element errs, the noise is what that does to the sum."""
     operands = dict(zip(OPERANDS, (normal(1, 2, 6, 5, seed=n) for n in range(4)), strict=True))
     factors = [normal(1, 2, 6, 5, seed=n) for n in range(5, 9)]
-    weights = Sum(query=factors[0], key=factors[1], value=factors[2], output=factors[3])
+    weights = WeightedSum(query=factors[0], key=factors[1], value=factors[2], output=factors[3])
     place, deviation = (0, 1, 2, 3), 1e-4
     variance = torch.zeros(1, 2, 6, 5, dtype=torch.float64)
     variance[place] = deviation**2

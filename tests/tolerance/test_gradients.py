@@ -24,7 +24,7 @@ from torch import Tensor
 
 from conformance._golden import golden
 from conformance.tolerance import Contract, add_gradients, core_gradients
-from conformance.tolerance.backward_pass import supports
+from conformance.tolerance.backward_pass import has_gradient_bounds
 from conformance.tolerance.gradient import Gradient
 from conformance.tolerance.statistical_gradients import propagation
 
@@ -58,7 +58,7 @@ def judged(
 def test_the_value_is_what_autograd_finds(case: Case, point: object) -> None:
     """At every point that is supported, within the float64 bound of two such computations."""
     chosen = semantics(point)
-    assume(supports(chosen))
+    assume(has_gradient_bounds(chosen))
     names = dict(zip(("query", "key", "value"), case.inputs, strict=True))
     leaves = differentiable(names | {n: t for n, t in case.tensors.items() if n == "bias"})
     masks = {**case.keywords, **({"bias": leaves["bias"]} if "bias" in leaves else {})}
@@ -89,7 +89,7 @@ def test_the_value_is_what_autograd_finds(case: Case, point: object) -> None:
 def test_bounds_are_finite_and_positive(case: Case, point: object, dtype: str, eager: bool) -> None:  # noqa: FBT001
     """Whatever the point, each part is finite and not negative, and the smaller bound judges."""
     chosen = semantics(point)
-    assume(supports(chosen))
+    assume(has_gradient_bounds(chosen))
     attention = attend(case, chosen)
     assume(is_judged(attention))
     gradient = output_gradient(attention.output.shape, case.shape.seed)
@@ -112,7 +112,7 @@ def test_bounds_are_finite_and_positive(case: Case, point: object, dtype: str, e
 def test_an_unsupported_point_is_refused_by_name(changes: dict[str, str]) -> None:
     """Where the weights of a query need not sum to one there is no bound, and the error says so."""
     point = golden.Semantics(**changes)
-    assert not supports(point)
+    assert not has_gradient_bounds(point)
     with pytest.raises(ValueError, match=next(iter(changes.values()))):
         judged(*heads(), semantics=point)
 

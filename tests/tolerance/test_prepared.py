@@ -15,7 +15,7 @@ from conformance import Candidate
 from conformance._golden import golden
 from conformance.tolerance import contract_for, core_bound
 from conformance.tolerance.prepared import normalised_error
-from conformance.tolerance.statistical import core_statistics, supports
+from conformance.tolerance.statistical import core_statistics, has_statistical_bound
 
 CORES: Final[list[Candidate]] = [
     value
@@ -77,7 +77,7 @@ def margins(candidate: Candidate, name: str, shape: tuple[int, ...], seed: int) 
     contract = contract_for(declared, name, expected.scale)
     error = (candidate.function(*tensors, **keywords).double() - expected.output).abs()
     yield float((error / core_bound(expected, contract)).nan_to_num(nan=0.0).max())
-    if supports(declared.semantics):
+    if has_statistical_bound(declared.semantics):
         statistics = core_statistics(expected, contract)
         rows = error[:, :, statistics.rows]
         yield float((rows / statistics.bound).nan_to_num(nan=0.0).max())

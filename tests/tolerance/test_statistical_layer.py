@@ -18,8 +18,8 @@ from conformance.tolerance import (
     contract_for,
     core_statistics,
     fit,
+    has_statistical_bound,
     layer_statistics,
-    supports,
 )
 from conformance.tolerance.spread import ErrorSpread
 from conformance.tolerance.statistical import projected_spread
@@ -202,9 +202,9 @@ def test_no_bound_where_rows_of_heads_are_no_rows_of_the_layer() -> None:
     """Merging heads along the tokens, or re-reading memory, is refused."""
     for merge in ("tokens", "reinterpret"):
         semantics = golden.STANDARD.replace(head_merge=merge)
-        assert not supports(semantics)
+        assert not has_statistical_bound(semantics)
         layer = make(semantics=golden.STANDARD).golden()
         layer = replace(layer, core=replace(layer.core, semantics=semantics))
         with pytest.raises(ValueError, match="side by side"):
             layer_statistics(layer, contract())
-    assert supports(golden.STANDARD.replace(head_merge="interleaved"))
+    assert has_statistical_bound(golden.STANDARD.replace(head_merge="interleaved"))
