@@ -42,9 +42,12 @@ def check_distinct(files: Mapping[str, Path | None]) -> None:
     """Require that no two options name one file: the second would replace the first one's file."""
     taken: dict[Path, str] = {}
     for option, path in files.items():
-        if path is None or _is_special(path):
+        if path is None:
             continue
-        other = taken.setdefault(path.resolve(), option)
+        with _said_of(option, path):
+            if _is_special(path):
+                continue
+            other = taken.setdefault(path.resolve(), option)
         if other != option:
             msg = f"{other} and {option} name the same file {path}: give each its own"
             raise UsageError(msg)
@@ -56,22 +59,20 @@ def check_writable(path: Path, option: str) -> None:
     A file that is there must be empty, or what a command wrote for the same option: no source, and
     no report of another tool, is ever replaced.
     """
-    path = path.resolve()
-    if path.is_dir():
-        msg = f"{option} {path} is a folder: name a file"
-        raise UsageError(msg)
-    if not path.parent.is_dir():
-        msg = f"{option} {path} cannot be written: there is no folder {path.parent}"
-        raise UsageError(msg)
-    try:
+    with _said_of(option, path):
+        path = path.resolve()
+        if path.is_dir():
+            msg = f"{option} {path} is a folder: name a file"
+            raise UsageError(msg)
+        if not path.parent.is_dir():
+            msg = f"{option} {path} cannot be written: there is no folder {path.parent}"
+            raise UsageError(msg)
         if path.exists():
             path.open("ab").close()
         if not _is_special(path):
             _temporary(path).open("xb").close()
             _temporary(path).unlink()
         replaces_other = not _is_special(path) and not _is_ours(path, option)
-    except OSError as error:
-        raise _unwritable(option, path, error) from None
     if replaces_other:
         msg = (
             f"{option} {path} is there already, and {option} did not write it: give another name, "
@@ -93,9 +94,9 @@ def _is_ours(path: Path, option: str) -> bool:
 
 def write_text(text: str, path: Path) -> None:
     """Write a text; raises UsageError when the folder went away or the disk is full."""
-    path = path.resolve()
     data = text.encode("utf-8", errors="backslashreplace")
-    try:
+    with _said_of("the report", path):
+        path = path.resolve()
         if _is_special(path):
             path.write_bytes(data)
             return
@@ -106,9 +107,6 @@ def write_text(text: str, path: Path) -> None:
             with contextlib.suppress(OSError):
                 _temporary(path).unlink()
             raise
-    except OSError as error:
-        msg = f"the report {path} cannot be written: {error.strerror or error}"
-        raise UsageError(msg) from None
 
 
 def _temporary(path: Path) -> Path:
@@ -121,18 +119,26 @@ def _is_special(path: Path) -> bool:
 
 
 def check_folder(folder: Path, option: str = "--output") -> None:
-    """Require that a folder can be made there; raises UsageError for one that holds anything."""
-    if folder.is_dir():
-        if any(folder.iterdir()):
-            msg = f"{option} {folder} is a folder with files in it: name one that is new or empty"
+    """Require a new or empty folder whose parent is there; raises UsageError.
+
+    The working folder is none: the new one takes its place, and the shell would stand in no folder.
+    """
+    with _said_of(option, folder):
+        goal, here = folder.resolve(), Path.cwd()
+        if folder.is_dir():
+            if any(folder.iterdir()):
+                kind = "a folder with files in it"
+                msg = f"{option} {folder} is {kind}: name one that is new or empty"
+                raise UsageError(msg)
+        elif folder.exists() or folder.is_symlink():
+            msg = f"{option} {folder} is no folder: name one that is new or empty"
             raise UsageError(msg)
-    elif folder.exists() or folder.is_symlink():
-        msg = f"{option} {folder} is no folder: name one that is new or empty"
-        raise UsageError(msg)
-    parent = folder.resolve().parent
-    if not parent.is_dir():
-        msg = f"{option} {folder} cannot be written: there is no folder {parent}"
-        raise UsageError(msg)
+        if goal == here:
+            msg = f"{option} {folder} is the folder that you are in: name a new one in it"
+            raise UsageError(msg)
+        if not goal.parent.is_dir():
+            msg = f"{option} {folder} cannot be written: there is no folder {goal.parent}"
+            raise UsageError(msg)
 
 
 @contextlib.contextmanager
@@ -143,7 +149,7 @@ def staged(folder: Path, option: str = "--output") -> Iterator[Path]:
     """
     check_folder(folder, option)
     goal = folder.resolve()
-    try:
+    with _said_of(option, folder):
         temporary = Path(tempfile.mkdtemp(prefix=f".{goal.name}.", dir=goal.parent))
         try:
             yield temporary
@@ -151,12 +157,21 @@ def staged(folder: Path, option: str = "--output") -> Iterator[Path]:
             temporary.replace(goal)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _said_of(what: str, path: Path) -> Iterator[None]:
+    """Say what went wrong with a path as a UsageError; circles of links raise no OSError."""
+    try:
+        yield
     except OSError as error:
-        raise _unwritable(option, folder, error) from None
-
-
-def _unwritable(what: str, path: Path, error: OSError) -> UsageError:
-    return UsageError(f"{what} {path} cannot be written: {error.strerror or error}")
+        msg = f"{what} {path} cannot be written: {error.strerror or error}"
+        raise UsageError(msg) from None
+    except RuntimeError as error:
+        if isinstance(error, RecursionError) or "loop" not in str(error).lower():
+            raise
+        msg = f"{what} {path} cannot be written: its symbolic links go in circles"
+        raise UsageError(msg) from None
 
 
 def _umask() -> int:

@@ -68,11 +68,11 @@ def read_seconds(text: str, option: str = "--max-time") -> float:
 def read_bytes(text: str, option: str = "--max-memory") -> int:
     """The bytes of ``8G``, ``1.5GiB`` or ``500M``, in powers of 1024; raises UsageError."""
     parts = _SIZE.fullmatch(text.strip().lower().replace(" ", ""))
-    size = 0 if parts is None else int(float(parts[1]) * 1024 ** _POWERS[parts[2]])
-    if not size:
-        msg = f"{option} {text!r} is no size of memory: write 8G or 500M"
+    size = 0.0 if parts is None else float(parts[1]) * 1024.0 ** _POWERS[parts[2]]
+    if not 1.0 <= size < math.inf:
+        msg = f"{option} {text!r:.80} is no size of memory: write 8G or 500M"
         raise UsageError(msg)
-    return size
+    return int(size)
 
 
 def spoken(seconds: float) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from keyword import iskeyword
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Final, Self
@@ -301,7 +303,7 @@ class Judge:
         if not isinstance(text, str):
             msg = f"the source is a {type(text).__name__}, no text: decode it first"
             raise UsageError(msg)
-        if not isinstance(entry, str) or not entry.isidentifier():
+        if not isinstance(entry, str) or not entry.isidentifier() or iskeyword(entry):
             msg = f"entry={entry!r} is no name in a text of Python: give that of the function"
             raise UsageError(msg)
         assert self._folder is not None  # noqa: S101 (as the caller has checked)
@@ -309,11 +311,14 @@ class Judge:
         folder = Path(self._folder.name, str(self._count))
         folder.mkdir()
         declared = _PLAIN if promises is None else _DECLARED
+        text = _COOKIE.sub(r"\1 \2", text)
         text += declared.format(entry=entry, promises=_literal(promises or {}))
         write_text(text, folder / "generated.py")
         return f"{folder / 'generated.py'}:{entry}"
 
 
+# What says in the first two lines of a file how it is encoded. A text is encoded already.
+_COOKIE: Final = re.compile(r"\A((?:[^\n]*\n)?[ \t\f]*#.*?coding)([:=])")
 _DECLARED: Final = """
 
 import conformance as _conformance
@@ -335,13 +340,18 @@ if _inspect.isfunction(globals().get("{entry}")):
 
 def _literal(promises: dict[str, Any]) -> str:
     """Promises as code; raises UsageError for what is no literal."""
-    text = repr(promises)
+    text = "..."
     try:
-        if ast.literal_eval(text) == promises and isinstance(promises, dict):
+        text = repr(promises)
+        named = isinstance(promises, dict) and all(isinstance(name, str) for name in promises)
+        if named and ast.literal_eval(text) == promises:
             return text
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError):
         pass
-    msg = f"promises={text:.80} is no dict of literals: declare the candidate in the source itself"
+    msg = (
+        f"promises={text:.80} is no dict of literals by name: declare the candidate in the source "
+        "itself"
+    )
     raise UsageError(msg)
 
 
@@ -358,7 +368,7 @@ def _options(
     if not isinstance(profile, str) or profile not in PROFILES:
         msg = f"there is no profile {profile!r}{did_you_mean(str(profile), PROFILES)}"
         raise UsageError(msg)
-    if seed is not None and (not isinstance(seed, int) or seed < 0):
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
         msg = f"seed={seed!r} is no seed: give a whole number from 0 on"
         raise UsageError(msg)
     chosen = _texts("dtypes", dtypes)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.base.files import check_distinct, check_writable, write_text
+from conformance.base.files import check_distinct, check_writable, staged, write_text
 from conformance.base.record import record_text
 from conformance.errors import UsageError
 
@@ -66,3 +66,31 @@ def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--json and --markdown name the same file"):
         check_distinct(files)
     check_distinct({"--json": Path(os.devnull), "--html": Path(os.devnull)})
+
+
+def test_the_working_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that takes its place would leave the shell in none; others that are empty go."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="is the folder that you are in"), staged(Path()):
+        pass
+    assert tmp_path.samefile(Path.cwd())
+    (tmp_path / "empty").mkdir()
+    with staged(Path("empty")) as folder:
+        (folder / "made").touch()
+    assert (tmp_path / "empty" / "made").exists()
+
+
+@pytest.mark.parametrize(("name", "says"), [("x" * 300, "too long"), ("loop", "go in circles")])
+def test_paths_that_the_system_refuses(tmp_path: Path, name: str, says: str) -> None:
+    """Whatever is asked of them first, one sentence names the option and the reason."""
+    path = tmp_path / name
+    if name == "loop":
+        path.symlink_to(path)
+    with pytest.raises(UsageError, match=f"--json .*{says}"):
+        check_distinct({"--json": path})
+    with pytest.raises(UsageError, match=f"--json .*{says}"):
+        check_writable(path, "--json")
+    with pytest.raises(UsageError, match=says), staged(path):
+        pass
+    with pytest.raises(UsageError, match=says):
+        write_text(TEXT, path)

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from conformance.base.limits import Deadline, read_seconds, spoken, unsearched
+from conformance.base.limits import Deadline, read_bytes, read_seconds, spoken, unsearched
 from conformance.errors import UsageError
 
 
@@ -79,3 +79,11 @@ def test_what_was_there_is_not_looked_through_meanwhile() -> None:
         assert gc.get_freeze_count() > 0
     finally:
         gc.unfreeze()
+
+
+@pytest.mark.parametrize("text", ["9" * 400, "9" * 400 + "G", "0", "-1", "8X", ""])
+def test_what_is_no_size_of_memory(text: str) -> None:
+    """A size without end is none, either."""
+    with pytest.raises(UsageError, match="is no size of memory"):
+        read_bytes(text)
+    assert read_bytes("1.5K") == 1536

@@ -132,7 +132,9 @@ def test_what_dies_takes_nothing_along(judge: conformance.Judge) -> None:
         ("raise ValueError('no')", "attend", None, "ValueError: no"),
         (UNSCALED, "other", None, "other"),
         (UNSCALED, "not a name", None, "entry='not a name' is no name"),
+        (UNSCALED, "class", None, "entry='class' is no name"),
         (UNSCALED, "attend", {"masks": object()}, "no dict of literals"),
+        (UNSCALED, "attend", {1: 2}, "no dict of literals"),
         (UNSCALED, "attend", {"masks": ["keeps"]}, "keeps"),
     ],
 )
@@ -145,6 +147,14 @@ def test_source_that_cannot_be_used(
     assert "Traceback" not in str(refused.value)
 
 
+@pytest.mark.parametrize("line", ["# -*- coding: latin-1 -*-", "# vim: set fileencoding=ascii :"])
+def test_a_text_is_read_as_it_is(judge: conformance.Judge, line: str) -> None:
+    """A line about the encoding of the file that a text came from says nothing of the text."""
+    text = f"{line}\nassert ord('\u00e9') == 233\n{UNSCALED}"
+    report = judge.check_source(text, "attend", promises=PROMISES, only="shape.output")
+    assert report.conforms
+
+
 def test_targets_that_cannot_be_used(tmp_path: Path) -> None:
     """As on the command line, in one sentence."""
     for target in (str(tmp_path / "none.py"), 3, torch.zeros(2), None):
@@ -154,6 +164,8 @@ def test_targets_that_cannot_be_used(tmp_path: Path) -> None:
         conformance.check(scaled, profile="quik")
     with pytest.raises(conformance.UsageError, match=r"@conformance\.layer$"):
         conformance.check(lambda q, k, v: q @ k.mT @ v)
+    with pytest.raises(conformance.UsageError, match="seed=True is no seed"):
+        conformance.check(scaled, seed=True)
     with pytest.raises(conformance.UsageError, match="is a context manager"):
         conformance.Judge().check_source(UNSCALED, "attend")
 
