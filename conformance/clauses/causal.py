@@ -97,7 +97,7 @@ def causal_combined(subject: Subject, problem: Problem) -> Finding:
     lost = _losses(inputs)
     if not lost:
         return Finding(binding=False)
-    wording = "a causal answer forgets what is given with the flag"
+    wording = "with the causal flag and other options together the answer is wrong"
     return matches_golden(subject, inputs, wording, counterfactual=lost[problem.seed % len(lost)])
 
 

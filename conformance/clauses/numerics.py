@@ -76,7 +76,7 @@ def scale(subject: Subject, problem: Problem) -> Finding:
     used = subject.golden(inputs).core.scale
     coarse = bool(subject.declaration.precision)
     larger = inputs.replace(scale=used * OTHER_SCALE["float16" if coarse else subject.dtype])
-    wording = f"the answer with a scale of {used:.6g} is another"
+    wording = f"with a scale of {used:.6g} the answer is wrong"
     return measures_golden(subject, inputs, wording, counterfactual=larger)
 
 

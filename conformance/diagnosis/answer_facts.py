@@ -27,10 +27,10 @@ from .dissection.reading import in_digits
 from .neighbours import OWN, neighbours, with_size
 
 _AXIS_NAMES: Final = {
-    "batch": "batch items",
-    "head": "heads",
-    "query": "queries",
-    "channel": "channels",
+    "batch": ("batch item", "batch items"),
+    "head": ("head", "heads"),
+    "query": ("query", "queries"),
+    "channel": ("channel", "channels"),
 }
 # A larger multiple of the bound says nothing more to a person.
 MOST_BOUNDS: Final = 1e6
@@ -106,7 +106,8 @@ def _gather(
     if wrong and not only_shown:
         common.append(_conditions(facts, observed, wrong))
     if one is not None:
-        example += _of_answer(subject, facts, one)
+        which = "this example" if one is shown else "the plainest wrong problem"
+        example += _of_answer(subject, facts, one, which)
     if not only_shown:
         if one is not None:
             facts["repeats"] = repeats(subject, one)
@@ -143,7 +144,9 @@ def _conditions(
     return text
 
 
-def _of_answer(subject: Subject, facts: dict[str, Any], answer: BatteryAnswer) -> list[str]:
+def _of_answer(
+    subject: Subject, facts: dict[str, Any], answer: BatteryAnswer, which: str
+) -> list[str]:
     """Where one answer is wrong, and by how much."""
     exact = subject.golden(answer.inputs)
     wrong = answer.wrong
@@ -153,7 +156,7 @@ def _of_answer(subject: Subject, facts: dict[str, Any], answer: BatteryAnswer) -
         return [f"its shape is {facts['shape']} where {facts['expected_shape']} is expected"]
     if not bool(wrong.any()):
         return []
-    texts = _where(facts, wrong)
+    texts = _where(facts, wrong, which)
     rows = exact.empty_rows.expand(wrong.shape)
     if bool((wrong & rows).any()) and not bool((wrong & ~rows).any()):
         facts["rows"] = "without keys"
@@ -168,7 +171,7 @@ def _of_answer(subject: Subject, facts: dict[str, Any], answer: BatteryAnswer) -
     return texts
 
 
-def _where(facts: dict[str, Any], wrong: Tensor) -> list[str]:
+def _where(facts: dict[str, Any], wrong: Tensor, which: str) -> list[str]:
     """The indices along each axis that hold anything wrong."""
     facts["affected"], texts = {}, []
     for number, axis in enumerate(AXES.get(wrong.dim(), ())):
@@ -178,12 +181,11 @@ def _where(facts: dict[str, Any], wrong: Tensor) -> list[str]:
         count = wrong.shape[number]
         facts["affected"][axis] = "all" if len(indices) == count else indices
         if len(indices) < count:
-            texts.append(f"{_AXIS_NAMES[axis]} {_listed(indices)} of {count}")
+            name = _AXIS_NAMES[axis][len(indices) > 1]
+            texts.append(f"{name} {_listed(indices)} (of 0 to {count - 1})")
     place = " and ".join(texts)
     return [
-        f"in this example only {place} are affected"
-        if texts
-        else "no batch item, head or row is spared"
+        f"{which} goes wrong only at {place}" if texts else "no batch item, head or row is spared"
     ]
 
 
@@ -288,7 +290,8 @@ def _values_of_one(
     right = bool(((sums - exact.output).abs() <= exact.bound).all())
     facts["ones_stay"] = right
     if right:
-        return ["values that are all one stay so"]
+        # Of rows whose answer is zero that says nothing: they are not wrong at these values.
+        return [] if facts.get("answer") == "zero" else ["values that are all one stay so"]
     facts["ones_become"] = [least, most]
     return [f"values that are all one become {in_digits(least)} to {in_digits(most)}"]
 

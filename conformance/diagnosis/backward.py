@@ -49,6 +49,13 @@ _OF_STRIDES: Final[dict[str, Any]] = {
     "fix": "honour the strides of the inputs, or call contiguous() on them",
     "confidence": 1.0,
 }
+_OF_ANSWER: Final[dict[str, Any]] = {
+    "name": UNKNOWN,
+    "text": f"{NO_MISTAKE}: the answer to this call is wrong as well, before any gradient is taken",
+    "fix": "",
+    "confidence": 0.0,
+    "facts": {},
+}
 _OF_STATE: Final[dict[str, Any]] = {
     "name": UNKNOWN,
     "text": f"{NO_MISTAKE}: the answer to the same call is another the second time: something is "
@@ -77,10 +84,8 @@ class BackwardDiagnostician:
         every = [*self.observed, *([] if shown is None else [shown])]
         wrong = [gradients for gradients in every if gradients.wrong]
         if not wrong:
-            if keeps_state(self.subject, problem):
-                return [_OF_STATE]  # the clause may fail because of that alone
-            if clause == "gradients.strided" and self._ignores_strides(problem):
-                return [_OF_STRIDES]
+            if blamed := self._blamed_elsewhere(clause, problem):
+                return blamed
             explanations = _by_clause(clause, problem)
         else:
             explanations = self._by_gradients(every) or self._read(every)
@@ -91,11 +96,26 @@ class BackwardDiagnostician:
                 explanations = _by_clause(clause, problem)
             if not explanations:
                 return [_unknown(every, wrong)]
+        if any(mistake.right_without for mistake in explanations) and self._answers_wrong(problem):
+            return [_OF_ANSWER]  # its gradients say nothing of the backward pass
         confidence = 1 / max(len(explanations), 1)
         return [
             {"name": m.name, "text": m.sentence, "fix": m.fix, "confidence": confidence}
             for m in explanations[:MOST_REPORTED]
         ]
+
+    def _blamed_elsewhere(self, clause: str, problem: Problem) -> list[dict[str, Any]]:
+        """What a clause may fail of alone, where no gradient on its own is wrong."""
+        if keeps_state(self.subject, problem):
+            return [_OF_STATE]
+        if clause == "gradients.strided" and self._ignores_strides(problem):
+            return [_OF_STRIDES]
+        return []
+
+    def _answers_wrong(self, problem: Problem) -> bool:
+        """Whether the answer to a problem itself is wrong, or there is none."""
+        answer = answer_to(self.subject, self.subject.inputs(problem))
+        return answer is None or answer.margin > 1.0
 
     def _ignores_strides(self, problem: Problem) -> bool:
         """Whether an answer is right for contiguous inputs, and wrong for others."""

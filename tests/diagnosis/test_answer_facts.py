@@ -70,7 +70,8 @@ def test_affected_head_is_told() -> None:
     assert facts["affected"]["head"] == [1]
     assert facts["affected"]["batch"] == "all"
     assert facts["answer"] == "zero"
-    assert "heads 1 of" in text
+    assert "goes wrong only at head 1 (of 0 to " in text
+    assert "stay so" not in text  # beside "the answer is zero there"
 
 
 def test_what_wrong_problems_share_is_told() -> None:

@@ -80,3 +80,22 @@ def test_conditions_of_gradients_hold_at_sizes_that_nobody_saw() -> None:
     (entry,) = BackwardDiagnostician(subject).explain("gradients.golden", problem())
     assert entry["text"].startswith("the gradient of the value is 1.5 times what it must be")
     assert "(only with exactly 3 heads)" in entry["text"]
+
+
+@pytest.mark.parametrize(("order", "name"), [(-1, "unknown-mistake"), (1, "sinks-wrong-backward")])
+def test_an_answer_that_is_wrong_with_sinks_does_not_blame_the_backward_pass(
+    order: int, name: str
+) -> None:
+    """Sinks that reach the wrong heads make the answer wrong, and no gradient's name is right."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, sinks: Tensor | None = None) -> Tensor:
+        scores = query @ key.mT / query.shape[-1] ** 0.5
+        if sinks is not None:
+            column = (sinks if order > 0 else sinks.flip(0)).reshape(1, -1, 1, 1)
+            scores = torch.cat([scores, column.expand(*scores.shape[:3], 1)], -1)
+        return torch.softmax(scores, -1)[..., : key.shape[-2]] @ value
+
+    candidate = core(attend, **{**BARE_FLOAT32, "features": ["sinks"]})
+    subject = Subject(candidate, "float32")
+    entries = BackwardDiagnostician(subject).explain("gradients.sinks", problem(sinks=True))
+    assert [entry["name"] for entry in entries] == [name]

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from _paths import CHECKOUT
 
+from conformance.diagnosis.dissection.cells import EVERY, from_distance
+from conformance.diagnosis.dissection.visibility import _texts
 from conformance.diagnosis.mistakes import BACKWARD, MISTAKES
 from conformance.diagnosis.precision_losses import EIGHT_BITS, LOSSES, SUMS
 
@@ -52,3 +54,16 @@ def fixes(tree: ast.Module) -> Iterator[tuple[int, ast.expr | None]]:
                 name = entry["name"]
                 if not (isinstance(name, ast.Name) and name.id == "UNKNOWN"):
                     yield node.lineno, entry.get("fix")
+
+
+def test_remedies_of_linear_biases_fit_the_mistake() -> None:
+    """Wrong slopes and wrong distances are not told to subtract what they subtract already."""
+    remedies = {one.name: one.fix for one in MISTAKES if one.name.startswith("alibi-")}
+    assert "every second slope" in remedies["alibi-one-sequence"]
+    assert "from the last key" in remedies["alibi-offset"]
+
+
+def test_later_keys_that_are_lost_may_be_a_wrong_causal_mask() -> None:
+    """Of a triangle that begins too late, letting more keys in alone would be the opposite."""
+    (_, _, fix) = _texts([from_distance(1, above=True)], [], EVERY, fill=None, normalised=True)
+    assert "hide every key after the query: triu(1)" in fix

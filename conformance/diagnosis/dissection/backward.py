@@ -52,6 +52,10 @@ _OF_CATALOGUE: Final = {
     ("0", ("query", "key")): "gradient-of-weights-cut",
 }
 _FIX: Final = "dQ = scale dS K, dK = scale dS^T Q, dV = P^T dO, and dS for an additive mask"
+_FIX_BIAS: Final = (
+    "do not detach the additive mask: its gradient is dS, summed along the axes that it is "
+    "repeated over"
+)
 
 
 @dataclass(frozen=True)
@@ -431,7 +435,9 @@ def _multiplied(forms: Sequence[Form], readings: Sequence[BackwardReading]) -> I
         else:
             short = f"{words} times what {'they' if several else 'it'} must be"
             what = f"{'are' if several else 'is'} {short}"
-        yield WrongPart(f"{_named(of_roles)}: {short}", f"{of_roles} {what}{where}", _FIX)
+        alone = all(form.role == "bias" for form in same)
+        fix = _FIX_BIAS if alone else _FIX
+        yield WrongPart(f"{_named(of_roles)}: {short}", f"{of_roles} {what}{where}", fix)
 
 
 def _gradients(

@@ -409,6 +409,9 @@ def _texts(
         fixes.append(
             f"let {queries} attend keys" if queries else f"let the softmax see keys {words}"
         )
+        if words.startswith("more than ") and words.endswith(" after the query"):
+            # Meant as a causal mask it hides too little, and nobody wants to see those keys.
+            fixes[-1] += "; if it is meant to be causal, hide every key after the query: triu(1)"
     if showing:
         words = " ".join((hidden.words, *(one.words for one in showing if one is not EVERY)))
         logit = "" if fill is None else f", with {fill.words}"

@@ -269,10 +269,10 @@ def _rotary(name: str, text: str, *ways: dict[str, Any]) -> list[NamedMistake]:
     )
 
 
-def _alibi(name: str, text: str, *ways: dict[str, Any]) -> list[NamedMistake]:
+def _alibi(name: str, text: str, *ways: dict[str, Any], fix: str = _SLOPES) -> list[NamedMistake]:
     return named(name, _ALIBI)(
         text,
-        _SLOPES,
+        fix,
         *({"base": _LINEAR, **way} for way in ways),
     )
 
@@ -361,11 +361,14 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
         "alibi-one-sequence",
         "slopes follow one geometric sequence though the heads are no power of two",
         {"inputs": _linear(_of_slopes(_one_sequence))},
+        fix="take the slopes of the largest power of two below the number of heads, and then every "
+        "second slope of twice that power",
     ),
     *_alibi(
         "alibi-reversed",
         "slopes are given to the heads in the opposite order",
         {"inputs": _linear(_of_slopes(lambda heads: golden.alibi_slopes(heads).flip(0)))},
+        fix="give the first head the largest slope",
     ),
     *_alibi(
         "alibi-sign",
@@ -386,5 +389,6 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
         "alibi-offset",
         "distances are counted as if the first query stood at the first key",
         {"inputs": _linear(_from_the_first_query)},
+        fix="count a query's place from the last key: add the number of keys less that of queries",
     ),
 )
