@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,6 +37,8 @@ _MOST_WARNED: Final = 6
 _MOST_BESIDES: Final = 8
 _MOST_UNTESTED: Final = 4
 _LABEL: Final = 9
+# The grounds of an assumption, which the full report gives.
+_GROUNDS: Final = re.compile(r" \(by [^()]*\)")
 _NOTHING: Final = Text("")
 _INDENT: Final = 3
 
@@ -234,7 +237,8 @@ def _untested(candidate: Record, width: int) -> Iterator[list[Text]]:
 def _left_over(candidate: Record, width: int) -> Iterator[Text]:
     """A line each for what was assumed, what passed, and what did not apply."""
     if assumed := candidate["declaration"].get("assumptions") or ():
-        line = f"assumed: {'; '.join(map(str, assumed))}"
+        # Why is left out, so that what a mask means is read before the line ends.
+        line = f"assumed: {_GROUNDS.sub('', '; '.join(map(str, assumed)))}"
         yield from _one_line(line, width, "dim")
     count = Counter(clause["status"] for clause in candidate["clauses"])
     margin, slug = wording.worst_margin(candidate)

@@ -51,7 +51,18 @@ def counterexample(data: Record) -> str:
     """One line: the sizes of a failing problem and what is special about it."""
     problem = data.get("problem")
     problem = problem if isinstance(problem, Mapping) else data
-    return ", ".join(_problem_parts(problem, whole=data.get("kind") == "model"))
+    parts = [*_problem_parts(problem, whole=data.get("kind") == "model"), *_emptied(data)]
+    return ", ".join(parts)
+
+
+def _emptied(data: Record) -> Iterator[str]:
+    """The first tensor of the last call, where a clause has cut that to no elements."""
+    for call in (data.get("calls") or [])[-1:]:
+        for name, value in {**call.get("arguments", {}), **call.get("keywords", {})}.items():
+            shape = value.get("shape", []) if isinstance(value, Mapping) else []
+            if 0 in shape:
+                yield f"cut to {name} {list(shape)}"
+                return
 
 
 def _problem_parts(problem: Record, *, whole: bool) -> Iterator[str]:

@@ -10,6 +10,7 @@ from conformance.base.results import ClauseResult, Violation
 from conformance.session.report import candidate_entry
 from conformance.views.complete import complete
 from conformance.views.summary import summary
+from conformance.views.wording import counterexample
 
 
 def failure(slug: str, name: str, **more: Any) -> ClauseResult:
@@ -120,3 +121,24 @@ def test_slugs_stay_whole() -> None:
     slug = "equivariance.batch-independent-of-everything"
     shown = lines([failure(slug, "mixes-items")], width=50)
     assert sum(slug in line for line in shown) == 2
+
+
+def test_what_a_mask_is_taken_for_is_said_before_the_line_ends() -> None:
+    """Why is left out of the line of assumptions, so that the polarity of a mask is in it."""
+    assumed = [
+        "input x: x, axes BLE (by behaviour: a change of one row changes other rows of the answer)",
+        "input mask: drop, axes BK (by behaviour: 1 takes a key out of the answer)",
+    ]
+    declaration = {"kind": "graph", "assumptions": assumed}
+    entry = candidate_entry(loaded(kind="graph", declaration=declaration), [result()], {})
+    (candidate,) = complete({"candidates": [entry]})["candidates"]
+    shown = [line.plain for line in summary(candidate, 100)]
+    assert "assumed: input x: x, axes BLE; input mask: drop, axes BK" in shown
+
+
+def test_a_call_that_is_cut_to_no_items_is_said_to_be() -> None:
+    """The sizes are those of the problem, so that the input says what was made of it."""
+    tensor = {"shape": [0, 2, 1, 4], "dtype": "float32", "values": []}
+    call = {"arguments": {"query": tensor}, "keywords": {}}
+    assert "cut to query [0, 2, 1, 4]" in counterexample({"problem": PROBLEM, "calls": [call]})
+    assert "cut to" not in counterexample({"problem": PROBLEM, "calls": []})
