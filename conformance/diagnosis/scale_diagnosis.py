@@ -15,8 +15,6 @@ from ..tolerance import model
 from ..tolerance.fit import Fit
 from .precision_diagnosis import Observed, agrees, probed
 
-# The relative error of a scale up to which it may be right but for roundings: a few of bfloat16.
-MOST_ROUNDED: Final = 1e-2
 _FIX_ROUNDED: Final = (
     "compute the scale in double precision, as numbers of Python are, and use it once"
 )
@@ -149,7 +147,7 @@ def _scale(least: float, most: float, where: str) -> dict[str, Any]:
     return {
         "name": "scale-off",
         "text": f"the logits are multiplied by a scale whose relative error is {error}{where}",
-        "fix": _FIX_ROUNDED if abs(largest) <= MOST_ROUNDED else _FIX_WRONG,
+        "fix": _FIX_ROUNDED if abs(largest) <= model.MOST_ROUNDED_SCALE else _FIX_WRONG,
         "confidence": 1.0,
         "scale_error": largest,
     }

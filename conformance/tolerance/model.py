@@ -286,6 +286,13 @@ SMALLEST_READ: Final = 1e-3
 # Numbers read twice, from weights of SMALLEST_READ and more, agree to this part of them in float32
 # (2^-24 / 1e-3 = 6e-5, and as much again for each of a dozen operations in between).
 SAME_READ: Final = 1e-3
+# How far from one a number is said to more digits, and below which these would be the rounding of
+# some ten operations of float32 (10 * 2^-24 = 6e-7).
+SAID_NEAR_ONE: Final = 0.1
+SAID_AS_ONE: Final = 1e-6
+# The relative error of a scale up to which it may be right but for roundings: bfloat16 rounds by
+# 2^-9, and a scale is a root, a quotient and a product.
+MOST_ROUNDED_SCALE: Final = 1e-2
 # A scale that is fitted to an answer of many keys is known to a hundredth: the answer is a mean, in
 # which it shows a hundred times less than in single weights.
 SAME_FITTED: Final = 1e-2

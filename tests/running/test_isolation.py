@@ -88,9 +88,17 @@ def nothing_is_left() -> None:
     """Wait until no process but the zygote is there."""
     (started,) = zygote.running()
     late = time.monotonic() + 10.0
-    while left := [each for each in _below(started) if each.status() != psutil.STATUS_ZOMBIE]:
+    while left := [each for each in _below(started) if _lives(each)]:
         assert time.monotonic() < late, left
         time.sleep(0.05)
+
+
+def _lives(process: psutil.Process) -> bool:
+    """Whether a process is neither gone, as it may be by now, nor a zombie."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _below(number: int) -> list[psutil.Process]:

@@ -38,9 +38,6 @@ from ..mistakes import IMPOSSIBLE, DeclaredCall, NamedMistake, NotExpressible
 MOST_KEYS: Final = 160
 # Errors of the declared precision that a number read may be off by.
 ROOM: Final = 4.0
-# How far from one a number is said to more digits, and below which that would be rounding.
-NEARLY_ONE: Final = 0.1
-NOISE: Final = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -331,7 +328,7 @@ def numbers(read: float, sizes: Geometry, same: float) -> Iterator[Number]:
 def in_digits(number: float) -> str:
     """A number to four digits; near one to three digits of what it is above or below."""
     apart = abs(abs(number) - 1.0)
-    if not NOISE < apart < NEARLY_ONE:
+    if not model.SAID_AS_ONE < apart < model.SAID_NEAR_ONE:
         return f"{number:.4g}"
     return f"{number:.{2 - math.floor(math.log10(apart))}f}".rstrip("0")
 
