@@ -424,6 +424,13 @@ def made_under(mistake: NamedMistake, literals: Sequence[Limitation]) -> NamedMi
     )
 
 
+# Two conditions that leave one case.
+_WIDTHS: Final = frozenset(
+    f"where values are no {words} than keys" for words in ("wider", "narrower")
+)
+_AS_WIDE: Final = "where values are as wide as keys"
+
+
 def in_words(literals: Sequence[Limitation]) -> str:
     """What limits a mistake, as it follows "only": what says together which sizes, in one."""
     said: dict[str, None] = {}
@@ -431,6 +438,8 @@ def in_words(literals: Sequence[Limitation]) -> str:
         field = _field(one)
         same = [other for other in literals if field and _field(other) == field]
         said[_range_of(field, same) or one.words] = None
+    if said.keys() >= _WIDTHS:
+        said = {_AS_WIDE: None, **{words: None for words in said if words not in _WIDTHS}}
     return " and ".join(said)
 
 

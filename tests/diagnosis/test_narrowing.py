@@ -60,4 +60,7 @@ def test_sizes_that_are_next_to_each_other_are_said_as_such() -> None:
     assert in_words(wider) == "with 7 to 9 keys and with more than 2 heads"
     odd = next(one for one in FINER if one.name == "key_length % 2")
     assert in_words([odd, most]) == f"{odd.words} and {most.words}"
+    widths = [one.negated for one in FINER if one.name in ("wider values", "narrower values")]
+    assert in_words([*widths, most]) == f"where values are as wide as keys and {most.words}"
+    assert in_words(widths[:1]) == "where values are no wider than keys"
     assert in_words([above]) == above.words
