@@ -18,7 +18,7 @@ class Journal:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._done: dict[str, dict[str, Any]] = {}
+        self._done: dict[str, tuple[dict[str, Any], str]] = {}
         if path is not None and path.exists():
             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
                 self._read(line, f"{path}:{number}")
@@ -26,8 +26,17 @@ class Journal:
     def _read(self, line: str, where: str) -> None:
         try:
             noted = json.loads(line)
-            self._done[noted["task"]] = noted
-        except (ValueError, KeyError, TypeError) as error:
+            fields = {
+                "judged": noted["judged"],
+                "examples": Counter(noted["examples"]),
+                "accusations": tuple(noted["accusations"]),
+                "margins": {
+                    family: (value, at) for family, (value, at) in noted["margins"].items()
+                },
+                "seconds": noted["seconds"],
+            }
+            self._done[noted["task"]] = fields, noted["commit"]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             msg = f"{where} is no line of a soak's journal: {error}; remove it"
             raise UsageError(msg) from error
 
@@ -36,15 +45,8 @@ class Journal:
         noted = self._done.get(task.key)
         if noted is None:
             return None
-        outcome = Outcome(
-            task=task,
-            judged=noted["judged"],
-            examples=Counter(noted["examples"]),
-            accusations=tuple(noted["accusations"]),
-            margins={family: (value, at) for family, (value, at) in noted["margins"].items()},
-            seconds=noted["seconds"],
-        )
-        return outcome, noted["commit"]
+        fields, commit = noted
+        return Outcome(task=task, **fields), commit
 
     def note(self, outcome: Outcome, commit: str) -> None:
         """Write one outcome down at once: a soak may be stopped before the next."""

@@ -64,7 +64,7 @@ class Tally:
         """Whether so many were judged, in all or in each dtype; of float64 a tenth."""
         if not each:
             return self.examples >= examples
-        return all(
+        return bool(self.by_dtype) and all(
             count * (SLOW if dtype == "float64" else 1) >= examples
             for dtype, count in self.by_dtype.items()
         )

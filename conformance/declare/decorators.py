@@ -283,8 +283,8 @@ def _decorator(kind: str, name: str | None, promises: dict[str, Any]) -> Decorat
 
 
 def _check_name(name: object) -> None:
-    if name is not None and not isinstance(name, str):
-        msg = f"name is {name!r}: give a text"
+    if name is not None and (not isinstance(name, str) or not name):
+        msg = f"name is {name!r}: give a text{'' if name else ' that is not empty'}"
         raise DeclarationError(msg)
 
 

@@ -77,7 +77,7 @@ class Ranks:
         if type(self.count) is not int or not 1 <= self.count <= _MOST:
             msg = f"Ranks is given {self.count!r} ranks: give a whole number from 1 to {_MOST}"
             raise DeclarationError(msg)
-        if not isinstance(self.seconds, (int, float)) or not 0.0 < self.seconds < math.inf:
+        if type(self.seconds) not in (int, float) or not 0.0 < self.seconds < math.inf:
             msg = f"seconds of Ranks is {self.seconds!r}: give the seconds that a call may take"
             raise DeclarationError(msg)
         if not isinstance(self.even, bool):

@@ -67,6 +67,7 @@ def test_each_dtype_must_have_its_examples() -> None:
     assert not tally.suffices(126, each=False)
     assert tally.suffices(50, each=True)
     assert not tally.suffices(51, each=True)
+    assert not Tally().suffices(1, each=True)
 
 
 def test_the_largest_margin_of_a_family_is_reported() -> None:
@@ -125,9 +126,14 @@ def test_a_soak_that_was_stopped_goes_on(tmp_path: Path) -> None:
     assert 0 < first.judged < whole.judged
 
 
-def test_a_line_that_no_soak_wrote_is_refused(tmp_path: Path) -> None:
-    """A journal that was cut off in the middle of a line says which line to remove."""
+@pytest.mark.parametrize("cut", ['{"ta', '{"task": "two"}'])
+def test_a_line_that_no_soak_wrote_is_refused(tmp_path: Path, cut: str) -> None:
+    """A line that was cut off, or lacks what a task showed: it says which line to remove."""
     file = tmp_path / "journal.jsonl"
-    file.write_text('{"task": "one"}\n{"ta', encoding="utf-8")
+    whole = (
+        '{"task": "one", "judged": 1, "examples": {}, "accusations": [], "margins": {}, '
+        '"seconds": 1.0, "commit": "abc"}\n'
+    )
+    file.write_text(whole + cut, encoding="utf-8")
     with pytest.raises(UsageError, match=r"journal\.jsonl:2 is no line of a soak's journal"):
         Journal(file)

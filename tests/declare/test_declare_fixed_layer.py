@@ -150,6 +150,7 @@ def test_fixed_layer_keeps_further_pins() -> None:
             "geometry pins query_size to key_size, but the weights make it 7: drop it there",
         ),
         ({}, {"num_heads": 4, "name": 5}, "name is 5: give a text"),
+        ({}, {"num_heads": 4, "name": ""}, "name is '': give a text that is not empty"),
     ],
 )
 def test_fixed_layer_whose_weights_contradict_its_heads(

@@ -113,6 +113,7 @@ def test_a_placement_of_the_heads_is_given_heads_that_divide() -> None:
         ({"count": 2, "query": Partial()}, "Partial() for the output alone"),
         ({"count": 2, "weights": "batch"}, "give 'replicated' or 'heads'"),
         ({"count": 2, "seconds": 0.0}, "the seconds that a call may take"),
+        ({"count": 2, "seconds": True}, "the seconds that a call may take"),
         ({"count": 2, "even": "no"}, "even of Ranks is 'no': give True or False"),
         ({"count": 2, "mask": Shard(7)}, "but has 4 axes"),
     ],

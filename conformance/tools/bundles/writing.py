@@ -242,24 +242,35 @@ def _graph(clause: Record, target: str, folder: Path) -> str:
     graph = Path(target)
     if external is None or not graph.is_file():
         return ""
-    if not isinstance(external, list) or not all(map(_stays_inside, external)):
-        msg = f"the files of {target} that the report names are not all beside it: {external}"
+    if not isinstance(external, list) or not all(map(_stays_inside, (graph.name, *external))):
+        msg = (
+            f"{target} and the files that the report names beside it cannot be copied into a "
+            f"bundle under their names: {external}"
+        )
         raise UsageError(msg)
     for name in (graph.name, *external):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(graph.parent / name, folder / name)
+        try:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(graph.parent / name, folder / name)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            msg = f"{graph.parent / name} cannot be copied into the bundle: {reason}"
+            raise UsageError(msg) from None
     return graph.name
 
 
 def _stays_inside(name: Any) -> bool:
     """Whether a name is that of a file in a bundle, and not one of the bundle's own."""
+    from .arrays import CALLS, COMPARED, INPUTS  # noqa: PLC0415 (numpy)
+
     path = Path(str(name))
-    own = (SHOW, FAILURE, MANIFEST, "README.md")
+    own = (SHOW, FAILURE, MANIFEST, _UNDER_WAY, INPUTS, CALLS, COMPARED, "README.md")
     return (
         isinstance(name, str)
         and not path.is_absolute()
         and ".." not in path.parts
-        and name not in own
+        and bool(path.parts)
+        and path.parts[0] not in own
     )
 
 

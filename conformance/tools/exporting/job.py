@@ -38,10 +38,9 @@ _ACCEPTED: Final = (
 )
 STATE: Final = "source.pt"
 _SOURCE: Final = '''\
-"""The module that these graphs were exported from, with its weights.
+"""The module that these graphs were exported from, with its weights."""
 
-conformance check GRAPH.onnx --source {script}:module
-"""
+# conformance check GRAPH.onnx --source {source!r}
 
 from pathlib import Path
 
@@ -49,7 +48,7 @@ from conformance.tools.exporting.job import rebuilt
 
 
 def module():
-    """Build {target} and load the weights from the folder of this file."""
+    """Build the module and load the weights from the folder of this file."""
     return rebuilt({target!r}, Path(__file__).parent, root={root!r})
 '''
 
@@ -94,7 +93,7 @@ def keep_source(target: str, module: nn.Module, folder: Path) -> Path:
         where = str(user_path(where).resolve())
     script = folder / SCRIPT
     fields = {"target": f"{where}:{name}", "root": str(Path.cwd())}
-    script.write_text(_SOURCE.format(script=script, **fields), encoding="utf-8")
+    script.write_text(_SOURCE.format(source=f"{script}:module", **fields), encoding="utf-8")
     return script
 
 

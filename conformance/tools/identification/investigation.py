@@ -256,12 +256,15 @@ def _computation(case: Investigation, plain: PlainReading) -> None:
         )
         findings.add("biases", biases_words(caller, point), evidence, _biases(caller, point))
         _learned(case)
-    for other in plain.others:
-        changed = ", ".join(f"{k}={v[1]!r}" for k, v in point.differences(other).items())
+    changed = "; or ".join(
+        ", ".join(f"{k}={v[1]!r}" for k, v in point.differences(other).items())
+        for other in plain.others
+    )
+    if changed:
         findings.add(
             "alternatives",
             f"with these sizes {changed} gives the same answers",
-            "both are within bound of every probe",
+            "all are within bound of every probe",
             changed,
             LIKELY,
         )

@@ -65,6 +65,9 @@ def _index(folder: Path) -> Record:
     if data.get("format") != FORMAT:
         msg = f"{path} has format {data.get('format')!r}; this version reads format {FORMAT}"
         raise UsageError(msg)
+    if not data["cases"]:
+        msg = f"{path} lists no cases: there is nothing to check"
+        raise UsageError(msg)
     return data
 
 
@@ -103,8 +106,9 @@ def _read(folder: Path, name: str, digest: str) -> tuple[bytes, str]:
         return b"", f"{name} lies outside the folder"
     try:
         data = path.read_bytes()
-    except OSError as error:
-        return b"", f"{name} cannot be read: {error.strerror or error}"
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        return b"", f"{name} cannot be read: {reason}"
     if hashlib.sha256(data).hexdigest() != digest:
         return b"", f"{name} is not what was written: its SHA-256 is another"
     return data, ""
@@ -113,7 +117,9 @@ def _read(folder: Path, name: str, digest: str) -> tuple[bytes, str]:
 def _misplaced(file: str, places: Record, size: int) -> Iterator[str]:
     for name, place in places.items():
         count = math.prod(place["shape"]) * SIZES[place["dtype"]]
-        if place["bytes"] != count or place["offset"] % ALIGNED or place["offset"] + count > size:
+        offset = place["offset"]
+        negative = min(offset, *place["shape"], 0) < 0
+        if negative or place["bytes"] != count or offset % ALIGNED or offset + count > size:
             yield f"{file}: the tensor {name} does not lie where it is said to"
 
 

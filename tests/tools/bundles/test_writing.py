@@ -259,7 +259,11 @@ def test_what_no_report_holds_is_one_sentence(
 
 
 @pytest.mark.parametrize(
-    "names", [["../out.json"], ["/etc/hostname"], ["show.py"], "out.json", [3]]
+    "names",
+    [
+        *(["../out.json"], ["/etc/hostname"], ["show.py"], "out.json", [3]),
+        *(["./show.py"], [""], ["."], ["calls.npz"], ["under-way.json"], ["inputs.npz/a"]),
+    ],
 )
 def test_a_report_names_no_file_elsewhere(unscaled: Path, tmp_path: Path, names: object) -> None:
     """The files of a graph lie beside it, and none takes the place of one of the bundle's own."""
@@ -268,9 +272,20 @@ def test_a_report_names_no_file_elsewhere(unscaled: Path, tmp_path: Path, names:
     failed["counterexample"]["access"] = {"external": names}
     record["candidates"][0]["target"] = str(unscaled / "attn.py")
     path = report(tmp_path / "out.json", record["candidates"][0])
-    with pytest.raises(UsageError, match="that the report names are not all beside it"):
+    with pytest.raises(UsageError, match="cannot be copied into a bundle under their names"):
         recorded(path, tmp_path / "shown")
     assert [each.name for each in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_a_missing_file_of_a_graph_is_named(unscaled: Path, tmp_path: Path) -> None:
+    """What cannot be read is said to be that, and not the folder to write."""
+    record = json.loads((unscaled / "out.json").read_text())
+    (failed,) = record["candidates"][0]["clauses"]
+    failed["counterexample"]["access"] = {"external": ["gone.bin"]}
+    record["candidates"][0]["target"] = str(unscaled / "attn.py")
+    path = report(tmp_path / "out.json", record["candidates"][0])
+    with pytest.raises(UsageError, match=r"gone\.bin cannot be copied into the bundle: No such"):
+        recorded(path, tmp_path / "shown")
 
 
 def test_failure_without_its_violation_is_refused(unscaled: Path, tmp_path: Path) -> None:

@@ -55,6 +55,15 @@ def test_kept_source_has_the_same_weights(tmp_path: Path) -> None:
         assert torch.equal(tensor, again.state_dict()[name])
 
 
+@pytest.mark.parametrize("name", ["\\users", 'a"""b'])
+def test_kept_source_compiles_in_any_folder(tmp_path: Path, name: str) -> None:
+    """A folder's name with a backslash or quotes in it is no part of the code."""
+    folder = tmp_path / name
+    folder.mkdir()
+    script = keep_source(f"{FILE}:multihead", module_of(f"{FILE}:multihead"), folder)
+    compile(script.read_text(encoding="utf-8"), str(script), "exec")
+
+
 def test_kept_source_works_elsewhere(tmp_path: Path) -> None:
     """A target named in another folder, by a dotted name, is found again."""
     (tmp_path / "mine.py").write_text("from torch import nn\n\nlayer = nn.Linear(2, 3)\n")

@@ -156,6 +156,31 @@ def listed_elsewhere(folder: Path) -> None:
     (folder / "index.json").write_text(json.dumps(index))
 
 
+def unnameable(folder: Path) -> None:
+    index = json.loads((folder / "index.json").read_text())
+    index["cases"][0]["file"] = "cases/\0.json"
+    (folder / "index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(("shape", "offset"), [([-1, -1], 0), ([1], -8), ([-1, -1], -8)])
+def test_negative_sizes_and_offsets_are_faults(
+    tmp_path: Path, shape: list[int], offset: int
+) -> None:
+    """A tensor of negative sizes, or one before its file, lies nowhere."""
+    (tmp_path / "cases").mkdir()
+    data = bytes(8)
+    (tmp_path / "cases" / "a.bin").write_bytes(data)
+    place = {"shape": shape, "dtype": "float64", "bytes": 8, "offset": offset}
+    digest = hashlib.sha256(data).hexdigest()
+    case = json.dumps({"data": {"file": "a.bin", "sha256": digest}, "tensors": {"query": place}})
+    (tmp_path / "cases" / "a.json").write_text(case)
+    digest = hashlib.sha256(case.encode()).hexdigest()
+    listed = {"id": "a", "file": "cases/a.json", "sha256": digest}
+    (tmp_path / "index.json").write_text(json.dumps({"format": 1, "cases": [listed]}))
+    _, faults = check_vectors(tmp_path)
+    assert faults == ["cases/a.bin: the tensor query does not lie where it is said to"]
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -164,6 +189,7 @@ def listed_elsewhere(folder: Path) -> None:
         (removed, "01.bin cannot be read"),
         (added, "cases/mine.json is not in the index"),
         (listed_elsewhere, "lies outside the folder"),
+        (unnameable, "cannot be read"),
     ],
 )
 def test_damage_is_found(copied: Path, damage: Callable[[Path], None], words: str) -> None:
@@ -180,6 +206,7 @@ def test_damage_is_found(copied: Path, damage: Callable[[Path], None], words: st
         ("{", "is no JSON"),
         ("[]", "lists no cases"),
         ('{"cases": [{"id": 3}]}', "lists no cases"),
+        ('{"format": 1, "cases": []}', "lists no cases"),
         ('{"format": 2, "cases": []}', "has format 2; this version reads format 1"),
     ],
 )
