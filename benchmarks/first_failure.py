@@ -181,6 +181,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--matrix", type=Path, default=Path("first_failure.json"))
     options = parser.parse_args()
+    if options.sample < 1:
+        parser.error(f"--sample is {options.sample}: give at least 1")
     names = sampled(options.sample, options.seed)
     if options.order:
         for slug in soonest(matrix(names, options.jobs, 30.0, options.matrix)):
@@ -201,6 +203,9 @@ def main() -> None:
     for left, why in ((ending, "hang or end their process"), (harmless, "break a SHOULD alone")):
         if left:
             print(f"left out, as they {why}: {', '.join(entry.name for entry in left)}")
+    if not caught:
+        print(f"0 of {len(rows)} caught")
+        return
     print(f"{len(caught)} of {len(rows)} caught; ", end="")
     for limit in SECONDS:
         within = sum(row.caught and row.processor <= limit for row in rows)

@@ -4,7 +4,7 @@
 [TARGET ...]`` checks the targets (torch's attention on that device unless others are given), and
 writes the hardware, driver and versions, a verdict for each candidate, and every clause that
 failed. ``gpu.md`` says how to install and what to record. Exits 2 in one sentence where the device
-is absent, 1 when a candidate does not conform.
+is absent or a target cannot be checked, 1 when a candidate does not conform.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any, Final
 import torch
 
 from conformance.calls.devices import canonical, kind_of, module_of, offers, why_absent
+from conformance.errors import UsageError
 
 CHECKOUT: Final = Path(__file__).resolve().parents[1]
 # What is declared for CUDA alone, and what is declared for a CPU and runs there as well.
@@ -44,18 +45,32 @@ Record = dict[str, Any]
 def main(words: Sequence[str]) -> int:
     """Check, write, and say whether everything conforms."""
     given = _arguments(words)
+    to = given.markdown
+    if to is not None and (to.is_dir() or not to.parent.is_dir()):
+        sys.stderr.write(f"gpu: --markdown {to} cannot be written: name a file in a folder\n")
+        return 2
     absent = why_absent(given.device)
     if absent:
         sys.stderr.write(f"gpu: {given.device} cannot be used here: {absent}\n")
         return 2
     device = canonical(given.device)
     started = time.perf_counter()
-    records = [_check(target, device, given) for target in given.targets]
+    records, faults = [], []
+    for target in given.targets:
+        try:
+            records.append(_check(target, device, given))
+        except UsageError as error:
+            faults.append(f"gpu: {error}\n")
+    sys.stderr.writelines(faults)
+    if not records:
+        return 2
     text = "\n".join(_page(device, records, given, time.perf_counter() - started))
-    if given.markdown is None:
+    if to is None:
         sys.stdout.write(text + "\n")
     else:
-        given.markdown.write_text(text + "\n", encoding="utf-8")
+        to.write_text(text + "\n", encoding="utf-8")
+    if faults:
+        return 2
     found = [entry["verdict"] for record in records for entry in record["candidates"]]
     return int(not all(verdict.startswith("conforms") for verdict in found))
 
@@ -83,7 +98,7 @@ def _check(target: str, device: str, given: argparse.Namespace) -> Record:
         )
         if not path.exists():
             msg = f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()}"
-            raise SystemExit(msg)
+            raise UsageError(msg)
         return {**json.loads(path.read_text(encoding="utf-8")), "command": command[2:]}
 
 

@@ -100,6 +100,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--json", type=Path, help="where to keep all diagnoses")
     given = parser.parse_args()
+    if given.json and (given.json.is_dir() or not given.json.parent.is_dir()):
+        parser.error(f"--json {given.json} cannot be written: name a file in a folder that exists")
     with ProcessPoolExecutor(given.jobs) as pool:
         if given.pairs:
             entries = _pairs(pool, given.pairs, given.seed)

@@ -32,3 +32,16 @@ def test_the_page_has_everything_to_record(folder: Path) -> None:
         assert line in page
     assert "| my_kernel | conforms | 1 | 0 | 0 |" in page
     assert "- unscaled numerics.golden [MUST, float32] failed: " in page
+
+
+def test_what_cannot_be_checked_is_exit_code_2(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The targets that could be checked are on the page; a page without a folder is told first."""
+    write(folder, {"attn.py": KERNEL})
+    words = ["--device", "cpu", "--profile", "quick", "--only", "numerics.golden", "attn.py"]
+    assert gpu.main([*words, "missing.py", "--markdown", "page.md"]) == 2
+    assert "| my_kernel | conforms |" in (folder / "page.md").read_text(encoding="utf-8")
+    assert "missing.py" in capsys.readouterr().err
+    assert gpu.main([*words, "--markdown", "nowhere/page.md"]) == 2
+    assert "nowhere/page.md cannot be written" in capsys.readouterr().err

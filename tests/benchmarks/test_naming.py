@@ -57,3 +57,12 @@ def test_the_benchmark_prints_what_mutants_are_called(tmp_path: Path) -> None:
     assert "1 mutants" in done.stdout
     (entry,) = json.loads(kept.read_text(encoding="utf-8"))
     assert entry["names"] == ["bias-subtracted"]
+
+
+def test_a_file_that_cannot_be_written_is_told_first() -> None:
+    """Nothing is diagnosed whose diagnoses would be lost."""
+    command = [sys.executable, "benchmarks/naming.py", "--json", "nowhere/all.json"]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "nowhere/all.json cannot be written" in done.stderr
+    assert not done.stdout

@@ -5,7 +5,7 @@ Among them keywords that carry a number (scale, softcap, window), and heads that
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -256,10 +256,7 @@ def _computation(case: Investigation, plain: PlainReading) -> None:
         )
         findings.add("biases", biases_words(caller, point), evidence, _biases(caller, point))
         _learned(case)
-    changed = "; or ".join(
-        ", ".join(f"{k}={v[1]!r}" for k, v in point.differences(other).items())
-        for other in plain.others
-    )
+    changed = other_readings(point, plain.others)
     if changed:
         findings.add(
             "alternatives",
@@ -276,6 +273,14 @@ def _computation(case: Investigation, plain: PlainReading) -> None:
             "other sizes are refused or answered in another shape",
             ties,
         )
+
+
+def other_readings(point: golden.Semantics, others: Iterable[golden.Semantics]) -> str:
+    """In what each of the other readings differs from the one that is told."""
+    return "; or ".join(
+        ", ".join(f"{name}={values[1]!r}" for name, values in point.differences(other).items())
+        for other in others
+    )
 
 
 def _learned(case: Investigation) -> None:

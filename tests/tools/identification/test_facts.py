@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from identified import record
+
+from conformance import Semantics
+from conformance.tools.identification.investigation import other_readings
 
 
 def value(name: str, fact: str) -> Any:
@@ -205,3 +209,10 @@ def test_tables_of_positions_are_no_keys() -> None:
     result = record("with_tables")
     assert not result["identified"]
     assert "needs cos and sin, tables of positions" in result["reason"]
+
+
+def test_every_other_reading_is_told() -> None:
+    """Where several fit as well, the last does not take the place of the others."""
+    point = Semantics()
+    others = [replace(point, scale=scale) for scale in ("none", 0.5)]
+    assert other_readings(point, others) == "scale='none'; or scale=0.5"
