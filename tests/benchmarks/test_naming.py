@@ -39,20 +39,20 @@ def test_kernels_are_correct(kernel: str) -> None:
     assert "failed" not in {result.status for result in results}
 
 
+def naming(*options: str) -> subprocess.CompletedProcess[str]:
+    """What the benchmark prints, and how it ends."""
+    command = [sys.executable, str(CHECKOUT / "benchmarks" / "naming.py"), *options]
+    # A script's parts lie beside it, where a safe path does not look.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.nightly  # no benchmark decides a verdict
 def test_the_benchmark_prints_what_mutants_are_called(tmp_path: Path) -> None:
     """One mutant: its line, its diagnosis and the counts are printed, and kept as JSON."""
     kept = tmp_path / "naming.json"
-    script = CHECKOUT / "benchmarks" / "naming.py"
-    # A script's parts lie beside it, where a safe path does not look.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-    done = subprocess.run(
-        [sys.executable, script, "--only", "naive-bias-subtracted", "--json", kept],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = naming("--only", "naive-bias-subtracted", "--json", str(kept))
+    assert done.returncode == 0
     assert "bias-subtracted" in done.stdout
     assert "1 mutants" in done.stdout
     (entry,) = json.loads(kept.read_text(encoding="utf-8"))
@@ -61,8 +61,7 @@ def test_the_benchmark_prints_what_mutants_are_called(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_is_told_first() -> None:
     """Nothing is diagnosed whose diagnoses would be lost."""
-    command = [sys.executable, "benchmarks/naming.py", "--json", "nowhere/all.json"]
-    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    done = naming("--json", "nowhere/all.json")
     assert done.returncode == 2
     assert "nowhere/all.json cannot be written" in done.stderr
     assert not done.stdout
