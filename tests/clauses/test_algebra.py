@@ -56,6 +56,7 @@ class WithoutKeyBias(EagerLayer):
         super().__init__(geometry, dataclasses.replace(weights, k_bias=None))
 
 
+@pytest.mark.nightly  # each clause is asked of correct layers in each run
 def test_missing_key_bias_breaks_nothing() -> None:
     """Softmax does not see a key bias: nothing fails without it, unless logits are capped."""
     uncapped = ["scale", "gqa", "window", "weights"]

@@ -66,6 +66,7 @@ def test_gradients_that_are_rounded_are_said_to_be() -> None:
     assert names(gradients.GradientsInBfloat16) == [name]
 
 
+@pytest.mark.nightly  # those of answers are asked in each run, by the same code
 def test_conditions_of_gradients_hold_at_sizes_that_nobody_saw() -> None:
     """Of three heads alone, not of any odd number of them."""
 

@@ -57,6 +57,7 @@ def test_answers_of_another_shape_get_no_name() -> None:
     assert scale_entry(subject, cut) is None
 
 
+@pytest.mark.nightly  # the next one asks as much of fewer problems
 def test_scale_of_one_head_size_says_which() -> None:
     """Where one head size is all that could be asked for, the number is said to be its own."""
 

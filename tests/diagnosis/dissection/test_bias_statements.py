@@ -93,6 +93,7 @@ def test_one_form_of_a_mask_that_adds_a_number_is_told_with_the_form() -> None:
     assert entry["text"].endswith("(only with a mask of what to keep)")
 
 
+@pytest.mark.nightly  # a core is asked in each run
 def test_a_number_added_by_a_layer_is_read_from_its_answer() -> None:
     """Where hidden keys win over the only kept one, their share of the answer says the number."""
 

@@ -17,7 +17,7 @@ from conformance.tools.teeth.mistaken_candidates import act_out, correct_candida
 FEW = dataclasses.replace(PROFILES["quick"], examples=4)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("candidate", correct_candidates(), ids=lambda candidate: candidate.name)
 def test_the_standard_acted_out_conforms(candidate: conformance.Candidate) -> None:
     """Core and layer, at two points: no clause of any level fails."""
