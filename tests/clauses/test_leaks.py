@@ -8,7 +8,7 @@ import torch
 from examples import core, failing, layer, plan, problem, run_clause, try_on
 from torch import Tensor
 
-from candidates.eager import EagerLayer
+from candidates.broken.reported.layer_shapes import HeadsAreStretchesOfTokens
 from conformance._golden import golden
 from conformance.clauses.leaks import hidden_keys, rows_apart
 from conformance.clauses.subject import Subject
@@ -135,20 +135,6 @@ def test_exception_on_junk_fails() -> None:
     assert finding.violation.kind == "raised"
 
 
-class ViewedHeads(EagerLayer):
-    """Splits and merges heads by a view of memory, without an axis moved."""
-
-    def split(self, tokens: Tensor, num_heads: int) -> Tensor:
-        """``[B, L, H*D]`` read as ``[B, H, L, D]``."""
-        batch, length, width = tokens.shape
-        return tokens.reshape(batch, num_heads, length, width // num_heads)
-
-    def merge(self, heads: Tensor) -> Tensor:
-        """``[B, H, L, D]`` read as ``[B, L, H*D]``."""
-        batch, num_heads, length, size = heads.shape
-        return heads.reshape(batch, length, num_heads * size)
-
-
 @pytest.mark.parametrize(
     "slug",
     ["mask.no-leak", "mask.empty-row-isolated", "gradients.masked-zero", "gradients.causal"],
@@ -156,5 +142,5 @@ class ViewedHeads(EagerLayer):
 def test_heads_that_are_views_of_memory_leak_nothing(slug: str) -> None:
     """A layer whose rows of heads are no rows of the answer, as declared, is judged by its own."""
     point = golden.STANDARD.replace(head_split="reinterpret", head_merge="reinterpret")
-    viewed = layer(ViewedHeads, semantics=point, empty_rows="any")
+    viewed = layer(HeadsAreStretchesOfTokens, semantics=point, empty_rows="any")
     assert run_clause(viewed, slug, examples=12).status == "passed"
