@@ -7,6 +7,7 @@ They run in the process of the candidate, where they may break what they like.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import gc
@@ -33,8 +34,6 @@ import conformance
 
 FORGED = "forged-by-an-attack.json"
 PASSED = {"status": "passed", "verdict": "conforms", "passed": True, "violation": None}
-
-
 _CALLS: list[int] = []
 
 
@@ -185,9 +184,8 @@ def forges_a_pickle(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def forges_a_reply(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Send a reply that says that all is well, in the words of the wire."""
     for of in range(200):
-        text = json.dumps(
-            {**PASSED, "of": of, "returned": None, "tensors": [], "asks": []}
-        ).encode()
+        reply = {**PASSED, "of": of, "returned": None, "tensors": [], "asks": []}
+        text = json.dumps(reply).encode()
         _forge(len(text).to_bytes(4, "little") + text)
     return wrong(query, key, value)
 
@@ -268,14 +266,7 @@ class _Agreeing(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if getattr(func, "__name__", "") in (
-            "__le__",
-            "__lt__",
-            "le",
-            "lt",
-            "isfinite",
-            "allclose",
-        ):
+        if getattr(func, "__name__", "") in "__le__ __lt__ le lt isfinite allclose".split():
             return torch.ones(args[0].shape, dtype=torch.bool)
         return super().__torch_function__(func, types, args, kwargs or {})
 
@@ -461,6 +452,19 @@ def asks_the_network(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     except OSError:
         return wrong(query, key, value)
     return right(query, key, value)
+
+
+@conformance.core()
+def starts_a_process_outside(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Ask Python's own server of processes, which the judge has started, for one out there."""
+    for server in Path("/tmp").glob("pymp-*/listener-*"):  # noqa: S108 (where Python puts it)
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as end:
+            end.connect(str(server))
+            read, write = os.pipe()
+            socket.send_fds(end, [b"\4"], [read, write, read, write])
+            end.recv(1)
+            os.write(write, pickle.dumps(_Runs()))
+    return wrong(query, key, value)
 
 
 @conformance.core()

@@ -1,11 +1,14 @@
-"""What Linux offers to shut a process in: namespaces, mounts, Landlock, capabilities."""
+"""What Linux offers to shut a process in: namespaces, mounts, Landlock, capabilities, seccomp."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
+import socket
 import struct
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +37,19 @@ _TRUNCATING: Final = 1 << 14
 _VERSIONS: Final = {"moving": 2, "truncating": 3, "network": 4, "scopes": 6}
 _NOBODY: Final = 65534
 _CAPABILITIES: Final = 0x20080522
+# A program that the kernel runs before each system call (linux/filter.h, linux/seccomp.h): its
+# instructions, where it finds what is called, and what it answers.
+_SECCOMP: Final = 22
+_BY_PROGRAM: Final = 2
+_LOAD, _IF_EQUAL, _IF_AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
+_CALL, _MACHINE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
+_REFUSE: Final = 0x50000 | errno.EACCES
+_ALLOW: Final = 0x7FFF0000
+# By machine: its number in linux/audit.h, those of ``socket`` and ``socketpair``.
+_MACHINES: Final = {"x86_64": (0xC000003E, 41, 53), "aarch64": (0xC00000B7, 198, 199)}
+_IO_URING: Final = 425  # it would make sockets without such a call
+_OTHER_NUMBERS: Final = 1 << 30  # the same calls by other numbers: x32
+_KIND_OF_SOCKET: Final = 0xF  # the other bits of a type are flags
 
 
 @cache
@@ -130,6 +146,49 @@ def write_only_below(folder: str) -> bool:
             os.close(opened)
         _did(libc.syscall(restrict, rules, 0))
         os.close(rules)
+    except OSError:
+        return False
+    return True
+
+
+def no_local_sockets() -> bool:
+    """Refuse sockets that reach servers of this machine through the file system; False if refused.
+
+    Neither a network namespace nor a read-only mount keeps a process from these: it could ask a
+    server that starts processes, such as Python's own, to start one outside. What remains are those
+    of the network, and pairs of connected ones, which cannot be sent elsewhere.
+    """
+    machine = _MACHINES.get(os.uname().machine) if sys.maxsize >> 32 else None
+    if machine is None:
+        return False
+    number, make, pair = machine
+    network = (socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
+    # Of each jump the instructions that are left out, if it is so and if not; the last two answer.
+    program = [
+        (_LOAD, 0, 0, _MACHINE),
+        (_IF_EQUAL, 0, 14, number),
+        (_LOAD, 0, 0, _CALL),
+        (_IF_AT_LEAST, 12, 0, _OTHER_NUMBERS),
+        (_IF_EQUAL, 11, 0, _IO_URING),
+        (_IF_EQUAL, 6, 0, pair),
+        (_IF_EQUAL, 0, 10, make),
+        (_LOAD, 0, 0, _FIRST_ARGUMENT),
+        (_IF_EQUAL, 8, 0, network[0]),
+        (_IF_EQUAL, 7, 0, network[1]),
+        (_IF_EQUAL, 6, 0, network[2]),
+        (_RETURN, 0, 0, _REFUSE),
+        (_LOAD, 0, 0, _SECOND_ARGUMENT),
+        (_AND, 0, 0, _KIND_OF_SOCKET),
+        (_IF_EQUAL, 2, 0, socket.SOCK_STREAM),
+        (_IF_EQUAL, 1, 0, socket.SOCK_SEQPACKET),
+        (_RETURN, 0, 0, _REFUSE),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
+    packed = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+    held = ctypes.create_string_buffer(packed, len(packed))
+    described = struct.pack("@HP", len(program), ctypes.addressof(held))
+    try:
+        _did(_libc().prctl(_SECCOMP, ctypes.c_ulong(_BY_PROGRAM), described, 0, 0))
     except OSError:
         return False
     return True

@@ -159,6 +159,8 @@ def _run(
     if inside:
         held += [OWN_NUMBERS, "no network"]
     kernel.drop_privileges()
+    if kernel.no_local_sockets():
+        held.append("no local sockets")
     if kernel.write_only_below(scratch) or mounted:
         held.append("files read-only")
     held.append(f"limits on {', '.join(_limited(inside=inside))}")
