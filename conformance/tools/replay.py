@@ -127,15 +127,20 @@ def _in_dtype(failures: Sequence[FailedClause], dtype: str) -> list[FailedClause
 
 
 def _split(reference: str) -> tuple[Path, str | None, str]:
-    """Path, candidate and clause; a file whose name has a ``#`` is taken whole."""
-    path, mark, fragment = reference.rpartition("#")
-    if not mark or os.path.exists(reference):  # noqa: PTH110 (says no of a name that is too long)
+    """Path, candidate and clause; files and candidates may have a ``#`` in their names."""
+    marks = [at for at, sign in enumerate(reference) if sign == "#"]
+    if not marks or _exists(reference):
         return Path(reference), None, ""
-    name, _, slug = fragment.rpartition("/")
+    end = next((at for at in marks if _exists(reference[:at])), marks[0])
+    name, _, slug = reference[end + 1 :].rpartition("/")
     if not slug:
         msg = f"{reference!r} names no clause behind its #: write REPORT.json#CLAUSE"
         raise UsageError(msg)
-    return Path(path), name or None, slug
+    return Path(reference[:end]), name or None, slug
+
+
+def _exists(path: str) -> bool:
+    return os.path.exists(path)  # noqa: PTH110 (says no of a name that is too long)
 
 
 def report_path(reference: str) -> Path:

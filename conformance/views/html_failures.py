@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +13,7 @@ from .complete import Record
 from .failure_picture import is_named, picture_of
 from .html_heat import WEIGHT_AXES, Heat, heat, largest_of, picture_heats, ratios
 from .html_words import Anchors, Place, filled, rendered
+from .verdict_marks import replay_command
 from .wording import counted, where
 
 _INPUT_AXES: Final[Mapping[int, tuple[str, ...]]] = {
@@ -251,7 +251,7 @@ def failure(record: Record, place: Place, anchor: str) -> Failure:
         attention=[] if picture and _shows_all(picture, weights) else weights,
         picture=picture,
         diagnosis=str(sure[0].get("name") or "") if sure else "",
-        replay=_replay(record, candidate, clause) if data.get("problem") else "",
+        replay=replay_command(candidate, clause) if data.get("problem") else "",
     )
 
 
@@ -328,20 +328,6 @@ def _measured(measured: Record) -> str:
     largest = list(parts.items())[:_SHARES]
     shares = ", ".join(f"{name} {float(share):.0%}" for name, share in largest)
     return f"{text}; the bound consists of {shares}"
-
-
-def _replay(record: Record, candidate: Record, clause: Record) -> str:
-    """The command that calls the candidate again, as a shell takes it."""
-    name, slug = str(candidate["name"]), str(clause["id"])
-    alone = len(record["candidates"]) == 1
-    odd = "#" in name  # ends the path of a reference
-    words = ["conformance", "replay"]
-    words.append(f"REPORT.json#{slug}" if alone or odd else f"REPORT.json#{name}/{slug}")
-    if odd and not alone:
-        words += ["--candidate", name]
-    if sum(other["id"] == slug for other in candidate["clauses"]) > 1 and clause["dtype"]:
-        words += ["--dtype", str(clause["dtype"])]
-    return shlex.join(words)
 
 
 # Bytes of a whole page, with something to spare below two megabytes.

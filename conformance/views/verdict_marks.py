@@ -151,8 +151,10 @@ def details(candidate: Record, clause: Record) -> list[str]:
 
 def replay_command(candidate: Record, clause: Record, report: str = "REPORT.json") -> str:
     """The command that repeats the failing calls of a clause, as a shell takes it."""
-    reference = f"{report}#{candidate['name']}/{clause['id']}"
-    return f"conformance replay {shlex.quote(reference)}"
+    words = ["conformance", "replay", f"{report}#{candidate['name']}/{clause['id']}"]
+    if sum(other["id"] == clause["id"] for other in candidate["clauses"]) > 1:
+        words += ["--dtype", str(clause["dtype"])]
+    return shlex.join(words)
 
 
 def problems(record: Record) -> list[RunProblem]:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pty
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 from workspaces import KERNEL, UNSCALED, write
 
 from conformance.__main__ import run
+from conformance.base.record import read_record
 from conformance.errors import UsageError
 from conformance.tools.replay import cases
 from conformance.tools.scripts.writing import single
+from conformance.views.verdict_marks import replay_command
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
@@ -244,6 +247,19 @@ def test_hash_in_a_file_name_is_no_fragment(folder: Path) -> None:
     Path(path).rename(folder / "a#b.json")
     assert len(cases(str(folder / "a#b.json"))) == 1
     assert refusal(f"{folder / 'a#b.json'}#").endswith("write REPORT.json#CLAUSE")
+
+
+def test_the_command_of_an_attention_of_a_model_finds_its_failure(folder: Path) -> None:
+    """A candidate may be called ``model#1``, and a clause may have failed in several dtypes."""
+    halves = [clause("mask.no-leak", dtype=name) for name in ("float32", "bfloat16")]
+    path = report(folder, entry("model#1", *halves), entry("model#2", clause("mask.no-leak")))
+    candidate = read_record(Path(path))["candidates"][0]
+    command = replay_command(candidate, candidate["clauses"][1], path)
+    _, _, reference, option, dtype = shlex.split(command)
+    assert option == "--dtype"
+    (case,) = cases(reference, dtype=dtype)
+    assert (case.candidate["name"], case.clause["dtype"]) == ("model#1", "bfloat16")
+    assert f"no report {folder / 'gone.json'}:" in refusal(f"{folder / 'gone.json'}#m#1/a.b")
 
 
 def test_problem_of_another_version_is_one_sentence(

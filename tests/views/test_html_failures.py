@@ -80,12 +80,6 @@ def test_a_replay_is_one_word_to_a_shell() -> None:
     ]
 
 
-def test_a_name_with_a_hash_is_given_as_an_option() -> None:
-    """A hash ends the path of a reference, so such a name cannot stand in it."""
-    (details,) = of(result("failed", counterexample={"problem": PROBLEM}), name="a#b", others=1)
-    assert shlex.split(details.replay)[2:] == ["REPORT.json#mask.golden", "--candidate", "a#b"]
-
-
 def test_without_a_problem_there_is_no_replay() -> None:
     """An older record, or an exception of the harness, has nothing to replay."""
     (details,) = of(result("failed"))
