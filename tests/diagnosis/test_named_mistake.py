@@ -7,6 +7,7 @@ from handwritten_mistakes.at_first_sight import SECOND
 from handwritten_mistakes.cores import CORES
 from handwritten_mistakes.handwritten import Handwritten
 from handwritten_mistakes.layers import LAYERS
+from handwritten_mistakes.mended import MENDED
 from handwritten_mistakes.outside import OUTSIDE
 from handwritten_mistakes.pairs import PAIRS
 
@@ -50,6 +51,14 @@ def each(collection: list[Handwritten]) -> pytest.MarkDecorator:
 def test_single_mistake_is_named(handwritten: Handwritten) -> None:
     """What is wrong with a hand-written implementation is named, alone or among equivalents."""
     assert is_right(handwritten), found(handwritten)
+
+
+@pytest.mark.one_in(6)
+@each(MENDED)
+def test_what_was_told_wrongly_is_told_rightly(handwritten: Handwritten) -> None:
+    """No invented second mistake, and no other name: the first one is right, and all are."""
+    assert is_right(handwritten), found(handwritten)
+    assert len(found(handwritten)) <= len(handwritten.right), found(handwritten)
 
 
 @pytest.mark.one_in(12)

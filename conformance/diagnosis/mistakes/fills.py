@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import torch
@@ -23,6 +24,7 @@ from ._steps import (
     weighing,
 )
 from .named_mistake import CoreChange, DeclaredCall, InputsChange, NamedMistake, named
+from .semantics_changes import OTHER_AXES, OVER_KEYS
 
 _FILL: Final = "fill the hidden logits with minus infinity"
 
@@ -89,6 +91,48 @@ def _added(fill: float) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda logits, allowed: torch.where(allowed, logits, logits + fill)
 
 
+def _over(dim: int, of_mask: float, of_structure: float, *, adds: bool = False) -> list[CoreChange]:
+    """The softmax along another axis, of numbers where mask and structure hide.
+
+    Where all along that axis is hidden, these decide. That of the mask may be added. Rows without
+    keys get what the softmax gives them, or what their rule says.
+    """
+
+    def core(call: DeclaredCall, attention: golden.Attention, *, ruled: bool) -> golden.Attention:
+        logits = unmasked_logits(attention).to(call.inputs.query.dtype)  # which a sum rounds
+        hidden = logits + of_mask if adds else of_mask
+        logits = torch.where(admitted_by_mask(call), logits, hidden)
+        logits = torch.where(admitted_by_structure(call), logits, of_structure)
+        weights = torch.softmax(logits.double(), dim=dim)
+        if ruled:
+            weights = torch.where(attention.empty.unsqueeze(-1), attention.weights, weights)
+        return weighing(attention, weights)
+
+    return [partial(core, ruled=ruled) for ruled in (False, True)]
+
+
+def _over_other_axes() -> list[NamedMistake]:
+    """Softmaxes over other axes beside finite fills, which may harm nothing but empty rows."""
+    fills = (
+        (-1e9, -1e9),
+        (-1e9, -math.inf),
+        (-math.inf, -1e9),
+        (-1e4, -1e4),
+        (-1e4, -1e9),
+        (-1e4, -math.inf),
+    )
+    return [
+        mistake
+        for _axis, dim, plural, clause in OTHER_AXES
+        for mistake in named(f"softmax-over-{plural}", clause)(
+            f"the softmax runs over the {plural}",
+            OVER_KEYS,
+            *({"core": core} for pair in fills for core in _over(dim, *pair)),
+            *({"core": core} for pair in fills[3:] for core in _over(dim, *pair, adds=True)),
+        )
+    ]
+
+
 def _fills() -> list[NamedMistake]:
     """Finite fills, over what the mask hides and over what causality hides."""
     entries: list[NamedMistake] = []
@@ -127,6 +171,7 @@ FILLS: Final = {
 
 FILLED: Final[tuple[NamedMistake, ...]] = (
     *_fills(),
+    *_over_other_axes(),
     *named("mask-fill-0", "mask.no-leak", special_of="mask-multiplies-logits", where=has_mask)(
         "hidden logits are replaced by zero, which is an ordinary logit",
         _FILL,

@@ -12,6 +12,14 @@ from ..._golden import golden
 from ._steps import reweighed
 from .named_mistake import NamedMistake, named
 
+# Axes of the scores besides that of the keys: name, number, plural, the clause that shows each.
+OTHER_AXES: Final = (
+    ("query", -2, "queries", "numerics.constant-value"),
+    ("head", -3, "heads", "numerics.constant-value"),
+    ("batch", 0, "batch", "equivariance.batch-independent"),
+)
+OVER_KEYS: Final = "run it over the keys, the last axis of the scores"
+
 POINTS: Final[tuple[NamedMistake, ...]] = (
     *named("scale-missing", "numerics.scale")(
         "the scores are not scaled",
@@ -45,17 +53,15 @@ POINTS: Final[tuple[NamedMistake, ...]] = (
     ),
     *(
         mistake
-        for axis, dim, plural, clause in (
-            ("query", -2, "queries", "numerics.constant-value"),
-            ("head", -3, "heads", "numerics.constant-value"),
-            ("batch", 0, "batch", "equivariance.batch-independent"),
-        )
+        for axis, dim, plural, clause in OTHER_AXES
         for mistake in named(f"softmax-over-{plural}", clause)(
             f"the softmax runs over the {plural}",
-            "run it over the keys, the last axis of the scores",
+            OVER_KEYS,
             {"changes": {"softmax_axis": axis}},
             # What is hidden from all of them is NaN, as torch has it.
             {"core": reweighed(partial(torch.softmax, dim=dim))},
+            # A finite fill shares the weight instead.
+            {"changes": {"softmax_axis": axis, "mask_fill": -1e9}},
         )
     ),
     *named("softmax-missing", "numerics.convex")(
