@@ -256,7 +256,7 @@ def _announce(run: _Run, index: int, options: RunOptions, announce: Callable[[st
     missing = what_is_missing(options, run.deadline, results)
     word, reason = verdict(loaded, results, stale, missing=missing)
     took = sum(result.seconds for result in results)
-    applied = sum(result.status != "not-applicable" for result in results)
+    applied = len({result.id for result in results if result.status != "not-applicable"})
     noun = "clause" if applied == 1 else "clauses"
     announce(f"{loaded.name}: {word}, {applied} {noun} in {took:.0f} s ({reason})")
 

@@ -415,7 +415,7 @@ def _header(record: Record) -> dict[str, Any]:
 
 def _summary(candidate: Record) -> dict[str, Any]:
     """How often a candidate's clauses had which outcome, and its worst margin below the bound."""
-    kinds = [kind(clause) for clause in candidate["clauses"]]
+    kinds = [kind(clause) for clause in wording.worst_results(candidate["clauses"])]
     passed = [clause for clause in candidate["clauses"] if clause["status"] == "passed"]
     largest = worst(clause["margin"] for clause in passed)
     named = [clause["id"] for clause in passed if clause["margin"] == largest is not None]

@@ -139,10 +139,13 @@ def rows(record: Record, anchors: Anchors) -> ShownRows:
     ]
     if len(every) <= MOST_ROWS:
         return ShownRows(shown=every, left_out="")
-    shown = [row for row in every if row.kind not in ("pass", "na")][:MOST_ROWS]
+    telling = [row for row in every if row.kind not in ("pass", "na")]
+    shown = telling[:MOST_ROWS]
+    which = "clauses that passed or are not applicable"
+    which += f", and {len(telling) - MOST_ROWS:,} others" if len(telling) > MOST_ROWS else ""
     left_out = (
-        f"{counted(len(every) - len(shown), 'row')} left out to keep this page usable: clauses "
-        "that passed or are not applicable. The matrix and the record have them."
+        f"{counted(len(every) - len(shown), 'row')} left out to keep this page usable: {which}. "
+        "The matrix and the record have them."
     )
     return ShownRows(shown=shown, left_out=left_out)
 
@@ -272,6 +275,6 @@ def _group(record: Record, status: str, title: str) -> Group:
                 candidates=[*names[:_MOST_NAMES], *([f"and {more} more"] if more > 0 else [])],
             )
         )
-    count = sum(map(len, by_reason.values()))
+    count = len({(number, one["id"]) for (number, _), own in by_reason.items() for one in own})
     kind = html_words.kind({"status": status, "level": ""})
     return Group(kind=kind, title=title, count=count, notes=notes)

@@ -240,7 +240,7 @@ def _left_over(candidate: Record, width: int) -> Iterator[Text]:
         # Why is left out, so that what a mask means is read before the line ends.
         line = f"assumed: {_GROUNDS.sub('', '; '.join(map(str, assumed)))}"
         yield from _one_line(line, width, "dim")
-    count = Counter(clause["status"] for clause in candidate["clauses"])
+    count = Counter(one["status"] for one in wording.worst_results(candidate["clauses"]))
     margin, slug = wording.worst_margin(candidate)
     worst = f"; the largest error is {margin} of its bound, in {slug}" if slug else ""
     if count["passed"]:

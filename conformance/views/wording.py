@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ..base.mistake import UNKNOWN
@@ -306,12 +306,35 @@ def shown_columns(candidates: Sequence[Record]) -> list[str]:
 
 
 def count(candidate: Record, column: str) -> int:
-    """The number of a candidate's clauses under a head."""
+    """The number of a candidate's clauses under a head, each counted once."""
     status, must = COLUMNS[column]
     return sum(
         clause["status"] == status and must in (None, clause["level"] == "MUST")
-        for clause in candidate["clauses"]
+        for clause in worst_results(candidate["clauses"])
     )
+
+
+_TOLERATED: Final = "tolerated"
+_WORST_FIRST: Final = (
+    *("error", "failed", "unexpected-pass", "untestable", _TOLERATED, "expected-failure"),
+    *("passed", "not-applicable"),
+)
+
+
+def worst_results(clauses: Iterable[Record]) -> list[Record]:
+    """Each clause once, with the worst of its results in several dtypes or on several devices."""
+
+    def place(clause: Record) -> int:
+        status = str(clause["status"])
+        tolerated = status == "failed" and clause["level"] != "MUST"
+        return _WORST_FIRST.index(_TOLERATED if tolerated else status)
+
+    worst: dict[str, Record] = {}
+    for clause in clauses:
+        other = worst.setdefault(str(clause["id"]), clause)
+        if place(clause) < place(other):
+            worst[str(clause["id"])] = clause
+    return list(worst.values())
 
 
 def worst_margin(candidate: Record) -> tuple[str, str]:

@@ -37,6 +37,15 @@ def test_very_many_rows_leave_the_good_ones_out() -> None:
     assert MOST_ROWS < 99 * 40
 
 
+def test_too_many_failures_are_said_to_be_left_out() -> None:
+    """Where even failures are left out, the sentence does not say that all of it passed."""
+    failures = [result("failed", f"mask.c{n}") for n in range(99)]
+    entries = (candidate([*failures, result("passed")], f"c{n}") for n in range(40))
+    listed = rows(complete(record(*entries)), {})
+    others = 99 * 40 - MOST_ROWS
+    assert f"passed or are not applicable, and {others:,} others" in listed.left_out
+
+
 def test_rows_are_grouped_by_candidate() -> None:
     """Candidates without a row have no group."""
     shown = rows(complete(record(candidate([result()]), candidate([], "b"))), {}).shown

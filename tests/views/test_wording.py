@@ -15,6 +15,7 @@ from conformance.base.results import Violation
 from conformance.views import wording
 from conformance.views.complete import complete
 from conformance.views.github import all_annotations
+from conformance.views.summary import summary
 from conformance.views.views import TERMINAL, VIEWS
 
 LINE = {"file": "mine/attention.py", "number": 32, "text": "scores = query @ key.mT"}
@@ -32,6 +33,37 @@ def record(line: Any) -> dict[str, Any]:
         diagnosis=[{**entry, "line": line}],
     )
     return of(failure)
+
+
+def test_a_clause_counts_once_whatever_the_dtypes() -> None:
+    """Of two dtypes a clause is one clause, its worse result; all views say the same."""
+    dtypes = ("float32", "bfloat16")
+    results = [
+        *(result("failed", "mask.golden", dtype=dtype) for dtype in dtypes),
+        result("passed", "mask.bias"),
+        result("failed", "mask.bias", dtype="bfloat16"),
+        *(result("passed", "shape.output", dtype=dtype) for dtype in dtypes),
+        *(result("not-applicable", "cache.golden", dtype=dtype, reason="no") for dtype in dtypes),
+        result("untestable", "mask.drop", "SHOULD", reason="no"),
+        result("failed", "mask.drop", "SHOULD", dtype="bfloat16"),
+    ]
+    whole = complete(of(*results))
+    (candidate,) = whole["candidates"]
+    counts = {name: wording.count(candidate, name) for name in wording.COLUMNS}
+    assert {name: number for name, number in counts.items() if number} == {
+        "passed": 1,
+        "failed": 2,
+        "untestable": 1,
+        "n/a": 1,
+    }
+    assert "2 of 3 MUST clauses failed" in wording.verdict_reason(candidate)
+    lines = [line.plain for line in summary(candidate)]
+    assert "passed: 1 clause" in lines
+    assert any(line.startswith("not applicable: 1 clause ") for line in lines)
+    page = VIEWS[0].render(whole)
+    assert '<span class="pill fail">2 failed</span>' in page
+    assert '<span class="pill na">1 n/a</span>' in page
+    assert "| mine | ❌ fails | 1 | 2 | - | 1 | 1 |" in VIEWS[1].render(whole)
 
 
 def test_a_line_is_said_with_its_place() -> None:
