@@ -75,6 +75,15 @@ def read_bytes(text: str, option: str = "--max-memory") -> int:
     return int(size)
 
 
+def left_over(not_run: int, not_finished: int) -> str:
+    """``7 clauses were not run, 1 not to the end``: what a limit has left over, in words."""
+    parts = [(not_run, "not run"), (not_finished, "not to the end" if not_run else "cut short")]
+    counts = [(number, words) for number, words in parts if number] or parts[:1]
+    (first, words), *more = counts
+    noun = "clause was" if first == 1 else "clauses were"
+    return ", ".join([f"{first:,} {noun} {words}", *(f"{n:,} {also}" for n, also in more)])
+
+
 def spoken(seconds: float) -> str:
     """A duration in words: ``60 s``, ``10 min``, ``1 h 30 min``."""
     if seconds < 600 or seconds % 60:  # noqa: PLR2004 (people say 90 s, and not 600 s)

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from ..base import limits
 from ..base.expected import ExpectedFailure
-from ..base.limits import NOT_FINISHED, NOT_RUN, Deadline
+from ..base.limits import NOT_FINISHED, NOT_RUN, Deadline, left_over
 from ..base.profile import PROFILES
 from ..base.record import Record
 from ..base.results import ClauseResult
@@ -48,9 +48,7 @@ def what_is_missing(
     reasons = []
     not_run, not_finished = _cut(deadline, results)
     if deadline is not None and not_run + not_finished:
-        clauses = "1 clause was" if not_run == 1 else f"{not_run} clauses were"
-        more = f", {not_finished} not to the end" if not_finished else ""
-        reasons.append(f"{deadline.sentence}: {clauses} not run{more}")
+        reasons.append(f"{deadline.sentence}: {left_over(not_run, not_finished)}")
     if stopped:
         reasons.append(STOPPED)
     if is_shard(options):

@@ -101,8 +101,8 @@ def why_different(entry: ExpectedFailure, result: ClauseResult) -> tuple[str, st
     """How a failure differs from the expected one, and what to change."""
     kind = "" if result.violation is None else result.violation.kind
     if not replace(entry, diagnosis=None).covers(kind):
-        wanted = entry.kind or "another than an exception, a crash or a hang"
-        why = f"it is of kind {kind!r}, not {wanted!r}"
+        wanted = f"not {entry.kind!r}" if entry.kind else "which an expectation has to name"
+        why = f"it is of kind {kind!r}, {wanted}"
         return why, _change(entry, "kind", f"write kind = {kind!r}")
     names = diagnoses(result)
     diagnosed = (

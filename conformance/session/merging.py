@@ -130,8 +130,8 @@ def _failed(pieces: Sequence[Piece], at: int, piece: Piece) -> ClauseResult:
 
 
 def _unfinished(missing: Piece, pieces: Sequence[Piece]) -> ClauseResult:
-    many = sum(piece.is_missing for piece in pieces)
-    others = f" (and {many - 1} other shards)" if many > 1 else ""
+    more = sum(piece.is_missing for piece in pieces) - 1
+    others = f" (and {more} other shard{'s' if more > 1 else ''})" if more else ""
     reason = missing.result.reason.removeprefix(NOT_RUN).removeprefix(NOT_FINISHED)
     reason_in_shard = f"{NOT_RUN}in shard {missing.shard}{others}: {reason}"
     return missing.result.replace(status="untestable", reason=reason_in_shard)
@@ -384,7 +384,8 @@ def _missing(results: Sequence[ClauseResult]) -> str:
     cut = [result for result in results if result.reason.startswith(f"{NOT_RUN}in shard ")]
     if not cut:
         return ""
-    return f"in some shards {len(cut)} clauses were not run, or not to the end: {cut[0].reason}"
+    clauses = "1 clause was" if len(cut) == 1 else f"{len(cut)} clauses were"
+    return f"in some shards {clauses} not run, or not to the end: {cut[0].reason}"
 
 
 def _record(

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from ..base.limits import spoken
+from ..base.limits import left_over, spoken
 from ..base.printable_text import printable_record
 from .wording import counted
 
@@ -102,10 +102,8 @@ def _limit(record: Record) -> Iterator[str]:
         targets = _part(record, "options").get("targets", [])
         yield f"{reached} before {', '.join(map(str, targets)) or 'anything'} was loaded"
         return
-    not_run, not_finished = limit.get("not_run", 0), limit.get("not_finished", 0)
-    more = f", {not_finished} not to the end" if not_finished else ""
-    clauses = f"{counted(not_run, 'clause')} {'was' if not_run == 1 else 'were'} not run"
-    yield f"{reached}: {clauses}{more}; the report names each of them"
+    clauses = left_over(limit.get("not_run", 0), limit.get("not_finished", 0))
+    yield f"{reached}: {clauses}; the report names each of them"
 
 
 def _stopped(record: Record) -> Iterator[str]:

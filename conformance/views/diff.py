@@ -88,11 +88,16 @@ def _how(entry: Record) -> str:
 
 def _where(entry: Record) -> str:
     """Candidate, clause and the condition in which it was judged."""
-    device = entry.get("device", "")
-    words = [entry.get("level"), entry.get("dtype"), "" if device == "cpu" else device]
-    condition = " ".join(filter(None, words))
+    condition = _condition(entry)
     named = " ".join(filter(None, (entry["candidate"], entry["clause"])))
     return named + (f" [{condition}]" if condition else "")
+
+
+def _condition(entry: Record) -> str:
+    """Level and dtype, with the device unless that is the CPU."""
+    device = entry.get("device", "")
+    words = (entry.get("level"), entry.get("dtype"), "" if device == "cpu" else device)
+    return " ".join(filter(None, words))
 
 
 def _change(entry: Record) -> str:
@@ -153,11 +158,10 @@ def _facts(difference: Record) -> Iterator[str]:
 
 
 def _row(entry: Record) -> str:
-    where = " ".join(filter(None, (entry.get(key, "") for key in ("level", "dtype", "device"))))
     return row(
         _SIGNS[entry["worse"]],
         code(entry["candidate"], in_table=True),
         code(entry["clause"] or "", in_table=True),
-        escaped(where),
+        escaped(_condition(entry)),
         escaped(cut(_how(entry), _CELL)),
     )

@@ -199,7 +199,7 @@ def render_html(record: Record) -> str:
     rows = html_tables.rows(record, anchors)
     data = {
         **_header(record),
-        "stale": record["stale_expectations"],
+        "stale": [wording.expectation(entry) for entry in record["stale_expectations"]],
         "causes": _causes(record, anchors),
         "most_causes": MOST_CAUSES,
         "models": columns(record, anchors),

@@ -36,10 +36,6 @@ _GROUPED: Final = {
     "expected-failure": "expected failure",
     "not-applicable": "not applicable",
 }
-_PROBLEMS: Final = {
-    "expired": "expired expectation",
-    "different": "not the expected failure",
-}
 _LISTED: Final = (*_EXPLAINED, "untestable", "expected-failure")
 
 
@@ -256,8 +252,5 @@ def _grouped(candidate: Record, status: str, word: str, *, several: bool) -> Ite
 
 def _stale(entries: Iterable[Record]) -> Iterator[Any]:
     for entry in entries:
-        problem = _PROBLEMS.get(entry.get("problem", ""), "stale expectation")
-        line = Text.assemble("\n", (problem, "bold red"), f" {entry['clause']} of ")
-        line.append(f"{entry['candidate']} ({entry['reason']}): {entry['why']}")
-        line.append(f"; {entry['change']}" if entry.get("change") else "")
-        yield line
+        problem, text = wording.expectation(entry)
+        yield Text.assemble("\n", (problem, "bold red"), f" {text}")

@@ -273,7 +273,8 @@ def _renewed_parts(written: Record) -> Iterator[Any]:
 def _expectation(entry: Record) -> str:
     which = [entry[key] for key in ("kind", "diagnosis") if entry.get(key)]
     which += [entry[key] for key in ("dtype", "device") if entry.get(key) not in (None, "*")]
-    return f"{entry['clause']} of {entry['candidate']} ({', '.join(which)})"
+    named = f" ({', '.join(which)})" if which else ""
+    return f"{entry['clause']} of {entry['candidate']}{named}"
 
 
 _REPLAY_WORDS: Final = {

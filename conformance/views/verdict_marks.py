@@ -187,11 +187,9 @@ def _stale(record: Record) -> Iterator[RunProblem]:
     names = [candidate["name"] for candidate in record["candidates"]]
     for entry in record["stale_expectations"]:
         name = entry["candidate"]
-        of = f" of {name}" if name != "*" else ""
         yield RunProblem(
             id="expectation.stale",
             candidate=name if name in names else "",
-            message=f"the expected failure {entry['clause']}{of} ({entry['reason']}) is stale: "
-            f"{entry['why']}",
+            message=" ".join(wording.expectation(entry)),
             subject=f"{entry['clause']} {name} {entry.get('dtype', '*')}",
         )

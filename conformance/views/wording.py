@@ -119,7 +119,8 @@ def coverage(candidate: Record) -> str:
     covered, total, strength = map(numbers.get, ("covered", "combinations", "strength"))
     if not (isinstance(covered, int) and isinstance(total, int) and isinstance(strength, int)):
         return ""
-    share = "all" if covered == total else f"{covered / total:.1%} of"
+    # Cut off, not rounded: 100% would say that nothing is missing.
+    share = "all" if covered == total else f"{covered * 1000 // total / 10:.1f}% of"
     what = f"{total:,} {_COMBINED.get(strength, 'values')} of options, sizes and places in memory"
     impossible = numbers.get("impossible") or ()
     cannot = sum(int(entry.get("combinations", 0)) for entry in impossible)
@@ -281,6 +282,21 @@ def margin(value: Any) -> str:
 def seconds(value: float) -> str:
     """A duration to a tenth of a second, to a hundredth below one."""
     return f"{value:.2f} s" if value < 1 else f"{value:.1f} s"
+
+
+_EXPECTATIONS: Final = {
+    "expired": "expired expectation",
+    "different": "not the expected failure",
+}
+
+
+def expectation(entry: Record) -> tuple[str, str]:
+    """What is wrong with an expectation that does not hold, and which it is, why, what to do."""
+    candidate = str(entry.get("candidate") or "*")
+    text = str(entry["clause"]) + ("" if candidate == "*" else f" of {candidate}")
+    text += f" ({entry['reason']}): {entry['why']}"
+    text += f"; {entry['change']}" if entry.get("change") else ""
+    return _EXPECTATIONS.get(str(entry.get("problem")), "stale expectation"), text
 
 
 COLUMNS: Final = {  # status, and whether only that of a MUST (or only that of the others) counts

@@ -5,7 +5,14 @@ import time
 
 import pytest
 
-from conformance.base.limits import Deadline, read_bytes, read_seconds, spoken, unsearched
+from conformance.base.limits import (
+    Deadline,
+    left_over,
+    read_bytes,
+    read_seconds,
+    spoken,
+    unsearched,
+)
 from conformance.errors import UsageError
 
 
@@ -79,6 +86,20 @@ def test_what_was_there_is_not_looked_through_meanwhile() -> None:
         assert gc.get_freeze_count() > 0
     finally:
         gc.unfreeze()
+
+
+@pytest.mark.parametrize(
+    ("not_run", "not_finished", "words"),
+    [
+        (7, 1, "7 clauses were not run, 1 not to the end"),
+        (1, 0, "1 clause was not run"),
+        (0, 1, "1 clause was cut short"),
+        (0, 2, "2 clauses were cut short"),
+    ],
+)
+def test_what_a_limit_has_left_over(not_run: int, not_finished: int, words: str) -> None:
+    """Nothing is said of what is nothing, and one clause is no clauses."""
+    assert left_over(not_run, not_finished) == words
 
 
 @pytest.mark.parametrize("text", ["9" * 400, "9" * 400 + "G", "0", "-1", "8X", ""])

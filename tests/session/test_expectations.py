@@ -35,7 +35,10 @@ def test_a_failure_of_another_kind_is_red() -> None:
     """Exceptions are covered only where they are named, and the reason says what was expected."""
     judged = judge(result("failed", violation=RAISED), "mine", [expected()])
     assert judged.status == "failed"
-    assert judged.reason.startswith("not the expected failure (known): it is of kind 'raised'")
+    assert judged.reason.startswith(
+        "not the expected failure (known): it is of kind 'raised', which an expectation has to "
+        "name; repair it, or write kind = 'raised' in "
+    )
 
 
 def test_a_named_kind_is_covered() -> None:

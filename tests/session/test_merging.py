@@ -12,7 +12,7 @@ from conformance.base.results import ClauseResult, Violation
 from conformance.clauses.registry import Finding
 from conformance.running.clause_problems import ClauseProblems
 from conformance.running.tally import Tally, Terms
-from conformance.session.merging import Piece, merged_result, unjudged
+from conformance.session.merging import Piece, _missing, merged_result, unjudged
 
 WRONG = Violation(kind="value", message="off by 1")
 FINDINGS = {
@@ -161,6 +161,7 @@ def test_a_shard_that_was_not_run_leaves_the_clause_open() -> None:
     merged = merged_result(pieces)
     assert (merged.status, merged.examples) == ("untestable", 2)
     assert merged.reason == "not run: in shard 2/2: the limit of 60 s was reached"
+    assert _missing([merged]).startswith("in some shards 1 clause was not run, or not to the end")
 
 
 def test_a_failure_outweighs_what_was_not_run() -> None:

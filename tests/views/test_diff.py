@@ -21,6 +21,16 @@ def record(verdict: str, *clauses: dict[str, Any], **more: Any) -> dict[str, Any
     return {"schema": 1, "seed": 0, "candidates": [candidate], **more}
 
 
+def test_the_cpu_is_named_nowhere() -> None:
+    """Terminal and markdown say the condition of a clause in the same words."""
+    old, new = (record("fails", clause("mask.golden", status)) for status in ("passed", "failed"))
+    changes = difference(old, new)
+    file = io.StringIO()
+    show_diff(changes, file)
+    assert "mine mask.golden [MUST float32]: " in file.getvalue()
+    assert "| `mask.golden` | MUST float32 |" in render_diff_markdown(changes)
+
+
 OLD = record(
     "conforms",
     clause("mask.golden", "passed"),

@@ -33,6 +33,13 @@ def test_what_was_added_and_dropped_is_told() -> None:
     ]
 
 
+def test_an_entry_that_says_no_more_has_no_brackets() -> None:
+    """A clause and a reason are enough for an entry: nothing stands behind its name then."""
+    dropped = {**expected().as_json(), "dropped": "the clause passes"}
+    written = {"file": "k", "kept": 0, "added": [], "dropped": [dropped]}
+    assert "  dropped mask.golden of *: the clause passes" in shown(written).splitlines()
+
+
 def test_a_refusal_is_told() -> None:
     """Where nothing was written the sentence says why."""
     assert shown({"file": "k", "refused": "k is left as it was"}) == "k is left as it was\n"

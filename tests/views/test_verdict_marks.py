@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from records import result
 from view_records import EVERY, FAILED, RECORDS, SHOULD_FAILED, STALE, candidate, of, record
 
+from conformance.base.expected import ExpectedFailure
 from conformance.base.record import exit_code
 from conformance.base.results import ClauseResult
+from conformance.session.expectations import Stale
 from conformance.views.complete import complete
 from conformance.views.verdict_marks import (
     case_id,
@@ -17,6 +20,7 @@ from conformance.views.verdict_marks import (
     summary_sentence,
     whole,
 )
+from conformance.views.views import View
 
 MARKS: dict[str, tuple[ClauseResult, str, str]] = {
     "passed": (result(), "passed", "passed"),
@@ -80,6 +84,32 @@ def test_problems_beside_the_clauses() -> None:
     assert ids(record()) == [("run.empty", "")]
     assert ("run.interrupted", "") in ids(of(result(), interrupted=True))
     assert ids(of(FAILED)) == []
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        ("stale", "stale expectation"),
+        ("expired", "expired expectation"),
+        ("different", "not the expected failure"),
+    ],
+)
+def test_every_view_says_why_an_expectation_does_not_hold(problem: Any, words: str) -> None:
+    """One that has expired is not called stale, and what to do about it is said everywhere."""
+    entry = Stale(
+        expectation=ExpectedFailure(clause="mask.golden", reason="known", candidate="mine"),
+        why="it is so",
+        problem=problem,
+        change="write a later day",
+    )
+    whole = complete(record(candidate([FAILED]), stale=[entry]))
+    said = f"{words} mask.golden of mine (known): it is so; write a later day"
+    names = ("junit:render_junit", "sarif:render_sarif", "ctrf:render_ctrf", "html:render_html")
+    for renderer in (*names, "terminal:render_terminal"):
+        text = View("x", renderer, "").render(whole)
+        told = " ".join(re.sub(r"<(?!/?failure)[^>]*>", "", text).split())
+        assert said.lower() in told.lower(), renderer
+    assert said.replace("_", "") in View("x", "markdown:render_markdown", "").render(whole)
 
 
 def test_cases_are_told_apart() -> None:

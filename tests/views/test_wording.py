@@ -66,6 +66,13 @@ def test_a_clause_counts_once_whatever_the_dtypes() -> None:
     assert "| mine | ❌ fails | 1 | 2 | - | 1 | 1 |" in VIEWS[1].render(whole)
 
 
+def test_a_share_of_all_is_said_of_all_alone() -> None:
+    """One combination of thousands that did not run is no 100%."""
+    coverage = {"strength": 2, "combinations": 9999, "covered": 9998, "impossible": []}
+    assert "99.9% of 9,999 pairs" in wording.coverage({"coverage": coverage})
+    assert "all 9,999 pairs" in wording.coverage({"coverage": {**coverage, "covered": 9999}})
+
+
 def test_a_line_is_said_with_its_place() -> None:
     """File, number and text as a compiler says them; what is missing is missing before it."""
     assert wording.said_line({"line": LINE}) == SAID
