@@ -20,6 +20,13 @@ from ..graphs.reading import Axis
 from ..graphs.weights.wiring import Node, Wiring, attributes
 
 Shape = tuple[Axis, ...]
+# What a node raises that does not fit its inputs.
+_CONTRADICTIONS: Final = (ValueError, LookupError, TypeError, ArithmeticError)
+# onnx' numbers of the types of whole numbers, whose quotients are cut off.
+_WHOLE_TYPES: Final = frozenset(
+    {TensorProto.INT64, TensorProto.INT32, TensorProto.INT16, TensorProto.INT8}
+    | {TensorProto.UINT64, TensorProto.UINT32, TensorProto.UINT16, TensorProto.UINT8}
+)
 # The most elements of what is worked out with numbers: shapes and scalars.
 _MOST_NUMBERS: Final = 64
 
@@ -62,7 +69,10 @@ class Sizes:
         known = self.shapes.get(name)
         if known is not None and all(isinstance(size, int) for size in known):
             return
-        own = self._made(node)
+        try:
+            own = self._made(node)
+        except _CONTRADICTIONS:  # of a node with its inputs: whoever opens the graph says so
+            return
         if own is not None and (known is None or len(known) == len(own)):
             self.shapes[name] = _sharper(own, known)
 
@@ -107,16 +117,17 @@ class Sizes:
 
     def _sliced(self, node: Node, above: Shape | None) -> Shape | None:
         """The shape of a part of a tensor, where its ends are known."""
-        numbers = [self.numbers(entry) for entry in node.input[1:] if entry]
-        if above is None or any(number is None or np.isnan(number).any() for number in numbers):
+        names = node.input[1:]
+        numbers = [self.numbers(entry) if entry else None for entry in names]
+        known = (number is not None and not np.isnan(number).any() for number in numbers)
+        if above is None or not all(
+            here for entry, here in zip(names, known, strict=True) if entry
+        ):
             return None
-        starts, ends, *more = map(_whole, numbers)
-        axes = more[0] if more else list(range(len(starts)))
-        steps = more[1] if len(more) > 1 else [1] * len(starts)
         shape = list(above)
-        for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        for axis, part in _parts(node, numbers):
             size = shape[axis]
-            shape[axis] = len(range(size)[start:end:step]) if isinstance(size, int) else None
+            shape[axis] = len(range(size)[part]) if isinstance(size, int) else None
         return tuple(shape)
 
     def _worked_out(self, name: str) -> Array | None:
@@ -133,8 +144,10 @@ class Sizes:
         try:
             with np.errstate(all="ignore"):
                 result = work(node, values)
-        except (ValueError, IndexError, TypeError, KeyError):
+        except _CONTRADICTIONS:
             return None
+        if node.op_type == "Div" and self.types.get(name) in _WHOLE_TYPES:
+            result = np.trunc(result)
         return result if result.size <= _MOST_NUMBERS else None
 
     def _stored(self, name: str) -> Array | None:
@@ -292,17 +305,40 @@ def _gather(node: Node, values: list[Any]) -> Array:
     return np.asarray(np.take(values[0], np.asarray(values[1]).astype(np.int64), axis=axis))
 
 
-def _slice(_node: Node, values: list[Any]) -> Array:
-    """Data, starts, ends, and where they are there axes and steps."""
-    starts, ends, *more = map(_whole, (value for value in values[1:] if value is not None))
-    axes = more[0] if more else list(range(len(starts)))
-    steps = more[1] if len(more) > 1 else [1] * len(starts)
+def _parts(node: Node, numbers: Sequence[Any]) -> list[tuple[int, slice]]:
+    """The axes of a ``Slice`` and what it takes of each.
+
+    ``numbers`` are what it reads behind its data: starts, ends, axes, steps, None for one that is
+    left out. Before opset 10 they are attributes.
+    """
+    own = attributes(node)
+    named = [own.get(name) for name in ("starts", "ends", "axes")]
+    starts, ends, axes, steps = [*(numbers or named), None, None][:4]
+    first = _whole(starts)
+    return [
+        (axis, slice(start, end, step))
+        for start, end, axis, step in zip(
+            first,
+            _whole(ends),
+            range(len(first)) if axes is None else _whole(axes),
+            [1] * len(first) if steps is None else _whole(steps),
+            strict=True,
+        )
+    ]
+
+
+def _slice(node: Node, values: list[Any]) -> Array:
     result = values[0]
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+    for axis, part in _parts(node, values[1:]):
         index: list[Any] = [slice(None)] * result.ndim
-        index[axis] = slice(start, end, step)
+        index[axis] = part
         result = result[tuple(index)]
     return np.asarray(result)
+
+
+def _squeeze(node: Node, values: list[Any]) -> Array:
+    axes = _whole(values[1]) if len(values) > 1 else attributes(node).get("axes")
+    return np.asarray(np.squeeze(values[0], None if axes is None else tuple(axes)))
 
 
 def _cast(node: Node, values: list[Any]) -> Array:
@@ -345,7 +381,7 @@ _OPERATORS: Final[Mapping[str, Work]] = {
     "Reshape": lambda _node, values: np.reshape(values[0], _whole(values[1])),
     "Slice": _slice,
     "Sqrt": _of(np.sqrt),
-    "Squeeze": lambda _node, values: np.squeeze(values[0]),
+    "Squeeze": _squeeze,
     "Sub": _of(np.subtract),
     "Unsqueeze": _unsqueeze,
     "Where": lambda _node, values: np.asarray(np.where(values[0] != 0, *values[1:])),

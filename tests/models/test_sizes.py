@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from little_graphs import FLOAT, model, node, tensor
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, TensorProto, helper
 
 from conformance.graphs.weights.wiring import Wiring
 from conformance.models.model_graph import read_graph
@@ -72,6 +72,50 @@ def test_heads_that_are_cut_out_of_a_width_are_counted() -> None:
     turned = sizes(made).shapes["turned"]
     assert turned is not None
     assert (turned[1], turned[3]) == (3, 4)
+
+
+def test_a_part_may_leave_out_its_axes_or_have_them_as_attributes() -> None:
+    """Steps are no axes where those are left out; before opset 10 a ``Slice`` has no inputs."""
+    bounds = [
+        tensor("starts", np.zeros(3, np.int64)),
+        tensor("ends", np.full(3, 2**63 - 1, np.int64)),
+        tensor("steps", np.array([1, 1, 2], np.int64)),
+    ]
+    inputs = (("x", FLOAT, ["b", "s", 12]),)
+    by_steps = helper.make_node("Slice", ["x", "starts", "ends", "", "steps"], ["part"])
+    known = sizes(model([by_steps], inputs=inputs, tensors=bounds))
+    assert (known.shapes["part"] or ())[-1] == 6
+    old = node("Slice", "x", "part", starts=[0], ends=[4], axes=[2])
+    known = sizes(model([old], inputs=inputs, opset=9))
+    assert (known.shapes["part"] or ())[-1] == 4
+
+
+def test_whole_numbers_are_divided_as_whole_numbers() -> None:
+    """Half of five heads are two, and twice these are four."""
+    numbers = [tensor("five", np.array([5], np.int64)), tensor("two", np.array([2], np.int64))]
+    nodes = [node("Div", "five two", "half"), node("Mul", "half two", "even")]
+    known = sizes(model(nodes, inputs=(("x", FLOAT, [1]),), tensors=numbers))
+    even = known.numbers("even")
+    assert even is not None
+    assert even.tolist() == [4.0]
+
+
+def test_an_axis_of_one_is_taken_out_alone() -> None:
+    """``Squeeze`` with axes leaves the others as they are."""
+    tensors = [tensor("one", np.ones((1, 1), np.int64)), tensor("axes", np.array([0], np.int64))]
+    nodes = [node("Squeeze", "one axes", "row")]
+    row = sizes(model(nodes, inputs=(("x", FLOAT, [1]),), tensors=tensors)).numbers("row")
+    assert row is not None
+    assert row.shape == (1,)
+
+
+def test_a_node_that_does_not_fit_its_inputs_has_no_shape() -> None:
+    """A graph may contradict itself: what reads its sizes does not raise for that."""
+    bounds = [tensor("at", np.array([0], np.int64)), tensor("axes", np.array([7], np.int64))]
+    inputs = (("x", FLOAT, ["b", "s", 12]),)
+    nodes = [node("Slice", "x at at axes", "part"), node("Slice", "x at at at at", "none")]
+    known = sizes(model(nodes, inputs=inputs, tensors=bounds))
+    assert known.shapes.get("part") in (None, ())
 
 
 def test_parts_that_are_put_together_are_as_wide_as_before() -> None:
