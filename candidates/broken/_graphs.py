@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -166,7 +167,8 @@ class Eager(nn.Module):
 @cache
 def folder() -> Path:
     """Where the files lie; it goes with the process."""
-    kept = tempfile.TemporaryDirectory(prefix="conformance-broken-graphs-")
+    below = os.environ.get("CONFORMANCE_SCRATCH")  # a worker's: one that is killed removes nothing
+    kept = tempfile.TemporaryDirectory(prefix="conformance-broken-graphs-", dir=below)
     KEPT.append(kept)
     return Path(kept.name)
 

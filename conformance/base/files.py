@@ -34,6 +34,9 @@ _OURS: Final = {
     "--output": rb'\A"""Found by: conformance identify ',
     "--keep": rb'\A"""The module that these graphs were exported from',
 }
+# The variable that names where a worker makes its temporary folders: whoever has started the worker
+# removes them with it, since one that is killed cannot. Elsewhere each goes with its process.
+SCRATCH: Final = "CONFORMANCE_SCRATCH"
 # A script begins with the message of its failure; a record names its tool before anything long.
 _LOOKED_AT: Final = 65_536
 
@@ -139,6 +142,11 @@ def check_folder(folder: Path, option: str = "--output") -> None:
         if not goal.parent.is_dir():
             msg = f"{option} {folder} cannot be written: there is no folder {goal.parent}"
             raise UsageError(msg)
+
+
+def scratch() -> str | None:
+    """Where this process makes temporary folders; None for the system's usual place."""
+    return os.environ.get(SCRATCH)
 
 
 @contextlib.contextmanager

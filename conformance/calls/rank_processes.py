@@ -23,6 +23,7 @@ from typing import Any, Final
 import psutil
 import torch.distributed as dist
 
+from ..base.files import scratch
 from ..base.printable_text import ending_text
 from .calling import RanksUnusableError
 from .rank_server import Group, Reply, Request, Source, last_line, serve, unpacked
@@ -122,11 +123,12 @@ class RankProcesses:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
         for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
+        _keep_sockets_in(scratch())
         # Processes are copies of one that has torch loaded: the first start takes seconds.
         multiprocessing.set_forkserver_preload([_PRELOADED])
         # Before this process waits for its children; a fork has forgotten those of its parent.
         self._finalizer = util.Finalize(None, self.close, exitpriority=1)
-        self._folder = tempfile.TemporaryDirectory(prefix="conformance-ranks-")
+        self._folder = tempfile.TemporaryDirectory(prefix="conformance-ranks-", dir=scratch())
         pairs = [multiprocessing.Pipe() for _ in range(self.count)]
         self._ends = [pair[0] for pair in pairs]
         theirs = {rank: pair[1] for rank, pair in enumerate(pairs)}
@@ -278,6 +280,16 @@ def _own_signals() -> Iterator[None]:
         for name, handler in handlers.items():
             if handler is not None and threading.current_thread() is threading.main_thread():
                 signal.signal(name, handler)
+
+
+def _keep_sockets_in(folder: str | None) -> None:
+    """Let Python's folder of sockets lie in a folder, unless it has one already."""
+    if folder is not None:
+        usual, tempfile.tempdir = tempfile.gettempdir(), folder
+        try:
+            util.get_temp_dir()
+        finally:
+            tempfile.tempdir = usual
 
 
 def _make_room() -> None:

@@ -20,6 +20,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from ..base.files import scratch
 from ..graphs.weights.attention_core import contraction_of
 from ..graphs.weights.wiring import Node, UnreadableError
 from .model_graph import ModelGraph
@@ -52,7 +53,7 @@ class CutFile:
     """The file of a cut in a folder of its own, which is removed with this object."""
 
     def __init__(self, made: Cut, name: str) -> None:
-        folder = tempfile.mkdtemp(prefix="conformance-site-")
+        folder = tempfile.mkdtemp(prefix="conformance-site-", dir=scratch())
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self.path = Path(folder) / f"{name}.onnx"
         onnx.save(made.model, self.path)

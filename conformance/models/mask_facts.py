@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, helper, numpy_helper
 
+from ..base.files import scratch
 from ..graphs.process import Array, GraphProcess
 from ..graphs.protocol import GraphLost, GraphRefused
 from ..graphs.weights.wiring import Node
@@ -120,7 +121,7 @@ def _values(graph: ModelGraph, names: Sequence[str]) -> dict[str, Array]:
         calls.append({name: value for name, value in fed.items() if value is not None})
         if len(calls[-1]) < len(fed):
             return stored
-    with tempfile.TemporaryDirectory(prefix="conformance-masks-") as folder:
+    with tempfile.TemporaryDirectory(prefix="conformance-masks-", dir=scratch()) as folder:
         path = Path(folder) / "masks.onnx"
         onnx.save(model, path)
         with GraphProcess(path) as process:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 
+from conformance.base.files import SCRATCH
 from conformance.calls.calling import CandidateLost, RaisedElsewhere, RanksUnusableError, guarded
 from conformance.calls.ranks import Calls, Spanning, spanning
 from conformance.declare.candidate import Candidate
@@ -53,6 +54,18 @@ def test_each_rank_has_its_part_and_the_answer_is_put_together(tmp_path: Path) -
     """Ranks are in one process group, and each is called with the part that is declared."""
     body = "dist.barrier(); return query + key + value + 100 * dist.get_rank()"
     assert call(candidate(tmp_path, body)).flatten().tolist() == [30.0, 33.0, 136.0, 139.0]
+
+
+def test_the_folder_of_ranks_is_where_a_worker_keeps_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is removed with the worker's, when that is killed."""
+    own = tmp_path / "own"
+    own.mkdir()
+    monkeypatch.setenv(SCRATCH, str(own))
+    made = candidate(tmp_path, "return query + 1")
+    call(made)
+    assert [path.name for path in own.glob("*-ranks-*")]
 
 
 def test_gradients_come_home(tmp_path: Path) -> None:

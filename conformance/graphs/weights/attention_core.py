@@ -12,6 +12,7 @@ from typing import Final
 import onnx
 from onnx import inliner
 
+from ...base.files import scratch
 from ..parsing import all_tensors, embedded
 from ..process import GraphProcess
 from .wiring import Node, UnreadableError, Wiring, attributes
@@ -291,7 +292,7 @@ def read_wiring(path: Path, process: GraphProcess) -> Iterator[tuple[Wiring, Gra
     for tensor in all_tensors(model):
         tensor.CopyFrom(embedded(tensor, path.parent))
     whole = inliner.inline_local_functions(model)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(prefix="conformance-inlined-", dir=scratch()) as folder:
         copy = Path(folder) / "inlined.onnx"
         onnx.save(whole, copy)
         with GraphProcess(copy, process.limits) as runner:

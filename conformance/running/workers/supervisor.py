@@ -8,8 +8,10 @@ import math
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -79,6 +81,7 @@ class Supervisor:
         self._process: BaseProcess | None = None
         self._connection: Connection | None = None
         self._last_words = bytearray()
+        self._scratch: str | None = None
         self._loaded: list[Loaded] = []
         self._memory: MemoryLimit | None = None
         self._lost = ""  # how the last clause lost the worker, also after its failure was found
@@ -98,8 +101,11 @@ class Supervisor:
         zygote = new_client() if self._options.isolated else None
         own_end, worker_end = self._context.Pipe()
         listen, output = self._context.Pipe(duplex=False)
+        with contextlib.suppress(OSError):  # the worker says so if it needs one
+            self._scratch = tempfile.mkdtemp(prefix="conformance-")
+        arguments = (worker_end, output, zygote, self._scratch)
         process = self._context.Process(  # type: ignore[attr-defined]  # every context has it
-            target=serve, args=(worker_end, output, zygote), name="conformance-worker"
+            target=serve, args=arguments, name="conformance-worker"
         )
         # The worker inherits the blocked Ctrl-C.
         with _STARTING, _no_interrupt(), _safe_path(), _without_script(), _cleaning_quietly():
@@ -396,6 +402,9 @@ class Supervisor:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = None
 
 
 def _kill_group(process: BaseProcess) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -18,6 +19,8 @@ from contextlib import contextmanager
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from ...base.files import SCRATCH
 
 if TYPE_CHECKING:
     from ...base.results import ClauseResult
@@ -33,20 +36,26 @@ ALIVE: Final = (
 _ALIVE_EVERY: Final = 0.1
 
 
-def serve(connection: Connection, output: Connection, zygote: socket.socket | None = None) -> None:
+def serve(
+    connection: Connection,
+    output: Connection,
+    zygote: socket.socket | None = None,
+    scratch: str | None = None,
+) -> None:
     """Answer the supervisor's commands until it says stop or goes away.
 
-    At ``zygote`` processes can be asked for in which candidates are isolated.
+    At ``zygote`` processes can be asked for in which candidates are isolated. ``scratch`` is a
+    folder for temporary ones, which the supervisor removes.
     """
     _WORKER[:] = [os.getpid()]
-    _shield(output)
+    _shield(output, scratch)
     try:
         _serve(connection, zygote)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the supervisor is gone: there is nobody to report to
 
 
-def _shield(output: Connection) -> None:
+def _shield(output: Connection, scratch: str | None) -> None:
     """Leave the terminal to the supervisor: Ctrl-C, standard output and error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(os, "setsid"):
@@ -61,7 +70,10 @@ def _shield(output: Connection) -> None:
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", cache)
     if os.environ.get(SAFE_PATH) == SAFE_PATH_BY_US:  # no business of what a candidate starts
         del os.environ[SAFE_PATH]
-    threading.Thread(target=_follow_parent, daemon=True).start()
+    os.environ.pop(SCRATCH, None)  # that of a worker in which this run was started
+    if scratch is not None:
+        os.environ[SCRATCH] = scratch
+    threading.Thread(target=_follow_parent, args=(scratch,), daemon=True).start()
 
 
 def _user() -> str:
@@ -75,10 +87,13 @@ def _writer(descriptor: int) -> TextIO:
     )
 
 
-def _follow_parent() -> None:
+def _follow_parent(scratch: str | None) -> None:
+    """End this process when the supervisor's has ended, which removes nothing any more."""
     parent = parent_process()
     if parent is not None:
         wait([parent.sentinel])
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
         os._exit(1)
 
 

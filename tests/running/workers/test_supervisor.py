@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from workspaces import KERNEL, write
 
+from conformance.base.files import SCRATCH
 from conformance.base.profile import PROFILES
 from conformance.base.results import ClauseResult
 from conformance.errors import UsageError
@@ -319,3 +323,35 @@ def test_a_fault_of_the_harness_is_no_crash_of_the_candidate(
         (result,) = supervisor.run_candidate(0)
     assert result.status == "error"
     assert "has no attribute 'planned'" in result.reason
+
+
+def test_what_a_worker_leaves_in_its_folder_is_removed_with_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is killed removes nothing itself, nor does one that a warm process has forked."""
+    temporary = folder / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    body = f"tempfile.mkdtemp(dir=os.environ['{SCRATCH}']); os._exit(7)"
+    write(folder, {"attn.py": f"import tempfile{kernel(body)}", "good.py": KERNEL})
+    (crashed,), (good,) = results("attn.py", "good.py", only=("shape.output",))
+    assert (crashed.status, good.status) == ("failed", "passed")
+    assert not list(temporary.glob("conformance-*"))
+
+
+def test_a_worker_whose_supervisor_is_killed_removes_its_folder(folder: Path) -> None:
+    """It ends, too, in the midst of a call."""
+    write(folder, {"attn.py": kernel("open('calling', 'w').close(); time.sleep(60)")})
+    temporary = folder / "temporary"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "conformance", "check", "attn.py", "--only", "shape.output"]
+    with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(temporary)}) as run:
+        late = time.monotonic() + 60.0
+        while not (folder / "calling").exists():
+            assert time.monotonic() < late
+            time.sleep(0.05)
+        assert list(temporary.glob("conformance-*"))
+        run.kill()
+    while list(temporary.glob("conformance-*")):
+        assert time.monotonic() < late
+        time.sleep(0.05)
