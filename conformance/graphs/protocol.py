@@ -104,9 +104,9 @@ def receive(end: socket.socket, *, most: int, deadline: float | None = None) -> 
             msg = f"arrays of {total} bytes"
             raise ProtocolError(msg)
         head: Head = message["head"]
+        arrays = {name: np.empty(shape, kind) for name, kind, shape in types}
     except (ValueError, TypeError, KeyError) as error:
         raise ProtocolError(str(error)) from error
-    arrays = {name: np.empty(shape, kind) for name, kind, shape in types}
     for array in arrays.values():
         _fill(end, _bytes(array), deadline)
     return head, arrays

@@ -33,6 +33,7 @@ from ..diagnosis.answer_facts import lost_search_entry, random_entry, unnamed_en
 from ..diagnosis.exports.blame import Blamer
 from ..diagnosis.mistakes import named_mistakes
 from ..diagnosis.ranks import diagnostician
+from ..errors import UsageError
 from ..problems.pool import Pool
 from ..problems.problem import Problem, problem_from_json
 from .clause_problems import ClauseProblems, FailureMemory
@@ -199,6 +200,8 @@ class CandidateRun:
         try:
             with one_thread(), torch_state.neutral():
                 result = work(result)
+        except UsageError as error:  # a declaration that does not hold for every problem
+            result = result.replace(status="untestable", reason=f"it cannot be asked: {error}")
         except Exception as error:  # noqa: BLE001 (the harness' own fault is a status, not a crash)
             result = result.replace(status="error", reason=_own_fault(error))
         return result.replace(seconds=result.seconds + time.perf_counter() - start)

@@ -1,10 +1,12 @@
-"""The libraries' messages in one line for readers."""
+"""The libraries' messages in one line for readers, and what is no message of a child."""
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
-from conformance.graphs.protocol import sentence
+from conformance.graphs.protocol import ProtocolError, packed, receive, sentence
 
 SOURCE = "/onnxruntime_src/onnxruntime/core/graph/graph.cc:1587 void onnxruntime::Graph::Load() "
 LONG = (
@@ -49,3 +51,13 @@ def test_sentences(text: str, shown: str) -> None:
 def test_long_messages_are_cut() -> None:
     """No message fills a screen."""
     assert len(sentence(ValueError("word " * 1000))) <= 400
+
+
+@pytest.mark.parametrize("shape", [[0, 1 << 62, 1 << 62], [1.5], ["2"], [-1]])
+def test_arrays_that_cannot_be_are_no_message(shape: list[object]) -> None:
+    """A child that was taken over may describe any; numpy's own errors would be ours."""
+    own, theirs = socket.socketpair()
+    with own, theirs:
+        theirs.sendall(packed({"head": {}, "arrays": [["x", "float32", shape]]}))
+        with pytest.raises(ProtocolError):
+            receive(own, most=1 << 20)

@@ -161,6 +161,25 @@ def test_check_that_raises_is_the_harness_fault(own_clause: Callable[..., str]) 
     )
 
 
+def test_a_rule_of_sizes_that_raises_for_some_is_no_fault_of_the_harness() -> None:
+    """When it is declared it is called once: what it cannot do shows when problems are drawn."""
+    odd: list[str] = []
+
+    def fit(geometry: Geometry) -> Geometry:
+        if odd:
+            raise ValueError(*odd)
+        return geometry
+
+    run = CandidateRun(plain(geometry=fit), profile=SMALL, only=("numerics.golden",))
+    planned, *_ = run.planned()
+    odd.append("odd")
+    result = run.run(planned)
+    assert result.status == "untestable"
+    assert result.reason.startswith(
+        "it cannot be asked: geometry is a function that raised ValueError: odd ("
+    )
+
+
 def test_not_applicable_says_why_and_runs_nothing() -> None:
     """A clause that does not apply keeps its reason, and the candidate is not called."""
 

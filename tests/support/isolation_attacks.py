@@ -186,7 +186,7 @@ def forges_a_reply(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     for of in range(200):
         reply = {**PASSED, "of": of, "returned": None, "tensors": [], "asks": []}
         text = json.dumps(reply).encode()
-        _forge(len(text).to_bytes(4, "little") + text)
+        _forge(len(text).to_bytes(8, "little") + text)
     return wrong(query, key, value)
 
 
@@ -203,7 +203,7 @@ def _instead(change: Callable[[dict[str, Any]], Any]) -> None:
     def sent(end: Any, reply: dict[str, Any]) -> None:
         changed = change(reply)
         if isinstance(changed, bytes):
-            end.sendall(len(changed).to_bytes(4, "little") + changed)
+            end.sendall(len(changed).to_bytes(8, "little") + changed)
         else:
             send(end, changed)
 

@@ -100,7 +100,9 @@ class Arena:
         if dtype is None or len(shape) > _MOST_AXES:
             msg = "a tensor of no known kind"
             raise ProtocolError(msg)
-        if any(type(axis) is not int or not 0 <= axis <= ARENA for axis in shape):
+        if any(type(axis) is not int or axis < 0 for axis in shape) or (
+            math.prod(axis or 1 for axis in shape) > ARENA  # torch computes strides of empty ones
+        ):
             msg = "a tensor of no size"
             raise ProtocolError(msg)
         if 0 in shape:
