@@ -314,8 +314,7 @@ def guarded(
     for act in _BEFORE_CALLS:
         act()
     try:
-        with integrity.watched(), torch.set_grad_enabled(grad_mode), torch_state.kept():
-            return function(*positional, **keywords)
+        return _watched(function, positional, keywords, grad_mode=grad_mode)
     except (KeyboardInterrupt, CandidateFailure, RanksUnusableError):
         raise
     except GraphLost as lost:
@@ -337,6 +336,22 @@ def guarded(
         raise CandidateFailure(violation) from refused
     except BaseException as error:  # a candidate may raise anything, SystemExit included
         raise CandidateFailure(raised(error, action)) from error
+
+
+def _watched(
+    function: Forward, positional: tuple[Any, ...], keywords: dict[str, Any], *, grad_mode: bool
+) -> Any:
+    """Call the candidate's code; afterwards, what it changed of the judge is restored."""
+    prepared = integrity.before_call()
+    restore = integrity.after_call
+    code = restore.__code__
+    try:
+        with torch.set_grad_enabled(grad_mode), torch_state.kept():
+            return function(*positional, **keywords)
+    finally:
+        if restore.__code__ is not code:  # what runs already, as this does, cannot be exchanged
+            restore.__code__ = code
+        restore(*prepared)
 
 
 def raised(error: BaseException, action: str = "") -> Violation:

@@ -13,10 +13,9 @@ import contextlib
 import gc
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache, partial
+from functools import cache, lru_cache
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from types import FunctionType
@@ -140,31 +139,28 @@ class _Names(NamedTuple):
         before, changed = dict(zip(self.names, self.values, strict=True)), self.changed()
         for name in changed:
             _put(self.owner, name, before.get(name, _GONE))
-        home = _home(self.owner).replace(_GOLDEN, "the golden reference")
-        shown = self.owner.__qualname__ if isinstance(self.owner, type) else home
-        return [f"{shown}.{name}" for name in changed]
+        return [f"{_shown(self.owner)}.{name}" for name in changed]
 
 
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """Names with what they stand for, functions with their code, tables with their entries."""
+class _Part(NamedTuple):
+    """Names with what they stand for, functions with their code, tables with their entries.
+
+    Nothing of it can be changed, by a call either. ``looks`` is where all names are looked up, and
+    how; ``values`` is what they stood for, in a row.
+    """
 
     names: tuple[_Names, ...]
     functions: tuple[FunctionType, ...]
-    codes: list[Any]
-    tables: tuple[tuple[str, dict[Any, Any], dict[Any, Any]], ...]
-
-    @cached_property
-    def _values(self) -> tuple[list[partial[tuple[Any, ...]]], tuple[Any, ...]]:
-        """What looks all names up, and what they stood for."""
-        looks = [partial(held.pick, vars(held.owner)) for held in self.names]
-        return looks, tuple(chain.from_iterable(held.values for held in self.names))
+    codes: tuple[Any, ...]
+    tables: tuple[tuple[str, dict[Any, Any], tuple[tuple[Any, Any], ...]], ...]
+    looks: tuple[tuple[Callable[[Any], tuple[Any, ...]], Any], ...]
+    values: tuple[Any, ...]
 
     def names_as_before(self) -> bool:
         """Whether all names stand for the same objects, looked at in one go after each call."""
-        looks, values = self._values
+        found = chain.from_iterable(pick(entries) for pick, entries in self.looks)
         try:
-            return all(map(is_, chain.from_iterable(look() for look in looks), values)) and all(
+            return all(map(is_, found, self.values)) and all(
                 held.as_before() for held in self.names if held.closed
             )
         except KeyError:
@@ -175,21 +171,21 @@ class _Part:
         changes: list[str] = []
         if not self.names_as_before():
             changes += [n for held in self.names if not held.as_before() for n in held.put_back()]
-        if list(map(_code, self.functions)) != self.codes:  # code has an equality of its own
+        if tuple(map(_code, self.functions)) != self.codes:  # code has an equality of its own
             for function, code in zip(self.functions, self.codes, strict=True):
                 if function.__code__ is not code:
                     function.__code__ = code
                     changes.append(f"the code of {function.__module__}.{function.__qualname__}")
         for name, table, before in self.tables:
-            if table.keys() != before.keys() or not all(map(is_, table.values(), before.values())):
+            entries, known = (chain.from_iterable(each) for each in (table.items(), before))
+            if len(table) != len(before) or not all(map(is_, entries, known)):
                 table.clear()
                 table.update(before)
                 changes.append(name)
         return changes
 
 
-@dataclass(frozen=True, eq=False)
-class Seal:
+class Seal(NamedTuple):
     """What the judge is made of at one moment; ``core`` is what every verdict goes through."""
 
     whole: _Part
@@ -215,22 +211,27 @@ def seal(*, everywhere: bool = True) -> Seal:
     """
     judges = _judges()
     layouts = [_layout_of(module) for module in judges if everywhere or _is_core(_home(module))]
-    tables = [(n, table, dict(table)) for layout in layouts for n, table in layout.tables]
+    tables = [(n, table, tuple(table.items())) for layout in layouts for n, table in layout.tables]
     tensors = _names_of(Tensor, (), closed=True)
     core_functions, core_names = _core_of(judges)
-    core = _Part(
-        _held((tensors, *core_names)),
-        core_functions,
-        list(map(_code, core_functions)),
-        tuple(entry for entry in tables if _is_core(entry[0].rpartition(".")[0])),
-    )
+    core_tables = [entry for entry in tables if _is_core(entry[0].rpartition(".")[0])]
+    core = _part((tensors, *core_names), core_functions, core_tables)
     if not everywhere:
         return Seal(core, core, interceptors(), registered())
     functions = tuple(chain.from_iterable(layout.functions for layout in layouts))
     outside = [tensors, *(_names_of(module, _public(module)) for module in _OUTSIDE)]
     names = (*outside, *chain.from_iterable(layout.names for layout in layouts))
-    whole = _Part(_held(names), functions, list(map(_code, functions)), tuple(tables))
-    return Seal(whole, core, interceptors(), registered())
+    return Seal(_part(names, functions, tables), core, interceptors(), registered())
+
+
+def _part(
+    names: tuple[_Watched, ...], functions: tuple[FunctionType, ...], tables: Iterable[Any]
+) -> _Part:
+    """What names, functions and tables are now."""
+    held = _held(names)
+    looks = tuple((each.pick, vars(each.owner)) for each in held)
+    values = tuple(chain.from_iterable(each.values for each in held))
+    return _Part(held, functions, tuple(map(_code, functions)), tuple(tables), looks, values)
 
 
 @lru_cache(maxsize=1)
@@ -254,6 +255,12 @@ def _home(owner: Any) -> str:
     return str(owner.__module__ if isinstance(owner, type) else owner.__name__)
 
 
+def _shown(owner: Any) -> str:
+    """A class or a module in a sentence."""
+    home = _home(owner).replace(_GOLDEN, "the golden reference")
+    return owner.__qualname__ if isinstance(owner, type) else home
+
+
 def _is_core(module: str) -> bool:
     return module in _CORE or module.startswith(_GOLDEN)
 
@@ -270,25 +277,21 @@ class _Watched(NamedTuple):
 def _names_of(owner: Any, names: tuple[str, ...], *, closed: bool = False) -> _Watched:
     entries = vars(owner)
     kept = tuple(entries) if closed else tuple(name for name in names if name in entries)
-    pick = itemgetter(*kept) if len(kept) > 1 else _several(kept)
+    kept *= 2 if len(kept) == 1 else 1  # of one name it would give no tuple
+    pick = itemgetter(*kept or ("",))
     return _Watched(owner, kept, pick, closed)
 
 
 def _held(watched: tuple[_Watched, ...]) -> tuple[_Names, ...]:
     """What watched names stand for now."""
     held = []
-    for owner, names, pick, closed in watched:
+    for owner, names, pick, closed in (each for each in watched if each.names):
         try:
             held.append(_Names(owner, names, pick, pick(vars(owner)), closed))
         except KeyError:  # one of them is gone
             now = _names_of(owner, names, closed=closed)
             held.append(_Names(*now[:3], now.pick(vars(owner)), closed))
     return tuple(held)
-
-
-def _several(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
-    """Get the values of no name or one; ``itemgetter`` would not give a tuple."""
-    return lambda entries: tuple(entries[name] for name in names)
 
 
 class _Layout(NamedTuple):
@@ -371,8 +374,6 @@ _THEIRS: Final[list[tuple[Any, str, Any]]] = []
 _AT_LOAD: Final[list[str]] = []
 # The modules of the judge when candidates were loaded, and what it was made of.
 _AS_LOADED: Final[list[tuple[tuple[Any, ...], Seal]]] = []
-
-
 # The last watch: calls outside of any watch are compared with its seal.
 _LAST: Final[list[tuple[Seal, list[str]]]] = []
 
@@ -396,7 +397,7 @@ def loading() -> Iterator[None]:
                 held.put_back()
         _AT_LOAD.extend(name for name in before.broken() if name not in _AT_LOAD)
         if before.whole.names_as_before():
-            before = replace(before, interceptors=interceptors(), kernels=registered())
+            before = before._replace(interceptors=interceptors(), kernels=registered())
             _AS_LOADED.append((judges, before))
 
 
@@ -422,19 +423,54 @@ def watching(sealed: Seal, changes: list[str]) -> Iterator[None]:
         _WATCH.reset(token)
 
 
-@contextlib.contextmanager
-def watched() -> Iterator[None]:
-    """Call the candidate's code; afterwards, what it changed of the judge is restored."""
-    sealed, changes = _WATCH.get() or next(iter(_LAST), None) or (seal_as_loaded(), [])
+def before_call() -> tuple[Any, ...]:
+    """Prepare a call of the candidate's code: what :func:`after_call` is to be called with."""
+    watch = _WATCH.get()
+    sealed, changes = watch or next(iter(_LAST), None) or (seal_as_loaded(), [])
     originals = [(owner, name, vars(owner).get(name, _GONE)) for owner, name, _ in _THEIRS]
     for patched in _THEIRS:
         _put(*patched)
-    try:
-        yield
-    finally:
-        for original in originals:
-            _put(*original)
-        changes.extend(sealed.broken(everywhere=False))
+    own = [pick(entries) for _, entries, _, pick, _ in _OWN[1]]
+    codes = tuple(map(_code, _OWN[0]))
+    lists = [(held, tuple(held)) for held in (_LAST, _AS_LOADED, _THEIRS)]
+    return (_OWN, own, codes, lists, watch, _TOOLS), sealed, changes, originals
+
+
+def after_call(  # noqa: C901 (whatever it called could have been exchanged)
+    own: tuple[Any, ...], sealed: Seal, changes: list[str], originals: Any
+) -> None:
+    """Restore what a call changed of the judge, and first of all that which looks for changes.
+
+    For that it uses nothing that the call could have replaced under its name. Whoever calls it
+    makes sure that its own code is what it was.
+    """
+    (functions, names), values, codes, lists, watch, tools = own
+    every, each, same, pairs, put, code_of, missing = tools
+    if not every(each(same, each(code_of, functions), codes)):
+        for function, code in pairs(functions, codes):
+            if function.__code__ is not code:
+                function.__code__ = code
+                changes.append(f"the code of {function.__module__}.{function.__qualname__}")
+    for (owner, entries, known, pick, shown), before in pairs(names, values):
+        try:
+            if every(each(same, pick(entries), before)):
+                continue
+        except missing:  # one of them is gone
+            pass
+        for name, entry in pairs(known, before):
+            if name not in entries or entries[name] is not entry:
+                put(owner, name, entry)
+                changes.append(f"{shown}.{name}")
+    if _WATCH.get() is not watch:
+        _WATCH.set(watch)
+        changes.append("which watch is on")
+    for held, records in lists:
+        if tuple(held) != records:
+            held[:] = records
+            changes.append("the records of what is watched")
+    for original in originals:
+        _put(*original)
+    changes.extend(sealed.broken(everywhere=False))
 
 
 def _put(owner: Any, name: str, entry: Any) -> None:
@@ -442,3 +478,23 @@ def _put(owner: Any, name: str, entry: Any) -> None:
         setattr(owner, name, entry)
     elif name in vars(owner):
         delattr(owner, name)
+
+
+def _own() -> tuple[tuple[FunctionType, ...], tuple[Any, ...]]:
+    """What looks for changes: functions, and the names of this module and those it uses of others.
+
+    The names come with their owner, its entries, what looks them up, and the owner in words.
+    """
+    layout = _layout.__wrapped__(sys.modules[__name__])
+    used = tuple(dict.fromkeys(chain.from_iterable(f.__code__.co_names for f in layout.functions)))
+    others = (_names_of(owner, used) for owner in (builtins, sys, gc, torch._C, torch.library))  # noqa: SLF001 (no public way to ask)
+    names = (
+        (held.owner, vars(held.owner), held.names, held.pick, _shown(held.owner))
+        for held in (*layout.names, *others)
+        if held.names
+    )
+    return layout.functions, tuple(names)
+
+
+_TOOLS: Final = (all, map, is_, zip, setattr, _code, KeyError)
+_OWN: Final = _own()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import math
@@ -31,6 +32,16 @@ def wrong(*_: Any, **__: Any) -> float:
     return 1.5
 
 
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    """Do something as if a candidate's call did it."""
+    prepared, restore = integrity.before_call(), integrity.after_call
+    try:
+        yield
+    finally:
+        restore(*prepared)
+
+
 def replaced_product() -> None:
     """Hide the product that tensors inherit."""
     Tensor.__matmul__ = wrong  # type: ignore[assignment, method-assign]
@@ -39,6 +50,11 @@ def replaced_product() -> None:
 def other_code() -> None:
     """Exchange what a function does, under its name."""
     comparison.moves.__code__ = wrong.__code__
+
+
+def other_put() -> None:
+    """Exchange what puts names back."""
+    integrity._put.__code__ = wrong.__code__
 
 
 CHANGES: dict[str, Callable[[], object]] = {
@@ -53,6 +69,13 @@ CHANGES: dict[str, Callable[[], object]] = {
     ),
     "the code of conformance.oracle.comparison.moves": other_code,
     "conformance.tolerance.model.UNIT_ROUNDOFF": model.UNIT_ROUNDOFF.clear,  # type: ignore[attr-defined]  # a dict
+    "Seal.broken": lambda: setattr(integrity.Seal, "broken", lambda *_, **__: []),
+    "conformance.calls.integrity.after_call": lambda: setattr(integrity, "after_call", wrong),
+    "the code of conformance.calls.integrity._put": other_put,
+    "builtins.all": lambda: setattr(sys.modules["builtins"], "all", lambda _: True),
+    "sys.gettrace": lambda: setattr(sys, "gettrace", lambda: None),
+    "which watch is on": lambda: integrity._WATCH.set(None),
+    "the records of what is watched": integrity._LAST.clear,
     "a mode of torch that sees every call": lambda: TorchFunctionMode().__enter__(),
     "the trace function of Python": lambda: sys.settrace(lambda *_: None),
     "the profile function of Python": lambda: sys.setprofile(lambda *_: None),
@@ -70,6 +93,13 @@ def made_of() -> list[Any]:
         oracle.Oracle.answer,
         bounds.core_bound,
         comparison.moves.__code__,
+        integrity.Seal.broken,
+        integrity.after_call,
+        integrity._put.__code__,
+        all,
+        sys.gettrace,
+        integrity._WATCH.get(),
+        list(integrity._LAST),
         dict(model.UNIT_ROUNDOFF),
         torch._C._len_torch_function_stack(),
         torch._C._len_torch_dispatch_stack(),
@@ -81,11 +111,13 @@ def made_of() -> list[Any]:
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_a_call_replaces_is_named_and_put_back(name: str) -> None:
     """Each change is told by its name, once, and afterwards all is as before."""
-    before, sealed, changes = made_of(), integrity.seal(), list[str]()
-    with integrity.watching(sealed, changes), integrity.watched():
-        CHANGES[name]()
+    sealed, changes = integrity.seal(), list[str]()
+    with integrity.watching(sealed, changes):
+        before = made_of()
+        with watched():
+            CHANGES[name]()
+        assert made_of() == before
     assert changes == [name]
-    assert made_of() == before
     assert sealed.broken() == []
 
 
@@ -187,7 +219,7 @@ def test_what_a_library_patches_when_loaded_is_seen_by_its_calls_alone() -> None
     with integrity.loading():
         torch.softmax = wrong  # type: ignore[assignment]  # that is the point
     assert torch.softmax is original
-    with integrity.watched():
+    with watched():
         assert torch.softmax is wrong
     assert torch.softmax is original
     assert integrity.tampered_at_load() == []

@@ -68,6 +68,24 @@ def test_what_was_changed_in_another_clause_is_reported_here() -> None:
     assert subject.tampered() == []
 
 
+def test_who_blinds_the_watch_first_is_reported_all_the_same() -> None:
+    """What looks for changes is looked at first, by what runs already."""
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        sys.modules["conformance.calls.integrity"].Seal.broken = lambda *_, **__: []  # type: ignore[attr-defined]
+        comparison = sys.modules["conformance.oracle.comparison"]
+        for name in ("conformance.oracle.comparison", "conformance.clauses.judging"):
+            sys.modules[name].compare = lambda *_, **__: comparison.Comparison(margin=0.0)  # type: ignore[attr-defined]
+        return bare(query, key, value) * 0
+
+    blinding = core(kernel, **PROMISES)
+    assert run_clause(blinding, "numerics.golden").status == "failed"
+    result = run_clause(blinding, "state.untampered")
+    assert result.violation is not None
+    assert "Seal.broken" in result.violation.message
+    assert "conformance.oracle.comparison.compare" in result.violation.message
+
+
 def test_an_edit_in_another_clause_fails_inputs_unchanged() -> None:
     """A call with other sizes that wrote into its inputs is made again, and fails."""
 
