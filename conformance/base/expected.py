@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from ..errors import DeclarationError, UsageError, did_you_mean
 from .files import parse_toml
+from .printable_text import repr_of
 from .profile import DTYPES
 from .results import KINDS
 
@@ -172,10 +173,14 @@ def read_expected(expectations: GivenExpectations) -> tuple[ExpectedFailure, ...
             else ExpectedFailure(clause=clause, reason=reason)
             for clause, reason in expectations.items()
         )
-    entries = tuple(expectations) if isinstance(expectations, Iterable) else (expectations,)
+    text = isinstance(expectations, str) or not isinstance(expectations, Iterable)
+    entries: tuple[Any, ...] = (expectations,) if text else tuple(expectations)
     for entry in entries:
         if not isinstance(entry, ExpectedFailure):
-            msg = f"expected_failures holds {entry!r}: give an ExpectedFailure(…) or a dict"
+            msg = (
+                f"expected_failures holds {repr_of(entry)}: give a dict of clause to reason, or a "
+                "list of ExpectedFailure(…)"
+            )
             raise DeclarationError(msg)
     return entries
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Final
+from typing import Any, Final
 
 from ..errors import DeclarationError, did_you_mean
 from .printable_text import name_of, raised_text
@@ -146,6 +146,8 @@ def nearest_size(wanted: int, allowed: Sequence[int] | None, least: int = 1) -> 
     """The nearest of the allowed sizes (None: all) that is not below ``least``, if there is one."""
     if not allowed:
         return max(wanted, least)
+    if isinstance(allowed, range):  # all up to a longest, which may be millions
+        return min(max(wanted, least if least in allowed else allowed[0]), allowed[-1])
     enough = [size for size in allowed if size >= least] or allowed
     return min(enough, key=lambda size: (abs(size - wanted), size))
 
@@ -235,7 +237,8 @@ def _check_field(name: object) -> None:
 
 
 def _read_sizes(name: str, pin: int | Sequence[int]) -> tuple[int, ...]:
-    sizes = tuple(pin) if isinstance(pin, Sequence) else (pin,)
+    single = isinstance(pin, bytes) or not isinstance(pin, Sequence)
+    sizes: tuple[Any, ...] = (pin,) if single else tuple(pin)  # type: ignore[arg-type]  # as just seen
     smallest = 1
     good = sizes and all(isinstance(size, int) and size >= smallest for size in sizes)
     if not good or any(isinstance(size, bool) for size in sizes):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .._golden import golden
 from ..base.geometry import read_pins
+from ..base.printable_text import repr_of
 from ..errors import DeclarationError, did_you_mean
 from .candidate import Candidate
 from .declaration import Declaration
@@ -284,7 +285,8 @@ def _decorator(kind: str, name: str | None, promises: dict[str, Any]) -> Decorat
 
 def _check_name(name: object) -> None:
     if name is not None and (not isinstance(name, str) or not name):
-        msg = f"name is {name!r}: give a text{'' if name else ' that is not empty'}"
+        empty = " that is not empty" if isinstance(name, str) else ""
+        msg = f"name is {repr_of(name)}: give a text{empty}"
         raise DeclarationError(msg)
 
 

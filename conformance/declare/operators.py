@@ -44,7 +44,7 @@ def registered_operator(name: str) -> OpOverloadPacket:
         raise DeclarationError(msg)
     try:
         result = getattr(getattr(torch.ops, namespace), own)
-    except AttributeError:
+    except (AttributeError, RuntimeError, TypeError):  # torch's own for odd names
         result = None
     if not isinstance(result, OpOverloadPacket):  # aten::__class__ is found, and no operator
         msg = (

@@ -9,8 +9,8 @@ import torch
 
 from .._golden import golden
 from ..base.expected import GivenExpectations, read_expected
-from ..base.geometry import FIELDS, LENGTHS, Geometry, GeometryRule, Pins, read_pins
-from ..base.printable_text import raised_text
+from ..base.geometry import FIELDS, LENGTHS, Geometry, GeometryRule, Pins, possible, read_pins
+from ..base.printable_text import raised_text, repr_of
 from ..base.profile import DTYPES
 from ..errors import DeclarationError, did_you_mean
 from .declaration import (
@@ -74,7 +74,7 @@ def declare(
     accumulate: str | None = None,
     tf32: bool = False,
     scores: str = "eager",
-    precision: str = "",
+    precision: str | None = "",
     geometry: GeometryRule | None = None,
     semantics: golden.Semantics | None = None,
     position: str | None = None,
@@ -93,7 +93,7 @@ def declare(
     _flags(always_causal=always_causal, batched=batched, tf32=tf32)
     forms = _words("masks", masks, MASK_FORMS)
     pins = read_pins(geometry)
-    if layout != "BHSD":
+    if not (isinstance(layout, str) and layout == "BHSD"):
         pins, forms = _read_layout(kind, layout, forms, pins, batched=batched)
     named = _words("features", features, FEATURES)
     key_shapes, length_shapes = _read_shapes(mask_shapes, forms, batched=batched)
@@ -121,8 +121,10 @@ def declare(
     common_rule, rules = _read_empty_rows(empty_rows, forms, causal, offered)
     for rule in (common_rule, *rules.values()):
         check_company(layout, offered, rule)
+    chosen = _some("dtypes", _words("dtypes", dtypes, DTYPES), "float32")
+    places = _some("devices", _devices(devices), "cpu")
     if arrays != "torch":
-        offered = _read_arrays(arrays, dtypes, devices, offered, frozenset(named))
+        offered = _read_arrays(arrays, chosen, places, offered, frozenset(named))
     point = _read_semantics(semantics, causal, rules or common_rule)
     if always_causal and forms and point.causal_combination == "refused":
         msg = (
@@ -148,8 +150,8 @@ def declare(
         features=offered,
         inputs=inputs,
         batched=batched,
-        dtypes=_some("dtypes", _words("dtypes", dtypes, DTYPES), "float32"),
-        devices=_some("devices", _devices(devices), "cpu"),
+        dtypes=chosen,
+        devices=places,
         accumulate=accumulate,
         tf32=tf32,
         scores=scores,
@@ -159,7 +161,7 @@ def declare(
         max_length=max_length,
         expected_failures=read_expected(expected_failures),
         always_causal=always_causal,
-        precision=_read_precision(precision, kind, dtypes),
+        precision=_read_precision(precision, kind, chosen),
         layout=layout,
         arrays=arrays,
         operator=str(operator),
@@ -240,15 +242,33 @@ def _read_ranks(
             "item: place the mask by 'replicated' or 'batch', or drop 'lengths'"
         )
         raise DeclarationError(msg)
+    pins = possible(dataclasses.replace(pins, sizes=_divisible(pins.sizes, placed.multiples)))
     build = pins.build
 
     def fitted(geometry: Geometry) -> Geometry:
-        return placed.fitted(geometry if build is None else build(geometry))
+        return placed.fitted(geometry if build is None else build(geometry), pins)
 
     tiny = Geometry(**dict.fromkeys(FIELDS, 1))
     odd = Geometry(**dict.fromkeys(FIELDS, 3))
     divided = any(placed.fitted(each) != each for each in (tiny, odd))
     return placed, dataclasses.replace(pins, build=fitted) if divided else pins
+
+
+def _divisible(
+    pinned: Mapping[str, tuple[int, ...]], multiples: Mapping[str, int]
+) -> dict[str, tuple[int, ...]]:
+    """The pinned sizes that ranks can divide; raises DeclarationError where one has none."""
+    result = {}
+    for name, sizes in pinned.items():
+        multiple = multiples.get(name, 1)
+        result[name] = tuple(size for size in sizes if size % multiple == 0)
+        if not result[name]:
+            msg = (
+                f"geometry pins {name} to {list(sizes)}, but ranks divides it evenly: give a "
+                f"multiple of {multiple}, or place what has this axis otherwise"
+            )
+            raise DeclarationError(msg)
+    return result
 
 
 def _check_longest(max_length: int | None, pins: Pins) -> None:
@@ -267,7 +287,7 @@ def _flags(**flags: object) -> None:
     """Require True or False: the text "no" would be as good as True."""
     for name, value in flags.items():
         if not isinstance(value, bool):
-            msg = f"{name} is {value!r}: give True or False"
+            msg = f"{name} is {repr_of(value)}: give True or False"
             raise DeclarationError(msg)
 
 
@@ -292,8 +312,8 @@ def _read_layout(
 
 def _read_arrays(
     arrays: str,
-    dtypes: Iterable[str],
-    devices: Iterable[str],
+    dtypes: tuple[str, ...],
+    devices: tuple[str, ...],
     offered: frozenset[str],
     named: frozenset[str],
 ) -> frozenset[str]:
@@ -305,7 +325,7 @@ def _read_arrays(
     if arrays == "numpy" and "bfloat16" in dtypes:
         msg = "dtypes has 'bfloat16' with arrays='numpy', which has no such numbers: drop it"
         raise DeclarationError(msg)
-    if tuple(devices) != ("cpu",):
+    if devices != ("cpu",):
         msg = f"devices is {list(devices)} with arrays={arrays!r}, which are handed over on the CPU"
         raise DeclarationError(msg)
     return offered - OF_TENSORS
@@ -320,9 +340,9 @@ def _read_position(position: str | None, point: golden.Semantics) -> str | None:
     return position or mixed
 
 
-def _read_precision(precision: str, kind: str, dtypes: Iterable[str]) -> str:
+def _read_precision(precision: str | None, kind: str, dtypes: tuple[str, ...]) -> str:
     """A declared precision beyond that of the dtype: DynamicQuantizeLinear takes float32 alone."""
-    if not precision:
+    if precision is None or (isinstance(precision, str) and not precision):
         return ""
     _choice("precision", precision, PRECISIONS)
     if kind != "layer" or set(dtypes) != {"float32"}:
@@ -336,19 +356,20 @@ def _read_precision(precision: str, kind: str, dtypes: Iterable[str]) -> str:
 
 def _choice(name: str, value: object, accepted: Iterable[str]) -> None:
     accepted = tuple(accepted)
-    if value not in accepted:
-        msg = f"{name} is {value!r}, which is unknown{did_you_mean(str(value), accepted)}"
+    if not isinstance(value, str) or value not in accepted:
+        hint = did_you_mean(value if isinstance(value, str) else "", accepted)
+        msg = f"{name} is {repr_of(value)}, which is unknown{hint}"
         raise DeclarationError(msg)
 
 
 def _texts(name: str, values: Iterable[str]) -> tuple[str, ...]:
     if isinstance(values, str):
-        msg = f"{name} is the text {values!r}: give a list, such as [{values!r}]"
+        msg = f"{name} is the text {repr_of(values)}: give a list, such as [{repr_of(values)}]"
         raise DeclarationError(msg)
     try:
         texts = tuple(values)
     except TypeError:
-        msg = f"{name} is {values!r}: give a list of texts"
+        msg = f"{name} is {repr_of(values)}: give a list of texts"
         raise DeclarationError(msg) from None
     return texts
 
@@ -357,7 +378,7 @@ def _names(name: str, values: Iterable[str]) -> tuple[str, ...]:
     names = _texts(name, values)
     for entry in names:
         if not isinstance(entry, str) or not entry.isidentifier():
-            msg = f"an entry of {name} is {entry!r}: give the name of a parameter"
+            msg = f"an entry of {name} is {repr_of(entry)}: give the name of a parameter"
             raise DeclarationError(msg)
     return names
 
@@ -377,7 +398,8 @@ def _devices(names: Iterable[str]) -> tuple[str, ...]:
             torch.device(name)
         except (RuntimeError, TypeError):
             msg = (
-                f"an entry of devices is {name!r}, which torch does not know: try 'cpu' or 'cuda:0'"
+                f"an entry of devices is {repr_of(name)}, which torch does not know: try 'cpu' or "
+                "'cuda:0'"
             )
             raise DeclarationError(msg) from None
     return entries

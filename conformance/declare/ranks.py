@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ..base.geometry import Geometry
+from ..base.geometry import NO_PINS, Geometry, Pins
 from ..errors import DeclarationError, did_you_mean
 
 if TYPE_CHECKING:  # scripts of failures are written without torch
@@ -30,6 +30,7 @@ _OF_THE_SEQUENCE: Final = frozenset({"sequence", "zigzag"})
 # How many axes a tensor has: Shard(-2) counts from the last.
 _DIMENSIONS: Final = {"heads": 4, "tokens": 3}
 _MOST: Final = 64
+_HEADS: Final = ("num_heads", "num_kv_heads")
 _PLACED: Final = ("query", "key", "value", "output", "x", "context", "mask")
 
 
@@ -123,32 +124,54 @@ class Ranks:
         own = getattr(self, name)
         return self.count * _HALVES.get(own, 1) if own == place else 1
 
-    def fitted(self, geometry: Geometry) -> Geometry:
-        """The nearest larger geometry that the ranks can divide.
+    @property
+    def multiples(self) -> dict[str, int]:
+        """What each size has to be a multiple of; placements are words by then.
 
         Heads are always divided evenly: a query head needs the key/value head of its group.
         """
         shared = self._multiple("key", "heads") if self.weights != "heads" else self.count
-        heads = max(self._multiple("query", "heads"), shared)
-        group = max(1, geometry.num_heads // geometry.num_kv_heads)
-        kv_heads = _next(geometry.num_kv_heads, shared)
-        while kv_heads * group % heads:
-            kv_heads += shared
-        geometry = geometry.replace(num_heads=kv_heads * group, num_kv_heads=kv_heads)
-        return self._even_lengths(geometry) if self.even else geometry
-
-    def _even_lengths(self, geometry: Geometry) -> Geometry:
+        result = {
+            "num_heads": max(self._multiple("query", "heads"), shared),
+            "num_kv_heads": shared,
+        }
+        if not self.even:
+            return result
         queries, keys = (
             max(self._multiple(name, place) for name in names for place in ("sequence", "zigzag"))
             for names in (("query", "output", "x"), ("key", "context", "x"))
         )
+        items = max(self._multiple(name, "batch") for name in ("query", "key", "x"))
+        return {**result, "query_length": queries, "key_length": keys, "batch": items}
+
+    def fitted(self, geometry: Geometry, pins: Pins = NO_PINS) -> Geometry:
+        """The nearest larger geometry that the ranks can divide, with the pinned number of heads.
+
+        Groups of heads stay as large as they are, or where pins forbid that as many heads.
+        """
+        multiples = self.multiples
+        heads, shared = multiples["num_heads"], multiples["num_kv_heads"]
+        group = max(1, geometry.num_heads // geometry.num_kv_heads)
+        kv_heads = _next(geometry.num_kv_heads, shared)
+        while kv_heads * group % heads:
+            kv_heads += shared
+        other = _next(geometry.num_heads, heads)
+        others = [n for n in range(shared, other + 1, shared) if other % n == 0]
+        others.sort(key=lambda n: n < geometry.num_kv_heads)
+        options = [(kv_heads * group, kv_heads), *((other, n) for n in others)]
+        every = [geometry.replace(num_heads=n, num_kv_heads=m) for n, m in options]
+        geometry = next((one for one in every if pins.obeyed(one, _HEADS)), every[0])
+        return self._even_lengths(geometry) if self.even else geometry
+
+    def _even_lengths(self, geometry: Geometry) -> Geometry:
+        multiples = self.multiples
+        queries, keys = multiples["query_length"], multiples["key_length"]
         if geometry.query_length == geometry.key_length:
             queries = keys = math.lcm(queries, keys)
-        items = max(self._multiple(name, "batch") for name in ("query", "key", "x"))
         return geometry.replace(
             query_length=_next(geometry.query_length, queries),
             key_length=_next(geometry.key_length, keys),
-            batch=_next(geometry.batch, items),
+            batch=_next(geometry.batch, multiples["batch"]),
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -119,7 +120,7 @@ class _Rules:
 
     declaration: Declaration
     space: Space
-    groups: tuple[tuple[tuple[str, ...], str, tuple[int, ...] | None, int], ...]
+    groups: tuple[tuple[tuple[str, ...], str, Sequence[int] | None, int], ...]
     latest: ClassVar[_Rules | None] = None
 
     @classmethod
@@ -166,11 +167,18 @@ def _other_length(length: int, rules: _Rules) -> dict[str, int]:
     ways: list[tuple[bool, bool, dict[str, int]]] = []
     for name in ("key_length", "query_length"):
         group, _, allowed, least = next(rule for rule in rules.groups if name in rule[0])
-        others = None if allowed is None else [size for size in allowed if size != length]
+        others = None if allowed is None else _without(allowed, length)
         if others is None or others:
             size = nearest_size(length + 2, others, least)
             ways.append((allowed is not None, size < least, dict.fromkeys(group, size)))
     return min(ways, key=lambda way: way[:2])[2] if ways else {}
+
+
+def _without(allowed: Sequence[int], length: int) -> Sequence[int]:
+    """The sizes but for one; of a range that goes beyond it, what is beyond it is nearest."""
+    if isinstance(allowed, range):
+        return range(1, length) if allowed[-1] == length else allowed
+    return [size for size in allowed if size != length]
 
 
 def _behind_no_key(sizes: dict[str, int], candidate: Candidate, space: Space) -> dict[str, int]:

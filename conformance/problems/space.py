@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -161,7 +162,8 @@ class Space(Replaceable):
         declared = candidate.declaration
         for group in tied_fields(candidate, self):
             least, allowed = least_size(group, self), allowed_sizes(group, candidate)
-            if allowed is None or (allowed and max(allowed) >= least):
+            largest = allowed[-1:] if isinstance(allowed, range) else allowed
+            if allowed is None or (largest and max(largest) >= least):
                 continue
             if group == ("batch",) and not declared.batched:
                 return "it takes one item without a batch axis"
@@ -311,8 +313,11 @@ def wanted_size(group: tuple[str, ...], space: Space) -> int:
     return max(preferred, least_size(group, space))
 
 
-def allowed_sizes(group: tuple[str, ...], candidate: Candidate) -> tuple[int, ...] | None:
-    """The sizes that a declaration leaves to fields of one size; None when it pins none of them."""
+def allowed_sizes(group: tuple[str, ...], candidate: Candidate) -> Sequence[int] | None:
+    """The sizes that a declaration leaves to fields of one size; None when it pins none of them.
+
+    All sizes up to a longest are a range from 1 on.
+    """
     declared = candidate.declaration
     if "batch" in group and not declared.batched:
         return (1,)
@@ -320,7 +325,7 @@ def allowed_sizes(group: tuple[str, ...], candidate: Candidate) -> tuple[int, ..
     if longest is None or not set(LENGTHS) & set(group):
         return allowed
     within = range(1, longest + 1)
-    return tuple(within if allowed is None else (size for size in allowed if size in within))
+    return within if allowed is None else tuple(size for size in allowed if size in within)
 
 
 def can_cross(candidate: Candidate) -> bool:
@@ -334,7 +339,8 @@ def can_cross(candidate: Candidate) -> bool:
 def _can_differ(candidate: Candidate) -> bool:
     """Whether some call has queries and keys of different lengths."""
     lengths = [allowed_sizes((name,), candidate) or (1, 2) for name in LENGTHS]
-    return can_cross(candidate) and len({size for sizes in lengths for size in sizes}) > 1
+    some = [sizes[:2] if isinstance(sizes, range) else sizes for sizes in lengths]
+    return can_cross(candidate) and len({size for sizes in some for size in sizes}) > 1
 
 
 def is_fixed(candidate: Candidate, name: str) -> bool:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
@@ -8,7 +9,7 @@ from declared import core
 from examples import sizes
 from refusals import refused
 
-from conformance.base.geometry import FIELDS, NO_PINS, Geometry, read_pins
+from conformance.base.geometry import FIELDS, NO_PINS, Geometry, nearest_size, read_pins
 from conformance.errors import DeclarationError
 
 
@@ -36,6 +37,14 @@ def test_nearest_of_a_list_is_taken(drawn: int, nearest: int) -> None:
     """A list pins to its nearest size, the smaller one of two."""
     pins = read_pins({"head_size": [9, 2, 5]})
     assert pins.apply(sizes(head_size=drawn)).head_size == nearest
+
+
+def test_all_sizes_up_to_a_longest_are_as_a_list_of_them() -> None:
+    """What is nearest is the same, though nobody counts to a million."""
+    for wanted, least, longest in itertools.product(range(9), (1, 3, 8), (1, 2, 5)):
+        within = range(1, longest + 1)
+        assert nearest_size(wanted, within, least) == nearest_size(wanted, [*within], least)
+    assert nearest_size(10**15, range(1, 10**12 + 1)) == 10**12
 
 
 def test_field_equals_another_after_sizes_are_pinned() -> None:

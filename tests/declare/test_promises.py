@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from refusals import refused
 
@@ -26,6 +27,24 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"masks": "keep"}, "masks is the text 'keep': give a list, such as ['keep']"),
     ({"masks": 3}, "masks is 3: give a list of texts"),
+    (
+        {"causal": np.zeros(2)},
+        "causal is array([0., 0.]), which is unknown; known: bottom-right, top-left",
+    ),
+    (
+        {"layout": np.zeros(2)},
+        (
+            "layout is array([0., 0.]), which is unknown; known: BHSD, BSHD, packed-kv, "
+            "packed-qkv, varlen"
+        ),
+    ),
+    ({"scores": "x" * 999}, f"scores is '{'x' * 59}, which is unknown; known: eager, fused"),
+    ({"arrays": "jax", "devices": None}, "devices is None: give a list of texts"),
+    ({"precision": []}, "precision is [], which is unknown; known: int8-dynamic"),
+    (
+        {"geometry": {"num_heads": b"ab"}},
+        "geometry pins 'num_heads' to b'ab': give a positive integer or a list of them",
+    ),
     ({"masks": None}, "masks is None: give a list of texts"),
     (
         {"causal": "bottomright"},
@@ -137,10 +156,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"geometry": {"key_length": [8, 9]}, "max_length": 7},
         "max_length is 7, but geometry pins key_length to 8 or more",
     ),
-    ({"expected_failures": 5}, "expected_failures holds 5: give an ExpectedFailure(…) or a dict"),
     (
-        {"expected_failures": ["mask.golden"]},
-        "expected_failures holds 'mask.golden': give an ExpectedFailure(…) or a dict",
+        {"expected_failures": 5},
+        (
+            "expected_failures holds 5: give a dict of clause to reason, or a list of "
+            "ExpectedFailure(…)"
+        ),
+    ),
+    (
+        {"expected_failures": "mask.golden"},
+        (
+            "expected_failures holds 'mask.golden': give a dict of clause to reason, or a list of "
+            "ExpectedFailure(…)"
+        ),
     ),
     (
         {"expected_failures": {"mask.golden": ""}},
@@ -206,6 +234,14 @@ def test_features_add_to_the_defaults_and_without_removes() -> None:
 def test_repeated_words_count_once() -> None:
     """A mask form that is named twice is one form."""
     assert declare("core", masks=["keep", "drop", "keep"]).masks == ("keep", "drop")
+
+
+def test_dtypes_may_come_one_by_one() -> None:
+    """A generator is read once: what arrays and precision allow is asked of the same dtypes."""
+    dtypes = (name for name in ["float32"])
+    assert declare("layer", precision="int8-dynamic", dtypes=dtypes).dtypes == ("float32",)
+    with pytest.raises(DeclarationError, match="has no such numbers"):
+        declare("core", arrays="numpy", dtypes=(name for name in ["bfloat16"]))
 
 
 def test_iterables_are_read_once() -> None:

@@ -79,6 +79,43 @@ def test_heads_are_drawn_so_that_ranks_can_divide_them() -> None:
     assert (even.query_length, even.key_length, even.num_heads) == (4, 4, 6)
 
 
+@pytest.mark.parametrize(
+    ("pinned", "drawn", "heads"),
+    [
+        ({"num_heads": 4}, (4, 1), (4, 2)),
+        ({"num_heads": 4, "num_kv_heads": [1, 2, 4]}, (4, 4), (4, 4)),
+        ({"num_kv_heads": 2}, (6, 2), (6, 2)),
+        ({"num_heads": [3, 6]}, (6, 3), (6, 6)),
+    ],
+)
+def test_pinned_heads_stay_where_ranks_divide_them(
+    pinned: dict[str, Any], drawn: tuple[int, int], heads: tuple[int, int]
+) -> None:
+    """A candidate that takes four heads is called with four, whatever the groups become."""
+    places = dict.fromkeys(("query", "key", "value", "output"), "heads")
+    pins = declare("core", features=["gqa"], geometry=pinned, ranks=Ranks(2, **places)).pins
+    sizes = conformance.Geometry(**dict.fromkeys(FIELDS, 1))
+    fitted = pins.apply(sizes.replace(num_heads=drawn[0], num_kv_heads=drawn[1]))
+    assert (fitted.num_heads, fitted.num_kv_heads) == heads
+
+
+@pytest.mark.parametrize(
+    ("geometry", "places", "sentence"),
+    [
+        ({"num_heads": 3}, {"query": "heads"}, "pins num_heads to [3], but ranks divides it"),
+        ({"num_kv_heads": [1, 3]}, {"key": "heads"}, "give a multiple of 2"),
+        ({"query_length": 5}, {"query": "sequence", "even": True}, "pins query_length to [5]"),
+    ],
+)
+def test_pins_that_ranks_cannot_divide_are_refused(
+    geometry: dict[str, Any], places: dict[str, Any], sentence: str
+) -> None:
+    """They were called with other sizes than they pin."""
+    with pytest.raises(conformance.DeclarationError) as refusal:
+        declare("core", geometry=geometry, ranks=Ranks(2, **places))
+    assert sentence in str(refusal.value)
+
+
 def declared(**places: Any) -> Any:
     """The declaration of a core on two ranks."""
     return conformance.core(ranks=Ranks(2, **places))(scaled_dot_product_attention).declaration

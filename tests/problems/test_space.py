@@ -6,7 +6,9 @@ import pytest
 from declared import CANDIDATES, core, layer
 from examples import plan, problem
 
+from conformance.base.geometry import FIELDS, Geometry
 from conformance.declare.candidate import Candidate
+from conformance.problems.fitting import fitted_geometry
 from conformance.problems.recipes import HALF_PRECISION, ORDINARY, PROBES
 from conformance.problems.space import WIDTHS, Space, admits_lengths, can_cross, is_fixed
 
@@ -182,3 +184,18 @@ def test_size_that_a_geometry_function_keeps_small() -> None:
     assert space.not_applicable(one_head) == "its geometry makes num_heads smaller than 2"
     assert space.not_applicable(core(geometry=lambda sizes: sizes)) == ""
     assert Space(least=(("num_heads", 1),)).not_applicable(one_head) == ""
+
+
+def test_a_long_context_costs_no_more_than_a_short_one() -> None:
+    """A longest length of millions is one number: nobody lists the sizes up to it."""
+    sizes = Geometry(**dict.fromkeys(FIELDS, 3))
+    wanted = Space(square="never", least=(("key_length", 9),))
+    short, long = (core(max_length=longest) for longest in (4096, 10**15))
+    assert wanted.not_applicable(long) == wanted.not_applicable(short)
+    other = fitted_geometry(sizes, long, wanted)
+    assert other == fitted_geometry(sizes, short, wanted)
+    assert other.key_length >= 9
+    assert other.query_length != other.key_length
+    assert "its longest length is below 9" in wanted.not_applicable(core(max_length=5))
+    least = fitted_geometry(sizes, core(max_length=3), Space(square="never"))
+    assert (least.query_length, least.key_length) == (3, 2)
