@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..graphs.opened import OpenedGraph
 from ..graphs.process import Array, Run
+from ..graphs.protocol import BFLOAT16, numpy_dtype
 from ..graphs.reading import MASK_ROLES, Axis, GraphReading, Header, Role
 
 _TOGETHER: Final = {"M": "HD", "F": "BH"}
@@ -181,13 +182,13 @@ class GraphForward:
             elif role.role in tensors:
                 tensor = tensors[role.role]
                 own = self._heads if self.reading.kind == "core" else "BLE"[-tensor.dim() :]
-                feeds[role.name] = _array(arrange(tensor, own, role.axes), role.dtype)
+                feeds[role.name] = array_of(arrange(tensor, own, role.axes), role.dtype)
             elif role.role in PASTS:
                 feeds[role.name] = self._past(role, sizes)
             elif role.role == "sinks":
                 sinks = left.pop("sinks", None)
                 none = torch.full((sizes["H"],), -math.inf)
-                feeds[role.name] = _array(none if sinks is None else sinks, role.dtype)
+                feeds[role.name] = array_of(none if sinks is None else sinks, role.dtype)
             else:
                 feeds[role.name] = _constant(role, sizes)
         if left:
@@ -208,7 +209,7 @@ class GraphForward:
             axis_size if isinstance(axis_size, int) else by_letter[letter]
             for letter, axis_size in zip(axes, said, strict=True)
         ]
-        return np.zeros(shape, role.dtype)
+        return np.zeros(shape, numpy_dtype(role.dtype))
 
     def _pinned(self, field: str, otherwise: int) -> int:
         pin = self.reading.pins.get(field)
@@ -216,7 +217,7 @@ class GraphForward:
 
     def taken(self, array: Array, role: Role, sizes: Mapping[str, int]) -> Tensor:
         """An output of the graph in the harness' order of axes."""
-        tensor = torch.from_numpy(np.array(array))
+        tensor = tensor_of(array)
         if role.role == "weights":
             own = "BHQK" if self.reading.batched else "HQK"
         elif self.reading.kind == "core":
@@ -256,7 +257,7 @@ class GraphForward:
             if form == "lengths":
                 mask = mask * sizes["K"]
         sizes = {**sizes, "K": mask.shape[-1]} if letters.endswith("K") else sizes
-        return _array(mask.reshape(axes_shape(role.axes, sizes)), role.dtype)
+        return array_of(mask.reshape(axes_shape(role.axes, sizes)), role.dtype)
 
 
 def _constant(role: Role, sizes: Mapping[str, int]) -> Array:
@@ -264,7 +265,7 @@ def _constant(role: Role, sizes: Mapping[str, int]) -> Array:
     value = np.asarray(role.value)
     if value.ndim or not role.axes:
         return value
-    return np.full(axes_shape(role.axes, sizes), value, role.dtype)
+    return np.full(axes_shape(role.axes, sizes), value, numpy_dtype(role.dtype))
 
 
 def mask_fits(mask: Tensor, letters: str, sizes: Mapping[str, int]) -> bool:
@@ -285,7 +286,18 @@ def nothing_hidden(form: str, shape: list[int]) -> Tensor:
     return torch.zeros(shape, dtype=torch.bool) if form == "drop" else torch.ones(shape).bool()
 
 
-def _array(tensor: Tensor, dtype: str) -> Array:
-    """A contiguous array of the graph's dtype."""
-    array = tensor.detach().cpu().contiguous().numpy()
-    return array.astype(dtype, copy=False)
+def array_of(tensor: Tensor, dtype: str) -> Array:
+    """A contiguous array of a graph's dtype; torch gives numpy no bfloat16."""
+    plain = tensor.detach().cpu().contiguous()
+    if dtype == BFLOAT16:
+        return plain.to(torch.bfloat16).view(torch.int16).numpy().view(numpy_dtype(dtype))
+    plain = plain.float() if plain.dtype == torch.bfloat16 else plain
+    return plain.numpy().astype(dtype, copy=False)
+
+
+def tensor_of(array: Array) -> Tensor:
+    """A copy of an array as a tensor."""
+    copy = np.array(array)
+    if array.dtype.name != BFLOAT16:
+        return torch.from_numpy(copy)
+    return torch.from_numpy(copy.view(np.int16)).view(torch.bfloat16)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,7 +16,7 @@ from ..graphs.opened import GraphProjections
 from ..graphs.process import Array, Feeds, Run
 from ..graphs.protocol import GraphRefused
 from ..graphs.reading import GraphReading
-from .graph_forward import GraphForward
+from .graph_forward import GraphForward, array_of, tensor_of
 from .module import understand
 from .projection_search import ModuleRequest
 
@@ -190,7 +189,7 @@ def _understood(module: nn.Module, shown: str) -> tuple[GraphProjections | None,
 def arguments_of(module: nn.Module, feeds: Feeds) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     """A graph's inputs as the module's arguments: by name where names agree, else in order."""
     dtype = next((entry.dtype for entry in module.parameters() if entry.is_floating_point()), None)
-    tensors = {name: torch.from_numpy(np.array(array)) for name, array in feeds.items()}
+    tensors = {name: tensor_of(array) for name, array in feeds.items()}
     if dtype is not None:
         tensors = {
             name: tensor.to(dtype) if tensor.is_floating_point() else tensor
@@ -206,7 +205,10 @@ def _named(answer: Any, reading: GraphReading) -> dict[str, Array]:
     """What a module returned by the names of the graph's outputs, which come in the same order."""
     flat = [entry for entry in _flattened(answer) if isinstance(entry, Tensor)]
     names = [role.name for role in reading.outputs]
-    return {name: entry.detach().cpu().numpy() for name, entry in zip(names, flat, strict=False)}
+    return {
+        name: array_of(entry, str(entry.dtype).removeprefix("torch."))
+        for name, entry in zip(names, flat, strict=False)
+    }
 
 
 def _flattened(answer: Any) -> list[Any]:

@@ -42,6 +42,7 @@ _SIZE: Final = struct.Struct("<Q")
 _LARGEST_HEAD: Final = 64 << 20  # bytes of JSON
 _JOINED: Final = 1 << 16  # below that one system call is cheaper than none of the copies
 _KINDS: Final = "biufc"
+BFLOAT16: Final = "bfloat16"
 
 
 class ProtocolError(Exception):
@@ -97,7 +98,8 @@ def receive(end: socket.socket, *, most: int, deadline: float | None = None) -> 
     message = receive_json(end, deadline=deadline)
     try:
         types = [
-            (str(name), _dtype(str(kind)), tuple(shape)) for name, kind, shape in message["arrays"]
+            (str(name), numpy_dtype(str(kind)), tuple(shape))
+            for name, kind, shape in message["arrays"]
         ]
         total = sum(kind.itemsize * math.prod(shape) for _, kind, shape in types)
         if total > most or any(axis < 0 for _, _, shape in types for axis in shape):
@@ -115,15 +117,16 @@ def receive(end: socket.socket, *, most: int, deadline: float | None = None) -> 
 @lru_cache(maxsize=64)  # numpy makes the name again each time
 def dtype_name(dtype: np.dtype[Any]) -> str:
     """Give numpy's name of a dtype of numbers, or ``bfloat16``; raises TypeError for any other."""
-    if dtype.kind in _KINDS or dtype.name == "bfloat16":
+    if dtype.kind in _KINDS or dtype.name == BFLOAT16:
         return dtype.name
     msg = f"arrays of {dtype.name} are not numbers"
     raise TypeError(msg)
 
 
 @lru_cache(maxsize=64)
-def _dtype(name: str) -> np.dtype[Any]:
-    if name == "bfloat16":
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The dtype of a name of :func:`dtype_name`; raises TypeError for any other."""
+    if name == BFLOAT16:
         return bfloat16()
     dtype: np.dtype[Any] = np.dtype(name)
     dtype_name(dtype)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import torch
+from little_graphs import model, node, saved, tensor
+from onnx import TensorProto
 
 import conformance
 from candidates.broken._graphs import HEADS, WIDTH, Eager, Parts, put_together
@@ -192,3 +195,36 @@ def test_a_source_that_cannot_be_called(tmp_path: Path) -> None:
     path = exported(Causal(), tmp_path / "model.onnx", (2, 5, WIDTH))
     with pytest.raises(UsageError, match="cannot be called with the graph's inputs"):
         conformance.graph(path, source=torch.nn.Linear(WIDTH + 1, 3))
+
+
+@pytest.mark.parametrize(("scale", "status"), [(0.25, "passed"), (0.5, "failed")])
+def test_a_graph_of_bfloat16_is_judged_as_any_other(
+    tmp_path: Path, scale: float, status: str
+) -> None:
+    """It computes in float32 what it takes and gives in a format that numpy has not."""
+    names = ("query", "key", "value")
+    nodes = [node("Cast", name, f"{name}_wide", to=TensorProto.FLOAT) for name in names]
+    nodes += [
+        node("Transpose", "key_wide", "turned", perm=[0, 1, 3, 2]),
+        node("MatMul", "query_wide turned", "products"),
+        node("Mul", "products scale", "scores"),
+        node("Softmax", "scores", "weights", axis=-1),
+        node("MatMul", "weights value_wide", "mixed"),
+        node("Cast", "mixed", "output", to=TensorProto.BFLOAT16),
+    ]
+    made = model(
+        nodes,
+        [(name, TensorProto.BFLOAT16, ["b", 2, name, 16]) for name in names],
+        [("output", TensorProto.BFLOAT16, ["b", 2, "query", 16])],
+        tensors=[tensor("scale", np.float32(scale))],
+    )
+    candidate = conformance.graph(saved(made, tmp_path / "half.onnx"))
+    try:
+        ran = results(candidate, "numerics.golden", "shape.dtype")
+    finally:
+        assert candidate.graph is not None
+        candidate.graph.process.close()
+    assert [(each.dtype, each.status) for each in ran] == [
+        ("bfloat16", "passed"),
+        ("bfloat16", status),
+    ]
