@@ -14,7 +14,5 @@ def query_positions(query_length: int, key_length: int, semantics: Semantics) ->
     Query i stands at ``i + Lk - Lq`` under bottom-right alignment (the last query at the last key)
     and at ``i`` under top-left.
     """
-    positions = torch.arange(query_length)
-    if semantics.causal_alignment == "bottom-right":
-        positions = positions + (key_length - query_length)
-    return positions
+    first = key_length - query_length if semantics.causal_alignment == "bottom-right" else 0
+    return torch.arange(first, first + query_length)

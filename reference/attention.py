@@ -147,9 +147,10 @@ def attend(
     given_query, given_key, value = query.double(), key.double(), value.double()
     query, key = position_heads(given_query, given_key, semantics)
     exact = _excludes_exactly(semantics, softcap)
+    unread = _unread(attended) if exact else None
     unchanged = key is given_key
-    key = _for_every_head(key, attended, semantics, exact=exact)
-    given_key = key if unchanged else _for_every_head(given_key, attended, semantics, exact=exact)
+    key = _for_every_head(key, num_heads, unread, semantics)
+    given_key = key if unchanged else _for_every_head(given_key, num_heads, unread, semantics)
     value = repeat_heads(value, num_heads, semantics)
 
     if scale is None:
@@ -169,16 +170,17 @@ def attend(
     )
     if semantics.score_mod is not None:
         attended = attended & ~torch.isneginf(steps.modified)
+        unread = _unread(attended) if exact else None
     weights = softmax(steps.logits, semantics.softmax_axis, sinks=sinks)
     if semantics.mask_operation == "multiply-weights":
         weights = weights * allowed
     empty = ~attended.any(dim=-1)
-    if exact:
+    if unread is None:
+        output = weights @ value
+    else:
         if sinks is None:
             weights = _fill_empty_rows(weights, empty, structure, semantics)
-        output, value = _weigh_exactly(weights, value, attended, empty)
-    else:
-        output = weights @ value
+        output, value = _weigh_exactly(weights, value, attended, empty, unread)
     return Attention(
         query=query,
         key=key,
@@ -216,6 +218,9 @@ def position_heads(query: Tensor, key: Tensor, semantics: Semantics) -> tuple[Te
     return rotate_heads(query, positions, semantics), rotate_heads(key, keys, semantics)
 
 
+_SOFTMAX_AXES = "batch, head, query, key, none"
+
+
 def softmax(logits: Tensor, axis: str = "key", *, sinks: Tensor | None = None) -> Tensor:
     """Exponentials over their sum along an axis; a slice of nothing but -inf becomes zeros.
 
@@ -223,24 +228,23 @@ def softmax(logits: Tensor, axis: str = "key", *, sinks: Tensor | None = None) -
     ``sinks [H]`` are logits that count in the sums over the keys of each head, and nowhere else.
     """
     check_tensor(logits, "logits", "B H Lq Lk")
-    axes = {"batch": 0, "head": 1, "query": 2, "key": 3}
-    known = axis in axes or axis == "none"
-    check_argument(known, "axis", f"is {axis!r}, not one of {', '.join(axes)}, none")
     if axis == "none":
         return torch.where(torch.isneginf(logits), 0.0, logits)
-    dim = axes[axis]
+    axes = {"batch": 0, "head": 1, "query": 2, "key": 3}
+    dim = axes.get(axis, -1)
+    check_argument(dim >= 0, "axis", f"is {axis!r}, not one of {_SOFTMAX_AXES}")
     if logits.shape[dim] == 0:
         return logits
     largest = logits.amax(dim=dim, keepdim=True)
     sink = None if sinks is None or axis != "key" else sinks.double()[:, None, None]
     if sink is not None:
         largest = torch.maximum(largest, sink)
-    largest = torch.where(torch.isneginf(largest), 0.0, largest)
+    largest = largest.masked_fill(largest == -math.inf, 0.0)
     exponentials = torch.exp(logits - largest)
     total = exponentials.sum(dim=dim, keepdim=True)
     if sink is not None:
         total = total + torch.exp(sink - largest)
-    return exponentials / torch.where(total == 0, 1.0, total)
+    return exponentials / total.masked_fill(total == 0, 1.0)
 
 
 def repeat_heads(heads: Tensor, num_heads: int, semantics: Semantics = STANDARD) -> Tensor:
@@ -257,25 +261,32 @@ def repeat_heads(heads: Tensor, num_heads: int, semantics: Semantics = STANDARD)
     return heads.repeat_interleave(group, dim=1)
 
 
-def _for_every_head(key: Tensor, attended: Tensor, semantics: Semantics, *, exact: bool) -> Tensor:
-    """The keys of each query head, those that no query reads zero where they have no influence."""
-    key = repeat_heads(key, attended.shape[1], semantics)
-    return zero_unread(key, attended) if exact else key
+def _for_every_head(
+    key: Tensor, num_heads: int, unread: Tensor | None, semantics: Semantics
+) -> Tensor:
+    """The keys of each query head, those that are ``unread`` zero where they have no influence."""
+    key = repeat_heads(key, num_heads, semantics)
+    return key if unread is None else key.masked_fill(unread, 0.0)
 
 
 def zero_unread(tokens: Tensor, read: Tensor) -> Tensor:
     """Zero the keys or values that no query reads: junk must not matter, but 0 * NaN is NaN."""
-    return tokens.masked_fill(~read.any(dim=2).unsqueeze(-1), 0.0)
+    return tokens.masked_fill(_unread(read), 0.0)
+
+
+def _unread(read: Tensor) -> Tensor:
+    """The keys that no query reads, of those that each one does: bool ``[B, H, Lk, 1]``."""
+    return ~read.any(dim=2).unsqueeze(-1)
 
 
 def _weigh_exactly(
-    weights: Tensor, value: Tensor, attended: Tensor, empty: Tensor
+    weights: Tensor, value: Tensor, attended: Tensor, empty: Tensor, unread: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The weighted values, and the values without those that no query reads.
 
     An empty row may read (by its rule) values that no other row may meet.
     """
-    read = zero_unread(value, attended)
+    read = value.masked_fill(unread, 0.0)
     output = weights @ read
     if not bool(empty.any()):
         return output, read
@@ -344,7 +355,9 @@ def _check_sinks(sinks: Tensor | None, num_heads: int) -> None:
 def _check_numbers(
     scale: float | None, softcap: float | None, window: tuple[int, int] | None
 ) -> None:
-    check_argument(scale is None or math.isfinite(scale), "scale", f"is {scale}, not finite")
-    positive = softcap is None or 0 < softcap < math.inf
-    check_argument(positive, "softcap", f"is {softcap}, not positive and finite")
+    if scale is not None:
+        check_argument(math.isfinite(scale), "scale", f"is {scale}, not finite")
+    if softcap is not None:
+        positive = 0 < softcap < math.inf
+        check_argument(positive, "softcap", f"is {softcap}, not positive and finite")
     check_window(window)

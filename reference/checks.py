@@ -34,13 +34,13 @@ def check_divides(count: int, name: str, width: int, whose: str) -> None:
 
 def check_window(window: object) -> None:
     """Require None or two integers ``(left, right)`` from -1, which means no limit."""
+    if window is None:
+        return
     sides = window if isinstance(window, (tuple, list)) else ()
     fits = len(sides) == len(("left", "right")) and all(
         isinstance(side, int) and side >= -1 for side in sides
     )
-    check_argument(
-        window is None or fits, "window", f"is {window}, not (left, right) with integers from -1"
-    )
+    check_argument(fits, "window", f"is {window}, not (left, right) with integers from -1")
 
 
 def check_size(value: Tensor, name: str, axis: int, wanted: int, because: str) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import and_
+
 import torch
 from torch import Tensor
 
@@ -37,15 +40,16 @@ def structural_mask(
         return torch.ones(query_length if rows is None else len(rows), key_length, dtype=torch.bool)
     position = query_positions(query_length, key_length, semantics)
     position = position[:, None] if rows is None else position[rows, None]
-    ahead = torch.arange(key_length)[None, :] - position
-    admitted = torch.ones(ahead.shape, dtype=torch.bool)
+    ahead = torch.arange(key_length) - position
+    left, right = (-1, -1) if window is None else window
+    limits = []
     if causal:
-        admitted &= ahead <= semantics.causal_offset
-    if window is not None:
-        left, right = window
-        admitted &= (ahead >= -left - semantics.window_offset) | (left < 0)
-        admitted &= (ahead <= right + semantics.window_offset) | (right < 0)
-    return admitted
+        limits.append(ahead <= semantics.causal_offset)
+    if left >= 0:
+        limits.append(ahead >= -left - semantics.window_offset)
+    if right >= 0:
+        limits.append(ahead <= right + semantics.window_offset)
+    return reduce(and_, limits) if limits else torch.ones(ahead.shape, dtype=torch.bool)
 
 
 def given_mask(

@@ -257,17 +257,13 @@ def scale_value(
     rule = semantics.scale
     if not isinstance(rule, str):
         return float(rule) * semantics.scale_factor
-    values = {
-        "inverse-sqrt-head-size": _power(head_size, -0.5),
-        "none": 1.0,
-        "inverse-head-size": _power(head_size, -1.0),
-        "sqrt-head-size": _power(head_size, 0.5),
-        "inverse-sqrt-model-width": _power(head_size * num_heads, -0.5),
-        "inverse-sqrt-num-heads": _power(num_heads, -0.5),
-        "inverse-sqrt-value-head-size": _power(value_head_size, -0.5),
-    }
-    return values[rule] * semantics.scale_factor
-
-
-def _power(size: int, exponent: float) -> float:
-    return math.pow(max(size, 1), exponent)
+    size, exponent = {
+        "inverse-sqrt-head-size": (head_size, -0.5),
+        "none": (1, 1.0),
+        "inverse-head-size": (head_size, -1.0),
+        "sqrt-head-size": (head_size, 0.5),
+        "inverse-sqrt-model-width": (head_size * num_heads, -0.5),
+        "inverse-sqrt-num-heads": (num_heads, -0.5),
+        "inverse-sqrt-value-head-size": (value_head_size, -0.5),
+    }[rule]
+    return math.pow(max(size, 1), exponent) * semantics.scale_factor

@@ -332,7 +332,7 @@ def act(
     oracle: Oracle, declared: golden.Semantics, made: Sequence[NamedMistake], inputs: Inputs
 ) -> MistakenAnswer:
     """What a candidate answers that makes some mistakes; NotExpressible where it cannot."""
-    if inputs.point != declared:
+    if inputs.point is not declared and inputs.point != declared:
         inputs = inputs.replace(point=declared)
     made = made_on(declared, made, inputs)
     try:
@@ -445,7 +445,10 @@ def _answer(oracle: Oracle, given: Inputs, call: DeclaredCall, made: Combination
 
 def _as_declared(oracle: Oracle, given: Inputs, call: DeclaredCall) -> Golden | None:
     """The golden answer to some inputs where a call is of nothing else; remembered."""
-    unchanged = call.inputs is given and call.semantics == oracle.point(given)
+    if call.inputs is not given:
+        return None
+    point = oracle.point(given)
+    unchanged = call.semantics is point or call.semantics == point
     return oracle.answer(given) if unchanged else None
 
 

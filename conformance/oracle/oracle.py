@@ -107,6 +107,7 @@ class Oracle:
         self.dtype = dtype
         self.seconds = 0.0
         self._answers: WeakKeyDictionary[Inputs, Golden] = WeakKeyDictionary()
+        self._contract: tuple[float, Contract] | None = None
 
     def answer(self, inputs: Inputs) -> Golden:
         """The golden answer and bound of the declared point; remembered."""
@@ -171,13 +172,20 @@ class Oracle:
             empty=core.empty,
             core=core,
             evaluation=evaluation,
-            limit=finite_limit(self.declaration, self.dtype),
+            limit=self._limit,
             absent=absent,
         )
 
+    @cached_property
+    def _limit(self) -> float:
+        """The largest number that a candidate can compute with."""
+        return finite_limit(self.declaration, self.dtype)
+
     def contract(self, scale: float) -> Contract:
-        """The declared precision contract for a scale."""
-        return contract_for(self.declaration, self.dtype, scale)
+        """The declared precision contract for a scale; the last one is remembered."""
+        if self._contract is None or self._contract[0] != scale:
+            self._contract = scale, contract_for(self.declaration, self.dtype, scale)
+        return self._contract[1]
 
     def shares(self, inputs: Inputs, index: tuple[int, ...]) -> dict[str, float]:
         """The part of each stage in the worst-case bound of one element, the largest first."""

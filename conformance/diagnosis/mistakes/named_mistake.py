@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
 from torch import Tensor
@@ -52,8 +53,8 @@ class DeclaredCall:
 
     def attend(self, heads: Heads, **changes: Any) -> golden.Attention:
         """The attention proper of some heads, which do not change the scale."""
-        options = self.inputs.replace(scale=self.scale).options
-        return golden.attend(*heads, **{**options, "semantics": self.semantics, **changes})
+        options = {**self.inputs.options, "scale": self.scale, "semantics": self.semantics}
+        return golden.attend(*heads, **{**options, **changes})
 
     def answer_of(self, output: Tensor) -> Tensor:
         """The answer of a core or layer from the output of its heads."""
@@ -219,7 +220,21 @@ class NamedMistake(Mistake):
         return all(getattr(point, name) == value for name, value in self.base.items())
 
     def at(self, point: golden.Semantics) -> golden.Semantics:
-        """The declared point with this mistake made, as it is where it cannot be made."""
+        """The declared point with this mistake made, as it is where it cannot be made.
+
+        The last one is remembered: a search asks for the same on each of its problems.
+        """
+        last = self._last_points
+        if not last or last[0] is not point:
+            last[:] = point, self._changed(point)
+        return last[1]
+
+    @cached_property
+    def _last_points(self) -> list[golden.Semantics]:
+        """The point that was asked for last, and the same with this mistake made."""
+        return []
+
+    def _changed(self, point: golden.Semantics) -> golden.Semantics:
         if not self.speaks_at(point):
             return point
         changed = point if self.point is None else self.point(point)
