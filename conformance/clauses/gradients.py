@@ -119,6 +119,10 @@ def golden_options(subject: Subject, problem: Problem) -> Finding:
 def _gradients_and_answer(subject: Subject, problem: Problem) -> Finding:
     """The gradients, and the answer that they come from."""
     inputs = inputs_for_gradients(subject, problem, whole=True)
+    if subject.oracle.empty_rule(inputs) not in FINITE_RULES:
+        inputs = with_full_rows(subject, problem, whole=True)  # a row of NaN spoils every gradient
+        if has_empty_rows(subject, inputs):
+            return Finding(binding=False)
     if has_short_heads(subject, inputs):
         return Finding(binding=False)
     upstream = output_gradient(subject, problem, inputs)

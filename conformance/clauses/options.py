@@ -142,7 +142,7 @@ def answers_rightly(subject: Subject, problem: Problem, inputs: Inputs, answer: 
     """Every row of an answer that has a key, and the returned weights, are right."""
     lost = _losses(inputs)
     other = lost[problem.seed % len(lost)] if lost else None
-    wording = "an answer forgets one of the options that are given together"
+    wording = "the answer differs from the expected one"
     judged = matches_golden(subject, inputs, wording, answer=answer.output, counterfactual=other)
     findings = [judged]
     if inputs.return_weights:

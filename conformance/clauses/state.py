@@ -360,13 +360,33 @@ def call_order(subject: Subject, problem: Problem) -> Finding:
         wording = "an answer depends on which calls were made before"
         finding = same_unless_identical(subject, (inputs, first), (inputs, second), wording)
         if finding.violation is not None:
-            return finding
+            return _after_one_call(subject, calls, inputs) or finding
     opening = _first_of_all(subject)
     if opening.violation is not None:
         return opening
     *_, last = (subject.call(forwards[0], calls[0]).output for _ in range(REPEATS))
     wording = f"after {len(calls) + REPEATS} calls the answer is another"
     return same_unless_identical(subject, (calls[0], in_order[0]), (calls[0], last), wording)
+
+
+def _after_one_call(subject: Subject, calls: list[Inputs], inputs: Inputs) -> Finding | None:
+    """The violation that one call before this one shows, with the sizes of both; None if none."""
+    for before in calls:
+        alone = subject.call(subject.forward(calls[0]), inputs).output
+        forward = subject.forward(calls[0])
+        subject.call(forward, before)
+        after = subject.call(forward, inputs).output
+        wording = f"after a call of {_sizes(before)} the answer to {_sizes(inputs)} is another"
+        finding = same_unless_identical(subject, (inputs, alone), (inputs, after), wording)
+        if finding.violation is not None:
+            return finding
+    return None
+
+
+def _sizes(inputs: Inputs) -> str:
+    """The sizes of a call in words."""
+    sizes = inputs.geometry
+    return f"batch {sizes.batch}, queries {sizes.query_length}, keys {sizes.key_length}"
 
 
 def _first_of_all(subject: Subject) -> Finding:
@@ -404,8 +424,6 @@ def _others(subject: Subject, problem: Problem) -> Iterator[Problem]:
     yield problem.replace(seed=problem.seed + 1, mask=mask)
     yield problem.replace(geometry=longer_sizes, causal=causal)
     yield problem.replace(geometry=geometry.replace(key_length=fewer, query_length=short))
-    items = geometry.batch + 1 if declared.batched else 1
-    yield problem.replace(geometry=longer_sizes.replace(batch=items), mask=other_mask)
     yield problem.replace(causal=other)
     # A call without options, and one with a cache: traces of the calls before show in both.
     plain = problem.replace(past=0, scale=None, softcap=None, window=None, causal=causal)
@@ -413,3 +431,6 @@ def _others(subject: Subject, problem: Problem) -> Iterator[Problem]:
     if draws_cache(subject.candidate):
         half = plain.replace(past=CACHED["the larger half of the keys"](geometry))
         yield half.replace(past=cached_length(half, subject.candidate))
+    # The largest comes last: in the reverse order nothing smaller is remembered before it.
+    items = geometry.batch + 1 if declared.batched else 1
+    yield problem.replace(geometry=longer_sizes.replace(batch=items), mask=other_mask)

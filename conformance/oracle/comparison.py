@@ -167,6 +167,10 @@ class Comparison(Replaceable):
         return measured
 
 
+# What is wrong with two answers that may well agree.
+NEITHER_FINITE: Final = "neither of two answers is finite"
+
+
 def disagreement(comparison: Comparison) -> str:
     """Why an answer is not the expected one, in one sentence; "" when it is."""
     if not comparison.kind:
@@ -174,6 +178,8 @@ def disagreement(comparison: Comparison) -> str:
     place = _place(comparison)
     wording, got = comparison.wording, comparison.got
     if comparison.kind == "finite" and comparison.expected_not_finite:
+        if wording == NEITHER_FINITE:
+            return f"{wording} at {place}: {got}"
         return f"{wording}: one of the two answers is not finite at {place}: {got}"
     numbers = f"expected {comparison.expected:.9g}, got {got:.9g}"
     if comparison.kind == "finite":
@@ -247,7 +253,11 @@ def compare(
         return pair.at(broken, kind="finite", margin=math.inf)
     if both_answers and not bool((torch.isfinite(expected) | ~judged).all()):
         unknown = judged & ~torch.isfinite(expected)
-        swapped = dataclasses.replace(pair, got=expected, expected_not_finite=True)
+        differing = unknown & torch.isfinite(got)
+        alone = bool(differing.any())
+        unknown = differing if alone else unknown
+        wording = wording if alone else NEITHER_FINITE
+        swapped = dataclasses.replace(pair, got=expected, expected_not_finite=True, wording=wording)
         return swapped.at(unknown, kind="finite", margin=math.inf).replace(tables=pair.tables())
     error = (got - expected).abs() if remainder is None else (got - expected - remainder).abs()
     ratio = errors_in_bounds(error, bound, judged & torch.isfinite(expected))

@@ -251,7 +251,7 @@ def _causes(record: Record, anchors: Anchors) -> list[tuple[Record, list[dict[st
                 "title": cause_title(cause),
                 "line": wording.said_line(cause),
                 "input": wording.counterexample(cause.get("counterexample") or {}),
-                "found": _new_words(cause, wording.message(wording.failure_of(candidate, cause))),
+                "found": wording.new_words(cause, wording.failure_of(candidate, cause)),
                 "links": [
                     (slug, anchors.get((number, places.get(slug, -1)), ""))
                     for slug in cause["clauses"]
@@ -366,11 +366,6 @@ def _failures(candidate: tuple[int, Record], anchors: Anchors) -> list[tuple[str
 
 def _failed(candidate: tuple[int, Record], anchors: Anchors) -> list[tuple[str, str]]:
     return [(slug, anchor) for slug, anchor, _ in _failures(candidate, anchors)]
-
-
-def _new_words(cause: Record, message: str) -> str:
-    """What a failure says, where it is not what the cause says already."""
-    return "" if message in cause_title(cause) else message
 
 
 def _picture_of(candidate: Record, number: int, cause: Record) -> html_failures.ShownPicture | None:

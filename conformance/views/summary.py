@@ -20,6 +20,7 @@ from .wording import (
     counted,
     cut,
     failure_of,
+    new_words,
     said_line,
     site,
     verdict_reason,
@@ -142,7 +143,7 @@ def _block(candidate: Record, cause: Record, number: int, width: int, *, alone: 
     explains = [] if said else _labelled("explains", every, width)
     short = [] if said else _labelled("explains", few(clauses), width)
     shown = _labelled("input", _input(clause), width)
-    numbers = [*shown, *_labelled("found", _found(clause), width)]
+    numbers = [*shown, *_labelled("found", cut(new_words(cause, clause), _LONGEST), width)]
     lines = counterexample.block(clause.get("counterexample") or {})
     tensors = [Text(cut(f"{'':{_INDENT + _LABEL}}{line}", width - 1)) for line in lines]
     least = [[*name, *fix, *short], _one_line(head.plain + title, width, "bold red")]
@@ -170,10 +171,6 @@ def _input(clause: Record) -> str:
     data = clause.get("counterexample")
     sizes = wording.counterexample(data) if data else ""
     return f"{clause['id']}: {sizes or wording.where(clause)}"
-
-
-def _found(clause: Record) -> str:
-    return cut(wording.message(clause), _LONGEST) if clause else ""
 
 
 def _labelled(label: str, text: str, width: int) -> list[Text]:

@@ -184,9 +184,20 @@ def causes(candidate: Record) -> list[Record]:
 def cause_title(cause: Record) -> str:
     """The name of a cause and what it is, with other names that explain as much."""
     others = [str(other["name"]) for other in cause.get("alternatives") or ()]
-    name = " or ".join([str(cause["name"]), *others])
     text = str(cause["text"])
+    name = " or ".join([_short_name(str(cause["name"]), text), *others])
     return printable(f"{name}: {text}" if text and text != name else name)
+
+
+def new_words(cause: Record, failure: Record) -> str:
+    """What the failure that shows a cause says, "" where the title of the cause says it already."""
+    said = message(failure) if failure else ""
+    return "" if said in cause_title(cause) else said
+
+
+def _short_name(name: str, text: str) -> str:
+    """The kind alone of a statement that is named ``kind: words``: its text says the words."""
+    return name.partition(": ")[0] if text else name
 
 
 def failure_of(candidate: Record, cause: Record) -> Record:
@@ -226,8 +237,8 @@ def by_cause(candidate: Record) -> list[Record]:
 def caused(clause: Record) -> str:
     """``scale-missing (the scores are not scaled): `` before what a failure says; "" if unnamed."""
     known = [entry for entry in clause.get("diagnosis") or () if entry.get("name") != UNKNOWN]
-    names = [str(entry.get("name") or "") for entry in known]
     text = cut(" ".join(str(known[0].get("text") or "").split()), _LONGEST_CODE) if known else ""
+    names = [_short_name(str(entry.get("name") or ""), text) for entry in known]
     name = " or ".join(filter(None, names)) or str(clause.get("explained_by") or "")
     return printable(f"{name} ({text}): " if name and text else f"{name}: " if name else "")
 

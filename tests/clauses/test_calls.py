@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
-from examples import bare, core, layer, plan, problem, try_on
-from torch import Tensor
+from examples import bare, core, layer, plan, problem, run_clause, try_on
+from torch import Tensor, nn
+
+import conformance
 
 PROMISES: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
 
@@ -29,6 +32,40 @@ def test_number_of_the_call_is_detected(wrong: int) -> None:
         return bare(query, key, value) * (2.0 if len(calls) == wrong + 1 else 1.0)
 
     assert try_on(core(kernel, **PROMISES), "state.call-order", problem()).violation is not None
+
+
+class FirstMaskKept(nn.Module):
+    """Causal attention to itself that keeps the mask of its first call: later keys are visible."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = 2
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(8, 8) for _ in range(4))
+        self.hidden: Tensor | None = None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Two heads of four channels."""
+        length = tokens.shape[1]
+        if self.hidden is None:
+            self.hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
+        grown = max(length - len(self.hidden), 0)
+        self.hidden = nn.functional.pad(self.hidden, (0, grown, 0, grown))
+        projected = (part(tokens) for part in (self.q_proj, self.k_proj, self.v_proj))
+        query, key, value = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in projected)
+        logits = (query @ key.mT / 2.0).masked_fill(self.hidden[:length, :length], -torch.inf)
+        merged: Tensor = (logits.softmax(-1) @ value).transpose(1, 2).flatten(2)
+        return self.out_proj(merged)
+
+
+def test_a_smaller_call_that_is_remembered_is_detected() -> None:
+    """What only a shorter call before spoils fails, and the sizes of both calls are said."""
+    promises = {"inputs": "self", "causal": "top-left", "always_causal": True}
+    made = conformance.module(FirstMaskKept(), **promises)
+    result = run_clause(made, "state.call-order")
+    assert result.violation is not None
+    assert re.match(
+        r"after a call of batch 1, queries \d, keys \d the answer to", result.violation["message"]
+    )
 
 
 def test_path_while_recording_gradients_is_detected() -> None:

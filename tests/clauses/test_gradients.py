@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from examples import SMALL, bare, core, layer, run_clause
+from examples import SMALL, bare, core, layer, problem, run_clause, try_on
 from torch import Tensor, nn
 
 import conformance
@@ -18,6 +18,7 @@ from candidates.legitimate.backward import (
     checkpointed_reentrantly,
     layer_checkpointed_reentrantly,
 )
+from candidates.legitimate.empty_rows import empty_rows_are_nan
 from conformance.clauses.registry import all_clauses
 from conformance.declare.candidate import Candidate
 
@@ -49,6 +50,17 @@ def test_correct_backward_passes_are_not_accused(candidate: Candidate, slug: str
     """By hand, by autograd, in blocks, recomputed: nothing fails and nothing is untestable."""
     outcome = status(candidate, slug, examples=SMALL.examples)
     assert outcome.startswith(("passed", "not-applicable")), outcome
+
+
+@pytest.mark.parametrize("rule", ["nan", "any"])
+def test_a_row_of_nan_may_spoil_the_gradients(rule: str) -> None:
+    """Where a query without keys may answer NaN, no combination of options leaves one so."""
+    promises = {"masks": ["keep"], "features": ["scale"], "empty_rows": rule}
+    candidate = core(empty_rows_are_nan.function, **promises)
+    none_for_the_first = problem(causal=True, query_length=2, key_length=1)
+    finding = try_on(candidate, "gradients.options", none_for_the_first)
+    assert finding.violation is None
+    assert status(candidate, "gradients.options") == "passed"
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])

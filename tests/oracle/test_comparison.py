@@ -169,6 +169,9 @@ def test_two_answers_of_nan_do_not_agree() -> None:
     assert agreement.margin == INF
     assert agreement.violation is not None
     assert agreement.violation.kind == "finite"
+    assert agreement.violation.message == "neither of two answers is finite at [0]: nan"
+    agreement = compare(row(1.0), row(NAN), row(1.0), both_answers=True, wording="odd")
+    assert agreement.violation is not None
     message = "odd: one of the two answers is not finite at [0]: nan"
     assert agreement.violation.message == message
     unjudged = torch.tensor([False])
