@@ -110,7 +110,7 @@ def golden_gradients(subject: Subject, problem: Problem) -> Finding:
     subtle=True,
 )
 def golden_options(subject: Subject, problem: Problem) -> Finding:
-    """Combinations of all declared options; queries without keys get no output gradient."""
+    """Combinations of all declared options in which each query has a key."""
     return unless_refused_alone(
         subject, problem, lambda placed: _gradients_and_answer(subject, placed)
     )
@@ -118,12 +118,8 @@ def golden_options(subject: Subject, problem: Problem) -> Finding:
 
 def _gradients_and_answer(subject: Subject, problem: Problem) -> Finding:
     """The gradients, and the answer that they come from."""
-    inputs = inputs_for_gradients(subject, problem, whole=True)
-    if subject.oracle.empty_rule(inputs) not in FINITE_RULES:
-        inputs = with_full_rows(subject, problem, whole=True)  # a row of NaN spoils every gradient
-        if has_empty_rows(subject, inputs):
-            return Finding(binding=False)
-    if has_short_heads(subject, inputs):
+    inputs = with_full_rows(subject, problem, whole=True)
+    if cannot_be_judged(subject, inputs):  # NaN of a row without keys is in every gradient
         return Finding(binding=False)
     upstream = output_gradient(subject, problem, inputs)
     gradients = promised_gradients(subject, subject.gradients.of(inputs, upstream))
