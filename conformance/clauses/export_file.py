@@ -161,9 +161,11 @@ def _named(reading: GraphReading) -> list[Role]:
 
 def _objection(role: Role) -> str:
     """What is wrong with a name, or ""."""
-    from ..graphs.reading import suggests  # noqa: PLC0415 (onnx: only for graphs)
+    from ..graphs.reading import suggests, suggests_keep  # noqa: PLC0415 (onnx: only for graphs)
 
     says = _SAYS[role.role]
+    if role.role in ("drop", "drop_int") and suggests_keep(role.name):
+        return f"{role.name!r} marks keys to leave out, where its name promises those to attend"
     if any(suggests(role.name, word) for word in says):
         return ""
     words = role.role.replace("_", " ")

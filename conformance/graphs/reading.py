@@ -208,6 +208,11 @@ def suggests_drop(name: str) -> bool:
     return bool(words(name) & _DROPS)
 
 
+def suggests_keep(name: str) -> bool:
+    """Whether a mask's name says that it marks what is attended, as Keras and Hugging Face do."""
+    return {"attention", "mask"} <= words(name) and not suggests_drop(name)
+
+
 def suggests_lengths(name: str) -> bool:
     """Whether a name speaks of numbers of valid keys."""
     return bool(words(name) & _LENGTHS)

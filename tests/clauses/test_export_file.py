@@ -12,7 +12,7 @@ import onnx
 import pytest
 from examples import CLAUSES, run_clause
 from exported import Altered, Answers, Outputs, Plan, Run, opened
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import conformance
 from candidates.broken._graphs import WIDTH, Parts, node, put_together
@@ -215,3 +215,31 @@ def test_names_without_roles(tmp_path: Path, names: dict[str, str], objection: s
     result = run_clause(graph(renamed(**names), tmp_path), NAMES)
     assert (result.status, result.level) == ("failed", "SHOULD")
     assert objection in result.reason
+
+
+def swapped_branches() -> ModelProto:
+    """Attention whose boolean mask takes out the keys that it marks."""
+    lowest = numpy_helper.from_array(np.array(-np.inf, dtype=np.float32), "lowest")
+    nodes = [
+        helper.make_node("Transpose", ["key"], ["turned"], perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["query", "turned"], ["products"]),
+        helper.make_node("Mul", ["products", "scale"], ["logits"]),
+        helper.make_node("Where", ["attention_mask", "lowest", "logits"], ["masked"]),
+        helper.make_node("Softmax", ["masked"], ["weights"], axis=-1),
+        helper.make_node("MatMul", ["weights", "value"], ["output"]),
+    ]
+    heads = ["batch", 2, "length", 4]
+    port = helper.make_tensor_value_info
+    inputs = [port(name, TensorProto.FLOAT, heads) for name in ("query", "key", "value")]
+    inputs += [port("attention_mask", TensorProto.BOOL, ["batch", 1, 1, "length"])]
+    output = port("output", TensorProto.FLOAT, heads)
+    scale = numpy_helper.from_array(np.array(0.5, dtype=np.float32), "scale")
+    made = helper.make_graph(nodes, "swapped", inputs, [output], [lowest, scale])
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_a_mask_whose_name_promises_the_opposite(tmp_path: Path) -> None:
+    """``attention_mask`` marks keys to attend: one that takes them out is told."""
+    result = run_clause(graph(swapped_branches(), tmp_path), NAMES)
+    assert (result.status, result.level) == ("failed", "SHOULD")
+    assert "'attention_mask' marks keys to leave out" in result.reason
