@@ -115,7 +115,8 @@ class DiagnosisEntry(TypedDict, total=False):
 
     ``facts`` are those about a mistake without a name; of its ``text``, ``common`` is what all
     wrong answers share and ``example`` what is true of this failure's. Of each name the first
-    failure that could be read has a ``picture``, and so have later ones on smaller problems.
+    failure that could be read has a ``picture``, and so have later ones on smaller problems. What
+    an earlier call makes wrong is so ``after`` it: its ``problem``, and what ``call`` that is.
     """
 
     name: str
@@ -127,6 +128,7 @@ class DiagnosisEntry(TypedDict, total=False):
     common: str
     example: str
     picture: PictureEntry
+    after: dict[str, Any]
 
 
 class ClauseEntry(TypedDict, total=False):

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from ..base.mistake import NO_MISTAKE, UNKNOWN
-from ..calls.calling import CandidateFailure, arguments, guarded
+from ..calls.calling import CandidateFailure
 from ..calls.devices import forked_random, seed_random
 from ..clauses.modules import COUNTED, equal_tokens, shares_of
 from ..clauses.subject import Subject
 from ..oracle.comparison import AXES
-from ..oracle.oracle import Golden
 from ..problems.edges import edge_problems
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..tolerance import model
 from .agreement import BatteryAnswer
-from .battery import answer_to, plain_problem
+from .battery import answer_to
 from .conditions import CONDITIONS, never_with, only_with
 from .dissection.influence import influence_facts
 from .dissection.reading import in_digits
-from .neighbours import OWN, neighbours, with_size
 
 _AXIS_NAMES: Final = {
     "batch": ("batch item", "batch items"),
@@ -244,23 +242,6 @@ def repeats(subject: Subject, answer: BatteryAnswer) -> bool:
     return not bool((differs & torch.isfinite(again.output)).any())
 
 
-def keeps_state(subject: Subject, problem: Problem) -> bool:
-    """Whether one built candidate answers the same call differently the second time."""
-    inputs = subject.inputs(problem)
-    positional, keywords = arguments(inputs)
-    try:
-        forward = subject.forward(inputs)
-        first, second = (guarded(forward, positional, keywords) for _ in range(2))
-    except CandidateFailure:
-        return False
-    if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
-        return False
-    if first.shape != second.shape or first.shape != inputs.output_shape:
-        return False
-    apart = (first.double() - second.double()).abs()
-    return bool((apart > subject.golden(inputs).bound).any())
-
-
 def _stray_influence(
     subject: Subject, facts: dict[str, Any], wrong: Sequence[BatteryAnswer]
 ) -> list[str]:
@@ -384,107 +365,3 @@ def _differ(shares: Tensor, slack: Tensor) -> bool:
     if shares.dim() != len("BHLD"):
         return False
     return bool(((shares - shares[..., :1]).abs() > 2.0 * slack).any())
-
-
-# Numbers of keys and queries that no other problem has: what is kept of a call by its sizes is new.
-_UNSEEN: Final = {"key_length": 13, "query_length": 11}
-# Added to the seed of a problem for the values of its second call.
-_OTHER_SEED: Final = 104_729
-_TWICE: Final = 2
-
-
-def state_entry(subject: Subject) -> dict[str, Any] | None:
-    """What an earlier call leaves in the answer to the next one; None if that cannot be said.
-
-    Two calls are made with sizes that are new, and twice so: the second is right with something of
-    the first in place of its own.
-    """
-    base = plain_problem(subject)
-    if base is None:
-        return None
-    common: list[str] | None = None
-    for time in range(_TWICE):
-        problem = base.replace(seed=base.seed + time)
-        for field, size in _UNSEEN.items():
-            problem = with_size(subject, problem, field, size + 2 * time) or problem
-        kept = [words for one in _options(subject, problem) for words in _left_over(subject, one)]
-        common = kept if common is None else [words for words in common if words in kept]
-    if not common:
-        return None
-    return {
-        "name": f"state: {common[0]}",
-        "text": f"a call is answered with {common[0]}",
-        "fix": "keep nothing of a call for the next one, or keep it by all that it depends on",
-        "confidence": 1.0,
-    }
-
-
-def _options(subject: Subject, problem: Problem) -> Iterator[Problem]:
-    """A problem as it is, and with the first mask, or the first scale, that it can be given."""
-    yield problem
-    near = neighbours(subject, problem, (OWN,))
-    yield from [one for one in near if one.mask is not None and one.scale is None][:1]
-    yield from [one for one in near if one.scale is not None and one.mask is None][:1]
-
-
-def _left_over(subject: Subject, problem: Problem) -> list[str]:
-    """What of a first call makes the answer to a second one, of other values, right."""
-    earlier = subject.inputs(problem)
-    other = subject.inputs(problem.replace(seed=problem.seed + _OTHER_SEED))
-    if other.score_shape != earlier.score_shape:
-        return []
-    own = {name: getattr(other, name) for name in ("query", "key", "value")}
-    later = earlier.with_tokens(**own).replace(keep=other.keep, bias=other.bias, scale=None)
-    try:
-        forward = subject.forward(earlier)
-        first, second = (subject.call(forward, one).output.double() for one in (earlier, later))
-    except CandidateFailure:
-        return []
-    exact = subject.golden(later)
-    if not _differ_from(second, exact.output, exact):
-        return []
-    apart = later.replace(mode="separate")  # of one object only its keys may be an earlier call's
-    words = [
-        words
-        for words, change in _KEPT.items()
-        if not _differ_from(second, subject.golden(change(earlier, apart)).output, exact)
-    ]
-    if not _differ_from(second, first, exact):
-        words.insert(0, "the answer of an earlier call")
-    elif not _differ_from(second - exact.output, first, exact):
-        words.append("the answer of an earlier call added to its own")
-    return words
-
-
-def _differ_from(answer: Tensor, expected: Tensor, exact: Golden) -> bool:
-    judged = exact.judged.expand(expected.shape)
-    return bool((((answer - expected).abs() > model.ACTED_ROOM * exact.bound) & judged).any())
-
-
-def _accumulated(earlier: Inputs, later: Inputs) -> Inputs:
-    """The keys and values of both calls, one after the other; only the later ones with a mask."""
-    if later.masked:
-        return later
-    both = (
-        torch.cat([getattr(one, name) for one in (earlier, later)], -2) for name in ("key", "value")
-    )
-    return later.with_tokens(**dict(zip(("key", "value"), both, strict=True)))
-
-
-# What a candidate may keep of a call: the later inputs with that of the earlier ones.
-_KEPT: Final[dict[str, Callable[[Inputs, Inputs], Inputs]]] = {
-    "the query of an earlier call": lambda earlier, later: later.with_tokens(query=earlier.query),
-    "the keys of an earlier call": lambda earlier, later: later.with_tokens(key=earlier.key),
-    "the values of an earlier call": lambda earlier, later: later.with_tokens(value=earlier.value),
-    "keys and values of an earlier call": lambda earlier, later: later.with_tokens(
-        key=earlier.key, value=earlier.value
-    ),
-    "the keys and values of an earlier call before its own": _accumulated,
-    "the weights of an earlier call, or its queries and keys": lambda earlier, later: (
-        later.with_tokens(query=earlier.query, key=earlier.key)
-    ),
-    "the mask of an earlier call": lambda earlier, later: later.replace(
-        keep=earlier.keep, bias=earlier.bias
-    ),
-    "the scale of an earlier call": lambda earlier, later: later.replace(scale=earlier.scale),
-}

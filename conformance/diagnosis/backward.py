@@ -16,9 +16,9 @@ from ..oracle.gradient_oracle import why_unknown
 from ..problems.memory_layouts import STRIDED
 from ..problems.problem import Problem
 from ..tolerance import model
-from .answer_facts import keeps_state
 from .battery import answer_to
 from .dissection.backward import backward_statements
+from .earlier_calls import SECOND_CALL, keeps_state
 from .mistakes import BACKWARD, NamedMistake, NotExpressible
 from .mistakes.backward_pass import gradients_with
 from .mistakes.named_mistake import Gradients
@@ -52,14 +52,6 @@ _OF_STRIDES: Final[dict[str, Any]] = {
 _OF_ANSWER: Final[dict[str, Any]] = {
     "name": UNKNOWN,
     "text": f"{NO_MISTAKE}: the answer to this call is wrong as well, before any gradient is taken",
-    "fix": "",
-    "confidence": 0.0,
-    "facts": {},
-}
-_OF_STATE: Final[dict[str, Any]] = {
-    "name": UNKNOWN,
-    "text": f"{NO_MISTAKE}: the answer to the same call is another the second time: something is "
-    "kept from call to call",
     "fix": "",
     "confidence": 0.0,
     "facts": {},
@@ -107,7 +99,7 @@ class BackwardDiagnostician:
     def _blamed_elsewhere(self, clause: str, problem: Problem) -> list[dict[str, Any]]:
         """What a clause may fail of alone, where no gradient on its own is wrong."""
         if keeps_state(self.subject, problem):
-            return [_OF_STATE]
+            return [SECOND_CALL]
         if clause == "gradients.strided" and self._ignores_strides(problem):
             return [_OF_STRIDES]
         return []

@@ -17,12 +17,20 @@ from ..clauses.subject import Subject
 from ..oracle.comparison import GROSS
 from ..problems.problem import Problem
 from .agreement import BatteryAnswer, fails_alike
-from .answer_facts import repeats, state_entry, unknown_entry
+from .answer_facts import repeats, unknown_entry
 from .backward import BackwardDiagnostician
 from .battery import Observation, answer_to, answers_near, answers_to_pairs, plain_problem
 from .conditions import plainness
 from .dissection import StatementReader, statements
 from .dissection.returned_weights import explain_weights
+from .earlier_calls import (
+    SECOND_CALL,
+    keeps_state,
+    of_second_calls,
+    order_entry,
+    second_calls,
+    state_entry,
+)
 from .lines import LineFinder
 from .mistaken_answer import Combination, DiagnosedSubject, acted_answers
 from .mistakes import NamedMistake, named_mistakes
@@ -69,6 +77,8 @@ class Diagnostician:
         self._observation = Observation(subject, observed)
         self._said_at = ""
         self._searches = 0
+        self._orders = 0
+        self._order: dict[str, Any] = {}
         self._illustrator = Illustrator(subject)
         self._finder = LineFinder(subject)
         self._reader = StatementReader(subject)
@@ -99,12 +109,7 @@ class Diagnostician:
         if not candidate.golden_known or candidate.kind == "positions":
             return []
         if clause is not None and problem is not None and clause.family == "gradients":
-            if not self._anything_wrong:
-                wrong_weights = self._returned_weights if clause.id == OF_WEIGHTS else []
-                return wrong_weights or self.backward.explain(clause.id, problem)
-            # The answers are wrong, and wrong gradients are a consequence.
-            entries = [one.entry for one in self.explanations]
-            return shared_confidence(entries) if entries else [self._unknown(clause, None)]
+            return self._of_gradients(clause, problem)
         self._first_problem = self._first_problem or problem
         entries = self._entries(self.explanations, clause, problem)
         if not entries and self._of_first and not self._searched_all:
@@ -123,7 +128,46 @@ class Diagnostician:
             return shared_confidence(entries)
         if clause is None and not self._anything_wrong:
             return []
-        return [self._unknown(clause, shown)]
+        return self._of_earlier_calls(problem, shown) or [self._unknown(clause, shown)]
+
+    def _of_gradients(self, clause: Clause, problem: Problem) -> list[dict[str, Any]]:
+        if not self._anything_wrong:
+            wrong_weights = self._returned_weights if clause.id == OF_WEIGHTS else []
+            explained = wrong_weights or self.backward.explain(clause.id, problem)
+            return self._of_second_calls if explained == [SECOND_CALL] else explained
+        # The answers are wrong, and wrong gradients are a consequence.
+        entries = [one.entry for one in self.explanations]
+        if entries:
+            return shared_confidence(entries)
+        return self._of_earlier_calls(None, None) or [self._unknown(clause, None)]
+
+    def _of_earlier_calls(
+        self, problem: Problem | None, shown: BatteryAnswer | None
+    ) -> list[dict[str, Any]]:
+        """What is said where earlier calls make an answer wrong; empty for all others."""
+        if self._of_state is not None:
+            return [self._of_state]
+        if problem is not None and not self._anything_wrong and keeps_state(self.subject, problem):
+            return self._of_second_calls
+        order = self._of_order(problem, shown)
+        return [order] if order else []
+
+    def _of_order(self, problem: Problem | None, shown: BatteryAnswer | None) -> dict[str, Any]:
+        """What is said where earlier calls alone make an answer wrong; empty for all others.
+
+        That is the answer to the failing problem, else the plainest wrong one of the battery.
+        """
+        own = problem if shown is not None and shown.margin > 1.0 else None
+        if self._order and own is not None:  # the call that this answer is wrong after
+            return order_entry(self.subject, own) or self._order
+        if own is None and not self._order:
+            wrong = (one for one in self.observed if one.problem is not None and one.margin > 1.0)
+            plainest = min(wrong, key=lambda one: plainness(one.inputs), default=None)
+            own = None if plainest is None else plainest.problem
+        if own is not None and self._orders < MOST_SEARCHES:
+            self._orders += 1
+            self._order = order_entry(self.subject, own) or {}
+        return self._order
 
     def _located(
         self, entries: list[dict[str, Any]], problem: Problem | None
@@ -165,12 +209,7 @@ class Diagnostician:
         return self._searches <= MOST_SEARCHES
 
     def _unknown(self, clause: Clause | None, shown: BatteryAnswer | None) -> dict[str, Any]:
-        """What earlier calls explain, else the entry without a name.
-
-        What all wrong answers share is said at one clause alone.
-        """
-        if self._of_state is not None:
-            return self._of_state
+        """The entry without a name: what all wrong answers share is said at one clause alone."""
         said_at = self._said_at
         if clause is not None and not said_at:
             self._said_at = clause.id
@@ -179,6 +218,11 @@ class Diagnostician:
     @cached_property
     def _of_state(self) -> dict[str, Any] | None:
         return state_entry(self.subject)
+
+    @cached_property
+    def _of_second_calls(self) -> list[dict[str, Any]]:
+        """What is said where the first call is answered rightly, and not the second."""
+        return of_second_calls(Diagnostician(second_calls(self.subject), self.mistakes).explain())
 
     @cached_property
     def backward(self) -> BackwardDiagnostician:

@@ -160,7 +160,7 @@ def _find(target: str, graph_options: GraphOptions) -> Iterable[tuple[Candidate,
         if where in registered:
             return _from_entry_point(registered[where])
     put_on_path(Path.cwd())
-    return _from_module(import_dotted(checked_name(where)), where, name)
+    return candidates_in(import_dotted(checked_name(where)), where, name)
 
 
 def _attention(target: str, number: int) -> list[tuple[Candidate, str]]:
@@ -269,7 +269,7 @@ def _from_path(path: Path, where: str, name: str | None) -> Iterable[tuple[Candi
     if path.is_file() and path.suffix != ".py":
         msg = f"{where} is not a Python file, a folder or an ONNX graph"
         raise UsageError(msg)
-    return _from_module(import_path(path), where, name)
+    return candidates_in(import_path(path), where, name)
 
 
 def _from_folder(folder: Path) -> Iterator[tuple[Candidate, str]]:
@@ -305,9 +305,10 @@ def _from_entry_point(entry: EntryPoint) -> Iterable[tuple[Candidate, str]]:
     return candidates_of(loaded, entry.name)
 
 
-def _from_module(
+def candidates_in(
     module: ModuleType, where: str, name: str | None
 ) -> Iterable[tuple[Candidate, str]]:
+    """The candidates of a module, or of what it calls a name, each with its target."""
     if name is None:
         return _declared_in(module, where)
     result, _ = guarded(f"{where}:{name} cannot be read", lambda: attribute(module, name, where))
@@ -359,7 +360,7 @@ def _listed(module: ModuleType, listed: Any, where: str) -> Iterator[tuple[Candi
             submodule = import_dotted(f"{module.__name__}.{entry}")
             yield from _declared_in(submodule, _below(where, entry))
         else:
-            yield from _from_module(module, where, entry)
+            yield from candidates_in(module, where, entry)
 
 
 def _has(module: ModuleType, name: str, where: str) -> bool:

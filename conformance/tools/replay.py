@@ -225,6 +225,31 @@ def _after_the_run(
     passed: Sequence[FailedClause], target: str | None, timeout: float, progress: Progress
 ) -> dict[int, Replayed]:
     """The cases that fail after the earlier calls of the run, by the identity of the case."""
+    dependent = _after_one_call(passed, target, timeout)
+    passed = [case for case in passed if id(case) not in dependent]
+    return {**dependent, **(_after_all(passed, target, timeout, progress) if passed else {})}
+
+
+def _after_one_call(
+    passed: Sequence[FailedClause], target: str | None, timeout: float
+) -> dict[int, Replayed]:
+    """Those that fail after the one call that their diagnosis blames, each in a new worker."""
+    dependent: dict[int, Replayed] = {}
+    for case in passed:
+        after = next(iter(case.clause.get("diagnosis") or [{}])).get("after")
+        if not isinstance(after, dict) or not isinstance(after.get("problem"), dict):
+            continue
+        with opened([case], target, timeout) as (supervisor, index):
+            again = _again(supervisor, index, case, after=after["problem"])
+        if again.outcome != "passes":
+            dependent[id(case)] = replace(again, after=f"{after.get('call')} before it")
+    return dependent
+
+
+def _after_all(
+    passed: Sequence[FailedClause], target: str | None, timeout: float, progress: Progress
+) -> dict[int, Replayed]:
+    """Those that fail after all earlier calls of the run, or the last few of them."""
     dependent: dict[int, Replayed] = {}
     waiting = {id(case.clause): case for case in passed}
     with opened(passed, target, timeout, whole=True) as (supervisor, index):
@@ -368,11 +393,20 @@ def _index(names: list[str], name: str, target: str) -> int:
 
 
 def _again(
-    supervisor: Supervisor, index: int, case: FailedClause, *, last: int = 0, of: int = 0
+    supervisor: Supervisor,
+    index: int,
+    case: FailedClause,
+    *,
+    last: int = 0,
+    of: int = 0,
+    after: Record | None = None,
 ) -> Replayed:
-    """Replay a case, after the ``last`` of the ``of`` earlier examples of its clause."""
+    """Replay a case, after the ``last`` of the ``of`` earlier examples of its clause.
+
+    Or ``after`` a call of some problem.
+    """
     clause = case.clause
-    argument = {**argument_of(case), "earlier": {"last": last, "of": of}}
+    argument = {**argument_of(case), "earlier": {"last": last, "of": of}, "after": after}
     try:
         answer = supervisor.perform(index, JOB, argument)
     except WorkerLost as lost:

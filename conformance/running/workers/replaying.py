@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 from ...adapters.graph_forward import described
 from ...base.results import Violation, plain
 from ...calls import torch_state
+from ...calls.calling import CandidateFailure
 from ...calls.devices import why_unusable
 from ...calls.recording import Recording
 from ...clauses.registry import Clause, all_clauses
@@ -28,7 +30,8 @@ def replay_job(
     """Examine a problem again and say what became of its failure, as plain data.
 
     ``argument`` holds ``clause``, ``dtype``, ``device``, ``problem`` and the ``violation`` of the
-    report, and which of the clause's earlier examples are run first (``earlier``). The answer's
+    report, which of the clause's earlier examples are run first (``earlier``), and the problem of a
+    call that is made first (``after``). The answer's
     ``outcome`` is "passes", "fails" or "differs"; the last two come with the new ``violation`` and
     ``counterexample``. Raises UsageError for a clause or problem that this version cannot run.
     """
@@ -39,6 +42,9 @@ def replay_job(
         for earlier in _earlier_examples(plan, clause, subject, before["of"], last=before["last"]):
             report_step("calling", plan.candidate.name)  # a new time limit
             examine_recorded(clause, subject, earlier, recording)
+        if argument.get("after"):
+            with subject.recorded(recording), contextlib.suppress(CandidateFailure):
+                subject.answer(subject.inputs(_problem(plan, argument, "after")))
         finding, recording = examine_recorded(clause, subject, problem, recording)
         if finding.violation is None:
             return {"outcome": "passes"}
@@ -102,11 +108,11 @@ def rebuilt(plan: CandidatePlan, argument: dict[str, Any]) -> tuple[Clause, Subj
     return clauses[slug], plan.run.subject(argument["dtype"], device), problem
 
 
-def _problem(plan: CandidatePlan, argument: dict[str, Any]) -> Problem:
-    """The problem of a report, whose tensors can be made; raises UsageError."""
+def _problem(plan: CandidatePlan, argument: dict[str, Any], name: str = "problem") -> Problem:
+    """A problem of a report, whose tensors can be made; raises UsageError."""
     slug = argument["clause"]
     try:
-        problem = problem_from_json(argument["problem"])
+        problem = problem_from_json(argument[name])
         _check_layouts(problem)
         materialise(problem, plan.candidate)
     except KeyError as error:

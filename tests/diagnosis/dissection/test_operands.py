@@ -12,7 +12,7 @@ import conformance
 from conformance._golden import golden
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
-from conformance.diagnosis.answer_facts import state_entry
+from conformance.diagnosis.earlier_calls import state_entry
 
 Weights = conformance.ProjectionWeights
 Projected = tuple[Tensor, Tensor, Tensor]

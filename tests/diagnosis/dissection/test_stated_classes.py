@@ -17,7 +17,7 @@ from candidates.eager import Answer, EagerLayer
 from conformance._golden import golden
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import Diagnostician, diagnose
-from conformance.diagnosis.answer_facts import state_entry
+from conformance.diagnosis.earlier_calls import state_entry
 
 Logits = Callable[[Tensor], Tensor]
 

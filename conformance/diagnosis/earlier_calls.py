@@ -1,0 +1,271 @@
+"""What earlier calls leave in the answers to later ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..base.mistake import UNKNOWN
+from ..calls.calling import CandidateFailure, arguments, guarded
+from ..clauses.subject import Subject
+from ..oracle.oracle import Golden
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
+from ..targets.anew import loaded_anew
+from ..tolerance import model
+from .battery import answer_to, plain_problem
+from .neighbours import OWN, neighbours, with_size
+
+_FIX: Final = "keep nothing of a call for the next one, or keep it by all that it depends on"
+# What is said of a second call that is answered wrongly, where nobody can say how.
+SECOND_CALL: Final[dict[str, Any]] = {
+    "name": "state: something of the first call in the second",
+    "text": "the answer to the same call is another the second time: something is kept from call "
+    "to call",
+    "fix": _FIX,
+    "confidence": 1.0,
+}
+
+
+def second_calls(subject: Subject) -> Subject:
+    """The subject of a candidate that answers each call with its second answer to it."""
+    candidate = subject.candidate
+    function = candidate.function
+
+    def twice(called: Callable[..., Any]) -> Callable[..., Any]:
+        def answer(*positional: Any, **keywords: Any) -> Any:
+            called(*positional, **keywords)
+            return called(*positional, **keywords)
+
+        return answer
+
+    def built(*given: Any, **keywords: Any) -> Any:
+        return twice(function(*given, **keywords))
+
+    repeated = built if candidate.kind == "layer" else twice(function)
+    other = dataclasses.replace(candidate, function=repeated)
+    return Subject(other, subject.dtype, subject.device, sealed=subject.sealed)
+
+
+def of_second_calls(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is said of a candidate whose second calls have some diagnosis."""
+    if not entries or entries[0]["name"] == UNKNOWN:
+        return [SECOND_CALL]
+    return [
+        {
+            **entry,
+            "name": f"state: from the second call on {entry['name']}",
+            "text": f"the first call is answered rightly; from the second call on {entry['text']}",
+            "fix": f"{_FIX}: {entry['fix']}" if entry["fix"] else _FIX,
+        }
+        for entry in entries
+    ]
+
+
+def keeps_state(subject: Subject, problem: Problem) -> bool:
+    """Whether one built candidate answers the same call differently the second time."""
+    inputs = subject.inputs(problem)
+    positional, keywords = arguments(inputs)
+    try:
+        forward = subject.forward(inputs)
+        first, second = (guarded(forward, positional, keywords) for _ in range(2))
+    except CandidateFailure:
+        return False
+    if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
+        return False
+    if first.shape != second.shape or first.shape != inputs.output_shape:
+        return False
+    apart = (first.double() - second.double()).abs()
+    return bool((apart > subject.golden(inputs).bound).any())
+
+
+# Numbers of keys and queries that no other problem has: what is kept of a call by its sizes is new.
+_UNSEEN: Final = {"key_length": 13, "query_length": 11}
+# Added to the seed of a problem for the values of its second call.
+_OTHER_SEED: Final = 104_729
+_TWICE: Final = 2
+
+
+def state_entry(subject: Subject) -> dict[str, Any] | None:
+    """What an earlier call leaves in the answer to the next one; None if that cannot be said.
+
+    Two calls are made with sizes that are new, and twice so: the second is right with something of
+    the first in place of its own.
+    """
+    base = plain_problem(subject)
+    if base is None:
+        return None
+    common: list[str] | None = None
+    for time in range(_TWICE):
+        problem = base.replace(seed=base.seed + time)
+        for field, size in _UNSEEN.items():
+            problem = with_size(subject, problem, field, size + 2 * time) or problem
+        kept = [words for one in _options(subject, problem) for words in _left_over(subject, one)]
+        common = kept if common is None else [words for words in common if words in kept]
+    if not common:
+        return None
+    return {
+        "name": f"state: {common[0]}",
+        "text": f"a call is answered with {common[0]}",
+        "fix": _FIX,
+        "confidence": 1.0,
+    }
+
+
+def _options(subject: Subject, problem: Problem) -> Iterator[Problem]:
+    """A problem as it is, and with the first mask, or the first scale, that it can be given."""
+    yield problem
+    near = neighbours(subject, problem, (OWN,))
+    yield from [one for one in near if one.mask is not None and one.scale is None][:1]
+    yield from [one for one in near if one.scale is not None and one.mask is None][:1]
+
+
+def _left_over(subject: Subject, problem: Problem) -> list[str]:
+    """What of a first call makes the answer to a second one, of other values, right."""
+    earlier = subject.inputs(problem)
+    other = subject.inputs(problem.replace(seed=problem.seed + _OTHER_SEED))
+    if other.score_shape != earlier.score_shape:
+        return []
+    own = {name: getattr(other, name) for name in ("query", "key", "value")}
+    later = earlier.with_tokens(**own).replace(keep=other.keep, bias=other.bias, scale=None)
+    try:
+        forward = subject.forward(earlier)
+        first, second = (subject.call(forward, one).output.double() for one in (earlier, later))
+    except CandidateFailure:
+        return []
+    exact = subject.golden(later)
+    if not _differ_from(second, exact.output, exact):
+        return []
+    apart = later.replace(mode="separate")  # of one object only its keys may be an earlier call's
+    words = [
+        words
+        for words, change in _KEPT.items()
+        if not _differ_from(second, subject.golden(change(earlier, apart)).output, exact)
+    ]
+    if not _differ_from(second, first, exact):
+        words.insert(0, "the answer of an earlier call")
+    elif not _differ_from(second - exact.output, first, exact):
+        words.append("the answer of an earlier call added to its own")
+    return words
+
+
+def _differ_from(answer: Tensor, expected: Tensor, exact: Golden) -> bool:
+    judged = exact.judged.expand(expected.shape)
+    return bool((((answer - expected).abs() > model.ACTED_ROOM * exact.bound) & judged).any())
+
+
+def _accumulated(earlier: Inputs, later: Inputs) -> Inputs:
+    """The keys and values of both calls, one after the other; only the later ones with a mask."""
+    if later.masked:
+        return later
+    both = (
+        torch.cat([getattr(one, name) for one in (earlier, later)], -2) for name in ("key", "value")
+    )
+    return later.with_tokens(**dict(zip(("key", "value"), both, strict=True)))
+
+
+# What a candidate may keep of a call: the later inputs with that of the earlier ones.
+_KEPT: Final[dict[str, Callable[[Inputs, Inputs], Inputs]]] = {
+    "the query of an earlier call": lambda earlier, later: later.with_tokens(query=earlier.query),
+    "the keys of an earlier call": lambda earlier, later: later.with_tokens(key=earlier.key),
+    "the values of an earlier call": lambda earlier, later: later.with_tokens(value=earlier.value),
+    "keys and values of an earlier call": lambda earlier, later: later.with_tokens(
+        key=earlier.key, value=earlier.value
+    ),
+    "the keys and values of an earlier call before its own": _accumulated,
+    "the weights of an earlier call, or its queries and keys": lambda earlier, later: (
+        later.with_tokens(query=earlier.query, key=earlier.key)
+    ),
+    "the mask of an earlier call": lambda earlier, later: later.replace(
+        keep=earlier.keep, bias=earlier.bias
+    ),
+    "the scale of an earlier call": lambda earlier, later: later.replace(scale=earlier.scale),
+}
+
+# Sizes of an earlier call beside those of the failing one, with what is said of it.
+_RESIZED: Final = (
+    ("key_length", "keys"),
+    ("query_length", "queries"),
+    ("batch", "items"),
+    ("num_heads", "heads"),
+)
+# What is changed besides where it is confirmed that a call decides about a later one.
+_OTHERWISE: Final[tuple[dict[str, Any], ...]] = (
+    {"values": "normal"},
+    {"values": "normal", "mask": None},
+    {},
+)
+
+
+def _earlier_calls(subject: Subject, problem: Problem) -> Iterator[tuple[str, Problem]]:
+    """Calls that may leave something for a failing one, each with what sets it apart."""
+    yield "other values", problem.replace(overrides=None, seed=problem.seed + _OTHER_SEED)
+    for field, plural in _RESIZED:
+        size = getattr(problem.geometry, field)
+        for word, other in (("more", size + 1), ("fewer", size // 2), ("more", 2 * size + 6)):
+            resized = with_size(subject, problem, field, other) if other else None
+            if resized is not None:
+                yield f"{word} {plural}", resized
+
+
+def order_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
+    """What is said of an answer that is wrong after earlier calls alone; None for any other.
+
+    A copy of the candidate that has made no call answers rightly, and wrongly after an earlier
+    call: with other values as well. Where no such call is found the first is said.
+    """
+    if not _right_anew(subject, problem):
+        return None
+    for what, earlier in _earlier_calls(subject, problem):
+        if _right_anew(subject, problem, earlier) is False and _confirmed(
+            subject, problem, earlier
+        ):
+            return {
+                "name": f"state: something of an earlier call with {what}",
+                "text": "the answer depends on earlier calls: this call is answered rightly where "
+                f"it is the first, and wrongly after one with {what}",
+                "fix": _FIX,
+                "confidence": 1.0,
+                "after": {"call": f"a call with {what}", "problem": earlier.as_json()},
+            }
+    return {
+        "name": "state: something of earlier calls",
+        "text": "the answer depends on earlier calls: this call is answered rightly where it is "
+        "the first",
+        "fix": _FIX,
+        "confidence": 1.0,
+    }
+
+
+def _confirmed(subject: Subject, problem: Problem, earlier: Problem) -> bool:
+    """Whether the same is seen with other values, and the first call is always right."""
+    shown = False
+    for time, changes in enumerate(_OTHERWISE):
+        other, before = (
+            one.replace(overrides=None, seed=one.seed + (2 + time) * _OTHER_SEED, **changes)
+            for one in (problem, earlier)
+        )
+        if not _right_anew(subject, other):
+            return False
+        shown = shown or _right_anew(subject, other, before) is False
+    return shown
+
+
+def _right_anew(subject: Subject, *problems: Problem) -> bool | None:
+    """Whether a copy without calls answers the first problem rightly, after the others.
+
+    None where there is no such copy, or no answer.
+    """
+    candidate = loaded_anew(subject.candidate)
+    if candidate is None:
+        return None
+    copy = Subject(candidate, subject.dtype, subject.device, sealed=subject.sealed)
+    problem, *earlier = problems
+    for one in earlier:
+        answer_to(copy, copy.inputs(one))
+    answer = answer_to(copy, copy.inputs(problem))
+    return None if answer is None else answer.margin <= 1.0

@@ -1,0 +1,113 @@
+"""Answers that are wrong after earlier calls alone are said to be, with a call that makes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from conformance.base.profile import PROFILES
+from conformance.clauses.subject import Subject
+from conformance.diagnosis import diagnose
+from conformance.diagnosis.earlier_calls import SECOND_CALL, of_second_calls, second_calls
+from conformance.running.clause_run import ClauseRun
+from conformance.running.runner import CandidateRun
+from conformance.targets.resolving import resolve_one
+
+HEAD = """
+import torch
+import conformance
+
+KEPT = {}
+
+"""
+MASKS = """
+@conformance.core(causal="bottom-right")
+def attend(query, key, value, *, causal=False):
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    if causal:
+        rows, columns = scores.shape[-2:]
+        hidden = torch.ones(rows, columns, dtype=torch.bool).triu(columns - rows + 1)
+        hidden = KEPT.setdefault((rows, max(columns, 8)), hidden)[:, :columns]
+        hidden = torch.nn.functional.pad(hidden, (0, columns - hidden.shape[1]))
+        scores = scores.masked_fill(hidden, -torch.inf)
+    return scores.softmax(-1) @ value
+"""
+TABLES = """
+@conformance.core(semantics=conformance.Semantics(rotary="halves"))
+def attend(query, key, value):
+    size, length = query.shape[-1], max(query.shape[2], key.shape[2])
+    places = torch.arange(length, dtype=torch.float64)
+    angles = places[:, None] * 10000.0 ** -(torch.arange(0, size, 2) / size).double()
+    angles = KEPT.setdefault(size, angles)
+    def turn(x, first):
+        own = angles[(torch.arange(x.shape[2]) + first).clamp(max=len(angles) - 1)].to(x.dtype)
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * own.cos() - b * own.sin(), b * own.cos() + a * own.sin()], -1)
+    query, key = turn(query, key.shape[2] - query.shape[2]), turn(key, 0)
+    return (query @ key.mT / size ** 0.5).softmax(-1) @ value
+"""
+COUNTS = """
+@conformance.layer
+class Attend:
+    def __init__(self, geometry, weights):
+        self.heads, self.w, self.calls = geometry.num_heads, weights, 0
+
+    def __call__(self, query, key, value):
+        w, linear = self.w, torch.nn.functional.linear
+        q, k, v = (
+            linear(x, matrix, bias).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for x, matrix, bias in zip(
+                (query, key, value), (w.q, w.k, w.v), (w.q_bias, w.k_bias, w.v_bias)
+            )
+        )
+        self.calls += 1
+        factor = 1.25 if self.calls > 1 else 1.0
+        out = (factor * q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+        out = out.transpose(1, 2).flatten(2)
+        return out if w.o is None else linear(out, w.o, w.o_bias)
+"""
+
+
+def subject_of(text: str, folder: Path) -> Subject:
+    """The one candidate of a file with some text."""
+    path = folder / "keeping.py"
+    path.write_text(HEAD + text, encoding="utf-8")
+    (candidate,) = resolve_one(str(path))
+    return Subject(candidate, "float32")
+
+
+def diagnosis(text: str, folder: Path) -> dict[str, Any]:
+    """The first entry of the diagnosis of the first failing clause that has one."""
+    candidate = subject_of(text, folder).candidate
+    only = ("mask.*", "numerics.golden", "numerics.options", "position.*")
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=only, dtypes=("float32",))
+    for planned in run.planned():
+        result = run.run(planned, clause_run=ClauseRun(deferred=True))
+        if result.status == "failed":
+            diagnosed = run.explain_failure(planned, result).diagnosis
+            if diagnosed:
+                return dict(diagnosed[0])
+    raise AssertionError
+
+
+def test_mask_kept_by_the_number_of_queries(tmp_path: Path) -> None:
+    """A mask that is kept for calls with as many queries is told with the call that makes it."""
+    entry = diagnosis(MASKS, tmp_path)
+    assert entry["name"].startswith("state: something of an earlier call with ")
+    assert entry["name"].endswith(" keys")
+    assert entry["after"]["problem"]["causal"]
+
+
+def test_table_kept_from_a_shorter_call(tmp_path: Path) -> None:
+    """A table of positions that is as long as the first call's is told, in a few plain words."""
+    entry = diagnosis(TABLES, tmp_path)
+    assert entry["name"].startswith("state: something of an earlier call with fewer ")
+
+
+def test_second_call_is_dissected(tmp_path: Path) -> None:
+    """What the second call of a layer computes instead is read like any other mistake."""
+    subject = subject_of(COUNTS, tmp_path)
+    assert diagnose(subject) == []
+    (entry,) = of_second_calls(diagnose(second_calls(subject)))
+    assert entry["name"] == "state: from the second call on logits: 1.25 times the scores"
+    assert of_second_calls([]) == [SECOND_CALL]
