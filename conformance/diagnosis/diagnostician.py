@@ -87,6 +87,7 @@ class Diagnostician:
         self._first_problem: Problem | None = None
         self._searched: Problem | None = None
         self._searched_all = False
+        self._first_search: MistakeSearch | None = None
 
     def explain(
         self, clause: Clause | None = None, problem: Problem | None = None
@@ -267,7 +268,7 @@ class Diagnostician:
         """
         if not self._observation.is_long:
             return []
-        search = self._search(self._observation.first, self.mistakes)
+        search = self._first_search = self._search(self._observation.first)
         if not search.gross or not repeats(self.subject, search.observed[0]):
             return []
         explanations = _explanations(
@@ -286,7 +287,7 @@ class Diagnostician:
         """
         if not self._observation.whole:
             return []
-        search = self._search(self._observation.whole, self.mistakes)
+        search = self._search(self._observation.whole, self._first_search)
         if search.wrong and not repeats(self.subject, search.observed[0]):
             return []  # what answers at random makes no mistake that could be acted out
         pairs = [(answer.inputs, answer.output) for answer in search.observed]
@@ -366,9 +367,9 @@ class Diagnostician:
         return all(explains(self.subject, made, answer) for answer in answers)
 
     def _search(
-        self, observed: Sequence[BatteryAnswer], mistakes: Sequence[NamedMistake]
+        self, observed: Sequence[BatteryAnswer], earlier: MistakeSearch | None = None
     ) -> MistakeSearch:
-        return MistakeSearch(self.subject, observed, mistakes, self._acted)
+        return MistakeSearch(self.subject, observed, self.mistakes, self._acted, earlier=earlier)
 
     def _statements(self, observed: Sequence[BatteryAnswer]) -> StatementSearch:
         return StatementSearch(self.subject, self.mistakes, self._acted, observed, self._reader)

@@ -47,7 +47,8 @@ REST_OF_LOGITS: Final = 0.2
 class MistakeSearch:
     """Verdicts on mistakes, one problem after another, each computed once.
 
-    Sets of problems are integers, bit ``i`` for the problem ``observed[i]``.
+    Sets of problems are integers, bit ``i`` for the problem ``observed[i]``. What an ``earlier``
+    search among some of the same answers said of them is taken over.
     """
 
     def __init__(
@@ -56,6 +57,8 @@ class MistakeSearch:
         observed: Sequence[BatteryAnswer],
         mistakes: Sequence[NamedMistake],
         acted: ActedAnswers | None = None,
+        *,
+        earlier: MistakeSearch | None = None,
     ) -> None:
         self.subject = subject
         self.declared = subject.declaration.semantics
@@ -77,6 +80,8 @@ class MistakeSearch:
         self._judged: dict[int, int] = {}
         self._explained: dict[int, int] = {}
         self._logits = 0  # of all problems acted out so far
+        if earlier is not None:
+            self._take_over(earlier)
 
     def among(self, mistakes: Sequence[NamedMistake]) -> MistakeSearch:
         """The search among other mistakes, which must outlive it, for what explains the answers."""
@@ -96,7 +101,11 @@ class MistakeSearch:
 
     def singles(self) -> list[Combination]:
         """The mistakes that alone explain every answer."""
-        return [(one,) for one in self.mistakes if self.explains_every((one,))]
+        return [
+            (one,)
+            for one in self.mistakes
+            if not self._refuted(one) and self.explains_every((one,))
+        ]
 
     def explaining(self) -> Iterator[NamedMistake]:
         """The mistakes that alone explain every answer, those of the shortest text first."""
@@ -211,12 +220,20 @@ class MistakeSearch:
 
     def _covering(self) -> Iterator[tuple[Touching, Touching]]:
         """Pairs that may change every wrong answer, each mistake with the problems that it may."""
-        ways = ((mistake, self._touches(mistake)) for mistake in self._usual_ways())
-        some = [(mistake, touched) for mistake, touched in ways if touched & self.wrong]
-        for place, (one, first) in enumerate(some, start=1):
-            left = self.wrong & ~first
-            for two, second in some[place:]:
-                if left & ~second or one.name == two.name:
+        ways = self._usual_ways()
+        # What speaks against one of two alone the other must change: of that little is looked at.
+        against = [self._refuted(one) & -self._refuted(one) for one in ways]
+        telling = [bit.bit_length() - 1 for bit in set(against) if bit]
+        changed = [_bits_at(i for i in telling if self._may_change(one, i)) for one in ways]
+        some = list(zip(ways, against, changed, strict=True))
+        for place, (one, needed, offered) in enumerate(some, start=1):
+            for two, other, change in some[place:]:
+                if needed & ~change or other & ~offered or one.name == two.name:
+                    continue
+                first, second = self._touches(one), self._touches(two)
+                if not (first & self.wrong and second & self.wrong):
+                    continue
+                if self.wrong & ~(first | second):
                     continue
                 if one.changes.keys().isdisjoint(two.changes):
                     yield (one, first), (two, second)
@@ -231,12 +248,26 @@ class MistakeSearch:
                 usual.append(mistake)
         return usual
 
+    def _take_over(self, earlier: MistakeSearch) -> None:
+        """Remember the verdicts of another search on those answers that it shares."""
+        places = {answer: index for index, answer in enumerate(self.observed)}
+        moved = [(i, places[one]) for i, one in enumerate(earlier.observed) if one in places]
+        for before, now in (
+            (earlier._judged, self._judged),
+            (earlier._explained, self._explained),
+        ):
+            for key, bits in before.items():
+                now[key] = _bits_at(to for i, to in moved if bits >> i & 1)
+
+    def _refuted(self, mistake: NamedMistake) -> int:
+        """The problems that are known to speak against a mistake."""
+        return self._judged.get(id(mistake), 0) & ~self._explained.get(id(mistake), 0)
+
     def _fails(self, mistake: NamedMistake, problems: int) -> bool:
         """Whether a mistake leaves any of some problems unexplained."""
-        judged = self._judged.get(id(mistake), 0)
-        if problems & judged & ~self._explained.get(id(mistake), 0):
+        if problems & self._refuted(mistake):
             return True
-        unknown = problems & ~judged
+        unknown = problems & ~self._judged.get(id(mistake), 0)
         while unknown:
             lowest = unknown & -unknown
             if not self._explains(mistake, lowest.bit_length() - 1):
@@ -340,4 +371,8 @@ def _telling(answer: BatteryAnswer) -> tuple[bool, bool, bool, tuple[int, int]]:
 
 
 def _bits(flags: Iterable[bool]) -> int:
-    return sum(1 << index for index, flag in enumerate(flags) if flag)
+    return _bits_at(index for index, flag in enumerate(flags) if flag)
+
+
+def _bits_at(indices: Iterable[int]) -> int:
+    return sum(1 << index for index in indices)
