@@ -27,9 +27,17 @@ def scale_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
     """The scale as the mistake, with its relative error, if it explains every wrong answer."""
     wrong: list[tuple[Inputs, Tensor]] = []
     right: list[tuple[Inputs, Tensor]] = []
+    known: list[float] = []
     for pair in observed:
-        (right if agrees(subject, *pair) else wrong).append(pair)
-    known = _scale_errors(subject, wrong)
+        if agrees(subject, *pair):
+            right.append(pair)
+            continue
+        error = fitted_scale_error(subject.oracle, *pair)
+        if error is None:  # it has another cause, and what the others have need not be known
+            known.clear()
+            break
+        wrong.append(pair)
+        known.append(error)
     if known:
         middle = 1.0 + sum(known) / len(known)
         spared = [pair for pair in right if not agrees(subject, *pair, factor=middle)]
@@ -76,17 +84,6 @@ def _a_factor_explains(subject: Subject, inputs: Inputs, output: Tensor) -> floa
     along = known.output[judged] * weight
     total = float(error.square().sum() * along.square().sum())
     return float((error * along).sum()) ** 2 / total if total > 0.0 else 0.0
-
-
-def _scale_errors(subject: Subject, wrong: Observed) -> list[float]:
-    """The error of the scale behind each wrong answer; none as soon as one has another cause."""
-    found: list[float] = []
-    for pair in wrong:
-        error = fitted_scale_error(subject.oracle, *pair)
-        if error is None:
-            return []
-        found.append(error)
-    return found
 
 
 def _answers_again(subject: Subject, inputs: Inputs, output: Tensor) -> bool:
