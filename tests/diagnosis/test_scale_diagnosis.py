@@ -9,9 +9,11 @@ from torch import Tensor
 
 from candidates.eager import Call, EagerCore
 from conformance.clauses.subject import Subject
-from conformance.diagnosis import diagnose
+from conformance.diagnosis import diagnose, scale_diagnosis
 from conformance.diagnosis.precision_diagnosis import precision_entry
 from conformance.diagnosis.scale_diagnosis import scale_entry
+from conformance.oracle.oracle import Oracle
+from conformance.oracle.yardstick import fitted_scale_error
 from conformance.problems.inputs import Inputs
 
 
@@ -38,6 +40,23 @@ def test_scales_that_differ_are_given_as_a_range() -> None:
     assert entry is not None
     assert entry["scale_error"] == pytest.approx(0.25, rel=1e-3)
     assert "between -0.1 and +0.25" in entry["text"]
+
+
+def test_no_scale_is_fitted_to_the_rest_where_one_answer_has_another_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first wrong answer is no other scale's: the second is not looked at."""
+    subject, observed = two_answers((1.1, 1.1))
+    (inputs, output), last = observed
+    fitted: list[Inputs] = []
+
+    def fit(oracle: Oracle, inputs: Inputs, output: Tensor) -> float | None:
+        fitted.append(inputs)
+        return fitted_scale_error(oracle, inputs, output)
+
+    monkeypatch.setattr(scale_diagnosis, "fitted_scale_error", fit)
+    assert scale_entry(subject, [(inputs, output.roll(1, dims=-2)), last]) is None
+    assert fitted == [inputs]
 
 
 def test_scale_is_not_blamed_for_half_of_the_answers() -> None:

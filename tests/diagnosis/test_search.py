@@ -1,0 +1,93 @@
+"""The search among mistakes: what was judged once is not judged again."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+from examples import core
+from torch import Tensor
+
+from candidates.eager import EagerCore
+from conformance.clauses.subject import Subject
+from conformance.diagnosis.battery import Observation
+from conformance.diagnosis.mistaken_answer import Combination, DiagnosedSubject
+from conformance.diagnosis.mistakes import NamedMistake, named_mistakes
+from conformance.diagnosis.search import MistakeSearch
+
+RIGHT = EagerCore()
+
+
+def reversed_and_doubled(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+    """Values reversed, and a scale of the call that counts twice."""
+    if options.get("scale") is not None:
+        options["scale"] *= 2.0
+    return RIGHT(query, key, value.flip(-2), **options)
+
+
+class Searches:
+    """Searches among the first answers and all answers of a wrong core."""
+
+    def __init__(self) -> None:
+        self.subject = DiagnosedSubject(Subject(core(reversed_and_doubled), "float32"))
+        self.observation = Observation(self.subject)
+        self.first = MistakeSearch(self.subject, self.observation.first, named_mistakes())
+
+    def whole(self, earlier: MistakeSearch | None) -> MistakeSearch:
+        """A search among all answers."""
+        mistakes = named_mistakes()
+        return MistakeSearch(self.subject, self.observation.whole, mistakes, earlier=earlier)
+
+
+def names(made: list[Combination]) -> list[tuple[str, ...]]:
+    """The names of some mistakes made together."""
+    return [tuple(one.name for one in each) for each in made]
+
+
+def test_verdicts_of_an_earlier_search_are_taken_over() -> None:
+    """What the first answers speak against is not acted out on all of them again."""
+    searches = Searches()
+    searches.first.singles()
+    after, alone = searches.whole(searches.first), searches.whole(None)
+    assert names(after.singles()) == names(alone.singles())
+    assert after._logits < alone._logits / 2
+
+
+def test_pairs_left_by_one_look_are_those_that_all_problems_leave() -> None:
+    """Both mistakes of a pair change what speaks against the other: no pair is lost by that."""
+    searches = Searches()
+    search = searches.whole(None)
+    search.mistakes = search.mistakes[:60]
+    search.singles()
+
+    def promising(one: NamedMistake, two: NamedMistake) -> bool:
+        first, second = search._touches(one), search._touches(two)
+        return (
+            one.name != two.name
+            and one.changes.keys().isdisjoint(two.changes)
+            and bool(first & search.wrong and second & search.wrong)
+            and not search.wrong & ~(first | second)
+            and not search._fails(one, first & ~second)
+            and not search._fails(two, second & ~first)
+        )
+
+    usual = search._usual_ways()
+    every = [pair for pair in combinations(usual, 2) if promising(*pair)]
+    left = search._promising(10**9)
+    assert every
+    assert sorted(map(_numbers, left)) == sorted(map(_numbers, every))
+
+
+def _numbers(pair: tuple[NamedMistake, ...]) -> list[int]:
+    return [id(one) for one in pair]
+
+
+def test_a_point_is_changed_once_for_a_search() -> None:
+    """A mistake's point is remembered for the point that it was made of last, and no other."""
+    mistake = next(one for one in named_mistakes() if "causal_offset" in one.changes)
+    subject = Subject(core(), "float32")
+    point = subject.declaration.semantics
+    assert mistake.at(point) is mistake.at(point)
+    other = point.replace(scale="none")
+    assert mistake.at(other).scale == "none"
+    assert mistake.at(point).scale == point.scale
