@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -269,8 +271,11 @@ def dropout(subject: Subject, problem: Problem) -> Finding:
     slack = slack * keys * (1.0 - probability)
     if bool((slack > model.COUNTABLE).any()):  # kept keys could not be counted
         return Finding(binding=False)
-    violation = _judge(counts, slack, keys, probability)
     rows = counts[..., :1].numel() if counts.dim() == len("BHLD") else counts.numel()
+    if _all_sum_to_one(counts, slack, keys, probability):
+        violation: Violation | None = _without_loss(subject, problem, probability, rows)
+    else:
+        violation = _judge(counts, slack, keys, probability)
     shows = 2.0 * (1.0 - probability) ** (rows * keys) < model.DROPOUT_FALSE_ALARM
     if violation is None and shows and rows >= ROWS_THAT_DIFFER and torch.equal(answer, again):
         message = "two calls drop exactly the same weights: nothing is drawn anew"
@@ -330,6 +335,39 @@ def _nearly_singular(values: Tensor) -> bool:
     return float(values.min()) < model.SMALLEST_SINGULAR_VALUE * float(values.max())
 
 
+def _all_sum_to_one(counts: Tensor, slack: Tensor, keys: int, probability: float) -> bool:
+    """Whether every row returns the common value itself, which chance does not explain."""
+    apart = counts[..., :1] if counts.dim() == len("BHLD") else counts
+    left = keys * (1.0 - probability)
+    if bool(((counts - left).abs() > slack).any()):
+        return False
+    kept = round(left)
+    chance = math.comb(keys, kept) * (1.0 - probability) ** kept * probability ** (keys - kept)
+    return kept != left or chance ** apart.numel() < model.DROPOUT_FALSE_ALARM
+
+
+def _without_loss(subject: Subject, problem: Problem, probability: float, rows: int) -> Violation:
+    """What rows that return all of the common value say, with the answer to unequal keys."""
+    inputs = subject.inputs(problem.replace(values="normal", overrides=None, dropout=None))
+    plain = subject.golden(inputs)
+    forward = subject.forward(inputs)
+    with forked_random(subject.device):
+        torch.manual_seed(problem.seed)
+        answer = subject.call(forward, inputs.replace(dropout=probability)).output.double()
+    message = (
+        f"each of {rows} rows returns the common value of equal keys whole with a dropout of "
+        f"{probability:g}, as without: "
+    )
+    if bool((((answer - plain.output).abs() <= plain.bound) | ~plain.judged).all()):
+        message += "nothing is dropped"
+    else:
+        message += (
+            "its weights sum to one, though other keys and values show that something is dropped: "
+            "before the softmax, or the weights are divided by their sum after it"
+        )
+    return Violation(kind="value", message=message, got=1.0)
+
+
 def _judge(counts: Tensor, slack: Tensor, keys: int, probability: float) -> Violation | None:
     apart = counts[..., :1] if counts.dim() == len("BHLD") else counts
     same = (counts - apart).abs() <= 2.0 * slack
@@ -342,11 +380,13 @@ def _judge(counts: Tensor, slack: Tensor, keys: int, probability: float) -> Viol
             ),
         )
     whole = (counts - counts.round()).abs() <= slack
-    if not bool(whole.all()):
-        got = float(counts[~whole][0])
+    countable = whole & (counts <= keys + slack)
+    if not bool(countable.all()):
+        got = float(counts[~countable][0])
         message = (
-            f"a row returns {got:.6g} of {keys} kept keys after undoing 1 / (1 - {probability}): "
-            "not a whole number, so weights are not divided by one minus the probability"
+            f"a row returns {got:.6g} of {keys} keys after undoing 1 / (1 - {probability}): "
+            f"{'more than there are' if bool(whole.all()) else 'not a whole number'}"
+            f"{_other_factor(counts, slack, keys, probability, got)}"
         )
         return Violation(kind="value", message=message, got=got)
     kept = int(apart.round().sum())
@@ -360,6 +400,30 @@ def _judge(counts: Tensor, slack: Tensor, keys: int, probability: float) -> Viol
             kind="value", message=message, got=kept, expected=total * (1.0 - probability)
         )
     return _judge_independence(apart.round(), keys, probability)
+
+
+# What weights that are kept are multiplied by in place of 1 / (1 - p): words and number.
+_FACTORS: Final[tuple[tuple[str, Callable[[float], float]], ...]] = (
+    ("are not divided by one minus the probability", lambda _p: 1.0),
+    ("are divided by the probability, not by one minus it", lambda p: 1.0 / p),
+    ("are divided twice by one minus the probability", lambda p: (1.0 - p) ** -2),
+    ("are multiplied by one minus the probability, not divided by it", lambda p: 1.0 - p),
+)
+
+
+def _other_factor(counts: Tensor, slack: Tensor, keys: int, probability: float, got: float) -> str:
+    """The factor by which every row returns a number of keys, where one alone does.
+
+    With the number that a row with ``got`` keys would have.
+    """
+    words = []
+    for text, factor in _FACTORS:
+        undo = 1.0 / ((1.0 - probability) * factor(probability))
+        undone, room = counts * undo, slack * undo
+        fits = ((undone - undone.round()).abs() <= room) & (undone <= keys + room)
+        if bool(fits.all()) and float(room.max()) < model.COUNTABLE:
+            words.append(f", and {got * undo:.0f} if weights {text}")
+    return words[0] if len(words) == 1 else ""
 
 
 def _judge_independence(counts: Tensor, keys: int, probability: float) -> Violation | None:

@@ -67,6 +67,61 @@ def test_other_dropouts_fail(broken: object) -> None:
     assert judged(broken) is not None
 
 
+def on_the_scores(query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0) -> Tensor:
+    """Scores are dropped, before the softmax."""
+    scores = query @ key.mT / math.sqrt(query.shape[-1])
+    return functional.dropout(scores, dropout).softmax(-1) @ value
+
+
+def on_the_query(query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0) -> Tensor:
+    """Channels of the query are dropped."""
+    return bare(functional.dropout(query, dropout), key, value)
+
+
+def renormalised(query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0) -> Tensor:
+    """What is left is divided by its sum."""
+    weights = functional.dropout(weights_of(query, key), dropout)
+    return weights / weights.sum(-1, keepdim=True).clamp_min(1e-30) @ value
+
+
+def by_the_probability(query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0) -> Tensor:
+    """What is left is divided by the probability of being dropped."""
+    return correct(query, key, value, dropout) * (1.0 - dropout) / dropout
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("broken", [on_the_scores, on_the_query, renormalised])
+def test_rows_that_still_sum_to_one_are_told(broken: object, seed: int) -> None:
+    """Whatever is dropped before the softmax, or renormalised, is told by its sums of one."""
+    example = EXAMPLE.replace(seed=seed)
+    violation = try_on(core(broken, **PROMISES), "state.dropout", example).violation  # type: ignore[arg-type]
+    assert violation is not None
+    assert "before the softmax, or the weights are divided by their sum" in violation.message
+    assert "one minus the probability" not in violation.message
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_that_nothing_is_dropped_is_told(seed: int) -> None:
+    """An ignored keyword is told as such, whatever its probability."""
+    example = EXAMPLE.replace(seed=seed)
+    violation = try_on(core(never, **PROMISES), "state.dropout", example).violation
+    assert violation is not None
+    assert violation.message.endswith("as without: nothing is dropped")
+
+
+def test_a_factor_is_named_only_where_it_makes_every_count_whole() -> None:
+    """What kept weights are multiplied by is told where it explains every row, else not."""
+    unscaled = try_on(core(not_rescaled, **PROMISES), "state.dropout", EXAMPLE.replace(seed=2))
+    assert unscaled.violation is not None
+    assert "not divided by one minus the probability" in unscaled.violation.message
+    other = try_on(core(by_the_probability, **PROMISES), "state.dropout", EXAMPLE.replace(seed=2))
+    assert other.violation is not None
+    assert "divided by the probability, not by one minus it" in other.violation.message
+    neither = _judge(torch.full((2, 4, 5, 6), 7.5), torch.full((2, 4, 5, 6), 0.01), 16, 0.1)
+    assert neither is not None
+    assert neither.message.endswith("not a whole number")
+
+
 @pytest.mark.parametrize("chance", [0.5, 0.75, 0.9])
 @pytest.mark.parametrize("total", [64, 500, 4000])
 def test_tail_bounds_the_exact_probability(total: int, chance: float) -> None:
