@@ -115,7 +115,9 @@ def band_statements(reading: Reading) -> Iterator[NamedMistake]:
             end = 0 if inputs.causal else right
             behind = most - end if most < int(ahead.max()) else None
         if not declared or distances.words or (before, behind) != (0, 0):
-            yield _band(before, behind, places, distances, declared=declared)
+            stands = "" if declared else _STANDS[reading.call.semantics.causal_alignment]
+            own_last = inputs.causal or right == 0
+            yield _band(before, behind, places, distances, stands=stands, own_last=own_last)
 
 
 def _tellable(reading: Reading, *, hidden: bool) -> Iterator[tuple[Places, Distances, bool]]:
@@ -273,6 +275,10 @@ def _of_window(change: WindowChange, places: Places, literal: Literal) -> Inputs
     return inputs_for
 
 
+# Where query i stands by the declared alignment.
+_STANDS: Final = {"bottom-right": "i + Lk - Lq", "top-left": "i"}
+
+
 def _keys(count: int, more: str) -> str:
     return f"{abs(count)} {more} {'key' if abs(count) == 1 else 'keys'}"
 
@@ -283,9 +289,14 @@ def _band(
     places: Places,
     distances: Distances,
     *,
-    declared: bool,
+    stands: str,
+    own_last: bool,
 ) -> NamedMistake:
-    """A band whose ends lie so many keys from where they should; None for an end that is lost."""
+    """A band whose ends lie so many keys from where they should; None for an end that is lost.
+
+    ``stands`` is the declared place of query i where it is counted from another, and ``own_last``
+    says that the last key that a query may attend is its own in what was read.
+    """
 
     def inputs_for(call: DeclaredCall) -> Inputs | None:
         inputs = call.inputs
@@ -301,29 +312,49 @@ def _band(
             kept &= ahead <= behind + end
         return with_table(call, admitted_by_mask(call) & kept)
 
+    parts, fixes = _ends(before, behind, distances, own_last=own_last)
+    said, moved = "; ".join(parts), ""
+    if stands:
+        moved = f", from {places.words}"
+        counted = f"the places of queries are counted from {places.words}"
+        said = f"{said}; {counted}" if said else counted
+        fixes.append(f"let query i stand at key {stands}")
+    return statement(
+        f"band: {'; '.join(parts) or 'moved'}{moved}", said, "; ".join(fixes), inputs=inputs_for
+    )
+
+
+def _ends(
+    before: int | None, behind: int | None, distances: Distances, *, own_last: bool
+) -> tuple[list[str], list[str]]:
+    """What is wrong with a band's distances and with each of its ends, and what to do instead."""
     parts = [f"distances are {distances.words}"] if distances.words else []
+    fixes = ["take keys less queries as distances, with their sign"] if distances.words else []
     if before is None:
         parts.append("a window hides no key before the query")
+        fixes.append("hide the keys before i - left from query i")
     elif before:
+        fixes.append("let query i attend the keys from i - left on, and none before")
         verb = "is" if abs(before) == 1 else "are"
         parts.append(
             f"{_keys(before, 'fewer' if before > 0 else 'more')} before the query {verb} attended"
         )
     if behind is None and not distances.words:
         parts.append("keys after the query are not hidden")
+        fixes.append("hide every key past i + right, and past i where the call is causal")
+    elif behind is not None and behind < 0 and own_last:
+        parts.append(f"a query does not attend {_last(-behind)}")
+        fixes.append("let query i attend key i: tril(0) keeps the diagonal, tril(-1) does not")
     elif behind:
+        fixes.append("let query i attend the keys up to i + right, up to i where it is causal")
         verb = "is" if abs(behind) == 1 else "are"
         parts.append(
             f"{_keys(behind, 'more' if behind > 0 else 'fewer')} after the query {verb} attended"
         )
-    said = "; ".join(parts)
-    if not declared:
-        moved = f"the places of queries are counted from {places.words}"
-        said = f"{moved}: {said}" if said else moved
-    return statement(
-        f"band: {'; '.join(parts) or 'moved'}{'' if declared else f', from {places.words}'}",
-        said,
-        "let query i, at its declared place, attend the keys from i - left to i + right, and none "
-        "after i where the call is causal",
-        inputs=inputs_for,
-    )
+    return parts, fixes
+
+
+def _last(count: int) -> str:
+    if count == 1:
+        return "its own key, the last one that it may"
+    return f"the last {count} keys that it may, its own included"

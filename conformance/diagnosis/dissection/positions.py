@@ -172,7 +172,39 @@ _FORM_WORDS: Final = {
 def turned(words: str, turn: Turn) -> Term:
     """Products of queries and keys that are turned in a way."""
     text = f"queries and keys are not turned as declared: {words}"
-    return Term(words, words, _values(turn), operand=True, fix=FIX, text=text)
+    return Term(words, words, _values(turn), operand=True, fix=_instead(turn), text=text)
+
+
+def _instead(turn: Turn) -> str:
+    """What to do where queries and keys are turned in a way."""
+    if turn.angles and turn.pairs != "other":
+        # The declared pairs read the angles of the other layout.
+        apart = turn.angles == "interleaved"
+        laid, instead = (_LAID[apart], _LAID[not apart])
+        return f"give both channels of a pair one angle: {instead}, not {laid}, for such pairs"
+    if not turn.queries or not turn.keys:
+        sides = [
+            name for name, done in (("queries", turn.queries), ("keys", turn.keys)) if not done
+        ]
+        return f"turn the {' and '.join(sides)} as well, each token by its own position"
+    if turn.form in _FORM_WORDS:
+        return (
+            "turn a pair (a, b) to (a cos t - b sin t, b cos t + a sin t): halves by "
+            "x cos + cat([-second half, first half]) sin"
+        )
+    others = (
+        (turn.whole, "cut the projection into heads first, and turn the channels of each head"),
+        (turn.late, "normalise queries and keys first, and turn them after that"),
+        (turn.rounded, "compute frequencies and angles in float32, then round sines and cosines"),
+    )
+    return next((fix for made, fix in others if made), FIX)
+
+
+# How the angles of R/2 frequencies are laid out over R channels, by whether neighbours share one.
+_LAID: Final = {
+    True: "frequencies.repeat_interleave(2, -1)",
+    False: "torch.cat([frequencies, frequencies], -1)",
+}
 
 
 FIX: Final = (

@@ -19,7 +19,6 @@ from ..mistakes._steps import weighing
 from ..mistakes.named_mistake import CoreChange, InputsChange
 from .reading import ROOM, Number, Reading, numbers, statement
 
-_FIX: Final = "add exp(sink of the head) to the sum of each row's exponentials, and nothing else"
 SinkChange = Callable[[DeclaredCall, Tensor], Tensor]
 
 
@@ -62,31 +61,38 @@ _CHANGES: Final[tuple[tuple[str, SinkChange], ...]] = (
     ("the exponential of the sink", lambda _call, sinks: sinks.exp()),
     ("the sink divided by the scale", lambda call, sinks: sinks / call.scale),
 )
-# Sums and factors in which a sink stands in another way, from the log-sum-exp of a row, its largest
-# logit and the sink.
-_ROWS: Final[tuple[tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]], ...]] = (
+_SHARE: Final = "1 / (1 + exp(sink - log-sum-exp of the row))"
+# Sums and factors in which a sink stands in another way, with what to do instead, from the
+# log-sum-exp of a row, its largest logit and the sink.
+_ROWS: Final[tuple[tuple[str, str, Callable[[Tensor, Tensor, Tensor], Tensor]], ...]] = (
     (
         "exp(sink) joins a sum of exponentials that are relative to the row's largest logit",
+        "add exp(sink - m): m, which is taken off the logits, is the largest of them and the sink",
         lambda total, most, sink: torch.sigmoid(total - most - sink),
     ),
     (
         "exp(sink) joins a sum of exponentials that are relative to the largest logit or sink",
+        "add exp(sink - m), where m is what is taken off the row's logits",
         lambda total, most, sink: torch.sigmoid(total - torch.maximum(most, sink) - sink),
     ),
     (
         "the answer without a sink is multiplied by the sigmoid of the sink",
+        f"multiply it by {_SHARE}, the share of the keys",
         lambda _total, _most, sink: torch.sigmoid(sink),
     ),
     (
         "the answer without a sink is multiplied by the sigmoid of minus the sink",
+        f"multiply it by {_SHARE}: the row's own sum counts",
         lambda _total, _most, sink: torch.sigmoid(-sink),
     ),
     (
         "the answer is multiplied by the sink's share, not by that of the keys",
+        f"multiply it by {_SHARE}, which is one less that share",
         lambda total, _most, sink: torch.sigmoid(sink - total),
     ),
     (
         "the share of the sink is taken twice",
+        "let exp(sink) join the sum, or multiply the answer by the share of the keys, not both",
         lambda total, _most, sink: torch.sigmoid(total - sink).square(),
     ),
 )
@@ -109,10 +115,10 @@ def sink_statements(reading: Reading) -> Iterator[NamedMistake]:
                 "leave the sink's own column out when weights meet values",
                 core=_cut_elsewhere(step),
             )
-    for words, factor in _ROWS:
+    for words, fix, factor in _ROWS:
         core = _with_rows(factor)
         if reading.agree(reading.weights, core(reading.call, reading.attention).weights):
-            yield statement(f"sinks: {words}", words, _FIX, core=_beside_sinks(core))
+            yield statement(f"sinks: {words}", words, fix, core=_beside_sinks(core))
     read = _read(reading)
     if read is None:
         return
@@ -198,7 +204,7 @@ def _statement(words: str, change: SinkChange) -> NamedMistake:
     return statement(
         f"sinks: {words}",
         f"{words} joins the sum of the exponentials of a head as its logit",
-        _FIX,
+        f"let the sink of the head itself be that logit, not {words}",
         inputs=_with_sinks(change),
     )
 

@@ -167,15 +167,38 @@ def _more_in_the_answer(reading: Reading) -> Iterator[NamedMistake]:
             continue
         for of_own, of_term in _factors(reading, term[rows]):
             named = words if of_term.words == "1" else f"{of_term.words} times {words}"
+            fix = f"do not add {words} to the answer"
             if of_own.words == "1":
                 name, text = f"answer: {named} added", f"the answer has {named} added"
             elif of_own.words == "0":
                 name, text = f"answer: {named} in place of it", f"the answer is {named}"
+                fix = "return the values summed up by their weights"
+                if named == _MEAN:
+                    name, text, fix = _all_alike(reading)
             else:
                 name = f"answer: {of_own.words} times it and {named}"
                 text = f"the answer is {of_own.words} times what it should be and {named}"
-            fix = f"do not add {words} to the answer"
             yield statement(name, text, fix, core=_with_more(of, of_own, of_term))
+
+
+_MEAN: Final = "the mean of the values"
+
+
+def _all_alike(reading: Reading) -> tuple[str, str, str]:
+    """Name, text and fix of the mean of all values: every key weighs the same, hidden or not."""
+    inputs = reading.call.inputs
+    name = "weights: the same for every key"
+    if inputs.mask_form is None and not inputs.causal and inputs.window is None:
+        text = "every key has the same weight"
+        return name, text, "let the dot products of queries and keys reach the softmax"
+    text = "every key has the same weight, hidden or not"
+    fix = (
+        "hide the hidden keys alone: all logits are equal where one finite number takes the place "
+        "of every one"
+    )
+    if inputs.mask_form == "keep_int":
+        fix += "; `~` of an integer mask is nonzero for 0 and for 1 alike: mask == 0 is not"
+    return name, text, fix
 
 
 def _all_finite(tensor: Tensor) -> bool:
@@ -248,7 +271,7 @@ _SPREAD: Final = (
 _ADDED: Final[tuple[tuple[str, AnswerTerm], ...]] = (
     ("one", lambda a: torch.ones_like(a.output)),
     ("the query", _if_same_shape(lambda a: a.query)),
-    ("the mean of the values", lambda a: a.value.mean(2, keepdim=True).expand_as(a.output)),
+    (_MEAN, lambda a: a.value.mean(2, keepdim=True).expand_as(a.output)),
     ("the sum of the values", lambda a: a.value.sum(2, keepdim=True).expand_as(a.output)),
     ("the first value", lambda a: a.value[:, :, :1].expand_as(a.output)),
     ("the last value", lambda a: a.value[:, :, -1:].expand_as(a.output)),

@@ -108,13 +108,26 @@ def _divided(attention: golden.Attention, powers: Tensor, total: Tensor) -> Tens
 
 
 def tile_statements(reading: Reading) -> Iterator[NamedMistake]:
-    """The weighted sum, or the sum of the weights, rescaled a wrong number of times."""
+    """The weighted sum, or the sum of the weights, rescaled a wrong number of times.
+
+    Or tiles whose softmaxes do not know of each other.
+    """
     call, attention = reading.call, reading.attention
     if reading.nearly_right:
         return
     for size in BLOCKS[1:]:
         if reading.sizes.key_length <= size:
             continue
+        for words, share in _SHARES.items():
+            core = _of_own_softmaxes(size, share)
+            if reading.agree(reading.weights, core(call, attention).weights):
+                yield statement(
+                    f"tiles of {size}: a softmax of each, {words}",
+                    f"each tile of {size} keys has a softmax of its own, and their answers are "
+                    f"{words}",
+                    "weigh the answer of each tile by exp(its log-sum-exp - that of the whole row)",
+                    core=core,
+                )
         grown = growth(attention.logits, size)
         for loop in (Loop(size, *how) for how in product(_TIMES, _TIMES, (True, False))):
             if loop.is_right:
@@ -138,6 +151,31 @@ def _statement(loop: Loop) -> NamedMistake:
         "exp(old maximum - new maximum)",
         core=core,
     )
+
+
+# How the answers of tiles become one, by the number of keys in each tile: their weights.
+_SHARES: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    "averaged": lambda counts: torch.ones_like(counts) / len(counts),
+    "added": torch.ones_like,
+    "averaged by their numbers of keys": lambda counts: counts / counts.sum(),
+}
+
+
+def _of_own_softmaxes(
+    size: int, share: Callable[[Tensor], Tensor]
+) -> Callable[[DeclaredCall, golden.Attention], golden.Attention]:
+    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        tiles = attention.logits.split(size, -1)
+        counts = torch.tensor([tile.shape[-1] for tile in tiles], dtype=torch.float64)
+        softmaxes = [golden.softmax(tile) for tile in tiles]
+        weights = torch.cat(
+            [part * one for part, one in zip(share(counts), softmaxes, strict=True)], dim=-1
+        )
+        return weighing(
+            attention, torch.where(attention.empty[..., None], attention.weights, weights)
+        )
+
+    return core
 
 
 def _tiled(block: int, kind: str) -> TileValues:

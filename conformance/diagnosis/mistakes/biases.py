@@ -259,12 +259,12 @@ def _signed(call: DeclaredCall, right: Tensor) -> Tensor:
     return torch.where(torch.arange(sizes.key_length) > places[:, None], -right, right)
 
 
-def _rotary(name: str, text: str, *ways: dict[str, Any]) -> list[NamedMistake]:
+def _rotary(name: str, text: str, *ways: dict[str, Any], fix: str = _TURN) -> list[NamedMistake]:
     """A mistake that either pairing may make; acted out with halves."""
     shared = {"base": _HALVES, "fits": _turns}
     return named(name, _ROTARY)(
         text,
-        _TURN,
+        fix,
         *({**shared, **way} for way in ways),
     )
 
@@ -288,64 +288,77 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
         "rotary-base",
         "the base of the rotary frequencies is another",
         *({"changes": {"rotary_base": base}} for base in (1000.0, 500000.0, 1000000.0)),
+        fix="turn pair i of R channels by position times base^(-2i/R), with the declared base",
     ),
     *_rotary("rotary-missing", "queries and keys are not turned", {"changes": {"rotary": "none"}}),
     *_rotary(
         "rotary-query-only",
         "queries are turned and keys are not",
         {"heads": _turned(key=lambda place: -place)},
+        fix="turn the keys as well, each by its own position",
     ),
     *_rotary(
         "rotary-key-only",
         "keys are turned and queries are not",
         {"heads": _turned(query=lambda place: -place)},
+        fix="turn the queries as well, each by its own position",
     ),
     *_rotary(
         "rotary-backwards",
         "queries and keys are turned in opposite directions",
         {"heads": _turned(key=lambda place: -2 * place)},
         {"heads": _turned(query=lambda place: -2 * place)},
+        fix="turn queries and keys by the same sign: a cos - b sin, b cos + a sin for both",
     ),
     *_rotary(
         "rotary-twice",
         "queries and keys are turned twice",
         {"heads": _turned(query=lambda place: place, key=lambda place: place)},
+        fix="turn queries and keys once: keys that come turned from a cache are not turned again",
     ),
     *_rotary(
         "rotary-value-too",
         "values are turned like keys",
         {"heads": _turned(value=lambda place: place)},
+        fix="turn queries and keys alone, and leave the values as they are",
     ),
     *_rotary(
         "rotary-off-by-one",
         "positions of queries and keys are counted from different numbers",
         {"heads": _turned(key=torch.ones_like)},
         {"heads": _turned(query=torch.ones_like)},
+        fix="count the positions of queries and of keys from the same number",
     ),
     *_rotary(
         "rotary-offset",
         "queries are counted from the other end of the keys, as if nothing were cached",
         {"heads": _from_the_other_end},
+        fix="give query i of Lq the position i + Lk - Lq among Lk keys where the alignment is "
+        "declared bottom-right, else i",
     ),
     *_rotary(
         "rotary-new-tokens-from-zero",
         "with a cache the positions of new queries and keys are counted from 0",
         _turned_with_cache(_of_new, _of_new),
+        fix="add the number of cached keys to the positions of new queries and keys",
     ),
     *_rotary(
         "rotary-new-keys-from-zero",
         "with a cache the positions of the new keys are counted from 0, those of queries are not",
         _turned_with_cache(_of_new),
+        fix="add the number of cached keys to the positions of the new keys as well",
     ),
     *_rotary(
         "rotary-cache-not-turned",
         "the cached keys are not turned",
         _turned_with_cache(lambda place, past: torch.where(place < past, -place, 0)),
+        fix="turn the cached keys as well, by positions from 0 on",
     ),
     *_rotary(
         "rotary-cache-turned-twice",
         "the cached keys are turned twice",
         _turned_with_cache(lambda place, past: torch.where(place < past, place, 0)),
+        fix="turn each key once: those that are cached turned are not turned again",
     ),
     *named("rotary-fraction", "position.rotary-partial")(
         "all channels are turned, not the declared fraction",

@@ -1,0 +1,152 @@
+"""A fix says what the code does not do yet: each is that of the mistake which was read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from examples import core
+from torch import Tensor
+
+import conformance
+from conformance.clauses.subject import Subject
+from conformance.diagnosis import diagnose
+
+PLAIN = {"masks": [], "causal": None, "features": [], "empty_rows": "any", "dtypes": ["float32"]}
+
+
+def told(function: Callable[..., Tensor], **promises: Any) -> tuple[str, str]:
+    """What is wrong, and what to do."""
+    (entry,) = diagnose(Subject(core(function, **{**PLAIN, **promises}), "float32"))
+    return entry["text"], entry["fix"]
+
+
+def scores(query: Tensor, key: Tensor) -> Tensor:
+    """Scaled dot products."""
+    return query @ key.mT / math.sqrt(query.shape[-1])
+
+
+@pytest.mark.parametrize("of_sinks", [False, True])
+def test_a_sink_outside_the_maximum(of_sinks: bool) -> None:  # noqa: FBT001 (a parameter)
+    """What joins a sum relative to a maximum must be relative to the same."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, sinks: Tensor | None = None) -> Tensor:
+        logits = scores(query, key)
+        if sinks is None:
+            return logits.softmax(-1) @ value
+        sink, most = sinks[:, None, None], logits.amax(-1, keepdim=True)
+        powers = (logits - (torch.maximum(most, sink) if of_sinks else most)).exp()
+        return powers / (powers.sum(-1, keepdim=True) + sink.exp()) @ value
+
+    text, fix = told(attend, features=["sinks"])
+    assert "exp(sink) joins a sum of exponentials that are relative" in text
+    assert fix.startswith("add exp(sink - m)")
+
+
+@pytest.mark.parametrize("inverted", [torch.bitwise_not, lambda mask: 255 - mask])
+def test_a_mask_that_hides_every_key(inverted: Callable[[Tensor], Tensor]) -> None:
+    """Equal logits for all keys are told as such, and nothing is said to be added."""
+
+    def attend(
+        query: Tensor, key: Tensor, value: Tensor, *, keep_int: Tensor | None = None
+    ) -> Tensor:
+        logits = scores(query, key)
+        if keep_int is not None:
+            logits = logits.masked_fill(inverted(keep_int) != 0, -1e9)
+        return logits.softmax(-1) @ value
+
+    text, fix = told(attend, masks=["keep_int"])
+    assert text == "every key has the same weight, hidden or not (only with a mask)"
+    assert "hide the hidden keys alone" in fix
+    assert "`~` of an integer mask" in fix
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [
+        (lambda _tile, keys: 1.0 / math.ceil(keys / 4), "averaged"),
+        (lambda _tile, _keys: 1.0, "added"),
+        (lambda tile, keys: tile / keys, "averaged by their numbers of keys"),
+    ],
+)
+def test_softmaxes_of_tiles(share: Callable[[int, int], float], words: str) -> None:
+    """Tiles that do not know of each other are told as softmaxes of their own."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        parts = zip(scores(query, key).split(4, -1), value.split(4, 2), strict=True)
+        return torch.stack(
+            [part.softmax(-1) @ v * share(v.shape[2], value.shape[2]) for part, v in parts]
+        ).sum(0)
+
+    text, fix = told(attend)
+    assert text.startswith("each tile of 4 keys has a softmax of its own, and their answers are ")
+    assert text.endswith(f" {words}")
+    assert "log-sum-exp" in fix
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_a_diagonal_that_ends_before_the_own_key(shift: int) -> None:
+    """A query's own key is told as such, with the place that queries are counted from."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False) -> Tensor:
+        logits = scores(query, key)
+        if causal:
+            middle = (key.shape[2] - query.shape[2]) // 2 * shift
+            after = key.shape[2] - query.shape[2] - 1 if not shift else middle
+            hidden = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(after)
+            logits = logits.masked_fill(hidden, -math.inf)
+        return logits.softmax(-1).nan_to_num(0.0) @ value
+
+    text, fix = told(attend, causal="bottom-right")
+    assert "let query i attend key i" in fix
+    if shift:
+        assert "a query does not attend its own key, the last one that it may; " in text
+        assert text.endswith("counted from the middle of the keys")
+        assert fix.endswith("let query i stand at key i + Lk - Lq")
+    else:
+        assert "a query does not attend the last 2 keys that it may, its own included" in text
+        assert "stand at" not in fix
+
+
+def _turned(heads: Tensor, start: int, *, neighbours: bool) -> Tensor:
+    """Pairs of channels turned by angles that are laid out for the other kind of pair."""
+    size = heads.shape[-1]
+    at = torch.arange(start, start + heads.shape[-2], dtype=heads.dtype)
+    angles = torch.outer(at, 10000.0 ** (-torch.arange(0, size, 2, dtype=heads.dtype) / size))
+    if neighbours:
+        angles = torch.cat([angles, angles], -1)
+        partner = torch.stack([-heads[..., 1::2], heads[..., ::2]], -1).flatten(-2)
+    else:
+        angles = angles.repeat_interleave(2, -1)
+        one, two = heads.chunk(2, -1)
+        partner = torch.cat([-two, one], -1)
+    return heads * angles.cos() + partner * angles.sin()
+
+
+@pytest.mark.parametrize(("neighbours", "layout"), [(True, "repeat_interleave"), (False, "cat")])
+def test_angles_of_the_other_pairs(neighbours: bool, layout: str) -> None:  # noqa: FBT001
+    """Frequencies that are laid out for other pairs are told to be laid out for the own ones."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        ahead = key.shape[2] - query.shape[2]
+        turned = (
+            _turned(query, ahead, neighbours=neighbours),
+            _turned(key, 0, neighbours=neighbours),
+        )
+        return scores(*turned).softmax(-1) @ value
+
+    point = conformance.Semantics(rotary="interleaved" if neighbours else "halves")
+    _, fix = told(attend, semantics=point, geometry={"head_size": 8})
+    assert "give both channels of a pair one angle: " in fix
+    assert layout in fix.split(", not ")[0]
+
+
+def test_values_are_left_as_they_are() -> None:
+    """Turned values are to be left alone; queries and keys are turned already."""
+    from conformance.diagnosis.mistakes import named_mistakes  # noqa: PLC0415 (costs a second)
+
+    (fix,) = {one.fix for one in named_mistakes() if one.name == "rotary-value-too"}
+    assert "leave the values as they are" in fix
