@@ -243,7 +243,11 @@ def _causes(record: Record, anchors: Anchors) -> list[tuple[Record, list[dict[st
     shown = []
     left = MOST_PICTURES
     for number, candidate in enumerate(record["candidates"]):
-        places = {clause["id"]: place for place, clause in enumerate(candidate["clauses"])}
+        # Of several dtypes the first that has details: a clause may fail in one of them alone.
+        details = {
+            slug: next((anchor for anchor, _ in own if anchor), "")
+            for slug, own in by_slug(anchored(candidate, number, anchors)).items()
+        }
         causes = [
             {
                 **cause,
@@ -252,10 +256,7 @@ def _causes(record: Record, anchors: Anchors) -> list[tuple[Record, list[dict[st
                 "line": wording.said_line(cause),
                 "input": wording.counterexample(cause.get("counterexample") or {}),
                 "found": wording.new_words(cause, wording.failure_of(candidate, cause)),
-                "links": [
-                    (slug, anchors.get((number, places.get(slug, -1)), ""))
-                    for slug in cause["clauses"]
-                ],
+                "links": [(slug, details.get(slug, "")) for slug in cause["clauses"]],
             }
             for cause in wording.causes(candidate)
         ]

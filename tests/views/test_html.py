@@ -78,6 +78,18 @@ def test_a_failure_is_told_in_full() -> None:
         assert said in text
 
 
+def test_a_cause_leads_to_the_dtype_that_failed() -> None:
+    """A clause that passed in its last dtype is a link to where it failed."""
+    named = {"name": "scale-missing", "text": "no scale", "confidence": 1.0}
+    both = [
+        result("failed", slug, diagnosis=[named], dtype=dtype)
+        for dtype in ("float32", "bfloat16")
+        for slug in ("mask.golden", "numerics.golden")
+    ]
+    both[2] = result("passed", "mask.golden", dtype="bfloat16")
+    assert '<a href="#f0-0"><code>mask.golden</code></a>' in render_html(of(*both))
+
+
 def test_a_replay_names_the_dtype_where_a_clause_ran_in_several() -> None:
     """One clause failed in two dtypes: each replay says which."""
     text = page(of(*EVERY)).text
