@@ -32,9 +32,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="With --pyargs conformance: check this target, one test a clause; may be repeated.",
     )
     for name, what in (
-        ("profile", "How hard to try: quick, default or thorough (quick)."),
+        ("profile", "How hard to try: quick, default, thorough or nightly (quick)."),
         ("seed", "Where the generated problems start (0)."),
-        ("dtype", "Judge in this dtype instead of the declared ones."),
+        ("dtype", "Judge in this dtype, or some with commas, instead of the declared ones."),
         ("unchecked", "Parameters (or globs) that look like a mask and may stay unchecked."),
         ("expected-failures", "TOML file with [[expected]] tables of clause and reason."),
     ):

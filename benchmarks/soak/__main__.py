@@ -15,7 +15,7 @@ the first so many of each candidate. Each round has every candidate once, with a
 taken at random: what was done when it was stopped is a fair sample.
 
 It exits 1 when a clause, MUST or SHOULD, is anything but passed, not applicable, or failing exactly
-as announced.
+as announced, and when a dtype that was named has no example.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def soak(
                 if tally.runs % REPORTED == 0:
                     told = f"{tally.runs} runs, {tally.examples:,} examples: {tally.spoken}"
                     print(told, file=sys.stderr, flush=True)
-            if tally.suffices(examples, each=each) or not tally.examples:
+            if tally.suffices(examples, each=each) or not tally.examples or tally.lacking(dtypes):
                 return tally
     return tally
 
@@ -217,11 +217,13 @@ def main() -> int:
             minutes=options.minutes,
         )
         enough = tally.examples > 0
+    for dtype in tally.lacking(dtypes):
+        print(f"Error: no candidate was judged in {dtype}", file=sys.stderr)
     page = report(tally, options, number, time.perf_counter() - start)
     print(page)
     if options.markdown is not None:
         options.markdown.write_text(page, encoding="utf-8")
-    return 0 if enough and not tally.accusations else 1
+    return 0 if enough and not tally.lacking(dtypes) and not tally.accusations else 1
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import argparse
 import platform
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -59,6 +60,10 @@ class Tally:
     def spoken(self) -> str:
         """The examples of each dtype."""
         return ", ".join(f"{n:,} in {dtype}" for dtype, n in sorted(self.by_dtype.items()))
+
+    def lacking(self, dtypes: Iterable[str] | None) -> list[str]:
+        """Those of some named dtypes in which nothing was judged."""
+        return [dtype for dtype in dtypes or () if not self.by_dtype[dtype]]
 
     def suffices(self, examples: int, *, each: bool) -> bool:
         """Whether so many were judged, in all or in each dtype; of float64 a tenth."""

@@ -192,12 +192,22 @@ def _umask() -> int:
 def parse_toml(text: str, path: Path) -> dict[str, Any]:
     """The table that a TOML text holds; raises UsageError, which names the file it is from."""
     try:
-        return tomllib.loads(text)
+        data = tomllib.loads(text)
+        if all(map(_fits, data.values())):
+            return data
+        msg = f"{path} cannot be read as TOML: a whole number in it has more than 64 bits"
     except ValueError as error:  # numbers of thousands of digits, too
         msg = f"{path} cannot be read as TOML: {error}"
     except RecursionError:
         msg = f"{path} cannot be read as TOML: its values are nested too deeply"
     raise UsageError(msg)
+
+
+def _fits(value: Any) -> bool:
+    """Whether every whole number of a value has the 64 bits that TOML gives it."""
+    if isinstance(value, (dict, list)):
+        return all(map(_fits, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, int) or -(2**63) <= value < 2**63
 
 
 # Set where the working folder is a copy without its repository: where it lies in that.

@@ -87,7 +87,7 @@ def sidecar_of(graph: Path) -> Path | None:
 def read_declaration(path: Path) -> GraphDeclaration:
     """Read a graph's declaration; raises UsageError that names the file, the key and its remedy."""
     try:
-        data = parse_toml(path.read_text(encoding="utf-8"), path)
+        data = parse_toml(path.read_text(encoding="utf-8-sig"), path)
     except FileNotFoundError:
         msg = f"there is no file {path} with a graph's declaration"
         raise UsageError(msg) from None

@@ -161,13 +161,13 @@ def _choice(config: pytest.Config, name: str, own: Any) -> Any:
     return None
 
 
-def _seed(value: Any) -> int:
+def _seed(value: int | str) -> int:
     try:
         seed = int(value)
-    except (TypeError, ValueError):
+    except ValueError:
         seed = -1
     if seed < 0:
-        msg = f"the seed is {value!r}: give a number of at least 0"
+        msg = f"the seed is {value!r}: give a whole number of at least 0"
         raise UsageError(msg)
     return seed
 

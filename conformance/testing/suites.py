@@ -66,6 +66,12 @@ def parametrize(
             f"{candidates.__name__} is given no candidates: write @conformance.parametrize(TARGET)"
         )
         raise UsageError(msg)
+    if profile is not None and not isinstance(profile, str):
+        msg = f"profile is {profile!r}: give a text, such as 'quick'"
+        raise UsageError(msg)
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        msg = f"seed is {seed!r}: give a whole number of at least 0"
+        raise UsageError(msg)
     many = isinstance(candidates, (list, tuple))
     options = SuiteOptions(
         targets=tuple(candidates) if many else (candidates,),

@@ -1,4 +1,4 @@
 """Tools built on sessions: identify, export-check, teeth, vectors, replay, bundles, documents.
 
-It may import ``session`` and what lies below it, but no view.
+It may import ``views`` and what lies below them.
 """

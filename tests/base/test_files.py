@@ -6,11 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from conformance.base.files import check_distinct, check_writable, staged, write_text
+from conformance.base.files import check_distinct, check_writable, parse_toml, staged, write_text
 from conformance.base.record import record_text
 from conformance.errors import UsageError
 
 TEXT = "one\ntwo \\u00e9\n"
+
+
+@pytest.mark.parametrize("text", ["a = {}", "a = [1, {{ b = {} }}]", "[a]\nb = -{}"])
+def test_whole_numbers_of_more_than_64_bits_are_refused(text: str) -> None:
+    """TOML has none, and no size, count or value can be that large."""
+    with pytest.raises(UsageError, match="a whole number in it has more than 64 bits"):
+        parse_toml(text.format("1" + "0" * 400), Path("x.toml"))
+    assert parse_toml(text.format(2**63 - 1), Path("x.toml"))
 
 
 def test_writing_replaces_in_one_step(tmp_path: Path) -> None:

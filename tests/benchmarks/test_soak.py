@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.soak.__main__ import rounds_of, soak_in_full
+from benchmarks.soak.__main__ import main, rounds_of, soak_in_full
 from benchmarks.soak.journal import Journal
 from benchmarks.soak.tally import Tally, report
 from benchmarks.soak.tasks import KNOWN, Outcome, Task, is_accusation, perform
@@ -68,6 +68,21 @@ def test_each_dtype_must_have_its_examples() -> None:
     assert tally.suffices(50, each=True)
     assert not tally.suffices(51, each=True)
     assert not Tally().suffices(1, each=True)
+
+
+def test_a_named_dtype_without_examples_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What no candidate was judged in is not passed over, nor waited for."""
+    tally = Tally(by_dtype=Counter({"float32": 70, "float16": 0}))
+    assert tally.lacking(["float32", "float16", "bfloat16"]) == ["float16", "bfloat16"]
+    assert tally.lacking(None) == []
+    words = ["--seeds", "1", "--dtype", "float32", "--dtype", "float64", "--minutes", "0"]
+    journal = ["--journal", str(tmp_path / "journal.jsonl"), "--jobs", "1"]
+    monkeypatch.setattr("sys.argv", ["soak", *words, *journal])
+    monkeypatch.setattr("benchmarks.soak.__main__.soak_in_full", lambda *_, **__: tally)
+    assert main() == 1
+    assert "Error: no candidate was judged in float64" in capsys.readouterr().err
 
 
 def test_the_largest_margin_of_a_family_is_reported() -> None:

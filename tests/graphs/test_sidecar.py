@@ -121,6 +121,13 @@ def test_a_file_that_is_missing_or_no_text_is_refused(tmp_path: Path) -> None:
         read_declaration(tmp_path / "bytes.toml")
 
 
+def test_a_mark_of_byte_order_is_no_text(tmp_path: Path) -> None:
+    """Windows' editors put one before a file's text: files of expected failures may have it."""
+    file = tmp_path / "model.conformance.toml"
+    file.write_text('\ufeffname = "mine"', encoding="utf-8")
+    assert read_declaration(file).name == "mine"
+
+
 def test_the_declaration_of_a_graph_lies_next_to_it(tmp_path: Path) -> None:
     """``graph.conformance.toml`` belongs to ``graph.onnx`` and to no other."""
     path = written(tmp_path, "num_heads = 2")

@@ -35,6 +35,10 @@ def test_an_empty_list_of_candidates_is_refused() -> None:
         ({"dtypes": torch.float32}, "dtypes is torch.float32: give a text"),
         ({"unchecked": None}, "unchecked is None: give a text"),
         ({"dtypes": []}, "dtypes is empty: nothing would be checked"),
+        ({"profile": ["quick"]}, "profile is ['quick']: give a text, such as 'quick'"),
+        ({"seed": 1.5}, "seed is 1.5: give a whole number of at least 0"),
+        ({"seed": True}, "seed is True: give a whole number of at least 0"),
+        ({"seed": []}, "seed is []: give a whole number of at least 0"),
         ({"devices": ()}, "devices is empty: nothing would be checked"),
     ],
 )
