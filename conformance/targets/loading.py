@@ -19,6 +19,7 @@ from typing import Any, Final, NoReturn
 
 from ..base.printable_text import capped, message_of, name_of, printable
 from ..errors import UsageError
+from .target_strings import is_path
 
 CLAUSES: Final = "attention_conformance.clauses"
 MISTAKE_GROUP: Final = "attention_conformance.mistakes"
@@ -125,6 +126,13 @@ def shown_path(path: str | Path) -> str:
         return str(Path(path).resolve().relative_to(Path.cwd()))
     except (ValueError, OSError):
         return str(path)
+
+
+def target_of_module(module: ModuleType, where: str) -> str:
+    """The target of a module that is an object of another one: a path where that is a path."""
+    if not is_path(where) or module.__file__ is None:
+        return module.__name__
+    return shown_path(module.__file__)
 
 
 def closest(word: str, words: list[str]) -> str:

@@ -31,6 +31,7 @@ from .loading import (
     import_path,
     put_on_path,
     shown_path,
+    target_of_module,
 )
 from .preflight import check_layer
 from .target_strings import (
@@ -90,7 +91,9 @@ def _undeclared(target: str) -> str:
         unread = next((str(file) for file in sorted(files) if not _mentions_us(file)), "")
         check = f"{TO_CHECK}{unread}: conformance check {unread}"
         return unread and f"; files that never mention conformance are not imported{check}"
-    modules = [(module, target), *_submodules(module, target)]
+    where, name = split_target(target)
+    where = where if name is None else target_of_module(module, where)
+    modules = [(module, where), *_submodules(module, where)]
     return next(filter(None, (undeclared_in(*entry) for entry in modules)), "")
 
 
@@ -313,7 +316,7 @@ def candidates_in(
         return _declared_in(module, where)
     result, _ = guarded(f"{where}:{name} cannot be read", lambda: attribute(module, name, where))
     if isinstance(result, ModuleType):
-        return _declared_in(result, f"{where}:{name}")
+        return _declared_in(result, target_of_module(result, where))
     return candidates_of(result, f"{where}:{name}")
 
 
@@ -431,9 +434,7 @@ def _modules(value: Any, target: str) -> list[tuple[Candidate, str]]:
 
 
 def _embeds(value: Any) -> bool:
-    from torch import nn  # noqa: PLC0415 (only for modules)
-
-    return any(isinstance(part, nn.Embedding) for part in value.modules())
+    return any(isinstance(part, torch.nn.Embedding) for part in value.modules())
 
 
 def _wrapped(value: Any, target: str) -> Candidate:

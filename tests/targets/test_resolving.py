@@ -67,6 +67,17 @@ def test_each_candidate_knows_its_own_target(workspace: Path) -> None:
     assert [candidate.target for candidate in resolve(["pkg.a"])] == ["pkg.a:my_kernel"]
 
 
+@pytest.mark.parametrize("target", ["attns:kernel", "attns/__init__.py:kernel"])
+def test_a_module_that_is_named_as_an_object_has_a_target_of_its_own(
+    workspace: Path, target: str
+) -> None:
+    """What a record says of it can be given again, to a replay or a rank."""
+    write(workspace, {"attns/__init__.py": "from . import kernel", "attns/kernel.py": KERNEL})
+    (candidate,) = resolve([target])
+    assert candidate.target == f"attns/kernel.py:{candidate.name}"
+    assert [each.name for each in resolve([candidate.target])] == [candidate.name]
+
+
 def test_listed_names_restrict_a_package(workspace: Path) -> None:
     """``__conformance__`` decides what a package offers: names of objects and of submodules."""
     write(
