@@ -98,7 +98,10 @@ class Diagnostician:
         ``picture`` where wrong weights can be read, unless its name has one of a problem as small
         already. Entries have the ``line`` that makes the mistake where it can be known.
         """
-        entries = self._explained(clause, problem)
+        if clause is not None and problem is not None and not clause.explained:
+            entries = self._of_law(clause, problem)
+        else:
+            entries = self._explained(clause, problem)
         if not entries:  # nothing is known of what has no golden answer
             return entries
         if clause is not None and clause.family == "gradients" and not self._anything_wrong:
@@ -404,13 +407,25 @@ class Diagnostician:
         Each is acted out on the problem on which the clause failed. The answers may differ there:
         that is why the failure has no name of its own.
         """
+        return next((str(one.entry["name"]) for one in self._breaking(clause, problem)), "")
+
+    def _of_law(self, clause: Clause, problem: Problem) -> list[dict[str, Any]]:
+        """What makes a clause fail that compares answers with each other alone.
+
+        A way to answer that breaks it, if the answers to the battery have been explained by one.
+        """
+        self._first_problem = self._first_problem or problem
+        if not self._anything_wrong:
+            return []
+        return shared_confidence([one.entry for one in self._breaking(clause, problem)])
+
+    def _breaking(self, clause: Clause, problem: Problem) -> Iterator[Explanation]:
+        """The explanations that make a clause fail on a problem when they are acted out."""
         for one in self.explanations:
-            if not one.made:
-                continue
-            alike = fails_alike(self.subject, one.made, clause, problem)
-            if alike or (alike is False and self._makes_each_answer(one.made, clause, problem)):
-                return str(one.entry["name"])
-        return ""
+            if one.made:
+                alike = fails_alike(self.subject, one.made, clause, problem)
+                if alike or self._makes_each_answer(one.made, clause, problem):
+                    yield one
 
     def _makes_each_answer(self, made: Combination, clause: Clause, problem: Problem) -> bool:
         """Whether mistakes explain each answer to the calls of a clause, though none is right.

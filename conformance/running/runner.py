@@ -337,7 +337,7 @@ class CandidateRun:
         diagnosis: list[dict[str, Any]] = []
         if random is not None:
             diagnosis = [random]
-        elif self._is_diagnosed(clause, kind) and in_time:
+        elif self._is_diagnosed(clause, kind, subject) and in_time:
             diagnosis = self._diagnosis(subject, clause, smallest.problem, clause_run)
         return failure.result.replace(
             status="failed",
@@ -348,11 +348,14 @@ class CandidateRun:
             blame=self._blame(subject, clause, smallest, on_example) if in_time else None,
         )
 
-    def _is_diagnosed(self, clause: Clause, kind: str) -> bool:
-        """Whether another way to compute attention may explain a failure."""
-        if self.candidate.declaration.ranks and (clause.family == "ranks" or kind == "raised"):
+    def _is_diagnosed(self, clause: Clause, kind: str, subject: Subject) -> bool:
+        """Whether another way to compute attention may explain a failure, if a law's the first."""
+        ranks = self.candidate.declaration.ranks is not None
+        if ranks and (clause.family == "ranks" or kind == "raised"):
             return True
-        return clause.explained and kind in WRONG_ANSWERS and self.candidate.eager is None
+        first = clause.level == "MUST" and not ranks and subject not in self._diagnosticians
+        plain = kind in WRONG_ANSWERS and self.candidate.eager is None
+        return plain and (clause.explained or first)
 
     def _randomness(self, subject: Subject, problem: Problem) -> dict[str, Any] | None:
         """The diagnosis of a candidate that answers at random, searched once; None for others.

@@ -12,6 +12,7 @@ import torch
 from examples import CLAUSES, core, problem
 from torch import Tensor
 
+import conformance
 from candidates.broken import MISTAKES
 from conformance.base.profile import PROFILES
 from conformance.clauses.subject import Subject
@@ -137,3 +138,51 @@ def test_what_has_no_golden_answer_is_not_searched() -> None:
     (result,) = [run.run(planned) for planned in run.planned()]
     assert result.status == "failed"
     assert list(result.diagnosis) == []
+
+
+def test_law_that_fails_alone_is_named() -> None:
+    """A clause that compares answers with each other names what breaks it where no other failed."""
+
+    def one_key_more(
+        query: Tensor, key: Tensor, value: Tensor, *, lengths: Tensor | None = None
+    ) -> Tensor:
+        scores = query @ key.mT / query.shape[-1] ** 0.5
+        if lengths is not None:
+            hidden = torch.arange(key.shape[2]) > lengths[:, None]
+            scores = scores.masked_fill(hidden[:, None, None], -torch.inf)
+        return scores.softmax(-1) @ value
+
+    law = "cache.untouched-tail"
+    candidate = conformance.core(masks=["lengths"], mask_shapes=["B"])(one_key_more)
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=(law,), dtypes=("float32",))
+    (planned,) = run.planned()
+    result = run.run(planned)
+    assert result.status == "failed"
+    assert [entry["name"] for entry in result.diagnosis] == ["lengths-inclusive"]
+
+
+def as_long(geometry: conformance.Geometry) -> conformance.Geometry:
+    """As many queries as keys."""
+    return geometry.replace(key_length=geometry.query_length)
+
+
+def test_rows_that_a_mistake_leaves_without_keys_are_no_second_cause() -> None:
+    """Answers that are not finite there fail laws between answers, which the mistake explains."""
+
+    def hides_queries(
+        query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None
+    ) -> Tensor:
+        scores = query @ key.mT / query.shape[-1] ** 0.5
+        if keep is not None:
+            scores = scores.masked_fill(~keep[:, None, :, None], -torch.inf)
+        return scores.softmax(-1) @ value
+
+    only = ("mask.golden", "state.repeatable")
+    declared = conformance.core(masks=["keep"], mask_shapes=["BK"], geometry=as_long)
+    candidate = declared(hides_queries)
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=only, dtypes=("float32",))
+    golden, law = sorted((run.run(one) for one in run.planned()), key=lambda one: one.id)
+    assert law.status == "failed"
+    assert not law.diagnosis
+    names = [entry["name"] for entry in golden.diagnosis]
+    assert run.explained_by(law) in names
