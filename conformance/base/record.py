@@ -36,6 +36,8 @@ VERDICTS: Final = (
     "error",
 )
 GREEN: Final = VERDICTS[:3]
+# The options of a record that make a run one of some clauses, dtypes or devices alone.
+CHOSEN: Final = {"only": "--only", "skip": "--skip", "dtypes": "--dtype", "devices": "--device"}
 # How the reason begins for a verdict that the clauses of a record contradict.
 CONTRADICTED: Final = "the record says "
 EXIT_OK: Final = 0

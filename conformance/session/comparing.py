@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from ..base.record import GREEN, SCHEMA, TOOL, CandidateEntry, Record, read_record
+from ..base.record import CHOSEN, GREEN, SCHEMA, TOOL, CandidateEntry, Record, read_record
 from ..errors import UsageError
 
 # A record, or a part of one.
@@ -289,8 +289,10 @@ def _settings(record: Entry) -> Iterator[tuple[str, Any]]:
             yield f"{table}.{name}", value
 
 
-def _parts(record: Entry) -> Iterator[tuple[str, str]]:
-    """The limit and the shard: a record may be less than a whole run."""
+def _parts(record: Entry) -> Iterator[tuple[str, str | None]]:
+    """What was chosen, the limit and the shard: a record may be less than a whole run."""
+    for name, option in CHOSEN.items():
+        yield option, ", ".join(map(str, (record.get("options") or {}).get(name) or ())) or None
     limit, shard = record.get("limit") or {}, record.get("shard") or {}
     reached = f"reached after {limit.get('seconds')} s"
     yield "time limit", reached if limit.get("reached") else "not reached"

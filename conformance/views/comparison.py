@@ -11,6 +11,7 @@ from typing import IO, Any, Final
 
 from rich.text import Text
 
+from ..base.record import CHOSEN
 from . import html_words, wording
 from .complete import Record, notes
 from .html_words import anchored, complete, worst
@@ -203,6 +204,7 @@ def circumstances(record: Record) -> list[tuple[str, list[str]]]:
         runs.append(
             {
                 **{name: str(run[name]) for name in ("profile", "seed") if name in run},
+                **_chosen(_mapping(run.get("options"))),
                 **{f"tool {name}": str(value) for name, value in tool.items() if name != "name"},
                 **{str(name): str(value) for name, value in environment.items()},
             }
@@ -212,6 +214,15 @@ def circumstances(record: Record) -> list[tuple[str, list[str]]]:
         for name in dict.fromkeys(name for run in runs for name in run)
     ]
     return [(name, values) for name, values in rows if len(set(values)) > 1]
+
+
+def _chosen(options: Record) -> dict[str, str]:
+    """What a run was told to run alone, where its record says so."""
+    return {
+        option: ", ".join(map(str, options[name] or ())) or "not given"
+        for name, option in CHOSEN.items()
+        if name in options
+    }
 
 
 def sources(record: Record) -> list[str]:

@@ -183,7 +183,8 @@ def _section(candidate: Record) -> str:
     parts += map(_cause, wording.causes(candidate)[:_CAUSES])
     listed = [clause for clause in candidate["clauses"] if clause["status"] in _TABULATED]
     if listed:
-        listed.sort(key=lambda clause: _TABULATED.index(clause["status"]))
+        # What is tolerated comes behind what is not: of very many rows the first are shown.
+        listed.sort(key=lambda one: (_TABULATED.index(one["status"]), one["level"] != "MUST"))
         head = ("clause", "level", "dtype", "status", "found", "diagnosis")
         rows = map(_clause_row, listed[:_ROWS])
         parts.append(f"{table(head, rows)}{_more(len(listed), 'clauses')}")

@@ -139,7 +139,8 @@ def _block(candidate: Record, cause: Record, number: int, width: int, *, alone: 
     clauses = list(cause["clauses"])
     every = f"{', '.join(clauses)} ({counted(len(clauses), 'clause')}{_alone(candidate, cause)})"
     clause = failure_of(candidate, cause)
-    said = len(clauses) == 1 and bool(clause) and alone  # the line of the input names it
+    # The line of the input names it, or the title.
+    said = clauses == [cause["name"]] or (len(clauses) == 1 and bool(clause) and alone)
     explains = [] if said else _labelled("explains", every, width)
     short = [] if said else _labelled("explains", few(clauses), width)
     shown = _labelled("input", _input(clause), width)

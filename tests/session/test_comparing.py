@@ -400,6 +400,10 @@ def test_a_run_that_is_not_whole_is_reported() -> None:
     whole = run_of(entry("mine", PASSED))
     cut = {**whole, "limit": {"seconds": 60.0, "reached": True}}
     shard = {**whole, "shard": {"index": 2, "count": 4, "expected": []}}
+    some = {**whole, "options": {"only": ["mask.*", "shape.*"], "skip": [], "dtypes": None}}
+    assert difference(whole, some)["conditions"] == [
+        {"name": "--only", "old": None, "new": "mask.*, shape.*"}
+    ]
     assert difference(whole, cut)["conditions"] == [
         {"name": "time limit", "old": "not reached", "new": "reached after 60.0 s"}
     ]

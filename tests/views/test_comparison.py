@@ -114,6 +114,13 @@ def test_clauses_that_somebody_was_not_asked_are_counted(
         assert ("not run for every candidate" in text) is bool(sentence)
 
 
+def test_runs_of_other_clauses_are_told_by_their_options() -> None:
+    """Why a clause was not run for somebody is the first thing to know."""
+    runs = [{**of(result()), "options": {"only": only, "dtypes": None}} for only in ([], ["a.*"])]
+    every = [ComparedRecord(name=str(at), record=run) for at, run in enumerate(runs)]  # type: ignore[arg-type]  # a record
+    assert circumstances(complete(joined(every))) == [("--only", ["not given", "a.*"])]
+
+
 def test_an_outcome_names_the_mistake() -> None:
     """The worst of all dtypes, with the mistake where it is known and the worst margin."""
     clauses = [result(margin=0.5), result("failed", margin=7.0, dtype="float16", diagnosis=[

@@ -21,6 +21,13 @@ def test_reports_render(name: str) -> None:
     assert page.tags.count("details") == page.tags.count("summary") == page.tags.count("pre")
 
 
+def test_what_fails_the_run_comes_first() -> None:
+    """A SHOULD that failed stands behind every MUST: of very many rows the first are shown."""
+    failed = [result("failed", "mask.a", "SHOULD"), result("failed", "mask.b")]
+    text = render_markdown(of(*failed))
+    assert text.index("| `mask.b` | MUST |") < text.index("| `mask.a` | SHOULD |")
+
+
 def test_tables_are_rectangular() -> None:
     """Every row of a table has as many cells as its head."""
     for table in html(render_markdown(RECORDS["several"])).split("<table>")[1:]:

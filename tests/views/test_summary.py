@@ -109,6 +109,15 @@ def test_a_should_is_one_line() -> None:
     ]
 
 
+def test_a_cause_that_is_called_as_its_clause_names_it_once() -> None:
+    """What it explains is what it is called: no line says so again."""
+    odd = result("failed", "model.sites", violation=Violation(kind="value", message="off by 1"))
+    for alone in (True, False):
+        text = "\n".join(lines([odd], alone=alone))
+        assert "model.sites: off by 1" in text
+        assert "explains" not in text
+
+
 def test_of_several_each_takes_less() -> None:
     """Among several candidates a cause is a name, a fix and its clauses, without the input."""
     shown = lines([failure("mask.golden", "scale-missing")], alone=False)
