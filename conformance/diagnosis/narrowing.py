@@ -23,7 +23,7 @@ from ..tolerance import model
 from .agreement import BatteryAnswer, within
 from .conditions import FINER, SIZES, Condition, SizeLimit, limits, size_limit, size_limits
 from .mistaken_answer import ActedAnswers, MistakenAnswer
-from .mistakes import DeclaredCall, NamedMistake, NotExpressible, touches
+from .mistakes import NamedMistake, NotExpressible
 
 # Conditions that a mistake may have together: of its calls and rows, and of its calls alone before
 # chance explains them.
@@ -232,8 +232,7 @@ class Narrowing:
         right, judged = self._right_and_judged(answer)
         none = torch.zeros_like(right)
         without = Rows(made=none, spared=none, unexplained=judged & ~right)
-        call = DeclaredCall(inputs=answer.inputs, semantics=self.subject.declaration.semantics)
-        if not touches(mistake, call):
+        if not self.acted.touches(mistake, answer.inputs):
             return without
         try:
             acted = self.acted.of(mistake, answer.inputs)

@@ -143,7 +143,9 @@ def _entry_of(wrong: Sequence[_Lossy], losses: Sequence[PrecisionLoss]) -> dict[
         return None
     # What leaves more is neither the least nor compared with it below.
     most = max(model.LARGEST_LEFT_BY_LOSS / model.CLEARLY_LESS, model.MUCH_CLOSER)
-    left = [(_unexplained(wrong, loss.output, most), loss) for loss in losses]
+    # The largest errors first: of what does not explain them the others are not asked.
+    largest = sorted(wrong, key=lambda one: -one.total)
+    left = [(_unexplained(largest, loss.output, most), loss) for loss in losses]
     least = min(part for part, _ in left)
     if least > model.LARGEST_LEFT_BY_LOSS:
         return None

@@ -48,14 +48,19 @@ Proposals = Callable[[], Iterator[list[Combination]]]
 
 def explains(subject: Subject, made: Combination, answer: BatteryAnswer) -> bool:
     """Whether mistakes explain one answer."""
-    declared = subject.declaration.semantics
-    if not touches_any(made, answer.inputs, declared):
+    if not _touches_any(subject, made, answer.inputs):
         return answer.margin <= 1.0
     try:
         acted = _acted(subject, made, answer.inputs)
     except NotExpressible:
         return answer.margin <= 1.0
     return answer.agrees(acted)
+
+
+def _touches_any(subject: Subject, made: Combination, inputs: Inputs) -> bool:
+    if isinstance(subject, DiagnosedSubject):
+        return any(subject.acted.touches(one, inputs) for one in made)
+    return touches_any(made, inputs, subject.declaration.semantics)
 
 
 def _acted(subject: Subject, made: Combination, inputs: Inputs) -> MistakenAnswer:
