@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -45,9 +45,7 @@ def kept() -> Iterator[None]:
 
     The golden answer of the next problem, and the next candidate, must not depend on them.
     """
-    before = _current()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    before, switches = _current(), _switches()
     own = _CANDIDATES.get()
     if own != NEUTRAL:
         _apply(own)
@@ -55,8 +53,64 @@ def kept() -> Iterator[None]:
         yield
     finally:
         _apply(before)
-        if torch.are_deterministic_algorithms_enabled() != deterministic:
-            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        if _switches() != switches:
+            _switch_back(switches)
+
+
+def product_precision() -> str | tuple[str, ...]:
+    """How precise float32 products are: in one word, or where torch 2.9's names are set, by those.
+
+    Once one of these is set, the older word cannot be read.
+    """
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return tuple(place.fp32_precision for place in _backends())
+
+
+def _backends() -> tuple[Any, ...]:
+    backends: Any = torch.backends
+    return backends, backends.cuda.matmul, backends.mkldnn.matmul
+
+
+class _Switches(NamedTuple):
+    """What else a call may leave switched, so that others compute otherwise."""
+
+    deterministic: bool
+    warn_only: bool
+    autocast: tuple[bool, ...]
+    anomaly: bool
+    products: str | tuple[str, ...]
+
+
+_AUTOCAST_ON: Final = ("cpu", "cuda")
+
+
+def _switches() -> _Switches:
+    return _Switches(
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        tuple(map(torch.is_autocast_enabled, _AUTOCAST_ON)),
+        torch.is_anomaly_enabled(),
+        product_precision(),
+    )
+
+
+def _switch_back(switches: _Switches) -> None:
+    torch.use_deterministic_algorithms(switches.deterministic, warn_only=switches.warn_only)
+    for device, is_on in zip(_AUTOCAST_ON, switches.autocast, strict=True):
+        torch.set_autocast_enabled(device, is_on)
+    torch.autograd.set_detect_anomaly(switches.anomaly)
+    now, before = product_precision(), switches.products
+    if now == before:
+        return
+    if isinstance(before, str):
+        if not isinstance(now, str):
+            _backends()[0].fp32_precision = "none"
+        torch.set_float32_matmul_precision(before)
+    else:
+        for place, precision in zip(_backends(), before, strict=True):
+            place.fp32_precision = precision
 
 
 def _current() -> Settings:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..calls.calling import arguments
 from ..calls.devices import forked_random
+from ..calls.torch_state import product_precision
 from ..oracle.comparison import GROSS, compare, moves
 from ..oracle.oracle import Golden, Oracle
 from ..problems.inputs import Inputs
@@ -178,16 +179,8 @@ def _settings() -> dict[str, Any]:
         "the grad mode": torch.is_grad_enabled(),
         "the deterministic mode": torch.are_deterministic_algorithms_enabled(),
         "the number of threads": torch.get_num_threads(),
-        "the precision of products": torch.get_float32_matmul_precision(),
+        "the precision of products": product_precision(),
+        "the use of autocast": torch.is_autocast_enabled("cpu"),
+        "the detection of anomalies": torch.is_anomaly_enabled(),
         "the flushing of subnormal numbers": SUBNORMAL * 1.0 == 0.0,
-        "the precision of float32 products on CUDA": _products(),
     }
-
-
-def _products() -> object:
-    """The precision under torch 2.9's name: once that is set, the older one cannot be read."""
-    matmul = torch.backends.cuda.matmul
-    try:
-        return matmul.fp32_precision
-    except AttributeError:
-        return matmul.allow_tf32

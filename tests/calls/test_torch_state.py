@@ -9,20 +9,32 @@ from torch import Tensor
 import conformance
 from conformance.base.profile import PROFILES
 from conformance.calls.calling import CandidateFailure, guarded
-from conformance.calls.torch_state import kept
+from conformance.calls.torch_state import kept, product_precision
 from conformance.running.runner import CandidateRun
 
 CHANGES: dict[str, Callable[[], object]] = {
     "default dtype": lambda: torch.set_default_dtype(torch.float16),
     "default device": lambda: torch.set_default_device("meta"),
     "determinism": lambda: torch.use_deterministic_algorithms(True),  # noqa: FBT003
+    "autocast": lambda: torch.set_autocast_enabled("cpu", True),  # noqa: FBT003
+    "anomalies": lambda: torch.autograd.set_detect_anomaly(True),
+    "products": lambda: torch.set_float32_matmul_precision("medium"),
+    "products of one backend": lambda: setattr(
+        torch.backends.mkldnn.matmul, "fp32_precision", "bf16"
+    ),
 }
 
 
 def state() -> tuple[object, ...]:
     """What a candidate may change for everybody."""
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    return torch.get_default_dtype(), torch.get_default_device(), deterministic
+    return (
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.is_anomaly_enabled(),
+        product_precision(),
+    )
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())

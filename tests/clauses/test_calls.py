@@ -88,6 +88,32 @@ def test_settings_of_torch_are_watched() -> None:
     assert "seed" in finding.violation.message
 
 
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="since torch 2.9")
+def test_settings_by_their_newer_names_can_be_read() -> None:
+    """Once one of them is set, torch refuses to say the older word: that is nobody's mistake."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "tf32"
+    try:
+        assert try_on(core(bare, **PROMISES), "state.settings", problem()).violation is None
+    finally:
+        matmul.fp32_precision = before
+
+
+def test_autocast_that_is_left_on_is_told_and_taken_back() -> None:
+    """The next candidate would answer in lower precision."""
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        answer = bare(query, key, value)
+        torch.set_autocast_enabled("cpu", True)  # noqa: FBT003 (torch's own)
+        return answer
+
+    violation = try_on(core(kernel, **PROMISES), "state.settings", problem()).violation
+    assert violation is not None
+    assert "the use of autocast" in violation.message
+    assert not torch.is_autocast_enabled("cpu")
+
+
 def test_nan_that_is_hidden_is_detected() -> None:
     """A NaN query answered with zeros fails, one answered with NaN passes."""
 
