@@ -13,12 +13,11 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from ..base.parameter_names import role_of
+from ..base.parameter_names import POSITIONAL, role_of
 from ..declare.declaration import MASK_FORMS, Declaration
 from ..errors import DeclarationError, did_you_mean
 
 CallAdapter = Mapping[str, str] | Callable[..., Any]
-_POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _COUNTS: Final = {1: "self", 2: "memory", 3: "separate"}
 # What libraries call an input of key and value that is the query where it is left out.
 _CONTEXT: Final = re.compile(
@@ -137,7 +136,7 @@ def read_calling(
         parameter.name
         for parameter in parameters
         if parameter.default is inspect.Parameter.empty
-        and parameter.kind in (*_POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
+        and parameter.kind in (*POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
         and parameter.name not in taken
     ]
     for name in required:
@@ -304,14 +303,14 @@ def _is_mask(name: str) -> bool:
 
 
 def _positional(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
-    return [parameter for parameter in parameters if parameter.kind in _POSITIONAL]
+    return [parameter for parameter in parameters if parameter.kind in POSITIONAL]
 
 
 def _roles(parameters: list[inspect.Parameter]) -> dict[str, str]:
     """The parameters whose names say query, key or value."""
     result: dict[str, str] = {}
     for parameter in parameters:
-        if parameter.kind not in (*_POSITIONAL, inspect.Parameter.KEYWORD_ONLY):
+        if parameter.kind not in (*POSITIONAL, inspect.Parameter.KEYWORD_ONLY):
             continue
         role, clear = role_of(parameter.name)
         if clear and role in ("q", "k", "v"):

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
+# The kinds of parameters that take an argument by its place.
+POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _WORDS: Final = {
     **dict.fromkeys(("q", "qs", "query", "queries"), "q"),
     **dict.fromkeys(("k", "ks", "key", "keys"), "k"),

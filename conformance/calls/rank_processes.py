@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -37,6 +38,15 @@ _PRELOADED: Final = "conformance.calls.rank_server"
 # Groups that may be there at once, each with all its processes: one for each number of ranks.
 _MOST_GROUPS: Final = 5
 _LIVE: Final[list[RankProcesses]] = []
+
+
+def why_impossible() -> str:
+    """Why ranks cannot be started on this machine, or ""."""
+    if not dist.is_available():
+        return "this torch has no torch.distributed"
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return f"they are forked, which {sys.platform} cannot"
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,15 +120,16 @@ class RankProcesses:
             raise RanksUnusableError(msg)
 
     def _start(self) -> None:
+        reason = why_impossible()
+        if reason:
+            msg = f"candidates that span ranks cannot run here: {reason}"
+            raise RanksUnusableError(msg)
         from torch.distributed.elastic.multiprocessing import (  # noqa: PLC0415 (takes a moment)
             DefaultLogsSpecs,
             Std,
             start_processes,
         )
 
-        if not dist.is_available():
-            msg = "this torch has no torch.distributed: candidates that span ranks cannot run here"
-            raise RanksUnusableError(msg)
         _make_room()
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
         for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):

@@ -9,16 +9,12 @@ from typing import Any, Final
 
 import torch
 
-from ..base.parameter_names import option_of, role_of
+from ..base.parameter_names import POSITIONAL, option_of, role_of
 from ..errors import TO_CHECK
 from .target_strings import is_path
 
 _MOST: Final = 6
 _ROLES: Final = {"q": "query", "k": "key", "v": "value"}
-_POSITIONAL: Final = (
-    inspect.Parameter.POSITIONAL_ONLY,
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-)
 
 
 def undeclared_in(module: ModuleType, where: str) -> str:
@@ -85,7 +81,7 @@ def _notes(parameters: list[inspect.Parameter], inputs: dict[str, str], needed: 
 
 def _inputs(parameters: list[inspect.Parameter]) -> dict[str, str]:
     """Which of query, key and value each parameter takes: by name, else the first three."""
-    placed = [entry for entry in parameters if entry.kind in _POSITIONAL]
+    placed = [entry for entry in parameters if entry.kind in POSITIONAL]
     named = {role_of(entry.name)[0]: entry.name for entry in reversed(placed)}
     if named.keys() >= _ROLES.keys():
         return {named[letter]: role for letter, role in _ROLES.items()}

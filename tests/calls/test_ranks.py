@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import subprocess
 import sys
 import textwrap
@@ -66,6 +67,24 @@ def test_the_folder_of_ranks_is_where_a_worker_keeps_its_own(
     made = candidate(tmp_path, "return query + 1")
     call(made)
     assert [path.name for path in own.glob("*-ranks-*")]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "told"),
+    [
+        (torch.distributed, "is_available", "this torch has no torch.distributed"),
+        (multiprocessing, "get_all_start_methods", f"they are forked, which {sys.platform} cannot"),
+    ],
+)
+def test_where_ranks_cannot_be_started_one_sentence_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, told: str
+) -> None:
+    """Neither every torch nor every system has what they need; nothing of it is imported before."""
+    made = candidate(tmp_path, "return query")
+    monkeypatch.setattr(owner, name, list)
+    monkeypatch.setitem(sys.modules, "torch.distributed.elastic.multiprocessing", None)
+    with pytest.raises(RanksUnusableError, match=told):
+        call(made)
 
 
 def test_gradients_come_home(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ...adapters.calling import Calling, mask_parameters
 from ...adapters.module import calling_of, understand
 from ...adapters.projection_search import ModuleRequest
+from ...base.parameter_names import POSITIONAL
 from ...errors import DeclarationError, UsageError
 from ...models.recording import tensors_in
 from ...targets.loading import one_line
@@ -130,7 +131,6 @@ BATCHES: Final = (2, 4)
 QUERIES: Final = 3
 KEYS: Final = 5
 _COUNT: Final = {"self": 1, "memory": 2, "separate": 3}
-_POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _BATCH, _QUERY, _KEY = "batch", "query_length", "key_length"
 
 
@@ -199,7 +199,7 @@ def _names(module: nn.Module, calling: Calling) -> tuple[str, ...]:
     if calling.names is not None:
         return calling.names
     parameters = inspect.signature(module.forward).parameters.values()
-    positional = [entry.name for entry in parameters if entry.kind in _POSITIONAL]
+    positional = [entry.name for entry in parameters if entry.kind in POSITIONAL]
     return tuple(positional[: _COUNT[calling.inputs]])
 
 

@@ -19,7 +19,6 @@ from .plain_reading import OTHER_SIZES
 from .points import SCALES
 from .record import SCALE_WORDS, empty_words
 
-JOB: Final = "conformance.tools.identification.contradictions:job"
 _SEEDS: Final = (0, 1)
 _PLAIN_SIZES: Final[tuple[dict[str, int], ...]] = ({}, OTHER_SIZES)
 _POLARITIES: Final = {

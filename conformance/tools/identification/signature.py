@@ -11,12 +11,8 @@ from typing import Any, Final
 
 import torch
 
-from ...base.parameter_names import role_of
+from ...base.parameter_names import POSITIONAL, role_of
 
-_POSITIONAL: Final = (
-    inspect.Parameter.POSITIONAL_ONLY,
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-)
 # Longer words first: "attention_mask_bias" is a bias.
 _WORDS: Final[dict[str, tuple[str, ...]]] = {
     "dropout": ("dropout", "p_drop", "drop_rate", "drop_prob", "attn_drop"),
@@ -120,7 +116,7 @@ def read_parameters(function: Callable[..., Any]) -> Parameters:
             entries.append(
                 CallParameter(
                     name=parameter.name,
-                    position=position if parameter.kind in _POSITIONAL else -1,
+                    position=position if parameter.kind in POSITIONAL else -1,
                     required=empty,
                     by_keyword=parameter.kind is not inspect.Parameter.POSITIONAL_ONLY,
                     meaning=_meaning(parameter.name, parameter.default),
