@@ -260,6 +260,17 @@ def _one_past(name: str, field: str, number: int) -> Condition:
     )
 
 
+def _as_many(one: str, other: str) -> Condition:
+    words = f"where the {_COUNTS[one]} is"
+    return _of_sizes(
+        f"{one} {other}",
+        f"{one} == {other}",
+        f"{words} the {_COUNTS[other]}",
+        lambda sizes: getattr(sizes, one) == getattr(sizes, other),
+        otherwise=f"{words} not the {_COUNTS[other]}",
+    )
+
+
 def _varies(axis: int, words: str) -> Condition:
     return Condition(
         f"mask varies over {words}",
@@ -378,6 +389,16 @@ FINER: Final[tuple[Condition, ...]] = (
     _varies(0, "batch items"),
     _varies(1, "heads"),
     _varies(2, "queries"),
+    # What axes that are taken for each other, and that shapes decide on, have in common.
+    *(
+        _as_many(*fields)
+        for fields in (
+            ("batch", "num_heads"),
+            ("query_length", "num_heads"),
+            ("batch", "query_length"),
+            ("key_length", "head_size"),
+        )
+    ),
 )
 
 

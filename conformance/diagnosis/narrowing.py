@@ -136,6 +136,8 @@ class Rows:
     made: Tensor
     spared: Tensor
     unexplained: Tensor
+    # Right rows of a call in which the mistake cannot be made: a transpose of what is not square.
+    unable: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,11 +193,13 @@ class Narrowing:
         order: the sooner one comes that the mistake does not explain, or some for which no such
         conditions suffice, the less is computed. More rows never take fewer conditions.
         """
-        made, spared, count, look = [], [], 0, FIRST_LOOK
+        made, spared, unable, count, look = [], [], [], 0, FIRST_LOOK
         for index in range(len(self.observed)):
             rows = self._rows(mistake, index)
             if rows is None or bool(rows.unexplained.any()):
                 return None
+            if rows.unable is not None:
+                unable.append(self._traits_of(index)[rows.unable.flatten()])
             if bool((rows.made | rows.spared).any()):
                 traits = self._traits_of(index)
                 made.append(traits[rows.made.flatten()])
@@ -210,6 +214,9 @@ class Narrowing:
         chosen = _telling_apart(_each_once(made), _each_once(spared), most)
         if chosen is None:
             return None
+        if any(map(len, unable)):  # that it cannot be made there is a condition of it, too
+            others = _each_once([*spared, *unable])
+            chosen = _telling_apart(_each_once(made), others, MOST_CONDITIONS) or chosen
         return Narrowed(
             mistake=made_under(mistake, chosen),
             everywhere=mistake,
@@ -237,7 +244,7 @@ class Narrowing:
         try:
             acted = self.acted.of(mistake, answer.inputs)
         except NotExpressible:
-            return without
+            return dataclasses.replace(without, unable=judged & right)
         if acted.output.shape != answer.output.shape:
             return None
         if torch.equal(acted.output, exact.output):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from itertools import islice
+from itertools import count, islice
 from math import gcd
 from typing import Any, Final
 
@@ -143,6 +143,22 @@ def at_unseen_sizes(
         doubled = with_size(subject, problem, field, twice) if twice not in known else None
         if doubled is not None:
             yield doubled
+    for rule in rules:
+        if len(rule.fields) > 1:  # what holds of several may hold only where both change
+            yield from _with_new_sizes(subject, problem, rule, seen)
+
+
+def _with_new_sizes(
+    subject: Subject, problem: Problem, rule: SizeRule, seen: Collection[Geometry]
+) -> Iterator[Problem]:
+    """A problem at which all sizes of a rule are one number, which none of them was before."""
+    known = {getattr(sizes, field) for sizes in seen for field in rule.fields}
+    for size in islice((size for size in count(2) if size not in known), _UNSEEN):
+        resized: Problem | None = problem
+        for field in rule.fields:
+            resized = resized and with_size(subject, resized, field, size)
+        if resized is not None and rule.holds(resized.geometry):
+            yield resized
 
 
 def _anew(problem: Problem) -> Problem:

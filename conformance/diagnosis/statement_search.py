@@ -110,7 +110,7 @@ class StatementSearch:
         def proposals() -> Iterator[list[Combination]]:
             named = self._search.narrowed()
             conditions = named[0].conditions if named else 0
-            if conditions == 1:  # what is read cannot be plainer
+            if named and conditions <= 1:  # what is read cannot be plainer
                 yield self._exactly(named)
             read = self._search.among(self._read())
             fewer = sorted(read.narrowed(conditions - 1), key=_length) if conditions else []

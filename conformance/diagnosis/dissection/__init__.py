@@ -31,6 +31,7 @@ from .bias_statements import (
     misplaced_bias_statements,
 )
 from .by_head import head_statements
+from .exchanged_weights import exchanged_weight_statements, turned_weight_statements
 from .layers import (
     MOST_KEYS_OF_LAYERS,
     MOST_REMEMBERED,
@@ -54,7 +55,6 @@ from .sources import (
 from .sums import (
     dropped_weight_statements,
     sum_statements,
-    turned_weight_statements,
     weight_statements,
 )
 from .tiles import tile_statements
@@ -82,6 +82,7 @@ OF_WEIGHTS: Final = (
     weight_statements,
     dropped_weight_statements,
     turned_weight_statements,
+    exchanged_weight_statements,
     sum_statements,
     tile_statements,
     logit_statements,

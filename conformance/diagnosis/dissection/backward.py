@@ -283,14 +283,17 @@ def _under_conditions(
     form: Form, wrong: Sequence[BackwardReading], right: Sequence[BackwardReading]
 ) -> Form | None:
     """A form under the conditions without which gradients are right; None where none fit."""
-    spared = []
+    spared, unable = [], []
     for reading in right:
         values = reading.values(form.variant, form.role)
         if values is None:
-            continue
-        if reading.spared(form.role, form.times.value(reading.backward.call) * values):
+            unable.append(reading.observed.inputs)
+        elif reading.spared(form.role, form.times.value(reading.backward.call) * values):
             spared.append(reading.observed.inputs)
-    conditions = telling_apart([reading.observed.inputs for reading in wrong], spared)
+    made = [reading.observed.inputs for reading in wrong]
+    conditions = telling_apart(made, spared)
+    if unable and conditions is not None:  # that it cannot be made there is a condition of it, too
+        conditions = telling_apart(made, [*spared, *unable]) or conditions
     return None if conditions is None else Form(form.role, form.variant, form.times, conditions)
 
 

@@ -264,6 +264,12 @@ def _pairs() -> Iterator[Variant]:
             }
 
         yield Variant(words=words, fix=_EVERY_PAIR, values=values)
+    yield Variant(
+        words="dS is transposed",
+        fix=_OPERANDS,
+        values=lambda b: b.of_logits(b.right.logit_gradient.mT),
+        roles=("query", "key"),
+    )
     for place, change in _PLACES:
 
         def moved(b: Backward, change: Change = change) -> Gradients:
@@ -295,6 +301,7 @@ def _weights() -> Iterator[Variant]:
         ("the gradient of the logits stands for the weights", lambda b: b.right.logit_gradient),
     ):
         yield _of_weights(words, weights)
+    yield _of_weights("the weights are transposed", lambda b: b.weights.mT)
     for words, place in _PLACES:
         yield _of_weights(f"the weights are those of {words}", _weights_at(place))
 

@@ -14,7 +14,6 @@ from ..mistakes import DeclaredCall, NamedMistake
 from ..mistakes._steps import BLOCKS, emptied, present, unmasked_logits, weighing
 from ..mistakes.named_mistake import CoreChange
 from .reading import ROOM, Number, Reading, numbers, roundest, statement
-from .terms import in_turns
 
 _TINY: Final = torch.finfo(torch.float64).tiny
 # Numbers below have fewer digits in float32, in which sums are added up at the least.
@@ -306,26 +305,6 @@ def _without(
         return left * weights.sum(dim=-1, keepdim=True) / torch.where(total == 0.0, 1.0, total)
 
     return weights_of
-
-
-def turned_weight_statements(reading: Reading) -> Iterator[NamedMistake]:
-    """Weights of another head of a group: heads are dealt out in turns."""
-    order = in_turns(reading.sizes)
-    weights = reading.attention.weights
-    if order is None or not reading.agree(reading.weights, weights[:, order]):
-        return
-
-    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
-        order = in_turns(call.inputs.geometry)
-        return None if order is None else weighing(attention, attention.weights[:, order])
-
-    yield statement(
-        "weights: of the head dealt out in turns over the groups",
-        "values meet the weights of the head that follows if heads are dealt out in turns over "
-        "the groups",
-        "let the weights of each head meet the values that this head reads",
-        core=core,
-    )
 
 
 def _made(function: Callable[[Tensor], Tensor]) -> Callable[[golden.Attention], Tensor]:

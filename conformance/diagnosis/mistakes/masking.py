@@ -212,7 +212,7 @@ MASKING: Final[tuple[NamedMistake, ...]] = (
         "insert the head axis: mask[:, None]",
         {"inputs": _on_heads},
     ),
-    *named("mask-repeated-for-heads", "mask.per-item")(
+    *named("mask-repeated-for-heads", "mask.per-item", special_of="mask-batch-on-heads")(
         "with heads folded into the batch, the mask is repeated in the wrong order",
         "use repeat_interleave(heads, dim=0) where the heads of an item follow each other",
         {"inputs": _folded(lambda index, batch, _heads: index % batch)},
