@@ -265,11 +265,12 @@ def _said(violation: Violation) -> Head:
     }
 
 
-def serve(end: socket.socket, arena: Arena) -> None:
+def serve(end: socket.socket, arena: Arena, *, before_each: Callable[[], None]) -> None:
     """Answer requests until the judge goes away."""
     served, own = Served(arena), os.getpid()
     while True:
         head = receive(end)
+        before_each()
         reply = served.answer(head)
         if os.getpid() != own:
             os._exit(1)  # a copy that the candidate has forked and let return
