@@ -52,7 +52,7 @@ class Outcome:
 
 
 def measured(options: argparse.Namespace, console: Console) -> Outcome:
-    """Run both parts."""
+    """Run all three parts."""
     with workers(options.processes) as pool:
         stream = interleaved(options.seeds, options.dtypes)
         legitimate = legitimate_runs(pool, options.runs, stream, console)

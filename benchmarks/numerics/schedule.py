@@ -1,4 +1,4 @@
-"""Runs both parts in several processes, with progress, in an order that the seeds alone decide."""
+"""Runs all parts in several processes, with progress, in an order that the seeds alone decide."""
 
 from __future__ import annotations
 

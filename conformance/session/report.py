@@ -259,16 +259,18 @@ def verdict(
 
 def _green(loaded: Loaded, results: Sequence[ClauseResult]) -> tuple[str, str]:
     """The verdict where no clause speaks against the candidate."""
-    if loaded.gauge:
-        return "conforms-up-to-gauge", loaded.gauge
     expected = [result.id for result in results if result.status == "expected-failure"]
-    mistaken = f"; it declares what only mistakes do: {', '.join(loaded.mistaken)}"
-    mistaken = mistaken if loaded.mistaken else ""
+    notes = []
     if expected:
-        return "conforms-with-deviations", f"expected failures: {_some(expected)}{mistaken}"
-    if loaded.deviations:
-        declared = f"it declares another {', '.join(loaded.deviations)} than the standard"
-        return "conforms-with-deviations", f"{declared}{mistaken}"
+        notes.append(f"expected failures: {_some(expected)}")
+    elif loaded.deviations:
+        notes.append(f"it declares another {', '.join(loaded.deviations)} than the standard")
+    if loaded.mistaken:
+        notes.append(f"it declares what only mistakes do: {', '.join(loaded.mistaken)}")
+    if loaded.gauge:
+        return "conforms-up-to-gauge", "; ".join([loaded.gauge, *notes])
+    if expected or loaded.deviations:
+        return "conforms-with-deviations", "; ".join(notes)
     return "conforms", "every applicable MUST clause passed"
 
 

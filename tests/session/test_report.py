@@ -77,6 +77,19 @@ def test_a_declared_mistake_is_said_in_words() -> None:
         word, reason = verdict(loaded(**more), results)
         assert word == "conforms-with-deviations"
         assert "only mistakes do: the heads are mixed" in reason
+        word, reason = verdict(loaded(gauge="its weights are unknown", **more), results)
+        assert word == "conforms-up-to-gauge"
+        assert reason.startswith("its weights are unknown; ")
+        assert "only mistakes do: the heads are mixed" in reason
+
+
+def test_unknown_weights_hide_no_deviation() -> None:
+    """What is expected to fail, or declared otherwise, is said beside what cannot be verified."""
+    gauge = "its weights are unknown"
+    reason = verdict(loaded(gauge=gauge), [PASSED, result("expected-failure")])[1]
+    assert reason == f"{gauge}; expected failures: mask.golden"
+    reason = verdict(loaded(gauge=gauge, deviations=("scale",)), [PASSED])[1]
+    assert reason == f"{gauge}; it declares another scale than the standard"
 
 
 def test_one_exception_of_many_clauses_is_reported_once() -> None:
