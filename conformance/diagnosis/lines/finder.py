@@ -73,17 +73,23 @@ class LineFinder:
     ) -> LineEntry | None:
         """The line that makes what explains some wrong answers; None where it is not certain.
 
-        Without explanations the answers are wrong in a way that nothing explains.
+        Without explanations the answers are wrong in a way that nothing explains: then a line is
+        certain where the sizes of the axes tell them apart.
         """
         candidate = self.subject.candidate
         if candidate.kind not in _KINDS or candidate.graph is not None or candidate.eager:
             return None
         found: set[Blamed] = set()
-        for answer in list(wrong)[:MOST_PROBLEMS]:
-            found |= self._on(answer, explanations)
+        answers, certain = list(wrong), bool(explanations)
+        if not certain:  # a right value is told from others where axes are
+            answers[1:] = sorted(answers[1:], key=lambda answer: not _tells_axes(answer.inputs))
+        for answer in answers[:MOST_PROBLEMS]:
+            shown = self._on(answer, explanations)
+            found |= shown
+            certain = certain or (bool(shown) and _tells_axes(answer.inputs))
             if len({one.place for one in found}) > 1:
                 return None  # no other answer makes it certain
-        return _entry(min(found, key=lambda one: one.before)) if found else None
+        return _entry(min(found, key=lambda one: one.before)) if found and certain else None
 
     def _on(self, answer: BatteryAnswer, explanations: Sequence[Combination]) -> set[Blamed]:
         """The lines that one wrong answer shows."""
@@ -149,6 +155,14 @@ class LineFinder:
     def _values(self, steps: Sequence[Step], inputs: Inputs) -> KnownValues:
         tiled = self.subject.declaration.semantics.group_order == "tile"
         return KnownValues(steps, inputs.geometry, inputs.query.dtype, tiled=tiled)
+
+
+def _tells_axes(inputs: Inputs) -> bool:
+    """Whether items, heads and tokens are several, and no two of these as many."""
+    sizes = inputs.geometry
+    tokens = {sizes.query_length, sizes.key_length}
+    apart = {sizes.batch, sizes.num_heads, *tokens}
+    return len(apart) == 2 + len(tokens) and min(apart) > 1
 
 
 def _uncompiled() -> AbstractContextManager[Any]:

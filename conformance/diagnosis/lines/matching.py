@@ -19,6 +19,8 @@ from .steps import Step
 # Axes that may be joined, the second being the faster one: heads of one token, tokens of all items.
 # Where channels were slower than heads, or positions than heads, another layer would be computed.
 _JOINED: Final = frozenset({"BN", "BG", "BQ", "NG", "ND", "GD", "GQ", "PN", "PG", "PD"})
+# Axes that stand in this order in most values, and are often of one size.
+_ALIKE: Final = ("QK", "BN", "BG")
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +90,8 @@ class KnownValues:
         for order in arrangements(known.letters, tuple(expected.shape), shape):
             if known.ordered and _is_transposed(known.letters, order):
                 continue
+            if _is_exchanged(known.letters, tuple(expected.shape), order):
+                continue
             arranged = expected.permute(order).reshape(shape)
             same = within(number, arranged, torch.full_like(arranged, known.room))
             if known.partial:
@@ -130,6 +134,20 @@ def _is_transposed(letters: str, order: tuple[int, ...]) -> bool:
     """Whether keys come before queries in an order of axes."""
     placed = "".join(letters[axis] for axis in order)
     return -1 < placed.find("K") < placed.find("Q")
+
+
+def _is_exchanged(letters: str, sizes: tuple[int, ...], order: tuple[int, ...]) -> bool:
+    """Whether axes of one size have changed places, which their shape does not show.
+
+    Scores with keys before queries, or heads before items, may be another value: nobody could tell.
+    """
+    for pair in _ALIKE:
+        axes = [letters.find(letter) for letter in pair]
+        if min(axes) >= 0 and sizes[axes[0]] == sizes[axes[1]]:
+            first, second = (order.index(axis) for axis in axes)
+            if first > second:
+                return True
+    return False
 
 
 def _steepness(steps: Sequence[Step]) -> float:

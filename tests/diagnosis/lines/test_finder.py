@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from examples import BARE_FLOAT32, core, problem
+from examples import BARE_FLOAT32, core, plan, problem
 from torch import Tensor
 
 from conformance.base.record import LineEntry
@@ -24,11 +24,12 @@ from conformance.diagnosis.battery import answer_to
 from conformance.diagnosis.lines.finder import LONGEST_LINE, LineFinder
 from conformance.diagnosis.mistaken_answer import Combination, act
 from conformance.diagnosis.mistakes import named_mistakes
+from conformance.problems.problem import Overrides
 
 
 def answered(made: Candidate, **asked: Any) -> BatteryAnswer:
     """What a candidate answers to one problem, which is wrong."""
-    heads = {"batch": 2, "num_heads": 2, "num_kv_heads": 2, "head_size": 6}
+    heads = {"batch": 2, "num_heads": 3, "num_kv_heads": 3, "head_size": 6}
     sizes = {**heads, "query_length": 4, "key_length": 5}
     example = problem(**{**sizes, "dtype": "float32", **asked})
     subject = Subject(made, "float32")
@@ -274,3 +275,19 @@ def test_it_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     (second,) = made.explain()
     assert first["line"] == second["line"]
     assert first["line"]["before"] is True
+
+
+def test_axes_of_one_size_make_no_line_certain() -> None:
+    """With as many items as heads a mask of the wrong ones looks like the right one."""
+
+    def mixed(query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None) -> Tensor:
+        scores = query @ key.mT / query.shape[-1] ** 0.5
+        if bias is not None:
+            scores = scores + bias.expand(scores.shape).transpose(0, 1)
+        return scores.softmax(-1) @ value
+
+    made = core(mixed, **{**BARE_FLOAT32, "masks": ["bias"], "mask_shapes": ["B11K"]})
+    sizes = {"batch": 2, "num_heads": 2, "num_kv_heads": 2, "query_length": 1, "key_length": 2}
+    zeros = Overrides(seed=3, tensors=(("query", (0.0,) * 24), ("key", (0.0,) * 48)))
+    mask = plan(form="bias", shape="B11K")
+    assert blamed(made, mask=mask, overrides=zeros, **sizes) is None
