@@ -20,9 +20,10 @@ from ..problems.problem import Problem
 from ..tolerance import model
 from .agreement import BatteryAnswer
 from .battery import answer_to
-from .conditions import CONDITIONS, never_with, only_with
+from .conditions import CONDITIONS
 from .dissection.influence import influence_facts
 from .dissection.reading import in_digits
+from .wrong_problems import which_go_wrong
 
 _AXIS_NAMES: Final = {
     "batch": ("batch item", "batch items"),
@@ -46,13 +47,16 @@ def unknown_entry(
     shown: BatteryAnswer | None,
     *,
     said_at: str = "",
+    further: Sequence[BatteryAnswer] = (),
 ) -> dict[str, Any]:
     """The report's entry for a mistake without a name, with every fact about it.
 
     ``shown`` is the failing problem that is to be explained, if there is one. ``said_at`` is the
-    clause whose entry has said what all wrong answers have in common: it is not said again.
+    clause whose entry has said what all wrong answers have in common: it is not said again. No such
+    thing is said that ``further`` answers contradict.
     """
-    facts, common, example = _gather(subject, observed, shown, only_shown=bool(said_at))
+    further = [*further, *([] if shown is None else [shown])]
+    facts, common, example = _gather(subject, observed, shown, further, only_shown=bool(said_at))
     texts = [*common[:1], *example, *common[1:]]
     sentence = NO_MISTAKE
     if said_at:
@@ -84,6 +88,7 @@ def _gather(
     subject: Subject,
     observed: Sequence[BatteryAnswer],
     shown: BatteryAnswer | None,
+    further: Sequence[BatteryAnswer],
     *,
     only_shown: bool,
 ) -> tuple[dict[str, Any], list[str], list[str]]:
@@ -102,7 +107,7 @@ def _gather(
         facts["plain_answer"] = "right"
         one = None if only_shown else _plainest(wrong)
     if wrong and not only_shown:
-        common.append(_conditions(facts, observed, wrong))
+        common.append(which_go_wrong(facts, observed, wrong, further))
     if one is not None:
         which = "this example" if one is shown else "the plainest wrong problem"
         example += _of_answer(subject, facts, one, which)
@@ -123,23 +128,6 @@ def _plainest(wrong: Sequence[BatteryAnswer]) -> BatteryAnswer | None:
         key=lambda answer: sum(one.holds(answer.inputs) for one in CONDITIONS),
         default=None,
     )
-
-
-def _conditions(
-    facts: dict[str, Any], observed: Sequence[BatteryAnswer], wrong: Sequence[BatteryAnswer]
-) -> str:
-    """Which problems go wrong, if they have something in common that right ones lack."""
-    bad = {id(answer) for answer in wrong}
-    fine = [answer for answer in observed if id(answer) not in bad]
-    only, never = only_with(wrong, fine), never_with(wrong, fine)
-    facts["only_with"] = [one.name for one in only]
-    facts["never_with"] = [one.name for one in never]
-    text = f"{len(wrong)} of {len(observed)} problems go wrong"
-    if only:
-        text += f", only those {' and '.join(one.words for one in only)}"
-    if never:
-        text += f", none {' or '.join(one.words for one in never)}"
-    return text
 
 
 def _of_answer(

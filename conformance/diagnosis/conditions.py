@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from ..base.geometry import Geometry
 from ..problems.inputs import Inputs
-from ..tolerance import model
-from .agreement import BatteryAnswer
-from .mistaken_answer import declared_with_every_key
 from .mistakes._steps import (
     has_cache,
     has_causal,
@@ -21,14 +17,9 @@ from .mistakes._steps import (
     has_softcap,
     has_window,
 )
-from .mistakes.named_mistake import DeclaredCall, SizeRule
+from .mistakes.named_mistake import SizeRule
 
-# Wrong answers, and right ones that differ from them in one condition, before that is blamed.
-FEWEST_WRONG: Final = 3
-FEWEST_RIGHT: Final = 3
 MANY_KEYS: Final = 64
-# Logits beyond it have exponentials that overflow float16.
-EXTREME: Final = math.log(65504.0)
 
 
 @dataclass(frozen=True)
@@ -406,95 +397,3 @@ def plainness(inputs: Inputs) -> tuple[int, int]:
     """What is smaller for the plainer of two calls: options, then sizes."""
     options = sum(condition.holds(inputs) for condition in CONDITIONS)
     return options, inputs.geometry.logits
-
-
-def only_with(wrong: Sequence[BatteryAnswer], right: Sequence[BatteryAnswer]) -> list[Condition]:
-    """The conditions without which answers are right, as far as the answers show it.
-
-    A condition counts where every wrong answer has it, and so many right ones lack it that share
-    all else that the wrong ones have in common that chance does not explain it: what nearly every
-    problem has explains nothing.
-    """
-    common = _common(_spoken(wrong, right), wrong)
-    comparable = _count(right, common)
-    needed = [
-        one
-        for one in common
-        if _told(len(wrong), comparable, _count(right, _others(common, one), without=one))
-    ]
-    implied = {one.implies for one in needed}
-    return [one for one in needed if one.name not in implied]
-
-
-def never_with(wrong: Sequence[BatteryAnswer], right: Sequence[BatteryAnswer]) -> list[Condition]:
-    """The conditions with which answers are right, though all else is as in the wrong ones."""
-    spoken = _spoken(wrong, right)
-    common = _common(spoken, wrong)
-    sparing = [
-        one
-        for one in spoken
-        if not any(one.holds(answer.inputs) for answer in wrong)
-        and _told(
-            len(wrong),
-            _count(right, common, without=one),
-            _count(right, [*_others(common, one), one]),
-        )
-        # Two forms of mask exclude each other: one is right because the other is absent.
-        and not any(other.implies and other.implies == one.implies for other in common)
-    ]
-    kept = {one.name for one in (*sparing, *common)}
-    return [one for one in sparing if one.implies not in kept]
-
-
-def _told(wrong: int, comparable: int, right: int) -> bool:
-    """Whether a condition decides: all answers on one side of it are right, and enough of them.
-
-    On the other side some are wrong, and ``comparable`` ones are right: if the condition decided
-    nothing, as large a part would be wrong among the ``right`` ones.
-    """
-    if wrong < FEWEST_WRONG or right < FEWEST_RIGHT:
-        return False
-    chance: float = (comparable / (wrong + comparable)) ** right
-    return chance <= model.COINCIDENCE
-
-
-def _spoken(wrong: Sequence[BatteryAnswer], right: Sequence[BatteryAnswer]) -> list[Condition]:
-    """The conditions that facts are about: with the number of keys up to which all is right."""
-    fixed = [one for one in CONDITIONS if one.name != "many keys"]
-    least = min((answer.inputs.geometry.key_length for answer in wrong), default=0)
-    below = [n for answer in right if (n := answer.inputs.geometry.key_length) < least]
-    extreme = {id(answer.inputs) for answer in (*wrong, *right) if _has_extreme_logits(answer)}
-    logits = Condition("extreme logits", "with extreme logits", lambda one: id(one) in extreme)
-    limit = [size_limit("key_length", max(below), above=True)] if below else []
-    return [*fixed, logits, *limit]
-
-
-def _has_extreme_logits(answer: BatteryAnswer) -> bool:
-    """Whether some dot product times the scale is far from zero, be its key hidden or not."""
-    call = DeclaredCall(inputs=answer.inputs, semantics=answer.subject.declaration.semantics)
-    core = declared_with_every_key(answer.exact, call)
-    scores = core.scale * core.query @ core.key.mT
-    return bool((scores.abs() > EXTREME).any())
-
-
-def _common(conditions: Sequence[Condition], observed: Sequence[BatteryAnswer]) -> list[Condition]:
-    """The conditions that all answers share."""
-    return [one for one in conditions if all(one.holds(answer.inputs) for answer in observed)]
-
-
-def _others(common: Sequence[Condition], one: Condition) -> list[Condition]:
-    """The other shared conditions, but for those that hold only where this one does."""
-    return [other for other in common if other is not one and one.name != other.implies]
-
-
-def _count(
-    observed: Sequence[BatteryAnswer],
-    conditions: Sequence[Condition],
-    without: Condition | None = None,
-) -> int:
-    """How many problems meet every condition, and lack the one that is left out."""
-    return sum(
-        all(one.holds(answer.inputs) for one in conditions)
-        and not (without is not None and without.holds(answer.inputs))
-        for answer in observed
-    )

@@ -217,7 +217,8 @@ class Diagnostician:
         said_at = self._said_at
         if clause is not None and not said_at:
             self._said_at = clause.id
-        return unknown_entry(self.subject, self.observed, shown, said_at=said_at)
+        further = self._near if self._anything_wrong else ()
+        return unknown_entry(self.subject, self.observed, shown, said_at=said_at, further=further)
 
     @cached_property
     def _of_state(self) -> dict[str, Any] | None:
