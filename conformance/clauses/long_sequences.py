@@ -141,7 +141,7 @@ def long_sequence(subject: Subject, problem: Problem) -> Finding:
         subject.declaration, subject.dtype
     )  # not the subject's, which remembers its answers
     expected = oracle.answer(inputs)
-    wording = f"among {longer.geometry.key_length} keys the answer is wrong"
+    wording = f"with {TIMES} times as many keys, {longer.geometry.key_length}, the answer is wrong"
     agreement = compare(
         subject.answer(inputs),
         expected.output,

@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeGuard
 
-_DIGITS: Final = 6
+DIGITS: Final = 6
+# So many tell any two numbers of float64 apart.
+MOST_DIGITS: Final = 17
 _LARGEST_INTEGER: Final = 1e6
 _LINE: Final = 48
 MARK: Final = "*"
@@ -24,24 +26,24 @@ def is_shown(data: Any) -> TypeGuard[Table]:
     return is_table(data) and "values" in data
 
 
-def number(value: Any) -> str:
-    """An element: integers as integers, others with six digits, truth values as they are."""
+def number(value: Any, digits: int = DIGITS) -> str:
+    """An element: integers as integers, others with some digits, truth values as they are."""
     if isinstance(value, (bool, str)):
         return str(value)
     value = float(value)
     if math.isfinite(value) and value == round(value) and abs(value) < _LARGEST_INTEGER:
         return str(round(value))
-    return f"{value:.{_DIGITS}g}"
+    return f"{value:.{digits}g}"
 
 
-def tensor_lines(data: Table, marked: Sequence[bool] = ()) -> list[str]:
+def tensor_lines(data: Table, marked: Sequence[bool] = (), digits: int = DIGITS) -> list[str]:
     """The values as nested lists, a line for each row; marked elements (row-major) have a star.
 
     Rows of one element stand in one line where there is room for them.
     """
     elements = flat(data["values"])
     marks = [*marked, *([False] * len(elements))] if any(marked) else []
-    texts = [number(element) for element in elements]
+    texts = [number(element, digits) for element in elements]
     if marks:
         texts = [text + (MARK if mark else " ") for text, mark in zip(texts, marks, strict=False)]
     width = max(map(len, texts), default=0)
@@ -236,9 +238,24 @@ def _compared(data: Table) -> Iterator[Line]:
     expected, got, bound = (data[name] for name in _COMPARED)
     law = bool(data.get("relation"))
     marked = beyond(got, expected, bound, data.get("judged"), law=law)
-    yield from _tensor("expected", expected, note=origin(data))
-    yield from _tensor("got", got, marked=marked, note=f"{MARK} beyond the bound")
+    digits = _telling_digits(got, expected, marked)
+    yield from _tensor("expected", expected, note=origin(data), digits=digits)
+    yield from _tensor("got", got, marked=marked, note=f"{MARK} beyond the bound", digits=digits)
     yield from _tensor("bound", {**bound, "values": _rounded(bound["values"])})
+
+
+def _telling_digits(got: Table, expected: Table, marked: Sequence[bool]) -> int:
+    """The digits that tell wrong elements from the expected ones."""
+    pairs = zip(flat(got["values"]), flat(expected["values"]), marked, strict=False)
+    wrong = [(one, other) for one, other, mark in pairs if mark]
+    return next(
+        (
+            digits
+            for digits in range(DIGITS, MOST_DIGITS)
+            if all(number(one, digits) != number(other, digits) for one, other in wrong)
+        ),
+        MOST_DIGITS,
+    )
 
 
 def _rounded(values: Any) -> Any:
@@ -261,9 +278,14 @@ def origin(data: Table) -> str:
 
 
 def _tensor(
-    label: str, data: Table, *, marked: list[bool] | None = None, note: str = ""
+    label: str,
+    data: Table,
+    *,
+    marked: list[bool] | None = None,
+    note: str = "",
+    digits: int = DIGITS,
 ) -> Iterator[Line]:
     strides = f", strides {data['stride']}" if "stride" in data else ""
-    rows = tensor_lines(data, marked or ())
+    rows = tensor_lines(data, marked or (), digits)
     rows[-1] += f"  {shape(data)}{strides}" + (f"  ({note})" if note else "")
     yield from zip([label, *[""] * (len(rows) - 1)], rows, strict=True)

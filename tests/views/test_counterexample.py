@@ -46,6 +46,16 @@ def test_call_is_shown_with_what_was_expected() -> None:
     ]
 
 
+def test_wrong_numbers_look_different_from_the_expected_ones() -> None:
+    """As many digits are shown as tell a wrong element from what was expected, in both rows."""
+    one, other = -0.266261160373, -0.266260892152
+    shown = dict(
+        lines(one_call(expected=table([one], 1), got=table([other], 1), bound=table([2.5e-7], 1)))
+    )
+    assert shown["expected"] == "[-0.2662612]  [1]"
+    assert shown["got"] == "[-0.2662609*]  [1]  (* beyond the bound)"
+
+
 def test_later_call_shows_what_changed() -> None:
     """Of the second call only what differs, both answers, and which of them is wrong."""
     wrong, right = table([2.0], 1), table([1.0], 1)

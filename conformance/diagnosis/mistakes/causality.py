@@ -160,17 +160,23 @@ WINDOWS: Final[tuple[NamedMistake, ...]] = (
         {"inputs": changed(has_window, window=None)},
     ),
     *named("window-one-wider", "mask.golden")(
-        "the window shows one key more than asked for, on one side or on both",
+        "the window shows one key more before the query than asked for",
         "a window of n shows n keys before the query's own place and n after",
-        {"changes": {"window_offset": 1}},
         {"inputs": _rewindowed(lambda left, right: (left + (left >= 0), right))},
+        {
+            "sentence": "the window shows one key more than asked for on both sides of the query",
+            "changes": {"window_offset": 1},
+        },
     ),
     *named("window-one-narrower", "mask.golden", where=has_window)(
-        "the window shows one key fewer than asked for on a side",
+        "the window shows one key fewer before the query than asked for",
         "a window of n shows n keys beside the query's own",
-        {"changes": {"window_offset": -1}},
         {"core": _narrower},
         {"inputs": _rewindowed(lambda left, right: (left - (left > 0), right))},
+        {
+            "sentence": "the window shows one key fewer than asked for on both sides of the query",
+            "changes": {"window_offset": -1},
+        },
     ),
     *named("window-sides-swapped", "mask.golden")(
         "the left and right sides of the window are swapped",

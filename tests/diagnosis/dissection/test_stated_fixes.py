@@ -150,3 +150,32 @@ def test_values_are_left_as_they_are() -> None:
 
     (fix,) = {one.fix for one in named_mistakes() if one.name == "rotary-value-too"}
     assert "leave the values as they are" in fix
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "words"),
+    [
+        (1, 0, "one key more before the query than asked for"),
+        (1, 1, "one key more than asked for on both sides of the query"),
+        (-1, 0, "one key fewer before the query than asked for"),
+    ],
+)
+def test_a_window_of_another_width_says_its_side(left: int, right: int, words: str) -> None:
+    """A window that is one key wider or narrower is told with the side that is wrong."""
+
+    def attend(
+        query: Tensor, key: Tensor, value: Tensor, *, window: tuple[int, int] | None = None
+    ) -> Tensor:
+        logits = scores(query, key)
+        if window is not None:
+            queries, keys = logits.shape[-2:]
+            ahead = torch.arange(keys) - torch.arange(queries)[:, None]
+            before, after = window
+            hidden = (ahead < -before - left) & (before >= 0)
+            hidden |= (ahead > after + right) & (after >= 0)
+            logits = logits.masked_fill(hidden, -math.inf)
+        return logits.softmax(-1).nan_to_num(0.0) @ value
+
+    point = conformance.Semantics(causal_alignment="top-left")
+    text, _ = told(attend, features=["window"], semantics=point)
+    assert words in text
