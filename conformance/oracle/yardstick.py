@@ -46,14 +46,16 @@ def fitted_scale_error(oracle: Oracle, inputs: Inputs, answer: Tensor) -> float 
         changed = oracle.output(inputs.replace(scale=scale * factor))
         return (got - changed[judged]) * weight
 
-    return _newton(lacking)
+    return _newton(lacking, (got - expected.output[judged]) * weight)
 
 
-def _newton(lacking: Callable[[float], Tensor]) -> float | None:
-    """The factor, less one, that leaves the smallest error; None if that is still too large."""
+def _newton(lacking: Callable[[float], Tensor], first: Tensor) -> float | None:
+    """The factor, less one, that leaves the smallest error; None if that is still too large.
+
+    ``first`` is the error at a factor of one.
+    """
     step = model.DIFFERENCE_STEP
-    factor, first = 1.0, lacking(1.0)
-    error, left = first, 1.0
+    factor, error, left = 1.0, first, 1.0
     for steps in range(model.MOST_NEWTON_STEPS):
         slope = (lacking(factor * (1.0 - step)) - lacking(factor * (1.0 + step))) / (2.0 * step)
         steepness = float(slope.square().sum())
@@ -63,8 +65,11 @@ def _newton(lacking: Callable[[float], Tensor]) -> float | None:
         factor *= 1.0 + max(-model.LARGEST_STEP, min(alpha, model.LARGEST_STEP))
         error = lacking(factor)
         left = float(error.square().sum() / first.square().sum())
-        settled = abs(alpha) <= step or left > model.LARGEST_UNEXPLAINED
+        explained = left <= model.LARGEST_UNEXPLAINED
+        settled = abs(alpha) <= step or not explained
         if settled and steps + 1 >= model.NEWTON_STEPS:
+            break
+        if explained and abs(alpha) <= model.SETTLED_STEP:  # further ones change no digit
             break
     return factor - 1.0 if left <= model.LARGEST_UNEXPLAINED else None
 

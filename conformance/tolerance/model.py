@@ -243,6 +243,9 @@ DIFFERENCE_STEP: Final = 2.0**-18
 NEWTON_STEPS: Final = 6
 MOST_NEWTON_STEPS: Final = 12
 LARGEST_STEP: Final = 0.5
+# A step that changes none of the three digits that are said of an error of a millionth or more,
+# where the answer is explained already.
+SETTLED_STEP: Final = 2.0**-36
 
 # Judging without a bound of an answer ------------------------------------------------------------
 

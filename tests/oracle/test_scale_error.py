@@ -11,8 +11,10 @@ from torch import Tensor
 
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
+from conformance.oracle.oracle import Oracle
 from conformance.oracle.yardstick import fitted_scale_error
 from conformance.problems.inputs import Inputs
+from conformance.tolerance import model
 
 ERRORS = [1e-12, -1e-12, 1e-9, 1e-6, 1e-3, -0.01, 0.01, 0.1, -0.3, -0.5, 1.0]
 PLAIN: dict[str, Any] = {"query_length": 9, "key_length": 12, "head_size": 8}
@@ -42,6 +44,21 @@ def test_scale_error_is_recovered(candidate: Candidate, error: float) -> None:
     subject, inputs, _ = example(candidate)
     fitted = fitted_scale_error(subject.oracle, inputs, at_scale(subject, inputs, 1.0 + error))
     assert fitted == pytest.approx(error, rel=1e-6, abs=1e-14)
+
+
+def test_a_fit_ends_when_it_has_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few steps find an error of a tenth to the last digit: no others are taken."""
+    subject, inputs, _ = example(core())
+    wrong, evaluated = at_scale(subject, inputs, 1.1), []
+    output = Oracle.output
+
+    def counted(oracle: Oracle, *given: Any) -> Tensor:
+        evaluated.append(given)
+        return output(oracle, *given)
+
+    monkeypatch.setattr(Oracle, "output", counted)
+    assert fitted_scale_error(subject.oracle, inputs, wrong) == pytest.approx(0.1, rel=1e-12)
+    assert len(evaluated) <= 3 * (model.NEWTON_STEPS - 1)
 
 
 @pytest.mark.parametrize(
