@@ -101,9 +101,11 @@ def _as_tensor(array: Any) -> Any:
     if plain.dtype.name == "bfloat16":
         bits = numpy.ascontiguousarray(plain).view("int16").copy()
         return torch.from_numpy(bits).view(torch.bfloat16)
-    writable = plain.flags.writeable and all(step >= 0 for step in plain.strides)
+    fits = all(step >= 0 and step % (plain.itemsize or 1) == 0 for step in plain.strides)
+    shared = plain.flags.writeable and fits and plain.dtype.isnative
+    own = plain if shared else plain.astype(plain.dtype.newbyteorder("="), order="C")
     try:
-        tensor: Tensor = torch.from_numpy(plain if writable else plain.copy())
+        tensor: Tensor = torch.from_numpy(own)
     except TypeError:
         return Stranger(array, f"an array of numbers that torch has, but of dtype {plain.dtype}")
     return tensor

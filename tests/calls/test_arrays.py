@@ -48,6 +48,22 @@ def test_answer_is_a_tensor_of_the_same_numbers() -> None:
     assert torch.equal(OfArrays(lambda array: array[::-1], "numpy")(tensor), tensor.flip(0))
 
 
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(3, dtype=">f4"),
+        np.array([(0, 7), (1, 8), (2, 9)], dtype=[("number", "<f4"), ("other", "<i2")])["number"],
+        np.arange(2, -1, -1, dtype=np.float32)[::-1],
+        np.broadcast_to(np.arange(3, dtype=np.float32), (1, 3))[0],
+    ],
+)
+def test_an_answer_that_lies_in_memory_as_no_tensor_can_is_copied(array: Any) -> None:
+    """The other order of bytes, elements between others, backwards, or not to be written to."""
+    answer = OfArrays(lambda: array, "numpy")()
+    assert answer.dtype == torch.float32
+    assert answer.tolist() == [0.0, 1.0, 2.0]
+
+
 @pytest.mark.parametrize("value", [[1.0], torch.ones(1), np.float32(1.0), None])
 def test_what_is_no_array_is_told_apart(value: object) -> None:
     """A list, a tensor, a scalar or nothing is no numpy.ndarray."""

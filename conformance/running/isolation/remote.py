@@ -21,7 +21,6 @@ from . import kernel, zygote
 from .wire import OWN_NUMBERS, Arena, Handed, field, new_arena, receive, send
 
 _FAREWELL: Final = 2.0
-_WORDS: Final = 200
 _UNLIMITED_BY_US: Final = "could not start a process of its own"
 
 
@@ -95,7 +94,7 @@ class Remote:
                     kind="raised",
                     message=_words(reply, "raised"),
                     got=_words(reply, "got"),
-                    traceback=printable(str(reply.get("traceback", ""))),
+                    traceback=printable(capped(str(reply.get("traceback", "")))),
                 )
             )
         try:
@@ -204,4 +203,4 @@ class Remote:
 def _words(reply: Head, name: str) -> str:
     """A text of the candidate's side, such that it can be shown."""
     value = reply.get(name)
-    return printable(value) if isinstance(value, str) else f"nothing readable ({name})"[:_WORDS]
+    return printable(capped(value)) if isinstance(value, str) else f"nothing readable ({name})"
