@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from ...errors import UsageError
 from ..reading import Port, Role
 from ..sidecar import GraphDeclaration
 from .interpreting import RoleAssignment
@@ -29,8 +30,20 @@ class Packing:
 def read_packing(
     base: BaseCall, plan: CallPlan, assignment: RoleAssignment, declared: GraphDeclaration
 ) -> Packing:
-    """Tell a layer from a core, and find the heads of a packed one."""
+    """Tell a layer from a core, and find the heads of a packed one.
+
+    Raises UsageError where axes of heads are declared of what is not query, key and value.
+    """
     said = "".join(str(declared.inputs.get(name, {}).get("axes", "")) for name in assignment.roles)
+    heads = [letter for letter in "HMF" if letter in said]
+    if heads and not set(_FIELDS) <= set(assignment.roles.values()):
+        inputs = ", ".join(f"{name} ({role})" for name, role in assignment.roles.items())
+        msg = (
+            f"{declared.where or 'the declaration'} names axes with {heads[0]}, which heads have, "
+            f"but the inputs are {inputs}, no projected query, key and value: write tokens as "
+            '"BLE"'
+        )
+        raise UsageError(msg)
     if "H" in assignment.layout:
         return _apart(base, assignment, {port.name: port for port in plan.tensors})
     if "M" in said or "F" in said or ("E" not in said and _is_core(base, assignment)):

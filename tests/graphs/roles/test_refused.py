@@ -164,3 +164,11 @@ def test_a_constant_that_does_not_fit_is_refused(value: object, tmp_path: Path) 
             {**SEPARATE, **dynamic(z="sq sk")},
             declaration=GraphDeclaration(inputs=said),
         )
+
+
+def test_axes_of_heads_are_those_of_query_key_and_value(tmp_path: Path) -> None:
+    """Tokens of one input have no heads: a declaration that says so is told, and ends nothing."""
+    declared = GraphDeclaration(inputs={"x": {"role": "x", "axes": "BLM"}}, where="m.toml")
+    layer = of_layer(lambda layer, x: layer(x, x, x)[0])
+    with pytest.raises(UsageError, match=r"^m\.toml names axes with M, which heads have, but"):
+        read(tmp_path, layer, TOKENS, OPEN, declaration=declared)
