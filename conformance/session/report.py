@@ -35,6 +35,13 @@ _TOGETHER: Final = {
     "hung": "no-answer",
     SITE: "one-attention",
 }
+# What to change where a clause that no other way to compute attention explains has failed.
+_FIXES_OF_CLAUSES: Final = {
+    "state.dropout": (
+        "drop each weight by itself, drawn anew for each call, and divide those that are kept by "
+        "1 - p: torch.nn.functional.dropout does that"
+    ),
+}
 # What to change where nothing more than the kind of a violation is known.
 _FIXES: Final = {
     "not-raised": (
@@ -158,7 +165,8 @@ def _unnamed(own: Sequence[ClauseEntry]) -> CauseEntry:
     several = len({clause["id"] for clause in own}) > 1
     kind = SITE if SITE in (violation.get("measured") or _NONE) else str(violation.get("kind"))
     name = _TOGETHER.get(kind, shown["id"]) if several else shown["id"]
-    return _cause(name, {"text": text, "fix": _FIXES.get(kind, ""), "confidence": 1.0}, own)
+    fix = _FIXES.get(kind) or _FIXES_OF_CLAUSES.get(name, "")
+    return _cause(name, {"text": text, "fix": fix, "confidence": 1.0}, own)
 
 
 def _facts(own: Sequence[ClauseEntry]) -> Mapping[str, Any] | None:

@@ -252,8 +252,10 @@ def _tokens_from(role: str, observed: Observed) -> Iterator[Variant]:
         first, factor = int(wrong[0]), float(factors[wrong].mean())
         alike = (factors[first:] - factor).abs() <= 2.0 * _SAME * max(abs(factor), _SAME)
         if bool(alike.all()):
-            said = float(f"{factor:.3g}")
+            said = 0.0 if abs(factor) <= _SAME else float(f"{factor:.3g}")
             words = f"tokens from index {first} on are {said:g} times what they must be"
+            if not said:
+                words = f"tokens from index {first} on are left out"
             yield from _variants(role, words, "treat every token alike", _times_from(first, said))
             return
 

@@ -13,6 +13,7 @@ from ..._golden import golden
 from ...problems.inputs import Inputs
 from ._steps import (
     admitted_by_mask,
+    admitted_by_structure,
     capped_scores,
     changed,
     has_bias,
@@ -79,7 +80,25 @@ def _bias_after_softmax(call: DeclaredCall, attention: golden.Attention) -> gold
     return weighing(attention, golden.softmax(logits) + bias * attention.allowed)
 
 
+def _all_scaled(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
+    """The bias before the scale, minus infinities too: a scale that is not positive breaks them."""
+    inputs = call.inputs
+    if not has_bias(inputs) or attention.softcap is not None or attention.alibi is not None:
+        return None
+    bias = torch.zeros(1, dtype=torch.float64) if inputs.bias is None else inputs.bias.double()
+    bias = bias.masked_fill(~admitted_by_mask(call), -math.inf)
+    logits = attention.scale * (attention.query @ attention.key.mT + bias)
+    logits = logits.masked_fill(~admitted_by_structure(call), -math.inf)
+    empty = torch.isneginf(logits).all(dim=-1, keepdim=True)
+    return weighing(attention, torch.where(empty, attention.weights, torch.softmax(logits, -1)))
+
+
 BIASES: Final[tuple[NamedMistake, ...]] = (
+    *named("bias-before-scale", _BIAS, where=has_bias)(
+        "the bias is added before the scaling and is scaled too",
+        "scale the scores first, then add the bias",
+        {"core": _all_scaled},
+    ),
     *named("bias-ignored", _BIAS)(
         "the finite values of the bias are ignored",
         "add it to the scaled scores",

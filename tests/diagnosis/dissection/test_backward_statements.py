@@ -97,6 +97,15 @@ class LaterHalved(HandWritten):
         return torch.cat([gradient[:, :, :3], 0.5 * gradient[:, :, 3:]], dim=2)
 
 
+class LaterLost(HandWritten):
+    """Values from the fifth on get no gradient."""
+
+    def value_gradient(self, steps: Steps, weights: Tensor) -> Tensor:
+        """Of the value, for each query head."""
+        gradient = super().value_gradient(steps, weights)
+        return torch.cat([gradient[:, :, :4], torch.zeros_like(gradient[:, :, 4:])], dim=2)
+
+
 class AveragedOverItems(HandWritten):
     """Every batch item gets the mean gradient of the value."""
 
@@ -138,6 +147,7 @@ SAID = {
     QueryCut: "in the gradient of the query the whole gradient is cut to a length of 1",
     LaterHalved: "in the gradient of the value tokens from index 3 on are 0.5 times what they must "
     "be",
+    LaterLost: "in the gradient of the value tokens from index 4 on are left out",
     SoftcapSlope: "in the gradients of the query and the key the derivative of the softcap is "
     "taken to be 1 - |tanh|",
     AveragedOverItems: "in the gradient of the value each element is that averaged over the batch "

@@ -165,7 +165,7 @@ def ten_thousand(q, k, v, *, keep=None):
     return s.softmax(-1) @ v
 
 
-@core("mask-fill-1e5", masks=["drop"])
+@core("mask-fill-65000", masks=["drop"])
 def largest_half(q, k, v, *, drop=None):
     s = q @ k.mT / math.sqrt(q.shape[-1])
     if drop is not None:

@@ -57,3 +57,28 @@ def infinite_triangle_with_dim_zero(query, key, value, *, keep=None, causal=Fals
     if causal:
         scores = scores.masked_fill(past(scores), -math.inf)
     return scores.softmax(dim=0) @ value
+
+
+@core("bias-before-scale", masks=["bias"], features=["scale"])
+def infinite_bias_meets_any_scale(query, key, value, *, bias=None, scale=None):
+    scores = query @ key.mT
+    if bias is not None:
+        scores = scores + bias
+    scores = scores * (query.shape[-1] ** -0.5 if scale is None else scale)
+    return scores.softmax(dim=-1) @ value
+
+
+@core("mask-fill-50", masks=["keep"], empty_rows="any")
+def filled_with_minus_fifty(query, key, value, *, keep=None):
+    scores = scores_of(query, key)
+    if keep is not None:
+        scores = scores.masked_fill(~keep, -50.0)
+    return scores.softmax(dim=-1) @ value
+
+
+@core("mask-fill-3e4", masks=["keep"], empty_rows="any")
+def filled_with_the_least_short(query, key, value, *, keep=None):
+    scores = scores_of(query, key)
+    if keep is not None:
+        scores = torch.where(keep, scores, -32768.0)
+    return scores.softmax(dim=-1) @ value
