@@ -7,7 +7,6 @@ import dataclasses
 import math
 import multiprocessing
 import os
-import pickle
 import shutil
 import signal
 import sys
@@ -40,6 +39,7 @@ _FAREWELL: Final = 2.0
 _IN_A_ROW: Final = 3
 _HANGS_IN_ALL: Final = 8  # each of them takes seconds
 _LAST_WORDS: Final = 2000
+_GONE: Final = "the worker is gone"
 UNLIMITED: Final = Order()
 _STARTING: Final = threading.Lock()  # a process inherits what is set for all threads
 
@@ -289,8 +289,7 @@ class Supervisor:
 
     def _send(self, command: str, payload: Any) -> None:
         if self._connection is None:
-            msg = "the worker is gone"
-            raise HarnessError(msg)
+            raise HarnessError(_GONE)
         try:
             self._connection.send((command, payload))
         except (BrokenPipeError, ConnectionResetError):
@@ -303,8 +302,7 @@ class Supervisor:
         """
         connection, process = self._connection, self._process
         if connection is None or process is None:
-            msg = "the worker is gone"
-            raise HarnessError(msg)
+            raise HarnessError(_GONE)
         pid, last = process.pid or 0, math.inf if self._deadline is None else self._deadline.last
         patience = Patience(limit, lambda: process_state(pid))
         try:
@@ -319,11 +317,23 @@ class Supervisor:
                     self._kill()
                     raise OutOfTime
                 self._require_memory()
-            event: Event = connection.recv()
+            event = self._received(connection)
             self._require_memory()
-        except (EOFError, ConnectionResetError, pickle.UnpicklingError):
+        except (EOFError, ConnectionResetError):
             raise self._died() from None
         return event
+
+    def _received(self, connection: Connection) -> Event:
+        """The event that has arrived; who writes over the worker's connection is stopped."""
+        try:
+            tag, payload = connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise
+        except Exception as error:  # what other bytes make of the messages is anything
+            self._kill()
+            msg = "wrote over what its process sends, and was stopped"
+            raise WorkerLost(msg, kind="crashed") from error
+        return tag, payload
 
     def _pause(self, patience: Patience, last: float) -> float:
         """Seconds to wait for an event before looking at the worker again."""

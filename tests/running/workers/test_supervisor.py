@@ -355,3 +355,19 @@ def test_a_worker_whose_supervisor_is_killed_removes_its_folder(folder: Path) ->
     while list(temporary.glob("conformance-*")):
         assert time.monotonic() < late
         time.sleep(0.05)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it looks for them in /proc")
+@pytest.mark.parametrize("sent", [b"cno_such_module\nname\n.", b"not pickled", b"N.", b"K\x01."])
+def test_who_writes_over_the_workers_messages_gets_a_verdict(folder: Path, sent: bytes) -> None:
+    """As a library does that takes file descriptor 3 for its own; the next candidate is judged."""
+    message = len(sent).to_bytes(4, "big") + sent
+    body = (
+        "[os.write(fd, MESSAGE) for fd in range(3, 64) if os.path.exists(f'/proc/self/fd/{fd}')"
+        " and os.readlink(f'/proc/self/fd/{fd}').startswith('socket:')]"
+    ).replace("MESSAGE", repr(message))
+    write(folder, {"attn.py": kernel(body), "good.py": KERNEL})
+    (garbled,), (good,) = results("attn.py", "good.py", only=("shape.output",))
+    assert (garbled.status, good.status) == ("failed", "passed")
+    assert garbled.violation is not None
+    assert garbled.violation.kind == "crashed"
