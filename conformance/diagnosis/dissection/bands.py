@@ -355,6 +355,5 @@ def _ends(
 
 
 def _last(count: int) -> str:
-    if count == 1:
-        return "its own key, the last one that it may"
-    return f"the last {count} keys that it may, its own included"
+    last = "key that it may, its own" if count == 1 else f"{count} keys that it may, its own too,"
+    return f"the last {last} where the call is causal"

@@ -291,6 +291,11 @@ _SIZES: Final[tuple[tuple[str, Callable[[Geometry], int]], ...]] = (
     ("one more than the head size", lambda sizes: sizes.head_size + 1),
     ("one less than the head size", lambda sizes: sizes.head_size - 1),
     ("twice the head size", lambda sizes: 2 * sizes.head_size),
+    ("the root of the head size, rounded down", lambda sizes: math.isqrt(sizes.head_size)),
+    (
+        "the root of the head size, rounded up",
+        lambda sizes: math.isqrt(max(sizes.head_size - 1, 0)) + 1,
+    ),
     ("the value head size", lambda sizes: sizes.value_head_size),
     ("the number of heads", lambda sizes: sizes.num_heads),
     ("the number of key/value heads", lambda sizes: sizes.num_kv_heads),

@@ -103,11 +103,13 @@ def test_a_diagonal_that_ends_before_the_own_key(shift: int) -> None:
     text, fix = told(attend, causal="bottom-right")
     assert "let query i attend key i" in fix
     if shift:
-        assert "a query does not attend its own key, the last one that it may; " in text
+        own = "its own where the call is causal"
+        assert f"a query does not attend the last key that it may, {own}; " in text
         assert text.endswith("counted from the middle of the keys")
         assert fix.endswith("let query i stand at key i + Lk - Lq")
     else:
-        assert "a query does not attend the last 2 keys that it may, its own included" in text
+        own = "its own too, where the call is causal"
+        assert text == f"a query does not attend the last 2 keys that it may, {own}"
         assert "stand at" not in fix
 
 
@@ -179,3 +181,14 @@ def test_a_window_of_another_width_says_its_side(left: int, right: int, words: s
     point = conformance.Semantics(causal_alignment="top-left")
     text, _ = told(attend, features=["window"], semantics=point)
     assert words in text
+
+
+@pytest.mark.parametrize(("rounding", "words"), [(math.floor, "down"), (math.ceil, "up")])
+def test_a_root_that_is_a_whole_number(rounding: Callable[[float], int], words: str) -> None:
+    """A scale by the whole part of the root of the head size is told as such, not as a number."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return (query @ key.mT / rounding(query.shape[-1] ** 0.5)).softmax(-1) @ value
+
+    text, _ = told(attend)
+    assert text.endswith(f"multiplied by 1/the root of the head size, rounded {words}")
