@@ -182,7 +182,7 @@ def not_run_everywhere(clauses: Sequence[ComparedClause]) -> str:
     """
     number = sum(any(outcome.kind == _ABSENT for outcome in clause.outcomes) for clause in clauses)
     were = "was" if number == 1 else "were"
-    words = f"{counted(number, 'clause')} {were} not run for every candidate"
+    words = f"{counted(number, 'clause')} {were} run for some candidates alone"
     return f"{words}, and cannot be compared" if number else ""
 
 

@@ -169,11 +169,8 @@ def short(text: str, most: int) -> str:
 
 
 def duration(value: float | None) -> str:
-    """``0.25 s``, ``4.1 s`` or ``12 min 5 s``; "" where it is not known."""
-    if not value:
-        return ""
-    minutes, rest = divmod(round(value), 60)
-    return f"{minutes} min {rest} s" if minutes else wording.seconds(value)
+    """A duration in words; "" where it is not known."""
+    return wording.seconds(value) if value else ""
 
 
 @functools.cache

@@ -291,7 +291,10 @@ def margin(value: Any) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration to a tenth of a second, to a hundredth below one."""
+    """``0.25 s``, ``4.1 s`` or ``12 min 5 s``."""
+    minutes, rest = divmod(round(value), 60)
+    if minutes:
+        return f"{minutes} min {rest} s"
     return f"{value:.2f} s" if value < 1 else f"{value:.1f} s"
 
 

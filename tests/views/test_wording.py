@@ -66,6 +66,18 @@ def test_a_clause_counts_once_whatever_the_dtypes() -> None:
     assert "| mine | ❌ fails | 1 | 2 | - | 1 | 1 |" in VIEWS[1].render(whole)
 
 
+def test_a_duration_is_said_alike_in_every_view() -> None:
+    """An hour is no 3600.4 s on the terminal, and 60 min on a page."""
+    record = complete(of(result(), seconds=3600.4))
+    for view in (TERMINAL, *VIEWS[:2]):
+        assert "60 min 0 s" in view.render(record), view.name
+    assert [wording.seconds(value) for value in (0.25, 4.06, 65)] == [
+        "0.25 s",
+        "4.1 s",
+        "1 min 5 s",
+    ]
+
+
 def test_a_share_of_all_is_said_of_all_alone() -> None:
     """One combination of thousands that did not run is no 100%."""
     coverage = {"strength": 2, "combinations": 9999, "covered": 9998, "impossible": []}
