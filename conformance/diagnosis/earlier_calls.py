@@ -210,6 +210,11 @@ def _earlier_calls(subject: Subject, problem: Problem) -> Iterator[tuple[str, Pr
             resized = with_size(subject, problem, field, other) if other else None
             if resized is not None:
                 yield f"{word} {plural}", resized
+    sizes = problem.geometry
+    shorter = with_size(subject, problem, "query_length", max(sizes.query_length // 2, 1))
+    if shorter is not None and sizes.key_length > 1:  # no fewer keys than queries may be asked
+        shorter = with_size(subject, shorter, "key_length", sizes.key_length // 2)
+        yield from [] if shorter is None else [("fewer queries and keys", shorter)]
 
 
 def order_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
