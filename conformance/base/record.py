@@ -27,15 +27,8 @@ from .results import Status
 
 SCHEMA: Final = 1
 TOOL: Final = "attention-conformance"
-VERDICTS: Final = (
-    "conforms",
-    "conforms-with-deviations",
-    "conforms-up-to-gauge",
-    "inconclusive",
-    "fails",
-    "error",
-)
-GREEN: Final = VERDICTS[:3]
+GREEN: Final = ("conforms", "conforms-with-deviations", "conforms-up-to-gauge")
+VERDICTS: Final = (*GREEN, "inconclusive", "fails", "error")
 # The options of a record that make a run one of some clauses, dtypes or devices alone.
 CHOSEN: Final = {"only": "--only", "skip": "--skip", "dtypes": "--dtype", "devices": "--device"}
 # How the reason begins for a verdict that the clauses of a record contradict.

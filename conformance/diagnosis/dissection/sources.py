@@ -73,10 +73,10 @@ def value_statements(reading: Reading) -> Iterator[NamedMistake]:
 
     Proposed where the weighted sum of moved values is what the reading says.
     """
-    attention, value = reading.attention, reading.attention.value
+    attention = reading.attention
     for words, move in (*MOVES, *orders(reading)):
-        moved = move(value)
-        if moved.shape == value.shape and reading.answers(attention.weights @ moved):
+        moved = move(attention.value)
+        if moved.shape == attention.value.shape and reading.answers(attention.weights @ moved):
             yield _statement_of_value(words, move)
         output = move(attention.output)
         if reading.answers(output):
@@ -421,10 +421,9 @@ def shared_head_statements(reading: Reading) -> Iterator[NamedMistake]:
 
 def cached_head_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
     """The same of a layer with a cache, whose weights are not read: by its answer."""
-    inputs = answer.inputs
-    if not inputs.past or not answer.fits:
+    if not answer.inputs.past or not answer.fits:
         return
-    call = DeclaredCall(inputs=inputs, semantics=answer.subject.declaration.semantics)
+    call = DeclaredCall(inputs=answer.inputs, semantics=answer.subject.declaration.semantics)
     size = answer.exact.output.abs().amax().clamp_min(model.SAME_READ**2)
 
     def explained(output: Tensor) -> bool:
