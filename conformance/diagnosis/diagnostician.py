@@ -415,6 +415,9 @@ class Diagnostician:
 
         A way to answer that breaks it, if the answers to the battery have been explained by one.
         """
+        candidate = self.subject.candidate
+        if not candidate.golden_known or candidate.kind == "positions":
+            return []
         self._first_problem = self._first_problem or problem
         if not self._anything_wrong:
             return []
