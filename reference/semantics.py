@@ -83,9 +83,9 @@ class Semantics:
         What counts where causality and a mask (boolean, additive or lengths) are both given: a key
         must be admitted by both; the flag replaces the mask ("causal-only"); the mask replaces the
         flag ("mask-only"), as in transformers' ``sdpa_attention_forward``; either admits it, but
-        for what a bias of minus infinity hides; or the call is "refused", as by torch's SDPA (a
-        golden answer then is that of both). Where one of them is given, it counts. A window always
-        counts.
+        for what a bias of minus infinity hides; or the call is "refused", as torch's SDPA is
+        documented to do (a golden answer then is that of both, which is what torch 2.13 gives on a
+        CPU). Where one of them is given, it counts. A window always counts.
     one_query_causal
         Whether a call with a single query can be causal. Decoders that take a single query for the
         newest token say no: it then sees every key, whatever the alignment.

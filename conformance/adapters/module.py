@@ -190,7 +190,7 @@ def _multihead(built: nn.MultiheadAttention, request: ModuleRequest) -> Understo
         calling = dataclasses.replace(calling, sequence_first=not (own or built.batch_first))
     recipe, sizes = multihead.recipe(built), multihead.sizes(built)
     trial = Trial(built, calling, request.batched, ())
-    is_golden = answers_golden(recipe, sizes, trial, request.semantics)
+    is_golden = answers_golden(recipe, sizes, trial, request)
     notes = (*recipe_notes(recipe), *multihead.extra_keys(built), *trial_notes(trial))
     finding = ModuleProjections(recipe=recipe, sizes=sizes, golden=is_golden, assumptions=notes)
     return _complete(calling, finding, promises)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .._golden import golden
 from ..base.printable_text import raised_text
+from ..declare.declaration import ALIGNMENTS
 from ..declare.promises import declare
 from ..errors import DeclarationError
 from ..tolerance import contract_for, layer_bound
@@ -36,6 +37,8 @@ def evaluate(
     weights: golden.ProjectionWeights,
     sizes: HeadSizes,
     semantics: golden.Semantics,
+    *,
+    causal: bool = False,
 ) -> golden.MultiHeadAttention:
     """The golden layer on query, key and value."""
     return golden.multi_head_attention(
@@ -43,6 +46,7 @@ def evaluate(
         weights,
         num_heads=sizes.num_heads,
         num_kv_heads=sizes.num_kv_heads,
+        causal=causal,
         semantics=semantics,
     )
 
@@ -62,9 +66,11 @@ def agrees(
     sizes: HeadSizes,
     semantics: golden.Semantics,
     dtype: str,
+    *,
+    causal: bool = False,
 ) -> bool:
     """Whether ``answer [B, Lq, Eo]`` is golden for the inputs, as computed in ``dtype``."""
-    evaluated = evaluate(inputs, weights, sizes, semantics)
+    evaluated = evaluate(inputs, weights, sizes, semantics, causal=causal)
     if answer.shape != evaluated.output.shape:
         return False
     contract = contract_for(declare("layer"), dtype, evaluated.core.scale)
@@ -102,8 +108,16 @@ class ModuleRequest:
 
     @property
     def semantics(self) -> golden.Semantics:
-        """The declared point, else the standard."""
-        return self.promises.get("semantics") or golden.STANDARD
+        """The declared point, else the standard, with the alignment of the declared ``causal``."""
+        point: golden.Semantics = self.promises.get("semantics") or golden.STANDARD
+        causal = self.promises.get("causal")
+        aligned = isinstance(causal, str) and causal in ALIGNMENTS
+        return point.replace(causal_alignment=causal) if aligned else point
+
+    @property
+    def always_causal(self) -> bool:
+        """Whether every call is causal, though nothing asks for it."""
+        return bool(self.promises.get("always_causal", False))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,7 +285,7 @@ def _agreeing(hypotheses: list[Hypothesis], search: ProjectionSearch) -> list[Hy
                 hypothesis.recipe,
                 hypothesis.sizes,
                 search.trial,
-                search.request.semantics,
+                search.request,
                 strictness,
             ):
                 break
@@ -286,22 +300,23 @@ def _distance(hypothesis: Hypothesis, search: ProjectionSearch) -> float:
     answer = search.trial.answer((weights.q.shape[1], weights.k.shape[1], weights.v.shape[1]))
     if answer is None:
         return math.inf
-    semantics = search.request.semantics
-    return distance(answer.output, evaluate(answer.inputs, weights, hypothesis.sizes, semantics))
+    semantics, causal = search.request.semantics, search.request.always_causal
+    evaluated = evaluate(answer.inputs, weights, hypothesis.sizes, semantics, causal=causal)
+    return distance(answer.output, evaluated)
 
 
 def answers_golden(
-    recipe: StoredProjections, sizes: HeadSizes, trial: Trial, semantics: golden.Semantics
+    recipe: StoredProjections, sizes: HeadSizes, trial: Trial, request: ModuleRequest
 ) -> bool:
     """Whether a module's answer on trial is golden when its weights are read by this recipe."""
-    return any(holds(recipe, sizes, trial, semantics, step) for step in range(_STRICTNESSES))
+    return any(holds(recipe, sizes, trial, request, step) for step in range(_STRICTNESSES))
 
 
 def holds(
     recipe: StoredProjections,
     sizes: HeadSizes,
     trial: Trial,
-    semantics: golden.Semantics,
+    request: ModuleRequest,
     strictness: int,
 ) -> bool:
     """Whether the answer on trial is golden by the bound of one of its dtypes."""
@@ -310,7 +325,15 @@ def holds(
     if answer is None or strictness >= len(answer.dtypes):
         return False
     dtype = answer.dtypes[strictness]
-    return agrees(answer.output, answer.inputs, weights, sizes, semantics, dtype)
+    return agrees(
+        answer.output,
+        answer.inputs,
+        weights,
+        sizes,
+        request.semantics,
+        dtype,
+        causal=request.always_causal,
+    )
 
 
 def _confirmation(chosen: Hypothesis, search: ProjectionSearch, *, is_golden: bool) -> str:

@@ -455,3 +455,32 @@ def test_module_without_an_output_is_put_in_each_dtype() -> None:
     assert [(result.dtype, result.status) for result in results] == [
         (dtype, "passed") for dtype in dtypes for _ in slugs
     ]
+
+
+class AlwaysCausal(nn.Module):
+    """Three heads of four channels, fused head by head, none of whose queries sees ahead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query_key_value = nn.Linear(12, 36)
+        self.dense = nn.Linear(12, 12)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Attention of tokens ``[B, L, 12]`` to themselves."""
+        batch, length, _ = tokens.shape
+        packed = self.query_key_value(tokens).reshape(batch, length, 3, 3, 4)
+        query, key, value = packed.permute(3, 0, 2, 1, 4)
+        ahead = torch.ones(length, length, dtype=torch.bool).triu(1)
+        weights = (query @ key.mT / 2.0).masked_fill(ahead, -torch.inf).softmax(-1)
+        merged = (weights @ value).transpose(1, 2).reshape(batch, length, 12)
+        answer: Tensor = self.dense(merged)
+        return answer
+
+
+@pytest.mark.parametrize("alignment", ["bottom-right", "top-left"])
+def test_module_that_is_always_causal(alignment: str) -> None:
+    """Layout and number of heads are found by agreement with the causal golden."""
+    promises = {"inputs": "self", "causal": alignment, "always_causal": True}
+    made = conformance.module(AlwaysCausal(), **promises)
+    assert assumed(made, "fused as grouped")
+    assert assumed(made, "3 heads: with these it agrees with the golden reference")

@@ -68,13 +68,6 @@ def random_rows_unmasked(q, k, v, *, keep=None):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
 
 
-@core()
-def second_head_zero(q, k, v):
-    out = F.scaled_dot_product_attention(q, k, v)
-    out[:, 1:2] = 0
-    return out
-
-
 @core(causal="bottom-right")
 def causal_of_every_second(q, k, v, *, causal=False):
     s = q @ k.mT / math.sqrt(q.shape[-1])
