@@ -140,7 +140,10 @@ def test_no_candidate_is_a_usage_error(pytester: pytest.Pytester) -> None:
             ["--candidate", "attn.py", "--conformance-profile", "fast"],
             "there is no profile 'fast'*",
         ),
-        (["--candidate", "attn.py", "--conformance-seed", "x"], "the seed is 'x': give a number*"),
+        (
+            ["--candidate", "attn.py", "--conformance-seed", "x"],
+            "the seed is 'x': give a whole*",
+        ),
         (["--candidate", "attn.py", "--conformance-dtype", "f4"], "there is no dtype 'f4'*"),
         (
             ["--candidate", "attn.py", "--conformance-expected-failures", "known.toml"],

@@ -31,7 +31,7 @@ from .bias_statements import (
     misplaced_bias_statements,
 )
 from .by_head import head_statements
-from .exchanged_weights import exchanged_weight_statements, turned_weight_statements
+from .influence import exchanged_weight_statements, turned_weight_statements
 from .layers import (
     MOST_KEYS_OF_LAYERS,
     MOST_REMEMBERED,

@@ -12,11 +12,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from ..._golden import golden
 from ...clauses.subject import Subject
 from ...problems.inputs import Inputs
 from ..battery import answer_to
-from ..mistakes._steps import BLOCKS
-from .reading import ROOM, Reading, read, readable
+from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
+from ..mistakes._steps import BLOCKS, weighing
+from .reading import ROOM, Reading, read, readable, statement
+from .terms import in_turns
 
 Order = Callable[[int], Tensor]
 # The axes of heads ``[B, H, L, D]``, and what one place of each is called.
@@ -158,3 +161,43 @@ def _other_keys(reading: Reading) -> Iterator[str]:
         shown = ", ".join(f"{place} the weight of {key}" for place, key in unlike[:_MOST_NAMED])
         more = ", …" if len(unlike) > _MOST_NAMED else ""
         yield f"of {len(places)} keys values have each other's weights: value {shown}{more}"
+
+
+def turned_weight_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """Weights of another head of a group: heads are dealt out in turns."""
+    order = in_turns(reading.sizes)
+    weights = reading.attention.weights
+    if order is None or not reading.agree(reading.weights, weights[:, order]):
+        return
+
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
+        order = in_turns(call.inputs.geometry)
+        return None if order is None else weighing(attention, attention.weights[:, order])
+
+    yield statement(
+        "weights: of the head dealt out in turns over the groups",
+        "values meet the weights of the head that follows if heads are dealt out in turns over "
+        "the groups",
+        "let the weights of each head meet the values that this head reads",
+        core=core,
+    )
+
+
+def exchanged_weight_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """Weights whose items and heads are exchanged, which only as many of both allow."""
+    weights = reading.attention.weights
+    if weights.shape[0] == weights.shape[1] and reading.agree(
+        reading.weights, weights.transpose(0, 1)
+    ):
+        yield statement(
+            "weights: with items and heads exchanged",
+            "values of head h of item b meet the weights of head b of item h",
+            "let the weights of each head and item meet the values of the same head and item",
+            core=_exchanged,
+        )
+
+
+def _exchanged(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+    if attention.weights.shape[0] != attention.weights.shape[1]:
+        raise NotExpressible
+    return weighing(attention, attention.weights.transpose(0, 1))

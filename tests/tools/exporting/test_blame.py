@@ -15,8 +15,7 @@ from exported import STAGES, WEIGHTS, Altered, Layer, Outputs, Plan, Run, opened
 from conformance.base.results import result_from_json
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
-from conformance.diagnosis.exports.blame import Blamer
-from conformance.diagnosis.exports.steps import AT_HIGHEST, AT_LOWEST, SOURCE
+from conformance.diagnosis.exports.blame import AT_HIGHEST, AT_LOWEST, SOURCE, Blamer
 from conformance.graphs.opened import Stages
 from conformance.graphs.process import Feeds, Setting
 from conformance.graphs.protocol import GraphLost, GraphRefused
