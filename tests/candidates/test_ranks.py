@@ -24,6 +24,7 @@ def test_every_clause_passes(file: str) -> None:
     assert run(["check", f"candidates.ranks.{file}", "--profile", "quick"]) == 0
 
 
+@pytest.mark.nightly
 def test_what_torch_parallelises_answers_rightly() -> None:
     """A module under ``parallelize_module`` passes the clause of the golden answer."""
     target = "candidates.ranks.torch_parallel"
