@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from .._golden import golden
 from ..base.geometry import Geometry, read_pins
 from ..base.printable_text import raised_text
 from ..declare.candidate import Candidate
-from ..declare.declaration import MASK_FORMS
+from ..declare.declaration import ALIGNMENTS, MASK_FORMS
 from ..declare.decorators import fixed_layer, layer
 from ..declare.promises import declare
 from ..errors import DeclarationError, did_you_mean
@@ -61,9 +62,8 @@ def check_promises(promises: Mapping[str, Any]) -> None:
 
 def with_masks(promises: Mapping[str, Any], call: CallAdapter | None) -> dict[str, Any]:
     """A mask form that ``call=`` renames is declared by that."""
-    if "masks" in promises or not isinstance(call, Mapping):
-        return dict(promises)
-    forms = [word for word in call if word in MASK_FORMS]
+    renamed = call if "masks" not in promises and isinstance(call, Mapping) else ()
+    forms = [word for word in renamed if word in MASK_FORMS]
     return {**promises, "masks": forms} if forms else dict(promises)
 
 
@@ -72,7 +72,7 @@ def without_biases(
 ) -> golden.Semantics:
     """The declared point, without the biases that the module has no place for."""
     words = {"q": "query", "k": "key", "v": "value", "o": "output"}
-    absent = {f"{words[role]}_bias": False for role in words if not recipe.has_bias(role)}
+    absent = {f"{word}_bias": False for role, word in words.items() if not recipe.has_bias(role)}
     return (semantics or golden.STANDARD).replace(**absent)
 
 
@@ -118,11 +118,38 @@ Understood = tuple[Calling, ModuleProjections, dict[str, Any]]
 def understand(built: nn.Module, request: ModuleRequest) -> Understood:
     """The calling, the finding with every assumption, and the promises completed by them.
 
-    Where the answers are golden only with tokens before batch, that order is taken. Raises
-    DeclarationError with what to pass.
+    Tokens come before batch, or every call is causal if nothing is declared of it, where answers
+    are golden only so. Raises DeclarationError with what to pass.
     """
     if multihead.is_multihead(built):
         return _multihead(cast("nn.MultiheadAttention", built), request)
+    try:
+        understood = _as_declared(built, request)
+    except DeclarationError:
+        causal = _always_causal(built, request)
+        if causal is None:
+            raise
+        return causal
+    return understood if understood[1].golden else _always_causal(built, request) or understood
+
+
+def _always_causal(built: nn.Module, request: ModuleRequest) -> Understood | None:
+    """The module whose every call is causal, if so it is golden and nothing else is declared."""
+    if not {"causal", "always_causal"}.isdisjoint(request.promises):
+        return None
+    for alignment in ALIGNMENTS:
+        promises = {**request.promises, "causal": alignment, "always_causal": True}
+        causal = dataclasses.replace(request, promises=promises)
+        with contextlib.suppress(DeclarationError):
+            calling, finding, promises = _as_declared(built, causal)
+            if finding.golden:
+                note = f"every call is causal, {alignment}: so it agrees with the golden reference"
+                finding = dataclasses.replace(finding, assumptions=(note, *finding.assumptions))
+                return calling, finding, promises
+    return None
+
+
+def _as_declared(built: nn.Module, request: ModuleRequest) -> Understood:
     calling = calling_of(built, request)
     turned = dataclasses.replace(calling, sequence_first=True)
     if getattr(built, "batch_first", None) is False:
@@ -139,8 +166,7 @@ def understand(built: nn.Module, request: ModuleRequest) -> Understood:
         better = None if finding.golden else _golden_when(built, request, turned)
         calling, finding = (calling, finding) if better is None else (turned, better)
     if not finding.golden:
-        crossed = _with_second_input(built, request)
-        calling, finding = crossed or (calling, finding)
+        calling, finding = _with_second_input(built, request) or (calling, finding)
     return _complete(calling, finding, request.promises)
 
 
@@ -456,9 +482,8 @@ def _copying_builder(
     def build(_geometry: Geometry, weights: golden.ProjectionWeights) -> AdaptedModule:
         place = weights.q.dtype, weights.q.device
         if place not in copies:
-            copy = AdaptedModule(duplicate(kept.module), kept.calling).to(place[1])
-            put_in_dtype(copy, place[0])
-            copies[place] = copy
+            copies[place] = AdaptedModule(duplicate(kept.module), kept.calling).to(place[1])
+            put_in_dtype(copies[place], place[0])
         return copies[place]
 
     return build

@@ -484,3 +484,17 @@ def test_module_that_is_always_causal(alignment: str) -> None:
     made = conformance.module(AlwaysCausal(), **promises)
     assert assumed(made, "fused as grouped")
     assert assumed(made, "3 heads: with these it agrees with the golden reference")
+
+
+def test_module_of_which_nothing_is_declared_may_always_be_causal() -> None:
+    """What is golden under causality alone is causal in every call, and that is assumed aloud."""
+    made = conformance.module(AlwaysCausal())
+    assert (made.declaration.causal, made.declaration.always_causal) == ("bottom-right", True)
+    assert assumed(made, "every call is causal, bottom-right: so it agrees")
+
+
+def test_causality_that_is_declared_is_not_assumed_otherwise() -> None:
+    """A module that promises to be causal on request only is not taken for one that always is."""
+    made = conformance.module(AlwaysCausal(), causal=None, num_heads=3)
+    assert not made.declaration.always_causal
+    assert assumed(made, "no layout of the weights agrees with the golden reference")
