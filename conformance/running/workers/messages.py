@@ -1,14 +1,20 @@
 """The messages between the command line's process and its workers: plain data, no torch.
 
-And the versions and the machine that a worker and the record name.
+And how they are read, and the versions and the machine that a worker and the record name.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import platform
+import queue
+import socket
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, metadata, version
+from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from ...base.expected import ExpectedFailure
@@ -133,6 +139,45 @@ class Ready:
 
 
 Event = tuple[str, Any]
+
+
+class Inbox:
+    """The messages that come over a connection, each once it is there whole.
+
+    A thread reads them: whoever waits for the rest of half a message waits without a limit.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._whole: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._listen, daemon=True)
+        self._reader.start()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                self._whole.put(self.connection.recv_bytes())
+        self._whole.put(None)
+
+    def next(self, seconds: float) -> bytes:
+        """The next message; raises TimeoutError where none comes, EOFError where none ever will."""
+        try:
+            message = self._whole.get(timeout=seconds)
+        except queue.Empty:
+            raise TimeoutError from None
+        if message is None:
+            raise EOFError
+        return message
+
+    def close(self) -> None:
+        """Close the connection, also where a process that nobody knows holds its other end."""
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(fileno=os.dup(self.connection.fileno())) as end,
+        ):
+            end.shutdown(socket.SHUT_RDWR)  # the thread would not notice that it is closed
+        self._reader.join()
+        self.connection.close()
 
 
 def environment() -> dict[str, Any]:

@@ -7,6 +7,7 @@ import dataclasses
 import math
 import multiprocessing
 import os
+import pickle
 import shutil
 import signal
 import sys
@@ -27,7 +28,7 @@ from ...errors import UsageError
 from ...graphs.server import size_text
 from ..clause_run import PlannedClause, Progress
 from ..isolation.zygote import new_client
-from .messages import Event, Loaded, Order, Ready, RunOptions
+from .messages import Event, Inbox, Loaded, Order, Ready, RunOptions
 from .usage import MemoryLimit, Patience, process_state
 from .worker import ALIVE, SAFE_PATH, SAFE_PATH_BY_US, serve
 
@@ -79,7 +80,7 @@ class Supervisor:
         self._timeout = timeout
         self._deadline = deadline
         self._process: BaseProcess | None = None
-        self._connection: Connection | None = None
+        self._inbox: Inbox | None = None
         self._last_words = bytearray()
         self._scratch: str | None = None
         self._loaded: list[Loaded] = []
@@ -110,7 +111,7 @@ class Supervisor:
         # The worker inherits the blocked Ctrl-C.
         with _STARTING, _no_interrupt(), _safe_path(), _without_script(), _cleaning_quietly():
             process.start()
-            self._process, self._connection = process, own_end
+            self._process, self._inbox = process, Inbox(own_end)
         worker_end.close()
         output.close()
         if zygote is not None:
@@ -214,11 +215,8 @@ class Supervisor:
         return self._run(index, number, order, self._timeout)
 
     def _run(self, index: int, number: int, order: Order, limit: float) -> ClauseResult:
-        clause, started, progress = (
-            self._loaded[index].planned[number],
-            time.perf_counter(),
-            Progress(),
-        )
+        clause = self._loaded[index].planned[number]
+        started, progress = time.perf_counter(), Progress()
         if order.failure is not None:
             progress.failure = result_from_json(order.failure)
         if self._deadline is not None:
@@ -288,10 +286,10 @@ class Supervisor:
                 raise HarnessError(msg)
 
     def _send(self, command: str, payload: Any) -> None:
-        if self._connection is None:
+        if self._inbox is None:
             raise HarnessError(_GONE)
         try:
-            self._connection.send((command, payload))
+            self._inbox.connection.send((command, payload))
         except (BrokenPipeError, ConnectionResetError):
             raise self._died() from None
 
@@ -300,35 +298,36 @@ class Supervisor:
 
         A worker that the machine leaves without a processor is waited for longer: see Patience.
         """
-        connection, process = self._connection, self._process
-        if connection is None or process is None:
+        inbox, process = self._inbox, self._process
+        if inbox is None or process is None:
             raise HarnessError(_GONE)
         pid, last = process.pid or 0, math.inf if self._deadline is None else self._deadline.last
         patience = Patience(limit, lambda: process_state(pid))
-        try:
-            while not connection.poll(self._pause(patience, last)):
-                if not process.is_alive() and not connection.poll(0):
-                    raise self._died()
-                if patience.is_over():
-                    self._kill()
-                    msg = f"gave no answer within {limit:g} s and was stopped"
-                    raise WorkerLost(msg, kind="hung")
-                if time.monotonic() >= last:
-                    self._kill()
-                    raise OutOfTime
+        while True:
+            is_alive = process.is_alive()
+            try:
+                message = inbox.next(self._pause(patience, last) if is_alive else _FAREWELL)
+            except EOFError:
+                raise self._died() from None
+            except TimeoutError:
+                if not is_alive:  # what it has started keeps its connection open
+                    raise self._died() from None
+            else:
                 self._require_memory()
-            event = self._received(connection)
+                return self._read(message)
+            if patience.is_over():
+                self._kill()
+                msg = f"gave no answer within {limit:g} s and was stopped"
+                raise WorkerLost(msg, kind="hung")
+            if time.monotonic() >= last:
+                self._kill()
+                raise OutOfTime
             self._require_memory()
-        except (EOFError, ConnectionResetError):
-            raise self._died() from None
-        return event
 
-    def _received(self, connection: Connection) -> Event:
-        """The event that has arrived; who writes over the worker's connection is stopped."""
+    def _read(self, message: bytes) -> Event:
+        """The event of a message; who writes over the worker's connection is stopped."""
         try:
-            tag, payload = connection.recv()
-        except (EOFError, ConnectionResetError):
-            raise
+            tag, payload = pickle.loads(message)  # noqa: S301 (the worker's, which runs user's code)
         except Exception as error:  # what other bytes make of the messages is anything
             self._kill()
             msg = "wrote over what its process sends, and was stopped"
@@ -393,9 +392,9 @@ class Supervisor:
 
     def dismiss(self) -> None:
         """Let the worker end by itself, without waiting for that."""
-        if self._connection is not None and self._process is not None:
+        if self._inbox is not None and self._process is not None:
             with contextlib.suppress(OSError):
-                self._connection.send(("stop", None))
+                self._inbox.connection.send(("stop", None))
 
     def _say_stop(self) -> None:
         self.dismiss()
@@ -409,9 +408,9 @@ class Supervisor:
             _kill_group(process)
             process.join()
             process.close()
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        if self._inbox is not None:
+            self._inbox.close()
+            self._inbox = None
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = None

@@ -357,17 +357,33 @@ def test_a_worker_whose_supervisor_is_killed_removes_its_folder(folder: Path) ->
         time.sleep(0.05)
 
 
+def written_to_sockets(sent: bytes) -> str:
+    """A line that writes to each socket of its process."""
+    return (
+        f"[os.write(fd, {sent!r}) for fd in range(3, 64) if os.path.exists(f'/proc/self/fd/{{fd}}')"
+        " and os.readlink(f'/proc/self/fd/{fd}').startswith('socket:')]"
+    )
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it looks for them in /proc")
 @pytest.mark.parametrize("sent", [b"cno_such_module\nname\n.", b"not pickled", b"N.", b"K\x01."])
 def test_who_writes_over_the_workers_messages_gets_a_verdict(folder: Path, sent: bytes) -> None:
     """As a library does that takes file descriptor 3 for its own; the next candidate is judged."""
-    message = len(sent).to_bytes(4, "big") + sent
-    body = (
-        "[os.write(fd, MESSAGE) for fd in range(3, 64) if os.path.exists(f'/proc/self/fd/{fd}')"
-        " and os.readlink(f'/proc/self/fd/{fd}').startswith('socket:')]"
-    ).replace("MESSAGE", repr(message))
+    body = written_to_sockets(len(sent).to_bytes(4, "big") + sent)
     write(folder, {"attn.py": kernel(body), "good.py": KERNEL})
     (garbled,), (good,) = results("attn.py", "good.py", only=("shape.output",))
     assert (garbled.status, good.status) == ("failed", "passed")
     assert garbled.violation is not None
     assert garbled.violation.kind == "crashed"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it looks for them in /proc")
+def test_half_a_message_is_not_waited_for_without_end(folder: Path) -> None:
+    """What is printed to descriptor 3 reads as the length of a message that never comes whole."""
+    write(folder, {"attn.py": kernel(written_to_sockets(b"printed here")), "good.py": KERNEL})
+    began = time.monotonic()
+    (half,), (good,) = results("attn.py", "good.py", timeout=2.0, only=("shape.output",))
+    assert (half.status, good.status) == ("failed", "passed")
+    assert half.violation is not None
+    assert half.violation.kind == "hung"
+    assert time.monotonic() - began < 60.0
