@@ -25,6 +25,7 @@ from candidates.broken import MISTAKES, Mistake
 from conformance.base.profile import PROFILES
 from conformance.base.results import ClauseResult
 from conformance.running.runner import CandidateRun
+from conformance.tools.teeth.jobs import candidate_of
 
 # Issue "Teeth", what it shows: for mistakes that small inputs can show.
 LIMIT: Final = 12
@@ -46,7 +47,8 @@ class Measured:
 def measure(mistake: Mistake) -> Measured | None:
     """The counterexample of a mistake; None when its clause does not fail."""
     start = time.perf_counter()
-    run = CandidateRun(mistake.candidate, profile=PROFILES["quick"], only=(mistake.primary,))
+    candidate = candidate_of(mistake, "candidates.broken")
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=(mistake.primary,))
     results = [run.run(planned) for planned in run.planned()]
     failed = [result for result in results if result.status == "failed"]
     if not failed:
@@ -114,14 +116,18 @@ def show(found: Sequence[Measured]) -> None:
 
 
 def chosen(names: Iterable[str], *, quick: bool) -> list[Mistake]:
-    """The mistakes to measure: those named, else all, or every fifth."""
+    """The mistakes of attentions to measure: those named, else all, or every fifth.
+
+    Those of whole models are left out: their inputs are no query, key and value.
+    """
+    measurable = [one for one in MISTAKES if not one.primary.startswith("model.")]
     wanted = set(names)
-    unknown = wanted - {mistake.name for mistake in MISTAKES}
+    unknown = wanted - {mistake.name for mistake in measurable}
     if unknown:
-        sys.exit(f"no such mistake: {', '.join(sorted(unknown))}")
+        sys.exit(f"no such mistake of an attention: {', '.join(sorted(unknown))}")
     if wanted:
-        return [mistake for mistake in MISTAKES if mistake.name in wanted]
-    return list(MISTAKES)[:: QUICK_STEP if quick else 1]
+        return [mistake for mistake in measurable if mistake.name in wanted]
+    return measurable[:: QUICK_STEP if quick else 1]
 
 
 def main() -> int:
