@@ -368,7 +368,10 @@ def _measured(model: WholeModel) -> WholeModel:
 def _with_sizes(
     model: WholeModel, fixed: Mapping[str, int | None], base: Mapping[str, int]
 ) -> WholeModel:
-    """The model with the sizes it takes, and those it should and does not."""
+    """The model with the sizes it takes, and those it should and does not.
+
+    Raises UnknownInputError where the sizes of a call that was answered are refused.
+    """
     accepted: dict[str, tuple[int, ...]] = {}
     refused: list[RefusedSize] = []
     for axis in _AXES:
@@ -380,6 +383,9 @@ def _with_sizes(
             continue
         sizes = sorted({*(BATCHES if axis == "batch" else LENGTHS), base[axis]})
         messages = {size: _answer(model, {**base, axis: size})[1] for size in sizes}
+        if messages[base[axis]]:
+            msg = f"it answered a call once, and not again: it {messages[base[axis]]}"
+            raise UnknownInputError(msg)
         good = tuple(size for size in sizes if not messages[size])
         bad = [size for size in sizes if messages[size]]
         if bad:

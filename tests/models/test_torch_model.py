@@ -330,3 +330,28 @@ def test_a_scale_before_heads_are_cut_out_is_one(
     cores = judged(ScaledEarly(divisor, cut).eval(), tmp_path)[1:]
     scales = [core.declaration.semantics.scale for core in cores]
     assert scales == ["inverse-sqrt-head-size", scale]
+
+
+class Spent(nn.Module):
+    """An encoder that refuses all but its first calls."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.inner, self.calls = Encoder(Shape()), calls
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """As a model is called."""
+        self.calls -= 1
+        if self.calls < 0:
+            msg = "no call is left"
+            raise RuntimeError(msg)
+        answer: Tensor = self.inner(input_ids, attention_mask)
+        return answer
+
+
+@pytest.mark.parametrize("calls", [4, 5, 20])
+def test_who_answers_a_call_once_alone_is_refused(calls: int) -> None:
+    """Wherever its calls end, that is said: the look at its lengths raised."""
+    said = "answered a call once, and not again: it says: RuntimeError: no call is left"
+    with pytest.raises(UsageError, match=said):
+        conformance.model(Spent(calls))
