@@ -223,6 +223,24 @@ def test_what_a_candidate_does_to_its_process_is_a_verdict() -> None:
     nothing_is_left()
 
 
+def test_a_limit_on_memory_is_that_of_the_candidates_process() -> None:
+    """What a worker may take limits the process that takes it; otherwise it has 8 GiB."""
+    source = """
+import torch
+def attend(query, key, value):
+    held = torch.empty(1 << 28) if query.numel() > 64 else None  # a gibibyte
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value)
+"""
+    for most, status, limit in ((None, "passed", "8 GiB"), ("600M", "failed", "600 MiB")):
+        with conformance.Judge(timeout=20.0, isolated=True, max_memory=most) as limited:
+            report = limited.check_source(source, "attend", promises={}, only="shape.output")
+        (clause,) = report.clauses
+        assert clause.status == status
+        assert f"memory ({limit})" in report.record["isolated"]
+    assert clause.violation is not None
+    assert (clause.violation.kind, "memory" in clause.violation.message) == ("raised", True)
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

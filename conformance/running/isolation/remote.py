@@ -21,18 +21,20 @@ from . import kernel, zygote
 from .wire import OWN_NUMBERS, Arena, Handed, field, new_arena, receive, send
 
 _FAREWELL: Final = 2.0
+_MEMORY: Final = 8 << 30
 _UNLIMITED_BY_US: Final = "could not start a process of its own"
 
 
 class Remote:
     """The process in which a target's candidates run; after a loss the next request starts another.
 
-    ``held`` says in words what keeps it from the judge. ``generation`` counts the processes: what
-    was built or recorded in an earlier one is gone.
+    It may take ``memory`` bytes; None: 8 GiB. ``held`` says in words what keeps it from the judge.
+    ``generation`` counts the processes: what was built or recorded in an earlier one is gone.
     """
 
-    def __init__(self, client: socket.socket, load: Head) -> None:
+    def __init__(self, client: socket.socket, load: Head, memory: int | None = None) -> None:
         self._client = client
+        self._most = _MEMORY if memory is None else memory
         self._load = load
         self._end: socket.socket | None = None
         self._status = -1
@@ -140,7 +142,8 @@ class Remote:
         arena = new_arena()
         self._status, status = os.pipe()
         try:
-            zygote.ask(self._client, str(Path.cwd()), [theirs.fileno(), arena, status, 1])
+            handed_over = [theirs.fileno(), arena, status, 1]
+            zygote.ask(self._client, str(Path.cwd()), self._most, handed_over)
         except OSError:
             msg = "candidates cannot be isolated here: the process that starts theirs has ended"
             raise UsageError(msg) from None

@@ -30,7 +30,6 @@ from . import kernel
 from .served import serve
 from .wire import OWN_NUMBERS, Arena, send
 
-_MEMORY: Final = 8 << 30
 _FILES: Final = 256 << 20
 _OPEN_FILES: Final = 512
 _PROCESSES: Final = 256
@@ -41,21 +40,35 @@ _ISOLATING: Final = str(__package__).rpartition(".")[0]
 
 
 def keep(
-    end: socket.socket, arena: int, status: int, output: int, folder: str, scratch: str
+    end: socket.socket,
+    arena: int,
+    status: int,
+    output: int,
+    folder: str,
+    *,
+    scratch: str,
+    memory: int,
 ) -> NoReturn:
     """In a process forked for this: start the candidate's, wait for it, and leave nothing of it.
 
     It answers at ``end``. ``status`` gets how it ended ("exit 0", "signal 11"), ``output`` what it
-    prints. ``folder`` is the working folder, ``scratch`` an empty one where it may write.
+    prints. ``folder`` is the working folder, ``scratch`` an empty one where it may write. It may
+    take ``memory`` bytes beside those of the process that it is forked from.
     """
     try:
-        _keep(end, arena, status, output, folder, scratch)
+        _keep(end, arena, status, output, folder, scratch, memory)
     finally:
         os._exit(0)
 
 
 def _keep(
-    end: socket.socket, arena: int, status: int, output: int, folder: str, scratch: str
+    end: socket.socket,
+    arena: int,
+    status: int,
+    output: int,
+    folder: str,
+    scratch: str,
+    memory: int,
 ) -> None:
     for which in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
         signal.signal(which, signal.SIG_DFL)
@@ -69,7 +82,7 @@ def _keep(
 
     def candidate() -> None:
         os.close(status)
-        _run(end, arena, folder, scratch, inside=inside, mounted=mounted)
+        _run(end, arena, folder, scratch, memory, inside=inside, mounted=mounted)
 
     def first() -> None:
         nonlocal mounted
@@ -138,14 +151,21 @@ def _close_all_but(*kept: int) -> None:
 
 
 def _run(
-    end: socket.socket, arena: int, folder: str, scratch: str, *, inside: bool, mounted: bool
+    end: socket.socket,
+    arena: int,
+    folder: str,
+    scratch: str,
+    memory: int,
+    *,
+    inside: bool,
+    mounted: bool,
 ) -> None:
     """Shut the door, say what holds, and serve, in the candidate's process."""
     kernel.follow_parent()
     os.setsid()
     os.chdir(folder)
     scratch = tempfile.mkdtemp(dir=scratch)
-    memory = Arena(arena)
+    shared = Arena(arena)
     os.close(arena)
     for name in set(os.environ) - _KEPT_VARIABLES:
         del os.environ[name]
@@ -163,10 +183,10 @@ def _run(
         held.append("no local sockets")
     if kernel.write_only_below(scratch) or mounted:
         held.append("files read-only")
-    held.append(f"limits on {', '.join(_limited(inside=inside))}")
+    held.append(f"limits on {', '.join(_limited(memory, inside=inside))}")
     send(end, {"of": 0, "held": held})
     with contextlib.suppress(EOFError, OSError, ProtocolError):
-        serve(end, memory, before_each=allow_time)
+        serve(end, shared, before_each=allow_time)
 
 
 def allow_time() -> None:
@@ -184,12 +204,12 @@ def _forget_the_judge() -> None:
     del sys.modules[_ISOLATING.partition(".")[0]].running
 
 
-def _limited(*, inside: bool) -> list[str]:
+def _limited(memory: int, *, inside: bool) -> list[str]:
     """Set the limits; what they are on."""
     used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    space = used * resource.getpagesize() + _MEMORY
+    space = used * resource.getpagesize() + memory
     limits = [
-        (resource.RLIMIT_AS, space, f"memory ({size_text(_MEMORY)})"),
+        (resource.RLIMIT_AS, space, f"memory ({size_text(memory)})"),
         (resource.RLIMIT_FSIZE, _FILES, "size of files"),
         (resource.RLIMIT_NOFILE, _OPEN_FILES, "open files"),
         (resource.RLIMIT_CORE, 0, ""),

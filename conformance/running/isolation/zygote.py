@@ -124,9 +124,12 @@ def running() -> list[int]:
     return [zygote.pid for zygote in _ONE if zygote.alive]
 
 
-def ask(client: socket.socket, folder: str, handed_over: list[int]) -> None:
-    """Ask for a process in a working folder; raises OSError when the zygote is gone."""
-    socket.send_fds(client, [os.fsencode(folder)], handed_over)
+def ask(client: socket.socket, folder: str, memory: int, handed_over: list[int]) -> None:
+    """Ask for a process in a working folder, which may take some bytes of memory.
+
+    Raises OSError when the zygote is gone.
+    """
+    socket.send_fds(client, [os.fsencode(f"{memory} {folder}")], handed_over)
 
 
 def _reap(until: float = 0.0) -> None:
@@ -162,7 +165,8 @@ def _serve(listening: socket.socket, keep: Callable[..., NoReturn]) -> None:
             elif len(descriptors) == _HANDED_OVER:
                 if os.fork() == 0:
                     own, *others = descriptors
-                    keep(socket.socket(fileno=own), *others, os.fsdecode(message))
+                    memory, _, folder = os.fsdecode(message).partition(" ")
+                    keep(socket.socket(fileno=own), *others, folder, memory=int(memory))
                 for descriptor in descriptors:
                     os.close(descriptor)
                 _reap()

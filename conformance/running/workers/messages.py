@@ -43,7 +43,8 @@ class RunOptions:
     Without ``explain`` failures are neither made small nor diagnosed. With ``exitfirst`` the run
     ends with the first MUST that fails; clauses in ``first`` run before all others. When
     ``isolated``, candidates run in processes that cannot reach the one that judges them. A worker
-    that takes more than ``max_memory`` bytes is stopped; None: more than ``usual_limit()``.
+    that takes more than ``max_memory`` bytes is stopped; None: more than ``usual_limit()``. It is
+    the limit of an isolated candidate's process, too.
     """
 
     targets: tuple[str, ...]

@@ -354,7 +354,8 @@ def _isolated(options: RunOptions, on_step: OnStep) -> list[Isolated]:
             "preflight": options.preflight,
             "unchecked": list(options.unchecked),
         }
-        candidates.extend(isolated_candidates(Remote(ZYGOTE[0], load)))
+        remote = Remote(ZYGOTE[0], load, options.max_memory)
+        candidates.extend(isolated_candidates(remote))
     return candidates
 
 
