@@ -38,7 +38,16 @@ class Geometry(Replaceable):
         """How many logits there are: one for each item, head, query and key."""
         return self.batch * self.num_heads * self.query_length * self.key_length
 
+    @property
+    def numbers(self) -> int:
+        """How many numbers its largest tensor holds, logits and matrices left out."""
+        heads = max(self.head_size, self.value_head_size)
+        queries = max(self.num_heads * heads, self.query_size, self.output_size)
+        keys = max(self.num_kv_heads * heads, self.key_size, self.value_size)
+        return self.batch * max(self.query_length * queries, self.key_length * keys)
 
+
+_MOST_NUMBERS: Final = 1 << 28  # two gibibytes in float64, of which a problem needs some
 _POSSIBLE: Final = "every size is a positive integer, and num_heads a multiple of num_kv_heads"
 FIELDS: Final = tuple(field.name for field in dataclasses.fields(Geometry))
 # The sizes of one call; the others are those of the candidate.
@@ -157,7 +166,7 @@ def read_pins(rule: GeometryRule | None) -> Pins:
     if rule is None:
         return NO_PINS
     if callable(rule):
-        return Pins({}, {}, _checked(rule))
+        return _askable(Pins({}, {}, _checked(rule)))
     if not isinstance(rule, Mapping):
         msg = f"geometry is {rule!r}: give a dict of field to size, or a callable"
         raise DeclarationError(msg)
@@ -170,7 +179,19 @@ def read_pins(rule: GeometryRule | None) -> Pins:
             equal_to[name] = pin
         else:
             sizes[name] = _read_sizes(name, pin)
-    return possible(Pins(sizes, equal_to, None))
+    return _askable(possible(Pins(sizes, equal_to, None)))
+
+
+def _askable(pins: Pins) -> Pins:
+    """The pins; raises DeclarationError where a small problem has tensors that take minutes."""
+    numbers = pins.apply(PROBE).numbers
+    if numbers > _MOST_NUMBERS:
+        msg = (
+            f"geometry pins sizes with which a tensor of a small problem holds {numbers:,} numbers: "
+            f"no more than {_MOST_NUMBERS:,} can be judged"
+        )
+        raise DeclarationError(msg)
+    return pins
 
 
 def possible(pins: Pins) -> Pins:

@@ -106,6 +106,13 @@ def test_callable_builds_a_geometry() -> None:
                 "heads evenly, so that one must be a multiple of the other"
             ),
         ),
+        (
+            {"head_size": [10**7, 10**8]},
+            (
+                "geometry pins sizes with which a tensor of a small problem holds 280,000,000 "
+                "numbers: no more than 268,435,456 can be judged"
+            ),
+        ),
         ([("batch", 1)], "geometry is [('batch', 1)]: give a dict of field to size, or a callable"),
         (3, "geometry is 3: give a dict of field to size, or a callable"),
     ],
