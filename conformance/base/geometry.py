@@ -187,8 +187,8 @@ def _askable(pins: Pins) -> Pins:
     numbers = pins.apply(PROBE).numbers
     if numbers > _MOST_NUMBERS:
         msg = (
-            f"geometry pins sizes with which a tensor of a small problem holds {numbers:,} numbers: "
-            f"no more than {_MOST_NUMBERS:,} can be judged"
+            f"geometry pins sizes with which a tensor of a small problem holds {numbers:,} "
+            f"numbers: no more than {_MOST_NUMBERS:,} can be judged"
         )
         raise DeclarationError(msg)
     return pins
