@@ -42,13 +42,18 @@ _FIXES_OF_CLAUSES: Final = {
         "1 - p: torch.nn.functional.dropout does that"
     ),
 }
-# What to change where nothing more than the kind of a violation is known.
-_FIXES: Final = {
-    "not-raised": (
-        "compare sizes and dtypes before they are used, and raise where they do not fit; some "
-        "kernels, such as torch's fused attention on CPUs, do not compare keys with values"
+# The same where an answer came in place of an exception.
+_FIXES_OF_REFUSALS: Final = {
+    "mask.causal-and-mask": (
+        "raise where a mask is given beside the causal flag, or declare what it computes then, "
+        "with another causal_combination than 'refused'"
     ),
+    "mixed.inputs": "compare dtypes before they are used, and raise where they differ",
 }
+_OTHER_REFUSAL: Final = (
+    "compare sizes and dtypes before they are used, and raise where they do not fit; some "
+    "kernels, such as torch's fused attention on CPUs, do not compare keys with values"
+)
 
 
 def causes_of(clauses: Iterable[ClauseEntry]) -> list[CauseEntry]:
@@ -165,7 +170,10 @@ def _unnamed(own: Sequence[ClauseEntry]) -> CauseEntry:
     several = len({clause["id"] for clause in own}) > 1
     kind = SITE if SITE in (violation.get("measured") or _NONE) else str(violation.get("kind"))
     name = _TOGETHER.get(kind, shown["id"]) if several else shown["id"]
-    fix = _FIXES.get(kind) or _FIXES_OF_CLAUSES.get(name, "")
+    if kind == "not-raised":
+        fix = _FIXES_OF_REFUSALS.get(name, _OTHER_REFUSAL)
+    else:
+        fix = _FIXES_OF_CLAUSES.get(name, "")
     return _cause(name, {"text": text, "fix": fix, "confidence": 1.0}, own)
 
 
