@@ -15,7 +15,7 @@ from .convention import MaskUse
 from .deviations import Causality, without_effect
 from .record import LIKELY, empty_words, placed
 from .signature import CallParameter
-from .switches import is_flag
+from .switches import FLIPPED, is_flag
 
 if TYPE_CHECKING:
     from .deviations import Investigation
@@ -28,8 +28,6 @@ _COMBINATIONS: Final = ("both", "mask-only", "causal-only", "either")
 _ONE_QUERY: Final = {"query_length": 1, "key_length": 6}
 LONG_KEYS: Final = {"query_length": 4, "key_length": 6}
 LONG_QUERIES: Final = {"query_length": 6, "key_length": 4}
-# A flag that was turned off for plain calls is turned on by its other value.
-_FLIPPED: Final = {"False": "True", "True": "False"}
 _SQUARE: Final = {"query_length": 5, "key_length": 5}
 
 
@@ -38,7 +36,8 @@ def find_causality(case: Investigation, parameter: CallParameter) -> Causality:
     caller, judge = case.caller, case.judge
     # What hiding a key may mean for this implementation, the likeliest first.
     points = [case.point, *case.other_readings]
-    gives = _FLIPPED.get(dict(caller.convention.options).get(parameter.name, ""), "True")
+    # A flag that was turned off for plain calls is turned on by its other value.
+    gives = FLIPPED.get(dict(caller.convention.options).get(parameter.name, ""), "True")
     flagged = caller.under(causal=parameter.name, causal_gives=gives)
     answers = [_call(flagged, sizes) for sizes in (LONG_KEYS, LONG_QUERIES)]
     if all(isinstance(answer, Refusal) for answer in answers):

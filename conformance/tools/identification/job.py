@@ -100,7 +100,9 @@ def _longest(function: Callable[..., Any], width: int) -> int:
     while bad <= _LONGEST and _right(function, bad, width):
         good, bad = bad, 2 * bad
     if bad > _LONGEST:
-        return _LONGEST
+        if _right(function, _LONGEST, width):
+            return _LONGEST
+        bad = _LONGEST
     while bad - good > 1:
         middle = (good + bad) // 2
         if _right(function, middle, width):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 Options = tuple[tuple[str, str], ...]
-_FLIPPED: Final = {"True": "False", "False": "True"}
+FLIPPED: Final = {"True": "False", "False": "True"}
 # These have probes of their own, and do not change the output.
 _PROBED_ELSEWHERE: Final = ("weights", "average", "gqa")
 # Values that may mean "no cap".
@@ -52,12 +52,12 @@ def plain_options(parameters: Parameters, needed: Options) -> list[Options]:
 
 def is_flag(parameter: CallParameter) -> bool:
     """Whether it is a boolean whose effect on the output is to be found."""
-    return parameter.default in _FLIPPED and parameter.meaning not in _PROBED_ELSEWHERE
+    return parameter.default in FLIPPED and parameter.meaning not in _PROBED_ELSEWHERE
 
 
 def flipped(parameter: CallParameter, options: Options) -> str:
     """The value of a flag that plain calls do not use."""
-    return _FLIPPED[dict(options).get(parameter.name, parameter.default)]
+    return FLIPPED[dict(options).get(parameter.name, parameter.default)]
 
 
 def without_causality(

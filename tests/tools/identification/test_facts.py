@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 from identified import record
+from torch import Tensor
 
 from conformance import Semantics
+from conformance._golden import golden
 from conformance.tools.identification.investigation import other_readings
+from conformance.tools.identification.job import find_positions
+from conformance.tools.identification.record import Findings
 
 
 def value(name: str, fact: str) -> Any:
@@ -216,3 +220,17 @@ def test_every_other_reading_is_told() -> None:
     point = Semantics()
     others = [replace(point, scale=scale) for scale in ("none", 0.5)]
     assert other_readings(point, others) == "scale='none'; or scale=0.5"
+
+
+@pytest.mark.parametrize("length", [5, 5000, 50_000])
+def test_a_table_of_positions_is_as_long_as_it_is(length: int) -> None:
+    """No length is told that was not tried: 65,536 was, where twice the longest tried is beyond."""
+    table = golden.sinusoidal_positions(length, 6).float()
+
+    def encode(tokens: Tensor) -> Tensor:
+        if tokens.shape[1] > length or tokens.shape[2] > table.shape[1]:
+            msg = "no such position"
+            raise ValueError(msg)
+        return tokens + table[: tokens.shape[1], : tokens.shape[2]]
+
+    assert find_positions(encode, Findings()) == (length, [6])
