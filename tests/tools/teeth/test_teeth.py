@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
+from _paths import CHECKOUT
 from specific_mistakes import ANYTHING, ON_A_DEVICE, SPECIFIC
 
 from candidates.broken import MISTAKES
@@ -18,7 +20,7 @@ from conformance.clauses.registry import all_clauses
 from conformance.diagnosis.mistakes import MISTAKES as NAMED
 from conformance.running.runner import CandidateRun
 from conformance.targets.resolving import resolve_one
-from conformance.tools.teeth.jobs import Bench, candidate_of
+from conformance.tools.teeth.jobs import Bench, TeethOptions, candidate_of, entries
 
 BY_NAME = {mistake.name: mistake for mistake in MISTAKES}
 # Several ways to make one mistake share its name: the number tells them apart.
@@ -103,3 +105,14 @@ def test_every_clause_is_told_apart() -> None:
     clauses = {clause.id for clause in all_clauses()} - ON_A_DEVICE
     assert {*SPECIFIC} | of_the_family == clauses
     assert not {*SPECIFIC} & of_the_family
+
+
+@pytest.mark.nightly  # whoever adds a mistake need not wait for a run of all of them
+def test_the_published_matrix_is_of_this_catalogue() -> None:
+    """Its list of mistakes is the catalogue's, in its order."""
+    published = (CHECKOUT / "docs" / "teeth-matrix.md").read_text(encoding="utf-8")
+    _, _, listed = published.partition("## Mistakes")
+    rows = re.findall(r"^\| (\S+) \|", listed.partition("## Correct")[0], flags=re.MULTILINE)
+    catalogue = entries(TeethOptions(targets=()), lambda _what, _name: None)
+    hint = "run: conformance teeth --first --markdown docs/teeth-matrix.md"
+    assert [entry.name for entry in catalogue if not entry.correct] == rows[2:], hint
