@@ -49,11 +49,18 @@ class BatteryAnswer:
 
     @cached_property
     def _rows_open(self) -> Tensor | None:
-        """Rows without keys where nothing is promised about them; None if there are none."""
-        if self.subject.declaration.empty_rows != "any" or not self.fits:
+        """Rows about which nothing is promised; None if there are none.
+
+        Those of queries that no sequence has, and rows without keys if those may return anything.
+        """
+        if not self.fits:
             return None
-        empty = self.exact.empty_rows
-        return empty if bool(empty.any()) else None
+        absent = self.inputs.absent
+        rows = None if absent is None else absent.unsqueeze(-1)
+        if self.subject.declaration.empty_rows == "any":
+            empty = self.exact.empty_rows
+            rows = empty if rows is None else rows | empty
+        return rows if rows is not None and bool(rows.any()) else None
 
     @cached_property
     def _judged(self) -> Tensor:

@@ -235,7 +235,7 @@ class Narrowing:
     def _compared(self, mistake: NamedMistake, answer: BatteryAnswer) -> Rows | None:
         exact = answer.exact
         if not answer.fits:
-            return None
+            return self._of_another_shape(mistake, answer)
         right, judged = self._right_and_judged(answer)
         none = torch.zeros_like(right)
         without = Rows(made=none, spared=none, unexplained=judged & ~right)
@@ -261,6 +261,17 @@ class Narrowing:
             spared=judged & right & ~mistaken,
             unexplained=judged & ~right & ~(mistaken & closer),
         )
+
+    def _of_another_shape(self, mistake: NamedMistake, answer: BatteryAnswer) -> Rows | None:
+        """Every row as made where the mistake gives an answer of that shape, too; else None."""
+        if not self.acted.touches(mistake, answer.inputs):
+            return None
+        try:
+            agrees = answer.agrees(self.acted.of(mistake, answer.inputs))
+        except NotExpressible:
+            return None
+        every = torch.ones(answer.output.shape[:-1], dtype=torch.bool)
+        return Rows(made=every, spared=~every, unexplained=~every) if agrees else None
 
     def _right_and_judged(self, answer: BatteryAnswer) -> tuple[Tensor, Tensor]:
         """The rows that are right, and those that are judged; remembered."""

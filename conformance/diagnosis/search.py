@@ -355,6 +355,8 @@ def _plainness(narrowed: Narrowed) -> tuple[int, bool, int]:
 
 def _promised(need: str, declared: Declaration) -> bool:
     """Whether a declaration has what a mistake needs: no mask is ignored where there is none."""
+    if need == "sequences":
+        return declared.head_layout.has_sequences
     return bool(declared.masks) if need == "mask" else declared.causal is not None
 
 

@@ -76,6 +76,29 @@ def test_a_law_that_breaks_by_rounding_has_the_cause_of_the_wrong_answers(
     assert diagnostician.explained_by(CLAUSES[SLUG], shown) == name
 
 
+@pytest.mark.parametrize(
+    ("mistake", "clause", "name"),
+    [
+        ("ValuesClippedToHalf", "numerics.golden", "values-clipped-to-half"),
+        ("MaskOfTheGroup", "mask.golden", "mask-of-first-head-of-group"),
+        ("GroupsStartOneLate", "groups.golden", "groups-start-late"),
+        ("SequencesCausalFromTheTop", "varlen.golden", "causal-top-left"),
+        ("CausalByLongest", "varlen.causal", "causal-of-the-longest"),
+        ("OffsetsOffByOne", "varlen.golden", "sequences-lose-their-first-key"),
+        ("NeighbourAttended", "varlen.golden", "sequences-see-the-key-before"),
+        ("AllSequencesAttended", "varlen.golden", "sequences-not-separated"),
+        ("SequencesOfEqualLength", "varlen.golden", "sequences-of-equal-length"),
+    ],
+)
+def test_mistakes_of_the_catalogue_have_names(mistake: str, clause: str, name: str) -> None:
+    """What a broken candidate does is named, as what it is and not as a special case of another."""
+    (candidate,) = [one.candidate for one in MISTAKES if one.name == mistake]
+    assert isinstance(candidate, Candidate)
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=(clause,), dtypes=("float32",))
+    (result,) = [run.run(planned) for planned in run.planned()]
+    assert [entry["name"] for entry in result.diagnosis] == [name]
+
+
 def inverted(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None) -> Tensor:
     """What the mask hides is attended."""
     scores = query @ key.mT * query.shape[-1] ** -0.5

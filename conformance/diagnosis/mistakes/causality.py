@@ -1,18 +1,24 @@
-"""Causality and windows lost, turned round, placed elsewhere, or of another width."""
+"""Causality and windows lost, turned round, placed elsewhere, or of another width.
+
+And sequences that lie one after another, told apart where they do not begin.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from operator import attrgetter, methodcaller
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from ..._golden import golden
-from ...declare.declaration import mixed_in
+from ...declare.declaration import SEQUENCES, mixed_in
+from ...problems.arrangements import there
 from ...problems.inputs import Inputs
-from ._steps import changed, has_causal, has_window, keys_ahead, relogited
+from ._steps import changed, has_causal, has_window, keys_ahead, relogited, require
 from .named_mistake import DeclaredCall, InputsChange, NamedMistake, named
 
 _BLOCKS: Final = (2, 4, 8, 16, 32)
@@ -52,6 +58,165 @@ def _either(call: DeclaredCall) -> Inputs | None:
 def _positions_count(point: golden.Semantics, alignment: str) -> bool:
     """Whether places of tokens change heads or scores, queries aligned in one way."""
     return mixed_in(point) is not None and point.causal_alignment == alignment
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """Tokens of all sequences one after another: how many each has, and where it begins ``[B]``.
+
+    ``item`` says which sequence each token ``[T]`` is counted to.
+    """
+
+    counts: Tensor
+    starts: Tensor
+    item: Tensor
+
+    @property
+    def index(self) -> Tensor:
+        return torch.arange(len(self.item))
+
+    @property
+    def place(self) -> Tensor:
+        """Where in its sequence each token stands."""
+        return self.index - self.starts[self.item]
+
+
+@dataclass(frozen=True)
+class _Sequences:
+    """Queries and keys, and whether the diagonal ends at the last of both or starts at the first.
+
+    Each of its answers is which keys belong to each query, and how far they lie ahead of it: both
+    ``[Tq, Tk]``.
+    """
+
+    queries: _Packed
+    keys: _Packed
+    at_end: bool
+
+    def shifted(self, shift: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys of the query's sequence, so many ``[B]`` further ahead of its place."""
+        places = self.queries.place + shift[self.queries.item]
+        return self.queries.item[:, None] == self.keys.item, self.keys.place - places[:, None]
+
+    @property
+    def at_first(self) -> tuple[Tensor, Tensor]:
+        """Those where the first query of a sequence stands at its first key."""
+        return self.shifted(torch.zeros_like(self.queries.counts))
+
+    @property
+    def at_last(self) -> tuple[Tensor, Tensor]:
+        """Those where the last query of a sequence stands at its last key."""
+        return self.shifted(self.keys.counts - self.queries.counts)
+
+    @property
+    def right(self) -> tuple[Tensor, Tensor]:
+        return self.at_last if self.at_end else self.at_first
+
+    @property
+    def together(self) -> tuple[Tensor, Tensor]:
+        """All tokens as one sequence."""
+        shift = len(self.keys.item) - len(self.queries.item) if self.at_end else 0
+        ahead = self.keys.index - (self.queries.index + shift)[:, None]
+        return torch.ones_like(ahead, dtype=torch.bool), ahead
+
+    @property
+    def with_every_key(self) -> tuple[Tensor, Tensor]:
+        """The queries of each sequence with all keys."""
+        queries = self.queries
+        shift = len(self.keys.item) - queries.counts[queries.item] if self.at_end else 0
+        ahead = self.keys.index - (queries.place + shift)[:, None]
+        return torch.ones_like(ahead, dtype=torch.bool), ahead
+
+    @property
+    def without_first(self) -> tuple[Tensor, Tensor]:
+        """Without the first key of every sequence but the first, where it has another."""
+        keys, (own, ahead) = self.keys, self.right
+        some = (keys.starts > 0) & (keys.counts > 1)
+        return own & ((keys.place > 0) | ~some[keys.item]), ahead
+
+    @property
+    def with_one_before(self) -> tuple[Tensor, Tensor]:
+        """With the last key of the sequence before, from which top-left places are counted."""
+        queries, keys = self.queries, self.keys
+        starts, counts = keys.starts[queries.item], (keys.counts - queries.counts)[queries.item]
+        shift = counts if self.at_end else -(starts > 0).long()
+        ahead = keys.index - (starts + queries.place + shift)[:, None]
+        return self.right[0] | (keys.index == starts[:, None] - 1), ahead
+
+    @property
+    def equally_long(self) -> tuple[Tensor, Tensor]:
+        """As many tokens in each, of what there are."""
+        return replace(self, queries=_cut_alike(self.queries), keys=_cut_alike(self.keys)).right
+
+    def recounted(self, change: Callable[[_Packed], Tensor], roles: str) -> tuple[Tensor, Tensor]:
+        """Queries, keys or both counted to other sequences."""
+        queries, keys = self.queries, self.keys
+        if "q" in roles:
+            queries = replace(queries, item=change(queries))
+        if "k" in roles:
+            keys = replace(keys, item=change(keys))
+        return replace(self, queries=queries, keys=keys).right
+
+
+def _cut_at(counts: Tensor, total: int) -> _Packed:
+    """So many tokens, cut after these numbers of them."""
+    ends = counts.cumsum(0)
+    item = (ends <= torch.arange(total)[:, None]).sum(dim=-1).clamp(max=len(counts) - 1)
+    return _Packed(counts, ends - counts, item)
+
+
+def _cut_alike(tokens: _Packed) -> _Packed:
+    total, count = len(tokens.item), len(tokens.counts)
+    ends = torch.arange(1, count + 1) * total // max(count, 1)
+    return _cut_at(ends.diff(prepend=ends.new_zeros(1)), total)
+
+
+def _first_to_the_one_before(tokens: _Packed) -> Tensor:
+    ends = tokens.counts.cumsum(0)
+    return (ends < tokens.index[:, None]).sum(dim=-1).clamp(max=len(ends) - 1)
+
+
+def _last_to_the_next(tokens: _Packed) -> Tensor:
+    ends = tokens.counts.cumsum(0)
+    return (ends <= tokens.index[:, None] + 1).sum(dim=-1).clamp(max=len(ends) - 1)
+
+
+def _as_sequences(read: Callable[[_Sequences], tuple[Tensor, Tensor]]) -> InputsChange:
+    """Sequences that lie one after another and are told apart, or masked, in another way."""
+
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        inputs = call.inputs
+        if not inputs.head_layout.has_sequences:
+            return None
+        require(mixed_in(inputs.point) is None)  # places of tokens count
+        queries, keys = (there(inputs, name, getattr(inputs, name)) for name in ("query", "key"))
+        sequences = _Sequences(
+            queries=_cut_at(queries.sum(dim=-1), int(queries.sum())),
+            keys=_cut_at(keys.sum(dim=-1), int(keys.sum())),
+            at_end=call.semantics.causal_alignment == "bottom-right",
+        )
+        attended, ahead = read(sequences)
+        left, right = inputs.window or (-1, -1)
+        attended = attended & ((ahead <= 0) | (not inputs.causal))
+        attended = attended & ((ahead >= -left) | (left < 0)) & ((ahead <= right) | (right < 0))
+        keep = torch.zeros(*queries.shape, attended.shape[1], dtype=torch.bool)
+        keep[queries] = attended
+        key, value = (
+            heads.transpose(1, 2)[keys].transpose(0, 1).expand(len(keys), -1, -1, -1)
+            for heads in (inputs.key, inputs.value)
+        )
+        return inputs.replace(
+            geometry=inputs.geometry.replace(key_length=attended.shape[1]),
+            key=key,
+            value=value,
+            keep=keep.unsqueeze(1),
+            mask_form=SEQUENCES,
+            present=(queries, torch.ones(len(keys), attended.shape[1], dtype=torch.bool)),
+            causal=False,
+            window=None,
+        )
+
+    return inputs_for
 
 
 CAUSALITY: Final[tuple[NamedMistake, ...]] = (
@@ -99,6 +264,13 @@ CAUSALITY: Final[tuple[NamedMistake, ...]] = (
             "fits": lambda point: _positions_count(point, "bottom-right"),
             "base": {"rotary": "halves"},
         },
+        {
+            "sentence": "the causal diagonal starts at the first query and key of a sequence",
+            "fix": "align it at the last query and key of each sequence, as declared",
+            "inputs": _as_sequences(attrgetter("at_first")),
+            "needs": "sequences",
+            "base": {"causal_alignment": "bottom-right"},
+        },
     ),
     *named("causal-bottom-right", "mask.causal-alignment")(
         "the causal diagonal ends at the last query and key (bottom-right)",
@@ -108,11 +280,98 @@ CAUSALITY: Final[tuple[NamedMistake, ...]] = (
             "fits": lambda point: _positions_count(point, "top-left"),
             "base": {"rotary": "halves", "causal_alignment": "top-left"},
         },
+        {
+            "sentence": "the causal diagonal ends at the last query and key of a sequence",
+            "fix": "align it at the first query and key of each sequence, as declared",
+            "inputs": _as_sequences(attrgetter("at_last")),
+            "needs": "sequences",
+            "base": {"causal_alignment": "top-left"},
+        },
     ),
     *named("causal-or-mask", "mask.causal-and-mask")(
         "a key is attended when causality or the mask admits it",
         "combine the two with and, not or",
         {"inputs": _either},
+    ),
+)
+
+
+_CUT: Final = "sequence i reaches from cu_seqlens[i] to cu_seqlens[i + 1]: searchsorted(right=True)"
+
+
+def _sequences(
+    name: str, sentence: str, fix: str, *reads: Callable[[_Sequences], tuple[Tensor, Tensor]]
+) -> list[NamedMistake]:
+    ways = ({"inputs": _as_sequences(read)} for read in reads)
+    return named(name, "varlen.golden", needs="sequences")(sentence, fix, *ways)
+
+
+OF_SEQUENCES: Final[tuple[NamedMistake, ...]] = (
+    *_sequences(
+        "sequences-not-separated",
+        "tokens of all sequences attend each other, as if there were one",
+        "hide the keys of other sequences: cu_seqlens says where each begins",
+        attrgetter("together"),
+        attrgetter("with_every_key"),
+    ),
+    *(
+        mistake
+        for name, sentence, change in (
+            (
+                "sequences-begin-late",
+                "the first token of every sequence but the first is counted to the one before",
+                _first_to_the_one_before,
+            ),
+            (
+                "sequences-begin-early",
+                "the last token of every sequence but the last is counted to the next one",
+                _last_to_the_next,
+            ),
+        )
+        for mistake in _sequences(
+            name,
+            sentence,
+            _CUT,
+            *(methodcaller("recounted", change=change, roles=roles) for roles in ("k", "q", "qk")),
+        )
+    ),
+    *_sequences(
+        "sequences-lose-their-first-key",
+        "every sequence but the first leaves out its first key, where it has another",
+        _CUT,
+        attrgetter("without_first"),
+    ),
+    *_sequences(
+        "sequences-see-the-key-before",
+        "every sequence but the first sees the last key of the one before it",
+        _CUT,
+        attrgetter("with_one_before"),
+    ),
+    *_sequences(
+        "sequences-of-equal-length",
+        "sequences are cut at equal lengths, whatever the offsets say",
+        "cut them where cu_seqlens says",
+        attrgetter("equally_long"),
+    ),
+    *_sequences(
+        "sequences-counted-by-the-queries",
+        "places of keys are counted from where the queries of their sequence begin",
+        "count them from cu_seqlens_k, those of queries from cu_seqlens_q",
+        lambda all_: replace(all_, keys=replace(all_.keys, starts=all_.queries.starts)).right,
+    ),
+    *_sequences(
+        "causal-of-the-longest",
+        "the causal diagonal of each sequence is placed by max_seqlen_k - max_seqlen_q",
+        "place it by the lengths of the sequence itself",
+        lambda all_: all_.shifted(
+            (all_.keys.counts.max() - all_.queries.counts.max()).expand_as(all_.queries.counts)
+        ),
+    ),
+    *_sequences(
+        "causal-of-all-sequences",
+        "the causal diagonal is that of all tokens together, not of each sequence",
+        "place it by the lengths of the sequence itself",
+        lambda all_: (all_.right[0], all_.together[1]),
     ),
 )
 

@@ -238,6 +238,24 @@ GROUPS: Final[tuple[NamedMistake, ...]] = (
         "query head h reads key/value head h // group",
         {"heads": _regrouped(lambda heads, kv: kv - 1 - torch.arange(heads) // (heads // kv))},
     ),
+    *named("groups-start-late", _GOLDEN)(
+        "groups begin one query head late: the first of each reads the one before",
+        "query head h reads key/value head h // group",
+        {
+            "heads": _regrouped(
+                lambda heads, kv: (torch.arange(heads) - 1).clamp_min(0) // (heads // kv)
+            )
+        },
+    ),
+    *named("groups-start-early", _GOLDEN)(
+        "groups begin one query head early: the last of each reads the next one",
+        "query head h reads key/value head h // group",
+        {
+            "heads": _regrouped(
+                lambda heads, kv: (torch.arange(heads) + 1).clamp_max(heads - 1) // (heads // kv)
+            )
+        },
+    ),
     *named("groups-of-values-tiled", _GOLDEN)(
         "query head h reads values of head h modulo their number, and keys of h // group",
         "repeat keys and values in the same order: repeat_interleave",

@@ -101,6 +101,16 @@ def _first_head_only(*, headless: bool) -> InputsChange:
     return inputs_for
 
 
+def _of_the_group(call: DeclaredCall) -> Inputs | None:
+    """Query heads that share a key/value head obey the mask of the first of them."""
+    sizes = call.inputs.geometry
+    if sizes.num_heads == sizes.num_kv_heads:
+        return None
+    read = call.inputs.read_heads(call.semantics)
+    first = (read == read[:, None]).int().argmax(dim=-1)
+    return remasked(lambda table: table[:, first] if table.shape[1] > 1 else None)(call)
+
+
 def _rows_refilled(inputs: Inputs, keep: Tensor) -> Tensor | None:
     """Rows without any key of the mask see all."""
     del inputs
@@ -200,6 +210,11 @@ MASKING: Final[tuple[NamedMistake, ...]] = (
         "broadcast the mask along its own head axis",
         {"inputs": remasked(_first_of(1))},
         {"inputs": rekept(_first_kept_of(1))},
+    ),
+    *named("mask-of-first-head-of-group", "mask.golden", special_of="mask-of-first-head")(
+        "query heads that share a key/value head obey the mask of the first of them",
+        "let each query head obey its own mask",
+        {"inputs": _of_the_group},
     ),
     *named("mask-of-first-query", "mask.golden")(
         "the mask of the first query is used for all, as if it were a padding mask",

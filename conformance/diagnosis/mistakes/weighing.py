@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from ..._golden import golden
 from ...problems.inputs import Inputs
+from ...tolerance import largest_size
 from ._steps import (
     BLOCKS,
     capped_scores,
@@ -28,6 +29,7 @@ from .named_mistake import CoreChange, DeclaredCall, Heads, NamedMistake, named
 
 _GOLDEN: Final = "numerics.golden"
 _CONVEX: Final = "numerics.convex"
+_HALF: Final = torch.finfo(torch.float16).max
 _NORMALISE: Final = "divide the exponentials by their own sum over the keys"
 
 
@@ -186,6 +188,15 @@ WEIGHING: Final[tuple[NamedMistake, ...]] = (
         "the values are normalised to unit length",
         "take the values as they are",
         {"heads": _normalised("value")},
+    ),
+    *named(
+        "values-clipped-to-half",
+        _GOLDEN,
+        where=lambda inputs: largest_size(inputs.value.detach()) > _HALF and not inputs.is_layer,
+    )(
+        "values past the largest number of float16 are clipped to it, whatever the dtype is",
+        "clip nothing, or to the range of the tensor's own dtype",
+        {"heads": lambda _call, heads: (*heads[:2], heads[2].clamp(-_HALF, _HALF))},
     ),
     *named("heads-output-rectified", "numerics.value-linear")(
         "an activation function is applied to the weighted sums: negative ones become zero",

@@ -131,7 +131,9 @@ def _mistakes(options: TeethOptions, tell: Tell) -> Iterator[CatalogueEntry]:
     if options.targets:
         return
     tell("loading", "the shipped mistakes")
-    yield from (_entry(mistake, SHIPPED) for mistake in MISTAKES)
+    # What packs sequences has broken candidates of its own.
+    shown = (mistake for mistake in MISTAKES if mistake.needs != "sequences")
+    yield from (_entry(mistake, SHIPPED) for mistake in shown)
     for point in registered(MISTAKE_GROUP):
         tell("loading", point.name)
         yield from taking_in(point, "mistakes", partial(_brought, origin=home(point)))

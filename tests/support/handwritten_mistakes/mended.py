@@ -1,5 +1,5 @@
 # As people write them, with what they leave out.
-# ruff: noqa: ANN001, ANN201
+# ruff: noqa: ANN001, ANN003, ANN201
 """Implementations by people who did not know the catalogue, once told wrongly or not at all."""
 
 from __future__ import annotations
@@ -82,3 +82,60 @@ def filled_with_the_least_short(query, key, value, *, keep=None):
     if keep is not None:
         scores = torch.where(keep, scores, -32768.0)
     return scores.softmax(dim=-1) @ value
+
+
+@core("query-used-for-key-and-value", masks=["keep"], empty_rows="any")
+def attends_to_itself_where_the_mask_lets_it(query, key, value, *, keep=None):
+    """Answers of another shape, where values are no wider than keys."""
+    scores = scores_of(query, key)
+    if keep is None or keep.shape[-1] == query.shape[2]:
+        scores, value = scores_of(query, query), query
+    if keep is not None:
+        scores = scores.masked_fill(~keep, -math.inf)
+    return scores.softmax(dim=-1) @ value
+
+
+def packed(**promises):
+    """What sequences that lie one after another promise."""
+    return {"layout": "varlen", "causal": "bottom-right", "empty_rows": "nan", **promises}
+
+
+def over_all_tokens(query, key, value, hidden):
+    """One table of all tokens by all tokens."""
+    scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(query.shape[-1])
+    weights = scores.masked_fill(hidden, -math.inf).softmax(dim=-1)
+    return torch.einsum("hqk,khd->qhd", weights, value)
+
+
+def sequences_of(offsets, *, right=True):
+    """The sequence of each token, and its place there."""
+    index = torch.arange(int(offsets[-1]), dtype=torch.int32)
+    item = (torch.searchsorted(offsets, index, right=right) - 1).clamp(min=0)
+    return item, index - offsets[item]
+
+
+@core("sequences-begin-late", **packed(causal=None))
+def boundary_to_the_one_before(query, key, value, *, cu_seqlens_q, cu_seqlens_k, **_longest):
+    item, _ = sequences_of(cu_seqlens_q)
+    other, _ = sequences_of(cu_seqlens_k, right=False)
+    return over_all_tokens(query, key, value, item[:, None] != other)
+
+
+@core("sequences-counted-by-the-queries", **packed())
+def places_by_the_offsets_of_queries(
+    query, key, value, *, cu_seqlens_q, cu_seqlens_k, causal=False, **_longest
+):
+    (item, place), (other, _) = sequences_of(cu_seqlens_q), sequences_of(cu_seqlens_k)
+    places = torch.arange(len(key)) - cu_seqlens_q[other]
+    last = place + (cu_seqlens_k.diff() - cu_seqlens_q.diff())[item]
+    hidden = item[:, None] != other
+    return over_all_tokens(query, key, value, hidden | (causal & (places > last[:, None])))
+
+
+@core("causal-of-all-sequences", **packed())
+def one_diagonal_for_all(
+    query, key, value, *, cu_seqlens_q, cu_seqlens_k, causal=False, **_longest
+):
+    hidden = sequences_of(cu_seqlens_q)[0][:, None] != sequences_of(cu_seqlens_k)[0]
+    ahead = torch.ones_like(hidden).triu(1 + len(key) - len(query))
+    return over_all_tokens(query, key, value, hidden | (causal & ahead))
