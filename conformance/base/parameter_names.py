@@ -70,7 +70,8 @@ def _split(component: str) -> list[str]:
 
 def _clear_role(component: str) -> str:
     words = [word for word in _split(component) if word not in ("weight", "bias")]
-    if tuple(words) in _FUSED_NAMES:
+    short = words[:-1] if words and words[-1] in ("w", "b") else words
+    if tuple(words) in _FUSED_NAMES or tuple(short) in _FUSED_NAMES:
         return "qkv"
     roles = ""
     for word in words:

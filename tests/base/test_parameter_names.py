@@ -17,6 +17,8 @@ from conformance.base.parameter_names import role_of
         ("c_attn.weight", "qkv"),
         ("in_proj_weight", "qkv"),
         ("in_proj_bias", "qkv"),
+        ("c_attn_w", "qkv"),
+        ("c_attn_b", "qkv"),
         ("query_key_value.weight", "qkv"),
         ("to_kv.weight", "kv"),
         ("heads.3.query.weight", "q"),
