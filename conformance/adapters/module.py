@@ -90,10 +90,10 @@ def loaded(
 
 
 def finished(
-    candidate: Candidate, built: nn.Module, calling: Calling, notes: tuple[str, ...]
+    candidate: Candidate, built: nn.Module, calling: Calling, finding: ModuleProjections
 ) -> Candidate:
     """Check that the module takes what is declared, and say what was assumed."""
-    declaration = candidate.declaration
+    declaration, notes = candidate.declaration, finding.assumptions
     if not isinstance(calling, multihead.MultiheadCalling):
         check_keywords(candidate.name, built.forward, calling, declaration)
     elif calling.function is None:
@@ -102,7 +102,7 @@ def finished(
         words = mask_parameters(built.forward)
         unused = f" (its {', '.join(words)} is left alone)" if words else ""
         notes = (*notes, f"no mask declared{unused}: mask clauses are not applicable")
-    return assuming(candidate, *notes)
+    return assuming(dataclasses.replace(candidate, warnings=finding.warnings), *notes)
 
 
 def assuming(candidate: Candidate, *assumptions: str) -> Candidate:
@@ -231,7 +231,8 @@ def _complete(
     if calling.absent:
         notes.append(f"without a mask it gets None for {', '.join(calling.absent)}")
     finding = dataclasses.replace(finding, assumptions=tuple(notes))
-    return calling, finding, {**promises, "inputs": calling.inputs}
+    limits = {} if finding.longest is None else {"max_length": finding.longest}
+    return calling, finding, {**promises, **limits, "inputs": calling.inputs}
 
 
 Construct = Callable[[Geometry], nn.Module]
@@ -303,7 +304,7 @@ def of_constructor(
     for geometry in (first, second):
         build(geometry, _blank_weights(geometry))
     candidate = layer(name=request.shown, **promises)(build)
-    return finished(candidate, built, calling, finding.assumptions)
+    return finished(candidate, built, calling, finding)
 
 
 def _construct(construct: Construct, geometry: Geometry, shown: str) -> nn.Module:
@@ -407,10 +408,7 @@ def module(
     )
     if isinstance(cls_or_instance, nn.Module):
         if construct is not None:
-            msg = (
-                f"construct is given, but {shown} is an instance: give its class, or drop "
-                "construct="
-            )
+            msg = f"construct is given, but {shown} is an instance: give its class, or drop it"
             raise DeclarationError(msg)
         return _of_instance(cls_or_instance, request)
     if construct is None and multihead.is_multihead(cls_or_instance) and "geometry" not in promises:
@@ -470,7 +468,7 @@ def _of_instance(built: nn.Module, request: ModuleRequest) -> Candidate:
         heads = sizes.num_heads
         candidate = fixed_layer(kept, weights, num_heads=heads, name=request.shown, **promises)
         candidate = dataclasses.replace(candidate, function=_copying_builder(kept))
-    return finished(candidate, built, calling, finding.assumptions)
+    return finished(candidate, built, calling, finding)
 
 
 def _copying_builder(

@@ -81,6 +81,10 @@ def agrees(
 _MOST_HYPOTHESES: Final = 6_000
 _STRICTNESSES: Final = 2  # float64, then float32
 _TELL: Final = "pass projections={'q': …, 'k': …, 'v': …, 'o': …} with their names"
+_OTHER_ANSWERS: Final = (
+    "however its weights are read, its answers are not those of standard attention, or of the "
+    "semantics that are declared: 'conformance identify' finds what it computes, and declares it"
+)
 _WORDS: Final = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 
@@ -124,13 +128,16 @@ class ModuleRequest:
 class ModuleProjections:
     """Where the projections are, how they are cut into heads, and what was assumed.
 
-    ``golden`` says whether the module's answer on a trial problem was the golden one.
+    ``golden`` says whether the module's answer on a trial problem was the golden one; ``warnings``
+    say so where it was another. ``longest`` is the most tokens that it was seen to take.
     """
 
     recipe: StoredProjections
     sizes: HeadSizes
     golden: bool
     assumptions: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    longest: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,13 +183,29 @@ def find(module: nn.Module, request: ModuleRequest, calling: Calling) -> ModuleP
     if len(hypotheses) > 1:
         notes.append(_confirmation(chosen, search, is_golden=is_golden))
     notes.extend(_leftovers(possible, chosen.recipe))
+    longest = _longest(chosen, search) if is_golden else None
+    if longest is not None:
+        notes.append(f"it takes at most {longest[0]} tokens, a size of its buffer {longest[1]}")
     notes.extend(trial_notes(search.trial))
     return ModuleProjections(
         recipe=chosen.recipe,
         sizes=chosen.sizes,
         golden=is_golden,
         assumptions=(*recipe_notes(chosen.recipe), *notes),
+        longest=None if longest is None else longest[0],
+        warnings=() if is_golden or not search.trial.answered else (_OTHER_ANSWERS,),
     )
+
+
+def _longest(chosen: Hypothesis, search: ProjectionSearch) -> tuple[int, str] | None:
+    """The most tokens that a module of which nothing is declared takes, and the buffer that ends.
+
+    None where all lengths are taken, or what is declared speaks of them.
+    """
+    if not {"max_length", "geometry"}.isdisjoint(search.request.promises):
+        return None
+    weights = chosen.recipe.read(search.trial.module, chosen.sizes)
+    return search.trial.longest((weights.q.shape[1], weights.k.shape[1], weights.v.shape[1]))
 
 
 def _with_any_heads(search: ProjectionSearch) -> ProjectionSearch:

@@ -182,6 +182,18 @@ class Trial:
             self._answers[widths] = next((answer for answer in calls if answer is not None), None)
         return self._answers[widths]
 
+    def longest(self, widths: tuple[int, int, int]) -> tuple[int, str] | None:
+        """The most tokens it takes, where that is a size of one of its buffers, and that buffer.
+
+        A causal mask that is stored, for one, ends there.
+        """
+        named = {size: name for name, own in self.module.named_buffers() for size in own.shape}
+        for size in sorted(size for size in named if max(map(max, _LENGTHS)) <= size < LONGEST):
+            if self._call(widths, (size + 1, size + 1), torch.float32) is None:
+                taken = self._call(widths, (size, size), torch.float32)
+                return None if taken is None else (size, named[size])
+        return None
+
     def _remember(self, _module: nn.Module, _inputs: Any, returned: Any) -> None:
         self.returned = type(returned)
 

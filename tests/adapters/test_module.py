@@ -458,12 +458,17 @@ def test_module_without_an_output_is_put_in_each_dtype() -> None:
 
 
 class AlwaysCausal(nn.Module):
-    """Three heads of four channels, fused head by head, none of whose queries sees ahead."""
+    """Three heads of four channels, fused head by head, none of whose queries sees ahead.
 
-    def __init__(self) -> None:
+    ``stored``: the size of the triangle that is kept; None for one that is made for each call.
+    """
+
+    def __init__(self, stored: int | None = None) -> None:
         super().__init__()
         self.query_key_value = nn.Linear(12, 36)
         self.dense = nn.Linear(12, 12)
+        if stored is not None:
+            self.register_buffer("ahead", torch.ones(stored, stored, dtype=torch.bool).triu(1))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Attention of tokens ``[B, L, 12]`` to themselves."""
@@ -471,6 +476,8 @@ class AlwaysCausal(nn.Module):
         packed = self.query_key_value(tokens).reshape(batch, length, 3, 3, 4)
         query, key, value = packed.permute(3, 0, 2, 1, 4)
         ahead = torch.ones(length, length, dtype=torch.bool).triu(1)
+        if hasattr(self, "ahead"):
+            ahead = self.ahead[:length, :length]
         weights = (query @ key.mT / 2.0).masked_fill(ahead, -torch.inf).softmax(-1)
         merged = (weights @ value).transpose(1, 2).reshape(batch, length, 12)
         answer: Tensor = self.dense(merged)
@@ -498,3 +505,16 @@ def test_causality_that_is_declared_is_not_assumed_otherwise() -> None:
     made = conformance.module(AlwaysCausal(), causal=None, num_heads=3)
     assert not made.declaration.always_causal
     assert assumed(made, "no layout of the weights agrees with the golden reference")
+    assert "'conformance identify' finds what it computes" in made.warnings[0]
+
+
+@pytest.mark.parametrize("stored", [None, 9, 64])
+def test_module_takes_as_many_tokens_as_its_buffer_has(stored: int | None) -> None:
+    """A right module with a triangle of a fixed size failed where more tokens were asked."""
+    made = conformance.module(AlwaysCausal(stored))
+    assert made.declaration.max_length == stored
+    assert made.warnings == ()
+    if stored is not None:
+        assert assumed(made, f"it takes at most {stored} tokens, a size of its buffer ahead")
+        declared = conformance.module(AlwaysCausal(stored), max_length=8)
+        assert declared.declaration.max_length == 8
