@@ -111,6 +111,11 @@ def torch_cuda_math(query: Tensor, key: Tensor, value: Tensor, **use: Any) -> Te
     return _attend(SDPBackend.MATH, query, key, value, **use)
 
 
+def _triangle(score: Tensor, _item: Tensor, _head: Tensor, row: Tensor, column: Tensor) -> Tensor:
+    """Top-left causality as a change of the scores; one function, or each call compiles anew."""
+    return torch.where(row >= column, score, -float("inf"))
+
+
 @cache
 def _flex() -> Any:
     """flex_attention, compiled once; each shape of its own compiles again."""
@@ -132,17 +137,11 @@ def torch_cuda_flex(
     query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False, scale: float | None = None
 ) -> Tensor:
     """flex_attention's generated kernel; causality is a change of the scores."""
-
-    def triangle(
-        score: Tensor, _item: Tensor, _head: Tensor, row: Tensor, column: Tensor
-    ) -> Tensor:
-        return torch.where(row >= column, score, -float("inf"))
-
     returned: Tensor = _flex()(
         query,
         key,
         value,
-        score_mod=triangle if causal else None,
+        score_mod=_triangle if causal else None,
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
