@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -21,8 +21,8 @@ from ..oracle.oracle import Golden
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..tolerance import model
-from .mistaken_answer import Array, Combination, MistakenAnswer, act, array_of
-from .mistakes import NotExpressible
+from .mistaken_answer import ActedAnswers, Array, Combination, MistakenAnswer, act, array_of
+from .mistakes import NamedMistake, NotExpressible
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,7 +63,7 @@ class BatteryAnswer:
         return rows if rows is not None and bool(rows.any()) else None
 
     @cached_property
-    def _judged(self) -> Tensor:
+    def judged(self) -> Tensor:
         """The elements whose golden answer is judged, of an answer that fits."""
         judged = self.exact.representable
         if self._rows_open is not None:
@@ -103,7 +103,7 @@ class BatteryAnswer:
         """
         if not self.fits:
             return math.inf
-        judged = array_of(self._judged)
+        judged = array_of(self.judged)
         with np.errstate(all="ignore"):
             if not _same_nonfinite(self.array, self._expected, judged):
                 return math.inf
@@ -125,7 +125,7 @@ class BatteryAnswer:
         expected = self.exact.output
         same_nan = torch.isnan(self.output) & torch.isnan(expected)
         far = ~((self.output - expected).abs() <= self.exact.bound) & ~same_nan
-        return far & self._judged
+        return far & self.judged
 
     @cached_property
     def _right_rows(self) -> Tensor | None:
@@ -268,6 +268,115 @@ class BatteryAnswer:
         left = ((self.output - acted.output)[chosen] / unit).square().sum()
         total = ((self.output - exact.output)[chosen] / unit).square().sum()
         return float(left), float(total) + unexpected
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Rows of an answer by what they agree with; bool ``[B, H, Lq]``, of a layer ``[B, L]``."""
+
+    made: Tensor
+    spared: Tensor
+    unexplained: Tensor
+    # Right rows of a call in which the mistake cannot be made: a transpose of what is not square.
+    unable: Tensor | None = None
+
+
+class RowComparison:
+    """What the rows of answers agree with, each computed once."""
+
+    def __init__(self, subject: Subject, acted: ActedAnswers) -> None:
+        self.subject = subject
+        self.acted = acted
+        # Mistakes are kept along with what is remembered of them: their numbers stay theirs.
+        self._agreeing: dict[tuple[int, BatteryAnswer], tuple[NamedMistake, Rows | None]] = {}
+        self._judged: dict[BatteryAnswer, tuple[Tensor, Tensor]] = {}
+
+    def rows(self, mistake: NamedMistake, answer: BatteryAnswer) -> Rows | None:
+        """What each row of an answer agrees with; None for one of another shape."""
+        key = id(mistake), answer
+        if key not in self._agreeing:
+            self._agreeing[key] = mistake, self._compared(mistake, answer)
+        return self._agreeing[key][-1]
+
+    @torch.inference_mode()
+    def _compared(self, mistake: NamedMistake, answer: BatteryAnswer) -> Rows | None:
+        if not answer.fits:
+            return self._of_another_shape(mistake, answer)
+        right, judged = self._right_and_judged(answer)
+        none = torch.zeros_like(right)
+        without = Rows(made=none, spared=none, unexplained=judged & ~right)
+        if not self.acted.touches(mistake, answer.inputs):
+            return without
+        try:
+            acted = self.acted.of(mistake, answer.inputs)
+        except NotExpressible:
+            return replace(without, unable=judged & right)
+        if acted.output.shape != answer.output.shape:
+            return None
+        if torch.equal(acted.output, answer.exact.output):
+            return without
+        unjudged = acted.unjudged(self.subject.declaration, lambda: right)
+        if unjudged is not None:
+            judged = judged & ~unjudged.expand(answer.output.shape).any(dim=-1)
+        return _rows(answer, acted, right, judged)
+
+    def _of_another_shape(self, mistake: NamedMistake, answer: BatteryAnswer) -> Rows | None:
+        """Every row as made where the mistake gives an answer of that shape, too; else None."""
+        if not self.acted.touches(mistake, answer.inputs):
+            return None
+        try:
+            agrees = answer.agrees(self.acted.of(mistake, answer.inputs))
+        except NotExpressible:
+            return None
+        every = torch.ones(answer.output.shape[:-1], dtype=torch.bool)
+        return Rows(made=every, spared=~every, unexplained=~every) if agrees else None
+
+    def _right_and_judged(self, answer: BatteryAnswer) -> tuple[Tensor, Tensor]:
+        """The rows that are right, and those that are judged; remembered."""
+        if answer not in self._judged:
+            exact, judged = answer.exact, answer.judged.all(dim=-1)
+            right = torch.ones_like(judged)  # rows that are not judged do not count
+            if answer.margin > 1.0:  # else that spares the bound
+                right = within(answer.output, exact.output, exact.bound).all(dim=-1)
+            self._judged[answer] = right, judged
+        return self._judged[answer]
+
+
+def _rows(answer: BatteryAnswer, acted: MistakenAnswer, right: Tensor, judged: Tensor) -> Rows:
+    """The rows by whether they are those of an acted answer; those that are judged."""
+    exact, wrong = answer.exact, judged & ~right
+    mistaken = _are_mistaken(answer, acted)
+    spared = judged & right & ~mistaken
+    if not bool(wrong.any()):
+        return Rows(made=wrong, spared=spared, unexplained=wrong)
+    if bool((wrong & ~mistaken).any()):  # spares the bound, which costs the most
+        mistaken = mistaken | within(answer.output, acted.output, acted.bound).all(dim=-1)
+    closer = _much_closer(answer.output, acted, exact.output, exact.bound)
+    return Rows(
+        made=wrong & mistaken,
+        spared=spared & ~mistaken,
+        unexplained=wrong & ~(mistaken & closer),
+    )
+
+
+def _are_mistaken(answer: BatteryAnswer, acted: MistakenAnswer) -> Tensor:
+    """The rows that lie within the bound of the golden answer around an acted one."""
+    apart = (answer.output - acted.output).abs()
+    far = (apart > answer.exact.most_bound).any(dim=-1)
+    if bool(far.all()):  # spares the bound, which costs the most
+        return ~far
+    return within(answer.output, acted.output, answer.exact.bound).all(dim=-1)
+
+
+def _much_closer(output: Tensor, acted: MistakenAnswer, expected: Tensor, bound: Tensor) -> Tensor:
+    """Rows that are much closer to the mistake than to the golden, or as close as rounding lets.
+
+    Those that are not finite are both.
+    """
+    left = torch.nan_to_num((output - acted.output).abs()).amax(dim=-1)
+    before = (output - expected).abs().amax(dim=-1)
+    rounding = torch.nan_to_num(bound.expand_as(output)).amax(dim=-1)
+    return ~((left > model.MUCH_CLOSER * before) & (left > model.AS_CLOSE * rounding))
 
 
 class NoDifferentiator(Differentiator):

@@ -29,7 +29,7 @@ from ..problems.problem import MaskPlan, Problem
 from ..problems.space import Space
 from ..tolerance import model
 from .agreement import BatteryAnswer
-from .mistaken_answer import listed
+from .mistaken_answer import DiagnosedSubject, listed
 from .neighbours import REACH, neighbours
 
 # In the order of Geometry's fields: batch, heads, key/value heads, lengths of query and key, head
@@ -137,8 +137,15 @@ def observe(subject: Subject) -> list[BatteryAnswer]:
 
 
 def answers_to(subject: Subject, problems: Sequence[Problem]) -> list[BatteryAnswer]:
-    """What the candidate answers to problems; those it cannot be called with are left out."""
-    answers = [answer_to(subject, subject.inputs(problem), problem) for problem in problems]
+    """What the candidate answers to problems, each of which it is asked once.
+
+    Those that it cannot be called with are left out.
+    """
+    answered = subject.answered if isinstance(subject, DiagnosedSubject) else {}
+    for problem in problems:
+        if problem not in answered:
+            answered[problem] = answer_to(subject, subject.inputs(problem), problem)
+    answers = (answered[problem] for problem in problems)
     return [answer for answer in answers if answer is not None]
 
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import permutations
+from itertools import chain, permutations
 from typing import Any, Final
 
 from ..base.record import LineEntry
@@ -17,7 +17,7 @@ from ..clauses.subject import Subject
 from ..oracle.comparison import GROSS
 from ..problems.problem import Problem
 from .agreement import BatteryAnswer, fails_alike
-from .answer_facts import on_device_alone, repeats, unknown_entry
+from .answer_facts import repeats, unknown_entry
 from .backward import BackwardDiagnostician
 from .battery import Observation, answer_to, answers_near, answers_to_pairs, plain_problem
 from .conditions import plainness
@@ -45,8 +45,6 @@ MOST_REPORTED: Final = 6
 # The clauses that judge returned weights whatever the problem asks for, and their gradient.
 RETURNS_WEIGHTS: Final = ("shape.weights",)
 OF_WEIGHTS: Final = "gradients.weights"
-# The clause that compares the answers of two devices.
-ACROSS_DEVICES: Final = "device.matches-cpu"
 # Failing problems whose neighbours are searched for what explains them.
 MOST_SEARCHES: Final = 2
 
@@ -108,7 +106,6 @@ class Diagnostician:
             return entries
         if clause is not None and clause.family == "gradients" and not self._anything_wrong:
             return entries  # the answers are right, and so are the weights
-        entries = on_device_alone(self.subject, entries, problem)
         return self._illustrator.illustrated(self._located(entries, problem), problem)
 
     def _explained(self, clause: Clause | None, problem: Problem | None) -> list[dict[str, Any]]:
@@ -278,12 +275,12 @@ class Diagnostician:
         search = self._first_search = self._search(self._observation.first)
         if not search.gross or not repeats(self.subject, search.observed[0]):
             return []
-        explanations = _explanations(
-            [made for made in search.singles() if self._explain_all(made, self._near)]
-        )
-        if len(explanations) != 1 or not self._explain_all(explanations[0].made, self._combined):
+        ways = self._of_gross_errors(search, spread_over(search.observed))
+        explanations = next(filter(None, ways), [])
+        if len(explanations) != 1:
             return []
-        return explanations
+        (one,) = explanations
+        return [one] if not one.made or self._explain_all(one.made, self._combined) else []
 
     @cached_property
     def _of_all(self) -> list[Explanation]:
@@ -297,16 +294,16 @@ class Diagnostician:
         search = self._search(self._observation.whole, self._first_search)
         if search.wrong and not repeats(self.subject, search.observed[0]):
             return []  # what answers at random makes no mistake that could be acted out
-        pairs = [(answer.inputs, answer.output) for answer in search.observed]
         some = spread_over(search.observed)
         if not search.gross:
             near = self._wrong_near
-            pairs += [(answer.inputs, answer.output) for answer in near]
-            some += plain(near)
+            pairs = [(answer.inputs, answer.output) for answer in (*search.observed, *near)]
             return _of_precision(
-                scale_entry(self.subject, pairs) or precision_entry(self.subject, some)
+                scale_entry(self.subject, pairs)
+                or precision_entry(self.subject, [*some, *plain(near)])
             )
-        return next(filter(None, self._of_gross_errors(search, pairs, some)), [])
+        ways = chain(self._of_gross_errors(search, some), self._of_two(search))
+        return next(filter(None, ways), [])
 
     @property
     def _wrong_near(self) -> list[BatteryAnswer]:
@@ -316,36 +313,36 @@ class Diagnostician:
         return [answer for answer in near if answer.margin > 1.0]
 
     def _of_gross_errors(
-        self, search: MistakeSearch, pairs: Observed, some: Observed
+        self, search: MistakeSearch, some: Observed
     ) -> Iterator[list[Explanation]]:
         """Ways to explain mistakes that no rounding makes, one after another, as far as asked.
 
         Each is confirmed near the first failing problem.
         """
+        yield _explanations([m for m in search.singles() if self._explain_all(m, self._near)])
+        yield _of_precision(precision_entry(self.subject, some))
+        yield self._both_confirmed(search.pairs())
+        near = [*self._near, *self._near_in((RESIZED,))]
+        observed = [*search.observed, *near]
+        yield from map(_explanations, self._statements(observed).explained())
+        pairs = [(answer.inputs, answer.output) for answer in observed]
+        yield _of_precision(scale_entry(self.subject, pairs))
 
-        def confirmed(proposed: Iterable[Combination]) -> list[Explanation]:
-            return _explanations([made for made in proposed if self._explain_all(made, self._near)])
+    def _of_two(self, search: MistakeSearch) -> Iterator[list[Explanation]]:
+        """Pairs of mistakes that are searched where nothing else explains the answers."""
+        yield self._both_confirmed(search.supported_pairs())
+        yield self._both_confirmed(self._read_besides(search))
 
-        def both_confirmed(proposed: Iterable[Combination]) -> list[Explanation]:
-            """Pairs in the order in which they explain as well what any two options change."""
-            return confirmed(
+    def _both_confirmed(self, proposed: Iterable[Combination]) -> list[Explanation]:
+        """Pairs in the order in which they explain as well what any two options change."""
+        return _explanations(
+            [
                 order
                 for made in proposed
                 for order in permutations(made)
-                if self._explain_all(order, self._combined)
-            )
-
-        yield confirmed(search.singles())
-        yield _of_precision(precision_entry(self.subject, some))
-        yield both_confirmed(search.pairs())
-        near = [*self._near, *self._near_in((RESIZED,))]
-        stated = self._statements([*search.observed, *near])
-        yield _explanations(stated.stated())
-        yield _explanations(stated.narrowed())
-        beyond = [(answer.inputs, answer.output) for answer in near]
-        yield _of_precision(scale_entry(self.subject, [*pairs, *beyond]))
-        yield both_confirmed(search.supported_pairs())
-        yield both_confirmed(self._read_besides(search))
+                if self._explain_all(order, self._combined) and self._explain_all(order, self._near)
+            ]
+        )
 
     @cached_property
     def _near(self) -> list[BatteryAnswer]:
@@ -387,8 +384,7 @@ class Diagnostician:
         observed = [*self._observation.whole, *near]
         if not any(answer.margin > GROSS for answer in observed):
             return []
-        search = self._statements(observed)
-        return _explanations(search.stated() or search.narrowed())
+        return _explanations(next(filter(None, self._statements(observed).explained()), []))
 
     def _fits(
         self, explanation: Explanation, clause: Clause | None, problem: Problem | None
@@ -427,14 +423,9 @@ class Diagnostician:
         return shared_confidence([one.entry for one in self._breaking(clause, problem)])
 
     def _breaking(self, clause: Clause, problem: Problem) -> Iterator[Explanation]:
-        """The explanations that make a clause fail on a problem when they are acted out.
-
-        Every one makes answers on this device differ from right ones on another.
-        """
+        """The explanations that make a clause fail on a problem when they are acted out."""
         for one in self.explanations:
-            if clause.id == ACROSS_DEVICES:
-                yield one
-            elif one.made:
+            if one.made:
                 alike = fails_alike(self.subject, one.made, clause, problem)
                 if alike or self._makes_each_answer(one.made, clause, problem):
                     yield one

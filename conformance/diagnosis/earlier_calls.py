@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ..base.mistake import UNKNOWN
 from ..calls.calling import CandidateFailure, arguments, guarded
-from ..calls.devices import taken
 from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
 from ..errors import UsageError
@@ -87,7 +86,7 @@ def keeps_state(subject: Subject, problem: Problem) -> bool:
         return False
     if first.shape != second.shape or first.shape != inputs.output_shape:
         return False
-    apart = (taken(first).double() - taken(second).double()).abs()
+    apart = (first.double() - second.double()).abs()
     return bool((apart > subject.golden(inputs).bound).any())
 
 

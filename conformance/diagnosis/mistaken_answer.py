@@ -26,6 +26,7 @@ from ..declare.declaration import Declaration
 from ..oracle.headroom import finite_limit, representable_output, representable_rows
 from ..oracle.oracle import Golden, Oracle, evaluate
 from ..problems.inputs import Inputs
+from ..problems.problem import Problem
 from ..tolerance import largest_size, model
 from .mistakes import DeclaredCall, NamedMistake, NotExpressible, named_mistakes, touches
 from .mistakes.named_mistake import IMPOSSIBLE, Heads
@@ -307,6 +308,7 @@ class DiagnosedSubject(Subject):
             self.oracle, self.inputs = self._common.oracle, self._common.inputs
         self.gradients = Differentiator(self)
         self.acted = ActedAnswers(self.oracle, self.declaration.semantics, self._common)
+        self.answered: dict[Problem, Any] = {}  # what the candidate has answered already
 
     def listed(self, key: Any, make: Callable[[], Iterable[Any]]) -> list[Any]:
         """A list that follows from the declaration; made once."""

@@ -12,18 +12,16 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from operator import and_
 from typing import Final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from ..base.geometry import PROBE
-from ..clauses.subject import Subject
 from ..problems.inputs import Inputs
-from ..tolerance import model
-from .agreement import BatteryAnswer, within
+from .agreement import BatteryAnswer, RowComparison
 from .conditions import FINER, SIZES, Condition, SizeLimit, limits, size_limit, size_limits
-from .mistaken_answer import ActedAnswers, MistakenAnswer
-from .mistakes import NamedMistake, NotExpressible
+from .mistakes import NamedMistake
 
 # Conditions that a mistake may have together: of its calls and rows, and of its calls alone before
 # chance explains them.
@@ -130,17 +128,6 @@ PARTS: Final[tuple[Part, ...]] = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
-    """Rows of an answer by what they agree with; bool ``[B, H, Lq]``, of a layer ``[B, L]``."""
-
-    made: Tensor
-    spared: Tensor
-    unexplained: Tensor
-    # Right rows of a call in which the mistake cannot be made: a transpose of what is not square.
-    unable: Tensor | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Narrowed:
     """A mistake under as many conditions as it is made under.
 
@@ -160,27 +147,20 @@ class Narrowed:
 
 
 class Narrowing:
-    """The rows of some observed answers, and the conditions that each of them meets."""
+    """Some observed answers, and the conditions under which mistakes are made in them."""
 
-    def __init__(
-        self, subject: Subject, observed: Sequence[BatteryAnswer], acted: ActedAnswers
-    ) -> None:
-        self.subject = subject
-        self.acted = acted
+    def __init__(self, observed: Sequence[BatteryAnswer], compared: RowComparison) -> None:
         self.observed = observed
-        # Wrong answers by their index: those that refuted a mistake last, before any those on which
-        # most mistakes have been acted out already.
-        wrong = (index for index, answer in enumerate(observed) if answer.margin > 1.0)
-        self._wrong = sorted(wrong, key=lambda index: -acted.count(observed[index].inputs))
-        self._traits: dict[int, Tensor] = {}
-        # Mistakes are kept along with what is remembered of them: their numbers stay theirs.
-        self._agreeing: dict[tuple[int, int], tuple[NamedMistake, Rows | None]] = {}
-        self._judged: dict[BatteryAnswer, tuple[Tensor, Tensor]] = {}
+        self._compared = compared
+        # Wrong answers: those that refuted a mistake last, before any those on which most mistakes
+        # have been acted out already.
+        wrong = (answer for answer in observed if answer.margin > 1.0)
+        self._wrong = sorted(wrong, key=lambda answer: -compared.acted.count(answer.inputs))
 
     def explains_wrong(self, mistake: NamedMistake) -> bool:
         """Whether a mistake explains every wrong row."""
-        for place, index in enumerate(self._wrong):
-            rows = self._rows(mistake, index)
+        for place, answer in enumerate(self._wrong):
+            rows = self._compared.rows(mistake, answer)
             if rows is None or bool(rows.unexplained.any()):
                 self._wrong.insert(0, self._wrong.pop(place))
                 return False
@@ -194,14 +174,14 @@ class Narrowing:
         conditions suffice, the less is computed. More rows never take fewer conditions.
         """
         made, spared, unable, count, look = [], [], [], 0, FIRST_LOOK
-        for index in range(len(self.observed)):
-            rows = self._rows(mistake, index)
+        for answer in self.observed:
+            rows = self._compared.rows(mistake, answer)
             if rows is None or bool(rows.unexplained.any()):
                 return None
             if rows.unable is not None:
-                unable.append(self._traits_of(index)[rows.unable.flatten()])
+                unable.append(_traits(answer)[rows.unable.flatten()])
             if bool((rows.made | rows.spared).any()):
-                traits = self._traits_of(index)
+                traits = _traits(answer)
                 made.append(traits[rows.made.flatten()])
                 spared.append(traits[rows.spared.flatten()])
                 count += len(spared[-1])
@@ -224,89 +204,22 @@ class Narrowing:
             spared=count,
         )
 
-    def _rows(self, mistake: NamedMistake, index: int) -> Rows | None:
-        """What each row of an answer agrees with; None for one of another shape. Remembered."""
-        key = id(mistake), index
-        if key not in self._agreeing:
-            self._agreeing[key] = mistake, self._compared(mistake, self.observed[index])
-        return self._agreeing[key][-1]
-
-    @torch.inference_mode()
-    def _compared(self, mistake: NamedMistake, answer: BatteryAnswer) -> Rows | None:
-        exact = answer.exact
-        if not answer.fits:
-            return self._of_another_shape(mistake, answer)
-        right, judged = self._right_and_judged(answer)
-        none = torch.zeros_like(right)
-        without = Rows(made=none, spared=none, unexplained=judged & ~right)
-        if not self.acted.touches(mistake, answer.inputs):
-            return without
-        try:
-            acted = self.acted.of(mistake, answer.inputs)
-        except NotExpressible:
-            return dataclasses.replace(without, unable=judged & right)
-        if acted.output.shape != answer.output.shape:
-            return None
-        if torch.equal(acted.output, exact.output):
-            return without
-        unjudged = acted.unjudged(self.subject.declaration, lambda: right)
-        if unjudged is not None:
-            judged = judged & ~unjudged.expand(answer.output.shape).any(dim=-1)
-        mistaken = within(answer.output, acted.output, exact.bound).all(dim=-1)
-        if bool((judged & ~right & ~mistaken).any()):  # spares the bound, which costs the most
-            mistaken = mistaken | within(answer.output, acted.output, acted.bound).all(dim=-1)
-        closer = _much_closer(answer.output, acted, exact.output, exact.bound)
-        return Rows(
-            made=judged & mistaken & ~right,
-            spared=judged & right & ~mistaken,
-            unexplained=judged & ~right & ~(mistaken & closer),
-        )
-
-    def _of_another_shape(self, mistake: NamedMistake, answer: BatteryAnswer) -> Rows | None:
-        """Every row as made where the mistake gives an answer of that shape, too; else None."""
-        if not self.acted.touches(mistake, answer.inputs):
-            return None
-        try:
-            agrees = answer.agrees(self.acted.of(mistake, answer.inputs))
-        except NotExpressible:
-            return None
-        every = torch.ones(answer.output.shape[:-1], dtype=torch.bool)
-        return Rows(made=every, spared=~every, unexplained=~every) if agrees else None
-
-    def _right_and_judged(self, answer: BatteryAnswer) -> tuple[Tensor, Tensor]:
-        """The rows that are right, and those that are judged; remembered."""
-        if answer not in self._judged:
-            exact = answer.exact
-            right = within(answer.output, exact.output, exact.bound).all(dim=-1)
-            judged = exact.representable.expand(answer.output.shape).all(dim=-1)
-            if self.subject.declaration.empty_rows == "any":
-                judged = judged & ~exact.empty_rows.expand(answer.output.shape).all(dim=-1)
-            self._judged[answer] = right, judged
-        return self._judged[answer]
-
-    def _traits_of(self, index: int) -> Tensor:
-        """What conditions may be about: whole numbers ``[rows, traits]``.
-
-        Which parts a row is in, the indices of its query, item and head, which conditions its call
-        meets, and its sizes.
-        """
-        if index not in self._traits:
-            self._traits[index] = _traits(self.observed[index])
-        return self._traits[index]
-
-
-def _much_closer(output: Tensor, acted: MistakenAnswer, expected: Tensor, bound: Tensor) -> Tensor:
-    """Rows that are much closer to the mistake than to the golden, or as close as rounding lets.
-
-    Those that are not finite are both.
-    """
-    left = torch.nan_to_num((output - acted.output).abs()).amax(dim=-1)
-    before = (output - expected).abs().amax(dim=-1)
-    rounding = torch.nan_to_num(bound.expand_as(output)).amax(dim=-1)
-    return ~((left > model.MUCH_CLOSER * before) & (left > model.AS_CLOSE * rounding))
-
 
 def _traits(answer: BatteryAnswer) -> Tensor:
+    """What conditions may be about: whole numbers ``[rows, traits]``; remembered.
+
+    Which parts a row is in, the indices of its query, item and head, which conditions its call
+    meets, and its sizes.
+    """
+    if answer not in _TRAITS:
+        _TRAITS[answer] = _made_traits(answer)
+    return _TRAITS[answer]
+
+
+_TRAITS: Final[WeakKeyDictionary[BatteryAnswer, Tensor]] = WeakKeyDictionary()
+
+
+def _made_traits(answer: BatteryAnswer) -> Tensor:
     inputs, shape = answer.inputs, answer.output.shape[:-1]
     axes = torch.meshgrid(*(torch.arange(size) for size in shape), indexing="ij")
     flat = [axis.flatten() for axis in axes]

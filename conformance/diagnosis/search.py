@@ -15,7 +15,7 @@ from ..declare.declaration import Declaration
 from ..oracle.comparison import GROSS
 from ..problems.inputs import Inputs
 from ..tolerance import model
-from .agreement import BatteryAnswer
+from .agreement import BatteryAnswer, RowComparison
 from .conditions import plainness
 from .mistaken_answer import (
     ActedAnswers,
@@ -80,11 +80,13 @@ class MistakeSearch:
         self._judged: dict[int, int] = {}
         self._explained: dict[int, int] = {}
         self._logits = 0  # of all problems acted out so far
+        self._compared = RowComparison(subject, self.acted)
         if earlier is not None:
             self._take_over(earlier)
 
     def among(self, mistakes: Sequence[NamedMistake]) -> MistakeSearch:
         """The search among other mistakes, which must outlive it, for what explains the answers."""
+        _ = self._narrowing  # rows are compared once for all searches among these answers
         other = copy(self)
         other.mistakes = self._possible(mistakes)
         return other
@@ -120,8 +122,7 @@ class MistakeSearch:
         """
         if self.wrong.bit_count() < FEWEST_WRONG:
             return []
-        # Wrong ones first, and of sizes that tell much: what other searches have acted out on.
-        narrowing = Narrowing(self.subject, sorted(self._given, key=_telling), self.acted)
+        narrowing = self._narrowing
         plainest = sorted(self.mistakes, key=lambda one: len(one.sentence))
         likely = (one for one in plainest if narrowing.explains_wrong(one))
         narrowed: dict[str, Narrowed] = {}
@@ -138,6 +139,14 @@ class MistakeSearch:
             alike = (one for one in narrowed.values() if one.literals == chosen[0].literals)
             chosen = [next(alike)]
         return chosen
+
+    @cached_property
+    def _narrowing(self) -> Narrowing:
+        """The rows of the answers: wrong ones first, and of sizes that tell much.
+
+        That is what other searches have acted out on.
+        """
+        return Narrowing(sorted(self._given, key=_telling), self._compared)
 
     def pairs(self) -> list[Combination]:
         """Pairs that explain every answer, with a mistake that explains the plainest one alone."""
@@ -250,6 +259,7 @@ class MistakeSearch:
 
     def _take_over(self, earlier: MistakeSearch) -> None:
         """Remember the verdicts of another search on those answers that it shares."""
+        self._compared = earlier._compared
         places = {answer: index for index, answer in enumerate(self.observed)}
         moved = [(i, places[one]) for i, one in enumerate(earlier.observed) if one in places]
         for before, now in (

@@ -7,6 +7,7 @@ from examples import BARE_FLOAT32, core, problem
 from torch import Tensor
 
 from conformance.clauses.subject import Subject
+from conformance.diagnosis.agreement import RowComparison
 from conformance.diagnosis.battery import Observation
 from conformance.diagnosis.conditions import FINER, size_limit
 from conformance.diagnosis.mistaken_answer import DiagnosedSubject, acted_answers
@@ -28,9 +29,9 @@ def test_what_takes_more_conditions_than_asked_for_ends_early() -> None:
     unscaled = next(one for one in named_mistakes() if one.name == "scale-missing")
 
     def learnt(most: int) -> tuple[tuple[str, ...] | None, int]:
-        narrowing = Narrowing(subject, observed, acted_answers(subject))
-        narrowed = narrowing.narrowed(unscaled, most)
-        read = len(narrowing._agreeing)
+        compared = RowComparison(subject, acted_answers(subject))
+        narrowed = Narrowing(observed, compared).narrowed(unscaled, most)
+        read = len(compared._agreeing)
         return (None if narrowed is None else tuple(one.words for one in narrowed.literals)), read
 
     whole = ("for heads of odd index",), len(observed)

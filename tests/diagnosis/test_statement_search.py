@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from examples import BARE_FLOAT32, CLAUSES, core, problem
 from torch import Tensor
 
+from candidates.eager import EagerCore
 from conformance.base.mistake import UNKNOWN
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import Diagnostician, diagnose
@@ -77,3 +80,22 @@ def test_what_one_key_with_a_mask_refutes_is_not_said() -> None:
     )
     (entry,) = diagnose(Subject(candidate, "float32"))
     assert entry["name"] == UNKNOWN
+
+
+RIGHT = EagerCore()
+
+
+def test_a_condition_is_learnt_before_much_is_read() -> None:
+    """A known mistake under one condition: one answer is read, and few are asked for."""
+
+    def reversed_items(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+        if options.get("window") is not None:
+            key, value = key.flip(0), value.flip(0)
+        return RIGHT(query, key, value, **options)
+
+    diagnostician = Diagnostician(Subject(core(reversed_items), "float32"))
+    (entry,) = diagnostician.explain()
+    assert entry["name"] == "items-reversed"
+    assert entry["text"].endswith("(only with a window)")
+    assert len(diagnostician._reader._said) == 1
+    assert "whole" not in vars(diagnostician._observation)
