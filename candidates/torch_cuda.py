@@ -1,8 +1,9 @@
 """Torch's attention kernels for CUDA: flash, memory-efficient, cuDNN, and flex_attention compiled.
 
 ``conformance check candidates`` has them where torch sees CUDA. What each refuses is declared: head
-sizes that are no multiple of 8, masks, other lengths under the causal rule (torch 2.13,
-aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). ``benchmarks/gpu.md`` says how to run them.
+sizes that are no multiple of 8, masks, other lengths under the causal rule, channels that do not
+lie beside each other (torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). What each
+does wrong is an expected failure. ``benchmarks/gpu.md`` says how to run them, and what was seen.
 """
 
 from __future__ import annotations
@@ -16,7 +17,22 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import conformance
+from conformance import ExpectedFailure
 
+NO_QUERIES: Final = ExpectedFailure(
+    clause="shape.empty-query",
+    kind="raised",
+    reason="fused kernels refuse a length of zero; torch's own choice goes elsewhere",
+)
+MISALIGNED: Final = tuple(
+    ExpectedFailure(
+        clause=clause,
+        kind="crashed",
+        reason="an input that does not begin at a multiple of 16 bytes ends every later call "
+        "with 'misaligned address' (pytorch#183484, of the memory-efficient kernel)",
+    )
+    for clause in ("numerics.options", "gradients.options", "gradients.strided")
+)
 ALIGNED: Final[dict[str, Any]] = {
     "head_size": [8, 16, 24, 32, 64, 128],
     "value_head_size": "head_size",
@@ -26,7 +42,10 @@ FUSED: Final[dict[str, Any]] = {
     "devices": ["cuda"],
     "scores": "fused",
     "empty_rows": "any",
+    "strides": "contiguous",
 }
+# Its backward pass keeps the weights in the dtype of the inputs.
+EFFICIENT: Final = {**FUSED, "scores": "eager"}
 HALVES: Final = ["float16", "bfloat16"]
 
 
@@ -55,14 +74,25 @@ def _attend(
         )
 
 
-@conformance.core(features=["scale", "gqa"], dtypes=HALVES, geometry=ALIGNED, **FUSED)
+@conformance.core(
+    features=["scale", "gqa"],
+    dtypes=HALVES,
+    geometry=ALIGNED,
+    expected_failures=[NO_QUERIES, *MISALIGNED],
+    **FUSED,
+)
 def torch_cuda_flash(query: Tensor, key: Tensor, value: Tensor, **use: Any) -> Tensor:
     """FlashAttention 2 without a mask."""
     return _attend(SDPBackend.FLASH_ATTENTION, query, key, value, **use)
 
 
 @conformance.core(
-    features=["scale", "gqa"], dtypes=HALVES, geometry=SQUARE, causal="top-left", **FUSED
+    features=["scale", "gqa"],
+    dtypes=HALVES,
+    geometry=SQUARE,
+    causal="top-left",
+    expected_failures=[NO_QUERIES, *MISALIGNED],
+    **FUSED,
 )
 def torch_cuda_flash_causal(query: Tensor, key: Tensor, value: Tensor, **use: Any) -> Tensor:
     """FlashAttention 2 with its causal flag, which wants equal lengths."""
@@ -75,7 +105,8 @@ def torch_cuda_flash_causal(query: Tensor, key: Tensor, value: Tensor, **use: An
     geometry=ALIGNED,
     masks=["keep", "bias"],
     mask_shapes=["BHQK", "B1QK", "11QK"],
-    **FUSED,
+    expected_failures=[NO_QUERIES],
+    **EFFICIENT,
 )
 def torch_cuda_efficient(query: Tensor, key: Tensor, value: Tensor, **use: Any) -> Tensor:
     """The memory-efficient kernel with masks."""
@@ -88,14 +119,21 @@ def torch_cuda_efficient(query: Tensor, key: Tensor, value: Tensor, **use: Any) 
     geometry=ALIGNED,
     causal="top-left",
     memory="linear",
-    **FUSED,
+    expected_failures=[NO_QUERIES],
+    **EFFICIENT,
 )
 def torch_cuda_efficient_causal(query: Tensor, key: Tensor, value: Tensor, **use: Any) -> Tensor:
     """The memory-efficient kernel with its causal flag."""
     return _attend(SDPBackend.EFFICIENT_ATTENTION, query, key, value, **use)
 
 
-@conformance.core(features=["scale"], dtypes=HALVES, geometry=SQUARE, causal="top-left", **FUSED)
+@conformance.core(
+    features=["scale"],
+    dtypes=HALVES,
+    geometry={**SQUARE, "query_length": [2, 3, 4, 5, 7, 8, 16, 17, 33, 64, 65, 128, 130, 256]},
+    causal="top-left",
+    **FUSED,
+)
 def torch_cuda_cudnn(query: Tensor, key: Tensor, value: Tensor, **use: Any) -> Tensor:
     """The kernel of cuDNN, with its causal flag."""
     return _attend(SDPBackend.CUDNN_ATTENTION, query, key, value, **use)
@@ -109,6 +147,11 @@ def torch_cuda_cudnn(query: Tensor, key: Tensor, value: Tensor, **use: Any) -> T
 def torch_cuda_math(query: Tensor, key: Tensor, value: Tensor, **use: Any) -> Tensor:
     """Ordinary matrix products on the device."""
     return _attend(SDPBackend.MATH, query, key, value, **use)
+
+
+def _triangle(score: Tensor, _item: Tensor, _head: Tensor, row: Tensor, column: Tensor) -> Tensor:
+    """Top-left causality as a change of the scores; one function, or each call compiles anew."""
+    return torch.where(row >= column, score, -float("inf"))
 
 
 @cache
@@ -132,17 +175,11 @@ def torch_cuda_flex(
     query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False, scale: float | None = None
 ) -> Tensor:
     """flex_attention's generated kernel; causality is a change of the scores."""
-
-    def triangle(
-        score: Tensor, _item: Tensor, _head: Tensor, row: Tensor, column: Tensor
-    ) -> Tensor:
-        return torch.where(row >= column, score, -float("inf"))
-
     returned: Tensor = _flex()(
         query,
         key,
         value,
-        score_mod=triangle if causal else None,
+        score_mod=_triangle if causal else None,
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )

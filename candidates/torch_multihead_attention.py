@@ -61,7 +61,12 @@ def _load(attention: nn.MultiheadAttention, weights: ProjectionWeights) -> None:
 
 
 def _masks(
-    shape: tuple[int, int, int, int], drop: Tensor | None, bias: Tensor | None, *, causal: bool
+    shape: tuple[int, int, int, int],
+    drop: Tensor | None,
+    bias: Tensor | None,
+    *,
+    causal: bool,
+    device: torch.device,
 ) -> dict[str, Any]:
     """The module's own arguments for a four-dimensional mask and a causal flag.
 
@@ -72,11 +77,10 @@ def _masks(
     mask = drop if bias is None else bias
     if bias is not None and drop is not None:
         mask = bias.masked_fill(drop, float("-inf"))
-    triangle = torch.ones(shape[2:], dtype=torch.bool).triu(1) if causal else None
+    triangle = torch.ones(shape[2:], dtype=torch.bool, device=device).triu(1) if causal else None
     if mask is None:
         return {} if triangle is None else {"attn_mask": triangle, "is_causal": True}
     if triangle is not None:
-        triangle = triangle.to(mask.device)
         mask = mask | triangle if bias is None else mask.masked_fill(triangle, float("-inf"))
     elif mask.shape[:3] == (shape[0], 1, 1):
         return {"key_padding_mask": mask[:, 0, 0]}
@@ -106,7 +110,7 @@ class _Declared(nn.Module):
         dropout: float | None = None,
     ) -> Any:
         shape = (query.shape[0], self.attention.num_heads, query.shape[1], key.shape[1])
-        masks = _masks(shape, drop, bias, causal=causal)
+        masks = _masks(shape, drop, bias, causal=causal, device=query.device)
         if dropout is None:
             output, weights = self._attend(query, key, value, masks, asked=return_weights)
         else:

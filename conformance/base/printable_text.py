@@ -119,9 +119,14 @@ def traceback_text(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """What an exception says, notes included; "" where it cannot even say that."""
+    """What an exception says, notes included; "" where it cannot even say that.
+
+    Of what torch says of an error of CUDA the first sentence: general advice follows.
+    """
     try:
-        return "\n".join([str(error), *getattr(error, "__notes__", ())])
+        own = str(error)
+        said = own.partition("\n")[0] if own.startswith("CUDA error: ") else own
+        return "\n".join([said, *getattr(error, "__notes__", ())])
     except Exception:  # noqa: BLE001 (an exception of the candidate's own may not even print)
         return ""
 

@@ -44,6 +44,11 @@ WRONG_ANSWERS: Final = ("value", "shape", "finite")
 SITE: Final = "site"
 
 
+def absent_device(name: str) -> str:
+    """How the reason of a clause begins that is not applicable for want of a device."""
+    return f"the device {name} is not here"
+
+
 @dataclass(frozen=True, eq=False)  # the classes made of it say what makes them equal
 class Replaceable:
     """A frozen dataclass that gives copies of itself."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from .._golden import golden
 from ..adapters.trial import is_in_dtype, put_in_dtype
+from ..base.results import absent_device
 from ..declare.candidate import Candidate
 
 CPU: Final = "cpu"
@@ -48,7 +49,7 @@ def why_unusable(candidate: Candidate, device: str) -> str:
     """Why a candidate cannot be judged on a device, or ""."""
     reason = why_absent(device)
     if reason:
-        return f"the device {device} is not here: {reason}"
+        return f"{absent_device(device)}: {reason}"
     if device == "cpu":
         return ""
     if candidate.graph is not None:

@@ -127,6 +127,13 @@ def dynamic_length(subject: Subject, problem: Problem) -> Finding:
     if violation is not None:
         return Finding(violation=violation)
     subject.answer(inputs)
+    if _is_placed(subject):  # it is to run: what tokens answer depends on where they stand
+        graph = graph_of(subject.candidate)
+        longer = [_longer(subject, inputs, f) for f in _lengths(subject) if is_dynamic(graph, f)]
+        longer = [one for one in longer if admits_lengths(subject.candidate, one.geometry)]
+        for one in longer:
+            subject.answer(one)
+        return Finding(binding=bool(longer))
     other, view = _other_lengths(subject, inputs)
     if other.geometry == inputs.geometry or not admits_lengths(subject.candidate, other.geometry):
         return Finding(binding=False)
@@ -137,6 +144,16 @@ def dynamic_length(subject: Subject, problem: Problem) -> Finding:
 
 def _lengths(subject: Subject) -> tuple[str, ...]:
     return LENGTHS if can_cross(subject.candidate) else ("query_length",)
+
+
+def _is_placed(subject: Subject) -> bool:
+    """Whether tokens may answer otherwise among another number of them, with reason.
+
+    Under a causal rule those at the end can go, if it is known how positions are counted.
+    """
+    declared = subject.declaration
+    cut = declared.always_causal and declared.positions_known
+    return declared.position is not None and not cut
 
 
 def _baked(subject: Subject, inputs: Inputs, field: str) -> Violation | None:
@@ -198,8 +215,6 @@ def _other_lengths(subject: Subject, inputs: Inputs) -> tuple[Inputs, View]:
     causal rule tokens are cut off at the end.
     """
     declared, sizes = subject.declaration, inputs.geometry
-    if declared.position is not None:
-        return inputs, unchanged
     if declared.always_causal:
         return _shortened(subject, inputs)
     graph = graph_of(subject.candidate)

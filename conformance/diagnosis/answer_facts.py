@@ -1,16 +1,16 @@
-"""What is true of answers: whether chance or earlier calls decide them, and where they go wrong."""
+"""What is true of answers: whether chance or a device's streams decide them, where they err."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from ..base.mistake import NO_MISTAKE, UNKNOWN
-from ..calls.calling import CandidateFailure
-from ..calls.devices import forked_random, seed_random
+from ..calls.calling import CandidateFailure, Forward
+from ..calls.devices import CPU, forked_random, kind_of, seed_random, synchronise
 from ..clauses.modules import COUNTED, equal_tokens, shares_of
 from ..clauses.subject import Subject
 from ..oracle.comparison import AXES
@@ -39,6 +39,9 @@ _FIX: Final = (
     "drop nothing unless a call asks for it: dropout_p=self.dropout if self.training else 0.0"
 )
 _SEEDS: Final = (1, 1, 2)
+UNORDERED: Final = "streams-not-ordered"
+# How often a call must be right when its device is waited for, before its streams are blamed.
+_TIMES: Final = 4
 
 
 def unknown_entry(
@@ -265,6 +268,48 @@ def _values_of_one(
     return [f"values that are all one become {in_digits(least)} to {in_digits(most)}"]
 
 
+def on_device_alone(
+    subject: Subject, entries: list[dict[str, Any]], problem: Problem | None
+) -> list[dict[str, Any]]:
+    """The entries of a failure; each says so where the same call is answered rightly on the CPU."""
+    declared = subject.candidate.declared_on or subject.declaration.devices
+    kinds = {kind_of(name) for name in declared}
+    if problem is None or kind_of(subject.device) == CPU or CPU not in kinds:
+        return entries
+    there, here = (
+        answer_to(one, one.inputs(problem.replace(device=one.device)))
+        for one in (subject, Subject(subject.candidate, subject.dtype, CPU, sealed=subject.sealed))
+    )
+    if there is None or here is None or there.margin <= 1.0 or here.margin > 1.0:
+        return entries
+    alone = f"on {subject.device} alone: on the CPU this call is answered rightly"
+    return [{**entry, "text": f"{entry['text']}; {alone}"} for entry in entries]
+
+
+class Chance:
+    """Finds what chance decides in answers: when a device's streams work, or random numbers."""
+
+    def __init__(self) -> None:
+        self._unordered: set[Subject] = set()
+        self._random: dict[Subject, dict[str, Any] | None] = {}
+
+    def entry(
+        self, subject: Subject, problem: Problem, fails: Callable[[Subject], bool]
+    ) -> dict[str, Any] | None:
+        """The report's entry, None where chance decides nothing.
+
+        ``fails`` asks a subject the failing problem. Random numbers are looked for once.
+        """
+        unordered = unordered_entry(subject, fails, proven=subject in self._unordered)
+        if unordered is not None:
+            self._unordered.add(subject)
+            return unordered
+        if subject not in self._random:
+            self._random[subject] = None
+            self._random[subject] = random_entry(subject, problem)
+        return self._random[subject]
+
+
 def random_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
     """What makes a candidate answer at random, None where torch's seed decides nothing.
 
@@ -284,6 +329,64 @@ def random_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
                 dropped = _dropped(subject, inputs, answer) if inputs in counted else ""
                 return _entry(dropped)
     return None
+
+
+class Waiting(Subject):
+    """A subject whose device is waited for before or after each call, or both."""
+
+    def __init__(self, subject: Subject, *, before: bool, after: bool) -> None:
+        vars(self).update(vars(subject))
+        self.before, self.after = before, after
+
+    def forward(self, inputs: Inputs) -> Forward:
+        """The candidate's own, between two moments at which its device has nothing left to do."""
+        own = super().forward(inputs)
+
+        def waiting(*positional: Any, **keywords: Any) -> Any:
+            if self.before:
+                synchronise(self.device)
+            returned = own(*positional, **keywords)
+            if self.after:
+                synchronise(self.device)
+            return returned
+
+        return waiting
+
+
+def unordered_entry(
+    subject: Subject, fails: Callable[[Subject], bool], *, proven: bool
+) -> dict[str, Any] | None:
+    """What is said of answers that are wrong unless their device is waited for; None for others.
+
+    ``fails`` asks a subject the failing problem. That must fail again, unless such a failure of the
+    candidate is ``proven`` already: whether work comes too late is chance.
+    """
+    if kind_of(subject.device) == CPU:
+        return None
+
+    def right(*, before: bool, after: bool) -> bool:
+        waiting = Waiting(subject, before=before, after=after)
+        return not any(fails(waiting) for _ in range(_TIMES))
+
+    again = proven or any(fails(subject) for _ in range(_TIMES))
+    if not again or not right(before=True, after=True):
+        return None
+    stream = f"torch.{kind_of(subject.device)}.current_stream()"
+    if right(before=True, after=False):
+        what = "its work starts before its inputs are there, on a stream that does not wait for"
+    elif right(before=False, after=True):
+        what = (
+            "its answer is read before it is there: the stream that computes it is not awaited by"
+        )
+    else:
+        what = "its work runs on a stream that neither waits for, nor is awaited by,"
+    return {
+        "name": UNORDERED,
+        "text": f"{what} the current one; where the device is waited for the answer is right",
+        "fix": f"work on {stream}, or order the two streams: other.wait_stream(current) before the "
+        "work, current.wait_stream(other) after it",
+        "confidence": 1.0,
+    }
 
 
 def _entry(dropped: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ..clauses.subject import Subject
 from ..oracle.comparison import GROSS
 from ..problems.problem import Problem
 from .agreement import BatteryAnswer, fails_alike
-from .answer_facts import repeats, unknown_entry
+from .answer_facts import on_device_alone, repeats, unknown_entry
 from .backward import BackwardDiagnostician
 from .battery import Observation, answer_to, answers_near, answers_to_pairs, plain_problem
 from .conditions import plainness
@@ -45,6 +45,8 @@ MOST_REPORTED: Final = 6
 # The clauses that judge returned weights whatever the problem asks for, and their gradient.
 RETURNS_WEIGHTS: Final = ("shape.weights",)
 OF_WEIGHTS: Final = "gradients.weights"
+# The clause that compares the answers of two devices.
+ACROSS_DEVICES: Final = "device.matches-cpu"
 # Failing problems whose neighbours are searched for what explains them.
 MOST_SEARCHES: Final = 2
 
@@ -106,6 +108,7 @@ class Diagnostician:
             return entries
         if clause is not None and clause.family == "gradients" and not self._anything_wrong:
             return entries  # the answers are right, and so are the weights
+        entries = on_device_alone(self.subject, entries, problem)
         return self._illustrator.illustrated(self._located(entries, problem), problem)
 
     def _explained(self, clause: Clause | None, problem: Problem | None) -> list[dict[str, Any]]:
@@ -423,9 +426,14 @@ class Diagnostician:
         return shared_confidence([one.entry for one in self._breaking(clause, problem)])
 
     def _breaking(self, clause: Clause, problem: Problem) -> Iterator[Explanation]:
-        """The explanations that make a clause fail on a problem when they are acted out."""
+        """The explanations that make a clause fail on a problem when they are acted out.
+
+        Every one makes answers on this device differ from right ones on another.
+        """
         for one in self.explanations:
-            if one.made:
+            if clause.id == ACROSS_DEVICES:
+                yield one
+            elif one.made:
                 alike = fails_alike(self.subject, one.made, clause, problem)
                 if alike or self._makes_each_answer(one.made, clause, problem):
                     yield one

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..base.mistake import UNKNOWN
 from ..calls.calling import CandidateFailure, arguments, guarded
+from ..calls.devices import taken
 from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
 from ..errors import UsageError
@@ -86,7 +87,7 @@ def keeps_state(subject: Subject, problem: Problem) -> bool:
         return False
     if first.shape != second.shape or first.shape != inputs.output_shape:
         return False
-    apart = (first.double() - second.double()).abs()
+    apart = (taken(first).double() - taken(second).double()).abs()
     return bool((apart > subject.golden(inputs).bound).any())
 
 

@@ -182,7 +182,8 @@ def _repeated(graph: ModelGraph, name: str, here: Edge) -> Edge | None:
 def _axes_of(graph: ModelGraph, node: Node) -> list[int]:
     """The axes that an ``Unsqueeze`` adds, before opset 13 an attribute."""
     numbers = graph.numbers(node.input[1]) if len(node.input) > 1 else None
-    axes = attributes(node).get("axes", ()) if numbers is None else numbers
+    # One axis may be a number: torch's exporter writes it so.
+    axes = attributes(node).get("axes", ()) if numbers is None else numbers.reshape(-1)
     return [int(axis) for axis in axes]
 
 

@@ -29,7 +29,7 @@ from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
 from ..declare.declaration import WHOLE_MODEL
 from ..diagnosis import Diagnostician
-from ..diagnosis.answer_facts import lost_search_entry, random_entry, unnamed_entry
+from ..diagnosis.answer_facts import UNORDERED, Chance, lost_search_entry, unnamed_entry
 from ..diagnosis.exports.blame import Blamer
 from ..diagnosis.mistakes import named_mistakes
 from ..diagnosis.ranks import diagnostician
@@ -92,7 +92,7 @@ class CandidateRun:
         self._reduced: dict[Problem, None] = {}  # in order, each once
         self._subjects: dict[tuple[str, str], Subject] = {}
         self._diagnosticians: dict[Subject, Diagnostician] = {}
-        self._random: dict[Subject, dict[str, Any] | None] = {}
+        self._chance = Chance()
         self._lost: dict[Subject, dict[str, Any]] = {}
         self._blamers: dict[Subject, Blamer] = {}
         # Clauses that were laid aside: their problems, those that are left, and the counts so far.
@@ -110,7 +110,7 @@ class CandidateRun:
         self.pool = self._pool()
         self._subjects.clear()
         self._diagnosticians.clear()
-        self._random.clear()
+        self._chance = Chance()
         self._lost.clear()
         self._blamers.clear()
         self._aside.clear()
@@ -308,9 +308,9 @@ class CandidateRun:
 
     def _reduced_result(self, failure: _Failure, clause_run: ClauseRun) -> ClauseResult:
         clause, subject, kind = failure.clause, failure.subject, failure.violation.kind
-        random = self._randomness(subject, failure.problem) if kind in WRONG_ANSWERS else None
-        if random is not None and not clause.of_repetition:
-            return _random_failure(failure, random)
+        chance = self._of_chance(failure) if kind in WRONG_ANSWERS else None
+        if chance is not None and chance["name"] != UNORDERED and not clause.of_repetition:
+            return _random_failure(failure, chance)
         tries = int(self.reductions_left * SHARE_OF_ONE_CLAUSE)
         ends_ranks = kind == "raised" and self.candidate.declaration.ranks is not None
         tally = Tally(examples=failure.result.examples)
@@ -335,8 +335,8 @@ class CandidateRun:
         violation = _with_scale_error(smallest.violation, failure.violation)
         in_time = not clause_run.is_over
         diagnosis: list[dict[str, Any]] = []
-        if random is not None:
-            diagnosis = [random]
+        if chance is not None:
+            diagnosis = [chance]
         elif self._is_diagnosed(clause, kind, subject) and in_time:
             diagnosis = self._diagnosis(subject, clause, smallest.problem, clause_run)
         return failure.result.replace(
@@ -357,19 +357,22 @@ class CandidateRun:
         plain = kind in WRONG_ANSWERS and self.candidate.eager is None
         return plain and (clause.explained or first)
 
-    def _randomness(self, subject: Subject, problem: Problem) -> dict[str, Any] | None:
-        """The diagnosis of a candidate that answers at random, searched once; None for others.
+    def _of_chance(self, failure: _Failure) -> dict[str, Any] | None:
+        """The diagnosis of a candidate whose answers chance decides; None for others.
 
-        Laws that compare two random answers would blame whatever differs between the two calls:
-        where this search ends with an error of ours, no other is made.
+        Laws that compare two such answers would blame whatever differs between the two calls: where
+        this search ends with an error of ours, no other is made.
         """
-        if subject not in self._random:
-            self._random[subject] = None
-            try:
-                self._random[subject] = random_entry(subject, problem)
-            except Exception as error:  # noqa: BLE001 (a verdict stands though its cause stays unknown)
-                self._lost[subject] = lost_search_entry(_fault(error))
-        return self._random[subject]
+        clause, subject, problem = failure.clause, failure.subject, failure.problem
+
+        def fails(asked: Subject) -> bool:
+            return examine(clause, asked, problem).violation is not None
+
+        try:
+            return self._chance.entry(subject, problem, fails)
+        except Exception as error:  # noqa: BLE001 (a verdict stands though its cause stays unknown)
+            self._lost[subject] = lost_search_entry(_fault(error))
+            return None
 
     def _diagnosis(
         self, subject: Subject, clause: Clause, problem: Problem, clause_run: ClauseRun

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from ..base.expected import ExpectedFailure, parse, read_text
 from ..base.limits import today as clock_today
-from ..base.results import ClauseResult
+from ..base.results import ClauseResult, absent_device
 from ..errors import UsageError
 from .order import matching, suggestion
 
@@ -324,6 +324,8 @@ def _why_unanswered(entry: ExpectedFailure, runs: Sequence[ClauseResult]) -> str
         return f"no clause that it covers was run{dtype}{device}"
     if any(result.status in _NOT_STALE for result in runs):
         return ""
+    if any(result.reason.startswith(absent_device(result.device)) for result in runs):
+        return ""  # it may be answered where that device is
     if all(result.status == "not-applicable" for result in runs):
         return f"the clause is not applicable: {runs[0].reason}"
     return "nothing that it covers failed"

@@ -35,6 +35,8 @@ _TOGETHER: Final = {
     "hung": "no-answer",
     SITE: "one-attention",
 }
+# The clause whose inputs are not finite.
+_OF_NON_FINITE_INPUTS: Final = "mask.no-leak-nonfinite"
 # What to change where a clause that no other way to compute attention explains has failed.
 _FIXES_OF_CLAUSES: Final = {
     "state.dropout": (
@@ -54,6 +56,18 @@ _OTHER_REFUSAL: Final = (
     "compare sizes and dtypes before they are used, and raise where they do not fit; some "
     "kernels, such as torch's fused attention on CPUs, do not compare keys with values"
 )
+# The same, where the sentence of the violation has some words.
+_FIXES_OF_TEXTS: Final = {
+    "on the same device": (
+        "make masks, positions and constants where the inputs are: device=query.device; those of a "
+        "module are buffers (register_buffer), which move with it"
+    ),
+    "the output is on the device": "return the answer on the device of the query",
+    "broke its device": (
+        "find the kernel that reads or writes where it must not: CUDA_LAUNCH_BLOCKING=1 makes its "
+        "own call raise, and compute-sanitizer names it"
+    ),
+}
 
 
 def causes_of(clauses: Iterable[ClauseEntry]) -> list[CauseEntry]:
@@ -153,6 +167,8 @@ def _kind_of_cause(clause: ClauseEntry) -> tuple[str, str]:
     kind, message = str(violation.get("kind")), str(violation.get("message"))
     if kind == "raised":
         return kind, message.rpartition(" (")[2]
+    if clause["id"] == _OF_NON_FINITE_INPUTS:  # that an answer is not finite is no wonder there
+        return "clause", clause["id"]
     if kind in ("shape", "dtype"):  # "the output has shape ...": of one tensor
         return kind, message.partition(f" has {kind} ")[0]
     return (kind, "") if kind in _TOGETHER else ("clause", clause["id"])
@@ -173,7 +189,8 @@ def _unnamed(own: Sequence[ClauseEntry]) -> CauseEntry:
     if kind == "not-raised":
         fix = _FIXES_OF_REFUSALS.get(name, _OTHER_REFUSAL)
     else:
-        fix = _FIXES_OF_CLAUSES.get(name, "")
+        said = (fix for words, fix in _FIXES_OF_TEXTS.items() if words in text)
+        fix = next(said, "") or _FIXES_OF_CLAUSES.get(name, "")
     return _cause(name, {"text": text, "fix": fix, "confidence": 1.0}, own)
 
 

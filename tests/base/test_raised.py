@@ -102,3 +102,15 @@ def test_long_ways_end_with_the_last_calls() -> None:
     way = traceback_text(caught(lambda: recurse(200)))
     assert len(way) <= LONGEST
     assert way.splitlines()[-1].endswith("in recurse: raise ValueError")
+
+
+def test_of_an_error_of_cuda_the_first_sentence_is_said() -> None:
+    """Torch adds the same advice to each: where to search, and how to compile torch."""
+
+    def fail() -> None:
+        said = "CUDA error: misaligned address\nSearch for `cudaErrorMisalignedAddress' in https://"
+        raise RuntimeError(said)
+
+    words = raised_text(caught(fail))
+    assert words.startswith("raised RuntimeError: CUDA error: misaligned address (")
+    assert "Search" not in words

@@ -14,7 +14,11 @@ import pytest
 from conformance.__main__ import run
 
 TARGET: Final = str(fake_device.HERE / "candidates.py")
-ONLY: Final = ("--only", "device.*", "--only", "shape.output", "--only", "numerics.golden")
+ACTED: Final = str(fake_device.HERE / "acted.py")
+ONLY: Final = (
+    *("--only", "device.*", "--only", "shape.output", "--only", "numerics.golden"),
+    *("--only", "mask.single-key"),
+)
 BROKEN: Final = ("--only", "shape.output", "--only", "shape.strided", "--only", "numerics.golden")
 QUICK: Final = ("--profile", "quick", *ONLY)
 NOTHING: Final[frozenset[str]] = frozenset()
@@ -22,6 +26,7 @@ UNUSABLE: Final = frozenset(
     {
         "shape.output",
         "numerics.golden",
+        "mask.single-key",
         "device.matches-cpu",
         "device.deterministic",
         "device.stream",
@@ -35,6 +40,7 @@ FAILED: Final = {
     "answers_on_the_cpu": UNUSABLE,
     "forgets_a_constant": {"shape.output"},  # it answers no call there: one clause tells
     "other_on_the_device": {"numerics.golden", "device.matches-cpu"},
+    "mask-fill-1e4": {"mask.single-key"},
     "on_the_default_stream": {"device.stream"},
     "other_bits_each_time": {"device.deterministic"},
     "decided_at_capture": {"device.graph-capture"},
@@ -59,7 +65,8 @@ def checked(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checked")
     with pytest.MonkeyPatch.context() as patch:
         prepare(patch, folder, library)
-        assert run(["check", TARGET, "--device", "fake", *QUICK, "--json", "out.json"]) == 1
+        words = [TARGET, ACTED, "--device", "fake", *QUICK, "--json", "out.json"]
+        assert run(["check", *words]) == 1
     return folder
 
 
@@ -120,6 +127,61 @@ def test_a_misplaced_tensor_is_told(checked: Path, name: str, slug: str, message
     assert message in next(c["reason"] for c in clauses if c["id"] == slug)
 
 
+def causes(path: Path, name: str) -> dict[str, Report]:
+    """The causes of a candidate by name."""
+    return {cause["name"]: cause for cause in candidates(path)[name]["causes"]}
+
+
+def test_work_that_does_not_wait_is_told(checked: Path) -> None:
+    """What waiting for the device mends is put down to streams, with what orders them."""
+    (cause,) = causes(checked / "out.json", "on_the_default_stream").values()
+    assert cause["name"] == "streams-not-ordered"
+    assert cause["text"].startswith("its work starts before its inputs are there")
+    assert "torch.fake.current_stream()" in cause["fix"]
+    assert "streams-not-ordered" not in causes(checked / "out.json", "other_bits_each_time")
+
+
+def test_what_is_wrong_on_the_device_alone_is_told(checked: Path) -> None:
+    """One cause, which the difference from the CPU joins; what errs on both is no device's."""
+    (cause,) = causes(checked / "out.json", "other_on_the_device").values()
+    alone = "; on fake:0 alone: on the CPU this call is answered rightly"
+    assert cause["text"].endswith(alone)
+    assert cause["name"] == "scale-off"
+    assert "device.matches-cpu" in cause["clauses"]
+    (cause,) = causes(checked / "out.json", "mask-fill-1e4").values()
+    assert cause["name"] == "mask-fill-1e4"
+    assert alone not in cause["text"]
+
+
+def test_a_misplaced_tensor_has_a_fix(checked: Path) -> None:
+    """What to change where a tensor lies on another device."""
+    (answer,) = causes(checked / "out.json", "answers_on_the_cpu").values()
+    assert answer["fix"] == "return the answer on the device of the query"
+    (constant,) = causes(checked / "out.json", "forgets_a_constant").values()
+    assert "device=query.device" in constant["fix"]
+
+
+STATE: Final = """
+from fake_device import candidates
+from conformance.clauses.subject import Subject
+from conformance.diagnosis.battery import plain_problem
+from conformance.diagnosis.earlier_calls import keeps_state
+for one in (candidates.right, candidates.other_bits_each_time):
+    subject = Subject(one, "float32", "fake:0")
+    print(keeps_state(subject, plain_problem(subject)))
+"""
+
+
+@pytest.mark.usefixtures("there")
+def test_second_calls_are_compared_on_a_device() -> None:
+    """Answers of the device meet bounds on the CPU: a last bit is no state."""
+    start = f"import sys; sys.path.insert(0, {str(fake_device.HERE.parent)!r})\n"
+    done = subprocess.run(
+        [sys.executable, "-c", start + STATE], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["False", "False"], done.stderr
+
+
 def test_who_answers_no_call_on_the_device_is_told_once(checked: Path) -> None:
     """What raises in every call there fails one clause; the others name it, and the device."""
     clauses = candidates(checked / "out.json")["forgets_a_constant"]["clauses"]
@@ -175,5 +237,7 @@ def test_a_broken_device_is_left(there: Path) -> None:
     (entry,) = candidates(path).values()
     clauses = {clause["id"]: clause for clause in entry["clauses"]}
     assert clauses["shape.strided"]["violation"]["kind"] == "crashed"
-    assert "the device fake:0 does not answer any more" in clauses["shape.strided"]["reason"]
+    said = "the candidate broke its device: fake:0 does not answer any more (fake error: "
+    assert clauses["shape.strided"]["reason"].startswith(said)
+    assert "compute-sanitizer" in entry["causes"][0]["fix"]
     assert clauses["shape.output"]["status"] == clauses["numerics.golden"]["status"] == "passed"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from examples import CLAUSES, run_clause
 from exported import Altered, Outputs, Plan, Run, opened
 
+from conformance import Semantics
 from conformance.clauses.export_dynamic import declared_axes, is_dynamic
 from conformance.graphs.process import Feeds, Setting
 
@@ -90,6 +92,32 @@ def test_an_answer_that_depends_on_a_length(tmp_path: Path, name: str) -> None:
     result = run_clause(opened(tmp_path, Plan(), process=lambda path: Altered(path, alter)), LENGTH)
     assert result.status == "failed"
     assert "among another number of them" in result.reason
+
+
+CAUSAL_AND_TURNED: dict[str, Any] = {
+    "causal": "bottom-right",
+    "always_causal": True,
+    "semantics": Semantics(rotary="halves"),
+}
+
+
+@pytest.mark.parametrize("promises", [{"position": "relative"}, CAUSAL_AND_TURNED])
+def test_positions_leave_no_graph_untested(tmp_path: Path, promises: dict[str, Any]) -> None:
+    """One with positions runs at other lengths; a causal one answers first tokens the same."""
+
+    def own(feeds: Feeds, _setting: Setting, _run: Run) -> Outputs:
+        return {"output": np.repeat(feeds["query"][..., :1], 8, axis=-1)}
+
+    def baked(feeds: Feeds, setting: Setting, run: Run) -> Outputs:
+        length = feeds["query"].shape[1]
+        return {"output": own(feeds, setting, run)["output"] * np.float32(1 + 0.001 * length)}
+
+    right = opened(tmp_path, Plan(), process=lambda path: Altered(path, own), **promises)
+    result = run_clause(right, LENGTH, examples=20)
+    assert (result.status, result.binding > 0) == ("passed", True), result.reason
+    if promises is CAUSAL_AND_TURNED:
+        wrong = opened(tmp_path, Plan(), process=lambda path: Altered(path, baked), **promises)
+        assert run_clause(wrong, LENGTH).status == "failed"
 
 
 def test_lengths_that_must_be_equal(tmp_path: Path) -> None:

@@ -76,8 +76,8 @@ def test_wrong_candidate_fails_with_everything_needed() -> None:
 @pytest.mark.parametrize(
     ("place", "error"),
     [
-        ("Diagnostician.explain", OverflowError("too large\nfor anything")),
-        ("random_entry", MemoryError()),
+        ("running.runner.Diagnostician.explain", OverflowError("too large\nfor anything")),
+        ("diagnosis.answer_facts.random_entry", MemoryError()),
     ],
 )
 def test_an_error_of_a_diagnosis_leaves_the_failure(
@@ -88,7 +88,7 @@ def test_an_error_of_a_diagnosis_leaves_the_failure(
     def broken(*_arguments: object) -> None:
         raise error
 
-    monkeypatch.setattr(f"conformance.running.runner.{place}", broken)
+    monkeypatch.setattr(f"conformance.{place}", broken)
     data = run_clause(plain(wrong_scale), "numerics.scale", explain=True).as_json()
     assert (data["status"], data["violation"]["kind"]) == ("failed", "value")
     assert data["counterexample"]["problem"]["geometry"]["batch"] == 1

@@ -120,6 +120,10 @@ FRESH: dict[str, tuple[ExpectedFailure, list[ClauseResult]]] = {
     "another failure, which is red itself": (expected(), [result("failed")]),
     "an unexpected pass, which is red itself": (expected(), [result("unexpected-pass")]),
     "untestable": (expected(), [result("untestable")]),
+    "of a device that is not here": (
+        expected(),
+        [result("not-applicable", reason="the device cpu is not here: it is elsewhere")],
+    ),
 }
 
 

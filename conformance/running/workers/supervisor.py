@@ -30,7 +30,7 @@ from ..clause_run import PlannedClause, Progress
 from ..isolation.zygote import new_client
 from .messages import Event, Inbox, Loaded, Order, Ready, RunOptions
 from .usage import MemoryLimit, Patience, process_state
-from .worker import ALIVE, SAFE_PATH, SAFE_PATH_BY_US, serve
+from .worker import ALIVE, BROKEN_DEVICE, SAFE_PATH, SAFE_PATH_BY_US, serve
 
 DEFAULT_TIMEOUT: Final = 30.0
 _AFTER_A_HANG: Final = 5.0
@@ -356,7 +356,11 @@ class Supervisor:
             process.join(_FAREWELL)
         status = None if process is None else process.exitcode
         self._kill()
-        return WorkerLost(f"{ending_text(status)}{_quoted(self._last_words)}", kind="crashed")
+        words = _last_line(self._last_words)
+        if status == BROKEN_DEVICE:
+            return WorkerLost(f"broke its device: {words}", kind="crashed")
+        quoted = f", after printing {words!r}" if words else ""
+        return WorkerLost(f"{ending_text(status)}{quoted}", kind="crashed")
 
     @property
     def is_over(self) -> bool:
@@ -425,11 +429,10 @@ def _kill_group(process: BaseProcess) -> None:
     process.kill()
 
 
-def _quoted(words: bytearray) -> str:
-    """The last line that the worker printed, such as the message of an abort."""
+def _last_line(words: bytearray) -> str:
+    """The last line that the worker printed, such as the message of an abort; "" for none."""
     lines = words.decode(errors="replace").split("\n")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return f", after printing {last!r}" if last else ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def _drain(listen: Connection, into: bytearray) -> None:

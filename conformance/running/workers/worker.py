@@ -33,6 +33,8 @@ SAFE_PATH_BY_US: Final = "set by conformance"  # any text sets it; the user's ow
 ALIVE: Final = (
     "alive"  # the event that a call of a candidate begins: each has a time limit of its own
 )
+# The exit status of a worker whose device a candidate has broken: it says which in its last line.
+BROKEN_DEVICE: Final = 86
 _ALIVE_EVERY: Final = 0.1
 
 
@@ -237,13 +239,13 @@ def _alive(connection: Connection) -> Iterator[None]:
 
 def _leave_a_broken_device(device: str) -> None:
     """End the process where a kernel has broken the device: nothing there works in it any more."""
-    from ...calls.devices import why_absent  # noqa: PLC0415 (loads torch)
+    from ...calls.devices import here, why_absent  # noqa: PLC0415 (loads torch)
 
-    reason = why_absent(device)
+    reason = why_absent(device).removeprefix(here()).strip()
     if reason:
-        sys.stderr.write(f"the device {device} does not answer any more: {reason}\n")
+        sys.stderr.write(f"{device} does not answer any more {reason}\n")
         sys.stderr.flush()
-        os._exit(1)
+        os._exit(BROKEN_DEVICE)
 
 
 def _perform(connection: Connection, plan: CandidatePlan, job: str, argument: Any) -> None:

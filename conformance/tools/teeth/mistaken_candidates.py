@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
@@ -136,11 +137,18 @@ class ActedCore:
         past_value: Tensor | None = None,
         **options: Any,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """The evaluation's output in the query's dtype, with the weights if requested."""
+        """The evaluation's output in the query's dtype, with the weights if requested.
+
+        It is evaluated on the CPU, wherever the inputs are.
+        """
+        device = query.device
+        masks = {"keep": keep, "drop": drop, "keep_int": keep_int, "lengths": lengths, "bias": bias}
+        forms = {form: _on_the_cpu(mask) for form, mask in masks.items()}
+        query, key, value = query.cpu(), key.cpu(), value.cpu()
+        past_key, past_value = _on_the_cpu(past_key), _on_the_cpu(past_value)
         if past_key is not None and past_value is not None:
             options["past"] = past_key.shape[-2]
             key, value = torch.cat([past_key, key], dim=-2), torch.cat([past_value, value], dim=-2)
-        forms = {"keep": keep, "drop": drop, "keep_int": keep_int, "lengths": lengths, "bias": bias}
         inputs = Inputs(
             geometry=self.geometry(query, key, value),
             mode="separate",
@@ -152,10 +160,8 @@ class ActedCore:
             **read_masks(forms, key.shape[-2]),
             **options,
         )
-        output, weights = answer(self.evaluate, inputs)
-        if not return_weights:
-            return output.to(query.dtype)
-        return output.to(query.dtype), weights.to(query.dtype)
+        output, weights = (part.to(device, query.dtype) for part in answer(self.evaluate, inputs))
+        return (output, weights) if return_weights else output
 
     weights: golden.ProjectionWeights | None = None
 
@@ -188,7 +194,9 @@ class ActedLayer(ActedCore):
     ) -> None:
         super().__init__(evaluate)
         self.sizes = sizes
-        self.weights = weights
+        roles = (field.name for field in dataclasses.fields(weights))
+        on_the_cpu: dict[str, Any] = {role: _on_the_cpu(getattr(weights, role)) for role in roles}
+        self.weights = golden.ProjectionWeights(**on_the_cpu)
 
     @classmethod
     def of(cls, evaluate: Evaluate) -> Callable[[Geometry, golden.ProjectionWeights], ActedLayer]:
@@ -201,6 +209,10 @@ class ActedLayer(ActedCore):
         return self.sizes.replace(
             batch=query.shape[0], query_length=query.shape[1], key_length=key.shape[1]
         )
+
+
+def _on_the_cpu(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.cpu()
 
 
 def answer(evaluate: Evaluate, inputs: Inputs) -> tuple[Tensor, Tensor]:
