@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
@@ -15,10 +14,9 @@ from .._golden import golden
 from ..base.geometry import Geometry, read_pins
 from ..base.printable_text import raised_text
 from ..declare.candidate import Candidate
-from ..declare.declaration import ALIGNMENTS, MASK_FORMS
+from ..declare.declaration import ALIGNMENTS
 from ..declare.decorators import fixed_layer, layer
-from ..declare.promises import declare
-from ..errors import DeclarationError, did_you_mean
+from ..errors import DeclarationError
 from . import multihead
 from .calling import (
     AdaptedModule,
@@ -34,37 +32,14 @@ from .projection_search import (
     ModuleProjections,
     ModuleRequest,
     answers_golden,
+    check_number,
+    check_promises,
     find,
     recipe_notes,
     trial_notes,
+    with_masks,
 )
 from .trial import Trial, duplicate, instance_of, put_in_dtype
-
-
-def check_number(name: str, value: int | None) -> None:
-    """Require a number of heads to be one; DeclarationError."""
-    if value is not None and (type(value) is not int or value < 1):
-        msg = f"{name} is {value!r}: give a positive integer"
-        raise DeclarationError(msg)
-
-
-def check_promises(promises: Mapping[str, Any]) -> None:
-    """Raise DeclarationError for wrong promises, before anything is searched."""
-    accepted = [word for word in inspect.signature(declare).parameters if word != "kind"]
-    for word in promises:
-        if word not in accepted:
-            msg = (
-                f"conformance.module got an unknown argument {word!r}{did_you_mean(word, accepted)}"
-            )
-            raise DeclarationError(msg)
-    declare("layer", **promises)
-
-
-def with_masks(promises: Mapping[str, Any], call: CallAdapter | None) -> dict[str, Any]:
-    """A mask form that ``call=`` renames is declared by that."""
-    renamed = call if "masks" not in promises and isinstance(call, Mapping) else ()
-    forms = [word for word in renamed if word in MASK_FORMS]
-    return {**promises, "masks": forms} if forms else dict(promises)
 
 
 def without_biases(
@@ -118,35 +93,59 @@ Understood = tuple[Calling, ModuleProjections, dict[str, Any]]
 def understand(built: nn.Module, request: ModuleRequest) -> Understood:
     """The calling, the finding with every assumption, and the promises completed by them.
 
-    Tokens come before batch, or every call is causal if nothing is declared of it, where answers
-    are golden only so. Raises DeclarationError with what to pass.
+    Tokens come before batch, or every call is causal or of one sequence if nothing is declared of
+    that, where answers are golden only so. Raises DeclarationError with what to pass.
     """
     if multihead.is_multihead(built):
         return _multihead(cast("nn.MultiheadAttention", built), request)
     try:
         understood = _as_declared(built, request)
     except DeclarationError:
-        causal = _always_causal(built, request)
-        if causal is None:
+        assumed = _assumed(built, request)
+        if assumed is None:
             raise
-        return causal
-    return understood if understood[1].golden else _always_causal(built, request) or understood
+        return assumed
+    return understood if understood[1].golden else _assumed(built, request) or understood
 
 
-def _always_causal(built: nn.Module, request: ModuleRequest) -> Understood | None:
-    """The module whose every call is causal, if so it is golden and nothing else is declared."""
-    if not {"causal", "always_causal"}.isdisjoint(request.promises):
-        return None
-    for alignment in ALIGNMENTS:
-        promises = {**request.promises, "causal": alignment, "always_causal": True}
-        causal = dataclasses.replace(request, promises=promises)
+# What may be assumed of a module of which it is not declared, and in words.
+_Assumption = tuple[dict[str, Any], str]
+_CAUSAL: Final[tuple[_Assumption, ...]] = tuple(
+    ({"causal": alignment, "always_causal": True}, f"every call is causal, {alignment}")
+    for alignment in ALIGNMENTS
+)
+_ALONE: Final[_Assumption] = ({"batched": False}, "it takes one sequence, [L, E]")
+_ASSUMED: Final[tuple[_Assumption, ...]] = (
+    *_CAUSAL,
+    _ALONE,
+    *(({**causal, **_ALONE[0]}, f"{_ALONE[1]}; {words}") for causal, words in _CAUSAL),
+)
+
+
+def _assumed(built: nn.Module, request: ModuleRequest) -> Understood | None:
+    """The module as the first assumption has it under which it is golden, if there is one."""
+    for assumed, words in _ASSUMED:
+        if not request.promises.keys().isdisjoint(assumed):
+            continue
+        promises = {**request.promises, **assumed}
         with contextlib.suppress(DeclarationError):
-            calling, finding, promises = _as_declared(built, causal)
-            if finding.golden:
-                note = f"every call is causal, {alignment}: so it agrees with the golden reference"
+            calling, finding, promises = _as_declared(
+                built, dataclasses.replace(request, promises=promises)
+            )
+            if finding.golden and not (
+                "batched" in assumed and _takes_items(built, finding, calling)
+            ):
+                note = f"{words}: so it agrees with the golden reference"
                 finding = dataclasses.replace(finding, assumptions=(note, *finding.assumptions))
                 return calling, finding, promises
     return None
+
+
+def _takes_items(built: nn.Module, finding: ModuleProjections, calling: Calling) -> bool:
+    """Whether a module answers a batch: if it does so wrongly, that is a mistake of it."""
+    weights = finding.recipe.read(built, finding.sizes)
+    widths = (weights.q.shape[1], weights.k.shape[1], weights.v.shape[1])
+    return Trial(built, calling, batched=True, names=()).answer(widths) is not None
 
 
 def _as_declared(built: nn.Module, request: ModuleRequest) -> Understood:

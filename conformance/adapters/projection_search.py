@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 import math
 from collections.abc import Iterator, Mapping
@@ -14,9 +15,9 @@ from torch import Tensor, nn
 
 from .._golden import golden
 from ..base.printable_text import raised_text
-from ..declare.declaration import ALIGNMENTS
+from ..declare.declaration import ALIGNMENTS, MASK_FORMS
 from ..declare.promises import declare
-from ..errors import DeclarationError
+from ..errors import DeclarationError, did_you_mean
 from ..tolerance import contract_for, layer_bound
 from .calling import CallAdapter, Calling
 from .packing import (
@@ -122,6 +123,32 @@ class ModuleRequest:
     def always_causal(self) -> bool:
         """Whether every call is causal, though nothing asks for it."""
         return bool(self.promises.get("always_causal", False))
+
+
+def check_number(name: str, value: int | None) -> None:
+    """Require a number of heads to be one; DeclarationError."""
+    if value is not None and (type(value) is not int or value < 1):
+        msg = f"{name} is {value!r}: give a positive integer"
+        raise DeclarationError(msg)
+
+
+def check_promises(promises: Mapping[str, Any]) -> None:
+    """Raise DeclarationError for wrong promises, before anything is searched."""
+    accepted = [word for word in inspect.signature(declare).parameters if word != "kind"]
+    for word in promises:
+        if word not in accepted:
+            msg = (
+                f"conformance.module got an unknown argument {word!r}{did_you_mean(word, accepted)}"
+            )
+            raise DeclarationError(msg)
+    declare("layer", **promises)
+
+
+def with_masks(promises: Mapping[str, Any], call: CallAdapter | None) -> dict[str, Any]:
+    """A mask form that ``call=`` renames is declared by that."""
+    renamed = call if "masks" not in promises and isinstance(call, Mapping) else ()
+    forms = [word for word in renamed if word in MASK_FORMS]
+    return {**promises, "masks": forms} if forms else dict(promises)
 
 
 @dataclass(frozen=True, kw_only=True)

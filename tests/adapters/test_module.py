@@ -518,3 +518,34 @@ def test_module_takes_as_many_tokens_as_its_buffer_has(stored: int | None) -> No
         assert assumed(made, f"it takes at most {stored} tokens, a size of its buffer ahead")
         declared = conformance.module(AlwaysCausal(stored), max_length=8)
         assert declared.declaration.max_length == 8
+
+
+class OneSequence(nn.Module):
+    """One head on one sequence ``[L, E]``; ``of_batches`` answers several, mixing their items."""
+
+    def __init__(self, *, of_batches: bool = False) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(8, 8) for _ in "qkv")
+        self.num_heads, self.of_batches = 1, of_batches
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attention of tokens to themselves."""
+        if self.of_batches and x.dim() > 2:
+            return self.forward(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        return (self.query(x) @ self.key(x).T / 8**0.5).softmax(-1) @ self.value(x)
+
+
+def test_module_of_which_nothing_is_declared_may_take_one_sequence() -> None:
+    """What refuses a batch, and is golden without, takes none: it was refused as no attention."""
+    made = conformance.module(OneSequence())
+    assert not made.declaration.batched
+    assert assumed(made, "it takes one sequence, [L, E]: so it agrees")
+    run = CandidateRun(made, profile=PROFILES["quick"], only=("numerics.golden",))
+    assert [run.run(planned).status for planned in run.planned()] == ["passed"]
+
+
+def test_module_that_mixes_items_is_not_taken_for_one_without() -> None:
+    """A batch that is answered wrongly is a mistake, whatever one sequence is answered."""
+    made = conformance.module(OneSequence(of_batches=True))
+    assert made.declaration.batched
+    assert made.warnings
