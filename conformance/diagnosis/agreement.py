@@ -251,23 +251,27 @@ class BatteryAnswer:
         return bool((small | (error <= self._least)).all())
 
     @torch.inference_mode()
-    def closeness(self, acted: MistakenAnswer) -> tuple[float, float]:
+    def closeness(self, acted: MistakenAnswer) -> tuple[float, float, float]:
         """What a mistake leaves of the squared errors of wrong elements, and all of them.
 
         Each error counts in units of the declared point's bound; an answer of another shape leaves
-        nothing of one.
+        nothing of one. Elements at which the mistake is not judged do not count. The third is by
+        how many there are fewer of these.
         """
         if self.wrong is None:
-            return 0.0, 1.0
+            return 0.0, 1.0, 1.0
         exact = self.exact
         chosen = self.wrong & torch.isfinite(self.output) & torch.isfinite(exact.output)
         unexpected = float((self.wrong & ~chosen).any())
         if acted.output.shape != self.output.shape or not bool(chosen.any()):
-            return 0.0, unexpected
-        unit = exact.bound[chosen].clamp_min(model.LOST_WEIGHT)
-        left = ((self.output - acted.output)[chosen] / unit).square().sum()
-        total = ((self.output - exact.output)[chosen] / unit).square().sum()
-        return float(left), float(total) + unexpected
+            return 0.0, unexpected, unexpected
+        judged = self._judged_with(acted)
+        counted = chosen if judged is None else chosen & torch.from_numpy(judged)
+        unit = exact.bound[counted].clamp_min(model.LOST_WEIGHT)
+        left = ((self.output - acted.output)[counted] / unit).square().sum()
+        total = ((self.output - exact.output)[counted] / unit).square().sum()
+        more = 2.0 * float(counted.sum()) - float(chosen.sum())
+        return float(left), float(total) + unexpected, more + unexpected
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -456,3 +456,8 @@ def _differ(shares: Tensor, slack: Tensor) -> bool:
     if shares.dim() != len("BHLD"):
         return False
     return bool(((shares - shares[..., :1]).abs() > 2.0 * slack).any())
+
+
+def shared_confidence(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The confidence shared among equivalent names."""
+    return [{**entry, "confidence": entry["confidence"] / len(entries)} for entry in entries]

@@ -17,7 +17,7 @@ from ..clauses.subject import Subject
 from ..oracle.comparison import GROSS
 from ..problems.problem import Problem
 from .agreement import BatteryAnswer, fails_alike
-from .answer_facts import on_device_alone, repeats, unknown_entry
+from .answer_facts import on_device_alone, repeats, shared_confidence, unknown_entry
 from .backward import BackwardDiagnostician
 from .battery import Observation, answer_to, answers_near, answers_to_pairs, plain_problem
 from .conditions import plainness
@@ -38,7 +38,7 @@ from .neighbours import ENLARGED, OWN, RESIZED, neighbours
 from .picture import Illustrator
 from .precision_diagnosis import Observed, plain, precision_entry, spread_over
 from .scale_diagnosis import scale_entry
-from .search import MOST_PARTIAL, MistakeSearch
+from .search import MOST_PARTIAL, MistakeSearch, is_special_case
 from .statement_search import OTHER_VALUES, StatementSearch, explains
 
 MOST_REPORTED: Final = 6
@@ -325,14 +325,16 @@ class Diagnostician:
         yield _explanations([m for m in search.singles() if self._explain_all(m, self._near)])
         yield _of_precision(precision_entry(self.subject, some))
         yield self._both_confirmed(search.pairs())
-        near = [*self._near, *self._near_in((RESIZED,))]
-        observed = [*search.observed, *near]
+        observed = [*search.observed, *self._near, *self._resized]
         yield from map(_explanations, self._statements(observed).explained())
         pairs = [(answer.inputs, answer.output) for answer in observed]
         yield _of_precision(scale_entry(self.subject, pairs))
 
     def _of_two(self, search: MistakeSearch) -> Iterator[list[Explanation]]:
         """Pairs of mistakes that are searched where nothing else explains the answers."""
+        # Of one head, item or query: what mixes those up leaves the other of two mistakes alone.
+        more = self._search([*search.observed, *self._near, *self._resized], search)
+        yield self._both_confirmed(more.pairs())
         yield self._both_confirmed(search.supported_pairs())
         yield self._both_confirmed(self._read_besides(search))
 
@@ -351,6 +353,10 @@ class Diagnostician:
     def _near(self) -> list[BatteryAnswer]:
         """Answers near the first failing problem, on which what explains others is confirmed."""
         return self._near_in((OWN, ENLARGED))
+
+    @cached_property
+    def _resized(self) -> list[BatteryAnswer]:
+        return self._near_in((RESIZED,))
 
     def _near_in(self, reach: Sequence[str]) -> list[BatteryAnswer]:
         self._searched = self._searched or self._first_problem or plain_problem(self.subject)
@@ -475,7 +481,7 @@ def _explanations(combinations: list[Combination]) -> list[Explanation]:
     names = {frozenset(mistake.name for mistake in made) for made in combinations}
     named: dict[frozenset[str], Combination] = {}
     for made in combinations:
-        if not _is_special(made, names):
+        if not is_special_case(made, names):
             named.setdefault(frozenset(mistake.name for mistake in made), made)
     return [
         Explanation(
@@ -489,16 +495,3 @@ def _explanations(combinations: list[Combination]) -> list[Explanation]:
         )
         for made in list(named.values())[:MOST_REPORTED]
     ]
-
-
-def shared_confidence(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The confidence shared among equivalent names."""
-    return [{**entry, "confidence": entry["confidence"] / len(entries)} for entry in entries]
-
-
-def _is_special(made: Combination, names: set[frozenset[str]]) -> bool:
-    for mistake in made:
-        others = {other.name for other in made if other is not mistake}
-        if mistake.special_of and frozenset({mistake.special_of, *others}) in names:
-            return True
-    return False

@@ -25,9 +25,10 @@ from ..clauses.subject import Subject
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from .agreement import BatteryAnswer, fails_so
+from .answer_facts import shared_confidence
 from .backward import explain_gradients
 from .battery import BatteryEntry, answer_from, fitted_problem
-from .diagnostician import Diagnostician, shared_confidence
+from .diagnostician import Diagnostician
 from .mistaken_answer import MistakenAnswer
 from .mistakes import IMPOSSIBLE, NamedMistake, NotExpressible
 from .observed_gradients import ObservedGradients, observe_gradients

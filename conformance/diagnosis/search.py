@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import cached_property, reduce
 from itertools import islice
@@ -79,6 +80,8 @@ class MistakeSearch:
         self._properties: dict[Where, int] = {}
         self._judged: dict[int, int] = {}
         self._explained: dict[int, int] = {}
+        self._unable: dict[int, int] = {}  # problems on which a mistake cannot be made
+        self._in_part: set[tuple[int, ...]] = set()  # pairs that cannot be made on all problems
         self._logits = 0  # of all problems acted out so far
         self._compared = RowComparison(subject, self.acted)
         if earlier is not None:
@@ -157,8 +160,13 @@ class MistakeSearch:
                 if self.explains_every(pair)
             ]
             if pairs:
-                return pairs
+                return self._told_apart(pairs)
         return []
+
+    def _told_apart(self, pairs: list[Combination]) -> list[Combination]:
+        """Pairs, without those of several names that cannot be made where they would differ."""
+        several = len({frozenset(one.name for one in made) for made in pairs}) > 1
+        return [one for one in pairs if not several or tuple(map(id, one)) not in self._in_part]
 
     def supported_pairs(self) -> list[Combination]:
         """The pairs that explain every answer, of those that are soon tried."""
@@ -171,7 +179,7 @@ class MistakeSearch:
                 pairs.append(pair)
                 # Equivalent pairs are supported as well, so they come soon.
                 end = min(end, self._logits + int(MOST_LOGITS * REST_OF_LOGITS))
-        return pairs
+        return self._told_apart(pairs)
 
     @cached_property
     def partial(self) -> list[NamedMistake]:
@@ -265,6 +273,7 @@ class MistakeSearch:
         for before, now in (
             (earlier._judged, self._judged),
             (earlier._explained, self._explained),
+            (earlier._unable, self._unable),
         ):
             for key, bits in before.items():
                 now[key] = _bits_at(to for i, to in moved if bits >> i & 1)
@@ -302,17 +311,26 @@ class MistakeSearch:
             if not (self._explains(made[0], index) if alone else self._judge(made, index)):
                 self._refuting.insert(min(place, 1), self._refuting.pop(place))
                 return False
+        if len(made) == 1 and self._unable.get(id(made[0])):
+            return False  # it is made under a condition
         return self._leaves_little(made)
 
     def _leaves_little(self, made: Combination) -> bool:
         """Whether next to nothing is left of all that is wrong; else any small error would fit."""
-        wrong = [answer for i, answer in enumerate(self.observed) if self.wrong >> i & 1]
-        acted = [self._acted(made, answer.inputs) for answer in wrong]
+        every = [answer for i, answer in enumerate(self.observed) if self.wrong >> i & 1]
+        wrong, acted = [], []
+        for answer in every:
+            with suppress(NotExpressible):  # one of two explains it alone
+                acted.append(self._acted(made, answer.inputs))
+                wrong.append(answer)
+        if not wrong:
+            return False
         if all(map(BatteryAnswer.leaves_little, wrong, acted)):
             return True
         closeness = map(BatteryAnswer.closeness, wrong, acted)
-        left, total = map(sum, zip(*closeness, strict=True))
-        return left <= model.LARGEST_UNEXPLAINED * total
+        left, total, more = map(sum, zip(*closeness, strict=True))
+        # What is judged at few of the wrong elements explains nothing.
+        return more > 0.0 and left <= model.LARGEST_UNEXPLAINED * total
 
     def _judge(self, made: Combination, index: int) -> bool:
         answer = self.observed[index]
@@ -320,7 +338,13 @@ class MistakeSearch:
         try:
             return answer.agrees(self._acted(made, answer.inputs))
         except NotExpressible:
-            return False
+            # Where one of two cannot be made, the other may be made alone, or none.
+            right = bool(self.right >> index & 1)
+            if len(made) > 1:
+                self._in_part.add(tuple(map(id, made)))
+                return right or any(self._explains(one, index) for one in made)
+            self._unable[id(made[0])] = self._unable.get(id(made[0]), 0) | 1 << index
+            return right
 
     def _acted(self, made: Combination, inputs: Inputs) -> MistakenAnswer:
         if len(made) == 1:
@@ -356,6 +380,15 @@ class MistakeSearch:
         if key not in self._touched:
             self._touched[key] = self.acted.touches(mistake, self.observed[index].inputs)
         return self._touched[key]
+
+
+def is_special_case(made: Combination, names: set[frozenset[str]]) -> bool:
+    """Whether mistakes are a special case of others, whose ``names`` explain as much."""
+    for mistake in made:
+        others = {other.name for other in made if other is not mistake}
+        if mistake.special_of and frozenset({mistake.special_of, *others}) in names:
+            return True
+    return False
 
 
 def _plainness(narrowed: Narrowed) -> tuple[int, bool, int]:

@@ -55,8 +55,9 @@ def explains(subject: Subject, made: Combination, answer: BatteryAnswer) -> bool
         return answer.margin <= 1.0
     try:
         acted = _acted(subject, made, answer.inputs)
-    except NotExpressible:
-        return answer.margin <= 1.0
+    except NotExpressible:  # one of two may be made alone, or none
+        parts = made if len(made) > 1 else ()
+        return answer.margin <= 1.0 or any(explains(subject, (one,), answer) for one in parts)
     return answer.agrees(acted)
 
 

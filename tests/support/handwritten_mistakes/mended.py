@@ -1,5 +1,5 @@
 # As people write them, with what they leave out.
-# ruff: noqa: ANN001, ANN003, ANN201
+# ruff: noqa: ANN001, ANN003, ANN201, ANN202
 """Implementations by people who did not know the catalogue, once told wrongly or not at all."""
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ import math
 import torch
 
 from handwritten_mistakes.handwritten import Collection
+from handwritten_mistakes.layers import heads_of, projected
 
 MENDED = Collection()
-core = MENDED.core
+core, layer = MENDED.core, MENDED.layer
 
 
 def scores_of(query, key):
@@ -139,3 +140,35 @@ def one_diagonal_for_all(
     hidden = sequences_of(cu_seqlens_q)[0][:, None] != sequences_of(cu_seqlens_k)[0]
     ahead = torch.ones_like(hidden).triu(1 + len(key) - len(query))
     return over_all_tokens(query, key, value, hidden | (causal & ahead))
+
+
+@core("scale-missing+causal-hides-own", causal="bottom-right", empty_rows="any")
+def unscaled_and_strictly_causal(query, key, value, *, causal=False):
+    """The first row has no key: the fill makes it the mean of all values."""
+    scores = query @ key.mT
+    if causal:
+        queries, keys = scores.shape[-2:]
+        hidden = torch.ones(queries, keys, dtype=torch.bool).triu(keys - queries)
+        scores = scores.masked_fill(hidden, -1e9)
+    return scores.softmax(dim=-1) @ value
+
+
+@core("scale-missing+weights-transposed")
+def unscaled_and_transposed_where_square(query, key, value):
+    """The second can be made only where there are as many queries as keys."""
+    weights = (query @ key.mT).softmax(dim=-1)
+    square = query.shape[2] == key.shape[2]
+    return (weights.mT if square else weights) @ value
+
+
+@layer("scale-of-half-head-size+heads-merged-interleaved")
+def half_the_head_size_and_channels_merged(g, w):
+    """Both show in every call, but one alone with a single head."""
+
+    def forward(query, key, value):
+        q, k, v = (heads_of(t, g.num_heads) for t in projected(w, query, key, value))
+        weights = (q @ k.mT / math.sqrt(g.head_size / 2)).softmax(dim=-1)
+        merged = (weights @ v).permute(0, 2, 3, 1).flatten(2)
+        return torch.nn.functional.linear(merged, w.o, w.o_bias)
+
+    return forward
