@@ -261,7 +261,6 @@ def _candidate(
         source=None if source is None else source.forward(reading, heads),
         exported=None if source is None else source.exported(reading, heads),
         lacking=tuple(needed),
-        notes={"source": source.note} if source is not None and source.note else {},
         file=request.file,
     )
     candidate = _declared(forward(DEFAULT), opened, heads)

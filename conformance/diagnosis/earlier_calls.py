@@ -228,8 +228,8 @@ def _earlier_calls(subject: Subject, problem: Problem) -> Iterator[tuple[str, Pr
 def order_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
     """What is said of an answer that is wrong after earlier calls alone; None for any other.
 
-    A copy of the candidate that has made no call answers rightly, and wrongly after an earlier
-    call: with other values as well. Where no such call is found the first is said.
+    A copy of the candidate that has made no call answers rightly, and wrongly after some earlier
+    call, with other values as well. Where no such call is found, it is said that some call decides.
     """
     if not _right_anew(subject, problem):
         return None

@@ -68,6 +68,8 @@ class OpenedGraph:
     source
         The eager forward that the graph was exported from, None where nobody named it;
         ``exported`` the same of the exported program.
+    lacking
+        The parameters that the source needs, and that no input of the graph gives.
     """
 
     header: Header
@@ -79,5 +81,4 @@ class OpenedGraph:
     source: Callable[..., Any] | None = None
     exported: Callable[..., Any] | None = None
     lacking: tuple[str, ...] = ()
-    notes: dict[str, str] = field(default_factory=dict)
     file: object = None
