@@ -36,7 +36,7 @@ from .mistaken_answer import Combination, DiagnosedSubject, acted_answers
 from .mistakes import NamedMistake, named_mistakes
 from .neighbours import ENLARGED, OWN, RESIZED, neighbours
 from .picture import Illustrator
-from .precision_diagnosis import Observed, plain, precision_entry, spread_over
+from .precision_diagnosis import plain, precision_entry, spread_over
 from .scale_diagnosis import scale_entry
 from .search import MOST_PARTIAL, MistakeSearch, is_special_case
 from .statement_search import OTHER_VALUES, StatementSearch, explains
@@ -278,7 +278,7 @@ class Diagnostician:
         search = self._first_search = self._search(self._observation.first)
         if not search.gross or not repeats(self.subject, search.observed[0]):
             return []
-        ways = self._of_gross_errors(search, spread_over(search.observed))
+        ways = self._of_gross_errors(search)
         explanations = next(filter(None, ways), [])
         if len(explanations) != 1:
             return []
@@ -297,15 +297,18 @@ class Diagnostician:
         search = self._search(self._observation.whole, self._first_search)
         if search.wrong and not repeats(self.subject, search.observed[0]):
             return []  # what answers at random makes no mistake that could be acted out
-        some = spread_over(search.observed)
         if not search.gross:
             near = self._wrong_near
+            if _wrong(near, GROSS):
+                named = self._search([*search.observed, *near], search).singles()
+                if named := [made for made in named if self._explain_all(made, self._combined)]:
+                    return _explanations(named)
             pairs = [(answer.inputs, answer.output) for answer in (*search.observed, *near)]
             return _of_precision(
                 scale_entry(self.subject, pairs)
-                or precision_entry(self.subject, [*some, *plain(near)])
+                or precision_entry(self.subject, [*spread_over(search.observed), *plain(near)])
             )
-        ways = chain(self._of_gross_errors(search, some), self._of_two(search))
+        ways = chain(self._of_gross_errors(search), self._of_two(search))
         return next(filter(None, ways), [])
 
     @property
@@ -315,15 +318,13 @@ class Diagnostician:
         near = [] if base is None else answers_near(self.subject, base)
         return [answer for answer in near if answer.margin > 1.0]
 
-    def _of_gross_errors(
-        self, search: MistakeSearch, some: Observed
-    ) -> Iterator[list[Explanation]]:
+    def _of_gross_errors(self, search: MistakeSearch) -> Iterator[list[Explanation]]:
         """Ways to explain mistakes that no rounding makes, one after another, as far as asked.
 
         Each is confirmed near the first failing problem.
         """
         yield _explanations([m for m in search.singles() if self._explain_all(m, self._near)])
-        yield _of_precision(precision_entry(self.subject, some))
+        yield _of_precision(precision_entry(self.subject, spread_over(search.observed)))
         yield self._both_confirmed(search.pairs())
         observed = [*search.observed, *self._near, *self._resized]
         yield from map(_explanations, self._statements(observed).explained())
@@ -391,7 +392,7 @@ class Diagnostician:
         """What explains every answer of the battery and of the neighbours of a problem."""
         near = answers_near(self.subject, problem)
         observed = [*self._observation.whole, *near]
-        if not any(answer.margin > GROSS for answer in observed):
+        if not _wrong(observed, GROSS):
             return []
         return _explanations(next(filter(None, self._statements(observed).explained()), []))
 
@@ -463,8 +464,8 @@ class Diagnostician:
         return fails and complete and wrong and self._explain_all(made, answers)
 
 
-def _wrong(answers: Sequence[BatteryAnswer]) -> bool:
-    return any(answer.margin > 1.0 for answer in answers)
+def _wrong(answers: Sequence[BatteryAnswer], least: float = 1.0) -> bool:
+    return any(answer.margin > least for answer in answers)
 
 
 def _asks_for_weights(clause: Clause, problem: Problem | None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import sys
 import weakref
 from unittest.mock import patch
 
@@ -19,12 +20,15 @@ from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.diagnosis.agreement import fails_alike
 from conformance.diagnosis.diagnostician import Diagnostician
+from conformance.diagnosis.mistakes import named_mistakes
 from conformance.problems.problem import Problem
 from conformance.running.runner import CandidateRun
+from conformance.tools.teeth.mistaken_candidates import act_out_named
 
 SLUG = "equivariance.keys"
 # Where the value head has so many channels, one of the candidates makes a mistake of its own.
 OWN = 29
+SMALL_EPSILON = 1e-8
 
 
 def tiled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -209,3 +213,21 @@ def test_rows_that_a_mistake_leaves_without_keys_are_no_second_cause() -> None:
     assert not law.diagnosis
     names = [entry["name"] for entry in golden.diagnosis]
     assert run.explained_by(law) in names
+
+
+def test_what_is_gross_near_a_failing_problem_is_named_before_precision_is_tried() -> None:
+    """Where the battery shows small errors alone, a mistake that explains those and the gross ones.
+
+    That another epsilon is added says nothing of rounding, which is dear to act out.
+    """
+    epsilons = [one for one in named_mistakes() if one.name == "qk-norm-epsilon"]
+    (made,) = [one for one in epsilons if one.changes["qk_norm_epsilon"] == SMALL_EPSILON]
+    only = ("mask.causal-combined",)
+    run = CandidateRun(
+        act_out_named(made), profile=PROFILES["quick"], only=only, dtypes=("float32",)
+    )
+    (planned,) = run.planned()
+    with patch.object(sys.modules[Diagnostician.__module__], "precision_entry") as tried:
+        (entry,) = run.run(planned).diagnosis
+    assert entry["name"] == "qk-norm-epsilon"
+    assert not tried.called
