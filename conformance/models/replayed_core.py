@@ -19,7 +19,6 @@ from .recording import Call, ModuleRecording, Ref, Size, mapped, size_at, tensor
 from .site import is_standard
 from .torch_sites import KERNEL, PARTS, TorchMask, TorchSite
 
-_LETTERS: Final = "BHQK"
 # Sizes of the trial calls, none of them those of the recorded one if it can be: see _trial.
 _TRIAL: Final = {"B": 3, "Q": 4, "K": 6}
 _MOST_NUMBERS: Final = 6
