@@ -349,27 +349,28 @@ class RowComparison:
 def _rows(answer: BatteryAnswer, acted: MistakenAnswer, right: Tensor, judged: Tensor) -> Rows:
     """The rows by whether they are those of an acted answer; those that are judged."""
     exact, wrong = answer.exact, judged & ~right
-    mistaken = _are_mistaken(answer, acted)
-    spared = judged & right & ~mistaken
+    mistaken = _close(answer, acted, exact, judged)
     if not bool(wrong.any()):
-        return Rows(made=wrong, spared=spared, unexplained=wrong)
-    if bool((wrong & ~mistaken).any()):  # spares the bound, which costs the most
+        return Rows(made=wrong, spared=judged & ~mistaken, unexplained=wrong)
+    left = wrong & ~mistaken
+    if bool(left.any()) and acted.exact is not None:
+        mistaken = mistaken | _close(answer, acted, acted.exact, left)
+    elif bool(left.any()):
         mistaken = mistaken | within(answer.output, acted.output, acted.bound).all(dim=-1)
-    closer = _much_closer(answer.output, acted, exact.output, exact.bound)
-    return Rows(
-        made=wrong & mistaken,
-        spared=spared & ~mistaken,
-        unexplained=wrong & ~(mistaken & closer),
-    )
+    spared = judged & right & ~mistaken
+    closer = mistaken & _much_closer(answer.output, acted, exact.output, exact.bound)
+    return Rows(made=wrong & mistaken, spared=spared, unexplained=wrong & ~closer)
 
 
-def _are_mistaken(answer: BatteryAnswer, acted: MistakenAnswer) -> Tensor:
-    """The rows that lie within the bound of the golden answer around an acted one."""
-    apart = (answer.output - acted.output).abs()
-    far = (apart > answer.exact.most_bound).any(dim=-1)
-    if bool(far.all()):  # spares the bound, which costs the most
-        return ~far
-    return within(answer.output, acted.output, answer.exact.bound).all(dim=-1)
+def _close(answer: BatteryAnswer, acted: MistakenAnswer, exact: Golden, rows: Tensor) -> Tensor:
+    """The rows that lie within the bound of ``exact`` around an acted answer.
+
+    None where none of ``rows`` may: that spares the bound, which costs the most.
+    """
+    far = ((answer.output - acted.output).abs() > exact.most_bound).any(dim=-1)
+    if not bool((rows & ~far).any()):
+        return torch.zeros_like(far)
+    return within(answer.output, acted.output, exact.bound).all(dim=-1)
 
 
 def _much_closer(output: Tensor, acted: MistakenAnswer, expected: Tensor, bound: Tensor) -> Tensor:

@@ -276,14 +276,14 @@ class Diagnostician:
         if not self._observation.is_long:
             return []
         search = self._first_search = self._search(self._observation.first)
-        if not search.gross or not repeats(self.subject, search.observed[0]):
+        if search.wrong and not repeats(self.subject, search.observed[0]):
             return []
-        ways = self._of_gross_errors(search)
+        ways = self._of_gross_errors(search) if search.gross else [self._of_gross_near(search)]
         explanations = next(filter(None, ways), [])
-        if len(explanations) != 1:
+        made = explanations[0].made if len(explanations) == 1 else None
+        if made is None or (made and not self._explain_all(made, self._combined)):
             return []
-        (one,) = explanations
-        return [one] if not one.made or self._explain_all(one.made, self._combined) else []
+        return explanations
 
     @cached_property
     def _of_all(self) -> list[Explanation]:
@@ -299,19 +299,25 @@ class Diagnostician:
             return []  # what answers at random makes no mistake that could be acted out
         if not search.gross:
             near = self._wrong_near
-            if _wrong(near, GROSS):
-                named = self._search([*search.observed, *near], search).singles()
-                if named := [made for made in named if self._explain_all(made, self._combined)]:
-                    return _explanations(named)
             pairs = [(answer.inputs, answer.output) for answer in (*search.observed, *near)]
-            return _of_precision(
+            return self._of_gross_near(search) or _of_precision(
                 scale_entry(self.subject, pairs)
                 or precision_entry(self.subject, [*spread_over(search.observed), *plain(near)])
             )
         ways = chain(self._of_gross_errors(search), self._of_two(search))
         return next(filter(None, ways), [])
 
-    @property
+    def _of_gross_near(self, search: MistakeSearch) -> list[Explanation]:
+        """What explains wrong answers near the first failing problem too, if they alone are gross.
+
+        It explains calls in which any two options meet, too.
+        """
+        if not _wrong(self._wrong_near, GROSS):
+            return []
+        named = self._search([*search.observed, *self._wrong_near], search).singles()
+        return _explanations([made for made in named if self._explain_all(made, self._combined)])
+
+    @cached_property
     def _wrong_near(self) -> list[BatteryAnswer]:
         """Wrong answers near the first failing problem: what is said must explain them, too."""
         base = self._first_problem
@@ -341,14 +347,9 @@ class Diagnostician:
 
     def _both_confirmed(self, proposed: Iterable[Combination]) -> list[Explanation]:
         """Pairs in the order in which they explain as well what any two options change."""
-        return _explanations(
-            [
-                order
-                for made in proposed
-                for order in permutations(made)
-                if self._explain_all(order, self._combined) and self._explain_all(order, self._near)
-            ]
-        )
+        orders = chain.from_iterable(map(permutations, proposed))
+        everywhere = (one for one in orders if self._explain_all(one, self._combined))
+        return _explanations([one for one in everywhere if self._explain_all(one, self._near)])
 
     @cached_property
     def _near(self) -> list[BatteryAnswer]:
