@@ -325,14 +325,14 @@ class RowComparison:
         return _rows(answer, acted, right, judged)
 
     def _of_another_shape(self, mistake: NamedMistake, answer: BatteryAnswer) -> Rows | None:
-        """Every row as made where the mistake gives an answer of that shape, too; else None."""
+        """Every row asked for as made where the mistake gives that shape, too; else None."""
         if not self.acted.touches(mistake, answer.inputs):
             return None
         try:
             agrees = answer.agrees(self.acted.of(mistake, answer.inputs))
         except NotExpressible:
             return None
-        every = torch.ones(answer.output.shape[:-1], dtype=torch.bool)
+        every = torch.ones(answer.exact.output.shape[:-1], dtype=torch.bool)
         return Rows(made=every, spared=~every, unexplained=~every) if agrees else None
 
     def _right_and_judged(self, answer: BatteryAnswer) -> tuple[Tensor, Tensor]:

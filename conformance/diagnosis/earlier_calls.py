@@ -162,8 +162,10 @@ def _left_over(subject: Subject, problem: Problem) -> list[str]:
 
 
 def _differ_from(answer: Tensor, expected: Tensor, exact: Golden) -> bool:
+    """Whether an answer is another than some expected one; what is not finite equals nothing."""
     judged = exact.judged.expand(expected.shape)
-    return bool((((answer - expected).abs() > model.ACTED_ROOM * exact.bound) & judged).any())
+    near = (answer - expected).abs() <= model.ACTED_ROOM * exact.bound
+    return bool((~near & judged).any())
 
 
 def _accumulated(earlier: Inputs, later: Inputs) -> Inputs:

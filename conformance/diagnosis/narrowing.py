@@ -220,7 +220,7 @@ _TRAITS: Final[WeakKeyDictionary[BatteryAnswer, Tensor]] = WeakKeyDictionary()
 
 
 def _made_traits(answer: BatteryAnswer) -> Tensor:
-    inputs, shape = answer.inputs, answer.output.shape[:-1]
+    inputs, shape = answer.inputs, answer.exact.output.shape[:-1]
     axes = torch.meshgrid(*(torch.arange(size) for size in shape), indexing="ij")
     flat = [axis.flatten() for axis in axes]
     item, query, head = flat[0], flat[-1], flat[1] if len(flat) == len("BHL") else None

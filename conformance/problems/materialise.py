@@ -362,6 +362,8 @@ def _mask(
     if not plan.finite_bias:
         return keep, None, None
     bias = 2.0 * normal(shape, generator)
+    if plan.form == "bias":  # one tensor says both: minus infinity leaves nothing of a bias
+        bias = bias.masked_fill(~keep, 0.0)
     return keep, bias.to(TORCH_DTYPES[problem.dtype]), None
 
 

@@ -8,7 +8,12 @@ from typing import Any
 from conformance.base.profile import PROFILES
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
-from conformance.diagnosis.earlier_calls import SECOND_CALL, of_second_calls, second_calls
+from conformance.diagnosis.earlier_calls import (
+    SECOND_CALL,
+    of_second_calls,
+    second_calls,
+    state_entry,
+)
 from conformance.running.clause_run import ClauseRun
 from conformance.running.runner import CandidateRun
 from conformance.targets.resolving import resolve_one
@@ -66,6 +71,14 @@ class Attend:
         out = out.transpose(1, 2).flatten(2)
         return out if w.o is None else linear(out, w.o, w.o_bias)
 """
+NOT_FINITE = """
+@conformance.core(masks=["keep"])
+def attend(query, key, value, *, keep=None):
+    weights = (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1)
+    if keep is not None:
+        weights = weights.masked_fill(~keep, -torch.inf)
+    return weights @ value
+"""
 
 
 def subject_of(text: str, folder: Path) -> Subject:
@@ -111,3 +124,8 @@ def test_second_call_is_dissected(tmp_path: Path) -> None:
     (entry,) = of_second_calls(diagnose(second_calls(subject)))
     assert entry["name"] == "state: from the second call on logits: 1.25 times the scores"
     assert of_second_calls([]) == [SECOND_CALL]
+
+
+def test_answers_that_are_not_finite_are_no_earlier_answers(tmp_path: Path) -> None:
+    """Two NaN are not equal: nothing is said of earlier calls."""
+    assert state_entry(subject_of(NOT_FINITE, tmp_path)) is None

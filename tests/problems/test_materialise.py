@@ -32,6 +32,15 @@ def test_form_of_the_mask_changes_neither_values_nor_mask() -> None:
     assert torch.equal(keep.keep, bias.keep)  # type: ignore[arg-type]  # both have a mask
 
 
+def test_minus_infinity_leaves_nothing_of_a_bias() -> None:
+    """A candidate that is given one tensor sees no values where that hides keys."""
+    alone = materialise(problem(mask=plan(form="bias", finite_bias=True)), core())
+    assert alone.bias is not None
+    assert alone.keep is not None
+    assert not alone.bias.expand_as(alone.keep)[~alone.keep].any()
+    assert alone.bias.expand_as(alone.keep)[alone.keep].all()
+
+
 def test_streams_of_purposes_differ() -> None:
     """Each purpose draws from a stream of its own, each time the same."""
     first, second = (torch.rand(3, generator=generator_for(problem(), n)) for n in (1, 2))

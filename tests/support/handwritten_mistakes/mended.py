@@ -172,3 +172,22 @@ def half_the_head_size_and_channels_merged(g, w):
         return torch.nn.functional.linear(merged, w.o, w.o_bias)
 
     return forward
+
+
+@core("mask-adds-1e6", masks=["bias"], causal="bottom-right", empty_rows="any")
+def minus_infinity_made_a_million(query, key, value, *, bias=None, causal=False):
+    """What lies under minus infinity in the problem's own bias nobody sees."""
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    if bias is not None:
+        scores = scores + bias.clamp(min=-1e6)
+    if causal:
+        queries, keys = scores.shape[-2:]
+        hidden = torch.ones(queries, keys, dtype=torch.bool).triu(1 + keys - queries)
+        scores = torch.where(hidden, scores - 1e6, scores)
+    return scores.softmax(dim=-1) @ value
+
+
+@core("key-used-for-query")
+def keys_in_place_of_queries(query, key, value):
+    """The answer has as many rows as there are keys."""
+    return (key @ key.mT * query.shape[-1] ** -0.5).softmax(dim=-1) @ value
