@@ -92,7 +92,17 @@ def _forward(  # noqa: PLR0917 (a kernel takes its arguments by position)
     )
 
 
-_kernel: Final[Any] = triton.jit(_forward)
+# A kernel is compiled anew for numbers that are 1 or multiples of 16, but for these.
+_ANY_NUMBER: Final = (
+    "query_length",
+    "key_length",
+    "heads",
+    "group",
+    "head_size",
+    "value_size",
+    "first_diagonal",
+)
+_kernel: Final[Any] = triton.jit(_forward, do_not_specialize=_ANY_NUMBER)
 
 
 def run(query: Any, key: Any, value: Any, output: Any, *, causal: bool, scale: float) -> None:
@@ -121,4 +131,5 @@ def run(query: Any, key: Any, value: Any, output: Any, *, causal: bool, scale: f
         key_block=KEYS,
         head_block=max(16, triton.next_power_of_2(head_size)),
         value_block=max(16, triton.next_power_of_2(value_size)),
+        num_stages=1,  # each stage holds keys and values: three of head size 256 find no room
     )

@@ -24,14 +24,43 @@ NO_QUERIES: Final = ExpectedFailure(
     kind="raised",
     reason="fused kernels refuse a length of zero; torch's own choice goes elsewhere",
 )
-MISALIGNED: Final = tuple(
-    ExpectedFailure(
-        clause=clause,
-        kind="crashed",
-        reason="an input that does not begin at a multiple of 16 bytes ends every later call "
-        "with 'misaligned address' (pytorch#183484, of the memory-efficient kernel)",
-    )
-    for clause in ("numerics.options", "gradients.options", "gradients.strided")
+# Seen with torch 2.11 on an H100 (benchmarks/gpu.md).
+MISALIGNED: Final = ExpectedFailure(
+    clause="gradients.strided",
+    kind="crashed",
+    reason="inputs that do not begin at a multiple of 16 bytes break the device: 'misaligned "
+    "address' (pytorch#183484 is that of the memory-efficient kernel)",
+)
+ODD_STRIDES: Final = ExpectedFailure(
+    clause="shape.strided",
+    kind="raised",
+    reason="even the stride of an axis of one element must be a multiple of 4",
+)
+BIAS_GRADIENT: Final = ExpectedFailure(
+    clause="gradients.bias",
+    dtype="float32",
+    kind="crashed",
+    reason="the backward pass of one query with an additive mask reads memory that is not its own",
+)
+NO_ITEMS: Final = ExpectedFailure(
+    clause="shape.empty-batch",
+    kind="type",
+    reason="without items the answer is None (pytorch#133780)",
+)
+UNCHECKED_VALUES: Final = ExpectedFailure(
+    clause="shape.rejects-mismatch",
+    kind="crashed",
+    reason="fewer values than keys end the process with a segmentation fault",
+)
+WRONG_GRADIENTS: Final = ExpectedFailure(
+    clause="gradients.strided",
+    kind="value",
+    reason="gradients are wrong, without a word, where inputs begin at odd addresses",
+)
+UNCOMPARED: Final = ExpectedFailure(
+    clause="shape.rejects-mismatch",
+    kind="not-raised",
+    reason="fewer values than keys are answered",
 )
 ALIGNED: Final[dict[str, Any]] = {
     "head_size": [8, 16, 24, 32, 64, 128],
@@ -47,6 +76,8 @@ FUSED: Final[dict[str, Any]] = {
 # Its backward pass keeps the weights in the dtype of the inputs.
 EFFICIENT: Final = {**FUSED, "scores": "eager"}
 HALVES: Final = ["float16", "bfloat16"]
+# More than a profile asks for: masks, scales and groups are compiled apart.
+MOST_GRAPHS: Final = 1024
 
 
 def _attend(
@@ -78,7 +109,7 @@ def _attend(
     features=["scale", "gqa"],
     dtypes=HALVES,
     geometry=ALIGNED,
-    expected_failures=[NO_QUERIES, *MISALIGNED],
+    expected_failures=[NO_QUERIES, MISALIGNED],
     **FUSED,
 )
 def torch_cuda_flash(query: Tensor, key: Tensor, value: Tensor, **use: Any) -> Tensor:
@@ -91,7 +122,7 @@ def torch_cuda_flash(query: Tensor, key: Tensor, value: Tensor, **use: Any) -> T
     dtypes=HALVES,
     geometry=SQUARE,
     causal="top-left",
-    expected_failures=[NO_QUERIES, *MISALIGNED],
+    expected_failures=[NO_QUERIES, MISALIGNED],
     **FUSED,
 )
 def torch_cuda_flash_causal(query: Tensor, key: Tensor, value: Tensor, **use: Any) -> Tensor:
@@ -105,7 +136,7 @@ def torch_cuda_flash_causal(query: Tensor, key: Tensor, value: Tensor, **use: An
     geometry=ALIGNED,
     masks=["keep", "bias"],
     mask_shapes=["BHQK", "B1QK", "11QK"],
-    expected_failures=[NO_QUERIES],
+    expected_failures=[NO_QUERIES, ODD_STRIDES, BIAS_GRADIENT],
     **EFFICIENT,
 )
 def torch_cuda_efficient(query: Tensor, key: Tensor, value: Tensor, **use: Any) -> Tensor:
@@ -132,10 +163,11 @@ def torch_cuda_efficient_causal(query: Tensor, key: Tensor, value: Tensor, **use
     dtypes=HALVES,
     geometry={**SQUARE, "query_length": [2, 3, 4, 5, 7, 8, 16, 17, 33, 64, 65, 128, 130, 256]},
     causal="top-left",
+    expected_failures=[NO_ITEMS, UNCHECKED_VALUES, WRONG_GRADIENTS],
     **FUSED,
 )
 def torch_cuda_cudnn(query: Tensor, key: Tensor, value: Tensor, **use: Any) -> Tensor:
-    """The kernel of cuDNN, with its causal flag."""
+    """The kernel of cuDNN, with its causal flag; it refuses a single key."""
     return _attend(SDPBackend.CUDNN_ATTENTION, query, key, value, **use)
 
 
@@ -169,18 +201,26 @@ def _flex() -> Any:
     causal="top-left",
     memory="linear",
     without=["gradients"],
+    expected_failures=[UNCOMPARED],
     **FUSED,
 )
 def torch_cuda_flex(
     query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False, scale: float | None = None
 ) -> Tensor:
     """flex_attention's generated kernel; causality is a change of the scores."""
-    returned: Tensor = _flex()(
-        query,
-        key,
-        value,
-        score_mod=_triangle if causal else None,
-        scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
+    limits = {
+        "recompile_limit": MOST_GRAPHS,
+        "accumulated_recompile_limit": MOST_GRAPHS,
+        "fail_on_recompile_limit_hit": True,
+    }
+    # Past torch's own limit the function would run uncompiled, and hold all scores.
+    with torch._dynamo.config.patch(limits):  # noqa: SLF001 (torch documents these settings)
+        returned: Tensor = _flex()(
+            query,
+            key,
+            value,
+            score_mod=_triangle if causal else None,
+            scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
     return returned

@@ -294,20 +294,26 @@ class Chance:
         self._random: dict[Subject, dict[str, Any] | None] = {}
 
     def entry(
-        self, subject: Subject, problem: Problem, fails: Callable[[Subject], bool]
+        self,
+        subject: Subject,
+        problem: Problem,
+        fails: Callable[[Subject], bool],
+        *,
+        numbers: bool,
     ) -> dict[str, Any] | None:
         """The report's entry, None where chance decides nothing.
 
-        ``fails`` asks a subject the failing problem. Random numbers are looked for once.
+        ``fails`` asks a subject the failing problem; ``numbers`` says whether random numbers may
+        make it fail. They are looked for once.
         """
         unordered = unordered_entry(subject, fails, proven=subject in self._unordered)
         if unordered is not None:
             self._unordered.add(subject)
             return unordered
-        if subject not in self._random:
+        if numbers and subject not in self._random:
             self._random[subject] = None
             self._random[subject] = random_entry(subject, problem)
-        return self._random[subject]
+        return self._random.get(subject) if numbers else None
 
 
 def random_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:

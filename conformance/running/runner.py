@@ -308,7 +308,7 @@ class CandidateRun:
 
     def _reduced_result(self, failure: _Failure, clause_run: ClauseRun) -> ClauseResult:
         clause, subject, kind = failure.clause, failure.subject, failure.violation.kind
-        chance = self._of_chance(failure) if kind in WRONG_ANSWERS else None
+        chance = self._of_chance(failure) if kind in _OF_CHANCE else None
         if chance is not None and chance["name"] != UNORDERED and not clause.of_repetition:
             return _random_failure(failure, chance)
         tries = int(self.reductions_left * SHARE_OF_ONE_CLAUSE)
@@ -369,7 +369,8 @@ class CandidateRun:
             return examine(clause, asked, problem).violation is not None
 
         try:
-            return self._chance.entry(subject, problem, fails)
+            numbers = failure.violation.kind in WRONG_ANSWERS
+            return self._chance.entry(subject, problem, fails, numbers=numbers)
         except Exception as error:  # noqa: BLE001 (a verdict stands though its cause stays unknown)
             self._lost[subject] = lost_search_entry(_fault(error))
             return None
@@ -429,6 +430,10 @@ class CandidateRun:
             )
         except Exception as error:  # noqa: BLE001 (a verdict stands though nobody can be blamed)
             return {"step": "", "stage": "", "text": f"nobody can be blamed: {_own_fault(error)}"}
+
+
+# The kinds of violation that work in another order on a device may make.
+_OF_CHANCE: Final = (*WRONG_ANSWERS, "mutated", "memory")
 
 
 class _GivenUp(Exception):  # noqa: N818 (no error: the search for a name takes too long)
