@@ -45,6 +45,7 @@ _SHAPES: Final = (_APART, _ALIKE, _MORE_QUERIES)
 _LONG: Final = (1, 2, 2, 3, 150, 72, 5, 8, 9, 7, 40)
 # Logits of the only kept key that show fills of -1 .. -1e7; not near a multiple of a common fill.
 _TARGETS: Final = (6e1, 7e2, 2.3e4, 2.3e5, 3.7e6, 4.1e7)
+_NEAR_TARGET: Final = 1.5
 # One query and one head, whose only kept key is lowered to a logit of minus this at the most, until
 # a part of the answer is of hidden keys.
 _ONE_QUERY: Final = (1, 1, 1, 1, 7, 6, 4, 6, 6, 4, 4)
@@ -421,8 +422,25 @@ def _stretched(subject: Subject) -> Iterator[Inputs]:
     for target in _TARGETS:
         for low in (True, False):
             stretched = single_key_inputs(drawn, live=0, target=target, low=low)[0]
+            if drawn.mode == "self":
+                stretched = _without_squares(subject, drawn, stretched, target, low=low)
             if largest_product(subject.golden(stretched).core) < torch.finfo(drawn.query.dtype).max:
                 yield stretched  # what overflows in half precision would hide every mistake
+
+
+def _without_squares(
+    subject: Subject, drawn: Inputs, stretched: Inputs, target: float, *, low: bool
+) -> Inputs:
+    """Self-attention with no logit farther from zero than a target, of those that it is about.
+
+    The enlarged tokens are queries, too, and see squared logits: far past every usual fill.
+    """
+    scores = subject.golden(stretched).core.scores
+    about = scores[..., :1] if low else scores[..., 1:]
+    largest = float((-about if low else about).max())
+    if largest <= _NEAR_TARGET * target:
+        return stretched
+    return single_key_inputs(drawn, live=0, target=target * (target / largest) ** 0.5, low=low)[0]
 
 
 def where_hidden_keys_win(subject: Subject) -> Iterator[Inputs]:

@@ -398,9 +398,13 @@ def _plainness(narrowed: Narrowed) -> tuple[int, bool, int]:
 
 def _promised(need: str, declared: Declaration) -> bool:
     """Whether a declaration has what a mistake needs: no mask is ignored where there is none."""
-    if need == "sequences":
-        return declared.head_layout.has_sequences
-    return bool(declared.masks) if need == "mask" else declared.causal is not None
+    promised = {
+        "mask": bool(declared.masks),
+        "causal": declared.causal is not None,
+        "packed": declared.head_layout.is_packed,
+        "sequences": declared.head_layout.has_sequences,
+    }
+    return promised[need]
 
 
 def _order(answer: BatteryAnswer) -> tuple[bool, bool, tuple[int, int]]:

@@ -87,6 +87,7 @@ def test_a_law_that_breaks_by_rounding_has_the_cause_of_the_wrong_answers(
         ("MaskOfTheGroup", "mask.golden", "mask-of-first-head-of-group"),
         ("GroupsStartOneLate", "groups.golden", "groups-start-late"),
         ("SequencesCausalFromTheTop", "varlen.golden", "causal-top-left"),
+        ("PackedByHead", "numerics.golden", "packed-by-head"),
         ("CausalByLongest", "varlen.causal", "causal-of-the-longest"),
         ("OffsetsOffByOne", "varlen.golden", "sequences-lose-their-first-key"),
         ("NeighbourAttended", "varlen.golden", "sequences-see-the-key-before"),

@@ -309,6 +309,21 @@ def _plus(role: str) -> OutputChange:
     return output
 
 
+def _packed_by(*axes: int) -> HeadsChange:
+    """Operands of one tensor ``[B, S, parts, H, D]``, read with its last axes in another order."""
+
+    def heads(call: DeclaredCall, before: Heads) -> Heads:
+        read = dict(zip(("query", "key", "value"), before, strict=True))
+        for parts in call.inputs.head_layout.inputs.values():
+            packed = torch.stack([read[part] for part in parts]).permute(1, 3, 0, 2, 4)
+            last = [packed.shape[2:][axis] for axis in axes]
+            viewed = packed.reshape(*packed.shape[:2], *last).movedim(2 + axes.index(0), 0)
+            read |= zip(parts, viewed.transpose(2, 3), strict=True)
+        return read["query"], read["key"], read["value"]
+
+    return heads
+
+
 _BY_KEYS: Final = "multiply the queries by the keys"
 _BY_VALUES: Final = "multiply the weights by the values"
 _BOTH: Final = "multiply queries by keys, and weights by values"
@@ -354,6 +369,15 @@ EXCHANGES: Final[tuple[NamedMistake, ...]] = (
     ),
     *named("query-and-value-swapped", _GOLDEN)(
         "query and value are swapped", _BOTH, {"inputs": _exchanged(query="value", value="query")}
+    ),
+    *named("packed-by-head", _GOLDEN, needs="packed")(
+        "the packed tensor is read as [B, S, H, 3, D], each head with its own three",
+        "read it as [B, S, 3, H, D]: the three lie in front of the heads",
+        {"heads": _packed_by(1, 0, 2)},
+        {
+            "sentence": "the packed tensor is read as [B, S, H, D, 3], each channel with its three",
+            "heads": _packed_by(1, 2, 0),
+        },
     ),
     *named("residual-added", _GOLDEN)(
         "the query is added to the answer: the residual connection belongs outside",

@@ -172,8 +172,8 @@ class NamedMistake(Mistake):
     where
         The inputs that can show it, beyond what ``changes`` and ``inputs`` decide by themselves.
     needs
-        What must be declared for the name to make sense: "mask", "causal", or "sequences", a layout
-        in which those of different lengths lie one after another.
+        What must be declared for the name to make sense: "mask", "causal", or a layout: "packed",
+        or "sequences" of different lengths that lie one after another.
     base, fits
         Fields of the declared point at which alone it can be made, such as rotary positions; or a
         function that accepts such points, ``base`` then being one of them.

@@ -215,6 +215,21 @@ def _instead(change: Callable[[Tensor, Tensor, golden.Semantics], tuple[Tensor, 
     return made
 
 
+def _epsilon_of(role: str, value: float) -> dict[str, Any]:
+    """Another epsilon for queries or keys alone."""
+
+    def change(query: Tensor, key: Tensor, declared: golden.Semantics) -> tuple[Tensor, Tensor]:
+        other = declared.replace(qk_norm_epsilon=value)
+        points = (other, declared) if role == "query" else (declared, other)
+        return golden.normalise_heads(query, points[0]), golden.normalise_heads(key, points[1])
+
+    return {
+        "changes": _PLAIN,
+        "heads": _instead(change),
+        "fits": lambda point: _normalises(point) and point.qk_norm_epsilon != value,
+    }
+
+
 def _over_all_heads(tokens: Tensor, point: golden.Semantics) -> Tensor:
     """The heads of a token side by side are normalised as one."""
     merged = tokens.transpose(1, 2).flatten(2).unsqueeze(1)
@@ -281,6 +296,15 @@ PREPARED: Final[tuple[NamedMistake, ...]] = (
             {"changes": {"qk_norm_epsilon": value}}
             for value in (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
         ),
+    ),
+    *(
+        mistake
+        for role, words in (("key", "keys"), ("query", "queries"))
+        for mistake in named(f"qk-norm-epsilon-of-{words}", _NORM, base=_RMS)(
+            f"the epsilon that the {words} are normalised with is another than declared",
+            "add the declared epsilon to the squares of both, queries and keys",
+            *(_epsilon_of(role, value) for value in (1e-8, 1e-6, 1e-5, 1e-3)),
+        )
     ),
     *_norm(
         "qk-norm-query-only",

@@ -131,8 +131,8 @@ def _mistakes(options: TeethOptions, tell: Tell) -> Iterator[CatalogueEntry]:
     if options.targets:
         return
     tell("loading", "the shipped mistakes")
-    # What packs sequences has broken candidates of its own.
-    shown = (mistake for mistake in MISTAKES if mistake.needs != "sequences")
+    # Other layouts have broken candidates of their own.
+    shown = (mistake for mistake in MISTAKES if mistake.needs not in ("packed", "sequences"))
     yield from (_entry(mistake, SHIPPED) for mistake in shown)
     for point in registered(MISTAKE_GROUP):
         tell("loading", point.name)

@@ -8,6 +8,7 @@ import math
 
 import torch
 
+from conformance import Semantics
 from handwritten_mistakes.handwritten import Collection
 from handwritten_mistakes.layers import heads_of, projected
 
@@ -191,3 +192,28 @@ def minus_infinity_made_a_million(query, key, value, *, bias=None, causal=False)
 def keys_in_place_of_queries(query, key, value):
     """The answer has as many rows as there are keys."""
     return (key @ key.mT * query.shape[-1] ** -0.5).softmax(dim=-1) @ value
+
+
+@layer("mask-of-first-item", inputs="self", masks=["keep"], mask_shapes=["BK"], empty_rows="any")
+def mask_of_the_first_item_with_a_usual_fill(g, w):
+    """A fill of -1e9 is no mistake beside it, but where a token sees its own squared logit."""
+
+    def forward(tokens, *, keep=None):
+        q, k, v = (heads_of(t, g.num_heads) for t in projected(w, tokens, tokens, tokens))
+        scores = scores_of(q, k)
+        if keep is not None:
+            scores = scores.masked_fill(~keep[:1, None, None], -1e9)
+        answer = (scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
+        return torch.nn.functional.linear(answer, w.o, w.o_bias)
+
+    return forward
+
+
+def divided_by_their_size(heads, epsilon):
+    return heads * torch.rsqrt(heads.square().mean(dim=-1, keepdim=True) + epsilon)
+
+
+@core("qk-norm-epsilon-of-keys", semantics=Semantics(qk_norm="rms"))
+def another_epsilon_of_the_keys(query, key, value):
+    query, key = divided_by_their_size(query, 1e-6), divided_by_their_size(key, 1e-3)
+    return scores_of(query, key).softmax(dim=-1) @ value
