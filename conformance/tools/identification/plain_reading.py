@@ -31,8 +31,9 @@ from .points import (
     simple_points,
 )
 
+# No power of two, no square, and of another whole root than the plain probe's head size.
 OTHER_SIZES: Final[dict[str, int]] = {
-    "head_size": 8,
+    "head_size": 24,
     "num_heads": 2,
     "num_kv_heads": 2,
     "batch": 3,

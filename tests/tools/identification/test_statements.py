@@ -28,6 +28,7 @@ def record(name: str) -> dict[str, Any]:
     ("name", "said"),
     [
         ("with_one_more", "a one is added to the sum of the exponentials"),
+        ("rounded_root", "1/the root of the head size, rounded down"),
         ("sliding", "keys more than 1 before a query's own place are hidden in every call"),
         (
             "layer_sinks",
