@@ -211,17 +211,20 @@ class MistakeSearch:
     ) -> Iterator[Combination]:
         """Pairs of a mistake and one of others that together explain what the one alone does not.
 
-        The first answer that the one does not explain decides; the rest is to be judged.
+        The first answer decides that the one does not explain, and cannot change if there is such:
+        there the other is alone, as in every such pair. The rest is to be judged.
         """
         every = range(len(self.observed))
-        left = next((index for index in every if not self._explains(one, index)), None)
-        if left is None:
+        left = [index for index in every if not self._explains(one, index)]
+        if not left:
             return
+        apart = [index for index in left if not self._may_change(one, index)]
+        place = next(iter(apart or left))
         for two in others:
-            if one.name != two.name and self._may_change(two, left):
-                pair = (one, two)
-                if self._judge(pair, left):
-                    yield pair
+            if one.name == two.name or not self._may_change(two, place):
+                continue
+            if self._explains(two, place) if apart else self._judge((one, two), place):
+                yield one, two
 
     def _promising(self, end: int) -> list[Combination]:
         """Pairs that no verdict on one of the two alone rules out, the best supported first."""

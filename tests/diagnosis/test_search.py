@@ -91,3 +91,28 @@ def test_a_point_is_changed_once_for_a_search() -> None:
     other = point.replace(scale="none")
     assert mistake.at(other).scale == "none"
     assert mistake.at(point).scale == point.scale
+
+
+def unscaled_or_reversed(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+    """A scale of the call is ignored; items are reversed where there is a softcap."""
+    if options.get("softcap") is not None:
+        key, value = key.flip(0), value.flip(0)
+    return RIGHT(query, key, value, **{**options, "scale": None})
+
+
+def test_the_other_of_two_mistakes_is_judged_once_where_it_is_alone() -> None:
+    """What the first of two cannot change the other explains: for each first one the same."""
+    subject = DiagnosedSubject(Subject(core(unscaled_or_reversed), "float32"))
+    search = MistakeSearch(subject, Observation(subject).first, named_mistakes())
+    first = next(one for one in search.mistakes if one.name == "scale-argument-ignored")
+    pairs = list(search.completing(first, search.mistakes))
+    apart = next(
+        index
+        for index in range(len(search.observed))
+        if not search._explains(first, index) and not search._may_change(first, index)
+    )
+    assert "items-reversed" in {two.name for _, two in pairs}
+    assert all(search._judge(pair, apart) for pair in pairs)
+    judged = search._logits
+    assert list(search.completing(first, search.mistakes)) == pairs
+    assert search._logits == judged
