@@ -22,7 +22,15 @@ from ._steps import (
     unmasked_logits,
     weighing,
 )
-from .named_mistake import DeclaredCall, Heads, HeadsChange, InputsChange, NamedMistake, named
+from .named_mistake import (
+    CoreChange,
+    DeclaredCall,
+    Heads,
+    HeadsChange,
+    InputsChange,
+    NamedMistake,
+    named,
+)
 
 _BIAS: Final = "mask.bias-counts"
 
@@ -80,24 +88,38 @@ def _bias_after_softmax(call: DeclaredCall, attention: golden.Attention) -> gold
     return weighing(attention, golden.softmax(logits) + bias * attention.allowed)
 
 
-def _all_scaled(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
-    """The bias before the scale, minus infinities too: a scale that is not positive breaks them."""
-    inputs = call.inputs
-    if not has_bias(inputs) or attention.softcap is not None or attention.alibi is not None:
-        return None
-    bias = torch.zeros(1, dtype=torch.float64) if inputs.bias is None else inputs.bias.double()
-    bias = bias.masked_fill(~admitted_by_mask(call), -math.inf)
-    logits = attention.scale * (attention.query @ attention.key.mT + bias)
-    logits = logits.masked_fill(~admitted_by_structure(call), -math.inf)
-    empty = torch.isneginf(logits).all(dim=-1, keepdim=True)
-    return weighing(attention, torch.where(empty, attention.weights, torch.softmax(logits, -1)))
+def _all_scaled(*, triangle: bool) -> CoreChange:
+    """The bias before the scale, minus infinities too: a scale that is not positive breaks them.
+
+    With the ``triangle`` those of the causal flag as well.
+    """
+
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
+        inputs = call.inputs
+        given = has_bias(inputs) or (triangle and inputs.causal)
+        if not given or attention.softcap is not None or attention.alibi is not None:
+            return None
+        bias = torch.zeros(1, dtype=torch.float64) if inputs.bias is None else inputs.bias.double()
+        bias = bias.masked_fill(~admitted_by_mask(call), -math.inf)
+        hidden = ~admitted_by_structure(call)
+        bias = bias.masked_fill(hidden, -math.inf) if triangle else bias
+        logits = attention.scale * (attention.query @ attention.key.mT + bias)
+        logits = logits if triangle else logits.masked_fill(hidden, -math.inf)
+        empty = torch.isneginf(logits).all(dim=-1, keepdim=True)
+        return weighing(attention, torch.where(empty, attention.weights, torch.softmax(logits, -1)))
+
+    return core
 
 
 BIASES: Final[tuple[NamedMistake, ...]] = (
-    *named("bias-before-scale", _BIAS, where=has_bias)(
+    *named("bias-before-scale", _BIAS)(
         "the bias is added before the scaling and is scaled too",
         "scale the scores first, then add the bias",
-        {"core": _all_scaled},
+        {"core": _all_scaled(triangle=False), "where": has_bias},
+        {
+            "core": _all_scaled(triangle=True),
+            "where": lambda inputs: has_bias(inputs) or inputs.causal,
+        },
     ),
     *named("bias-ignored", _BIAS)(
         "the finite values of the bias are ignored",

@@ -217,3 +217,16 @@ def divided_by_their_size(heads, epsilon):
 def another_epsilon_of_the_keys(query, key, value):
     query, key = divided_by_their_size(query, 1e-6), divided_by_their_size(key, 1e-3)
     return scores_of(query, key).softmax(dim=-1) @ value
+
+
+@core("bias-before-scale", masks=["bias"], causal="bottom-right", features=["scale"])
+def added_before_the_scale_if_causal(query, key, value, *, bias=None, causal=False, scale=None):
+    """The minus infinities of the flag are scaled, too: with no positive scale they are none."""
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    bias = 0.0 if bias is None else bias
+    scores = query @ key.mT
+    if not causal:
+        return (scores * scale + bias).softmax(dim=-1) @ value
+    queries, keys = scores.shape[-2:]
+    hidden = torch.full((queries, keys), -math.inf).triu(1 + keys - queries)
+    return ((scores + hidden + bias) * scale).softmax(dim=-1) @ value
