@@ -79,6 +79,16 @@ def _turned_back(*axes: int) -> Callable[[DeclaredCall, golden.Attention], golde
     )
 
 
+def _tokens_before_heads(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+    require(not call.inputs.is_layer)  # its answer has no axis of heads
+    return _turned_back(1, 2)(call, attention)
+
+
+def _merged_heads(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+    behind = _tokens_before_heads(call, attention)
+    return dataclasses.replace(behind, output=behind.output.flatten(2))
+
+
 def _for_every_head(total: Callable[..., Tensor]) -> CoreChange:
     return with_output(
         lambda attention: total(attention.output, dim=1, keepdim=True).expand_as(attention.output)
@@ -138,6 +148,16 @@ LAYOUT: Final[tuple[NamedMistake, ...]] = (
         "the heads of one token attend to each other, not the tokens of one head",
         "transpose to (batch, heads, length, head size) before the scores",
         {"heads": _exchanged_axis(1), "core": _turned_back(1, 2)},
+    ),
+    *named("answer-with-tokens-before-heads", "shape.output")(
+        "the axes of heads and tokens of the answer have changed places",
+        "return the axes as the inputs have them: transpose(1, 2) once more, or once less",
+        {"core": _tokens_before_heads},
+    ),
+    *named("answer-with-heads-merged", "shape.output")(
+        "the answer has the heads of a token side by side, in one axis",
+        "return an axis of heads, as the queries have one",
+        {"core": _merged_heads},
     ),
     *named("batch-taken-for-tokens", "equivariance.batch-independent")(
         "batch and tokens are mixed up: each place attends over the items of the batch",

@@ -230,3 +230,16 @@ def added_before_the_scale_if_causal(query, key, value, *, bias=None, causal=Fal
     queries, keys = scores.shape[-2:]
     hidden = torch.full((queries, keys), -math.inf).triu(1 + keys - queries)
     return ((scores + hidden + bias) * scale).softmax(dim=-1) @ value
+
+
+@core("answer-with-tokens-before-heads")
+def not_transposed_back(query, key, value):
+    """Where there are as many heads as queries the shape is right."""
+    weights = (query @ key.mT * query.shape[-1] ** -0.5).softmax(dim=-1)
+    return (weights @ value).transpose(1, 2)
+
+
+@core("answer-with-heads-merged")
+def merged_as_a_layer_would(query, key, value):
+    weights = (query @ key.mT * query.shape[-1] ** -0.5).softmax(dim=-1)
+    return (weights @ value).transpose(1, 2).flatten(2)
