@@ -308,13 +308,13 @@ class Diagnostician:
         return next(filter(None, ways), [])
 
     def _of_gross_near(self, search: MistakeSearch) -> list[Explanation]:
-        """What explains wrong answers near the first failing problem too, if they alone are gross.
-
-        It explains calls in which any two options meet, too.
-        """
-        if not _wrong(self._wrong_near, GROSS):
+        """What explains wrong answers near the first failing problem too, if they alone are gross."""
+        base = self._first_problem
+        near = [] if base is None else answers_near(self.subject, base, (OWN, ENLARGED))
+        wrong = [answer for answer in near if answer.margin > 1.0]
+        if not _wrong(wrong, GROSS):
             return []
-        named = self._search([*search.observed, *self._wrong_near], search).singles()
+        named = self._search([*search.observed, *wrong], search).singles()
         return _explanations([made for made in named if self._explain_all(made, self._combined)])
 
     @cached_property
