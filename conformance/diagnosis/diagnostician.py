@@ -308,7 +308,7 @@ class Diagnostician:
         return next(filter(None, ways), [])
 
     def _of_gross_near(self, search: MistakeSearch) -> list[Explanation]:
-        """What explains wrong answers near the first failing problem too, if they alone are gross."""
+        """What explains wrong answers near the failing problem too, if they alone are gross."""
         base = self._first_problem
         near = [] if base is None else answers_near(self.subject, base, (OWN, ENLARGED))
         wrong = [answer for answer in near if answer.margin > 1.0]
