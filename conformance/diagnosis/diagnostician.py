@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, permutations
+from itertools import chain, islice, permutations
 from typing import Any, Final
 
 from ..base.record import LineEntry
@@ -287,11 +287,7 @@ class Diagnostician:
 
     @cached_property
     def _of_all(self) -> list[Explanation]:
-        """What explains every answer of the battery.
-
-        Single mistakes, losses of precision, single mistakes under conditions and statements of
-        what was read, then pairs.
-        """
+        """What explains every answer of the battery: single mistakes first, pairs last."""
         if not self._observation.whole:
             return []
         search = self._search(self._observation.whole, self._first_search)
@@ -344,6 +340,9 @@ class Diagnostician:
         yield self._both_confirmed(more.pairs())
         yield self._both_confirmed(search.supported_pairs())
         yield self._both_confirmed(self._read_besides(search))
+        # A mistake of the catalogue besides what is read.
+        said = chain.from_iterable(islice(self._reader.statements(search.observed), MOST_PARTIAL))
+        yield self._both_confirmed(search.pairs(search.among(list(said)).partial))
 
     def _both_confirmed(self, proposed: Iterable[Combination]) -> list[Explanation]:
         """Pairs in the order in which they explain as well what any two options change."""

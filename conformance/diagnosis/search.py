@@ -92,6 +92,7 @@ class MistakeSearch:
         _ = self._narrowing  # rows are compared once for all searches among these answers
         other = copy(self)
         other.mistakes = self._possible(mistakes)
+        other.__dict__.pop("partial", None)
         return other
 
     def _possible(self, mistakes: Sequence[NamedMistake]) -> list[NamedMistake]:
@@ -151,9 +152,12 @@ class MistakeSearch:
         """
         return Narrowing(sorted(self._given, key=_telling), self._compared)
 
-    def pairs(self) -> list[Combination]:
-        """Pairs that explain every answer, with a mistake that explains the plainest one alone."""
-        for one in self.partial[:MOST_PARTIAL]:
+    def pairs(self, partial: Sequence[NamedMistake] | None = None) -> list[Combination]:
+        """Pairs that explain every answer, with a mistake that explains the plainest one alone.
+
+        That is one of ``partial``, else of the mistakes that are searched.
+        """
+        for one in (self.partial if partial is None else partial)[:MOST_PARTIAL]:
             pairs = [
                 pair
                 for pair in self.completing(one, self._usual_ways())

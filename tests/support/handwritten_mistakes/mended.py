@@ -243,3 +243,17 @@ def not_transposed_back(query, key, value):
 def merged_as_a_layer_would(query, key, value):
     weights = (query @ key.mT * query.shape[-1] ** -0.5).softmax(dim=-1)
     return (weights @ value).transpose(1, 2).flatten(2)
+
+
+@core(
+    "visibility: without keys (the last key) after the softmax+mask-inverted",
+    masks=["keep"],
+    empty_rows="zeros",
+)
+def inverted_and_the_last_key_left_out(query, key, value, *, keep=None):
+    """What shows without a mask is read; the other is of the catalogue."""
+    scores = scores_of(query, key)
+    if keep is not None:
+        scores = scores.masked_fill(keep, -math.inf)
+    weights = scores.softmax(dim=-1).nan_to_num()
+    return weights[..., :-1] @ value[..., :-1, :]
