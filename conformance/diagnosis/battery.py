@@ -45,6 +45,8 @@ _SHAPES: Final = (_APART, _ALIKE, _MORE_QUERIES)
 _LONG: Final = (1, 2, 2, 3, 150, 72, 5, 8, 9, 7, 40)
 # Logits of the only kept key that show fills of -1 .. -1e7; not near a multiple of a common fill.
 _TARGETS: Final = (6e1, 7e2, 2.3e4, 2.3e5, 3.7e6, 4.1e7)
+# The lowest logit is two thirds of them: between fills of -3e4, -5e4, -6e4 or -65504, and -1e5.
+_TARGETS_OF_THE_TRIANGLE: Final = (*_TARGETS, 6e4, 8.3e4, 1.2e5)
 _NEAR_TARGET: Final = 1.5
 # One query and one head, whose only kept key is lowered to a logit of minus this at the most, until
 # a part of the answer is of hidden keys.
@@ -487,7 +489,7 @@ def _lowered(subject: Subject) -> Iterator[Inputs]:
     if base is None:
         return
     drawn = subject.inputs(base)
-    for target in _TARGETS:
+    for target in _TARGETS_OF_THE_TRIANGLE:
         lowered = lowered_key(drawn, live=0, target=target)
         if largest_product(subject.golden(lowered).core) < torch.finfo(drawn.query.dtype).max:
             yield lowered

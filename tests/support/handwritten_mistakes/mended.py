@@ -257,3 +257,14 @@ def inverted_and_the_last_key_left_out(query, key, value, *, keep=None):
         scores = scores.masked_fill(keep, -math.inf)
     weights = scores.softmax(dim=-1).nan_to_num()
     return weights[..., :-1] @ value[..., :-1, :]
+
+
+@core("causal-fill-1e5", causal="bottom-right", empty_rows="any")
+def future_filled_with_a_hundred_thousand(query, key, value, *, causal=False):
+    """Another fill of the triangle than -5e4 and -65504, which it is not called."""
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    if causal:
+        queries, keys = scores.shape[-2:]
+        hidden = torch.ones(queries, keys, dtype=torch.bool).triu(1 + keys - queries)
+        scores = scores.masked_fill(hidden, -1e5)
+    return scores.softmax(dim=-1) @ value
