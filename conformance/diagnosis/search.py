@@ -11,12 +11,14 @@ from itertools import islice
 from operator import or_
 from typing import Final
 
+import torch
+
 from ..clauses.subject import Subject
 from ..declare.declaration import Declaration
 from ..oracle.comparison import GROSS
 from ..problems.inputs import Inputs
 from ..tolerance import model
-from .agreement import BatteryAnswer, RowComparison
+from .agreement import BatteryAnswer, RowComparison, within
 from .conditions import plainness
 from .mistaken_answer import (
     ActedAnswers,
@@ -320,7 +322,29 @@ class MistakeSearch:
                 return False
         if len(made) == 1 and self._unable.get(id(made[0])):
             return False  # it is made under a condition
-        return self._leaves_little(made)
+        return self._leaves_little(made) and self._each_matters(made)
+
+    def _each_matters(self, made: Combination) -> bool:
+        """Whether each of some mistakes changes a wrong answer that is made by the others.
+
+        One that changes none explains nothing: it makes bounds wider.
+        """
+        wrong = [answer for i, answer in enumerate(self.observed) if self.wrong >> i & 1]
+        rests = [tuple(one for one in made if one is not left) for left in made]
+        return len(made) == 1 or all(
+            any(self._differ(made, rest, answer) for answer in wrong) for rest in rests
+        )
+
+    def _differ(self, made: Combination, rest: Combination, answer: BatteryAnswer) -> bool:
+        try:
+            both, one = (self._acted(each, answer.inputs).output for each in (made, rest))
+        except NotExpressible:
+            return False
+        if both.shape != one.shape:
+            return True
+        fits = both.shape == answer.exact.output.shape
+        bound = answer.exact.bound if fits else torch.zeros_like(both)
+        return not bool(within(both, one, bound).all())
 
     def _leaves_little(self, made: Combination) -> bool:
         """Whether next to nothing is left of all that is wrong; else any small error would fit."""

@@ -116,3 +116,18 @@ def test_the_other_of_two_mistakes_is_judged_once_where_it_is_alone() -> None:
     judged = search._logits
     assert list(search.completing(first, search.mistakes)) == pairs
     assert search._logits == judged
+
+
+def reversed_alone(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+    """Values reversed, and nothing else."""
+    return RIGHT(query, key, value.flip(-2), **options)
+
+
+def test_what_changes_nothing_is_no_second_mistake() -> None:
+    """A pair with a mistake that no wrong answer shows is refused, though both explain it."""
+    subject = DiagnosedSubject(Subject(core(reversed_alone), "float32"))
+    search = MistakeSearch(subject, Observation(subject).whole, named_mistakes())
+    named = {one.name: one for one in named_mistakes()}
+    reversed_values, silent = named["values-reversed"], named["values-clipped-to-half"]
+    assert search.explains_every((reversed_values,))
+    assert not search.explains_every((reversed_values, silent))
