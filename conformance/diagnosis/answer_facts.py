@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ..base.mistake import NO_MISTAKE, UNKNOWN
-from ..calls.calling import CandidateFailure, Forward
+from ..calls.calling import Answer, Arguments, CandidateFailure, Forward
 from ..calls.devices import CPU, forked_random, kind_of, seed_random, synchronise
 from ..clauses.modules import COUNTED, equal_tokens, shares_of
-from ..clauses.subject import Subject
+from ..clauses.subject import Differentiator, Subject
 from ..oracle.comparison import AXES
 from ..problems.edges import edge_problems
 from ..problems.inputs import Inputs
@@ -343,11 +343,17 @@ class Waiting(Subject):
     def __init__(self, subject: Subject, *, before: bool, after: bool) -> None:
         vars(self).update(vars(subject))
         self.before, self.after = before, after
+        self.gradients = Differentiator(self)
 
     def forward(self, inputs: Inputs) -> Forward:
         """The candidate's own, between two moments at which its device has nothing left to do."""
-        own = super().forward(inputs)
+        return self._waiting(super().forward(inputs))
 
+    def call_with(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
+        """The call of any forward, such as one that was built for gradients, in the same way."""
+        return super().call_with(self._waiting(forward), call_arguments, inputs)
+
+    def _waiting(self, own: Forward) -> Forward:
         def waiting(*positional: Any, **keywords: Any) -> Any:
             if self.before:
                 synchronise(self.device)

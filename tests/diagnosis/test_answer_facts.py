@@ -17,8 +17,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from candidates.broken.modules import DropoutInEval
 from candidates.eager import EagerCore
 from conformance.clauses.subject import Subject
-from conformance.diagnosis import Diagnostician, diagnose
-from conformance.diagnosis.answer_facts import random_entry
+from conformance.diagnosis import Diagnostician, answer_facts, diagnose
+from conformance.diagnosis.answer_facts import Waiting, random_entry
 
 
 def facts_of(function: Callable[..., Tensor], **promises: Any) -> tuple[dict[str, Any], str]:
@@ -228,3 +228,14 @@ def test_random_answers_blame_nothing_else() -> None:
     again = run_clause(core(_Dropping(), **NONE), "state.repeatable", explain=True)
     assert again.reason.startswith("the same call made twice gives two answers")
     assert [entry["name"] for entry in again.diagnosis] == ["dropout-left-on"]
+
+
+def test_a_device_is_waited_for_where_gradients_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before and after the one call, as for answers."""
+    waited: list[str] = []
+    monkeypatch.setattr(answer_facts, "synchronise", waited.append)
+    subject = Subject(core(scaled_dot_product_attention, **BARE_FLOAT32), "float32")
+    waiting = Waiting(subject, before=True, after=True)
+    inputs = waiting.inputs(problem())
+    waiting.gradients.of(inputs, torch.ones(inputs.output_shape))
+    assert waited == ["cpu", "cpu"]
