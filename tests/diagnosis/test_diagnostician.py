@@ -234,3 +234,31 @@ def test_what_is_gross_near_a_failing_problem_is_named_before_precision_is_tried
     assert not tried.called
     (diagnostician,) = run._diagnosticians.values()
     assert "whole" not in vars(diagnostician._observation)
+
+
+def banded(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+) -> Tensor:
+    """The left end of the window is exclusive: with none before it a query loses its own key."""
+    behind = query.shape[2] - key.shape[2]
+    ahead = torch.arange(key.shape[2]) - torch.arange(query.shape[2])[:, None] + behind
+    left, right = (-1, -1) if window is None else window
+    kept = (ahead <= 0) | (not causal)
+    kept &= ((ahead > -left) | (left < 0)) & ((ahead <= right) | (right < 0))
+    scores = (query @ key.mT * query.shape[-1] ** -0.5).masked_fill(~kept, -torch.inf)
+    return scores.softmax(-1).nan_to_num() @ value
+
+
+def test_a_mistake_that_empties_rows_has_one_name_in_every_call() -> None:
+    """A row that loses its last key is open, so that no second name is made for calls with such."""
+    promises = {"masks": [], "causal": "bottom-right", "features": ["window"]}
+    candidate = core(banded, empty_rows="zeros", **promises)  # type: ignore[arg-type]  # by name
+    only = ("mask.causal-combined", "window.golden", "window.causal")
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=only, dtypes=("float32",))
+    named = {entry["name"] for one in run.planned() for entry in run.run(one).diagnosis}
+    assert named == {"window-one-narrower"}

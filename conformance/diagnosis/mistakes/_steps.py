@@ -153,11 +153,14 @@ def biased(attention: golden.Attention, capped: Tensor) -> Tensor:
 def relogited(attention: golden.Attention, logits: Tensor) -> golden.Attention:
     """The softmax over the keys of other logits, ignored ones among them at minus infinity.
 
-    Rows without a finite logit keep what their rule gives them.
+    Rows that had no finite logit keep what their rule gives them; those that lose theirs are open.
     """
-    empty = torch.isneginf(logits).all(dim=-1, keepdim=True)
+    empty = torch.isneginf(logits).all(dim=-1)
     weights = golden.softmax(logits, sinks=attention.sinks)
-    weights = torch.where(empty, attention.weights, weights)
+    keeping = (empty & attention.empty).unsqueeze(-1)
+    weights = torch.where(keeping, attention.weights, weights)
+    if attention.sinks is None:  # a sink alone makes a row of zeros
+        attention = emptied(attention, empty)
     return weighing(dataclasses.replace(attention, logits=logits), weights)
 
 
