@@ -52,6 +52,7 @@ _CHANGED: Final = (
     {"key_length": 40},
     {"key_length": 70},
     {"key_length": 130},
+    {"key_length": 300},  # a tile of 128 is no longer the last one
     {"query_length": 33, "key_length": 33},
     {"head_size": 4},
     {"head_size": 7},

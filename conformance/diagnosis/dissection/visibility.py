@@ -159,21 +159,27 @@ def visibility_statements(reading: Reading) -> Iterator[NamedMistake]:
 
 
 def _described(reading: Reading, chosen: Tensor, others: Tensor) -> list[tuple[Cells, ...]] | None:
-    """The fewest properties that all chosen cells have and none of the others has together."""
+    """The fewest properties that all chosen cells have and none of the others has together.
+
+    Of those of one number alone the first few, and limits: other calls tell them apart.
+    """
     if not chosen.any():
         return [()]
-    every = [*_tables(reading.call), *_limited(reading, chosen, others)]
+    limits_of_keys = list(_limited(reading, chosen, others))
+    every = [*_tables(reading.call), *limits_of_keys]
     tables = [(cells, table[others]) for cells, table in every if bool(table[chosen].all())]
     if not others.any():
         return [(EVERY,), *((cells,) for cells, _ in tables[:4])]
     left = [int.from_bytes(table.numpy().tobytes()) for _, table in tables]
+    exact = {cells for (cells, _), more in zip(tables, left, strict=True) if not more}
     for count in range(1, MOST_PROPERTIES + 1):
         together = (
             some for some in combinations(range(len(left)), count) if not _common(left, some)
         )
         described = [tuple(tables[i][0] for i in some) for some in islice(together, MOST_ALIKE)]
         if described:
-            return described
+            limits_alone = [(cells,) for cells, _ in limits_of_keys if cells in exact]
+            return [*described, *(one for one in limits_alone if one not in described)]
     return None
 
 

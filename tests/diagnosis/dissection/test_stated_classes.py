@@ -53,6 +53,17 @@ def test_another_operand_is_stated_beside_a_softcap() -> None:
     assert entry["name"] == "logits: the key averaged over the heads"
 
 
+def two_tiles_at_most(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A loop over as many tiles of 64 keys as were once enough."""
+    return scaled(query, key[:, :, :128]).softmax(-1) @ value[:, :, :128]
+
+
+def test_keys_past_a_fixed_number_are_no_last_tile() -> None:
+    """Where two tiles of keys are read of however many, it is not the last one that is lost."""
+    entry = said(two_tiles_at_most)
+    assert entry["name"] == "visibility: without keys past the first 128"
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("change", "words"),
