@@ -126,7 +126,10 @@ def _too_far(subject: Subject, inputs: Inputs, output: Tensor) -> bool:
 
 def _loss_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
     """The simplest of the losses that leave the least; others that leave as little are doubts."""
-    speaking = [_Lossy(subject, *pair) for pair in wrong]
+    # Without a finite row, where the format overflowed, an answer says nothing.
+    speaking = [one for one in (_Lossy(subject, *pair) for pair in wrong) if one.total > 0.0]
+    if not speaking:
+        return None
     for losses in (LOSSES, EIGHT_BITS, SUMS):
         entry = _entry_of(speaking, losses)
         if entry is not None:

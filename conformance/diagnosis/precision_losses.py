@@ -87,23 +87,17 @@ def rounded_logits(rounding: Rounding) -> LossyOutput:
     return lambda core: _weights(core, rounding(core.logits)) @ core.value
 
 
-def rounded_exponentials(rounding: Rounding) -> LossyOutput:
-    """As a fused kernel does it: rounded for the product only, not for the sum."""
-
-    def output(core: golden.Attention) -> Tensor:
-        largest = _largest_weight(core)
-        return (rounding(core.weights / largest) * largest) @ core.value
-
-    return output
-
-
 def rounded_softmax(rounding: Rounding) -> LossyOutput:
     """Rounded before the softmax and after it."""
     return lambda core: rounding(_weights(core, rounding(core.logits))) @ core.value
 
 
 def rounded_operands(roles: str, rounding: Rounding) -> LossyOutput:
-    """Rounded before their products: what ``roles`` name of query, key, weights and values."""
+    """Rounded before their products: what ``roles`` name of query, key, weights and values.
+
+    "e" in place of "w" are the exponentials, as a fused kernel multiplies them: rounded for the
+    product with the values only, not for their sum.
+    """
 
     def output(core: golden.Attention) -> Tensor:
         query, key, value = (
@@ -114,7 +108,12 @@ def rounded_operands(roles: str, rounding: Rounding) -> LossyOutput:
         if "q" in roles or "k" in roles:
             apart = query @ key.transpose(-1, -2) - core.query @ core.key.transpose(-1, -2)
             weights = _weights(core, _moved_logits(core, core.scale * apart))
-        return (rounding(weights) if "w" in roles else weights) @ value
+        if "w" in roles:
+            weights = rounding(weights)
+        elif "e" in roles:
+            largest = _largest(weights)
+            weights = rounding(weights / largest) * largest
+        return weights @ value
 
     return output
 
@@ -176,7 +175,7 @@ def rounded_unnormalised(rounding: Rounding, at_once: int) -> LossyOutput:
     """Every partial sum rounded, of weights that are divided by their sum afterwards."""
 
     def output(core: golden.Attention) -> Tensor:
-        largest = _largest_weight(core)
+        largest = _largest(core.weights)
         return added_up(core.weights / largest, core.value, rounding, at_once) * largest
 
     return output
@@ -186,7 +185,7 @@ def rounded_denominator(rounding: Rounding, at_once: int) -> LossyOutput:
     """Every partial sum of exponentials rounded."""
 
     def output(core: golden.Attention) -> Tensor:
-        exponentials = core.weights / _largest_weight(core)
+        exponentials = core.weights / _largest(core.weights)
         ones = torch.ones(exponentials.shape[-1], 1, dtype=torch.float64)
         total = exponentials.sum(dim=-1, keepdim=True)
         return core.output * total / added_up(exponentials, ones, rounding, at_once).clamp_min(1.0)
@@ -198,14 +197,14 @@ def rounded_total(rounding: Rounding) -> LossyOutput:
     """The sum rounded once, when it is complete."""
 
     def output(core: golden.Attention) -> Tensor:
-        total = (core.weights / _largest_weight(core)).sum(dim=-1, keepdim=True)
+        total = (core.weights / _largest(core.weights)).sum(dim=-1, keepdim=True)
         return core.output * total / rounding(total).clamp_min(1.0)
 
     return output
 
 
-def _largest_weight(core: golden.Attention) -> Tensor:
-    largest = core.weights.amax(dim=-1, keepdim=True)
+def _largest(weights: Tensor) -> Tensor:
+    largest = weights.amax(dim=-1, keepdim=True)
     return torch.where(largest > 0.0, largest, 1.0)
 
 
@@ -314,13 +313,18 @@ _ROUNDED: Final[tuple[tuple[str, str, Callable[[Rounding], LossyOutput]], ...]] 
     (
         "weights-in",
         "the exponentials are rounded to {} before they meet the values",
-        rounded_exponentials,
+        _operands("e"),
     ),
     ("values-in", "the values are rounded to {} before they meet the weights", _operands("v")),
     (
         "weights-and-values-in",
         "weights and values are rounded to {} before their product",
         _operands("wv"),
+    ),
+    (
+        "weights-and-values-in",
+        "exponentials and values are rounded to {} before their product",
+        _operands("ev"),
     ),
     ("scores-in", "the scores are rounded to {} before the softmax", rounded_scores),
     (
@@ -343,6 +347,11 @@ _ROUNDED: Final[tuple[tuple[str, str, Callable[[Rounding], LossyOutput]], ...]] 
     ("key-in", "the key is rounded to {} before it meets the query", _operands("k")),
     ("scores-from", "query and key are rounded to {} before their product", _operands("qk")),
     ("products-in", "the operands of both products are rounded to {}", _operands("qkwv")),
+    (
+        "products-in",
+        "the operands of both products, exponentials in the second, are rounded to {}",
+        _operands("qkev"),
+    ),
 )
 # Stages that are rounded on purpose: the fix says what to declare.
 _WITH_REMEDY: Final = ("scores-from", "products-in")

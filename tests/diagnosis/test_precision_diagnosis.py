@@ -145,6 +145,9 @@ def core_with(*, name: str, query: bool = False, key: bool = False, **stages: bo
         def mix(self, weights: Tensor, value: Tensor) -> Tensor:
             if stages.get("weights"):
                 weights = rounded(weights, name)
+            if stages.get("exponentials"):  # as a fused kernel has them, not divided by their sum
+                largest = weights.amax(dim=-1, keepdim=True).clamp_min(1e-30)
+                weights = rounded(weights / largest, name) * largest
             if stages.get("value"):
                 value = rounded(value, name)
             output = super().mix(weights, value)
@@ -159,7 +162,9 @@ ROUNDED_STAGES = {
     ("query", "key"): "scores-from",
     ("value",): "values-in",
     ("weights", "value"): "weights-and-values-in",
+    ("exponentials", "value"): "weights-and-values-in",
     ("query", "key", "weights", "value"): "products-in",
+    ("query", "key", "exponentials", "value"): "products-in",
     ("output",): "computed-in",
 }
 
@@ -181,6 +186,17 @@ def test_rounded_stage_is_named_with_its_format(stages: tuple[str, ...], name: s
     product = ROUNDED_STAGES[stages] in {"scores-from", "products-in"}
     assert ("declare tf32" in entry["fix"]) == (product and name == "tf32")
     assert "ten bits" not in entry["text"]
+
+
+def test_what_overflows_says_nothing() -> None:
+    """Operands in float16 are named, though some problems lead past its largest number."""
+
+    class Overflows(EagerCore):
+        def scores(self, call: Call, key_heads: Tensor) -> Tensor:
+            call = call.replace(query=call.query.half().to(call.query.dtype))
+            return super().scores(call, key_heads.half().to(key_heads.dtype))
+
+    assert entry_of(core(Overflows()))["name"] == "scores-from-float16"
 
 
 @pytest.mark.one_in(2)
