@@ -54,6 +54,10 @@ PLACES: Final = (
     Places("the last key", _more_keys),
     Places("the first key", _at_zero),
     Places("the first key that is not cached", lambda inputs: inputs.past),
+    Places(
+        "the last key, less the number of cached keys",
+        lambda inputs: _more_keys(inputs) - inputs.past,
+    ),
     Places("the middle of the keys", lambda inputs: _more_keys(inputs) // 2),
     Places(
         "the last key, or the first one where there are more queries than keys",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Final
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from ..._golden import golden
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
-from ..mistakes._steps import BLOCKS, weighing
+from ..mistakes._steps import BLOCKS, require, weighing
 from .reading import Reading, statement
 
 TileValues = Callable[[DeclaredCall, golden.Attention], Tensor | None]
@@ -115,19 +116,19 @@ def tile_statements(reading: Reading) -> Iterator[NamedMistake]:
     call, attention = reading.call, reading.attention
     if reading.nearly_right:
         return
+    for cut, (words, share) in product(_cuts(reading.sizes.key_length), _SHARES.items()):
+        core = _of_own_softmaxes(cut, share)
+        if reading.agree(reading.weights, core(call, attention).weights):
+            yield statement(
+                f"{cut.name}: a softmax of each, {words}",
+                f"{cut.each} has a softmax of its own, and their answers are {words}",
+                f"weigh the answer of each {cut.one} by exp(its log-sum-exp - that of the whole "
+                "row)",
+                core=core,
+            )
     for size in BLOCKS[1:]:
         if reading.sizes.key_length <= size:
             continue
-        for words, share in _SHARES.items():
-            core = _of_own_softmaxes(size, share)
-            if reading.agree(reading.weights, core(call, attention).weights):
-                yield statement(
-                    f"tiles of {size}: a softmax of each, {words}",
-                    f"each tile of {size} keys has a softmax of its own, and their answers are "
-                    f"{words}",
-                    "weigh the answer of each tile by exp(its log-sum-exp - that of the whole row)",
-                    core=core,
-                )
         grown = growth(attention.logits, size)
         for loop in (Loop(size, *how) for how in product(_TIMES, _TIMES, (True, False))):
             if loop.is_right:
@@ -153,6 +154,8 @@ def _statement(loop: Loop) -> NamedMistake:
     )
 
 
+# Numbers of parts that keys are split into.
+_PARTS: Final = (2, 3, 4, 8)
 # How the answers of tiles become one, by the number of keys in each tile: their weights.
 _SHARES: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "averaged": lambda counts: torch.ones_like(counts) / len(counts),
@@ -161,11 +164,55 @@ _SHARES: Final[dict[str, Callable[[Tensor], Tensor]]] = {
 }
 
 
+@dataclass(frozen=True)
+class _Cut:
+    """How keys are cut: the lengths, of a number of keys; a name, and words for each and for one.
+
+    What gets no key is no tile.
+    """
+
+    name: str
+    each: str
+    one: str
+    lengths: Callable[[int], list[int]]
+
+
+def _cuts(keys: int) -> Iterator[_Cut]:
+    """Tiles of one size, and as many parts of however many keys: as they are split for decoding."""
+    for size in BLOCKS[1:]:
+        if keys > size:
+            yield _Cut(
+                f"tiles of {size}", f"each tile of {size} keys", "tile", partial(_tiles_of, size)
+            )
+    for count in _PARTS:
+        if keys >= count:
+            for words, lengths in ((" (longer ones last)", _even), ("", _longest_first)):
+                each = f"each of {count} parts of the keys{words}"
+                cut = partial(lengths, count)
+                yield _Cut(f"{count} parts of the keys{words}", each, "part", cut)
+
+
+def _tiles_of(size: int, keys: int) -> list[int]:
+    return [min(size, keys - start) for start in range(0, keys, size)]
+
+
+def _even(count: int, keys: int) -> list[int]:
+    """Cut at the multiples of a fraction of the keys, rounded down."""
+    return [(part + 1) * keys // count - part * keys // count for part in range(count)]
+
+
+def _longest_first(count: int, keys: int) -> list[int]:
+    """Cut as torch.chunk does."""
+    return _tiles_of(-(-keys // count), keys) if keys else []
+
+
 def _of_own_softmaxes(
-    size: int, share: Callable[[Tensor], Tensor]
+    cut: _Cut, share: Callable[[Tensor], Tensor]
 ) -> Callable[[DeclaredCall, golden.Attention], golden.Attention]:
     def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        tiles = attention.logits.split(size, -1)
+        lengths = [length for length in cut.lengths(attention.logits.shape[-1]) if length]
+        require(bool(lengths))
+        tiles = attention.logits.split(lengths, -1)
         counts = torch.tensor([tile.shape[-1] for tile in tiles], dtype=torch.float64)
         softmaxes = [golden.softmax(tile) for tile in tiles]
         weights = torch.cat(

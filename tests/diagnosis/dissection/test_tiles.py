@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -39,3 +40,26 @@ def test_a_sum_that_is_rescaled_twice_is_stated(summed: int, totalled: int, text
 
     (entry,) = diagnose(Subject(core(attend, **PLAIN), "float32"))
     assert text in entry["text"]
+
+
+@pytest.mark.parametrize(
+    ("halves", "name"),
+    [
+        (lambda keys: keys.tensor_split(2, -2), "2 parts of the keys: a softmax of each, averaged"),
+        (
+            lambda keys: keys.split([keys.shape[-2] // 2, -(-keys.shape[-2] // 2)], -2),
+            "2 parts of the keys (longer ones last): a softmax of each, averaged",
+        ),
+    ],
+)
+def test_halves_of_the_keys_that_do_not_know_of_each_other(halves: Any, name: str) -> None:
+    """Keys split for decoding into parts whose answers are averaged, of however many keys."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        pairs = [(k, v) for k, v in zip(halves(key), halves(value), strict=True) if k.shape[-2]]
+        scale = query.shape[-1] ** -0.5
+        answers = [(query @ k.mT * scale).softmax(-1) @ v for k, v in pairs]
+        return torch.stack(answers).mean(0)
+
+    (entry,) = diagnose(Subject(core(attend, **PLAIN), "float32"))
+    assert entry["name"] == name
