@@ -20,12 +20,11 @@ from conformance.clauses.subject import Subject
 from conformance.diagnosis import Diagnostician
 from conformance.diagnosis.agreement import BatteryAnswer
 from conformance.diagnosis.battery import answers_near, battery
-from conformance.diagnosis.diagnostician import Explanation
 from conformance.diagnosis.mistaken_answer import Combination, act
 from conformance.diagnosis.mistakes import MISTAKES, NamedMistake, NotExpressible, touches_any
 from conformance.diagnosis.neighbours import OWN
 from conformance.diagnosis.scale_diagnosis import scale_entry
-from conformance.diagnosis.statement_search import explains
+from conformance.diagnosis.statement_search import Explanation, explains
 from conformance.oracle.oracle import Oracle, evaluate
 from conformance.problems.inputs import Inputs
 from conformance.tools.teeth.mistaken_candidates import ActedCore, ActedLayer, Evaluation

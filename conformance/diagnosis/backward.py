@@ -18,7 +18,7 @@ from ..problems.problem import Problem
 from ..tolerance import model
 from .battery import answer_to
 from .dissection.backward import backward_statements
-from .earlier_calls import SECOND_CALL, keeps_state
+from .earlier_calls import SECOND_CALL, keeps_state, state_entry
 from .mistakes import BACKWARD, NamedMistake, NotExpressible
 from .mistakes.backward_pass import gradients_with
 from .mistakes.named_mistake import Gradients
@@ -41,6 +41,8 @@ PRECISE: Final = ("float32", "float64")
 FORMATS: Final = (torch.bfloat16, torch.float16)
 # The clauses whose problems need not have an option without which gradients may be right.
 WHOLE: Final = ("gradients.golden", "gradients.options")
+# The clause whose gradients are of two calls.
+TWO_CALLS: Final = "gradients.accumulate"
 
 
 _OF_STRIDES: Final[dict[str, Any]] = {
@@ -100,6 +102,8 @@ class BackwardDiagnostician:
         """What a clause may fail of alone, where no gradient on its own is wrong."""
         if keeps_state(self.subject, problem):
             return [SECOND_CALL]
+        if clause == TWO_CALLS and (entry := state_entry(self.subject)):
+            return [entry]
         if clause == "gradients.strided" and self._ignores_strides(problem):
             return [_OF_STRIDES]
         return []

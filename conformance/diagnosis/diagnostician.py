@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice, permutations
 from typing import Any, Final
@@ -24,8 +23,10 @@ from .conditions import plainness
 from .dissection import StatementReader, statements
 from .dissection.returned_weights import explain_weights
 from .earlier_calls import (
+    EARLIER_CALLS,
     SECOND_CALL,
     keeps_state,
+    makes_law_fail,
     of_second_calls,
     order_entry,
     second_calls,
@@ -38,25 +39,25 @@ from .neighbours import ENLARGED, OWN, RESIZED, neighbours
 from .picture import Illustrator
 from .precision_diagnosis import plain, precision_entry, spread_over
 from .scale_diagnosis import scale_entry
-from .search import MOST_PARTIAL, MistakeSearch, is_special_case
-from .statement_search import OTHER_VALUES, StatementSearch, explains
+from .search import MOST_PARTIAL, MistakeSearch
+from .statement_search import (
+    OTHER_VALUES,
+    Explanation,
+    StatementSearch,
+    changes_answer,
+    explains,
+    explanations_of,
+)
 
-MOST_REPORTED: Final = 6
 # The clauses that judge returned weights whatever the problem asks for, and their gradient.
 RETURNS_WEIGHTS: Final = ("shape.weights",)
 OF_WEIGHTS: Final = "gradients.weights"
 # The clause that compares the answers of two devices.
 ACROSS_DEVICES: Final = "device.matches-cpu"
+# How often values are drawn that a mistake may change the answer to.
+MOST_SEEDS: Final = 4
 # Failing problems whose neighbours are searched for what explains them.
 MOST_SEARCHES: Final = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Explanation:
-    """One entry of the report, with the mistakes that it names; none for a loss of precision."""
-
-    entry: dict[str, Any]
-    made: Combination = ()
 
 
 class Diagnostician:
@@ -80,7 +81,7 @@ class Diagnostician:
         self._said_at = ""
         self._searches = 0
         self._orders = 0
-        self._order: dict[str, Any] = {}
+        self._state: dict[str, Any] = {}
         self._illustrator = Illustrator(subject)
         self._finder = LineFinder(subject)
         self._reader = StatementReader(subject)
@@ -143,17 +144,26 @@ class Diagnostician:
             explained = wrong_weights or self.backward.explain(clause.id, problem)
             return self._of_second_calls if explained == [SECOND_CALL] else explained
         # The answers are wrong, and wrong gradients are a consequence.
-        entries = [one.entry for one in self.explanations]
-        if entries:
-            return shared_confidence(entries)
+        if self.explanations:
+            made = [one.entry for one in self.explanations if self._is_made(one, problem)]
+            return shared_confidence(made)
         return self._of_earlier_calls(None, None) or [self._unknown(clause, None)]
+
+    def _is_made(self, explanation: Explanation, problem: Problem) -> bool:
+        """Whether what explains other answers changes those to a problem, or with other values."""
+        seeds = range(problem.seed, problem.seed + MOST_SEEDS)
+        drawn = [problem.replace(overrides=None, values="normal", seed=seed) for seed in seeds]
+        asked = map(self.subject.inputs, (problem, *drawn))
+        made = explanation.made
+        return not made or any(changes_answer(self.subject, made, inputs) for inputs in asked)
 
     def _of_earlier_calls(
         self, problem: Problem | None, shown: BatteryAnswer | None
     ) -> list[dict[str, Any]]:
         """What is said where earlier calls make an answer wrong; empty for all others."""
         if self._of_state is not None:
-            return [self._of_state]
+            self._state = self._of_state
+            return [self._state]
         if problem is not None and not self._anything_wrong and keeps_state(self.subject, problem):
             return self._of_second_calls
         order = self._of_order(problem, shown)
@@ -165,16 +175,16 @@ class Diagnostician:
         That is the answer to the failing problem, else the plainest wrong one of the battery.
         """
         own = problem if shown is not None and shown.margin > 1.0 else None
-        if self._order and own is not None:  # the call that this answer is wrong after
-            return order_entry(self.subject, own) or self._order
-        if own is None and not self._order:
+        if self._state and own is not None:  # the call that this answer is wrong after
+            return order_entry(self.subject, own) or self._state
+        if own is None and not self._state:
             wrong = (one for one in self.observed if one.problem is not None and one.margin > 1.0)
             plainest = min(wrong, key=lambda one: plainness(one.inputs), default=None)
             own = None if plainest is None else plainest.problem
         if own is not None and self._orders < MOST_SEARCHES:
             self._orders += 1
-            self._order = order_entry(self.subject, own) or {}
-        return self._order
+            self._state = order_entry(self.subject, own) or {}
+        return self._state
 
     def _located(
         self, entries: list[dict[str, Any]], problem: Problem | None
@@ -311,7 +321,7 @@ class Diagnostician:
         if not _wrong(wrong, GROSS):
             return []
         named = self._search([*search.observed, *wrong], search).singles()
-        return _explanations([made for made in named if self._explain_all(made, self._combined)])
+        return explanations_of([made for made in named if self._explain_all(made, self._combined)])
 
     @cached_property
     def _wrong_near(self) -> list[BatteryAnswer]:
@@ -325,11 +335,11 @@ class Diagnostician:
 
         Each is confirmed near the first failing problem.
         """
-        yield _explanations([m for m in search.singles() if self._explain_all(m, self._near)])
+        yield explanations_of([m for m in search.singles() if self._explain_all(m, self._near)])
         yield _of_precision(precision_entry(self.subject, spread_over(search.observed)))
         yield self._both_confirmed(search.pairs())
         observed = [*search.observed, *self._near, *self._resized]
-        yield from map(_explanations, self._statements(observed).explained())
+        yield from map(explanations_of, self._statements(observed).explained())
         pairs = [(answer.inputs, answer.output) for answer in observed]
         yield _of_precision(scale_entry(self.subject, pairs))
 
@@ -348,7 +358,7 @@ class Diagnostician:
         """Pairs in the order in which they explain as well what any two options change."""
         orders = chain.from_iterable(map(permutations, proposed))
         everywhere = (one for one in orders if self._explain_all(one, self._combined))
-        return _explanations([one for one in everywhere if self._explain_all(one, self._near)])
+        return explanations_of([one for one in everywhere if self._explain_all(one, self._near)])
 
     @cached_property
     def _near(self) -> list[BatteryAnswer]:
@@ -394,7 +404,7 @@ class Diagnostician:
         observed = [*self._observation.whole, *near]
         if not _wrong(observed, GROSS):
             return []
-        return _explanations(next(filter(None, self._statements(observed).explained()), []))
+        return explanations_of(next(filter(None, self._statements(observed).explained()), []))
 
     def _fits(
         self, explanation: Explanation, clause: Clause | None, problem: Problem | None
@@ -417,20 +427,26 @@ class Diagnostician:
         Each is acted out on the problem on which the clause failed. The answers may differ there:
         that is why the failure has no name of its own.
         """
-        return next((str(one.entry["name"]) for one in self._breaking(clause, problem)), "")
+        names = (str(one.entry["name"]) for one in self._breaking(clause, problem))
+        kept = str(self._state.get("name", ""))
+        return next(names, "") or (kept if makes_law_fail(self.subject, clause, problem) else "")
 
     def _of_law(self, clause: Clause, problem: Problem) -> list[dict[str, Any]]:
         """What makes a clause fail that compares answers with each other alone.
 
-        A way to answer that breaks it, if the answers to the battery have been explained by one.
+        A way to answer that breaks it, if the answers to the battery have been explained by one,
+        or what is kept of earlier calls.
         """
         candidate = self.subject.candidate
         if not candidate.golden_known or candidate.kind == "positions":
             return []
         self._first_problem = self._first_problem or problem
-        if not self._anything_wrong:
-            return []
-        return shared_confidence([one.entry for one in self._breaking(clause, problem)])
+        breaking = self._breaking(clause, problem) if self._anything_wrong else ()
+        entries = shared_confidence([one.entry for one in breaking])
+        if entries or not makes_law_fail(self.subject, clause, problem):
+            return entries
+        self._state = self._state or self._of_state or EARLIER_CALLS
+        return [self._state]
 
     def _breaking(self, clause: Clause, problem: Problem) -> Iterator[Explanation]:
         """The explanations that make a clause fail on a problem when they are acted out.
@@ -475,24 +491,3 @@ def _asks_for_weights(clause: Clause, problem: Problem | None) -> bool:
 
 def _of_precision(entry: dict[str, Any] | None) -> list[Explanation]:
     return [] if entry is None else [Explanation(entry=entry)]
-
-
-def _explanations(combinations: list[Combination]) -> list[Explanation]:
-    """Each name once, without the special cases of what explains as much."""
-    names = {frozenset(mistake.name for mistake in made) for made in combinations}
-    named: dict[frozenset[str], Combination] = {}
-    for made in combinations:
-        if not is_special_case(made, names):
-            named.setdefault(frozenset(mistake.name for mistake in made), made)
-    return [
-        Explanation(
-            entry={
-                "name": "+".join(mistake.name for mistake in made),
-                "text": "; ".join(mistake.sentence for mistake in made),
-                "fix": "; ".join(mistake.fix for mistake in made),
-                "confidence": 1.0,
-            },
-            made=made,
-        )
-        for made in list(named.values())[:MOST_REPORTED]
-    ]

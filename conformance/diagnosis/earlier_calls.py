@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import sys
@@ -15,6 +16,8 @@ from torch import Tensor
 from ..base.mistake import UNKNOWN
 from ..calls.calling import CandidateFailure, arguments, guarded
 from ..calls.devices import taken
+from ..calls.recording import Recording
+from ..clauses.registry import Clause
 from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
 from ..errors import UsageError
@@ -25,6 +28,7 @@ from ..targets import loading
 from ..targets.resolving import candidates_in, object_of
 from ..targets.target_strings import split_target
 from ..tolerance import model
+from .agreement import BatteryAnswer
 from .battery import answer_to, plain_problem
 from .neighbours import OWN, neighbours, with_size
 
@@ -34,6 +38,14 @@ SECOND_CALL: Final[dict[str, Any]] = {
     "name": "state: something of the first call in the second",
     "text": "the answer to the same call is another the second time: something is kept from call "
     "to call",
+    "fix": _FIX,
+    "confidence": 1.0,
+}
+# The same of an answer that some earlier call makes wrong.
+EARLIER_CALLS: Final[dict[str, Any]] = {
+    "name": "state: something of earlier calls",
+    "text": "the answer depends on earlier calls: this call is answered rightly where it is the "
+    "first",
     "fix": _FIX,
     "confidence": 1.0,
 }
@@ -233,12 +245,11 @@ def order_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
     A copy of the candidate that has made no call answers rightly, and wrongly after some earlier
     call, with other values as well. Where no such call is found, it is said that some call decides.
     """
-    if not _right_anew(subject, problem):
+    if not right_anew(subject, subject.inputs(problem)):
         return None
     for what, earlier in _earlier_calls(subject, problem):
-        if _right_anew(subject, problem, earlier) is False and _confirmed(
-            subject, problem, earlier
-        ):
+        made = subject.inputs(problem), subject.inputs(earlier)
+        if right_anew(subject, *made) is False and _confirmed(subject, problem, earlier):
             return {
                 "name": f"state: something of an earlier call with {what}",
                 "text": "the answer depends on earlier calls: this call is answered rightly where "
@@ -247,13 +258,20 @@ def order_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
                 "confidence": 1.0,
                 "after": {"call": f"a call with {what}", "problem": earlier.as_json()},
             }
-    return {
-        "name": "state: something of earlier calls",
-        "text": "the answer depends on earlier calls: this call is answered rightly where it is "
-        "the first",
-        "fix": _FIX,
-        "confidence": 1.0,
-    }
+    return EARLIER_CALLS
+
+
+def makes_law_fail(subject: Subject, clause: Clause, problem: Problem) -> bool:
+    """Whether a clause meets a wrong answer to a call that is answered rightly as the first."""
+    recording = Recording()
+    with subject.recorded(recording), contextlib.suppress(CandidateFailure):
+        clause.check(subject, problem)
+    answers = (
+        BatteryAnswer(subject=subject, inputs=call.inputs, output=call.output.double())
+        for call in recording.calls
+        if call.output is not None
+    )
+    return any(one.margin > 1.0 and right_anew(subject, one.inputs) for one in answers)
 
 
 def _confirmed(subject: Subject, problem: Problem, earlier: Problem) -> bool:
@@ -261,17 +279,19 @@ def _confirmed(subject: Subject, problem: Problem, earlier: Problem) -> bool:
     shown = False
     for time, changes in enumerate(_OTHERWISE):
         other, before = (
-            one.replace(overrides=None, seed=one.seed + (2 + time) * _OTHER_SEED, **changes)
+            subject.inputs(
+                one.replace(overrides=None, seed=one.seed + (2 + time) * _OTHER_SEED, **changes)
+            )
             for one in (problem, earlier)
         )
-        if not _right_anew(subject, other):
+        if not right_anew(subject, other):
             return False
-        shown = shown or _right_anew(subject, other, before) is False
+        shown = shown or right_anew(subject, other, before) is False
     return shown
 
 
-def _right_anew(subject: Subject, *problems: Problem) -> bool | None:
-    """Whether a copy without calls answers the first problem rightly, after the others.
+def right_anew(subject: Subject, *calls: Inputs) -> bool | None:
+    """Whether a copy without calls answers the first inputs rightly, after the others.
 
     None where there is no such copy, or no answer.
     """
@@ -279,10 +299,10 @@ def _right_anew(subject: Subject, *problems: Problem) -> bool | None:
     if candidate is None:
         return None
     copy = Subject(candidate, subject.dtype, subject.device, sealed=subject.sealed)
-    problem, *earlier = problems
+    inputs, *earlier = calls
     for one in earlier:
-        answer_to(copy, copy.inputs(one))
-    answer = answer_to(copy, copy.inputs(problem))
+        answer_to(copy, one)
+    answer = answer_to(copy, inputs)
     return None if answer is None else answer.margin <= 1.0
 
 

@@ -9,9 +9,12 @@ against a proposal are learnt from in the next round.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, islice
-from typing import Final
+from typing import Any, Final
+
+import torch
 
 from ..clauses.subject import Subject
 from ..problems.inputs import Inputs
@@ -31,8 +34,10 @@ from .mistaken_answer import (
 from .mistakes import NamedMistake, NotExpressible, touches_any
 from .narrowing import Narrowed, made_under
 from .neighbours import OWN, at_unseen_sizes, with_size
-from .search import MistakeSearch
+from .search import MistakeSearch, is_special_case
 
+# Explanations that are reported.
+MOST_REPORTED: Final = 6
 # Rounds of proposals: what spoke against those of one is learnt from in the next.
 MOST_ROUNDS: Final = 3
 # Proposals of a round that are tried on problems that nothing was learnt from.
@@ -61,6 +66,18 @@ def explains(subject: Subject, made: Combination, answer: BatteryAnswer) -> bool
     return answer.agrees(acted)
 
 
+def changes_answer(subject: Subject, made: Combination, inputs: Inputs) -> bool:
+    """Whether mistakes answer otherwise than rightly in any way, or may: it cannot be said."""
+    if not _touches_any(subject, made, inputs):
+        return False
+    try:
+        output = _acted(subject, made, inputs).output
+    except NotExpressible:
+        return True
+    exact = subject.golden(inputs).output
+    return output.shape != exact.shape or not torch.equal(output.nan_to_num(), exact.nan_to_num())
+
+
 def _touches_any(subject: Subject, made: Combination, inputs: Inputs) -> bool:
     if isinstance(subject, DiagnosedSubject):
         return any(subject.acted.touches(one, inputs) for one in made)
@@ -71,6 +88,14 @@ def _acted(subject: Subject, made: Combination, inputs: Inputs) -> MistakenAnswe
     if len(made) == 1 and isinstance(subject, DiagnosedSubject):
         return subject.acted.of(made[0], inputs)
     return act(subject.oracle, subject.declaration.semantics, made, inputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """One entry of the report, with the mistakes that it names; none for a loss of precision."""
+
+    entry: dict[str, Any]
+    made: Combination = ()
 
 
 class StatementSearch:
@@ -319,3 +344,24 @@ class StatementSearch:
 
 def _length(narrowed: Narrowed) -> int:
     return len(narrowed.mistake.sentence)
+
+
+def explanations_of(combinations: list[Combination]) -> list[Explanation]:
+    """Each name once, without the special cases of what explains as much."""
+    names = {frozenset(mistake.name for mistake in made) for made in combinations}
+    named: dict[frozenset[str], Combination] = {}
+    for made in combinations:
+        if not is_special_case(made, names):
+            named.setdefault(frozenset(mistake.name for mistake in made), made)
+    return [
+        Explanation(
+            entry={
+                "name": "+".join(mistake.name for mistake in made),
+                "text": "; ".join(mistake.sentence for mistake in made),
+                "fix": "; ".join(mistake.fix for mistake in made),
+                "confidence": 1.0,
+            },
+            made=made,
+        )
+        for made in list(named.values())[:MOST_REPORTED]
+    ]

@@ -39,6 +39,13 @@ _TOGETHER: Final = {
 _OF_NON_FINITE_INPUTS: Final = "mask.no-leak-nonfinite"
 # What to change where a clause that no other way to compute attention explains has failed.
 _FIXES_OF_CLAUSES: Final = {
+    "state.inputs-unchanged": (
+        "write into no input: use operations that are not in place, or work on a copy"
+    ),
+    "gradients.empty-row-finite": (
+        "let nothing that is not finite be computed for a row without keys, such as 0 / 0: where() "
+        "and nan_to_num() mend the answer, and not the gradient"
+    ),
     "state.dropout": (
         "drop each weight by itself, drawn anew for each call, and divide those that are kept by "
         "1 - p: torch.nn.functional.dropout does that"

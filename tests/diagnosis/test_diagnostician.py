@@ -262,3 +262,34 @@ def test_a_mistake_that_empties_rows_has_one_name_in_every_call() -> None:
     run = CandidateRun(candidate, profile=PROFILES["quick"], only=only, dtypes=("float32",))
     named = {entry["name"] for one in run.planned() for entry in run.run(one).diagnosis}
     assert named == {"window-one-narrower"}
+
+
+def unscaled_in_tiles(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> Tensor:
+    """Sums that are not rescaled, and a guarded division whose gradient is not."""
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    scores = scores if keep is None else scores.masked_fill(~keep, -torch.inf)
+    largest = torch.full_like(query[..., :1], -torch.inf)
+    mixed, total = torch.zeros(()), torch.zeros(())
+    for tile, values in zip(scores.split(4, -1), value.split(4, -2), strict=True):
+        grown = torch.maximum(largest, tile.amax(-1, keepdim=True))
+        finite = grown.masked_fill(torch.isneginf(grown), 0.0)
+        powers = (tile - finite).exp()
+        mixed = mixed + powers @ values
+        total = total * (largest - finite).exp() + powers.sum(-1, keepdim=True)
+        largest = grown
+    return torch.where(total > 0.0, mixed / total, 0.0)
+
+
+def test_gradients_where_no_wrong_answer_is_made_are_another_mistake() -> None:
+    """One tile is answered rightly: NaN in the gradients of an empty row is no sum's doing."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        return unscaled_in_tiles(query, key, value, keep)
+
+    candidate = core(attend, masks=["keep"], causal=None, features=["gradients"])
+    only = ("numerics.golden", "gradients.golden", "gradients.empty-row-finite")
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=only, dtypes=("float32",))
+    results = [run.run(planned) for planned in run.planned()]
+    named = {one.id: [entry["name"] for entry in one.diagnosis] for one in results}
+    assert named["numerics.golden"] == named["gradients.golden"] == ["accumulator-not-rescaled"]
+    assert named["gradients.empty-row-finite"] == []

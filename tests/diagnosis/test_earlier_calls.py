@@ -129,3 +129,43 @@ def test_second_call_is_dissected(tmp_path: Path) -> None:
 def test_answers_that_are_not_finite_are_no_earlier_answers(tmp_path: Path) -> None:
     """Two NaN are not equal: nothing is said of earlier calls."""
     assert state_entry(subject_of(NOT_FINITE, tmp_path)) is None
+
+
+CACHE = """
+class Cached(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
+            torch.nn.Linear(4, 4) for _ in range(4)
+        )
+        self.heads, self.kept = 2, None
+
+    def forward(self, x):
+        q, k, v = (
+            project(x).unflatten(-1, (2, 2)).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if self.kept is not None and self.kept[0].shape[0] == k.shape[0]:
+            k, v = (torch.cat(pair, 2) for pair in zip(self.kept, (k, v)))
+        self.kept = k.detach(), v.detach()
+        weights = (q @ k.mT / 2**0.5).softmax(-1)
+        return self.o_proj((weights @ v).transpose(1, 2).flatten(2))
+
+cached = conformance.module(Cached(), inputs="self")
+"""
+
+
+def test_a_cache_that_is_never_cleared_is_one_cause(tmp_path: Path) -> None:
+    """What compares answers alone, and gradients that two calls add up, blame what is kept too."""
+    run = CandidateRun(
+        subject_of(CACHE, tmp_path).candidate,
+        profile=PROFILES["quick"],
+        only=("state.no-memory", "state.call-order", "gradients.accumulate"),
+        dtypes=("float32",),
+    )
+    results = [run.run(planned) for planned in run.planned()]
+    names = [
+        one.diagnosis[0]["name"] if one.diagnosis else run.explained_by(one) for one in results
+    ]
+    assert names == ["state: the keys and values of an earlier call before its own"] * len(names)
+    assert len(names) == len(run.only)

@@ -118,3 +118,31 @@ def test_a_window_without_a_limit_that_is_taken_for_a_number_is_told(
     )
     (entry,) = diagnose(Subject(candidate, "float32"))
     assert entry["text"].endswith(words)
+
+
+def without_the_past(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    causal: bool = False,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
+) -> Tensor:
+    """Places are made of the new keys alone, and the cached ones lie before them."""
+    more = key.shape[2] - query.shape[2]
+    if past_key is not None and past_value is not None:
+        key, value = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
+    scores = query @ key.mT / math.sqrt(query.shape[-1])
+    if causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(more + 1)
+        scores = scores.masked_fill(hidden, -math.inf)
+    return scores.softmax(-1).nan_to_num() @ value
+
+
+def test_places_that_forget_the_cache_are_said() -> None:
+    """Queries counted from the last key as if none were cached: only calls with a cache show it."""
+    promises = {"masks": [], "causal": "bottom-right", "features": ["kv_cache"]}
+    subject = Subject(core(without_the_past, empty_rows="zeros", **promises), "float32")
+    (entry,) = diagnose(subject)
+    assert entry["name"] == "band: moved, from the last key, less the number of cached keys"
