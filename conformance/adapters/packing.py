@@ -97,6 +97,7 @@ class Holder:
             view.copy_(part)
 
     def _as_rows(self, stored: Tensor) -> Tensor:
+        stored = stored.view(stored.shape[:2])  # that of a convolution has axes of size one behind
         return stored.T if self.transposed else stored
 
 

@@ -11,6 +11,7 @@ from typing import Final
 from torch import nn
 
 from ..base.parameter_names import role_of
+from ..base.printable_text import few
 from ..errors import DeclarationError
 from .packing import FUSED_LAYOUTS, Holder, StoredProjections
 
@@ -93,7 +94,7 @@ def _check_readable(name: str, owner: nn.Module) -> None:
 
 def _of_owner(prefix: str, owner: nn.Module) -> Iterator[Leaf]:
     for name, parameter in owner.named_parameters(recurse=False):
-        if parameter.dim() != _MATRIX:
+        if parameter.dim() != _MATRIX and not _mixes_channels(owner, name):
             continue
         bias = getattr(owner, "bias", None) if name == "weight" else None
         yield Leaf(
@@ -106,8 +107,15 @@ def _of_owner(prefix: str, owner: nn.Module) -> Iterator[Leaf]:
         )
 
 
+def _mixes_channels(owner: nn.Module, name: str) -> bool:
+    """Whether a weight is that of a convolution over one token, which is a matrix."""
+    if not isinstance(owner, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) or name != "weight":
+        return False
+    return owner.groups == 1 and all(size == 1 for size in owner.kernel_size)
+
+
 def _orientations(owner: nn.Module, name: str) -> tuple[bool, ...]:
-    if isinstance(owner, (nn.Linear, nn.MultiheadAttention)):
+    if isinstance(owner, (nn.Linear, nn.MultiheadAttention)) or _mixes_channels(owner, name):
         return (False,)
     if "Conv1D" in type(owner).__name__ or not name.endswith("weight"):
         return (True, False)
@@ -152,6 +160,16 @@ _FUSED_COUNTS: Final[dict[int, tuple[str, ...]]] = {
 _ROLES: Final = "qkvo"
 _MOST_LEAVES: Final = 7
 
+# What is done where the weights are kept in no matrices.
+_OWN_WEIGHTS: Final = (
+    "declare it with the weights that it has, conformance.fixed_layer(module, "
+    "conformance.ProjectionWeights(q=…, k=…, v=…, o=…), num_heads=…), each reshaped to a matrix "
+    "[out, in] in which a head's rows are neighbours"
+)
+_NO_MATRICES: Final = f"no matrices: {_OWN_WEIGHTS}"
+# Parameters of which a sentence says the shape.
+_MOST_SHOWN: Final = 4
+
 Assignment = Mapping[str, Leaf]
 
 
@@ -178,14 +196,21 @@ def options(shown: str, module: nn.Module, projections: Mapping[str, str] | None
     else:
         assignments = _by_name(result)
     if not assignments:
-        titles = ", ".join(leaf.title for leaf in result) or "none at all"
-        msg = (
-            f"{shown} has no matrices that could be query, key and value projections (it has "
-            f"{titles}): pass projections={{'q': …, 'k': …, 'v': …, 'o': …}} with the names of "
-            "its layers, or use conformance.fixed_layer"
-        )
+        titles = ", ".join(leaf.title for leaf in result)
+        if titles:
+            what = f"it has {titles}): pass projections={{'q': …, 'k': …, 'v': …, 'o': …}} with "
+            what += "the names of its layers, or use conformance.fixed_layer"
+        else:
+            what = f"{_others(module)}): {_OWN_WEIGHTS}"
+        msg = f"{shown} has no matrices that could be query, key and value projections ({what}"
         raise DeclarationError(msg)
     return Options(tuple(assignments), biases, tuple(result), len(assignments) == 1)
+
+
+def _others(module: nn.Module) -> str:
+    """The parameters that are no matrices, with their shapes."""
+    shapes = [f"{name} {list(one.shape)}" for name, one in module.named_parameters()]
+    return f"it has {few(shapes, _MOST_SHOWN)}" if shapes else "it has no parameters"
 
 
 def recipes(assignment: Assignment, biases: tuple[Holder, ...]) -> Iterator[StoredProjections]:
@@ -242,10 +267,8 @@ def _as_named(shown: str, result: list[Leaf], declared: Mapping[str, str]) -> As
             )
             raise DeclarationError(msg)
         if path not in by_title:
-            msg = (
-                f"projections names {path!r}, but {shown} has "
-                f"{', '.join(leaf.title for leaf in result)}"
-            )
+            titles = ", ".join(leaf.title for leaf in result)
+            msg = f"projections names {path!r}, but {shown} has {titles or _NO_MATRICES}"
             raise DeclarationError(msg)
     letters = "".join(declared)
     if not {"q", "k", "v"} <= set(letters) or len(set(letters)) < len(letters):
