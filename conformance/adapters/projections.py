@@ -167,6 +167,10 @@ _OWN_WEIGHTS: Final = (
     "[out, in] in which a head's rows are neighbours"
 )
 _NO_MATRICES: Final = f"no matrices: {_OWN_WEIGHTS}"
+_NO_WEIGHTS: Final = (
+    "it has no parameters): where it takes heads that are projected already, pass a function that "
+    "calls it to conformance.core"
+)
 # Parameters of which a sentence says the shape.
 _MOST_SHOWN: Final = 4
 
@@ -201,16 +205,11 @@ def options(shown: str, module: nn.Module, projections: Mapping[str, str] | None
             what = f"it has {titles}): pass projections={{'q': …, 'k': …, 'v': …, 'o': …}} with "
             what += "the names of its layers, or use conformance.fixed_layer"
         else:
-            what = f"{_others(module)}): {_OWN_WEIGHTS}"
+            shapes = [f"{name} {list(one.shape)}" for name, one in module.named_parameters()]
+            what = f"it has {few(shapes, _MOST_SHOWN)}): {_OWN_WEIGHTS}" if shapes else _NO_WEIGHTS
         msg = f"{shown} has no matrices that could be query, key and value projections ({what}"
         raise DeclarationError(msg)
     return Options(tuple(assignments), biases, tuple(result), len(assignments) == 1)
-
-
-def _others(module: nn.Module) -> str:
-    """The parameters that are no matrices, with their shapes."""
-    shapes = [f"{name} {list(one.shape)}" for name, one in module.named_parameters()]
-    return f"it has {few(shapes, _MOST_SHOWN)}" if shapes else "it has no parameters"
 
 
 def recipes(assignment: Assignment, biases: tuple[Holder, ...]) -> Iterator[StoredProjections]:
