@@ -71,6 +71,8 @@ class MistakenAnswer:
         room = model.ACTED_ROOM * min(grown, model.MOST_GROWN) ** 2
         # Where the right answer is next to nothing, so is its bound: numbers are rounded anyway.
         rounded = model.ACTED_ROOM * torch.finfo(self.inputs.query.dtype).eps * largest
+        if grown > model.MOST_GROWN:  # exponentials that no sum divides: a logit's error is theirs
+            rounded *= max(1.0, largest_size(self.core.scores))
         wide = max(room * float(_finite(exact.bound).max()), rounded)
         return torch.full_like(self.output, wide)
 

@@ -8,6 +8,7 @@ that were not read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from itertools import chain, product
@@ -285,12 +286,13 @@ def _plainest(answers: Sequence[BatteryAnswer]) -> list[BatteryAnswer]:
     return list(dict.fromkeys(chosen.values()))
 
 
-def _size(answer: BatteryAnswer) -> tuple[bool, bool, int, int]:
-    """How hard an answer is to read: of unusual values, of one query or key, of many features."""
+def _size(answer: BatteryAnswer) -> tuple[bool, bool, bool, int, int]:
+    """How hard an answer is to read: unusual values, no numbers, one query or key, features."""
     inputs, sizes = answer.inputs, answer.inputs.geometry
     features = sum(condition.holds(inputs) for condition in CONDITIONS)
     return (
         not inputs.generic,
+        not math.isfinite(float(answer.output.sum())),
         min(sizes.query_length, sizes.key_length) == 1,
         features,
         sizes.logits,

@@ -160,13 +160,14 @@ class Place:
     """What weights and an additive mask are made into, behind the softmax.
 
     The mask is zero at hidden keys, or with ``minus_infinity`` that. Rows without keys are spared,
-    but for ``empty_too``.
+    but for ``empty_too``. Unless it ``hides``, the softmax knows nothing of it.
     """
 
     words: str
     join: Callable[[Tensor, Tensor], Tensor]
     minus_infinity: bool = False
     empty_too: bool = False
+    hides: bool = True
 
 
 def fill_of_layer_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
@@ -228,6 +229,11 @@ _PLACES: Final = (
         minus_infinity=True,
         empty_too=True,
     ),
+    Place(
+        "added to the weights with its minus infinities, and hides no key from the softmax",
+        torch.add,
+        hides=False,
+    ),
     *(
         place
         for words, join in (
@@ -269,6 +275,10 @@ def _joined(place: Place) -> CoreChange:
     def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
         if not has_bias(call.inputs):
             return None
+        if not place.hides:
+            return weighing(
+                attention, place.join(_unbiased(call, attention), _whole_bias(call.inputs))
+            )
         bias = call.inputs.bias
         given = torch.zeros(1, dtype=torch.float64) if bias is None else bias.double()
         given = torch.where(attention.allowed, given, 0.0)
@@ -283,6 +293,14 @@ def _joined(place: Place) -> CoreChange:
         return weighing(attention, weights)
 
     return core
+
+
+def _unbiased(call: DeclaredCall, attention: golden.Attention) -> Tensor:
+    """The weights of a call without its additive mask; zero in rows from which all is hidden."""
+    reached = admitted_by_structure(call).expand_as(attention.weights)
+    finite = 0.0 if attention.bias is None else torch.nan_to_num(attention.bias, neginf=0.0)
+    logits = (unmasked_logits(attention) - finite).masked_fill(~reached, -math.inf)
+    return torch.where(reached.any(-1, keepdim=True), golden.softmax(logits), 0.0)
 
 
 _OF_ITS_OWN: Final = (

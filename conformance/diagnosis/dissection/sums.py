@@ -165,6 +165,15 @@ ROWS: Final = (
 )
 
 
+# Numbers that are the same for all rows of a call.
+OF_CALLS: Final = (
+    RowNumbers(
+        "the part of all keys of all queries that is not hidden",
+        lambda _c, a: _row(a.allowed.double().mean().log(), a),
+    ),
+)
+
+
 def _softmax_of_tiles(axis: int, size: int) -> Callable[[Tensor], Tensor]:
     """A softmax of its own for each tile of queries or of keys; nothing is left of one tile."""
     return lambda logits: torch.cat(
@@ -391,7 +400,6 @@ def sum_statements(reading: Reading) -> Iterator[NamedMistake]:
                 "do not multiply the answer: the weights of a row sum to one",
                 core=_times(_everywhere(number)),
             )
-        return
     yield from _proposals(reading, rows, ratio)
 
 
@@ -425,7 +433,7 @@ def _proposals(reading: Reading, rows: Tensor, ratio: Tensor) -> Iterator[NamedM
     """
     call, attention = reading.call, reading.attention
     total = _log_sum(call, attention)[rows]
-    for term in ROWS:
+    for term in OF_CALLS if _constant(ratio, reading.same) else (*ROWS, *OF_CALLS):
         log_values = term.log_values(call, attention)[rows]
         some = ~torch.isneginf(log_values)  # where a number is zero, nothing is added
         if not some.any() or bool(((ratio[~some] - 1.0).abs() > reading.same).any()):
@@ -461,12 +469,11 @@ def _constant(values: Tensor, same: float) -> bool:
 def _times(
     factor: Callable[[DeclaredCall, golden.Attention], Tensor | float],
 ) -> Callable[[DeclaredCall, golden.Attention], golden.Attention]:
-    """The weights of each row times a factor."""
+    """The weights of each row times a factor; rows whose factor is no number are open."""
 
     def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
         weights = attention.weights * factor(call, attention)
-        return weighing(
-            attention, torch.where(attention.empty[..., None], attention.weights, weights)
-        )
+        opened = emptied(attention, ~torch.isfinite(weights).all(dim=-1))
+        return weighing(opened, torch.where(opened.empty[..., None], attention.weights, weights))
 
     return core

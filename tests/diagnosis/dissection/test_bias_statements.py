@@ -44,6 +44,12 @@ def joined(join: Logits) -> Callable[..., Tensor]:
     return attend
 
 
+def behind(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None) -> Tensor:
+    """A core whose softmax knows nothing of the additive mask, which the weights get as it is."""
+    weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+    return (weights if bias is None else weights + bias) @ v
+
+
 STATED: dict[str, tuple[Callable[..., Tensor], str]] = {
     "below": (
         added(lambda bias: bias.clamp(min=-1.0).masked_fill(bias.isneginf(), -math.inf)),
@@ -58,6 +64,10 @@ STATED: dict[str, tuple[Callable[..., Tensor], str]] = {
         "bias: clamped to at least -7000, minus infinity too",
     ),
     "times": (joined(torch.mul), "bias: multiplied with the weights"),
+    "behind the softmax alone": (
+        behind,
+        "bias: added to the weights with its minus infinities, and hides no key from the softmax",
+    ),
     "renormalised": (
         joined(lambda weights, bias: (weights + bias) / (weights + bias).sum(-1, keepdim=True)),
         "bias: added to the weights, which are divided by their sum then",

@@ -401,3 +401,29 @@ def test_tokens_of_an_earlier_call_are_told_of_self_attention() -> None:
     entry = state_entry(Subject(layer(Keeping, **bare), "float32"))
     assert entry is not None
     assert entry["name"] == "state: the keys and values of an earlier call before its own"
+
+
+def test_a_sum_over_some_keys_is_told_where_a_mask_hides_them_and_answers_explode() -> None:
+    """Rows whose sum is zero may answer anything; others are off by what their logits are off."""
+
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, *, keep: Tensor | None = None, scale: float | None = None
+    ) -> Tensor:
+        logits = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+        logits = logits if keep is None else logits.masked_fill(~keep, -math.inf)
+        total = logits[..., :16].logsumexp(-1, keepdim=True)
+        return torch.exp(logits - total.masked_fill(total.isneginf(), 0.0)) @ v
+
+    entry = said(attend, masks=["keep"], features=["scale"], empty_rows="zeros")
+    assert entry["name"] == "sum: divided by the sum of the exponentials of the first 16 keys"
+
+
+def test_an_answer_times_the_part_of_keys_that_a_mask_keeps_is_told() -> None:
+    """A number of a whole call, which one call alone cannot tell from a constant."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        part = 1.0 if keep is None else keep.float().mean()
+        return kept(scaled(q, k), keep) @ v * part
+
+    entry = said(attend, masks=["keep"], empty_rows="zeros")
+    assert entry["name"] == "answer: times the part of all keys of all queries that is not hidden"
