@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
+from ...base.geometry import Geometry
 from ...clauses.subject import Subject
 from ...oracle.oracle import known_weights
 from ...problems.inputs import Inputs
@@ -26,17 +27,28 @@ from ..mistaken_answer import Combination, made_on, mistaken_attention, mistaken
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes.named_mistake import Heads
 from .reading import Number, numbers, statement
-from .value_steps import ALTERNATIVES, BIASES, Steps
+from .value_steps import (
+    ALTERNATIVES,
+    BIASES,
+    MIXED,
+    Steps,
+    from_one_head,
+    mixed,
+    reading_from,
+)
 
 # A power of two: what is off in a weight by logits so much smaller is below what is read.
 FAINT: Final = 2.0**-11
 # Paths that explain one layer equally well: more are not followed.
 MOST_PATHS: Final = 3
+# Pairs of a query head and a key/value head up to which values of other heads are looked for.
+MOST_PAIRS: Final = 64
 ONE: Final = Number("1", lambda _sizes: 1.0)
 NONE: Final = Number("0", lambda _sizes: 0.0)
 _TINY: Final = torch.finfo(torch.float64).tiny
 _RESIDUALS: Final = ("query", "key", "value")
 _RIGHT: Final = Steps()
+_HALF: Final = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +243,17 @@ class Probe:
         """Whether two tensors are the same, measured by the largest entry."""
         return bool(((one - other).abs() <= self.same * other.abs().amax()).all())
 
+    def factors(self, columns: Sequence[Tensor]) -> list[float] | None:
+        """The factors by which some changes add up to the one that is seen; None where none do."""
+        change, table = self.change, torch.stack([one.flatten() for one in columns], dim=-1)
+        if table.shape[0] != change.numel() or table.shape[0] < table.shape[1]:
+            return None
+        if int(torch.linalg.matrix_rank(table, rtol=model.NO_EQUATION)) < table.shape[1]:
+            return None
+        solution = torch.linalg.lstsq(table, change.flatten()[:, None]).solution
+        made = (table @ solution).reshape(change.shape)
+        return solution[:, 0].tolist() if self.agree(made, change) else None
+
     def residuals(self) -> Iterator[tuple[str, Tensor]]:
         """The inputs whose tokens have the shape of the answer, with what changes in them."""
         seen: list[Tensor] = []
@@ -302,7 +325,7 @@ def value_paths(
 
 def _paths(read: Sequence[Probe], likely: Sequence[Steps]) -> list[ValuePath]:
     """The paths with the fewest wrong steps that explain some probes."""
-    for several in ((_RIGHT,), likely, _ONE_WRONG, _two_wrong(read)):
+    for several in ((_RIGHT,), likely, _ONE_WRONG, _read_steps(read[0]), _two_wrong(read)):
         paths = [
             path
             for steps in several
@@ -315,6 +338,46 @@ def _paths(read: Sequence[Probe], likely: Sequence[Steps]) -> list[ValuePath]:
 
 
 _ONE_WRONG: Final = tuple(Steps((one,)) for one in ALTERNATIVES)
+
+
+def _read_steps(probe: Probe) -> Iterator[Steps]:
+    """Wrong steps whose numbers are read: heads mixed with others, values of other heads."""
+    own, sizes = probe.linear(_RIGHT), probe.first.inputs.geometry
+    for words, change in MIXED:
+        other = probe.linear(Steps((mixed(words, change, NONE, ONE),)))
+        factors = None if own is None or other is None else probe.factors([own, other])
+        if factors is not None and min(map(abs, factors)) > probe.same:
+            read = (next(numbers(one, sizes, probe.same)) for one in factors)
+            yield Steps((mixed(words, change, *read),))
+    sources = _sources(probe)
+    yield from (Steps((reading_from(one),)) for one in _counted(sources, sizes))
+
+
+def _sources(probe: Probe) -> dict[int, int]:
+    """Query heads that read the values of another key/value head, and of which."""
+    sizes = probe.first.inputs.geometry
+    heads, every = sizes.num_heads, list(product(range(sizes.num_heads), range(sizes.num_kv_heads)))
+    columns = [probe.linear(Steps((from_one_head(*pair),))) for pair in every]
+    if len(every) > MOST_PAIRS or any(one is None for one in columns):
+        return {}
+    factors = probe.factors([one for one in columns if one is not None])
+    if factors is None:
+        return {}
+    table = torch.tensor(factors).reshape(heads, -1)
+    read = {h: int(row.argmax()) for h, row in enumerate(table) if float(row.max()) > _HALF}
+    group = heads // max(sizes.num_kv_heads, 1)
+    return {head: source for head, source in read.items() if source != head // group}
+
+
+def _counted(sources: dict[int, int], sizes: Geometry) -> Iterator[dict[int, int]]:
+    """The same heads counted from the start, and a single one from the end, too."""
+    if sources:
+        yield sources
+    if len(sources) == 1:
+        ((reader, source),) = sources.items()
+        yield {reader - sizes.num_heads: source}
+        yield {reader - sizes.num_heads: source - sizes.num_kv_heads}
+        yield {reader: source - sizes.num_kv_heads}
 
 
 def _two_wrong(read: Sequence[Probe]) -> Iterator[Steps]:

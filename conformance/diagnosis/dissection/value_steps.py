@@ -6,7 +6,7 @@ each step has alternatives, and a path takes one of each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,9 +15,11 @@ from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, normalize, silu
 
 from ..._golden import golden
+from ...base.geometry import PROBE
 from ...oracle.oracle import known_weights
 from ..mistakes import DeclaredCall, NotExpressible
 from ..mistakes._steps import require
+from .reading import Number
 
 STEPS: Final = ("tokens", "matrix", "cut", "group", "turn", "merge", "output")
 
@@ -123,6 +125,7 @@ def _merges() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
     yield "put together in reversed order", lambda heads: blocks(heads.flip(1))
     yield "put together moved by one head", lambda heads: blocks(heads.roll(1, 1))
     yield "put together with the channels of each reversed", lambda heads: blocks(heads.flip(-1))
+    yield "put together as if [B, H, L, D] were [H, B, L, D]", _merged_as_items
     for words, lost in (("first", slice(0, 1)), ("last", slice(-1, None))):
         yield f"put together with zeros in place of the {words} one", _without_head(lost)
     yield (
@@ -139,6 +142,11 @@ def _merges() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
     )
 
 
+def _merged_as_items(heads: Tensor) -> Tensor:
+    batch, count, length, size = heads.shape
+    return heads.permute(1, 2, 0, 3).reshape(batch, length, count * size)
+
+
 def _without_head(lost: slice) -> Callable[[Tensor], Tensor]:
     def merge(heads: Tensor) -> Tensor:
         kept = heads.clone()
@@ -146,6 +154,72 @@ def _without_head(lost: slice) -> Callable[[Tensor], Tensor]:
         return golden.merge_heads(kept, golden.STANDARD)
 
     return merge
+
+
+# Heads ``[B, H, L, D]`` of an answer that may be mixed with those of another item or head.
+MIXED: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("their mean over the batch items", lambda heads: heads.mean(0, keepdim=True)),
+    ("those of the first batch item", lambda heads: heads[:1]),
+    ("those of the batch item before", lambda heads: heads.roll(1, 0)),
+    ("those of the batch item after", lambda heads: heads.roll(-1, 0)),
+    ("their mean over the heads", lambda heads: heads.mean(1, keepdim=True)),
+    ("the first head", lambda heads: heads[:, :1]),
+    ("the head before", lambda heads: heads.roll(1, 1)),
+    ("the head after", lambda heads: heads.roll(-1, 1)),
+)
+
+
+def mixed(
+    words: str, change: Callable[[Tensor], Tensor], own: Number, other: Number
+) -> Alternative:
+    """Heads of the answer that are mixed with those of another item or head."""
+
+    def merge(heads: Tensor) -> Tensor:
+        sizes = PROBE.replace(batch=heads.shape[0], num_heads=heads.shape[1])
+        both = own.value(sizes) * heads + other.value(sizes) * change(heads)
+        return golden.merge_heads(both, golden.STANDARD)
+
+    return Alternative(
+        "merge",
+        f"the heads of the answer are {own.words} times themselves and {other.words} times {words}",
+        "return the answer of each head and batch item as it is",
+        merge,
+    )
+
+
+def reading_from(sources: Mapping[int, int]) -> Alternative:
+    """Query heads that read the values of another key/value head; negative ones from the end."""
+
+    def group(value: Tensor, heads: int) -> Tensor:
+        grouped = golden.repeat_heads(value, heads, golden.STANDARD).clone()
+        for reader, source in sources.items():
+            if max(reader, ~reader) < heads and max(source, ~source) < value.shape[1]:
+                grouped[:, reader] = value[:, source]
+        return grouped
+
+    words = ", ".join(
+        f"query head {one} meets the values of key/value head {other}"
+        for one, other in sources.items()
+    )
+    if min(*sources, *sources.values()) < 0:
+        words += ", counted from the end where negative"
+    return Alternative(
+        "group",
+        words,
+        "let head h read the values of key/value head h // group",
+        group,
+    )
+
+
+def from_one_head(reader: int, source: int) -> Alternative:
+    """The values of one key/value head for one query head, and zeros for all others."""
+
+    def group(value: Tensor, heads: int) -> Tensor:
+        grouped = value.new_zeros(value.shape[0], heads, *value.shape[2:])
+        grouped[:, reader] = value[:, source]
+        return grouped
+
+    return Alternative("group", "", "", group)
 
 
 def groups(name: str) -> Iterator[tuple[str, Callable[[Tensor, int], Tensor]]]:

@@ -95,6 +95,23 @@ def last_reversed(heads: Tensor) -> Tensor:
     return torch.cat([heads[:, :-1], heads[:, -1:].flip(2)], dim=1)
 
 
+def last_from_first(heads: Heads) -> Heads:
+    """The last head reads the values of the first."""
+    query, key, value = heads
+    return query, key, torch.cat([value[:, :-1], value[:, :1]], dim=1)
+
+
+def blended(heads: Tensor) -> Tensor:
+    """A tenth of each item is of the first one."""
+    return golden.merge_heads(0.9 * heads + 0.1 * heads[:1], golden.STANDARD)
+
+
+def heads_before_items(heads: Tensor) -> Tensor:
+    """Heads that are taken for batch items where they are put side by side."""
+    batch, count, length, size = heads.shape
+    return heads.transpose(0, 1).transpose(1, 2).reshape(batch, length, count * size)
+
+
 STATED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a multiple of a bias": (
         {"weights_of": biased(v_bias=-0.5)},
@@ -119,6 +136,14 @@ STATED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"heads_of": lambda heads: (heads[0], last_reversed(heads[1]), heads[2])},
         ("the token counted from the end", "in the last head alone"),
     ),
+    "the values of one head": (
+        {"heads_of": last_from_first},
+        ("head -1 meets the values of key/value head 0", "counted from the end"),
+    ),
+    "mixed items": (
+        {"merged_of": blended},
+        ("0.9 times themselves and 0.1 times those of the first batch item",),
+    ),
     "another base": (
         {"point": ROTARY, "made": ROTARY.replace(rotary_base=7300.0)},
         ("rotary positions of base 7300",),
@@ -136,6 +161,12 @@ def test_what_a_layer_computes_instead_is_stated(wrong: str) -> None:
     for entry in entries:
         assert all(part in entry["text"] for part in words), entry["text"]
         assert entry["fix"]
+
+
+def test_heads_taken_for_items_are_stated() -> None:
+    """Where heads and items are exchanged before heads are put side by side."""
+    (entry,) = diagnose(subject_of(layer(merged_of=heads_before_items)))
+    assert "put together as if [B, H, L, D] were [H, B, L, D]" in entry["text"]
 
 
 def test_a_right_layer_has_right_weights_and_a_right_path() -> None:
