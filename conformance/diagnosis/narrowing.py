@@ -7,6 +7,7 @@ former have in common and the latter lack is the condition that the statement na
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -29,6 +30,10 @@ MOST_CONDITIONS: Final = 3
 MOST_OF_CALLS: Final = 2
 # Answers whose rows are told apart before the rest is looked at, and again for each twice as many.
 FIRST_LOOK: Final = 4
+# Indices that show a step between them, and sizes of tiles of which every second one is wrong.
+_FEWEST_REGULAR: Final = 2
+_TILES: Final = (2, 4, 8, 16, 32, 64)
+_ORDINALS: Final = ("first", "second")
 
 
 @dataclass(frozen=True)
@@ -268,8 +273,47 @@ def _telling_apart(made: Tensor, spared: Tensor, most: int) -> tuple[Limitation,
             limited = partial(_index_limit if field in _SEVERAL else size_limit, field)
             literals.append(limited(number, above=above))
             left.append(_as_bits((others > number) == above))
+    for place, axis in _NUMBERS[: len(_SEVERAL)]:
+        for part in _regular(axis, made[:, place]):
+            literals.append(part.literal)
+            left.append(_as_bits(part.holds(spared[:, place])))
     chosen = fewest(left, len(spared), most)
     return None if chosen is None else tuple(literals[index] for index in chosen)
+
+
+@dataclass(frozen=True)
+class _Regular:
+    """Rows at regular indices along an axis: ``holds`` says which of some indices are such."""
+
+    literal: Part
+    holds: Callable[[Tensor], Tensor]
+
+
+def _regular(axis: str, made: Tensor) -> Iterator[_Regular]:
+    """The widest step at which all indices lie, and every second tile that has them all."""
+    indices = made.unique()
+    if len(indices) < _FEWEST_REGULAR:
+        return
+    several, first = _SEVERAL[axis], int(indices[0])
+    step = math.gcd(*indices.diff().tolist())
+    if step > 2:  # noqa: PLR2004 (odd and even indices have names of their own)
+        shown = ", ".join(str(first % step + step * number) for number in range(3))
+        yield _regularly(
+            axis, f"for {several} {shown}, …", lambda index: index % step == first % step
+        )
+    for size in _TILES:
+        odd = first // size % 2
+        if bool((indices // size % 2 == odd).all()):
+            words = f"for {several} in every second tile of {size}, the {_ORDINALS[odd]} among them"
+            yield _regularly(axis, words, partial(_in_tile, size, odd))
+
+
+def _in_tile(size: int, odd: int, index: Tensor) -> Tensor:
+    return index // size % 2 == odd
+
+
+def _regularly(axis: str, words: str, holds: Callable[[Tensor], Tensor]) -> _Regular:
+    return _Regular(_index(words, words, lambda index, _n: holds(index), axis), holds)
 
 
 def telling_apart(made: Sequence[Inputs], spared: Sequence[Inputs]) -> tuple[Condition, ...] | None:
