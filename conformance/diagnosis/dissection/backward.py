@@ -8,9 +8,9 @@ variants, numbers and conditions as possible, as a mistake that can be acted out
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice, product
 from typing import Any, Final
 
 import torch
@@ -25,7 +25,7 @@ from ..mistakes.named_mistake import BackwardCall, BackwardSteps, Gradients
 from ..narrowing import in_words, telling_apart
 from ..observed_gradients import ObservedGradients, SquaredErrors, near, room
 from .backward_steps import ROLES, TOKENS, Backward, Variant, read_variants
-from .backward_variants import RIGHT, VARIANTS, clamped
+from .backward_variants import RIGHT, VARIANTS, clamped, clamped_upstream
 from .reading import Number, numbers
 
 # Forms of one gradient that are combined with those of others, and statements that are tried.
@@ -171,7 +171,7 @@ def backward_statements(
         steps, words, place = _complexity(forms)
         return steps + any(id(form.variant) in partial for form in forms), words, place
 
-    combined = sorted(itertools.product(*chosen), key=complexity)[:MOST_STATEMENTS]
+    combined = sorted(product(*chosen), key=complexity)[:MOST_STATEMENTS]
     return [_statement(parts, readings) for parts in combined]
 
 
@@ -310,7 +310,7 @@ def _complexity(forms: Sequence[Form]) -> tuple[int, int, int]:
 
 def _of_what_was_read(readings: Sequence[BackwardReading]) -> Iterator[Variant]:
     """Variants with numbers that were read."""
-    yield from _clamped_scores(readings)
+    yield from _clamped_steps(readings)
     for role in TOKENS:
         observed = []
         for each in sorted(readings, key=_telling):
@@ -321,27 +321,49 @@ def _of_what_was_read(readings: Sequence[BackwardReading]) -> Iterator[Variant]:
         yield from read_variants(role, observed)
 
 
-def _clamped_scores(readings: Sequence[BackwardReading]) -> Iterator[Variant]:
-    """The range that dS is clamped to.
+def _clamped_steps(readings: Sequence[BackwardReading]) -> Iterator[Variant]:
+    """The ranges that dS, and what flows back, are clamped to.
 
-    Where keys are linearly independent, the gradient of the query says what dS is.
+    Where keys are linearly independent, the gradient of the query says what dS is; where the rows
+    of the weights are, that of the value says what flows back.
     """
-    for reading in sorted(readings, key=_telling):
-        sizes, call = reading.observed.inputs.geometry, reading.backward.call
-        plain = not reading.observed.inputs.is_layer and not call.inputs.masked
-        independent = 1 < sizes.key_length <= sizes.head_size
-        if not (plain and independent and reading.is_wrong("query")):
-            continue
-        scores = reading.actual("query") @ torch.linalg.pinv(call.attention.key.mT).mT
-        read = (scores / call.attention.scale).abs()
-        limit = float(read.amax())
-        unit = torch.finfo(reading.observed.inputs.query.dtype).eps
-        often = int((read >= (1.0 - model.SAME_READ - unit) * limit).sum())
-        if often > 1 and limit > 0.0:
-            rounded = float(f"{limit:.2g}")
-            same = abs(rounded - limit) <= (model.SAME_READ + unit) * limit
-            yield clamped(rounded if same else limit)
-            return
+    ordered = sorted(readings, key=_telling)
+    for variant, read_from in ((clamped, _scores_read), (clamped_upstream, _upstream_read)):
+        limits = (_limit_of(reading, read_from(reading)) for reading in ordered)
+        yield from (variant(limit) for limit in islice(filter(None, limits), 1))
+
+
+def _scores_read(reading: BackwardReading) -> Tensor | None:
+    sizes, call = reading.observed.inputs.geometry, reading.backward.call
+    if not (1 < sizes.key_length <= sizes.head_size and reading.is_wrong("query")):
+        return None
+    return (
+        reading.actual("query")
+        @ torch.linalg.pinv(call.attention.key.mT).mT
+        / (call.attention.scale)
+    )
+
+
+def _upstream_read(reading: BackwardReading) -> Tensor | None:
+    sizes = reading.observed.inputs.geometry
+    own = sizes.num_heads == sizes.num_kv_heads
+    if not (own and 1 < sizes.query_length <= sizes.key_length and reading.is_wrong("value")):
+        return None
+    read: Tensor = torch.linalg.pinv(reading.backward.weights.mT) @ reading.actual("value")
+    return read
+
+
+def _limit_of(reading: BackwardReading, read: Tensor | None) -> float | None:
+    """The size that several of the largest numbers share, of a core without a mask."""
+    inputs = reading.observed.inputs
+    if read is None or inputs.is_layer or inputs.masked or not bool(torch.isfinite(read).all()):
+        return None
+    limit = float(read.abs().amax())
+    same = model.SAME_READ + torch.finfo(inputs.query.dtype).eps
+    if int((read.abs() >= (1.0 - same) * limit).sum()) <= 1:
+        return None
+    rounded = float(f"{limit:.2g}")
+    return rounded if abs(rounded - limit) <= same * limit else limit
 
 
 def _statement(forms: Sequence[Form], readings: Sequence[BackwardReading]) -> NamedMistake:

@@ -415,6 +415,15 @@ def clamped(limit: float) -> Variant:
     )
 
 
+def clamped_upstream(limit: float) -> Variant:
+    """What flows back clamped to a limit that was read."""
+    return Variant(
+        words=f"what flows back is clamped to the range from {-limit:.4g} to {limit:.4g}",
+        fix="do not clamp within the backward pass: whoever trains clips gradients",
+        values=with_upstream(lambda upstream: upstream.clamp(-limit, limit)),
+    )
+
+
 def _with_steps(steps: BackwardSteps) -> Values:
     return lambda b: heads_with(b.call, steps)
 

@@ -63,6 +63,14 @@ class Clamped(HandWritten):
         return super().logit_gradient(steps, weights, weight_gradient).clamp(-0.25, 0.25)
 
 
+class UpstreamClamped(HandWritten):
+    """What flows back does not leave a range."""
+
+    def backward(self, call: Any, output: Tensor, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Every gradient."""
+        return super().backward(call, output, gradient.clamp(-0.75, 0.75))
+
+
 class QueryClamped(HandWritten):
     """The elements of the gradient of the query do not leave a range."""
 
@@ -140,6 +148,7 @@ SAID = {
     HalvedInGroups: "the gradient of the value is 1/the number of queries times what it must be "
     "(only where heads share keys and values)",
     Clamped: "in the gradient of the scores dS is clamped to the range from -0.25 to 0.25",
+    UpstreamClamped: "in every gradient what flows back is clamped to the range from -0.75 to 0.75",
     QueryClamped: "in the gradient of the query each element is clamped to the range from -0.1 to "
     "0.1",
     HeadsOfKeysClamped: "in the gradient of the key each element is clamped to the range from -0.1 "
