@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,6 +19,7 @@ from ...tolerance import model
 from ..battery import battery
 from ..conditions import Condition
 from ..mistakes import DeclaredCall, NotExpressible
+from ..mistakes._steps import admitted_by_mask, unmasked_logits
 from ..narrowing import in_words, telling_apart
 from ..observed_gradients import near, room
 from .reading import Number, numbers
@@ -57,6 +59,14 @@ class Returned:
         """What enters the softmax."""
         logits: Tensor = self.subject.golden(self.inputs).core.logits
         return logits
+
+    def before_hiding(self, *, minus_infinity: bool) -> Tensor:
+        """The logits of every key, hidden ones too; those of an additive mask stay if wanted."""
+        call, given = self.call, self.inputs
+        shown = {"keep": None, "causal": False, "window": None}
+        logits = unmasked_logits(call.attend(call.projected_heads(), **shown))
+        by_bias = minus_infinity and given.mask_form == "bias"
+        return logits.masked_fill(~admitted_by_mask(call), -math.inf) if by_bias else logits
 
     @property
     def scores(self) -> Tensor:
@@ -105,6 +115,13 @@ class Content:
 def _simple() -> Iterator[Content]:
     yield Content("the logits, with minus infinity for hidden keys", lambda r: r.logits)
     yield Content("the logits, with zero for hidden keys", lambda r: _finite(r.logits))
+    yield Content(
+        "the logits, before keys are hidden", lambda r: r.before_hiding(minus_infinity=False)
+    )
+    yield Content(
+        "the logits, before keys are hidden, with the minus infinities of an additive mask",
+        lambda r: r.before_hiding(minus_infinity=True),
+    )
     yield Content("the scaled dot products, before the mask", lambda r: r.scores)
     yield Content("the dot products, before scale and mask", lambda r: r.scores / r.scale)
     yield Content("the logarithms of the weights", lambda r: r.exact.log())

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from candidates.broken.asked_weights import Aside, WeightsOfReversedHeads, WeightsWithoutBias
 from candidates.broken.gradient_outputs import ReturnedWeightsIgnoredBackward
+from candidates.broken.heads import WeightsBeforeSoftmax
 from candidates.eager import Answer, Call
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
@@ -59,6 +60,10 @@ def names(candidate: Candidate, clause: str) -> list[str]:
     [
         (WeightsOfReversedHeads, "the weights with the heads in reverse order"),
         (WeightsWithoutBias, "the weights without the numbers of an additive mask"),
+        (
+            WeightsBeforeSoftmax,
+            "the logits, before keys are hidden, with the minus infinities of an additive mask",
+        ),
         (returning(mean), "the mean of the weights over the heads, [B, Lq, Lk]"),
         (returning(halved_with_the_flag), "1/2 times the weights"),
     ],
