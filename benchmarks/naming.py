@@ -8,7 +8,7 @@ counted as not judged. ``--lines`` says as well which line each diagnosis blames
 one that uses what that makes, one before which something is missing, none, or another.
 ``--every N`` takes one mutant of N, ``--start N`` passes over the first N. ``--pairs N`` acts out
 random pairs of mistakes of the catalogue instead, and compares what the diagnosis says with the
-pair itself.
+pair itself; ``--catalogue N`` does so with random entries of it, each alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import json
 import statistics
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from fnmatch import fnmatchcase
 from itertools import repeat
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from naming_catalogue import diagnosed_entry, drawn
 from naming_corpus import MUTANTS, Mutant, load
 from naming_corpus.changed_lines import blame
 from naming_pairs import diagnosed_pair
@@ -85,7 +86,7 @@ def outcome(entry: dict[str, Any], judged: dict[str, dict[str, str]]) -> str:
 
 
 def main() -> None:
-    """Run the mutants or pairs, print a line for each, and the counts."""
+    """Run mutants, pairs or the catalogue, print a line for each, and the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--only", action="append", help="names of mutants, with * and ?; several times for several"
@@ -93,10 +94,13 @@ def main() -> None:
     parser.add_argument(
         "--pairs", type=int, default=0, help="how many pairs of mistakes to act out"
     )
+    parser.add_argument(
+        "--catalogue", type=int, default=0, help="how many mistakes of the catalogue to act out"
+    )
     parser.add_argument("--lines", action="store_true", help="say which lines are blamed")
     parser.add_argument("--every", type=int, default=1, help="one mutant of so many")
     parser.add_argument("--start", type=int, default=0, help="how many mutants to pass over first")
-    parser.add_argument("--seed", type=int, default=0, help="which pairs")
+    parser.add_argument("--seed", type=int, default=0, help="which pairs or mistakes")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--json", type=Path, help="where to keep all diagnoses")
     given = parser.parse_args()
@@ -104,7 +108,11 @@ def main() -> None:
         parser.error(f"--json {given.json} cannot be written: name a file in a folder that exists")
     with ProcessPoolExecutor(given.jobs) as pool:
         if given.pairs:
-            entries = _pairs(pool, given.pairs, given.seed)
+            pairs = pool.map(diagnosed_pair, range(given.pairs), repeat(given.seed))
+            entries = _acted(pairs, "pairs")
+        elif given.catalogue:
+            numbers = drawn(given.catalogue, given.seed)
+            entries = _acted(pool.map(diagnosed_entry, numbers), "mistakes of the catalogue")
         else:
             wanted = given.only or ["*"]
             chosen = [m for m in MUTANTS if any(fnmatchcase(m.name, each) for each in wanted)]
@@ -141,15 +149,14 @@ def _mutants(pool: Executor, chosen: Sequence[Mutant], *, lines: bool) -> list[d
     return entries
 
 
-def _pairs(pool: Executor, count: int, seed: int) -> list[dict[str, Any]]:
+def _acted(diagnosed: Iterable[dict[str, Any]], what: str) -> list[dict[str, Any]]:
     entries, counts = [], Counter[str]()
-    for entry in pool.map(diagnosed_pair, range(count), repeat(seed)):
+    for entry in diagnosed:
         entries.append(entry)
-        verdict = "wrong" if entry["wrong"] else "right" if entry["names"] else "unknown"
-        counts[verdict] += 1
-        print(f"{entry['pair']} ({entry['kind']}): {verdict}")
+        counts[entry["outcome"]] += 1
+        print(f"{entry['made']}: {entry['outcome']}")
         _print_said(entry)
-    print(f"\n{len(entries)} pairs: {dict(counts)}")
+    print(f"\n{len(entries)} {what}: {dict(counts)}")
     return entries
 
 

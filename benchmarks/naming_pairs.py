@@ -211,14 +211,15 @@ def diagnosed_pair(number: int, seed: int) -> dict[str, Any]:
     subject = Subject(pair.promises.candidate(pair.made), "float32")
     diagnostician = Diagnostician(subject)
     said = diagnostician.explanations
-    unseen = _unseen(subject, diagnostician.observed) if said else []
+    unseen = unseen_answers(subject, diagnostician.observed) if said else []
+    wrong = [one.entry["name"] for one in said if not _is_right(subject, pair, one, unseen)]
     return {
-        "pair": pair.name,
+        "made": f"{pair.name} ({pair.promises.kind})",
         "truth": "; ".join(one.sentence for one in pair.made),
-        "kind": pair.promises.kind,
         "names": [one.entry["name"] for one in said],
         "texts": [one.entry["text"] for one in said],
-        "wrong": [one.entry["name"] for one in said if not _is_right(subject, pair, one, unseen)],
+        "wrong": wrong,
+        "outcome": "wrong" if wrong else "right" if said else "unknown",
     }
 
 
@@ -233,8 +234,8 @@ def _is_right(
     return bool(said.made) and all(explains(subject, said.made, answer) for answer in unseen)
 
 
-def _unseen(subject: Subject, observed: Sequence[BatteryAnswer]) -> list[BatteryAnswer]:
-    """Answers to problems near some of the battery, with other values."""
+def unseen_answers(subject: Subject, observed: Sequence[BatteryAnswer]) -> list[BatteryAnswer]:
+    """Answers to problems near some of the battery, with values that the diagnosis has not seen."""
     problems = [answer.problem for answer in observed if answer.problem is not None]
     chosen = problems[:: max(len(problems) // UNSEEN_NEAR, 1)]
     return [
