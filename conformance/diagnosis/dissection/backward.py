@@ -337,11 +337,8 @@ def _scores_read(reading: BackwardReading) -> Tensor | None:
     sizes, call = reading.observed.inputs.geometry, reading.backward.call
     if not (1 < sizes.key_length <= sizes.head_size and reading.is_wrong("query")):
         return None
-    return (
-        reading.actual("query")
-        @ torch.linalg.pinv(call.attention.key.mT).mT
-        / (call.attention.scale)
-    )
+    products: Tensor = reading.actual("query") @ torch.linalg.pinv(call.attention.key.mT).mT
+    return products / call.attention.scale
 
 
 def _upstream_read(reading: BackwardReading) -> Tensor | None:

@@ -44,12 +44,6 @@ def joined(join: Logits) -> Callable[..., Tensor]:
     return attend
 
 
-def behind(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None) -> Tensor:
-    """A core whose softmax knows nothing of the additive mask, which the weights get as it is."""
-    weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
-    return (weights if bias is None else weights + bias) @ v
-
-
 STATED: dict[str, tuple[Callable[..., Tensor], str]] = {
     "below": (
         added(lambda bias: bias.clamp(min=-1.0).masked_fill(bias.isneginf(), -math.inf)),
@@ -64,10 +58,6 @@ STATED: dict[str, tuple[Callable[..., Tensor], str]] = {
         "bias: clamped to at least -7000, minus infinity too",
     ),
     "times": (joined(torch.mul), "bias: multiplied with the weights"),
-    "behind the softmax alone": (
-        behind,
-        "bias: added to the weights with its minus infinities, and hides no key from the softmax",
-    ),
     "renormalised": (
         joined(lambda weights, bias: (weights + bias) / (weights + bias).sum(-1, keepdim=True)),
         "bias: added to the weights, which are divided by their sum then",
@@ -84,6 +74,23 @@ def test_what_becomes_of_an_additive_mask_is_stated(wrong: str) -> None:
     (entry,) = diagnose(Subject(candidate, "float32"))
     assert entry["name"] == name
     assert entry["fix"]
+
+
+def test_a_bias_that_only_the_weights_get_is_stated() -> None:
+    """The softmax knows nothing of it, and keys behind the diagonal get its numbers as well."""
+
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None, causal: bool = False
+    ) -> Tensor:
+        logits = q @ k.mT * q.shape[-1] ** -0.5
+        behind = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1)
+        weights = (logits.masked_fill(behind, -math.inf) if causal else logits).softmax(-1)
+        return (weights if bias is None else weights + bias) @ v
+
+    promises = {**BARE_FLOAT32, "masks": ["bias"], "causal": "top-left", "empty_rows": "zeros"}
+    (entry,) = diagnose(Subject(core(attend, **promises), "float32"))
+    words = "added to the weights with its minus infinities, and hides no key from the softmax"
+    assert entry["name"] == f"bias: {words}"
 
 
 def test_one_form_of_a_mask_that_adds_a_number_is_told_with_the_form() -> None:
