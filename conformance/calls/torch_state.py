@@ -122,3 +122,14 @@ def _apply(settings: Settings) -> None:
         torch.set_default_dtype(settings.dtype)
     if torch.get_default_device() != settings.device:
         torch.set_default_device(None if settings.device.type == "cpu" else settings.device)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread: tiny tensors lose by more, and bits repeat."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -86,21 +86,45 @@ def of_second_calls(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+# Copies that have made no call must answer alike, so many of them: what chance decides is no state.
+_COPIES: Final = 8
+
+
 def keeps_state(subject: Subject, problem: Problem) -> bool:
-    """Whether one built candidate answers the same call differently the second time."""
+    """Whether one built candidate answers the same call differently the second time.
+
+    Copies of it that have made no call all do so in the same way, where copies can be made.
+    """
     inputs = subject.inputs(problem)
+    both = _twice_answered(subject, inputs)
+    if both is None or not _apart(subject, inputs, *both):
+        return False
+    copies = filter(None, (_copy(subject) for _ in range(_COPIES)))
+    answers = [pair for pair in (_twice_answered(copy, inputs) for copy in copies) if pair]
+    return not any(
+        _apart(subject, inputs, one, first)
+        for pair in answers
+        for one, first in zip(pair, answers[0], strict=True)
+    )
+
+
+def _twice_answered(subject: Subject, inputs: Inputs) -> tuple[Tensor, Tensor] | None:
+    """The first and the second answer to a call; None unless both have the expected shape."""
     positional, keywords = arguments(inputs)
     try:
         forward = subject.forward(inputs)
         first, second = (guarded(forward, positional, keywords) for _ in range(2))
     except CandidateFailure:
-        return False
+        return None
     if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
-        return False
+        return None
     if first.shape != second.shape or first.shape != inputs.output_shape:
-        return False
-    apart = (taken(first).double() - taken(second).double()).abs()
-    return bool((apart > subject.golden(inputs).bound).any())
+        return None
+    return taken(first).double(), taken(second).double()
+
+
+def _apart(subject: Subject, inputs: Inputs, one: Tensor, other: Tensor) -> bool:
+    return bool(((one - other).abs() > subject.golden(inputs).bound).any())
 
 
 # Numbers of keys and queries that no other problem has: what is kept of a call by its sizes is new.
@@ -245,7 +269,7 @@ def order_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
     A copy of the candidate that has made no call answers rightly, and wrongly after some earlier
     call, with other values as well. Where no such call is found, it is said that some call decides.
     """
-    if not right_anew(subject, subject.inputs(problem)):
+    if not all(right_anew(subject, subject.inputs(problem)) for _ in range(_COPIES)):
         return None
     for what, earlier in _earlier_calls(subject, problem):
         made = subject.inputs(problem), subject.inputs(earlier)
@@ -295,15 +319,22 @@ def right_anew(subject: Subject, *calls: Inputs) -> bool | None:
 
     None where there is no such copy, or no answer.
     """
-    candidate = loaded_anew(subject.candidate)
-    if candidate is None:
+    copy = _copy(subject)
+    if copy is None:
         return None
-    copy = Subject(candidate, subject.dtype, subject.device, sealed=subject.sealed)
     inputs, *earlier = calls
     for one in earlier:
         answer_to(copy, one)
     answer = answer_to(copy, inputs)
     return None if answer is None else answer.margin <= 1.0
+
+
+def _copy(subject: Subject) -> Subject | None:
+    """The subject of a copy of its candidate that has made no call, where one can be made."""
+    candidate = loaded_anew(subject.candidate)
+    if candidate is None:
+        return None
+    return Subject(candidate, subject.dtype, subject.device, sealed=subject.sealed)
 
 
 def loaded_anew(candidate: Candidate) -> Candidate | None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 from ..adapters.compiled import profile_for
+from ..base.mistake import UNKNOWN
 from ..base.profile import WHOLE, Profile, Shard
 from ..base.results import WRONG_ANSWERS, ClauseResult, Violation
 from ..calls import torch_state
@@ -198,7 +196,7 @@ class CandidateRun:
             return result
         start = time.perf_counter()
         try:
-            with one_thread(), torch_state.neutral():
+            with torch_state.one_thread(), torch_state.neutral():
                 result = work(result)
         except UsageError as error:  # a declaration that does not hold for every problem
             result = result.replace(status="untestable", reason=f"it cannot be asked: {error}")
@@ -300,11 +298,14 @@ class CandidateRun:
         clause_run.on_failure(result)
         clause_run.on_example(problem.as_json(), Tally())
         violation = examine(clause, subject, problem).violation
-        if violation is None:
+        known = violation or result.violation
+        if known is None:
             return result
-        return self._reduced_result(
-            _Failure(clause, subject, problem, violation, result), clause_run
-        )
+        failure = _Failure(clause, subject, problem, known, result)
+        if violation is not None:
+            return self._reduced_result(failure, clause_run)
+        chance = self._of_chance(failure) or self._unrepeatable(failure)
+        return result.replace(diagnosis=[chance] if chance else [])
 
     def _reduced_result(self, failure: _Failure, clause_run: ClauseRun) -> ClauseResult:
         clause, subject, kind = failure.clause, failure.subject, failure.violation.kind
@@ -339,6 +340,12 @@ class CandidateRun:
             diagnosis = [chance]
         elif self._is_diagnosed(clause, kind, subject) and in_time:
             diagnosis = self._diagnosis(subject, clause, smallest.problem, clause_run)
+        unnamed = all(entry["name"] == UNKNOWN for entry in diagnosis)
+        if kind in WRONG_ANSWERS and unnamed and in_time and subject not in self._lost:
+            chance = self._chance.unrepeatable(
+                subject, replace(failure, problem=smallest.problem).fails
+            )
+            diagnosis = [chance] if chance else diagnosis
         return failure.result.replace(
             status="failed",
             reason=violation.message,
@@ -363,17 +370,18 @@ class CandidateRun:
         Laws that compare two such answers would blame whatever differs between the two calls: where
         this search ends with an error of ours, no other is made.
         """
-        clause, subject, problem = failure.clause, failure.subject, failure.problem
-
-        def fails(asked: Subject) -> bool:
-            return examine(clause, asked, problem).violation is not None
-
+        subject, numbers = failure.subject, failure.violation.kind in WRONG_ANSWERS
         try:
-            numbers = failure.violation.kind in WRONG_ANSWERS
-            return self._chance.entry(subject, problem, fails, numbers=numbers)
+            return self._chance.entry(subject, failure.problem, failure.fails, numbers=numbers)
         except Exception as error:  # noqa: BLE001 (a verdict stands though its cause stays unknown)
             self._lost[subject] = lost_search_entry(_fault(error))
             return None
+
+    def _unrepeatable(self, failure: _Failure) -> dict[str, Any] | None:
+        """The diagnosis of a failure that does not occur each time; None for others."""
+        if failure.violation.kind not in WRONG_ANSWERS or failure.subject in self._lost:
+            return None
+        return self._chance.unrepeatable(failure.subject, failure.fails)
 
     def _diagnosis(
         self, subject: Subject, clause: Clause, problem: Problem, clause_run: ClauseRun
@@ -409,7 +417,7 @@ class CandidateRun:
         problem = (failure.counterexample or {}).get("problem")
         if known is None or problem is None:
             return ""
-        with one_thread(), torch_state.neutral():
+        with torch_state.one_thread(), torch_state.neutral():
             return known.explained_by(self._clauses[failure.id], problem_from_json(problem))
 
     def _blame(
@@ -450,6 +458,10 @@ class _Failure:
     violation: Violation
     result: ClauseResult
 
+    def fails(self, asked: Subject) -> bool:
+        """Whether a subject fails the problem."""
+        return examine(self.clause, asked, self.problem).violation is not None
+
 
 def _random_failure(failure: _Failure, random: dict[str, Any]) -> ClauseResult:
     """A failure of a candidate that answers at random: that is the reason, and nothing is reduced.
@@ -481,17 +493,6 @@ def _with_scale_error(reduced: Violation, first: Violation) -> Violation:
         message=reduced.message + scale_sentence,
         measured={**reduced.measured, "scale_error": fitted},
     )
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch on one thread: tiny tensors lose by more, and bits repeat."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _own_fault(error: Exception) -> str:

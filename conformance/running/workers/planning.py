@@ -39,7 +39,7 @@ from ..clause_run import ClauseRun, PlannedClause, Progress
 from ..databases import open_databases
 from ..isolation.proxies import Isolated, isolated_candidates
 from ..isolation.remote import Remote
-from ..runner import CandidateRun, one_thread
+from ..runner import CandidateRun
 from ..tally import Tally
 from .messages import Loaded, Order, RunOptions
 
@@ -122,7 +122,7 @@ def _silence(run: CandidateRun, dtype: str, device: str) -> Silence | None:
     calls, until = 0, time.monotonic() + _LONGEST_TRIAL
     # Its own: trial calls are no examples, and torch may be as the candidates load it.
     subject = Subject(run.candidate, dtype, device, sealed=seal(everywhere=False))
-    with one_thread(), torch_state.neutral():
+    with torch_state.one_thread(), torch_state.neutral():
         for problem in _problems(run, dtype, device):
             calls += 1
             if time.monotonic() > until:

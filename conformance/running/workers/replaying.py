@@ -18,7 +18,6 @@ from ...errors import UsageError, did_you_mean
 from ...problems.materialise import materialise
 from ...problems.memory_layouts import MEMORY_LAYOUTS
 from ...problems.problem import Problem, problem_from_json
-from ..runner import one_thread
 from ..shrinking.counterexample import describe
 from ..shrinking.smallest import Smallest, examine, examine_recorded, same_but_for_numbers
 from .planning import CandidatePlan
@@ -36,7 +35,7 @@ def replay_job(
     ``counterexample``. Raises UsageError for a clause or problem that this version cannot run.
     """
     clause, subject, problem = rebuilt(plan, argument)
-    with one_thread(), torch_state.neutral():
+    with torch_state.one_thread(), torch_state.neutral():
         recording = Recording()
         before = argument.get("earlier", {"last": 0, "of": 0})
         for earlier in _earlier_examples(plan, clause, subject, before["of"], last=before["last"]):
@@ -72,7 +71,7 @@ def earlier_job(
     if clause.not_applicable(plan.candidate.on(argument["device"])):
         return
     subject = plan.run.subject(argument["dtype"], argument["device"])
-    with one_thread(), torch_state.neutral():
+    with torch_state.one_thread(), torch_state.neutral():
         for problem in _earlier_examples(plan, clause, subject, argument["count"]):
             report_step("calling", plan.candidate.name)  # a new time limit
             examine(clause, subject, problem)

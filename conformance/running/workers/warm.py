@@ -26,7 +26,7 @@ with uncollected():
     from ...errors import DeclarationError
     from ...problems.inputs import Inputs
     from ...problems.strategies import FEW_DRAFTS, first_drafts
-    from ..runner import PREPARED, CandidateRun, one_thread
+    from ..runner import PREPARED, CandidateRun
     from .planning import plan_targets
     from .pool import PROMISED
     from .worker import ready
@@ -74,7 +74,10 @@ def prepare(promises: Mapping[str, Any]) -> list[str]:
     run = CandidateRun(candidate, profile=QUICK)
     first = {one.name: one for one in reversed(named_mistakes())}
     entries = []
-    with one_thread(), torch_state.neutral():  # threads of torch would not outlive a fork
+    with (
+        torch_state.one_thread(),
+        torch_state.neutral(),
+    ):  # threads of torch would not outlive a fork
         _measure(run)
         subject = Subject(candidate, candidate.declaration.dtypes[0])
         for name in COMMONEST if candidate.declaration.masks else COMMONEST[:1]:

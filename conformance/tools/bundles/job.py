@@ -29,7 +29,6 @@ from ...oracle.comparison import MOST_ELEMENTS, compare, kept_whole, table
 from ...problems.arrangements import there
 from ...problems.inputs import Inputs
 from ...problems.problem import Problem
-from ...running.runner import one_thread
 from ...running.shrinking.counterexample import (
     describe,
     described_calls,
@@ -281,7 +280,7 @@ def bundle_job(
         _note(folder, subject, problem, recording, access_of(plan))
 
     recording = DetailedRecording(watch=watch)
-    with one_thread(), torch_state.neutral(), kept_whole() as tensors:
+    with torch_state.one_thread(), torch_state.neutral(), kept_whole() as tensors:
         finding, _ = examine_recorded(clause, subject, problem, recording)
         if finding.violation is None:
             return {"outcome": "passes"}

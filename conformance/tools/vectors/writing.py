@@ -29,7 +29,6 @@ from ...declare.decorators import core
 from ...oracle.oracle import Golden
 from ...problems.edges import edge_problems
 from ...problems.inputs import Inputs
-from ...running.runner import one_thread
 from ...running.shrinking.smallest import Control
 from ...running.workers.messages import package_version
 from ...running.workers.planning import ANY_SCALE
@@ -254,7 +253,7 @@ def write_vectors(
     with staged(folder) as making:
         (making / CASES).mkdir()
         entries = []
-        with one_thread(), torch_state.neutral():
+        with torch_state.one_thread(), torch_state.neutral():
             for number, dtype in enumerate(dtypes):
                 tell(f"golden answers in {dtype}", number, len(dtypes))
                 entries += list(_cases(making, dtype))
