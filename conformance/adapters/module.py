@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
+from itertools import product
 from typing import Any, Final, cast
 
 import torch
@@ -27,7 +28,7 @@ from .calling import (
     read_calling,
     second_input,
 )
-from .packing import HeadSizes, StoredProjections
+from .packing import HeadSizes, StoredProjections, blank_weights, sizes_of
 from .projection_search import (
     ModuleProjections,
     ModuleRequest,
@@ -39,7 +40,7 @@ from .projection_search import (
     trial_notes,
     with_masks,
 )
-from .trial import Trial, duplicate, instance_of, put_in_dtype
+from .trial import PROBES, Trial, duplicate, instance_of, put_in_dtype
 
 
 def without_biases(
@@ -105,7 +106,9 @@ def understand(built: nn.Module, request: ModuleRequest) -> Understood:
         if assumed is None:
             raise
         return assumed
-    return understood if understood[1].golden else _assumed(built, request) or understood
+    if understood[1].golden:
+        return understood
+    return _assumed(built, request) or _golden_but_for_one(built, request) or understood
 
 
 # What may be assumed of a module of which it is not declared, and in words.
@@ -138,6 +141,45 @@ def _assumed(built: nn.Module, request: ModuleRequest) -> Understood | None:
                 note = f"{words}: so it agrees with the golden reference"
                 finding = dataclasses.replace(finding, assumptions=(note, *finding.assumptions))
                 return calling, finding, promises
+    return None
+
+
+# What a module may do otherwise, and in words: its weights are read as it does all else rightly.
+_BUT_FOR: Final[tuple[_Assumption, ...]] = (
+    *(
+        ({"scale": rule}, "its scale")
+        for rule in (
+            "none",
+            "inverse-sqrt-model-width",
+            "inverse-sqrt-num-heads",
+            "inverse-head-size",
+            "sqrt-head-size",
+        )
+    ),
+    ({"head_merge": "reinterpret"}, "how it merges its heads"),
+    *(({"softmax_axis": axis}, "the axis of its softmax") for axis in ("query", "head")),
+    ({"group_order": "tile"}, "which heads share keys and values"),
+)
+
+
+def _golden_but_for_one(built: nn.Module, request: ModuleRequest) -> Understood | None:
+    """The module as it is golden but for one mistake: what is assumed is then no second one."""
+    declared = request.promises.get("semantics") or golden.STANDARD
+    for (assumed, words), (changes, what) in product((({}, ""), *_CAUSAL), _BUT_FOR):
+        if not request.promises.keys().isdisjoint(assumed):
+            continue
+        own = {**request.promises, **assumed}
+        mistaken = {**own, "semantics": declared.replace(**changes)}
+        with contextlib.suppress(DeclarationError):
+            calling, finding, promises = _as_declared(
+                built, dataclasses.replace(request, promises=mistaken)
+            )
+            if finding.golden:
+                read = words or "its weights are read as follows"
+                note = f"{read}: so it agrees with the golden reference but for {what}"
+                notes = (note, *finding.assumptions)
+                finding = dataclasses.replace(finding, assumptions=notes, golden=False)
+                return calling, finding, {**promises, "semantics": own.get("semantics")}
     return None
 
 
@@ -236,36 +278,6 @@ def _complete(
 
 Construct = Callable[[Geometry], nn.Module]
 
-# Sizes that all differ, so that a class which cannot have them is noticed at once.
-_PROBES = (
-    Geometry(
-        batch=2,
-        num_heads=3,
-        num_kv_heads=3,
-        query_length=5,
-        key_length=7,
-        head_size=4,
-        value_head_size=6,
-        query_size=10,
-        key_size=14,
-        value_size=11,
-        output_size=9,
-    ),
-    Geometry(
-        batch=1,
-        num_heads=2,
-        num_kv_heads=2,
-        query_length=3,
-        key_length=4,
-        head_size=6,
-        value_head_size=5,
-        query_size=7,
-        key_size=9,
-        value_size=13,
-        output_size=8,
-    ),
-)
-
 
 def of_constructor(
     kind: type[nn.Module], construct: Construct, request: ModuleRequest
@@ -281,7 +293,7 @@ def of_constructor(
             "geometry= instead"
         )
         raise DeclarationError(msg)
-    first, second = (_probe(geometry, kind, request) for geometry in _PROBES)
+    first, second = (_probe(geometry, kind, request) for geometry in PROBES)
     built = _construct(construct, first, request.shown)
     sized = dataclasses.replace(request, num_heads=first.num_heads, num_kv_heads=first.num_kv_heads)
     calling, finding, promises = understand(built, sized)
@@ -298,10 +310,10 @@ def of_constructor(
         recipe = finding.recipe
         if multihead.is_multihead(fresh):  # fused or separate, by its widths
             recipe = multihead.recipe(fresh)  # type: ignore[arg-type]  # an instance, as seen
-        return loaded(fresh, calling, recipe, _sizes(geometry), weights)
+        return loaded(fresh, calling, recipe, sizes_of(geometry), weights)
 
     for geometry in (first, second):
-        build(geometry, _blank_weights(geometry))
+        build(geometry, blank_weights(geometry))
     candidate = layer(name=request.shown, **promises)(build)
     return finished(candidate, built, calling, finding)
 
@@ -332,25 +344,6 @@ def _probe(geometry: Geometry, kind: type[nn.Module], request: ModuleRequest) ->
     if inputs == "memory":
         pinned = pinned.replace(value_size=pinned.key_size)
     return pinned
-
-
-def _sizes(geometry: Geometry) -> HeadSizes:
-    return HeadSizes(
-        num_heads=geometry.num_heads,
-        num_kv_heads=geometry.num_kv_heads,
-        head_size=geometry.head_size,
-        value_head_size=geometry.value_head_size,
-    )
-
-
-def _blank_weights(geometry: Geometry) -> golden.ProjectionWeights:
-    sizes = _sizes(geometry)
-    return golden.ProjectionWeights(
-        q=torch.zeros(sizes.rows("q"), geometry.query_size),
-        k=torch.zeros(sizes.rows("k"), geometry.key_size),
-        v=torch.zeros(sizes.rows("v"), geometry.value_size),
-        o=torch.zeros(geometry.output_size, sizes.num_heads * sizes.value_head_size),
-    )
 
 
 # Attention within residuals, norms and a feed-forward part.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .._golden import golden
+from ..base.geometry import Geometry
 from ..errors import DeclarationError
 
 FUSED_LAYOUTS: Final = ("blocks", "grouped", "hdk", "dkh")
@@ -295,4 +296,25 @@ def _cut(query_rows: int, key_rows: int, value_rows: int, heads: int) -> HeadSiz
         num_kv_heads=kv_heads,
         head_size=head_size,
         value_head_size=value_rows // kv_heads,
+    )
+
+
+def sizes_of(geometry: Geometry) -> HeadSizes:
+    """The heads of a geometry."""
+    return HeadSizes(
+        num_heads=geometry.num_heads,
+        num_kv_heads=geometry.num_kv_heads,
+        head_size=geometry.head_size,
+        value_head_size=geometry.value_head_size,
+    )
+
+
+def blank_weights(geometry: Geometry) -> golden.ProjectionWeights:
+    """Weights of zeros for a geometry."""
+    sizes = sizes_of(geometry)
+    return golden.ProjectionWeights(
+        q=torch.zeros(sizes.rows("q"), geometry.query_size),
+        k=torch.zeros(sizes.rows("k"), geometry.key_size),
+        v=torch.zeros(sizes.rows("v"), geometry.value_size),
+        o=torch.zeros(geometry.output_size, sizes.num_heads * sizes.value_head_size),
     )

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from ..base.geometry import Geometry
 from ..base.printable_text import raised_text
 from ..errors import ConstructionError, DeclarationError
 from .calling import Calling
@@ -52,6 +53,36 @@ def is_in_dtype(module: nn.Module, dtype: torch.dtype) -> bool:
     tensors = (*module.parameters(), *module.buffers())
     return all(tensor.dtype == dtype for tensor in tensors if tensor.is_floating_point())
 
+
+# Sizes that all differ, so that a class which cannot have them is noticed at once.
+PROBES: Final = (
+    Geometry(
+        batch=2,
+        num_heads=3,
+        num_kv_heads=3,
+        query_length=5,
+        key_length=7,
+        head_size=4,
+        value_head_size=6,
+        query_size=10,
+        key_size=14,
+        value_size=11,
+        output_size=9,
+    ),
+    Geometry(
+        batch=1,
+        num_heads=2,
+        num_kv_heads=2,
+        query_length=3,
+        key_length=4,
+        head_size=6,
+        value_head_size=5,
+        query_size=7,
+        key_size=9,
+        value_size=13,
+        output_size=8,
+    ),
+)
 
 WIDTH: Final = 24
 HEADS: Final = 3
