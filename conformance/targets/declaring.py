@@ -40,8 +40,15 @@ def declaration_lines(function: Callable[..., Any], target: str) -> str:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # written in C
         return ""
+    if not all(part.isidentifier() for part in name.split(".")):
+        return ""
+    if _projects(parameters):
+        return (
+            f"{TO_CHECK}{name}{_shown(parameters)}, which takes matrices: call it in a builder of "
+            "@conformance.layer, which is given weights.q and the others as [out, in]"
+        )
     inputs = _inputs(parameters)
-    if not inputs or not all(part.isidentifier() for part in name.split(".")):
+    if not inputs:
         return ""
     needed = [
         parameter.name
@@ -57,7 +64,8 @@ def declaration_lines(function: Callable[..., Any], target: str) -> str:
     notes = _notes(parameters, inputs, needed)
     into = where if is_path(where) else "a file of yours"
     shown = "".join(f"\n      {line}".rstrip() if line else "\n" for line in lines)
-    return f"{TO_CHECK}{name}{_shown(parameters)}, paste into {into}{notes}:{shown}"
+    found = f"or let its axes, masks and options be found: conformance identify {target}"
+    return f"{TO_CHECK}{name}{_shown(parameters)}, paste into {into}{notes}:{shown}\n    {found}"
 
 
 def _head(where: str, name: str) -> Iterator[str]:
@@ -85,10 +93,21 @@ def _inputs(parameters: list[inspect.Parameter]) -> dict[str, str]:
     named = {role_of(entry.name)[0]: entry.name for entry in reversed(placed)}
     if named.keys() >= _ROLES.keys():
         return {named[letter]: role for letter, role in _ROLES.items()}
-    required = [entry for entry in placed if entry.default is entry.empty]
+    required = [
+        entry
+        for entry in placed
+        if entry.default is entry.empty and option_of(entry) != "positions"
+    ]
     if len(required) < len(_ROLES):
         return {}
     return dict(zip((entry.name for entry in required), _ROLES.values(), strict=False))
+
+
+def _projects(parameters: list[inspect.Parameter]) -> bool:
+    """Whether a function takes the matrices of query, key and value."""
+    names = [entry.name.lower() for entry in parameters if role_of(entry.name)[1]]
+    matrices = [name for name in names if name.startswith("w") or "weight" in name]
+    return {role_of(name)[0] for name in matrices} >= _ROLES.keys()
 
 
 def _given(inputs: dict[str, str], parameters: list[inspect.Parameter]) -> Iterator[str]:
@@ -123,7 +142,8 @@ def _is_layer(value: Any) -> bool:
 
 
 def _is_attention(value: Any) -> bool:
-    """Whether a function takes at least three inputs."""
-    return inspect.isfunction(value) and bool(
-        _inputs(list(inspect.signature(value).parameters.values()))
-    )
+    """Whether a function takes at least three inputs, or matrices."""
+    if not inspect.isfunction(value):
+        return False
+    parameters = list(inspect.signature(value).parameters.values())
+    return _projects(parameters) or bool(_inputs(parameters))

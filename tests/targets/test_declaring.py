@@ -97,3 +97,27 @@ def test_nothing_to_list(target: str, folder: Path, capsys: pytest.CaptureFixtur
     """A function of one argument, and a file of none, are refused in one line."""
     write(folder, {"student.py": STUDENT, "empty.py": "from math import hypot\n"})
     assert said(target, capsys).count("\n") == 1
+
+
+PARTS = """
+def rotate(xq, xk, freqs_cis): ...
+
+
+def attend(x, w_q, w_k, w_v, w_o, heads): ...
+
+
+def blocked(q, k, v, causal=False): ...
+"""
+
+
+def test_what_is_no_core_is_not_called_one(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tables of positions are no values; what takes matrices is called in a layer."""
+    write(folder, {"parts.py": PARTS})
+    _, layer, core = said("parts.py", capsys).split("  to check ")
+    assert layer.startswith(
+        "attend(x, w_q, w_k, w_v, w_o, heads), which takes matrices: call it in"
+    )
+    assert core.startswith("blocked(q, k, v, causal), paste into parts.py:")
+    assert core.endswith("options be found: conformance identify parts.py:blocked\n")
