@@ -148,6 +148,16 @@ class _Sequences:
         """As many tokens in each, of what there are."""
         return replace(self, queries=_cut_alike(self.queries), keys=_cut_alike(self.keys)).right
 
+    def cut_by_queries(self, *, ends: bool) -> tuple[Tensor, Tensor]:
+        """Keys from where the queries of a sequence begin on; as many as those, or as it has."""
+        queries, keys = self.queries, self.keys
+        starts = queries.starts[queries.item]
+        counts = (queries.counts if ends else keys.counts)[queries.item]
+        counts = torch.minimum(counts, (len(keys.index) - starts).clamp(min=0))
+        shift = counts - queries.counts[queries.item] if self.at_end else torch.zeros_like(counts)
+        place = keys.index - starts[:, None]
+        return (place >= 0) & (place < counts[:, None]), place - (queries.place + shift)[:, None]
+
     def recounted(self, change: Callable[[_Packed], Tensor], roles: str) -> tuple[Tensor, Tensor]:
         """Queries, keys or both counted to other sequences."""
         queries, keys = self.queries, self.keys
@@ -352,6 +362,13 @@ OF_SEQUENCES: Final[tuple[NamedMistake, ...]] = (
         "sequences are cut at equal lengths, whatever the offsets say",
         "cut them where cu_seqlens says",
         attrgetter("equally_long"),
+    ),
+    *_sequences(
+        "sequences-cut-by-the-queries",
+        "the keys of a sequence are taken from where its queries begin",
+        "take them from cu_seqlens_k[i] to cu_seqlens_k[i + 1], and queries by cu_seqlens_q",
+        methodcaller("cut_by_queries", ends=False),
+        methodcaller("cut_by_queries", ends=True),
     ),
     *_sequences(
         "sequences-counted-by-the-queries",

@@ -134,6 +134,20 @@ def places_by_the_offsets_of_queries(
     return over_all_tokens(query, key, value, hidden | (causal & (places > last[:, None])))
 
 
+@core("sequences-cut-by-the-queries", **packed())
+def keys_from_the_offsets_of_queries(
+    query, key, value, *, cu_seqlens_q, cu_seqlens_k, causal=False, **_longest
+):
+    """As many keys as the sequence has, or as are left, from where its queries begin."""
+    item, place = sequences_of(cu_seqlens_q)
+    begin = cu_seqlens_q[item][:, None]
+    count = cu_seqlens_k.diff()[item][:, None].minimum((len(key) - begin).clamp(min=0))
+    places = torch.arange(len(key)) - begin
+    last = place[:, None] + count - cu_seqlens_q.diff()[item][:, None]
+    hidden = (places < 0) | (places >= count)
+    return over_all_tokens(query, key, value, hidden | (causal & (places > last)))
+
+
 @core("causal-of-all-sequences", **packed())
 def one_diagonal_for_all(
     query, key, value, *, cu_seqlens_q, cu_seqlens_k, causal=False, **_longest
