@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
 
 # Begins, in the text of an error, the lines that show the way to an exception of the user's code.
@@ -39,3 +41,11 @@ def did_you_mean(word: object, words: Iterable[str]) -> str:
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; known: {', '.join(words)}"
+
+
+def fault_of(error: Exception) -> str:
+    """Type, message and place of an error of the harness."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    line = str(error).strip().splitlines()[:1]
+    where = f"{Path(frame.filename).name}:{frame.lineno}"
+    return f"{type(error).__name__}: {line[0] if line else ''} ({where})"

@@ -1,29 +1,29 @@
-"""What is true of answers: whether chance or a device's streams decide them, where they err."""
+"""What is true of wrong answers without a name: where they err, and which problems go wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from ..base.mistake import NO_MISTAKE, UNKNOWN
-from ..calls.calling import Answer, Arguments, CandidateFailure, Forward
-from ..calls.devices import CPU, forked_random, kind_of, seed_random, synchronise
-from ..clauses.modules import COUNTED, equal_tokens, shares_of
-from ..clauses.subject import Differentiator, Subject
+from ..calls.calling import CandidateFailure
+from ..calls.devices import CPU, kind_of
+from ..clauses.subject import Subject
 from ..oracle.comparison import AXES
-from ..problems.edges import edge_problems
-from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..tolerance import model
 from .agreement import BatteryAnswer
 from .battery import answer_to
-from .conditions import CONDITIONS
+from .conditions import CONDITIONS, Condition, size_limit
 from .dissection.influence import influence_facts
 from .dissection.reading import in_digits
-from .wrong_problems import which_go_wrong
+from .mistaken_answer import declared_with_every_key
+from .mistakes.named_mistake import DeclaredCall
+from .narrowing import in_words, telling_apart
 
 _AXIS_NAMES: Final = {
     "batch": ("batch item", "batch items"),
@@ -33,20 +33,11 @@ _AXIS_NAMES: Final = {
 }
 # A larger multiple of the bound says nothing more to a person.
 MOST_BOUNDS: Final = 1e6
-DROPOUT: Final = "dropout-left-on"
-RANDOM: Final = "random-answers"
-_FIX: Final = (
-    "drop nothing unless a call asks for it: dropout_p=self.dropout if self.training else 0.0"
-)
-# So often that a race, which has few answers, hardly gives one to each seed.
-_SEEDS: Final = (1, 2) * 6
-UNORDERED: Final = "streams-not-ordered"
-UNREPEATABLE: Final = "answers-not-repeatable"
-# How often a call must be right when its device is waited for, before its streams are blamed.
-_TIMES: Final = 4
-# How often a failing call is made again, and how often where it seemed to fail each time.
-_MADE_AGAIN: Final = 16
-_AT_FIRST: Final = 3
+# Wrong answers, and right ones that differ from them in one condition, before that is blamed.
+FEWEST_WRONG: Final = 3
+FEWEST_RIGHT: Final = 3
+# Logits beyond it have exponentials that overflow float16.
+EXTREME: Final = math.log(65504.0)
 
 
 def unknown_entry(
@@ -291,218 +282,164 @@ def on_device_alone(
     return [{**entry, "text": f"{entry['text']}; {alone}"} for entry in entries]
 
 
-class Chance:
-    """Finds what chance decides in answers: when a device's streams work, or random numbers."""
-
-    def __init__(self) -> None:
-        self._unordered: set[Subject] = set()
-        self._random: dict[Subject, dict[str, Any] | None] = {}
-        self._unrepeatable: set[Subject] = set()
-
-    def entry(
-        self,
-        subject: Subject,
-        problem: Problem,
-        fails: Callable[[Subject], bool],
-        *,
-        numbers: bool,
-    ) -> dict[str, Any] | None:
-        """The report's entry, None where chance decides nothing.
-
-        ``fails`` asks a subject the failing problem; ``numbers`` says whether random numbers may
-        make it fail. They are looked for once.
-        """
-        unordered = unordered_entry(subject, fails, proven=subject in self._unordered)
-        if unordered is not None:
-            self._unordered.add(subject)
-            return unordered
-        if numbers and subject not in self._random:
-            self._random[subject] = None
-            self._random[subject] = random_entry(subject, problem)
-        return self._random.get(subject) if numbers else None
-
-    def unrepeatable(
-        self, subject: Subject, fails: Callable[[Subject], bool]
-    ) -> dict[str, Any] | None:
-        """The entry of a failure that no mistake explains, and that does not occur each time."""
-        with forked_random(subject.device):
-            failed = []
-            for _ in range(_MADE_AGAIN):
-                seed_random(subject.device, _SEEDS[0])
-                failed.append(fails(subject))
-                once = subject in self._unrepeatable or not all(failed)
-                if len(failed) == _AT_FIRST and not once:
-                    return None
-        if all(failed):
-            return None
-        self._unrepeatable.add(subject)
-        return {
-            "name": UNREPEATABLE,
-            "text": f"the same call goes wrong in {sum(failed) + 1} of {len(failed) + 1} attempts, "
-            "with the same inputs and the same seed: something else decides its answer",
-            "fix": "look for a race (two threads or programs that write one place), memory that is "
-            "read before it is written, a clock, or something kept between calls",
-            "confidence": 1.0,
-        }
-
-
-def random_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
-    """What makes a candidate answer at random, None where torch's seed decides nothing.
-
-    It answers the failing problem, and one of equal keys and equal values: every row of that
-    returns as many values as were kept, which distinguishes dropout from other random numbers.
-    """
-    if not subject.candidate.golden_known or subject.candidate.kind == "positions":
-        return None
-    problems = edge_problems(subject.candidate, COUNTED, dtype=subject.dtype, most=1)
-    counted = [
-        equal_tokens(subject.inputs(each.replace(device=subject.device))) for each in problems
-    ]
-    with subject.recorded(None):
-        for inputs in (*counted, subject.inputs(problem)):
-            answer = _decided_by_seed(subject, inputs)
-            if answer is not None:
-                dropped = _dropped(subject, inputs, answer) if inputs in counted else ""
-                return _entry(dropped)
-    return None
-
-
-class Waiting(Subject):
-    """A subject whose device is waited for before or after each call, or both."""
-
-    def __init__(self, subject: Subject, *, before: bool, after: bool) -> None:
-        vars(self).update(vars(subject))
-        self.before, self.after = before, after
-        self.gradients = Differentiator(self)
-
-    def forward(self, inputs: Inputs) -> Forward:
-        """The candidate's own, between two moments at which its device has nothing left to do."""
-        return self._waiting(super().forward(inputs))
-
-    def call_with(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
-        """The call of any forward, such as one that was built for gradients, in the same way."""
-        return super().call_with(self._waiting(forward), call_arguments, inputs)
-
-    def _waiting(self, own: Forward) -> Forward:
-        def waiting(*positional: Any, **keywords: Any) -> Any:
-            if self.before:
-                synchronise(self.device)
-            returned = own(*positional, **keywords)
-            if self.after:
-                synchronise(self.device)
-            return returned
-
-        return waiting
-
-
-def unordered_entry(
-    subject: Subject, fails: Callable[[Subject], bool], *, proven: bool
-) -> dict[str, Any] | None:
-    """What is said of answers that are wrong unless their device is waited for; None for others.
-
-    ``fails`` asks a subject the failing problem. That must fail again, unless such a failure of the
-    candidate is ``proven`` already: whether work comes too late is chance.
-    """
-    if kind_of(subject.device) == CPU:
-        return None
-
-    def right(*, before: bool, after: bool) -> bool:
-        waiting = Waiting(subject, before=before, after=after)
-        return not any(fails(waiting) for _ in range(_TIMES))
-
-    again = proven or any(fails(subject) for _ in range(_TIMES))
-    if not again or not right(before=True, after=True):
-        return None
-    stream = f"torch.{kind_of(subject.device)}.current_stream()"
-    if right(before=True, after=False):
-        what = "its work starts before its inputs are there, on a stream that does not wait for"
-    elif right(before=False, after=True):
-        what = (
-            "its answer is read before it is there: the stream that computes it is not awaited by"
-        )
-    else:
-        what = "its work runs on a stream that neither waits for, nor is awaited by,"
-    return {
-        "name": UNORDERED,
-        "text": f"{what} the current one; where the device is waited for the answer is right",
-        "fix": f"work on {stream}, or order the two streams: other.wait_stream(current) before the "
-        "work, current.wait_stream(other) after it",
-        "confidence": 1.0,
-    }
-
-
-def _entry(dropped: str) -> dict[str, Any]:
-    if dropped:
-        text = f"dropout is left on: {dropped}, in a call that asks for none"
-        return {"name": DROPOUT, "text": text, "fix": _FIX, "confidence": 1.0}
-    text = "the answer is random: it differs with torch's seed, in calls that ask for no dropout"
-    fix = "draw no random numbers outside training; is some dropout left on?"
-    return {"name": RANDOM, "text": text, "fix": fix, "confidence": 1.0}
-
-
-def _decided_by_seed(subject: Subject, inputs: Inputs) -> Tensor | None:
-    """An answer where equal seeds give the same one and others do not; None elsewhere."""
-    answers = []
-    try:
-        forward = subject.forward(inputs)
-        with forked_random(subject.device):
-            for seed in _SEEDS:
-                seed_random(subject.device, seed)
-                answers.append(subject.call(forward, inputs).output)
-    except CandidateFailure:
-        return None
-    first, other = answers[:2]
-    exact = subject.golden(inputs)
-    judged = exact.judged.expand(exact.bound.shape)
-    differs = ((first.double() - other.double()).abs() > exact.bound) & judged
-    same = all(
-        torch.equal(answer.nan_to_num(), answers[_SEEDS.index(seed)].nan_to_num())
-        for seed, answer in zip(_SEEDS, answers, strict=True)
-    )
-    return first.double() if same and bool(differs.any()) else None
-
-
-def _dropped(subject: Subject, inputs: Inputs, answer: Tensor) -> str:
-    """What was dropped of a problem of equal tokens, with which probability; "" if nothing was."""
-    shares, slack = shares_of(subject, inputs, answer)
-    if shares is None:
-        return ""
-    if not bool(shares.isfinite().all()):
-        return ""
-    if _differ(shares, slack):
-        elements = "single elements of the answer are dropped"
-        return elements if _all_or_nothing(shares, slack) else ""
-    keys = inputs.geometry.key_length
-    steps = shares.flatten().sort().values.diff()
-    steps = steps[steps > 2.0 * float(slack.max())]
-    if not steps.numel():
-        return ""
-    kept = 1.0 / (keys * float(steps.min()))
-    counts = shares * keys * kept
-    if bool(((counts - counts.round()).abs() > model.COUNTABLE).any()):
-        return ""
-    dropped, rescaled = 1.0 - kept, ""
-    if dropped <= float(slack.max()):  # the rest does not make up for it
-        dropped, rescaled = 1.0 - float(shares.mean()), " and not rescaled"
-    return f"attention weights are dropped with a probability of {dropped:.2g}{rescaled}"
-
-
-def _all_or_nothing(shares: Tensor, slack: Tensor) -> bool:
-    """Whether some elements are zero and all others the same multiple of what they should be."""
-    dropped = shares.abs() <= slack
-    kept = shares[~dropped]
-    if not kept.numel() or not bool(dropped.any()):
-        return False
-    return bool(((kept - kept.mean()).abs() <= 2.0 * float(slack.max())).all())
-
-
-def _differ(shares: Tensor, slack: Tensor) -> bool:
-    """Whether channels of one row, which only a core shows, were dropped independently."""
-    if shares.dim() != len("BHLD"):
-        return False
-    return bool(((shares - shares[..., :1]).abs() > 2.0 * slack).any())
-
-
 def shared_confidence(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The confidence shared among equivalent names."""
     return [{**entry, "confidence": entry["confidence"] / len(entries)} for entry in entries]
+
+
+def which_go_wrong(
+    facts: dict[str, Any],
+    observed: Sequence[BatteryAnswer],
+    wrong: Sequence[BatteryAnswer],
+    further: Sequence[BatteryAnswer],
+) -> str:
+    """How many problems go wrong, and what those have in common that right ones lack.
+
+    Nothing is said that ``further`` answers, which it was not read from, contradict.
+    """
+    bad = {id(answer) for answer in wrong}
+    fine = [answer for answer in observed if id(answer) not in bad]
+    others = [answer.inputs for answer in further if answer.margin > 1.0]
+    spoken = _spoken([*wrong, *further], fine)
+    only = [
+        one for one in only_with(wrong, fine, spoken) if all(one.holds(inputs) for inputs in others)
+    ]
+    never = [
+        one
+        for one in never_with(wrong, fine, spoken)
+        if not any(one.holds(inputs) for inputs in others)
+    ]
+    deciding = _deciding(wrong, fine, further)
+    if deciding:
+        only, never = list(deciding), []
+    facts["only_with"] = [one.name for one in only]
+    facts["never_with"] = [one.name for one in never]
+    text = f"{len(wrong)} of {len(observed)} problems go wrong"
+    if only:
+        text += f", only those {in_words(only)}"
+    if never:
+        text += f", none {' or '.join(one.words for one in never)}"
+    return text
+
+
+def _deciding(
+    wrong: Sequence[BatteryAnswer],
+    fine: Sequence[BatteryAnswer],
+    further: Sequence[BatteryAnswer],
+) -> tuple[Condition, ...]:
+    """The conditions that tell wrong problems from right ones, of plain sizes such as odd numbers.
+
+    They hold for wrong ``further`` answers as well, of several sizes, and not for all right ones.
+    """
+    made = [answer.inputs for answer in (*wrong, *further) if answer.margin > 1.0]
+    spared = [answer.inputs for answer in further if answer.margin <= 1.0]
+    chosen = telling_apart(made, [answer.inputs for answer in fine]) or ()
+    if min(len(wrong), len(fine)) < FEWEST_WRONG:
+        return ()
+    for one in chosen:
+        lacking = sum(not one.holds(inputs) for inputs in spared)
+        fields = () if one.sizes is None else one.sizes.fields
+        sizes = {tuple(getattr(inputs.geometry, field) for field in fields) for inputs in made}
+        if lacking < FEWEST_RIGHT or (fields and len(sizes) < FEWEST_WRONG):
+            return ()
+    return chosen
+
+
+def only_with(
+    wrong: Sequence[BatteryAnswer],
+    right: Sequence[BatteryAnswer],
+    spoken: Sequence[Condition] | None = None,
+) -> list[Condition]:
+    """The conditions without which answers are right, as far as the answers show it.
+
+    A condition counts where every wrong answer has it, and so many right ones lack it that share
+    all else that the wrong ones have in common that chance does not explain it: what nearly every
+    problem has explains nothing.
+    """
+    common = _common(_spoken(wrong, right) if spoken is None else spoken, wrong)
+    comparable = _count(right, common)
+    needed = [
+        one
+        for one in common
+        if _told(len(wrong), comparable, _count(right, _others(common, one), without=one))
+    ]
+    implied = {one.implies for one in needed}
+    return [one for one in needed if one.name not in implied]
+
+
+def never_with(
+    wrong: Sequence[BatteryAnswer],
+    right: Sequence[BatteryAnswer],
+    spoken: Sequence[Condition] | None = None,
+) -> list[Condition]:
+    """The conditions with which answers are right, though all else is as in the wrong ones."""
+    spoken = _spoken(wrong, right) if spoken is None else spoken
+    common = _common(spoken, wrong)
+    sparing = [
+        one
+        for one in spoken
+        if not any(one.holds(answer.inputs) for answer in wrong)
+        and _told(
+            len(wrong),
+            _count(right, common, without=one),
+            _count(right, [*_others(common, one), one]),
+        )
+        # Two forms of mask exclude each other: one is right because the other is absent.
+        and not any(other.implies and other.implies == one.implies for other in common)
+    ]
+    kept = {one.name for one in (*sparing, *common)}
+    return [one for one in sparing if one.implies not in kept]
+
+
+def _told(wrong: int, comparable: int, right: int) -> bool:
+    """Whether a condition decides: all answers on one side of it are right, and enough of them.
+
+    On the other side some are wrong, and ``comparable`` ones are right: if the condition decided
+    nothing, as large a part would be wrong among the ``right`` ones.
+    """
+    if wrong < FEWEST_WRONG or right < FEWEST_RIGHT:
+        return False
+    chance: float = (comparable / (wrong + comparable)) ** right
+    return chance <= model.COINCIDENCE
+
+
+def _spoken(wrong: Sequence[BatteryAnswer], right: Sequence[BatteryAnswer]) -> list[Condition]:
+    """The conditions that facts are about: with the number of keys up to which all is right."""
+    fixed = [one for one in CONDITIONS if one.name != "many keys"]
+    least = min((answer.inputs.geometry.key_length for answer in wrong), default=0)
+    below = [n for answer in right if (n := answer.inputs.geometry.key_length) < least]
+    extreme = {id(answer.inputs) for answer in (*wrong, *right) if _has_extreme_logits(answer)}
+    logits = Condition("extreme logits", "with extreme logits", lambda one: id(one) in extreme)
+    limit = [size_limit("key_length", max(below), above=True)] if below else []
+    return [*fixed, logits, *limit]
+
+
+def _has_extreme_logits(answer: BatteryAnswer) -> bool:
+    """Whether some dot product times the scale is far from zero, be its key hidden or not."""
+    call = DeclaredCall(inputs=answer.inputs, semantics=answer.subject.declaration.semantics)
+    core = declared_with_every_key(answer.exact, call)
+    scores = core.scale * core.query @ core.key.mT
+    return bool((scores.abs() > EXTREME).any())
+
+
+def _common(conditions: Sequence[Condition], observed: Sequence[BatteryAnswer]) -> list[Condition]:
+    """The conditions that all answers share."""
+    return [one for one in conditions if all(one.holds(answer.inputs) for answer in observed)]
+
+
+def _others(common: Sequence[Condition], one: Condition) -> list[Condition]:
+    """The other shared conditions, but for those that hold only where this one does."""
+    return [other for other in common if other is not one and one.name != other.implies]
+
+
+def _count(
+    observed: Sequence[BatteryAnswer],
+    conditions: Sequence[Condition],
+    without: Condition | None = None,
+) -> int:
+    """How many problems meet every condition, and lack the one that is left out."""
+    return sum(
+        all(one.holds(answer.inputs) for one in conditions)
+        and not (without is not None and without.holds(answer.inputs))
+        for answer in observed
+    )

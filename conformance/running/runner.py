@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, Final
 
 from ..adapters.compiled import profile_for
@@ -27,11 +25,12 @@ from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
 from ..declare.declaration import WHOLE_MODEL
 from ..diagnosis import Diagnostician
-from ..diagnosis.answer_facts import UNORDERED, Chance, lost_search_entry, unnamed_entry
+from ..diagnosis.answer_facts import lost_search_entry, unnamed_entry
+from ..diagnosis.chance import UNORDERED, Chance
 from ..diagnosis.exports.blame import Blamer
 from ..diagnosis.mistakes import named_mistakes
 from ..diagnosis.ranks import diagnostician
-from ..errors import UsageError
+from ..errors import UsageError, fault_of
 from ..problems.pool import Pool
 from ..problems.problem import Problem, problem_from_json
 from .clause_problems import ClauseProblems, FailureMemory
@@ -374,7 +373,7 @@ class CandidateRun:
         try:
             return self._chance.entry(subject, failure.problem, failure.fails, numbers=numbers)
         except Exception as error:  # noqa: BLE001 (a verdict stands though its cause stays unknown)
-            self._lost[subject] = lost_search_entry(_fault(error))
+            self._lost[subject] = lost_search_entry(fault_of(error))
             return None
 
     def _unrepeatable(self, failure: _Failure) -> dict[str, Any] | None:
@@ -405,7 +404,7 @@ class CandidateRun:
             self._lost[subject] = unnamed_entry(f"the search for a name was given up: {why}")
             return [self._lost[subject]]
         except Exception as error:  # noqa: BLE001 (a verdict stands though its cause stays unknown)
-            return [lost_search_entry(_fault(error))]
+            return [lost_search_entry(fault_of(error))]
 
     def explained_by(self, failure: ClauseResult) -> str:
         """The name of another failure's mistake that makes this clause fail, too, or "".
@@ -496,12 +495,4 @@ def _with_scale_error(reduced: Violation, first: Violation) -> Violation:
 
 
 def _own_fault(error: Exception) -> str:
-    return f"the harness failed: {_fault(error)}"
-
-
-def _fault(error: Exception) -> str:
-    """Type, message and place of an error of ours."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    line = str(error).strip().splitlines()[:1]
-    where = f"{Path(frame.filename).name}:{frame.lineno}"
-    return f"{type(error).__name__}: {line[0] if line else ''} ({where})"
+    return f"the harness failed: {fault_of(error)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,14 +10,10 @@ import pytest
 import torch
 from examples import BARE_FLOAT32, CLAUSES, core, problem, run_clause
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 
-from candidates.broken.modules import DropoutInEval
-from candidates.eager import EagerCore
 from conformance.clauses.subject import Subject
-from conformance.diagnosis import Diagnostician, answer_facts, diagnose
-from conformance.diagnosis.answer_facts import Waiting, random_entry
+from conformance.diagnosis import Diagnostician, diagnose
 
 
 def facts_of(function: Callable[..., Tensor], **promises: Any) -> tuple[dict[str, Any], str]:
@@ -143,100 +138,40 @@ def test_failure_that_a_name_does_not_explain_is_unknown() -> None:
     assert entry["name"] == "unknown-mistake"
 
 
-NONE: dict[str, Any] = {"masks": [], "causal": None, "features": []}
+PROMISES = {
+    "masks": ["bias"],
+    "causal": None,
+    "features": [],
+    "empty_rows": "any",
+    "dtypes": ["float32"],
+}
 
 
-class _Dropping(EagerCore):
-    """Drops weights in every call."""
+def strange_where(holds: Callable[[Tensor, Tensor], bool]) -> Callable[..., Tensor]:
+    """A core whose weights are no function that is known where sizes meet a condition."""
 
-    def drop_out(self, weights: Tensor, probability: float) -> Tensor:
-        del probability
-        return functional.dropout(weights, 0.25)
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None) -> Tensor:
+        scores = query @ key.mT / math.sqrt(query.shape[-1])
+        weights = (scores if bias is None else scores + bias).softmax(-1)
+        if holds(query, key):
+            weights = weights.pow(1.3) + 0.01 * torch.arange(key.shape[2])
+        return weights @ value
 
-
-class _DroppingUnscaled(EagerCore):
-    """The same without making up for what is dropped."""
-
-    def drop_out(self, weights: Tensor, probability: float) -> Tensor:
-        del probability
-        return weights * (torch.rand_like(weights) > 0.25)
-
-
-class _DroppingOutput(EagerCore):
-    """Drops elements of the answer."""
-
-    def mix(self, weights: Tensor, value: Tensor) -> Tensor:
-        return functional.dropout(super().mix(weights, value), 0.25)
-
-
-class _Noisy(EagerCore):
-    """Adds noise to the logits."""
-
-    def logits(self, call: Any, key: Tensor) -> Tensor:
-        found = super().logits(call, key)
-        return found + 0.1 * torch.randn_like(found)
-
-
-class _NoisyOutput(EagerCore):
-    """Adds noise to the answer, other for each channel."""
-
-    def mix(self, weights: Tensor, value: Tensor) -> Tensor:
-        mixed = super().mix(weights, value)
-        return mixed + 0.1 * torch.randn_like(mixed)
-
-
-class _Counting(EagerCore):
-    """Answers differently from call to call, without random numbers."""
-
-    calls = 0
-
-    def scale(self, call: Any) -> float:
-        self.calls += 1
-        return super().scale(call) * self.calls
+    return attend
 
 
 @pytest.mark.parametrize(
-    ("candidate", "name", "text"),
+    ("holds", "words"),
     [
-        (core(_Dropping(), **NONE), "dropout-left-on", "probability of 0.25, in a call"),
-        (core(_DroppingUnscaled(), **NONE), "dropout-left-on", r"0\.2\d and not rescaled"),
-        (core(_DroppingOutput(), **NONE), "dropout-left-on", "elements of the answer"),
-        (DropoutInEval, "dropout-left-on", "weights are dropped with a probability"),
-        (core(_Noisy(), **NONE), "random-answers", "differs with torch's seed"),
-        (core(_NoisyOutput(), **NONE), "random-answers", "differs with torch's seed"),
+        (lambda _query, key: key.shape[2] % 2 == 1, "where the number of keys is odd"),
+        (lambda query, _key: query.shape[2] % 2 == 0, "where the number of queries is even"),
+        (lambda query, _key: query.shape[3] % 4 != 0, "where 4 does not divide the head size"),
     ],
 )
-def test_what_makes_answers_random_is_named(candidate: Any, name: str, text: str) -> None:
-    """Dropout is told from other random numbers, with what it drops and how often."""
-    entry = random_entry(Subject(candidate, "float32"), problem())
-    assert entry is not None
-    assert entry["name"] == name
-    assert re.search(text, entry["text"])
-
-
-@pytest.mark.parametrize("kernel", [EagerCore(), _Counting()])
-def test_what_the_seed_does_not_decide_is_not_random(kernel: EagerCore) -> None:
-    """A steady candidate, and one that remembers its calls, draw no random numbers."""
-    assert random_entry(Subject(core(kernel, **NONE), "float32"), problem()) is None
-
-
-def test_random_answers_blame_nothing_else() -> None:
-    """A law that fails for random answers says so; the clause of repetition shows two calls."""
-    law = run_clause(core(_Dropping(), **NONE), "shape.bounds", explain=True)
-    assert law.status == "failed"
-    assert law.reason.startswith("equal calls give different answers")
-    assert [entry["name"] for entry in law.diagnosis] == ["dropout-left-on"]
-    again = run_clause(core(_Dropping(), **NONE), "state.repeatable", explain=True)
-    assert again.reason.startswith("the same call made twice gives two answers")
-    assert [entry["name"] for entry in again.diagnosis] == ["dropout-left-on"]
-
-
-def test_a_device_is_waited_for_where_gradients_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before and after the one call, as for answers."""
-    waited: list[str] = []
-    monkeypatch.setattr(answer_facts, "synchronise", waited.append)
-    subject = Subject(core(scaled_dot_product_attention, **BARE_FLOAT32), "float32")
-    waiting = Waiting(subject, before=True, after=True)
-    inputs = waiting.inputs(problem())
-    waiting.gradients.of(inputs, torch.ones(inputs.output_shape))
-    assert waited == ["cpu", "cpu"]
+def test_plain_sizes_that_decide_are_said(
+    holds: Callable[[Tensor, Tensor], bool], words: str
+) -> None:
+    """What tells all wrong problems from right ones is said, and no coincidence beside it."""
+    (entry,) = diagnose(Subject(core(strange_where(holds), **PROMISES), "float32"))
+    assert f"problems go wrong, only those {words};" in entry["text"]
+    assert entry["facts"]["never_with"] == []

@@ -15,8 +15,8 @@ from candidates.eager import Call, EagerCore
 from conformance import Semantics
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
+from conformance.diagnosis.answer_facts import never_with, only_with
 from conformance.diagnosis.conditions import CONDITIONS
-from conformance.diagnosis.wrong_problems import never_with, only_with
 
 FIVE_FORMS = ["keep", "drop", "keep_int", "bias", "lengths"]
 PROMISES: dict[str, Any] = {

@@ -77,7 +77,7 @@ def test_wrong_candidate_fails_with_everything_needed() -> None:
     ("place", "error"),
     [
         ("running.runner.Diagnostician.explain", OverflowError("too large\nfor anything")),
-        ("diagnosis.answer_facts.random_entry", MemoryError()),
+        ("diagnosis.chance.random_entry", MemoryError()),
     ],
 )
 def test_an_error_of_a_diagnosis_leaves_the_failure(

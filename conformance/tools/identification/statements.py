@@ -10,7 +10,7 @@ from ..._golden import golden
 from ...clauses.subject import Subject
 from ...diagnosis import battery
 from ...diagnosis.agreement import BatteryAnswer
-from ...diagnosis.answer_facts import random_entry
+from ...diagnosis.chance import random_entry
 from ...diagnosis.diagnostician import Diagnostician
 from ...diagnosis.dissection import OF_WEIGHTS
 from ...diagnosis.dissection.by_head import distance_biases, head_statements

@@ -1,0 +1,245 @@
+"""What chance decides in answers: random numbers, the streams of a device, a race."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..calls.calling import Answer, Arguments, CandidateFailure, Forward
+from ..calls.devices import CPU, forked_random, kind_of, seed_random, synchronise
+from ..clauses.modules import COUNTED, equal_tokens, shares_of
+from ..clauses.subject import Differentiator, Subject
+from ..problems.edges import edge_problems
+from ..problems.inputs import Inputs
+from ..problems.problem import Problem
+from ..tolerance import model
+
+DROPOUT: Final = "dropout-left-on"
+RANDOM: Final = "random-answers"
+_FIX: Final = (
+    "drop nothing unless a call asks for it: dropout_p=self.dropout if self.training else 0.0"
+)
+# So often that a race, which has few answers, hardly gives one to each seed.
+_SEEDS: Final = (1, 2) * 6
+UNORDERED: Final = "streams-not-ordered"
+UNREPEATABLE: Final = "answers-not-repeatable"
+# How often a call must be right when its device is waited for, before its streams are blamed.
+_TIMES: Final = 4
+# How often a failing call is made again, and how often where it seemed to fail each time.
+_MADE_AGAIN: Final = 16
+_AT_FIRST: Final = 3
+
+
+class Chance:
+    """Finds what chance decides in answers: when a device's streams work, or random numbers."""
+
+    def __init__(self) -> None:
+        self._unordered: set[Subject] = set()
+        self._random: dict[Subject, dict[str, Any] | None] = {}
+        self._unrepeatable: set[Subject] = set()
+
+    def entry(
+        self,
+        subject: Subject,
+        problem: Problem,
+        fails: Callable[[Subject], bool],
+        *,
+        numbers: bool,
+    ) -> dict[str, Any] | None:
+        """The report's entry, None where chance decides nothing.
+
+        ``fails`` asks a subject the failing problem; ``numbers`` says whether random numbers may
+        make it fail. They are looked for once.
+        """
+        unordered = unordered_entry(subject, fails, proven=subject in self._unordered)
+        if unordered is not None:
+            self._unordered.add(subject)
+            return unordered
+        if numbers and subject not in self._random:
+            self._random[subject] = None
+            self._random[subject] = random_entry(subject, problem)
+        return self._random.get(subject) if numbers else None
+
+    def unrepeatable(
+        self, subject: Subject, fails: Callable[[Subject], bool]
+    ) -> dict[str, Any] | None:
+        """The entry of a failure that no mistake explains, and that does not occur each time."""
+        with forked_random(subject.device):
+            failed = []
+            for _ in range(_MADE_AGAIN):
+                seed_random(subject.device, _SEEDS[0])
+                failed.append(fails(subject))
+                once = subject in self._unrepeatable or not all(failed)
+                if len(failed) == _AT_FIRST and not once:
+                    return None
+        if all(failed):
+            return None
+        self._unrepeatable.add(subject)
+        return {
+            "name": UNREPEATABLE,
+            "text": f"the same call goes wrong in {sum(failed) + 1} of {len(failed) + 1} attempts, "
+            "with the same inputs and the same seed: something else decides its answer",
+            "fix": "look for a race (two threads or programs that write one place), memory that is "
+            "read before it is written, a clock, or something kept between calls",
+            "confidence": 1.0,
+        }
+
+
+def random_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
+    """What makes a candidate answer at random, None where torch's seed decides nothing.
+
+    It answers the failing problem, and one of equal keys and equal values: every row of that
+    returns as many values as were kept, which distinguishes dropout from other random numbers.
+    """
+    if not subject.candidate.golden_known or subject.candidate.kind == "positions":
+        return None
+    problems = edge_problems(subject.candidate, COUNTED, dtype=subject.dtype, most=1)
+    counted = [
+        equal_tokens(subject.inputs(each.replace(device=subject.device))) for each in problems
+    ]
+    with subject.recorded(None):
+        for inputs in (*counted, subject.inputs(problem)):
+            answer = _decided_by_seed(subject, inputs)
+            if answer is not None:
+                dropped = _dropped(subject, inputs, answer) if inputs in counted else ""
+                return _entry(dropped)
+    return None
+
+
+class Waiting(Subject):
+    """A subject whose device is waited for before or after each call, or both."""
+
+    def __init__(self, subject: Subject, *, before: bool, after: bool) -> None:
+        vars(self).update(vars(subject))
+        self.before, self.after = before, after
+        self.gradients = Differentiator(self)
+
+    def forward(self, inputs: Inputs) -> Forward:
+        """The candidate's own, between two moments at which its device has nothing left to do."""
+        return self._waiting(super().forward(inputs))
+
+    def call_with(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
+        """The call of any forward, such as one that was built for gradients, in the same way."""
+        return super().call_with(self._waiting(forward), call_arguments, inputs)
+
+    def _waiting(self, own: Forward) -> Forward:
+        def waiting(*positional: Any, **keywords: Any) -> Any:
+            if self.before:
+                synchronise(self.device)
+            returned = own(*positional, **keywords)
+            if self.after:
+                synchronise(self.device)
+            return returned
+
+        return waiting
+
+
+def unordered_entry(
+    subject: Subject, fails: Callable[[Subject], bool], *, proven: bool
+) -> dict[str, Any] | None:
+    """What is said of answers that are wrong unless their device is waited for; None for others.
+
+    ``fails`` asks a subject the failing problem. That must fail again, unless such a failure of the
+    candidate is ``proven`` already: whether work comes too late is chance.
+    """
+    if kind_of(subject.device) == CPU:
+        return None
+
+    def right(*, before: bool, after: bool) -> bool:
+        waiting = Waiting(subject, before=before, after=after)
+        return not any(fails(waiting) for _ in range(_TIMES))
+
+    again = proven or any(fails(subject) for _ in range(_TIMES))
+    if not again or not right(before=True, after=True):
+        return None
+    stream = f"torch.{kind_of(subject.device)}.current_stream()"
+    if right(before=True, after=False):
+        what = "its work starts before its inputs are there, on a stream that does not wait for"
+    elif right(before=False, after=True):
+        what = (
+            "its answer is read before it is there: the stream that computes it is not awaited by"
+        )
+    else:
+        what = "its work runs on a stream that neither waits for, nor is awaited by,"
+    return {
+        "name": UNORDERED,
+        "text": f"{what} the current one; where the device is waited for the answer is right",
+        "fix": f"work on {stream}, or order the two streams: other.wait_stream(current) before the "
+        "work, current.wait_stream(other) after it",
+        "confidence": 1.0,
+    }
+
+
+def _entry(dropped: str) -> dict[str, Any]:
+    if dropped:
+        text = f"dropout is left on: {dropped}, in a call that asks for none"
+        return {"name": DROPOUT, "text": text, "fix": _FIX, "confidence": 1.0}
+    text = "the answer is random: it differs with torch's seed, in calls that ask for no dropout"
+    fix = "draw no random numbers outside training; is some dropout left on?"
+    return {"name": RANDOM, "text": text, "fix": fix, "confidence": 1.0}
+
+
+def _decided_by_seed(subject: Subject, inputs: Inputs) -> Tensor | None:
+    """An answer where equal seeds give the same one and others do not; None elsewhere."""
+    answers = []
+    try:
+        forward = subject.forward(inputs)
+        with forked_random(subject.device):
+            for seed in _SEEDS:
+                seed_random(subject.device, seed)
+                answers.append(subject.call(forward, inputs).output)
+    except CandidateFailure:
+        return None
+    first, other = answers[:2]
+    exact = subject.golden(inputs)
+    judged = exact.judged.expand(exact.bound.shape)
+    differs = ((first.double() - other.double()).abs() > exact.bound) & judged
+    same = all(
+        torch.equal(answer.nan_to_num(), answers[_SEEDS.index(seed)].nan_to_num())
+        for seed, answer in zip(_SEEDS, answers, strict=True)
+    )
+    return first.double() if same and bool(differs.any()) else None
+
+
+def _dropped(subject: Subject, inputs: Inputs, answer: Tensor) -> str:
+    """What was dropped of a problem of equal tokens, with which probability; "" if nothing was."""
+    shares, slack = shares_of(subject, inputs, answer)
+    if shares is None:
+        return ""
+    if not bool(shares.isfinite().all()):
+        return ""
+    if _differ(shares, slack):
+        elements = "single elements of the answer are dropped"
+        return elements if _all_or_nothing(shares, slack) else ""
+    keys = inputs.geometry.key_length
+    steps = shares.flatten().sort().values.diff()
+    steps = steps[steps > 2.0 * float(slack.max())]
+    if not steps.numel():
+        return ""
+    kept = 1.0 / (keys * float(steps.min()))
+    counts = shares * keys * kept
+    if bool(((counts - counts.round()).abs() > model.COUNTABLE).any()):
+        return ""
+    dropped, rescaled = 1.0 - kept, ""
+    if dropped <= float(slack.max()):  # the rest does not make up for it
+        dropped, rescaled = 1.0 - float(shares.mean()), " and not rescaled"
+    return f"attention weights are dropped with a probability of {dropped:.2g}{rescaled}"
+
+
+def _all_or_nothing(shares: Tensor, slack: Tensor) -> bool:
+    """Whether some elements are zero and all others the same multiple of what they should be."""
+    dropped = shares.abs() <= slack
+    kept = shares[~dropped]
+    if not kept.numel() or not bool(dropped.any()):
+        return False
+    return bool(((kept - kept.mean()).abs() <= 2.0 * float(slack.max())).all())
+
+
+def _differ(shares: Tensor, slack: Tensor) -> bool:
+    """Whether channels of one row, which only a core shows, were dropped independently."""
+    if shares.dim() != len("BHLD"):
+        return False
+    return bool(((shares - shares[..., :1]).abs() > 2.0 * slack).any())
