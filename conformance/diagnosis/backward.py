@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import torch
 
-from .._golden import golden
 from ..base.mistake import NO_MISTAKE, UNKNOWN
 from ..clauses.judging_gradients import described, has_empty_rows
 from ..clauses.subject import Subject
@@ -125,32 +124,26 @@ class BackwardDiagnostician:
 
     def _by_gradients(self, every: Sequence[ObservedGradients]) -> list[NamedMistake]:
         """The mistakes that explain every gradient, each name once."""
-        point = self.subject.declaration.semantics
-        return list({m.name: m for m in BACKWARD if _explains(m, every, point)}.values())
+        return list({m.name: m for m in BACKWARD if _explains(m, every)}.values())
 
     def _read(self, every: Sequence[ObservedGradients]) -> list[NamedMistake]:
         """The simplest statement that explains every gradient, and those of further problems.
 
         Where further problems refute all statements, others are made of them as well.
         """
-        point = self.subject.declaration.semantics
         observed = list(every)
         # In half precision many statements hold at first, and more problems tell little apart.
         times = MOST_TIMES if self.subject.dtype in PRECISE else 1
         for time in range(1, times + 1):
-            proposed = (
-                one
-                for one in backward_statements(observed, point)
-                if _explains(one, observed, point)
-            )
+            proposed = (one for one in backward_statements(observed) if _explains(one, observed))
             further: list[ObservedGradients] = []
             beyond: list[ObservedGradients] = []
             for statement in proposed:
                 further = further or further_gradients(self.subject, every, time=time)
-                if not _confirms(statement, observed, further, point):
+                if not _confirms(statement, observed, further):
                     continue
                 at_sizes = gradients_at_unseen_sizes(self.subject, statement, [*observed, *further])
-                if _confirms(statement, observed, [*further, *at_sizes], point):
+                if _confirms(statement, observed, [*further, *at_sizes]):
                     return [statement]
                 beyond += at_sizes
             if not further:
@@ -189,12 +182,11 @@ def _confirms(
     statement: NamedMistake,
     observed: Sequence[ObservedGradients],
     further: Sequence[ObservedGradients],
-    point: golden.Semantics,
 ) -> bool:
     """Whether further problems bear a statement out, and make the same gradients wrong."""
     names = {name for each in observed for name in each.wrong}
     seen = {name for each in further for name in each.wrong}
-    return names == seen and _explains(statement, further, point)
+    return names == seen and _explains(statement, further)
 
 
 def _is_rounded(observed: ObservedGradients, names: Collection[str], dtype: torch.dtype) -> bool:
@@ -224,15 +216,13 @@ def _by_clause(clause: str, problem: Problem) -> list[NamedMistake]:
     return present if len(present) == 1 else []
 
 
-def _explains(
-    mistake: NamedMistake, every: Sequence[ObservedGradients], point: golden.Semantics
-) -> bool:
+def _explains(mistake: NamedMistake, every: Sequence[ObservedGradients]) -> bool:
     """Whether a mistake gives every observed gradient, and leaves little of the errors of any."""
     steps = mistake.backward
     if steps is None:
         return False
     return explain_gradients(
-        every, lambda one: gradients_with(one.inputs, point, one.upstream, steps)
+        every, lambda one: gradients_with(lambda: one.beginning, one.upstream, steps)
     )
 
 

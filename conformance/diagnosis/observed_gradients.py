@@ -10,6 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from .._golden import golden
 from ..calls.calling import CandidateFailure
 from ..calls.differentiating import Gradients, NotDifferentiable
 from ..clauses.judging_gradients import has_empty_rows, output_gradient, with_full_rows
@@ -23,6 +24,7 @@ from ..problems.problem import Problem
 from ..problems.space import Space
 from ..tolerance import model
 from .conditions import plainness
+from .mistakes.backward_pass import BackwardBeginning, backward_call
 from .mistakes.named_mistake import NamedMistake
 from .neighbours import OWN, at_unseen_sizes, neighbours
 
@@ -54,6 +56,12 @@ class ObservedGradients:
     upstream: Tensor
     actual: Gradients
     expected: GradientAnswer
+    point: golden.Semantics
+
+    @cached_property
+    def beginning(self) -> BackwardBeginning:
+        """What the right backward pass, and every wrong one, starts from."""
+        return backward_call(self.inputs, self.point, self.upstream)
 
     @cached_property
     def wrong(self) -> tuple[str, ...]:
@@ -133,7 +141,12 @@ def observe_gradients(subject: Subject, problem: Problem) -> ObservedGradients |
     if not expected.representable:
         return None
     return ObservedGradients(
-        problem=problem, inputs=inputs, upstream=upstream, actual=actual, expected=expected
+        problem=problem,
+        inputs=inputs,
+        upstream=upstream,
+        actual=actual,
+        expected=expected,
+        point=subject.declaration.semantics,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from ..clauses.subject import Subject
 from ..declare.ranks import Placed, Ranks, weight_place
 from ..oracle.oracle import evaluate
 from ..problems.inputs import Inputs
-from .mistakes.backward_pass import gradients_with
+from .mistakes.backward_pass import backward_call, gradients_with
 from .mistakes.named_mistake import BackwardSteps, DeclaredCall, Gradients
 from .observed_gradients import ObservedGradients
 
@@ -202,8 +202,9 @@ class RankMistake:
         if self.backward is None:
             return right
         point, upstream = parts.call.semantics, observed.upstream
+        begin = cache(partial(backward_call, parts.inputs, point, upstream))
         by_rank = [
-            gradients_with(parts.inputs, point, upstream, self.backward(parts, each))
+            gradients_with(begin, upstream, self.backward(parts, each))
             for each in range(parts.count)
         ]
         result = dict(right)

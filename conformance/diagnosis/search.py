@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import cached_property, reduce
-from itertools import islice
+from itertools import islice, takewhile
 from operator import or_
 from typing import Final
 
@@ -45,6 +45,8 @@ LEAST_LOGITS: Final = 256
 Touching = tuple[NamedMistake, int]
 # The part of them that is left for equivalents of the first pair.
 REST_OF_LOGITS: Final = 0.2
+# Those that are acted out in search of what completes a mistake which explains the plainest answer.
+MOST_LOGITS_OF_COMPLETED: Final = 5 * MOST_LOGITS
 
 
 class MistakeSearch:
@@ -75,8 +77,9 @@ class MistakeSearch:
         self._gross = _bits(size > GROSS for size in sizes)
         self.gross = bool(self._gross)
         self.mistakes = self._possible(mistakes)
-        # Answers by their index: after the first one those that refuted a mistake last.
-        self._refuting = list(range(len(self.observed)))
+        # Answers by their index: after the first one those that refuted a mistake last. The first
+        # is grossly wrong and cheap: most mistakes are acted out on no other.
+        self._refuting = sorted(range(len(self.observed)), key=self._dearness)
         self._touched: dict[tuple[int, int], bool] = {}
         self._touching: dict[int, int] = {}
         self._properties: dict[Where, int] = {}
@@ -85,6 +88,8 @@ class MistakeSearch:
         self._unable: dict[int, int] = {}  # problems on which a mistake cannot be made
         self._in_part: set[tuple[int, ...]] = set()  # pairs that cannot be made on all problems
         self._logits = 0  # of all problems acted out so far
+        # The pair acted out last, with its answers by the inputs' numbers.
+        self._pair: tuple[Combination, dict[int, MistakenAnswer]] = ((), {})
         self._compared = RowComparison(subject, self.acted)
         if earlier is not None:
             self._take_over(earlier)
@@ -157,14 +162,14 @@ class MistakeSearch:
     def pairs(self, partial: Sequence[NamedMistake] | None = None) -> list[Combination]:
         """Pairs that explain every answer, with a mistake that explains the plainest one alone.
 
-        That is one of ``partial``, else of the mistakes that are searched.
+        That is one of ``partial``, else of the mistakes that are searched. Of each as many are
+        tried as can be soon.
         """
+        end = self._logits + MOST_LOGITS_OF_COMPLETED
         for one in (self.partial if partial is None else partial)[:MOST_PARTIAL]:
-            pairs = [
-                pair
-                for pair in self.completing(one, self._usual_ways())
-                if self.explains_every(pair)
-            ]
+            completing = self.completing(one, self._usual_ways())
+            tried = takewhile(lambda _pair: self._logits <= end, completing)
+            pairs = [pair for pair in tried if self.explains_every(pair)]
             if pairs:
                 return self._told_apart(pairs)
         return []
@@ -217,20 +222,21 @@ class MistakeSearch:
     ) -> Iterator[Combination]:
         """Pairs of a mistake and one of others that together explain what the one alone does not.
 
-        The first answer decides that the one does not explain, and cannot change if there is such:
-        there the other is alone, as in every such pair. The rest is to be judged.
+        The cheapest answer decides that the one does not explain, and cannot change if there is
+        such: there the other is alone, as in every such pair. The rest is to be judged.
         """
         every = range(len(self.observed))
         left = [index for index in every if not self._explains(one, index)]
         if not left:
             return
         apart = [index for index in left if not self._may_change(one, index)]
-        place = next(iter(apart or left))
+        place = min(apart or left, key=self._cost)
         for two in others:
             if one.name == two.name or not self._may_change(two, place):
                 continue
-            if self._explains(two, place) if apart else self._judge((one, two), place):
-                yield one, two
+            pair = one, two
+            if self._explains(two, place) if apart else self._judge(pair, place):
+                yield pair
 
     def _promising(self, end: int) -> list[Combination]:
         """Pairs that no verdict on one of the two alone rules out, the best supported first."""
@@ -365,7 +371,7 @@ class MistakeSearch:
 
     def _judge(self, made: Combination, index: int) -> bool:
         answer = self.observed[index]
-        self._logits += max(LEAST_LOGITS, answer.inputs.geometry.logits)
+        self._logits += self._cost(index)
         try:
             return answer.agrees(self._acted(made, answer.inputs))
         except NotExpressible:
@@ -380,7 +386,21 @@ class MistakeSearch:
     def _acted(self, made: Combination, inputs: Inputs) -> MistakenAnswer:
         if len(made) == 1:
             return self.acted.of(made[0], inputs)
-        return act(self.subject.oracle, self.declared, made, inputs)
+        if made is not self._pair[0]:
+            self._pair = made, {}
+        answers = self._pair[1]
+        if id(inputs) not in answers:
+            answers[id(inputs)] = act(self.subject.oracle, self.declared, made, inputs)
+        return answers[id(inputs)]
+
+    def _cost(self, index: int) -> int:
+        """What acting out on one problem counts."""
+        return max(LEAST_LOGITS, self.observed[index].inputs.geometry.logits)
+
+    def _dearness(self, index: int) -> tuple[bool, int]:
+        """What is smaller for an answer on which mistakes are sooner refuted."""
+        gross = bool(self._gross >> index & 1)
+        return not gross, self._cost(index) if gross else 0
 
     def _touches(self, mistake: NamedMistake) -> int:
         """The problems whose answers a mistake may change; remembered."""

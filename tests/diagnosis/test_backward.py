@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from examples import BARE_FLOAT32, core, layer, problem
@@ -9,9 +11,12 @@ from torch import Tensor
 
 from candidates.broken import gradients, modified_gradients, weight_gradients
 from candidates.broken._backward import HandWritten, HandWrittenLayer
+from conformance._golden import golden
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.diagnosis.backward import BackwardDiagnostician
+from conformance.oracle.oracle import evaluate
+from conformance.problems.inputs import Inputs
 
 NAMED = {
     "KeyGradientCut": "gradient-of-key-cut",
@@ -49,6 +54,21 @@ def test_right_gradients_get_no_name(candidate: Candidate) -> None:
     """Nothing is said of gradients that are right, but what the clause itself says."""
     assert names(candidate) == []
     assert names(candidate, "gradients.accumulate") == ["gradients-overwritten"]
+
+
+def test_a_backward_pass_begins_once_for_each_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All wrong passes of a problem start from one evaluation of the attention."""
+    begun: list[Inputs] = []
+
+    def counted(inputs: Inputs, point: golden.Semantics) -> object:
+        begun.append(inputs)
+        return evaluate(inputs, point)
+
+    monkeypatch.setattr("conformance.diagnosis.mistakes.backward_pass.evaluate", counted)
+    assert names(gradients.GradientsHalved) == ["gradients-halved"]
+    counts = Counter(map(id, begun))  # the failing problem is one of the battery, too
+    assert len(counts) > 1
+    assert max(counts.values()) <= 2
 
 
 def test_what_no_name_explains_is_told_by_facts() -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Any
 
+import pytest
 from examples import core
 from torch import Tensor
 
 from candidates.eager import EagerCore
 from conformance.clauses.subject import Subject
 from conformance.diagnosis.battery import Observation
-from conformance.diagnosis.mistaken_answer import Combination, DiagnosedSubject
+from conformance.diagnosis.mistaken_answer import Combination, DiagnosedSubject, act
 from conformance.diagnosis.mistakes import NamedMistake, named_mistakes
-from conformance.diagnosis.search import MistakeSearch
+from conformance.diagnosis.search import MOST_PARTIAL, MistakeSearch
 
 RIGHT = EagerCore()
 
@@ -131,3 +132,55 @@ def test_what_changes_nothing_is_no_second_mistake() -> None:
     reversed_values, silent = named["values-reversed"], named["values-clipped-to-half"]
     assert search.explains_every((reversed_values,))
     assert not search.explains_every((reversed_values, silent))
+
+
+def reversed_and_unscaled(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+    """Values reversed, and a scale of the call is ignored."""
+    return RIGHT(query, key, value.flip(-2), **{**options, "scale": None})
+
+
+def test_a_pair_is_acted_out_once_on_each_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of the errors, and whether both matter, is asked of the same answers."""
+    subject = DiagnosedSubject(Subject(core(reversed_and_unscaled), "float32"))
+    search = MistakeSearch(subject, Observation(subject).first, named_mistakes())
+    named = {one.name: one for one in named_mistakes()}
+    acted: list[int] = []
+
+    def counted(oracle: Any, declared: Any, made: Any, inputs: Any) -> Any:
+        acted.append(id(inputs))
+        return act(oracle, declared, made, inputs)
+
+    monkeypatch.setattr("conformance.diagnosis.search.act", counted)
+    assert search.explains_every((named["values-reversed"], named["scale-argument-ignored"]))
+    assert acted
+    assert len(acted) == len(set(acted))
+
+
+def test_the_cheapest_answer_says_what_completes_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that the mistake alone does not explain: most pairs are tried on no other."""
+    search = Searches().whole(None)
+    first = next(one for one in search.mistakes if one.name == "values-reversed")
+    left = [i for i in range(len(search.observed)) if not search._explains(first, i)]
+    cheapest = min(search._cost(index) for index in left)
+    assert max(search._cost(index) for index in left) > cheapest
+    left.sort(key=lambda index: -search._cost(index))
+    dearest = [search.observed[index] for index in left]
+    rest = [one for one in search.observed if one not in dearest]
+    search = MistakeSearch(search.subject, [*dearest, *rest], named_mistakes())
+    monkeypatch.setattr(search, "observed", [*dearest, *rest])
+    judged: list[int] = []
+    monkeypatch.setattr(search, "_judge", lambda _made, index: judged.append(index))
+    monkeypatch.setattr(search, "_explains", lambda _one, index: index >= len(dearest))
+    assert list(search.completing(first, search.mistakes)) == []
+    assert {search._cost(index) for index in judged} <= {cheapest}
+
+
+def test_pairs_are_given_up_after_so_many_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for what completes a mistake ends, whatever mistakes there are."""
+    monkeypatch.setattr("conformance.diagnosis.search.MOST_LOGITS_OF_COMPLETED", 20_000)
+    search = Searches().whole(None)
+    assert search.partial
+    before = search._logits
+    search.pairs()
+    each = len(search.observed) * max(search._cost(i) for i in range(len(search.observed)))
+    assert search._logits - before <= 20_000 + MOST_PARTIAL * each

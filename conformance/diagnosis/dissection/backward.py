@@ -16,11 +16,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..._golden import golden
 from ...tolerance import Gradient, model
 from ..conditions import Condition
 from ..mistakes import BACKWARD, NamedMistake, NotExpressible
-from ..mistakes.backward_pass import backward_call, observable
+from ..mistakes.backward_pass import observable
 from ..mistakes.named_mistake import BackwardCall, BackwardSteps, Gradients
 from ..narrowing import in_words, telling_apart
 from ..observed_gradients import ObservedGradients, SquaredErrors, near, room
@@ -91,10 +90,9 @@ class Form:
 class BackwardReading:
     """One observed problem with the right backward pass, and what variants of it give."""
 
-    def __init__(self, observed: ObservedGradients, point: golden.Semantics) -> None:
+    def __init__(self, observed: ObservedGradients) -> None:
         self.observed = observed
-        call, _ = backward_call(observed.inputs, point, observed.upstream)
-        self.backward = Backward(call)
+        self.backward = Backward(observed.beginning[0])
         self._values: dict[int, Gradients] = {}
 
     def name(self, role: str) -> str:
@@ -144,9 +142,7 @@ class BackwardReading:
         return not near(values, exact.value, room(values, exact.value, exact.worst))
 
 
-def backward_statements(
-    observed: Sequence[ObservedGradients], point: golden.Semantics
-) -> list[NamedMistake]:
+def backward_statements(observed: Sequence[ObservedGradients]) -> list[NamedMistake]:
     """What the candidate may compute in place of wrong gradients, the simplest statement first.
 
     Each is a proposal that is to be checked on all that was observed, and on more. None where a
@@ -154,7 +150,7 @@ def backward_statements(
     """
     try:
         with torch.no_grad():
-            readings = [BackwardReading(each, point) for each in observed]
+            readings = [BackwardReading(each) for each in observed]
             wrong = [role for role in ROLES if any(each.is_wrong(role) for each in readings)]
             variants = [*VARIANTS, *_of_what_was_read(readings)]
             forms = [_forms(role, variants, readings) for role in wrong]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...tolerance import model
-from ...tolerance.backward_pass import BackwardPass, backward_pass
+from ...tolerance.backward_pass import BackwardPass
 from ..mistakes.backward_pass import gradient_of_mask, sum_of_groups
 from ..mistakes.named_mistake import BackwardCall, Gradients
 from .reading import roundest
@@ -31,10 +31,10 @@ class Backward:
 
     call: BackwardCall
 
-    @cached_property
+    @property
     def right(self) -> BackwardPass:
         """The right pass with every intermediate value."""
-        return backward_pass(self.call.attention, self.call.upstream)
+        return self.call.right
 
     @property
     def weights(self) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -17,26 +18,28 @@ from .named_mistake import BackwardCall, BackwardSteps, DeclaredCall, Gradients,
 
 # The inputs that a layer projects.
 PROJECTED: Final = ("query", "key", "value")
+# A call, and the output of its heads, merged for a layer.
+BackwardBeginning = tuple[BackwardCall, Tensor]
 
 
 def gradients_with(
-    inputs: Inputs, semantics: golden.Semantics, upstream: Tensor, wrong: BackwardSteps
+    begin: Callable[[], BackwardBeginning], upstream: Tensor, wrong: BackwardSteps
 ) -> Gradients:
     """The gradients of a candidate that takes wrong steps, by the names of its inputs.
 
-    Raises NotExpressible where a step cannot be taken, or the layer is cut into heads in another
-    way.
+    ``begin`` gives what :func:`backward_call` does. Raises NotExpressible where a step cannot be
+    taken, or the layer is cut into heads in another way.
     """
     try:
         with torch.no_grad():
-            return _gradients(inputs, semantics, upstream.double(), wrong)
+            return _gradients(*begin(), upstream.double(), wrong)
     except (ValueError, RuntimeError, IndexError) as error:
         raise NotExpressible from error
 
 
 def backward_call(
     inputs: Inputs, semantics: golden.Semantics, upstream: Tensor
-) -> tuple[BackwardCall, Tensor]:
+) -> BackwardBeginning:
     """What a backward pass starts from, and the output of the heads, merged for a layer.
 
     Raises NotExpressible for a layer that is cut into heads in another way.
@@ -63,10 +66,9 @@ def backward_call(
 
 
 def _gradients(
-    inputs: Inputs, semantics: golden.Semantics, upstream: Tensor, wrong: BackwardSteps
+    call: BackwardCall, merged: Tensor, upstream: Tensor, wrong: BackwardSteps
 ) -> Gradients:
-    call, merged = backward_call(inputs, semantics, upstream)
-    heads = heads_with(call, wrong)
+    heads, inputs, semantics = heads_with(call, wrong), call.inputs, call.semantics
     if not inputs.is_layer:
         return _by_input(call, heads, wrong)
     weights = known_weights(inputs)
@@ -119,7 +121,7 @@ def heads_with(call: BackwardCall, wrong: BackwardSteps) -> Gradients:
     if wrong.upstream is not None:
         call = dataclasses.replace(call, upstream=wrong.upstream(call))
     attention = call.attention if wrong.attention is None else wrong.attention(call)
-    right = backward_pass(attention, call.upstream)
+    right = call.right if attention is call.attention else backward_pass(attention, call.upstream)
     weights = right.weights if wrong.weights is None else wrong.weights(call)
     row_term = (weights * right.weight_gradient).sum(dim=-1, keepdim=True)
     if wrong.row_term is not None:

@@ -14,6 +14,7 @@ from ...base.geometry import Geometry
 from ...base.mistake import Mistake
 from ...oracle.oracle import known_weights
 from ...problems.inputs import Inputs
+from ...tolerance.backward_pass import BackwardPass, backward_pass
 
 Heads = tuple[Tensor, Tensor, Tensor]
 Gradients = dict[str, Tensor]
@@ -75,6 +76,11 @@ class BackwardCall(DeclaredCall):
     attention: golden.Attention
     upstream: Tensor
     heads: Heads
+
+    @cached_property
+    def right(self) -> BackwardPass:
+        """The right pass with every intermediate value."""
+        return backward_pass(self.attention, self.upstream)
 
     def other_attention(self, **changes: Any) -> golden.Attention:
         """The attention proper of the same heads with some options changed, without sinks."""
