@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 import conformance
-from conformance import ExpectedFailure
 
 INTERPRETED: Final = os.environ.get("TRITON_INTERPRET") == "1"
 INSTALLED: Final = importlib.util.find_spec("triton") is not None
@@ -37,12 +36,6 @@ if INTERPRETED and not INSTALLED:
     devices=["cpu" if INTERPRETED else "cuda"],
     accumulate="float32",
     scores="fused",
-    expected_failures=[
-        ExpectedFailure(
-            clause="mask.no-leak-nonfinite",
-            reason="hidden values meet a weight of zero, and 0 * NaN is NaN",
-        )
-    ],
 )
 def triton_attention(
     query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False, scale: float | None = None
