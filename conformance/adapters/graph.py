@@ -118,9 +118,10 @@ def graph_candidate(path: Path, request: GraphRequest) -> Candidate:
     )
     process = GraphProcess(path)
     try:
-        reading, weights = _read(header, process, declared, request)
+        reading, weights, warnings = _read(header, process, declared, request)
         if process.saturates():
-            request = dataclasses.replace(request, warnings=(*request.warnings, _SATURATES))
+            warnings.append(_SATURATES)
+        request = dataclasses.replace(request, warnings=(*request.warnings, *warnings))
     except GraphRefused as error:
         process.close()
         msg = f"{path} cannot be run: {error}"
@@ -139,8 +140,8 @@ def _declaration(path: Path, request: GraphRequest) -> GraphDeclaration:
 
 def _read(
     header: Header, process: GraphProcess, declared: GraphDeclaration, request: GraphRequest
-) -> tuple[GraphReading, GraphProjections]:
-    """Roles and weights.
+) -> tuple[GraphReading, GraphProjections, list[str]]:
+    """Roles, weights, and warnings.
 
     A graph that hangs or dies is read with nothing optimised. Where it does not answer then either,
     its file alone is read, and the missing answer is reported as a failure.
@@ -154,30 +155,48 @@ def _read(
             at = "" if setting == DEFAULT else " with nothing optimised, too"
             notes.append(f"when its inputs were tried{at}, the graph {lost}")
             continue
-        reading = _causal_as(request.source, reading, header, declared)
+        reading, warnings = _as_its_source(request.source, reading, header, declared)
         weights = _weights(header, process_at, reading, declared, request)
-        return _noted(reading, notes), weights
-    return _noted(read_without_calls(header, declared), notes), GraphProjections(gauge=UNKNOWN)
+        return _noted(reading, notes), weights, warnings
+    return _noted(read_without_calls(header, declared), notes), GraphProjections(gauge=UNKNOWN), []
 
 
-def _causal_as(
+# What a mask is where the other of its numbers hides a key.
+_OPPOSITES: Final = (
+    {"keep", "drop"},
+    {"keep_int", "drop_int"},
+)
+
+
+def _as_its_source(
     source: ExportSource | None, reading: GraphReading, header: Header, declared: GraphDeclaration
-) -> GraphReading:
-    """The reading with the causal rule of the source: that of the graph may be the broken one."""
+) -> tuple[GraphReading, list[str]]:
+    """The reading with the causal rule of the source: that of the graph may be the broken one.
+
+    And warnings of masks that the two read with opposite polarities: by that of the graph it is
+    judged, but where it is compared with its source.
+    """
     if source is None or source.module is None or source.lacking(reading)[0]:
-        return reading
+        return reading, []
     refusals: list[str] = []
     try:
-        causal = read_roles(header, source.runner(reading, refusals), declared).causal
+        meant = read_roles(header, source.runner(reading, refusals), declared)
     except UsageError:
         if not refusals:
-            return reading
+            return reading, []
         msg = f"--source {source.shown} cannot be called with the graph's inputs: {refusals[-1]}"
         raise UsageError(msg) from None
-    if causal == reading.causal:
-        return reading
-    rule = "always applies a causal rule" if causal else "applies no causal rule"
-    return _noted(dataclasses.replace(reading, causal=causal), [f"the source {rule}"])
+    theirs = {role.name: role.role for role in meant.inputs}
+    warnings = [
+        f"{own.name} is read with the opposite polarity of the source's: what it hides is attended"
+        for own in reading.inputs
+        if {own.role, theirs.get(own.name)} in _OPPOSITES
+    ]
+    if meant.causal == reading.causal:
+        return reading, warnings
+    rule = "always applies a causal rule" if meant.causal else "applies no causal rule"
+    causal = dataclasses.replace(reading, causal=meant.causal)
+    return _noted(causal, [f"the source {rule}"]), warnings
 
 
 def _noted(reading: GraphReading, notes: Sequence[str]) -> GraphReading:

@@ -170,6 +170,45 @@ def test_the_causal_rule_is_the_sources(tmp_path: Path) -> None:
     assert result.status == "failed"
 
 
+class Hiding(torch.nn.Module):
+    """Self-attention of one head in whose mask one number hides a key."""
+
+    def __init__(self, hides: int) -> None:
+        super().__init__()
+        self.hides, self.num_heads = hides, 1
+        self.query, self.key, self.value, self.output = (
+            torch.nn.Linear(WIDTH, WIDTH) for _ in range(4)
+        )
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Of tokens and a mask of integers."""
+        scores = self.query(x) @ self.key(x).transpose(-1, -2) * WIDTH**-0.5
+        weights = scores.masked_fill((mask == self.hides)[:, None, :], -1e9).softmax(-1)
+        answer: torch.Tensor = self.output(weights @ self.value(x))
+        return answer
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_mask_that_the_source_reads_otherwise_is_warned_of(tmp_path: Path) -> None:
+    """What the graph hides by is its own; beside its source that is said, and of none alone."""
+    torch.manual_seed(0)
+    right, wrong = Hiding(0).eval(), Hiding(1).eval()
+    wrong.load_state_dict(right.state_dict())
+    torch.onnx.export(
+        wrong,
+        (torch.randn(2, 5, WIDTH), torch.ones(2, 5, dtype=torch.int64)),
+        tmp_path / "inverted.onnx",
+        dynamo=False,
+        opset_version=17,
+        input_names=["x", "mask"],
+        output_names=["output"],
+        dynamic_axes={name: {0: "batch", 1: "length"} for name in ("x", "mask")},
+    )
+    for source, expected in ((None, 0), (wrong, 0), (right, 1)):
+        warnings = conformance.graph(tmp_path / "inverted.onnx", source=source).warnings
+        assert len([one for one in warnings if "mask is read with the opposite" in one]) == expected
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_tensors_in_each_others_place(tmp_path: Path) -> None:
     """What a state dict calls the key's is the key's, though the graph projects values by it."""
