@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...base.geometry import Geometry
 from ...tolerance import model
 from ..agreement import within
+from ..mistaken_answer import Array, array_of
 from .steps import Step
 
 # Axes that may be joined, the second being the faster one: heads of one token, tokens of all items.
@@ -37,7 +39,7 @@ class _Known:
     @cached_property
     def sums(self) -> tuple[float, float]:
         """Its sum, and how many numbers that is made of: few values are compared with any."""
-        return _sums(self.value.double())
+        return _sums(array_of(self.value.double()))
 
 
 class KnownValues:
@@ -75,7 +77,7 @@ class KnownValues:
         if not fitting:
             return ""
         number = reduced.double()
-        sums = _sums(number)
+        sums = _sums(array_of(number))
         kinds = [
             "inner" if known.inner else "step"
             for known in fitting
@@ -121,9 +123,8 @@ class KnownValues:
             value, letters = _without_repeats(value, letters)
         if not letters:
             return None
-        number = value.double()
-        finite = number[torch.isfinite(number)]
-        largest = float(finite.abs().max()) if finite.numel() else 0.0
+        number = array_of(value.double())
+        largest = float(np.abs(number[np.isfinite(number)]).max(initial=0.0))
         exact = value.dtype == torch.bool
         room = 0.0 if exact else self._unit * largest
         flags = (step.partial, step.ordered, step.inner)
@@ -159,31 +160,37 @@ def _steepness(steps: Sequence[Step]) -> float:
 
 def _without_repeats(value: Tensor, letters: str) -> tuple[Tensor, str]:
     """A tensor without the axes along which nothing changes, and the letters of the others."""
+    # Numpy's calls on few numbers take a fifth of torch's time; it does not know short formats.
+    short = value.is_floating_point() and value.dtype.itemsize < torch.float32.itemsize
+    array = array_of(value.float() if short else value)
     kept = ""
-    axis = 0
     for letter in letters:
-        if value.shape[axis] == 1 or _repeats(value, value.narrow(axis, 0, 1)):
-            value = value.select(axis, 0)
+        axis = len(kept)
+        if array.shape[axis] == 1 or _repeats(array, axis):
+            value, array = value.select(axis, 0), array.take(0, axis)
         else:
             kept += letter
-            axis += 1
     return value, kept
 
 
-def _repeats(value: Tensor, first: Tensor) -> bool:
-    """Whether a tensor repeats its first entry along an axis, NaN included."""
-    same = value == first
+def _repeats(array: Array, axis: int) -> bool:
+    """Whether an array repeats its first entry along an axis, NaN included."""
+    first = array.take([0], axis)
+    one, other = first.flat[0], array.take(1, axis).flat[0]
+    if one != other and one == one and other == other:  # noqa: PLR0124 (neither is NaN)
+        return False  # mostly one look tells
+    same = array == first
     if bool(same.all()):
         return True
-    if not value.is_floating_point() or not bool(first.isnan().any()):
+    if array.dtype.kind != "f" or not bool(np.isnan(first).any()):
         return False
-    return bool((same | (value.isnan() & first.isnan())).all())
+    return bool((same | (np.isnan(array) & np.isnan(first))).all())
 
 
-def _sums(number: Tensor) -> tuple[float, float]:
+def _sums(number: Array) -> tuple[float, float]:
     """The sum of the finite numbers, which no order of axes changes, and how many there are."""
-    finite = torch.isfinite(number)
-    return float(torch.where(finite, number, 0.0).sum()), float(finite.sum())
+    finite = number[np.isfinite(number)]
+    return float(finite.sum()), float(finite.size)
 
 
 def _close(one: tuple[float, float], other: tuple[float, float], room: float) -> bool:

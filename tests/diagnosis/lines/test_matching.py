@@ -42,6 +42,16 @@ def test_usual_layouts(value: Tensor) -> None:
     assert known(Step("BHQD", HEADS)).kind(value) == "step"
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_short_formats(dtype: torch.dtype) -> None:
+    """A value of any format is one however often it is repeated, NaN and infinities included."""
+    rounded = HEADS.to(dtype)
+    rounded[0, 0, 0, :2] = torch.tensor([torch.nan, torch.nan]).to(dtype)
+    step = Step("BHQD", rounded.double())
+    assert known(step).kind(rounded.expand(3, B, H, L, D)) == "step"
+    assert not known(step).kind(rounded.flip(1).expand(3, B, H, L, D))
+
+
 @pytest.mark.parametrize(
     "value",
     [
