@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from examples import BARE_FLOAT32, CLAUSES, core, problem
+from examples import BARE_FLOAT32, CLAUSES, core, plan, problem
 from torch import Tensor
 
 from candidates.eager import EagerCore
 from conformance.base.mistake import UNKNOWN
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import Diagnostician, diagnose
+from conformance.diagnosis.mistakes import named_mistakes
+from conformance.diagnosis.statement_search import changes_answer
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, scale: float | Tensor) -> Tensor:
@@ -99,3 +101,14 @@ def test_a_condition_is_learnt_before_much_is_read() -> None:
     assert entry["text"].endswith("(only with a window)")
     assert len(diagnostician._reader._said) == 1
     assert "whole" not in vars(diagnostician._observation)
+
+
+def test_a_row_that_is_no_number_is_another_answer() -> None:
+    """NaN in place of zeros is a change, and NaN in place of NaN is none."""
+    (nan,) = (one for one in named_mistakes() if one.name == "empty-rows-nan")
+    changes = {}
+    for rule in ("zeros", "nan"):
+        subject = Subject(core(masks=["keep"], empty_rows=rule), "float32")
+        inputs = subject.inputs(problem(mask=plan("empty-rows")))
+        changes[rule] = changes_answer(subject, (nan,), inputs)
+    assert changes == {"zeros": True, "nan": False}
