@@ -410,16 +410,17 @@ class Diagnostician:
         self, explanation: Explanation, clause: Clause | None, problem: Problem | None
     ) -> bool:
         """Whether an explanation holds for the failing problem, and makes the clause fail, too."""
-        made = explanation.made
         if clause is None or problem is None:
             return True
-        if not made:  # a scale that is off breaks no law that holds at every scale
+        if not explanation.made:  # a scale that is off breaks no law that holds at every scale
             return clause.needs_golden or explanation.entry["name"] != "scale-off"
         answer = answer_to(self.subject, self.subject.inputs(problem))
-        if answer is not None and not explains(self.subject, made, answer):
-            return False
-        alike = fails_alike(self.subject, made, clause, problem)
-        return alike is not False or self._makes_each_answer(made, clause, problem)
+        return any(
+            fails_alike(self.subject, made, clause, problem) is not False
+            or self._makes_each_answer(made, clause, problem)
+            for made in explanation.ways
+            if answer is None or explains(self.subject, made, answer)
+        )
 
     def explained_by(self, clause: Clause, problem: Problem) -> str:
         """The name found for another failure that makes this clause fail as well, or "".
@@ -457,7 +458,7 @@ class Diagnostician:
             if clause.id == ACROSS_DEVICES:
                 yield one
             elif one.made:
-                alike = fails_alike(self.subject, one.made, clause, problem)
+                alike = any(fails_alike(self.subject, m, clause, problem) for m in one.ways)
                 if alike or self._makes_each_answer(one.made, clause, problem):
                     yield one
 

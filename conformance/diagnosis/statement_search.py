@@ -94,10 +94,19 @@ def _acted(subject: Subject, made: Combination, inputs: Inputs) -> MistakenAnswe
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """One entry of the report, with the mistakes that it names; none for a loss of precision."""
+    """One entry of the report, with the mistakes that it names; none for a loss of precision.
+
+    ``others`` are further ways to make the same mistakes, which explain as much.
+    """
 
     entry: dict[str, Any]
     made: Combination = ()
+    others: tuple[Combination, ...] = ()
+
+    @property
+    def ways(self) -> tuple[Combination, ...]:
+        """Every way to make what it names."""
+        return (self.made, *self.others)
 
 
 class StatementSearch:
@@ -351,10 +360,10 @@ def _length(narrowed: Narrowed) -> int:
 def explanations_of(combinations: list[Combination]) -> list[Explanation]:
     """Each name once, without the special cases of what explains as much."""
     names = {frozenset(mistake.name for mistake in made) for made in combinations}
-    named: dict[frozenset[str], Combination] = {}
+    named: dict[frozenset[str], list[Combination]] = {}
     for made in combinations:
         if not is_special_case(made, names):
-            named.setdefault(frozenset(mistake.name for mistake in made), made)
+            named.setdefault(frozenset(mistake.name for mistake in made), []).append(made)
     return [
         Explanation(
             entry={
@@ -364,6 +373,7 @@ def explanations_of(combinations: list[Combination]) -> list[Explanation]:
                 "confidence": 1.0,
             },
             made=made,
+            others=tuple(others),
         )
-        for made in list(named.values())[:MOST_REPORTED]
+        for made, *others in list(named.values())[:MOST_REPORTED]
     ]

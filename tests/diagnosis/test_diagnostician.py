@@ -104,6 +104,16 @@ def test_mistakes_of_the_catalogue_have_names(mistake: str, clause: str, name: s
     assert [entry["name"] for entry in result.diagnosis] == [name]
 
 
+def test_the_way_of_a_name_that_breaks_the_clause_is_looked_for() -> None:
+    """Ways of one mistake explain the same answers, and one of them alone breaks a law."""
+    for mistake in (one for one in named_mistakes() if one.name == "bias-of-first-item"):
+        run = CandidateRun(
+            act_out_named(mistake), profile=PROFILES["quick"], only=("mask.bias-counts",)
+        )
+        (result,) = [run.run(planned) for planned in run.planned()]
+        assert [entry["name"] for entry in result.diagnosis] == ["bias-of-first-item"]
+
+
 def inverted(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None) -> Tensor:
     """What the mask hides is attended."""
     scores = query @ key.mT * query.shape[-1] ** -0.5

@@ -25,13 +25,14 @@ from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import (
     admitted_by_mask,
     admitted_by_structure,
+    but_for_bias,
     keys_ahead,
     relogited,
     unmasked_logits,
     weighing,
 )
 from ..mistakes.fills import added_to_hidden, operated
-from ..mistakes.named_mistake import CoreChange
+from ..mistakes.named_mistake import CoreChange, InputsChange
 from .cells import (
     CELLS,
     EVERY,
@@ -155,7 +156,20 @@ def visibility_statements(reading: Reading) -> Iterator[NamedMistake]:
         if hidden is HIDDEN[0] and not lost.any() and () in map(_without_every, showing or ()):
             yield from filled_keys(fills)
         for one, other, fill in product(losing or (), showing or (), fills):
-            yield _as_mistake(one, other, hidden, fill=fill, normalised=normalised, whole=whole)
+            made = _as_mistake(one, other, hidden, fill=fill, normalised=normalised, whole=whole)
+            yield made
+            if not one and made.inputs is not None and reading.call.inputs.keep is not None:
+                yield _but_for_bias(made, made.inputs)
+
+
+def _but_for_bias(made: NamedMistake, change: InputsChange) -> NamedMistake:
+    """The same mistake of tables alone: minus infinities that are added still hide their keys."""
+    return statement(
+        f"{made.name}, unless an additive mask hides them",
+        f"{made.sentence}, unless an additive mask hides them: a row of such keys alone is NaN",
+        made.fix,
+        **but_for_bias(change),
+    )
 
 
 def _described(reading: Reading, chosen: Tensor, others: Tensor) -> list[tuple[Cells, ...]] | None:

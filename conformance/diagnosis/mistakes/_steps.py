@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -64,6 +65,29 @@ def hides_keys(inputs: Inputs) -> bool:
 def changed(where: Callable[[Inputs], bool], **changes: object) -> InputsChange:
     """Other fields of the inputs, on inputs of some kind."""
     return lambda call: call.inputs.replace(**changes) if where(call.inputs) else None
+
+
+def but_for_bias(change: InputsChange) -> dict[str, Any]:
+    """The steps of a change of tables behind which minus infinities of an additive mask stay.
+
+    They still hide their keys; a row that the change leaves to no others is NaN.
+    """
+
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
+        inputs = change(call) if has_bias(call.inputs) else None
+        if inputs is None:
+            return None
+        shown = inputs.allowed(call.semantics) & ~call.inputs.allowed(call.semantics)
+        rows = attention.empty & shown.any(-1)
+        if not bool(rows.any()):
+            return None
+        output = attention.output.masked_fill(rows[..., None], math.nan)
+        return dataclasses.replace(attention, output=output)
+
+    return {
+        "inputs": lambda call: None if has_bias(call.inputs) else change(call),
+        "core": core,
+    }
 
 
 def keys_ahead(call: DeclaredCall, *, bottom_right: bool | None = None) -> Tensor:

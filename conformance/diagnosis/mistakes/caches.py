@@ -12,6 +12,7 @@ from torch import Tensor
 from ...problems.caching import without_cache
 from ...problems.inputs import Inputs
 from ._steps import (
+    but_for_bias,
     changed,
     has_bias,
     has_cache,
@@ -251,10 +252,12 @@ def _lost_to_options() -> Iterator[NamedMistake]:
             ways.append((present, has_mask, absent))
         both = {name, other} == {"mask", "causal"}
         primary = "mask.causal-and-mask" if both else "numerics.options"
+        mask_lost = both and name == "mask"
         yield from named(f"{name}-lost-to-{other}", primary, special_of=f"{name}-ignored")(
             f"{words} is dropped where {winner} is given too",
             "apply both",
             *({"inputs": changed(_both(one, two), **gone)} for one, two, gone in ways),
+            *([but_for_bias(changed(_both(has_mask, taken), **absent))] if mask_lost else []),
         )
 
 
