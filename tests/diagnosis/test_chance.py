@@ -107,11 +107,11 @@ def test_random_answers_blame_nothing_else() -> None:
 
 
 def test_a_device_is_waited_for_where_gradients_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before and after the one call, as for answers."""
+    """Before and after the one call, as for answers, and its backward pass."""
     waited: list[str] = []
     monkeypatch.setattr(chance, "synchronise", waited.append)
     subject = Subject(core(scaled_dot_product_attention, **BARE_FLOAT32), "float32")
     waiting = Waiting(subject, before=True, after=True)
     inputs = waiting.inputs(problem())
     waiting.gradients.of(inputs, torch.ones(inputs.output_shape))
-    assert waited == ["cpu", "cpu"]
+    assert waited == ["cpu"] * 4
