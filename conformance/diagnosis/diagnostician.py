@@ -304,12 +304,7 @@ class Diagnostician:
         if search.wrong and not repeats(self.subject, search.observed[0]):
             return []  # what answers at random makes no mistake that could be acted out
         if not search.gross:
-            near = self._wrong_near
-            pairs = [(answer.inputs, answer.output) for answer in (*search.observed, *near)]
-            return self._of_gross_near(search) or _of_precision(
-                scale_entry(self.subject, pairs)
-                or precision_entry(self.subject, [*spread_over(search.observed), *plain(near)])
-            )
+            return self._of_gross_near(search) or self._of_small_errors(search)
         ways = chain(self._of_gross_errors(search), self._of_two(search))
         return next(filter(None, ways), [])
 
@@ -322,6 +317,15 @@ class Diagnostician:
             return []
         named = self._search([*search.observed, *wrong], search).singles()
         return explanations_of([made for made in named if self._explain_all(made, self._combined)])
+
+    def _of_small_errors(self, search: MistakeSearch) -> list[Explanation]:
+        """The scale, or the loss of precision, that explains errors which are all small."""
+        near = self._wrong_near
+        pairs = [(answer.inputs, answer.output) for answer in (*search.observed, *near)]
+        return _of_precision(
+            scale_entry(self.subject, pairs)
+            or precision_entry(self.subject, [*spread_over(search.observed), *plain(near)])
+        )
 
     @cached_property
     def _wrong_near(self) -> list[BatteryAnswer]:

@@ -274,6 +274,10 @@ def agrees(subject: Subject, inputs: Inputs, output: Tensor, *, factor: float = 
         return False
     if factor != 1.0:
         known = subject.golden(inputs.replace(scale=known.core.scale * factor))
+    # What is soon derived spares the bound, which costs the most.
+    least = known.least_bound
+    if least is not None and bool(((output - known.output).abs() <= least).all()):
+        return True
     return compare(output, known.output, known.bound, judged=known.judged).margin <= 1.0
 
 

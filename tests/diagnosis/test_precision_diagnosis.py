@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from examples import core, layer
+from examples import core, layer, problem
 from torch import Tensor
 
 import conformance
@@ -15,9 +15,10 @@ from candidates.eager import Call, EagerCore, EagerLayer
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.diagnosis import diagnose, names
-from conformance.diagnosis.precision_diagnosis import precision_entry
+from conformance.diagnosis.precision_diagnosis import agrees, precision_entry
 from conformance.diagnosis.precision_losses import ROUNDINGS
 from conformance.diagnosis.scale_diagnosis import scale_entry
+from conformance.tolerance.attention_bound import core_bound
 
 BY_NAME = {mistake.name: mistake for mistake in MISTAKES}
 # What each mistake of the catalogue is called.
@@ -306,3 +307,21 @@ def test_random_scale_is_no_scale(size: float) -> None:
             return super().scale(call) * (1.0 + size * drawn)
 
     assert unnamed(Subject(core(Random()), "float32"))
+
+
+def test_the_bound_of_a_right_answer_is_not_derived(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of it that is soon derived suffices; for a wrong answer the whole is."""
+    subject = Subject(core(), "float32")
+    inputs = subject.inputs(problem())
+    derived: list[object] = []
+
+    def counted(evaluation: Any, contract: Any, attended: Any = None) -> Any:
+        derived.append(evaluation)
+        return core_bound(evaluation, contract, attended=attended)
+
+    monkeypatch.setattr("conformance.oracle.oracle._bound", counted)
+    right = subject.golden(inputs).output.float().double()
+    assert agrees(subject, inputs, right)
+    assert not derived
+    assert not agrees(subject, inputs, 1.001 * right)
+    assert derived
