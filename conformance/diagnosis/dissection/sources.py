@@ -206,10 +206,7 @@ def _all_finite(tensor: Tensor) -> bool:
 
 
 def _factors(reading: Reading, term: Tensor) -> Iterator[tuple[Number, Number]]:
-    """The numbers by which the answer and another term add up to wrong rows.
-
-    That of the answer is one where this will do.
-    """
+    """The numbers by which answer and term add up to wrong rows; the former one if that will do."""
     rows = reading.wrong_rows
     own, got = reading.attention.output[rows], reading.answer[rows]
     table = torch.stack([own.flatten(), term.flatten()], dim=-1)
@@ -245,10 +242,19 @@ def _moved_answers(reading: Reading) -> Iterator[tuple[str, AnswerTerm]]:
         return
     for words, move in _SPREAD:
         yield f"the answer {words}", _answer_moved(move)
+        if "head" in words or "item" in words:
+            yield (
+                f"what its weights make of the value {words}",
+                _weighed(move),
+            )
 
 
 def _answer_moved(move: Callable[[Tensor], Tensor]) -> AnswerTerm:
     return lambda attention: move(attention.output)
+
+
+def _weighed(move: Callable[[Tensor], Tensor]) -> AnswerTerm:
+    return lambda attention: attention.weights @ move(attention.value)
 
 
 def _if_same_shape(of: Callable[[golden.Attention], Tensor]) -> AnswerTerm:
@@ -407,10 +413,7 @@ _ALL: Final = "whole "
 
 
 def shared_head_statements(reading: Reading) -> Iterator[NamedMistake]:
-    """Keys or values that are moved before the heads of a group share them.
-
-    Proposed for calls with such heads, or with a cache: elsewhere others say it.
-    """
+    """Keys or values moved before heads share them, or of a cache: elsewhere others say it."""
     call = reading.call
     sizes, past = call.inputs.geometry, call.inputs.past
     grouped = sizes.num_kv_heads < sizes.num_heads
@@ -445,14 +448,10 @@ def _of_moved_heads(
 
 
 def _behind(past: int) -> Iterator[tuple[tuple[str, Callable[[Tensor], Tensor]], str, str]]:
-    """The keys or the values of a cache behind the new ones; for both another name is there."""
+    """The keys or the values of a cache behind the new ones; for both there is another name."""
     if past:
         for role in _ROLES[:-1]:
-            yield ("behind the new ones", _same), role, _ALL
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
+            yield ("behind the new ones", torch.clone), role, _ALL
 
 
 def _moved(

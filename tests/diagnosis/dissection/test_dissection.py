@@ -95,9 +95,13 @@ STATED: dict[str, tuple[Callable[..., Tensor], str]] = {
         lambda q, k, v: 0.75 * scaled_dot_product_attention(q, k, v),
         "answer: times 0.75",
     ),
+    "mixed values": (
+        lambda q, k, v: scaled_dot_product_attention(q, k, 0.75 * v + 0.25 * v.roll(1, 1)),
+        "0.75 times it and 1/4 times what its weights make of the value of the head before",
+    ),
     "a function of the values": (
         lambda q, k, v: scaled_dot_product_attention(q, k, v.relu()),
-        "values: with zeros for what is negative",
+        "values: the positive part of them",
     ),
     "a function of the answer": (
         lambda q, k, v: torch.tanh(scaled_dot_product_attention(q, k, v)),
