@@ -1,13 +1,18 @@
-"""Problems near a failing one: the same call with one feature changed, so that conditions show."""
+"""Problems near a failing one: the same call with one feature changed, so that conditions show.
+
+Of a call that raises the sizes are changed, to say which of them it refuses.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count, islice
 from math import gcd
 from typing import Any, Final
 
 from ..base.geometry import Geometry
+from ..base.results import Violation
 from ..clauses.subject import Subject
 from ..problems.caching import draws_cache
 from ..problems.fitting import causal_flag, fitted_geometry, one_at_a_time
@@ -216,3 +221,97 @@ def _masks(subject: Subject, problem: Problem) -> Iterator[dict[str, Any]]:
         for pattern in ("random", "dense"):
             plan = MaskPlan(pattern=pattern, form=form, shape=shape, finite_bias=form == "bias")
             yield {"mask": plan}
+
+
+# Sizes that a call is asked at which raises at one of them.
+_ASKED: Final = (1, 2, 3, 4, 5, 7, 8, 16, 32, 64, 128)
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Fields of a geometry that may be refused, in words; all get the same size.
+
+    ``equal`` is the field that the one of ``fields`` may have to be equal to, also in words.
+    """
+
+    words: str
+    fields: tuple[str, ...]
+    equal: str = ""
+    equal_words: str = ""
+
+
+_REFUSED: Final = (
+    _Sizes("the value head size", ("value_head_size",), "head_size", "the head size"),
+    _Sizes("the head size", ("head_size",)),
+    _Sizes("the number of keys", ("key_length",), "query_length", "that of queries"),
+    _Sizes("the number of queries", ("query_length",)),
+    _Sizes("the number of heads", ("num_heads",)),
+    _Sizes("the batch size", ("batch",)),
+    _Sizes("the head size of keys and values", ("head_size", "value_head_size")),
+    _Sizes("the number of queries and keys", ("query_length", "key_length")),
+)
+
+
+class RefusedSizes:
+    """Says at which sizes a call raises that answers at others, once for each exception's line."""
+
+    def __init__(self) -> None:
+        self._said: dict[tuple[Subject, str], list[dict[str, Any]]] = {}
+
+    def entries(
+        self,
+        subject: Subject,
+        problem: Problem,
+        raised: Violation,
+        raises: Callable[[Problem], bool],
+    ) -> list[dict[str, Any]]:
+        """The report's entry; none where a call raises at all sizes. ``raises`` asks others."""
+        key = subject, f"{raised.got} {raised.message.rpartition('(')[2]}"
+        if key not in self._said:
+            told = (_of_sizes(subject, problem, sizes, raises) for sizes in _REFUSED)
+            found = list(islice(filter(None, told), 1))
+            self._said[key] = [{**one, "text": f"{raised.message}, {one['text']}"} for one in found]
+        return self._said[key]
+
+
+def _of_sizes(
+    subject: Subject, problem: Problem, sizes: _Sizes, raises: Callable[[Problem], bool]
+) -> dict[str, Any] | None:
+    """What is said where other sizes of some fields are answered; None where they are not."""
+    first = sizes.fields[0]
+    answered: list[int] = []
+    refused = [getattr(problem.geometry, first)]
+    for size in _ASKED:
+        other = _at_size(subject, problem, sizes.fields, size)
+        if other is not None and size not in refused:
+            (refused if raises(other) else answered).append(size)
+    if not answered:
+        return None
+    if sizes.equal and answered == [getattr(problem.geometry, sizes.equal)]:
+        where, declared = f"{sizes.words} is not {sizes.equal_words}", f'"{sizes.equal}"'
+    else:
+        some, others = (_either(sorted(each)) for each in (refused, answered))
+        where, declared = f"{sizes.words} is {some}; where it is {others} it answers", str(answered)
+    geometry = {first: declared, **dict.fromkeys(sizes.fields[1:], f'"{first}"')}
+    written = ", ".join(f'"{field}": {size}' for field, size in geometry.items())
+    return {
+        "name": f"sizes: {sizes.words}",
+        "text": f"where {where}",
+        "fix": f"take every size, or declare those that it takes: geometry={{{written}}}",
+        "confidence": 1.0,
+    }
+
+
+def _at_size(
+    subject: Subject, problem: Problem, fields: Sequence[str], size: int
+) -> Problem | None:
+    """The problem with all of some fields at a size; None where it cannot be called so."""
+    resized: Problem | None = problem
+    for field in fields:
+        resized = None if resized is None else with_size(subject, resized, field, size)
+    return resized
+
+
+def _either(sizes: Sequence[int]) -> str:
+    *first, last = map(str, sizes)
+    return f"{', '.join(first)} or {last}" if first else last

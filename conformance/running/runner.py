@@ -29,6 +29,7 @@ from ..diagnosis.answer_facts import lost_search_entry, unnamed_entry
 from ..diagnosis.chance import UNORDERED, Chance
 from ..diagnosis.exports.blame import Blamer
 from ..diagnosis.mistakes import named_mistakes
+from ..diagnosis.neighbours import RefusedSizes
 from ..diagnosis.ranks import diagnostician
 from ..errors import UsageError, fault_of
 from ..problems.pool import Pool
@@ -36,7 +37,7 @@ from ..problems.problem import Problem, problem_from_json
 from .clause_problems import ClauseProblems, FailureMemory
 from .clause_run import UNLIMITED, ClauseRun, PlannedClause
 from .shrinking.counterexample import describe
-from .shrinking.smallest import Smallest, examine, smallest_failure
+from .shrinking.smallest import Smallest, examine, smallest_failure, with_scale_error
 from .tally import Tally, Terms
 
 OnExample = Callable[[dict[str, Any]], None]
@@ -90,6 +91,7 @@ class CandidateRun:
         self._subjects: dict[tuple[str, str], Subject] = {}
         self._diagnosticians: dict[Subject, Diagnostician] = {}
         self._chance = Chance()
+        self._sizes = RefusedSizes()
         self._lost: dict[Subject, dict[str, Any]] = {}
         self._blamers: dict[Subject, Blamer] = {}
         # Clauses that were laid aside: their problems, those that are left, and the counts so far.
@@ -108,6 +110,7 @@ class CandidateRun:
         self._subjects.clear()
         self._diagnosticians.clear()
         self._chance = Chance()
+        self._sizes = RefusedSizes()
         self._lost.clear()
         self._blamers.clear()
         self._aside.clear()
@@ -332,18 +335,19 @@ class CandidateRun:
         self._reduced[smallest.problem.replace(overrides=None)] = None
         if self.memory is not None:
             self.memory.keep(self.candidate, clause.id, smallest.problem)
-        violation = _with_scale_error(smallest.violation, failure.violation)
+        violation = with_scale_error(smallest.violation, failure.violation)
         in_time = not clause_run.is_over
         diagnosis: list[dict[str, Any]] = []
         if chance is not None:
             diagnosis = [chance]
         elif self._is_diagnosed(clause, kind, subject) and in_time:
             diagnosis = self._diagnosis(subject, clause, smallest.problem, clause_run)
-        unnamed = all(entry["name"] == UNKNOWN for entry in diagnosis)
-        if kind in WRONG_ANSWERS and unnamed and in_time and subject not in self._lost:
-            chance = self._chance.unrepeatable(
-                subject, replace(failure, problem=smallest.problem).fails
+        elif kind == "raised" and in_time:
+            diagnosis = self._sizes.entries(
+                subject, smallest.problem, smallest.violation, failure.raises_at
             )
+        if in_time and all(entry["name"] == UNKNOWN for entry in diagnosis):
+            chance = self._unrepeatable(replace(failure, problem=smallest.problem))
             diagnosis = [chance] if chance else diagnosis
         return failure.result.replace(
             status="failed",
@@ -457,6 +461,11 @@ class _Failure:
     violation: Violation
     result: ClauseResult
 
+    def raises_at(self, problem: Problem) -> bool:
+        """Whether the call of another problem raises as well."""
+        violation = examine(self.clause, self.subject, problem).violation
+        return violation is not None and violation.kind == self.violation.kind
+
     def fails(self, asked: Subject) -> bool:
         """Whether a subject fails the problem."""
         return examine(self.clause, asked, self.problem).violation is not None
@@ -478,19 +487,6 @@ def _random_failure(failure: _Failure, random: dict[str, Any]) -> ClauseResult:
         violation=violation,
         counterexample=describe(failure.clause.id, failure.subject, smallest),
         diagnosis=[random],
-    )
-
-
-def _with_scale_error(reduced: Violation, first: Violation) -> Violation:
-    """A reduced violation with the scale error of the first: few elements fit any scale."""
-    fitted = first.measured.get("scale_error")
-    if fitted is None or "scale_error" in reduced.measured:
-        return reduced
-    scale_sentence = f"; the unreduced example fits a scale with a relative error of {fitted:+.3g}"
-    return replace(
-        reduced,
-        message=reduced.message + scale_sentence,
-        measured={**reduced.measured, "scale_error": fitted},
     )
 
 

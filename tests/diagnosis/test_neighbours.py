@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from examples import core, problem
+from collections.abc import Callable
+
+import pytest
+from examples import BARE_FLOAT32, core, problem, run_clause
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from conformance.clauses.subject import Subject
 from conformance.diagnosis.mistakes.named_mistake import SizeRule
@@ -24,3 +29,41 @@ def test_sizes_that_a_candidate_pins_are_not_asked() -> None:
     subject = Subject(core(geometry={"num_heads": 3, "num_kv_heads": 3}), "float32")
     base = problem(num_heads=3, num_kv_heads=3)
     assert list(at_unseen_sizes(subject, base, [ODD], [base.geometry])) == []
+
+
+def _eights(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    if query.shape[-1] % 8:
+        raise RuntimeError
+    return scaled_dot_product_attention(query, key, value)
+
+
+def _of_one_width(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return scaled_dot_product_attention(query, key, value).reshape(query.shape)
+
+
+def _small(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    if query.shape[-1] > 100:
+        raise RuntimeError
+    return scaled_dot_product_attention(query, key, value)
+
+
+def _of_no_size(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    raise RuntimeError(query.shape, key.shape, value.shape)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (_eights, '{"head_size": [8, 16, 32, 64, 128]}'),
+        (_of_one_width, '{"value_head_size": "head_size"}'),
+        (_small, '{"head_size": [1, 2, 3, 4, 5, 7, 8, 16, 32, 64]}'),
+        (_of_no_size, ""),
+    ],
+)
+def test_refused_sizes_are_told(function: Callable[..., Tensor], said: str) -> None:
+    """With what to declare; nothing is said of a call that raises at all sizes."""
+    result = run_clause(core(function, **BARE_FLOAT32), "numerics.golden", explain=True)
+    assert result.violation is not None
+    assert result.violation.kind == "raised"
+    fixes = [entry["fix"] for entry in result.diagnosis]
+    assert [fix.rpartition("geometry=")[2] for fix in fixes] == ([said] if said else [])

@@ -10,7 +10,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -360,3 +360,16 @@ def _without_numbers(violation: Violation) -> str:
 def _gross(violation: Violation) -> bool:
     margin = violation.measured.get("margin")
     return margin is None or float(margin) >= GROSS
+
+
+def with_scale_error(reduced: Violation, first: Violation) -> Violation:
+    """A reduced violation with the scale error of the first: few elements fit any scale."""
+    fitted = first.measured.get("scale_error")
+    if fitted is None or "scale_error" in reduced.measured:
+        return reduced
+    scale_sentence = f"; the unreduced example fits a scale with a relative error of {fitted:+.3g}"
+    return replace(
+        reduced,
+        message=reduced.message + scale_sentence,
+        measured={**reduced.measured, "scale_error": fitted},
+    )
