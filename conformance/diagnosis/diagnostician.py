@@ -450,6 +450,8 @@ class Diagnostician:
         entries = shared_confidence([one.entry for one in breaking])
         if entries or not makes_law_fail(self.subject, clause, problem):
             return entries
+        if not self._state and not self._anything_wrong and keeps_state(self.subject, problem):
+            return self._of_second_calls
         self._state = self._state or self._of_state or EARLIER_CALLS
         return [self._state]
 

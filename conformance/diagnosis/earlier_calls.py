@@ -86,26 +86,22 @@ def of_second_calls(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-# Copies that have made no call must answer alike, so many of them: what chance decides is no state.
-_COPIES: Final = 8
+# So many copies that have made no call must show the same: what chance decides is no state.
+_COPIES: Final = 16
 
 
 def keeps_state(subject: Subject, problem: Problem) -> bool:
     """Whether one built candidate answers the same call differently the second time.
 
-    Copies of it that have made no call all do so in the same way, where copies can be made.
+    So do all copies of it that have made no call, where copies can be made.
     """
     inputs = subject.inputs(problem)
     both = _twice_answered(subject, inputs)
     if both is None or not _apart(subject, inputs, *both):
         return False
     copies = filter(None, (_copy(subject) for _ in range(_COPIES)))
-    answers = [pair for pair in (_twice_answered(copy, inputs) for copy in copies) if pair]
-    return not any(
-        _apart(subject, inputs, one, first)
-        for pair in answers
-        for one, first in zip(pair, answers[0], strict=True)
-    )
+    pairs = filter(None, (_twice_answered(copy, inputs) for copy in copies))
+    return all(_apart(subject, inputs, *pair) for pair in pairs)
 
 
 def _twice_answered(subject: Subject, inputs: Inputs) -> tuple[Tensor, Tensor] | None:
@@ -269,7 +265,7 @@ def order_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
     A copy of the candidate that has made no call answers rightly, and wrongly after some earlier
     call, with other values as well. Where no such call is found, it is said that some call decides.
     """
-    if not all(right_anew(subject, subject.inputs(problem)) for _ in range(_COPIES)):
+    if not _always_right_anew(subject, subject.inputs(problem)):
         return None
     for what, earlier in _earlier_calls(subject, problem):
         made = subject.inputs(problem), subject.inputs(earlier)
@@ -295,7 +291,7 @@ def makes_law_fail(subject: Subject, clause: Clause, problem: Problem) -> bool:
         for call in recording.calls
         if call.output is not None
     )
-    return any(one.margin > 1.0 and right_anew(subject, one.inputs) for one in answers)
+    return any(one.margin > 1.0 and _always_right_anew(subject, one.inputs) for one in answers)
 
 
 def _confirmed(subject: Subject, problem: Problem, earlier: Problem) -> bool:
@@ -327,6 +323,10 @@ def right_anew(subject: Subject, *calls: Inputs) -> bool | None:
         answer_to(copy, one)
     answer = answer_to(copy, inputs)
     return None if answer is None else answer.margin <= 1.0
+
+
+def _always_right_anew(subject: Subject, inputs: Inputs) -> bool:
+    return all(right_anew(subject, inputs) for _ in range(_COPIES))
 
 
 def _copy(subject: Subject) -> Subject | None:
