@@ -263,9 +263,12 @@ class RefusedSizes:
         subject: Subject,
         problem: Problem,
         raised: Violation,
-        raises: Callable[[Problem], bool],
+        raises: Callable[[Problem], bool | None],
     ) -> list[dict[str, Any]]:
-        """The report's entry; none where a call raises at all sizes. ``raises`` asks others."""
+        """The report's entry; none where a call raises at all sizes.
+
+        ``raises`` asks another problem, and gives None for one that cannot be asked.
+        """
         key = subject, f"{raised.got} {raised.message.rpartition('(')[2]}"
         if key not in self._said:
             told = (_of_sizes(subject, problem, sizes, raises) for sizes in _REFUSED)
@@ -275,22 +278,26 @@ class RefusedSizes:
 
 
 def _of_sizes(
-    subject: Subject, problem: Problem, sizes: _Sizes, raises: Callable[[Problem], bool]
+    subject: Subject, problem: Problem, sizes: _Sizes, raises: Callable[[Problem], bool | None]
 ) -> dict[str, Any] | None:
     """What is said where other sizes of some fields are answered; None where they are not."""
     first = sizes.fields[0]
+    own = getattr(problem.geometry, first)
+    refused: list[int] = []
     answered: list[int] = []
-    refused = [getattr(problem.geometry, first)]
-    for size in _ASKED:
+    for size in dict.fromkeys((own, *_ASKED)):
         other = _at_size(subject, problem, sizes.fields, size)
-        if other is not None and size not in refused:
-            (refused if raises(other) else answered).append(size)
-    if not answered:
+        raised = None if other is None else raises(other)
+        if raised is not None:
+            (refused if raised else answered).append(size)
+    # Where other values of its own size are answered, it is not the size that is refused.
+    if own in answered or not answered:
         return None
+    refused = sorted({own, *refused})
     if sizes.equal and answered == [getattr(problem.geometry, sizes.equal)]:
         where, declared = f"{sizes.words} is not {sizes.equal_words}", f'"{sizes.equal}"'
     else:
-        some, others = (_either(sorted(each)) for each in (refused, answered))
+        some, others = (_either(each) for each in (refused, answered))
         where, declared = f"{sizes.words} is {some}; where it is {others} it answers", str(answered)
     geometry = {first: declared, **dict.fromkeys(sizes.fields[1:], f'"{first}"')}
     written = ", ".join(f'"{field}": {size}' for field, size in geometry.items())

@@ -461,9 +461,12 @@ class _Failure:
     violation: Violation
     result: ClauseResult
 
-    def raises_at(self, problem: Problem) -> bool:
-        """Whether the call of another problem raises as well."""
-        violation = examine(self.clause, self.subject, problem).violation
+    def raises_at(self, problem: Problem) -> bool | None:
+        """Whether the call of another problem raises as well; None where it cannot be asked."""
+        try:
+            violation = examine(self.clause, self.subject, problem).violation
+        except UsageError:  # the declaration does not hold for it
+            return None
         return violation is not None and violation.kind == self.violation.kind
 
     def fails(self, asked: Subject) -> bool:
