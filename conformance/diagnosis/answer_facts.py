@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from ..base.mistake import NO_MISTAKE, UNKNOWN
-from ..calls.calling import CandidateFailure
+from ..calls.calling import Answer, Arguments, CandidateFailure, Forward
 from ..calls.devices import CPU, kind_of
-from ..clauses.subject import Subject
+from ..clauses.subject import Differentiator, Subject
 from ..oracle.comparison import AXES
+from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..tolerance import model
 from .agreement import BatteryAnswer
@@ -280,6 +281,43 @@ def on_device_alone(
         return entries
     alone = f"on {subject.device} alone: on the CPU this call is answered rightly"
     return [{**entry, "text": f"{entry['text']}; {alone}"} for entry in entries]
+
+
+class Copying(Subject):
+    """A subject whose calls are given copies of their inputs, none of which share memory."""
+
+    def __init__(self, subject: Subject) -> None:
+        vars(self).update(vars(subject))
+        self.gradients = Differentiator(self)
+
+    def call_with(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
+        """The call of any forward, which gets copies of its arguments."""
+
+        def copying(*positional: Any, **keywords: Any) -> Any:
+            return forward(*map(_copy, positional), **{k: _copy(v) for k, v in keywords.items()})
+
+        return super().call_with(copying, call_arguments, inputs)
+
+
+def _copy(argument: Any) -> Any:
+    return argument.clone() if isinstance(argument, Tensor) else argument
+
+
+def changed_inputs_entry(
+    subject: Subject, fails: Callable[[Subject], bool], *, shown: bool
+) -> dict[str, Any] | None:
+    """What is said of a call that writes into its inputs, if with copies of them it is right.
+
+    ``fails`` asks a subject the failing problem; ``shown`` says whether that shows what is written.
+    """
+    if not (shown or subject.edited) or fails(Copying(subject)):
+        return None
+    return {
+        "name": "inputs-changed",
+        "text": "the call writes into its inputs; where it is given copies of them it is right",
+        "fix": "write into no input: use operations that are not in place, or work on a copy",
+        "confidence": 1.0,
+    }
 
 
 def shared_confidence(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
 from ..declare.declaration import WHOLE_MODEL
 from ..diagnosis import Diagnostician
-from ..diagnosis.answer_facts import lost_search_entry, unnamed_entry
+from ..diagnosis.answer_facts import changed_inputs_entry, lost_search_entry, unnamed_entry
 from ..diagnosis.chance import UNORDERED, Chance
 from ..diagnosis.exports.blame import Blamer
 from ..diagnosis.mistakes import named_mistakes
@@ -338,16 +338,18 @@ class CandidateRun:
         violation = with_scale_error(smallest.violation, failure.violation)
         in_time = not clause_run.is_over
         diagnosis: list[dict[str, Any]] = []
-        if chance is not None:
-            diagnosis = [chance]
+        failing = replace(failure, problem=smallest.problem, violation=smallest.violation)
+        entry = chance or changed_inputs_entry(subject, failing.fails, shown=kind == "mutated")
+        if entry is not None:
+            diagnosis = [entry]
         elif self._is_diagnosed(clause, kind, subject) and in_time:
             diagnosis = self._diagnosis(subject, clause, smallest.problem, clause_run)
         elif kind == "raised" and in_time:
             diagnosis = self._sizes.entries(
-                subject, smallest.problem, smallest.violation, failure.raises_at
+                subject, failing.problem, failing.violation, failing.raises_at
             )
         if in_time and all(entry["name"] == UNKNOWN for entry in diagnosis):
-            chance = self._unrepeatable(replace(failure, problem=smallest.problem))
+            chance = self._unrepeatable(failing)
             diagnosis = [chance] if chance else diagnosis
         return failure.result.replace(
             status="failed",

@@ -39,9 +39,6 @@ _TOGETHER: Final = {
 _OF_NON_FINITE_INPUTS: Final = "mask.no-leak-nonfinite"
 # What to change where a clause that no other way to compute attention explains has failed.
 _FIXES_OF_CLAUSES: Final = {
-    "state.inputs-unchanged": (
-        "write into no input: use operations that are not in place, or work on a copy"
-    ),
     "gradients.empty-row-finite": (
         "let nothing that is not finite be computed for a row without keys, such as 0 / 0: where() "
         "and nan_to_num() mend the answer, and not the gradient"

@@ -12,8 +12,10 @@ from examples import BARE_FLOAT32, CLAUSES, core, problem, run_clause
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from conformance.base.profile import PROFILES
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import Diagnostician, diagnose
+from conformance.running.runner import CandidateRun
 
 
 def facts_of(function: Callable[..., Tensor], **promises: Any) -> tuple[dict[str, Any], str]:
@@ -175,3 +177,31 @@ def test_plain_sizes_that_decide_are_said(
     (entry,) = diagnose(Subject(core(strange_where(holds), **PROMISES), "float32"))
     assert f"problems go wrong, only those {words};" in entry["text"]
     assert entry["facts"]["never_with"] == []
+
+
+def _scaled_in_place(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return (query.mul_(query.shape[-1] ** -0.5) @ key.mT).softmax(-1) @ value
+
+
+def _also_unscaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    query.mul_(1.5)
+    return (query @ key.mT).softmax(-1) @ value
+
+
+@pytest.mark.parametrize(
+    ("function", "golden"), [(_scaled_in_place, "passed"), (_also_unscaled, "failed")]
+)
+def test_what_writes_into_its_inputs_is_one_cause(
+    function: Callable[..., Tensor], golden: str
+) -> None:
+    """Of every failure that copies of the inputs mend, an exception among them, and of no other."""
+    only = ("shape.expanded", "shape.shared", "state.inputs-unchanged", "numerics.golden")
+    run = CandidateRun(
+        core(function, **BARE_FLOAT32), profile=PROFILES["quick"], only=only, explain=True
+    )
+    results = {planned.id: run.run(planned) for planned in run.planned()}
+    assert results["numerics.golden"].status == golden
+    assert all(entry["name"] != "inputs-changed" for entry in results["numerics.golden"].diagnosis)
+    laws = [one for slug, one in results.items() if slug != "numerics.golden"]
+    assert {entry["name"] for one in laws for entry in one.diagnosis} == {"inputs-changed"}
+    assert all(one.diagnosis for one in laws)
