@@ -331,6 +331,15 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
         *({"changes": {"rotary_base": base}} for base in (1000.0, 500000.0, 1000000.0)),
         fix="turn pair i of R channels by position times base^(-2i/R), with the declared base",
     ),
+    *named("rotary-undeclared", "numerics.golden")(
+        "queries and keys are turned by their positions, which is not declared",
+        'declare it: semantics=conformance.Semantics(rotary="halves"), or "interleaved"; of a '
+        "graph rotary under [semantics] in its sidecar. Or turn nothing",
+        *(
+            {"base": {"rotary": "none"}, "changes": {"rotary": pairs}}
+            for pairs in ("halves", "interleaved")
+        ),
+    ),
     *_rotary("rotary-missing", "queries and keys are not turned", {"changes": {"rotary": "none"}}),
     *_rotary(
         "rotary-query-only",
@@ -409,6 +418,15 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
             "fits": lambda point: point.rotary != "none" and point.rotary_fraction < 1.0,
             "changes": {"rotary_fraction": 1.0},
         },
+    ),
+    *named("alibi-undeclared", "numerics.golden")(
+        "slope times distance is taken off the logits (ALiBi), which is not declared",
+        "declare it: semantics=conformance.Semantics(alibi=True); of a graph alibi under "
+        "[semantics] in its sidecar. Or add no bias",
+        *(
+            {"base": {"alibi": False}, "changes": {"alibi": True}, **slopes}
+            for slopes in ({}, {"inputs": _linear(_of_slopes(_one_sequence))})
+        ),
     ),
     *_alibi("alibi-missing", "the linear biases are left out", {"changes": {"alibi": False}}),
     *_alibi(

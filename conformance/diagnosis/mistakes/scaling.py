@@ -289,6 +289,16 @@ PREPARED: Final[tuple[NamedMistake, ...]] = (
             if other != declared
         ),
     ),
+    *named("qk-norm-undeclared", "numerics.golden")(
+        "queries and keys are normalised, which is not declared",
+        'declare it: semantics=conformance.Semantics(qk_norm="rms"), or "layer"; of a graph '
+        "qk_norm under [semantics] in its sidecar. Or take them as they are",
+        *(
+            {"base": {"qk_norm": "none"}, "changes": {"qk_norm": rule, "qk_norm_epsilon": value}}
+            for rule in ("rms", "layer")
+            for value in (1e-6, 1e-5)
+        ),
+    ),
     *_norm(
         "qk-norm-epsilon",
         "epsilon is left out, or is another",
