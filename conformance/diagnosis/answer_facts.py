@@ -283,8 +283,12 @@ def on_device_alone(
     return [{**entry, "text": f"{entry['text']}; {alone}"} for entry in entries]
 
 
+# The clause that compares inputs before and after a call.
+CHANGED_INPUTS: Final = "state.inputs-unchanged"
+
+
 class Copying(Subject):
-    """A subject whose calls are given copies of their inputs, none of which share memory."""
+    """A subject whose calls get copies of their inputs, but for what they are to write to."""
 
     def __init__(self, subject: Subject) -> None:
         vars(self).update(vars(subject))
@@ -294,7 +298,8 @@ class Copying(Subject):
         """The call of any forward, which gets copies of its arguments."""
 
         def copying(*positional: Any, **keywords: Any) -> Any:
-            return forward(*map(_copy, positional), **{k: _copy(v) for k, v in keywords.items()})
+            copies = {k: v if k == "out" else _copy(v) for k, v in keywords.items()}
+            return forward(*map(_copy, positional), **copies)
 
         return super().call_with(copying, call_arguments, inputs)
 
@@ -304,13 +309,14 @@ def _copy(argument: Any) -> Any:
 
 
 def changed_inputs_entry(
-    subject: Subject, fails: Callable[[Subject], bool], *, shown: bool
+    subject: Subject, clause: str, fails: Callable[[Subject], bool]
 ) -> dict[str, Any] | None:
     """What is said of a call that writes into its inputs, if with copies of them it is right.
 
-    ``fails`` asks a subject the failing problem; ``shown`` says whether that shows what is written.
+    ``fails`` asks a subject the problem that fails the clause.
     """
-    if not (shown or subject.edited) or fails(Copying(subject)):
+    shown = clause == CHANGED_INPUTS or bool(subject.edited)
+    if not shown or fails(Copying(subject)):
         return None
     return {
         "name": "inputs-changed",

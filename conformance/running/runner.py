@@ -339,7 +339,7 @@ class CandidateRun:
         in_time = not clause_run.is_over
         diagnosis: list[dict[str, Any]] = []
         failing = replace(failure, problem=smallest.problem, violation=smallest.violation)
-        entry = chance or changed_inputs_entry(subject, failing.fails, shown=kind == "mutated")
+        entry = chance or changed_inputs_entry(subject, clause.id, failing.fails)
         if entry is not None:
             diagnosis = [entry]
         elif self._is_diagnosed(clause, kind, subject) and in_time:

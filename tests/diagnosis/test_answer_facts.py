@@ -12,6 +12,7 @@ from examples import BARE_FLOAT32, CLAUSES, core, problem, run_clause
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from candidates.broken.buffers import BufferUsedAgain
 from conformance.base.profile import PROFILES
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import Diagnostician, diagnose
@@ -205,3 +206,10 @@ def test_what_writes_into_its_inputs_is_one_cause(
     laws = [one for slug, one in results.items() if slug != "numerics.golden"]
     assert {entry["name"] for one in laws for entry in one.diagnosis} == {"inputs-changed"}
     assert all(one.diagnosis for one in laws)
+
+
+def test_what_writes_into_its_output_changes_no_input() -> None:
+    """A buffer that a later call uses again is no input, though copies would mend it, too."""
+    result = run_clause(BufferUsedAgain, "out.kept", explain=True)
+    assert result.status == "failed"
+    assert all(entry["name"] != "inputs-changed" for entry in result.diagnosis)
