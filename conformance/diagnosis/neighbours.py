@@ -270,6 +270,8 @@ class RefusedSizes:
         ``raises`` asks another problem, and gives None for one that cannot be asked.
         """
         key = subject, f"{raised.got} {raised.message.rpartition('(')[2]}"
+        if subject.candidate.kind not in ("core", "layer"):  # others declare no such sizes
+            return []
         if key not in self._said:
             told = (_of_sizes(subject, problem, sizes, raises) for sizes in _REFUSED)
             found = list(islice(filter(None, told), 1))
