@@ -56,6 +56,8 @@ def diagnosed(mutant: Mutant) -> dict[str, Any]:
         if result.status != "failed":
             continue
         failed += 1
+        if result.violation is not None and result.violation.kind == "raised":
+            continue  # that a size is refused is no name of a mistake
         start = time.process_time()
         diagnosis = list(run.explain_failure(planned, result).diagnosis)
         seconds = max(seconds, time.process_time() - start)
