@@ -53,9 +53,9 @@ STATED: dict[str, tuple[Callable[..., Tensor], str]] = {
         added(lambda bias: bias.clamp(-5.0, 2.0)),
         "bias: clamped to at least -5 and at most 2, minus infinity too",
     ),
-    "far below, all": (
+    "far below, all": (  # of biases that are never as low only minus infinities show it
         added(lambda bias: bias.clamp(min=-7e3)),
-        "bias: clamped to at least -7000, minus infinity too",
+        "visibility: hidden keys with -7000 added to their logits, in rows without other keys, too",
     ),
     "times": (joined(torch.mul), "bias: multiplied with the weights"),
     "renormalised": (
