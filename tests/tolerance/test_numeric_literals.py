@@ -21,6 +21,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -107,10 +108,16 @@ def is_arithmetic(node: ast.AST) -> bool:
     return isinstance(node, (ast.Constant, ast.UnaryOp, ast.BinOp, ast.Tuple, ast.List, ast.Dict))
 
 
+@cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Every node of a tree, found once."""
+    return tuple(ast.walk(tree))
+
+
 def small_names(tree: ast.AST) -> frozenset[str]:
     """Every name in a file that is ever bound to arithmetic with a small number."""
     names = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         targets = node.targets if isinstance(node, ast.Assign) else []
         if isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
             targets = [node.target]
@@ -133,7 +140,7 @@ def is_scope(node: ast.AST) -> bool:
 
 def bound_names(tree: ast.AST) -> frozenset[str]:
     """Names that a file assigns itself: they are not another file's constants."""
-    stores = (n for n in ast.walk(tree) if isinstance(n, ast.Name))
+    stores = (n for n in nodes(tree) if isinstance(n, ast.Name))
     return frozenset(n.id for n in stores if isinstance(n.ctx, ast.Store))
 
 
@@ -150,7 +157,7 @@ class Reader:
         imported = self._imported_from_the_model()
         small_constants = small | (self.elsewhere - bound_names(self.tree) - imported)
         complaints = []
-        for node in ast.walk(self.tree):
+        for node in nodes(self.tree):
             complaints += [(node, text) for text in _forbidden(node)]
             complaints += [(node, text) for text in _named(node)]
             complaints += [(node, text) for text in _compared(node, small_constants)]
@@ -159,7 +166,7 @@ class Reader:
     def _imported_from_the_model(self) -> frozenset[str]:
         return frozenset(
             alias.asname or alias.name
-            for node in ast.walk(self.tree)
+            for node in nodes(self.tree)
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[-1] == "model"
             for alias in node.names
         )
