@@ -256,26 +256,26 @@ class RefusedSizes:
     """Says at which sizes a call raises that answers at others, once for each exception's line."""
 
     def __init__(self) -> None:
-        self._said: dict[tuple[Subject, str], list[dict[str, Any]]] = {}
+        self._said: dict[tuple[Subject, str], dict[str, Any] | None] = {}
 
-    def entries(
+    def entry(
         self,
         subject: Subject,
         problem: Problem,
         raised: Violation,
         raises: Callable[[Problem], bool | None],
-    ) -> list[dict[str, Any]]:
-        """The report's entry; none where a call raises at all sizes.
+    ) -> dict[str, Any] | None:
+        """The report's entry; None where a call raises at all sizes.
 
         ``raises`` asks another problem, and gives None for one that cannot be asked.
         """
-        key = subject, f"{raised.got} {raised.message.rpartition('(')[2]}"
         if subject.candidate.kind not in ("core", "layer"):  # others declare no such sizes
-            return []
+            return None
+        key = subject, f"{raised.got} {raised.message.rpartition('(')[2]}"
         if key not in self._said:
             told = (_of_sizes(subject, problem, sizes, raises) for sizes in _REFUSED)
-            found = list(islice(filter(None, told), 1))
-            self._said[key] = [{**one, "text": f"{raised.message}, {one['text']}"} for one in found]
+            found = next(filter(None, told), None)
+            self._said[key] = found and {**found, "text": f"{raised.message}, {found['text']}"}
         return self._said[key]
 
 

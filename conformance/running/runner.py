@@ -339,15 +339,17 @@ class CandidateRun:
         in_time = not clause_run.is_over
         diagnosis: list[dict[str, Any]] = []
         failing = replace(failure, problem=smallest.problem, violation=smallest.violation)
-        entry = chance or changed_inputs_entry(subject, clause.id, failing.fails)
+        entry = chance or self._searched(
+            subject, lambda: changed_inputs_entry(subject, clause.id, failing.fails)
+        )
         if entry is not None:
             diagnosis = [entry]
         elif self._is_diagnosed(clause, kind, subject) and in_time:
             diagnosis = self._diagnosis(subject, clause, smallest.problem, clause_run)
         elif kind == "raised" and in_time:
-            diagnosis = self._sizes.entries(
-                subject, failing.problem, failing.violation, failing.raises_at
-            )
+            told = subject, failing.problem, failing.violation, failing.raises_at
+            refused = self._searched(subject, lambda: self._sizes.entry(*told))
+            diagnosis = [refused] if refused else []
         if in_time and all(entry["name"] == UNKNOWN for entry in diagnosis):
             chance = self._unrepeatable(failing)
             diagnosis = [chance] if chance else diagnosis
@@ -376,17 +378,27 @@ class CandidateRun:
         this search ends with an error of ours, no other is made.
         """
         subject, numbers = failure.subject, failure.violation.kind in WRONG_ANSWERS
-        try:
-            return self._chance.entry(subject, failure.problem, failure.fails, numbers=numbers)
-        except Exception as error:  # noqa: BLE001 (a verdict stands though its cause stays unknown)
-            self._lost[subject] = lost_search_entry(fault_of(error))
-            return None
+        return self._searched(
+            subject,
+            lambda: self._chance.entry(subject, failure.problem, failure.fails, numbers=numbers),
+        )
 
     def _unrepeatable(self, failure: _Failure) -> dict[str, Any] | None:
         """The diagnosis of a failure that does not occur each time; None for others."""
-        if failure.violation.kind not in WRONG_ANSWERS or failure.subject in self._lost:
+        subject, fails = failure.subject, failure.fails
+        if failure.violation.kind not in WRONG_ANSWERS or subject in self._lost:
             return None
-        return self._chance.unrepeatable(failure.subject, failure.fails)
+        return self._searched(subject, lambda: self._chance.unrepeatable(subject, fails))
+
+    def _searched(
+        self, subject: Subject, search: Callable[[], dict[str, Any] | None]
+    ) -> dict[str, Any] | None:
+        """What a search for a cause says: where it ends with an error of ours no other is made."""
+        try:
+            return search()
+        except Exception as error:  # noqa: BLE001 (a verdict stands though its cause stays unknown)
+            self._lost[subject] = lost_search_entry(fault_of(error))
+            return None
 
     def _diagnosis(
         self, subject: Subject, clause: Clause, problem: Problem, clause_run: ClauseRun
@@ -442,7 +454,11 @@ class CandidateRun:
                 clause.id, smallest.violation, smallest.recording, alive
             )
         except Exception as error:  # noqa: BLE001 (a verdict stands though nobody can be blamed)
-            return {"step": "", "stage": "", "text": f"nobody can be blamed: {_own_fault(error)}"}
+            return {
+                "step": "",
+                "stage": "",
+                "text": f"nobody can be blamed: {_own_fault(error)}",
+            }
 
 
 # The kinds of violation that work in another order on a device may make.

@@ -6,18 +6,21 @@ import gc
 import math
 import sys
 import weakref
+from collections.abc import Callable
 from unittest.mock import patch
 
 import pytest
 import torch
-from examples import CLAUSES, core, problem
+from examples import BARE_FLOAT32, CLAUSES, core, problem
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 import conformance
 from candidates.broken import MISTAKES
 from conformance.base.profile import PROFILES
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
+from conformance.diagnosis import diagnose
 from conformance.diagnosis.agreement import fails_alike
 from conformance.diagnosis.diagnostician import Diagnostician
 from conformance.diagnosis.mistakes import named_mistakes
@@ -303,3 +306,49 @@ def test_gradients_where_no_wrong_answer_is_made_are_another_mistake() -> None:
     named = {one.id: [entry["name"] for entry in one.diagnosis] for one in results}
     assert named["numerics.golden"] == named["gradients.golden"] == ["accumulator-not-rescaled"]
     assert named["gradients.empty-row-finite"] == []
+
+
+def _normalised(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    query, key = (x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() for x in (query, key))
+    return scaled_dot_product_attention(query, key, value)
+
+
+def _linearly_biased(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    heads, places = query.shape[1], torch.arange(key.shape[2])
+    own = torch.arange(query.shape[2]) + key.shape[2] - query.shape[2]
+    slopes = 2.0 ** (-8.0 * torch.arange(1, heads + 1) / heads)
+    bias = -slopes[:, None, None] * (places - own[:, None]).abs()
+    return scaled_dot_product_attention(query, key, value, attn_mask=bias.to(query.dtype))
+
+
+def _turned(tokens: Tensor, first: int) -> Tensor:
+    length, size = tokens.shape[-2:]
+    frequencies = 10000.0 ** (-torch.arange(0, size, 2) / size)
+    angles = (torch.arange(length) + first)[:, None] * frequencies
+    low, high = tokens.chunk(2, -1)
+    sine, cosine = angles.sin(), angles.cos()
+    return torch.cat([low * cosine - high * sine, high * cosine + low * sine], -1)
+
+
+def _rotary(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    first = key.shape[2] - query.shape[2]
+    return scaled_dot_product_attention(_turned(query, first), _turned(key, 0), value)
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (_normalised, "qk-norm-undeclared"),
+        (_linearly_biased, "alibi-undeclared"),
+        (_rotary, "rotary-undeclared"),
+    ],
+)
+def test_what_is_not_declared_is_told_with_what_to_declare(
+    function: Callable[..., Tensor], name: str
+) -> None:
+    """Normalised heads, biases by distance, and rotary positions are no mistakes where meant."""
+    sizes = {"head_size": [2, 4, 8, 16], "value_head_size": "head_size"}
+    promises = {**BARE_FLOAT32, "empty_rows": "any", "geometry": sizes}
+    (entry,) = diagnose(Subject(core(function, **promises), "float32"))
+    assert entry["name"] == name
+    assert "semantics=conformance.Semantics(" in entry["fix"]

@@ -100,6 +100,36 @@ def test_an_error_of_a_diagnosis_leaves_the_failure(
     assert entry["text"].endswith("please report it")
 
 
+def _raises(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    raise ValueError(query.shape, key.shape, value.shape)
+
+
+def _writes(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return query.mul_(0.5) @ key.mT @ value
+
+
+@pytest.mark.parametrize(
+    ("place", "function", "slug"),
+    [
+        ("neighbours.with_size", _raises, "numerics.golden"),
+        ("answer_facts.Copying", _writes, "state.inputs-unchanged"),
+    ],
+)
+def test_an_error_of_any_search_leaves_the_failure(
+    place: str, function: Any, slug: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The searches for sizes that are refused, and for inputs that are changed, may break, too."""
+    asked = []
+
+    def broken(*_arguments: object) -> None:
+        asked.append(place)
+        raise OverflowError
+
+    monkeypatch.setattr(f"conformance.diagnosis.{place}", broken)
+    assert run_clause(plain(function), slug, explain=True).status == "failed"
+    assert asked
+
+
 def test_an_interrupt_ends_a_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is no error passes through the search for a name."""
 
