@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain, islice, permutations
 from typing import Any, Final
 
 from ..base.record import LineEntry
-from ..calls.calling import CandidateFailure
-from ..calls.recording import Recording
 from ..clauses.registry import Clause
 from ..clauses.subject import Subject
 from ..oracle.comparison import GROSS
@@ -25,6 +22,7 @@ from .dissection.returned_weights import explain_weights
 from .earlier_calls import (
     EARLIER_CALLS,
     SECOND_CALL,
+    answers_to_clause,
     keeps_state,
     makes_law_fail,
     of_second_calls,
@@ -37,7 +35,7 @@ from .mistaken_answer import Combination, DiagnosedSubject, acted_answers
 from .mistakes import NamedMistake, named_mistakes
 from .neighbours import ENLARGED, OWN, RESIZED, neighbours
 from .picture import Illustrator
-from .precision_diagnosis import plain, precision_entry, spread_over
+from .precision_diagnosis import loses_alike, plain, precision_entry, spread_over
 from .scale_diagnosis import scale_entry
 from .search import MOST_PARTIAL, MistakeSearch
 from .statement_search import (
@@ -467,6 +465,8 @@ class Diagnostician:
                 alike = any(fails_alike(self.subject, m, clause, problem) for m in one.ways)
                 if alike or self._makes_each_answer(one.made, clause, problem):
                     yield one
+            elif self._loses_each_answer(one.entry, clause, problem):
+                yield one
 
     def _makes_each_answer(self, made: Combination, clause: Clause, problem: Problem) -> bool:
         """Whether mistakes explain each answer to the calls of a clause, though none is right.
@@ -474,17 +474,14 @@ class Diagnostician:
         Acted out exactly, they keep a law that the clause holds to the bound of right answers. A
         candidate rounds: what it mistakes for its operands may be larger than those of that bound.
         """
-        recording, fails = Recording(), True
-        with self.subject.recorded(recording), contextlib.suppress(CandidateFailure):
-            fails = clause.check(self.subject, problem).violation is not None
-        answers = [
-            BatteryAnswer(subject=self.subject, inputs=call.inputs, output=call.output.double())
-            for call in recording.calls
-            if call.output is not None
-        ]
-        complete = len(answers) == len(recording.calls)
-        wrong = any(answer.margin > 1.0 for answer in answers)
-        return fails and complete and wrong and self._explain_all(made, answers)
+        answers, fails = answers_to_clause(self.subject, clause, problem)
+        return fails and _wrong(answers) and self._explain_all(made, answers)
+
+    def _loses_each_answer(self, entry: dict[str, Any], clause: Clause, problem: Problem) -> bool:
+        """Whether a loss of precision makes each wrong answer to the calls of a clause."""
+        answers, fails = answers_to_clause(self.subject, clause, problem)
+        pairs = [(one.inputs, one.output) for one in answers]
+        return fails and loses_alike(self.subject, entry, pairs)
 
 
 def _wrong(answers: Sequence[BatteryAnswer], least: float = 1.0) -> bool:

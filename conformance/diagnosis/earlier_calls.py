@@ -283,15 +283,23 @@ def order_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
 
 def makes_law_fail(subject: Subject, clause: Clause, problem: Problem) -> bool:
     """Whether a clause meets a wrong answer to a call that is answered rightly as the first."""
-    recording = Recording()
+    answers, _ = answers_to_clause(subject, clause, problem)
+    return any(one.margin > 1.0 and _always_right_anew(subject, one.inputs) for one in answers)
+
+
+def answers_to_clause(
+    subject: Subject, clause: Clause, problem: Problem
+) -> tuple[list[BatteryAnswer], bool]:
+    """The answers to the calls of a clause, and whether it fails though each call has one."""
+    recording, fails = Recording(), True
     with subject.recorded(recording), contextlib.suppress(CandidateFailure):
-        clause.check(subject, problem)
-    answers = (
+        fails = clause.check(subject, problem).violation is not None
+    answers = [
         BatteryAnswer(subject=subject, inputs=call.inputs, output=call.output.double())
         for call in recording.calls
         if call.output is not None
-    )
-    return any(one.margin > 1.0 and _always_right_anew(subject, one.inputs) for one in answers)
+    ]
+    return answers, fails and len(answers) == len(recording.calls)
 
 
 def _confirmed(subject: Subject, problem: Problem, earlier: Problem) -> bool:

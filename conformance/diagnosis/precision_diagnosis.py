@@ -24,12 +24,10 @@ from .conditions import MANY_KEYS
 from .mistaken_answer import declared_with_every_key
 from .mistakes import DeclaredCall
 from .precision_losses import (
-    COARSER,
     EIGHT_BITS,
     KEPT,
     LOSSES,
     ROUNDINGS,
-    SHORT_FORMATS,
     SPOKEN,
     SUMS,
     TEN_BITS,
@@ -46,6 +44,17 @@ PROBED: Final = 2
 # of all of them together, and in the end of each.
 FIRST_TRIED: Final = 3
 HALF: Final = 0.5
+# Those to try one after another.
+EVERY: Final = (LOSSES, EIGHT_BITS, SUMS)
+# Numbers of both are the same as long as none leaves float16's range.
+SHORT_FORMATS: Final = ("float16", "tf32")
+# From the coarsest on: it holds the fewest numbers.
+COARSER: Final = {
+    "float64": ("bfloat16", "float16", "tf32", "float32"),
+    "float32": ("bfloat16", "float16", "tf32"),
+    "float16": ("float8_e5m2", "float8_e4m3fn", "bfloat16"),
+    "bfloat16": ("float8_e5m2", "float8_e4m3fn"),
+}
 # Mantissas of zero and of powers of two.
 EVERYWHERE: Final = torch.tensor([0.0, 0.5], dtype=torch.float64)
 # Dtypes that TensorFloat-32 cuts.
@@ -108,7 +117,7 @@ def _may_be_of_precision(subject: Subject, observed: Observed, wrong: Observed) 
     if telling.numel() < model.FEWEST_FITTED or _coarsest(subject, telling):
         return True
     speaking = [_Lossy(subject, *pair) for pair in few]
-    if any(_any_promising(speaking, losses) for losses in (LOSSES, EIGHT_BITS, SUMS)):
+    if any(_any_promising(speaking, losses) for losses in EVERY):
         return True
     elements = sum(output.numel() for _, output in wrong)
     return elements < model.FEWEST_FITTED or _epsilon_entry(subject, wrong) is not None
@@ -130,14 +139,35 @@ def _loss_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
     speaking = [one for one in (_Lossy(subject, *pair) for pair in wrong) if one.total > 0.0]
     if not speaking:
         return None
-    for losses in (LOSSES, EIGHT_BITS, SUMS):
-        entry = _entry_of(speaking, losses)
-        if entry is not None:
-            return entry
-    return None
+    entries = (_entry_of(speaking, losses, subject.dtype) for losses in EVERY)
+    return next((entry for entry in entries if entry is not None), None)
 
 
-def _entry_of(wrong: Sequence[_Lossy], losses: Sequence[PrecisionLoss]) -> dict[str, Any] | None:
+def loses_alike(subject: Subject, entry: dict[str, Any], observed: Observed) -> bool:
+    """Whether some answers are wrong, and the loss of an entry that was found makes all that are.
+
+    It has been told from others already: these may be few and small.
+    """
+    wrong = [pair for pair in observed if not agrees(subject, *pair)]
+    if not wrong or any(_too_far(subject, *pair) for pair in wrong):
+        return False
+    telling = _telling(subject, wrong)
+    if entry["name"] == _computed_in(_coarsest(subject, telling)) and telling.numel():
+        return True
+    every = [
+        loss.output
+        for losses in EVERY
+        for loss in losses
+        if loss.name_in(subject.dtype) == entry["name"]
+    ]
+    acted = [_with_epsilon(entry["epsilon"])] if "epsilon" in entry else every
+    speaking = [_Lossy(subject, *pair) for pair in wrong]
+    return any(all(_unexplained([one], loss, HALF) <= HALF for one in speaking) for loss in acted)
+
+
+def _entry_of(
+    wrong: Sequence[_Lossy], losses: Sequence[PrecisionLoss], dtype: str
+) -> dict[str, Any] | None:
     """The simplest of some losses that explains the answers, if one does.
 
     Each answer speaks for itself: a sum of squares may hide all but the largest error.
@@ -171,7 +201,7 @@ def _entry_of(wrong: Sequence[_Lossy], losses: Sequence[PrecisionLoss]) -> dict[
     text = best.in_ten_bits() if either else best.text
     doubt = len({loss.name for loss in equals} | {f"{best.stage}-{name}" for name in formats})
     return {
-        "name": best.name,
+        "name": best.name_in(dtype),
         "text": text,
         "fix": KEPT if either else best.fix,
         "confidence": (1.0 - least) / doubt,
@@ -316,7 +346,7 @@ def _coarse(name: str, answers: Tensor) -> dict[str, Any]:
     if name == "float16" and int(below.sum()) < model.FEWEST_FITTED:
         spoken, confidence = TEN_BITS, 1.0 / len(SHORT_FORMATS)
     return {
-        "name": f"computed-in-{name}",
+        "name": _computed_in(name),
         "text": (
             f"its answers are all numbers of {spoken}: "
             "it computes in that inside, or rounds its answer to it"
@@ -324,6 +354,10 @@ def _coarse(name: str, answers: Tensor) -> dict[str, Any]:
         "fix": KEPT,
         "confidence": confidence,
     }
+
+
+def _computed_in(name: str) -> str:
+    return f"computed-in-{name}"
 
 
 class _Lossy:

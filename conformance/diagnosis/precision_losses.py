@@ -255,8 +255,6 @@ def _weights(core: golden.Attention, logits: Tensor) -> Tensor:
 AT_ONCE: Final = (1, 4, 8, 16, 32, 64)
 KEPT: Final = "round nothing on the way to fewer digits than the inputs have"
 SPOKEN: Final = {"tf32": "TensorFloat-32"}
-# Numbers of both are the same as long as none leaves float16's range.
-SHORT_FORMATS: Final = ("float16", "tf32")
 TEN_BITS: Final = "ten bits (float16 or TensorFloat-32)"
 
 
@@ -266,7 +264,7 @@ class PrecisionLoss:
 
     stage, number_format
         What is rounded and to what, as parts of the name.
-    what, remedy
+    what, fix
         What the candidate does, in the user's terms, with "{}" for the format; what to do instead.
     output
         The answer ``[B, H, Lq, Dv]`` of attention that loses this, from the golden evaluation.
@@ -278,7 +276,7 @@ class PrecisionLoss:
     number_format: str
     what: str
     output: LossyOutput
-    remedy: str = ""
+    fix: str = KEPT
     manner: str = ""
 
     @property
@@ -286,16 +284,15 @@ class PrecisionLoss:
         """A stable slug."""
         return f"{self.stage}-{self.number_format}"
 
-    @property
-    def text(self) -> str:
-        """What happens, without the remedy: that is the fix."""
-        spoken = SPOKEN.get(self.number_format, self.number_format) + self.manner
-        return self.what.format(spoken)
+    def name_in(self, dtype: str) -> str:
+        """The name where the inputs have a dtype: a loss to that itself is one for all dtypes."""
+        return f"{self.stage}-input-dtype" if self.number_format == dtype else self.name
 
     @property
-    def fix(self) -> str:
-        """What to do instead."""
-        return self.remedy or KEPT
+    def text(self) -> str:
+        """What happens; what to do instead is the fix."""
+        spoken = SPOKEN.get(self.number_format, self.number_format) + self.manner
+        return self.what.format(spoken)
 
     def in_ten_bits(self) -> str:
         """The text where float16 and TensorFloat-32 explain the answers alike."""
@@ -383,7 +380,7 @@ def _of_format(
             number_format=name,
             what=what,
             output=rounded(rounding),
-            remedy=remedy if stage in _WITH_REMEDY else "",
+            fix=remedy if stage in _WITH_REMEDY else KEPT,
             manner=manner,
         )
         for stage, what, rounded in stages
@@ -408,7 +405,7 @@ def _sums_of_format(name: str, rounding: Rounding) -> tuple[PrecisionLoss, ...]:
             number_format=name,
             what=what,
             output=acted(rounding, at_once),
-            remedy="declare accumulate if that is meant, or add up in float32",
+            fix="declare accumulate if that is meant, or add up in float32",
             manner=f" ({_spoken_terms(at_once)})",
         )
         for at_once in reversed(AT_ONCE)
@@ -428,14 +425,14 @@ _SINGLE: Final = (
         number_format="float32",
         what="the softmax is computed in {} by torch",
         output=plain_softmax(torch.float32),
-        remedy="compute it in the dtype of the inputs",
+        fix="compute it in the dtype of the inputs",
     ),
     PrecisionLoss(
         stage="computed-in",
         number_format="float32",
         what="attention is computed in {} inside",
         output=plain_attention(torch.float32),
-        remedy=_AS_INPUTS,
+        fix=_AS_INPUTS,
     ),
 )
 LOSSES: Final[tuple[PrecisionLoss, ...]] = (
@@ -496,11 +493,4 @@ ROUNDINGS: Final[dict[str, Rounding]] = {
         for name in ("float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "float32")
     },
     "tf32": to_tf32,
-}
-# From the coarsest on: it holds the fewest numbers.
-COARSER: Final = {
-    "float64": ("bfloat16", "float16", "tf32", "float32"),
-    "float32": ("bfloat16", "float16", "tf32"),
-    "float16": ("float8_e5m2", "float8_e4m3fn", "bfloat16"),
-    "bfloat16": ("float8_e5m2", "float8_e4m3fn"),
 }

@@ -13,7 +13,7 @@ import pytest
 import torch
 from examples import BARE_FLOAT32, CLAUSES, core, problem
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import elu, scaled_dot_product_attention
 
 import conformance
 from candidates.broken import MISTAKES
@@ -200,6 +200,38 @@ def test_law_that_fails_alone_is_named() -> None:
     result = run.run(planned)
     assert result.status == "failed"
     assert [entry["name"] for entry in result.diagnosis] == ["lengths-inclusive"]
+
+
+def through_float32(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention in float32, whatever it is given."""
+    q, k, v = query.float(), key.float(), value.float()
+    return ((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v).to(query.dtype)
+
+
+def linear(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Linear attention, whose products all round to zero where logits are far below zero."""
+    products = (elu(query) + 1.0) @ (elu(key) + 1.0).mT
+    return products / products.sum(-1, keepdim=True) @ value
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype", "shown", "law"),
+    [
+        (through_float32, "float64", "numerics.golden", "shape.strided"),
+        (linear, "float32", "numerics.golden", "numerics.convex"),
+    ],
+)
+def test_what_a_rounding_breaks_is_no_second_cause(
+    function: Callable[..., Tensor], dtype: str, shown: str, law: str
+) -> None:
+    """Where all wrong answers of a law are those of a loss of precision that has been named."""
+    candidate = conformance.core(dtypes=[dtype])(function)
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=(shown, law), dtypes=(dtype,))
+    golden, other = sorted((run.run(one) for one in run.planned()), key=lambda one: one.id != shown)
+    assert other.status == "failed"
+    (name,) = (entry["name"] for entry in golden.diagnosis)
+    (own,) = [entry["name"] for entry in other.diagnosis] or [run.explained_by(other)]
+    assert own == name != "unknown-mistake"
 
 
 def as_long(geometry: conformance.Geometry) -> conformance.Geometry:

@@ -15,10 +15,11 @@ from candidates.eager import Call, EagerCore, EagerLayer
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.diagnosis import diagnose, names
-from conformance.diagnosis.precision_diagnosis import agrees, precision_entry
+from conformance.diagnosis.precision_diagnosis import COARSER, agrees, precision_entry
 from conformance.diagnosis.precision_losses import ROUNDINGS
 from conformance.diagnosis.scale_diagnosis import scale_entry
 from conformance.tolerance.attention_bound import core_bound
+from conformance.tolerance.model import TENSOR_FLOAT_32, UNIT_ROUNDOFF
 
 BY_NAME = {mistake.name: mistake for mistake in MISTAKES}
 # What each mistake of the catalogue is called.
@@ -80,6 +81,25 @@ def test_scale_is_named_with_its_error(name: str, dtype: str) -> None:
     assert entry["name"] == "scale-off"
     assert entry["scale_error"] == pytest.approx(SCALES[name, dtype], rel=0.1)
     assert "relative error" in entry["text"]
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sums_in_the_dtype_of_the_inputs_have_one_name(dtype: str) -> None:
+    """They are one mistake, whichever dtype the inputs have."""
+
+    def adds_up_in_it(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = query.float() @ key.float().mT * query.shape[-1] ** -0.5
+        weights = scores.softmax(-1).to(query.dtype)
+        total = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=query.dtype)
+        for place in range(key.shape[2]):
+            total = total + weights[..., place, None] * value[..., None, place, :]
+        return total
+
+    candidate = conformance.core(dtypes=[dtype], scores="fused")(adds_up_in_it)
+    (entry,) = diagnose(Subject(candidate, dtype))
+    assert entry["name"] == "sum-in-input-dtype"
+    assert f"added up in {dtype}" in entry["text"]
 
 
 @pytest.mark.nightly
@@ -325,3 +345,19 @@ def test_the_bound_of_a_right_answer_is_not_derived(monkeypatch: pytest.MonkeyPa
     assert not derived
     assert not agrees(subject, inputs, 1.001 * right)
     assert derived
+
+
+def test_coarser_formats_are_ordered() -> None:
+    """A format is among the coarser ones of another exactly when its unit roundoff is larger."""
+    assert set(COARSER) == set(UNIT_ROUNDOFF)
+    eight_bits = {
+        name: torch.finfo(getattr(torch, name)).eps / 2.0
+        for name in ("float8_e4m3fn", "float8_e5m2")
+    }
+    known = {**UNIT_ROUNDOFF, "tf32": TENSOR_FLOAT_32 / 2.0, **eight_bits}
+    for name, coarser in COARSER.items():
+        roundoffs = [known[other] for other in coarser]
+        assert roundoffs == sorted(roundoffs, reverse=True)
+        assert all(roundoff > known[name] for roundoff in roundoffs)
+        assert set(coarser) <= set(ROUNDINGS)
+        assert name not in coarser

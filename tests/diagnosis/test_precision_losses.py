@@ -13,7 +13,6 @@ from torch import Tensor
 
 from conformance._golden import golden
 from conformance.diagnosis.precision_losses import (
-    COARSER,
     LOSSES,
     ROUNDINGS,
     SUMS,
@@ -25,7 +24,7 @@ from conformance.diagnosis.precision_losses import (
 )
 from conformance.oracle.oracle import evaluate
 from conformance.problems.materialise import TORCH_DTYPES, materialise
-from conformance.tolerance.model import TENSOR_FLOAT_32, UNIT_ROUNDOFF
+from conformance.tolerance.model import TENSOR_FLOAT_32
 
 EIGHT = ("float8_e4m3fn", "float8_e5m2")
 each_loss = pytest.mark.parametrize(
@@ -172,19 +171,6 @@ def test_masked_keys_stay_without_weight(loss: PrecisionLoss) -> None:
         assert isinstance(found, golden.Attention)
         answers.append(loss.output(found)[~found.empty])
     assert torch.equal(answers[0], answers[1])
-
-
-def test_coarser_formats_are_ordered() -> None:
-    """A format is among the coarser ones of another exactly when its unit roundoff is larger."""
-    assert set(COARSER) == set(UNIT_ROUNDOFF)
-    eight_bits = {name: torch.finfo(getattr(torch, name)).eps / 2.0 for name in EIGHT}
-    known = {**UNIT_ROUNDOFF, "tf32": TENSOR_FLOAT_32 / 2.0, **eight_bits}
-    for name, coarser in COARSER.items():
-        roundoffs = [known[other] for other in coarser]
-        assert roundoffs == sorted(roundoffs, reverse=True)
-        assert all(roundoff > known[name] for roundoff in roundoffs)
-        assert set(coarser) <= set(ROUNDINGS)
-        assert name not in coarser
 
 
 def test_sums_are_rounded_after_each_part() -> None:

@@ -307,8 +307,8 @@ _FEATURES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
 def _of_features(feature: Callable[[Tensor], Tensor]) -> TermValues:
     """The logarithm of products, whose softmax are the products divided by their sum.
 
-    NaN in rows that the features' rounding to float32 changes: their sum has underflowed. An
-    additive mask has no part in them: it is taken off.
+    NaN in rows that the features' rounding to float32 changes, and in those whose sum is zero: it
+    has underflowed. An additive mask has no part in them: it is taken off.
     """
 
     def products(query: Tensor, key: Tensor) -> Tensor:
@@ -317,7 +317,8 @@ def _of_features(feature: Callable[[Tensor], Tensor]) -> TermValues:
     def values(_call: DeclaredCall, a: golden.Attention) -> Tensor:
         exact, rounded = products(a.query, a.key), products(a.query.float(), a.key.float())
         most = model.SAME_READ * exact.sum(-1, keepdim=True)
-        lost = ~((exact - rounded).abs() <= most).all(-1, keepdim=True)
+        kept = ((exact - rounded).abs() <= most) & (rounded.sum(-1, keepdim=True) > 0.0)
+        lost = ~kept.all(-1, keepdim=True)
         logs = exact.clamp_min(model.NEGLIGIBLE_WEIGHT).log().masked_fill(lost, torch.nan)
         return logs if a.bias is None else logs - a.bias.masked_fill(torch.isneginf(a.bias), 0.0)
 
