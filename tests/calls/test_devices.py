@@ -124,6 +124,7 @@ def test_the_command_refuses_in_one_sentence(
     assert err.count("\n") == 1
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_the_report_names_the_device_by_its_one_name(folder: Path) -> None:
     """``cpu:0`` is judged as ``cpu``."""
     write(folder, {"attn.py": KERNEL})

@@ -5,7 +5,6 @@ import gc
 import importlib
 import math
 import pkgutil
-import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -14,12 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import COMMAND, record
+from command_line import record
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import conformance
+from conformance.__main__ import run
 from conformance.calls import integrity
 from conformance.clauses import masking
 from conformance.oracle import comparison, oracle
@@ -271,21 +271,15 @@ def kernel(query, key, value):
 """
 
 
-def test_a_module_that_patches_everything_is_found_out(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("warm_workers")
+def test_a_module_that_patches_everything_is_found_out(folder: Path) -> None:
     """A file that replaces the comparison and the product, and an operator's kernel, fails."""
-    (tmp_path / "cheat.py").write_text(CHEAT.format(more=KERNEL), encoding="utf-8")
+    (folder / "cheat.py").write_text(CHEAT.format(more=KERNEL), encoding="utf-8")
     clauses = [f"--only={slug}" for slug in ("numerics.golden", "state.untampered")]
-    completed = subprocess.run(
-        [*COMMAND, "check", "cheat.py", "--profile=quick", "--json=out.json", *clauses],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert completed.returncode == 1, completed.stderr
+    assert run(["check", "cheat.py", "--profile=quick", "--json=out.json", *clauses]) == 1
     statuses = {
         (candidate["name"], clause["id"]): clause
-        for candidate in record(tmp_path)["candidates"]
+        for candidate in record(folder)["candidates"]
         for clause in candidate["clauses"]
     }
     assert statuses["cheat", "numerics.golden"]["status"] == "failed"

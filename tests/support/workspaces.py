@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 import tempfile
@@ -43,13 +44,18 @@ def write(folder: Path, files: dict[str, str]) -> None:
 
 
 _ELSEWHERE: dict[str, object] = {}
+_LAST: dict[Path, list[object]] = {}  # the folder of the last call, and what was imported after it
 
 
 def forget_modules(folder: Path) -> None:
     """Forget every module imported below a folder: the next test imports a file of its own.
 
-    What lies outside the folder for temporary files is looked at once: this runs around each test.
+    What lies outside the folder for temporary files is looked at once, and nothing where the
+    modules are those of the last time: this runs around each test.
     """
+    modules, last = [*sys.modules.values()], _LAST.get(folder, [])
+    if len(modules) == len(last) and all(map(operator.is_, modules, last)):
+        return
     for name, module in sys.modules.copy().items():  # whole at once: finalizers may import
         if _ELSEWHERE.get(name) is module:
             continue
@@ -61,6 +67,8 @@ def forget_modules(folder: Path) -> None:
             del sys.modules[name]
         elif not any(home.startswith(tempfile.gettempdir()) for home in homes):
             _ELSEWHERE[name] = module
+    _LAST.clear()
+    _LAST[folder] = [*sys.modules.values()]
 
 
 @contextmanager

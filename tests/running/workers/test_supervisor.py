@@ -93,10 +93,10 @@ def test_an_exit_is_a_verdict(folder: Path) -> None:
 def test_a_hang_is_a_verdict(folder: Path) -> None:
     """A candidate that does not return is stopped in time, and the next clause gets its turn."""
     write(folder, {"attn.py": kernel("time.sleep(600)")})
-    (hung,) = results("attn.py", timeout=2.0, only=("shape.output",))
+    (hung,) = results("attn.py", timeout=1.0, only=("shape.output",))
     assert hung[0].violation is not None
     assert hung[0].violation.kind == "hung"
-    assert hung[0].violation.message == "the candidate gave no answer within 2 s and was stopped"
+    assert hung[0].violation.message == "the candidate gave no answer within 1 s and was stopped"
     assert hung[0].counterexample is not None
 
 
@@ -113,13 +113,13 @@ def called(body: str) -> str:
 
 def test_a_slow_candidate_is_named_and_does_not_hang(folder: Path) -> None:
     """The limit is that of a call: the search for a name makes many and may take longer."""
-    slow = DOUBLED.replace("    return attend", "    time.sleep(0.05)\n    return attend")
+    slow = DOUBLED.replace("    return attend", "    time.sleep(0.02)\n    return attend")
     write(folder, {"attn.py": f"import time\n{slow}"})
-    ((result,),) = results("attn.py", timeout=2.0, only=("numerics.scale",))
+    ((result,),) = results("attn.py", timeout=1.0, only=("numerics.scale",))
     assert result.violation is not None
     assert result.violation.kind == "value"
     assert result.diagnosis[0]["name"] == "logits: 2 times the scores"
-    assert result.seconds > 2.0, "the whole took no longer than a call may: it proves nothing"
+    assert result.seconds > 1.0, "the whole took no longer than a call may: it proves nothing"
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_children_of_a_candidate_are_ended_too(folder: Path) -> None:
     """What a hanging candidate has started does not outlive the run."""
     body = "import subprocess; open('pid', 'w').write(str(subprocess.Popen(['sleep', '600']).pid))"
     write(folder, {"attn.py": kernel(f"{body}; time.sleep(600)")})
-    results("attn.py", timeout=2.0, only=("shape.output",))
+    results("attn.py", timeout=1.0, only=("shape.output",))
     pid = int((folder / "pid").read_text(encoding="utf-8"))
     state = Path(f"/proc/{pid}/stat")
     if state.exists():  # ended, at most not yet collected by the system's first process
@@ -259,14 +259,14 @@ def test_who_gets_no_processor_is_waited_for(
     def read(_pid: int) -> ProcessState:
         return ProcessState(seconds={(1, 1): per_reading * next(readings)}, is_runnable=True)
 
-    slow = "if os.path.exists('slow'): os.remove('slow'); time.sleep(4)"
+    slow = "if os.path.exists('slow'): os.remove('slow'); time.sleep(2)"
     write(folder, {"attn.py": kernel(slow)})
     options = RunOptions(targets=("attn.py",), profile="quick", only=("shape.output",))
     with Supervisor(options) as supervisor:
         supervisor.start()
         supervisor.load()
         monkeypatch.setattr("conformance.running.workers.supervisor.process_state", read)
-        supervisor._timeout = 2.0
+        supervisor._timeout = 1.0
         (folder / "slow").touch()  # trial calls while loading were fast
         (result,) = supervisor.run_candidate(0)
     assert result.status == status

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command_line import COMMAND
 from workspaces import KERNEL, write
 
 import conformance
+from conformance.__main__ import run
 from conformance.running.workers import usage
 from conformance.running.workers.usage import (
     MemoryLimit,
@@ -22,6 +22,7 @@ from conformance.running.workers.usage import (
     usual_limit,
 )
 
+Capture = pytest.CaptureFixture[str]
 LINUX = pytest.mark.skipif(not psutil.LINUX, reason="wall time is the limit elsewhere")
 TAKES = KERNEL.replace(
     "    return attend(query, key, value)",
@@ -35,45 +36,33 @@ TAKES = KERNEL.replace(
 )
 
 
-def test_a_candidate_that_takes_too_much_is_stopped(folder: Path) -> None:
+@pytest.mark.usefixtures("warm_workers")
+def test_a_candidate_that_takes_too_much_is_stopped(folder: Path, capsys: Capture) -> None:
     """It crashes by saying how much it took; the next clause gets a worker of its own."""
     write(folder, {"attn.py": TAKES})
-    done = subprocess.run(
-        [*COMMAND, "check", "attn.py", "--only", "shape.output", "--max-memory", "2G"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1, done.stderr
-    assert "took more than 2 GiB of memory and was stopped" in " ".join(done.stdout.split())
+    words = ["--profile", "quick", "--only", "shape.output", "--max-memory", "2G"]
+    assert run(["check", "attn.py", *words]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "took more than 2 GiB of memory and was stopped" in said
 
 
 @pytest.mark.parametrize("text", ["much", "0", "-2G", "8X", ""])
-def test_a_size_that_is_none_is_refused(text: str) -> None:
+def test_a_size_that_is_none_is_refused(text: str, capsys: Capture) -> None:
     """In a sentence, as any bad input; the judge in Python refuses the same."""
-    done = subprocess.run(
-        [*COMMAND, "check", "attn.py", "--max-memory", text],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "is no size of memory: write 8G or 500M" in done.stderr
+    assert run(["check", "attn.py", "--max-memory", text]) == 2
+    assert "is no size of memory: write 8G or 500M" in capsys.readouterr().err
     with pytest.raises(conformance.UsageError, match="is no size of memory"):
         conformance.Judge(max_memory=text)
 
 
-def test_a_limit_below_what_a_worker_takes_is_refused(folder: Path) -> None:
+@pytest.mark.usefixtures("warm_workers")
+def test_a_limit_below_what_a_worker_takes_is_refused(folder: Path, capsys: Capture) -> None:
     """The sentence says how much that is; nothing fails for it."""
     write(folder, {"attn.py": KERNEL})
-    done = subprocess.run(
-        [*COMMAND, "check", "attn.py", "--max-memory", "1K"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert re.search(r"a worker takes \d+ MiB before .*, more than 1 KiB: allow it", done.stderr)
+    assert run(["check", "attn.py", "--max-memory", "1K"]) == 2
+    said = capsys.readouterr()
+    assert not said.out
+    assert re.search(r"a worker takes \d+ MiB before .*, more than 1 KiB: allow it", said.err)
 
 
 def test_shared_memory_alone_is_not_too_much(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,57 +3,66 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from _paths import CHECKOUT
-from command_line import COMMAND
 
+from conformance.__main__ import run as command
 from conformance.tools.exporting.session import exit_code_of
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
 FILE = CHECKOUT / "tests" / "support" / "modules_to_export.py"
-FAST = ("--only", "export.dynamic-*", "--only", "export.matches-source", "--only", "numerics.scale")
+FAST = (
+    *("--profile", "quick", "--only", "export.dynamic-*", "--only", "export.matches-source"),
+    *("--only", "numerics.scale"),
+)
 
 
-def conformance(*arguments: str) -> tuple[int, str]:
+Capture = pytest.CaptureFixture[str]
+
+
+def conformance(capsys: Capture, *arguments: str) -> tuple[int, str]:
     """The exit code of the command and everything that it says."""
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout + done.stderr
+    code = command([*arguments])
+    said = capsys.readouterr()
+    return code, said.out + said.err
 
 
-def run(tmp_path: Path, name: str, *options: str) -> tuple[int, str, dict[str, Any]]:
+def run(
+    capsys: Capture, tmp_path: Path, name: str, *options: str
+) -> tuple[int, str, dict[str, Any]]:
     path = tmp_path / "record.json"
-    code, said = conformance("export-check", f"{FILE}:{name}", *FAST, *options, "--json", str(path))
+    words = ("export-check", f"{FILE}:{name}", *FAST, *options, "--json", str(path))
+    code, said = conformance(capsys, *words)
     record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return code, said, record
 
 
-def test_a_right_module(tmp_path: Path) -> None:
+def test_a_right_module(tmp_path: Path, capsys: Capture) -> None:
     """Every export of a right module conforms, and can be checked again from what is kept.
 
     An opset that the exporter does not support is no failure of the module's.
     """
     kept = tmp_path / "kept"
     code, said, record = run(
-        tmp_path, "Itself", "--exporter", "legacy", "--opset", "18,99", "--keep", str(kept)
+        capsys, tmp_path, "Itself", "--exporter", "legacy", "--opset", "18,99", "--keep", str(kept)
     )
     assert code == 0, said
     verdicts = [row["verdict"] for row in record["exports"]]
     assert verdicts == ["conforms", "unsupported"]
     assert "2 exports: 1 conforms, 1 unsupported" in said
     graph, source = kept / "legacy-opset18.onnx", f"{kept / 'source.py'}:module"
-    code, said = conformance("check", str(graph), "--source", source, *FAST)
+    code, said = conformance(capsys, "check", str(graph), "--source", source, *FAST)
     assert code == 0, said
 
 
 @pytest.mark.nightly  # both exporters take half a minute
-def test_a_module_that_bakes_its_sizes(tmp_path: Path) -> None:
+def test_a_module_that_bakes_its_sizes(tmp_path: Path, capsys: Capture) -> None:
     """Tracing bakes them, torch.export does not: the table says which, and who is to blame."""
-    code, said, record = run(tmp_path, "Baked", "--opset", "20")
+    code, said, record = run(capsys, tmp_path, "Baked", "--opset", "20")
     rows = {row["exporter"]: row for row in record["exports"]}
     assert code == 1
     assert rows["dynamo"]["verdict"] == "conforms", said
@@ -62,9 +71,9 @@ def test_a_module_that_bakes_its_sizes(tmp_path: Path) -> None:
     assert "the graph runs at 2 only" in said
 
 
-def test_a_module_that_cannot_be_exported(tmp_path: Path) -> None:
+def test_a_module_that_cannot_be_exported(tmp_path: Path, capsys: Capture) -> None:
     """What an exporter raises is the verdict on that export, in a sentence."""
-    code, said, record = run(tmp_path, "Branching", "--exporter", "dynamo", "--opset", "18")
+    code, said, record = run(capsys, tmp_path, "Branching", "--exporter", "dynamo", "--opset", "18")
     assert code == 1
     (row,) = record["exports"]
     assert row["verdict"] == "not-exported"
@@ -80,9 +89,11 @@ def test_a_module_that_cannot_be_exported(tmp_path: Path) -> None:
         (("Itself", "--exporter", "other"), "'other' is not one of"),
     ],
 )
-def test_bad_input(tmp_path: Path, arguments: tuple[str, ...], sentence: str) -> None:
+def test_bad_input(
+    tmp_path: Path, capsys: Capture, arguments: tuple[str, ...], sentence: str
+) -> None:
     """Bad input is one sentence and exit code 2."""
-    code, said, _ = run(tmp_path, *arguments)
+    code, said, _ = run(capsys, tmp_path, *arguments)
     assert code == 2
     assert sentence in said
     assert "Traceback" not in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,7 @@ def checked(declaration: str, name: str, workspace: Path) -> dict[str, Any]:
 
 def test_what_is_written_is_checked_first(workspace: Path) -> None:
     """A layer of mistakes fails under its declaration, too, and the file says so."""
-    identification = identify(f"{UNDECLARED}:mistaken")
+    identification = copy.deepcopy(record("mistaken"))
     write_checked(identification, workspace / "pasted.py")
     text = (workspace / "pasted.py").read_text(encoding="utf-8")
     assert identification["check"]["verdict"] == "fails"

@@ -76,6 +76,7 @@ def test_numbers_of_heads_that_may_be_others() -> None:
     assert "-0.5 in head 0, -0.25 in head 1, -0.125 in head 2" in result["reason"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["layer_talking", "layer_talking_weights"])
 def test_heads_that_read_each_other(name: str) -> None:
     """The table of the sums over heads is the one that they are made with."""
