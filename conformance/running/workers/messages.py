@@ -1,6 +1,7 @@
 """The messages between the command line's process and its workers: plain data, no torch.
 
-And how they are read, and the versions and the machine that a worker and the record name.
+And how they are read, what a worker prints, and the versions and the machine that a worker and the
+record name.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ...base.profile import WHOLE, Shard
 from ...base.record import SiteEntry
 from ..clause_run import PlannedClause
 
+_LAST_WORDS: Final = 2000  # bytes
 PLAN_TARGETS: Final = "conformance.running.workers.planning:plan_targets"
 
 
@@ -179,6 +181,26 @@ class Inbox:
             end.shutdown(socket.SHUT_RDWR)  # the thread would not notice that it is closed
         self._reader.join()
         self.connection.close()
+
+
+class LastWords:
+    """The end of what a worker prints, which a thread reads for as long as it lives."""
+
+    def __init__(self, listen: Connection) -> None:
+        self._words = bytearray()
+        threading.Thread(target=self._drain, args=(listen,), daemon=True).start()
+
+    def _drain(self, listen: Connection) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := os.read(listen.fileno(), 65536):
+                self._words.extend(chunk)
+                del self._words[:-_LAST_WORDS]
+        listen.close()
+
+    def line(self) -> str:
+        """The last line, such as the message of an abort; "" for none."""
+        lines = self._words.decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def environment() -> dict[str, Any]:

@@ -15,7 +15,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from types import ModuleType
@@ -28,7 +27,7 @@ from ...errors import UsageError
 from ...graphs.server import size_text
 from ..clause_run import PlannedClause, Progress
 from ..isolation.zygote import new_client
-from .messages import Event, Inbox, Loaded, Order, Ready, RunOptions
+from .messages import Event, Inbox, LastWords, Loaded, Order, Ready, RunOptions
 from .usage import MemoryLimit, Patience, process_state
 from .worker import ALIVE, BROKEN_DEVICE, SAFE_PATH, SAFE_PATH_BY_US, serve
 
@@ -39,7 +38,6 @@ _START_LIMIT: Final = 300.0  # importing torch from a cold disk
 _FAREWELL: Final = 2.0
 _IN_A_ROW: Final = 3
 _HANGS_IN_ALL: Final = 8  # each of them takes seconds
-_LAST_WORDS: Final = 2000
 _GONE: Final = "the worker is gone"
 UNLIMITED: Final = Order()
 _STARTING: Final = threading.Lock()  # a process inherits what is set for all threads
@@ -81,7 +79,7 @@ class Supervisor:
         self._deadline = deadline
         self._process: BaseProcess | None = None
         self._inbox: Inbox | None = None
-        self._last_words = bytearray()
+        self._last_words: LastWords | None = None
         self._scratch: str | None = None
         self._loaded: list[Loaded] = []
         self._memory: MemoryLimit | None = None
@@ -116,8 +114,7 @@ class Supervisor:
         output.close()
         if zygote is not None:
             zygote.close()
-        self._last_words = bytearray()
-        threading.Thread(target=_drain, args=(listen, self._last_words), daemon=True).start()
+        self._last_words = LastWords(listen)
         try:
             ready: Ready = self._answer("ready", lambda: _START_LIMIT)
         except WorkerLost as lost:
@@ -356,7 +353,7 @@ class Supervisor:
             process.join(_FAREWELL)
         status = None if process is None else process.exitcode
         self._kill()
-        words = _last_line(self._last_words)
+        words = "" if self._last_words is None else self._last_words.line()
         if status == BROKEN_DEVICE:
             return WorkerLost(f"broke its device: {words}", kind="crashed")
         quoted = f", after printing {words!r}" if words else ""
@@ -427,21 +424,6 @@ def _kill_group(process: BaseProcess) -> None:
             if os.getpgid(pid) == pid:  # once the worker has its own group, never this process's
                 os.killpg(pid, signal.SIGKILL)
     process.kill()
-
-
-def _last_line(words: bytearray) -> str:
-    """The last line that the worker printed, such as the message of an abort; "" for none."""
-    lines = words.decode(errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def _drain(listen: Connection, into: bytearray) -> None:
-    """Read what the worker prints for as long as it lives, and keep the end of it."""
-    with contextlib.suppress(OSError):
-        while chunk := os.read(listen.fileno(), 65536):
-            into.extend(chunk)
-            del into[:-_LAST_WORDS]
-    listen.close()
 
 
 @contextlib.contextmanager
