@@ -10,7 +10,7 @@ from benchmarks.identification import names, record_of, row
 PAGE = (CHECKOUT / "docs" / "identification.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.filterwarnings("ignore:The use of `x.T`")  # document B1 is called with a batch, too
 @pytest.mark.parametrize("name", names())
 def test_row_is_current(name: str) -> None:

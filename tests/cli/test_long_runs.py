@@ -17,6 +17,7 @@ from _paths import CHECKOUT
 from command_line import COMMAND
 from workspaces import KERNEL, write
 
+from conformance.__main__ import run
 from conformance.base import limits
 from conformance.base.files import write_text
 from conformance.base.limits import Deadline
@@ -29,6 +30,8 @@ from conformance.session.merging import merge_shards
 from conformance.session.shards import read_shards
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
+
+Capture = pytest.CaptureFixture[str]
 
 # A right one, one that is wrong wherever keys are many, and one that dies.
 CANDIDATES = (
@@ -73,10 +76,10 @@ def whole(home: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def shards(home: Path) -> list[Path]:
-    """The same in four shards."""
+    """The same in three shards."""
     paths = []
-    for index in (1, 2, 3, 4):
-        record = check(replace(OPTIONS, shard=Shard(index=index, count=4)))
+    for index in (1, 2, 3):
+        record = check(replace(OPTIONS, shard=Shard(index=index, count=3)))
         paths.append(home / f"shard-{index}.json")
         write_text(record_text(record), paths[-1])
     return paths
@@ -111,7 +114,7 @@ def test_shards_merged_are_the_whole_run(whole: dict[str, Any], shards: list[Pat
             assert "trail" not in theirs
             if entry["name"] != "dies":
                 assert (theirs["counterexample"] is None) == (mine["counterexample"] is None)
-    assert merged["merged"] == {"shards": 4}
+    assert merged["merged"] == {"shards": 3}
     assert "shard" not in merged
     assert exit_code(merged) == exit_code(whole) == 1
 
@@ -128,10 +131,10 @@ def test_every_example_is_in_one_shard(whole: dict[str, Any], shards: list[Path]
 def test_a_shard_is_no_verdict(shards: list[Path]) -> None:
     """Its record and the reason of its verdict say what it is; only a failure makes it red."""
     record = json.loads(shards[1].read_text())
-    assert (record["shard"]["index"], record["shard"]["count"]) == (2, 4)
+    assert (record["shard"]["index"], record["shard"]["count"]) == (2, 3)
     right = record["candidates"][0]
     assert right["verdict"] == "inconclusive"
-    assert right["verdict_reason"].startswith("shard 2 of 4 found no failure")
+    assert right["verdict_reason"].startswith("shard 2 of 3 found no failure")
     assert exit_code(record) == 1
     assert exit_code({**record, "candidates": [right]}) == 0
 
@@ -144,8 +147,8 @@ def test_a_shard_is_no_verdict(shards: list[Path]) -> None:
         (lambda record: record["tool"].update(specification="x"), "the specification is"),
         (lambda record: record["environment"].update(torch="1.0"), "the version of torch is"),
         (lambda record: record["options"].update(targets=["x.py"]), "the option for targets is"),
-        (lambda record: record["shard"].update(count=5), "the number of shards is 4"),
-        (lambda record: record["shard"].update(index=1), "are both shard 1/4"),
+        (lambda record: record["shard"].update(count=5), "the number of shards is 3"),
+        (lambda record: record["shard"].update(index=1), "are both shard 1/3"),
         (lambda record: record["shard"].update(index=9), "which is none: was it edited?"),
         (lambda record: record["shard"].update(index="2"), "which is none: was it edited?"),
         (lambda record: record.pop("shard"), "is no shard of a run"),
@@ -175,24 +178,21 @@ def test_shards_of_different_runs_are_refused(
     assert sentence in str(refused.value)
 
 
-def test_a_missing_shard_is_named(shards: list[Path]) -> None:
-    """Three of four are no run."""
-    done = subprocess.run(
-        [*COMMAND, "merge", *map(str, shards[:3])], capture_output=True, text=True, check=False
-    )
-    sentence = "conformance: shard 4 of 4 missing: give the records of all 4\n"
-    assert (done.returncode, done.stderr) == (2, sentence)
+def test_a_missing_shard_is_named(shards: list[Path], capsys: Capture) -> None:
+    """Two of three are no run."""
+    assert run(["merge", *map(str, shards[:2])]) == 2
+    sentence = "conformance: shard 3 of 3 missing: give the records of all 3\n"
+    assert capsys.readouterr().err == sentence
 
 
-def test_merge_writes_every_view(shards: list[Path], tmp_path: Path) -> None:
+def test_merge_writes_every_view(shards: list[Path], tmp_path: Path, capsys: Capture) -> None:
     """The command ends with the exit code of the whole run, and writes what is asked for."""
     files = [tmp_path / name for name in ("report.json", "page.html", "badge.json")]
     options = ["--json", files[0], "--html", files[1], "--badge", files[2]]
-    done = subprocess.run(
-        [*COMMAND, "merge", *shards, *options], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "merged from 4 shards" in done.stdout
+    assert run(["merge", *map(str, [*shards, *options])]) == 1
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert "merged from 3 shards" in said.out
     assert all(path.stat().st_size for path in files)
 
 
@@ -276,15 +276,15 @@ def test_a_limit_before_anything_is_loaded_leaves_a_valid_report(folder: Path) -
         (("--shard", "1/2", "--write-expected", "known.toml"), "--write-expected needs the whole"),
     ],
 )
-def test_bad_options(folder: Path, options: tuple[str, ...], sentence: str) -> None:
+def test_bad_options(
+    folder: Path, options: tuple[str, ...], sentence: str, capsys: Capture
+) -> None:
     """One sentence and exit code 2, before any worker is started."""
     write(folder, {"attn.py": KERNEL})
-    done = subprocess.run(
-        [*COMMAND, "check", "attn.py", *options], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert sentence in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert run(["check", "attn.py", *options]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.count("\n") == 1
 
 
 def test_an_interrupt_ends_all_workers(folder: Path) -> None:

@@ -163,6 +163,7 @@ def strange_where(holds: Callable[[Tensor, Tensor], bool]) -> Callable[..., Tens
     return attend
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("holds", "words"),
     [

@@ -83,6 +83,7 @@ def test_a_law_that_breaks_by_rounding_has_the_cause_of_the_wrong_answers(
     assert diagnostician.explained_by(CLAUSES[SLUG], shown) == name
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("mistake", "clause", "name"),
     [

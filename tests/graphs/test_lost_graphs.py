@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,19 +10,20 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from command_line import COMMAND
 from examples import bare, core, run_clause
 from little_graphs import FOREVER, endless, node, tensor
 from onnx import ModelProto, NodeProto, TensorProto
 from torch import Tensor
 
 from candidates.broken._graphs import Parts, put_together
+from conformance.__main__ import run
 from conformance.base.results import ClauseResult
 from conformance.graphs.protocol import GraphLost, GraphRefused
 
 # What a user may have to wait for any verdict about such a graph.
 ONLY = ("--only", "shape.output", "--only", "numerics.golden")
-PATIENCE = 600.0  # a busy machine takes minutes; an endless loop never ends
+
+pytestmark = pytest.mark.usefixtures("warm_workers")
 
 
 def lost_from(length: int, kind: str, calls: list[int]) -> Callable[..., Tensor]:
@@ -131,21 +131,19 @@ def looping() -> ModelProto:
     ids=["killing", "looping"],
 )
 def test_the_command_gives_a_verdict(
-    tmp_path: Path, make: Callable[[], ModelProto], kind: str, message: str
+    folder: Path,
+    make: Callable[[], ModelProto],
+    kind: str,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """``conformance check`` ends in time, says what happened on which input, and exits with 1."""
-    onnx.save(make(), tmp_path / "model.onnx")
-    done = subprocess.run(
-        [*COMMAND, "check", "model.onnx", "--profile", "quick", *ONLY, "--json", "out.json"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
-    assert (done.returncode, done.stderr) == (1, "")
-    assert message in done.stdout
-    report = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    onnx.save(make(), folder / "model.onnx")
+    assert run(["check", "model.onnx", "--profile", "quick", *ONLY, "--json", "out.json"]) == 1
+    said = capsys.readouterr()
+    assert message in said.out
+    assert said.err == ""
+    report = json.loads((folder / "out.json").read_text(encoding="utf-8"))
     (candidate,) = report["candidates"]
     (first, *_) = [entry for entry in candidate["clauses"] if entry["status"] == "failed"]
     assert first["violation"]["kind"] == kind
@@ -155,14 +153,14 @@ def test_the_command_gives_a_verdict(
 @pytest.mark.parametrize(
     ("held", "message"), [(b"", "is empty"), (b"a text\n" * 100, "is a text file")]
 )
-def test_the_command_refuses_what_is_no_graph(tmp_path: Path, held: bytes, message: str) -> None:
+def test_the_command_refuses_what_is_no_graph(
+    folder: Path, held: bytes, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A file that cannot be opened is one sentence and exit code 2."""
-    (tmp_path / "model.onnx").write_bytes(held)
-    done = subprocess.run(
-        [*COMMAND, "check", "model.onnx"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    (folder / "model.onnx").write_bytes(held)
+    assert run(["check", "model.onnx"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert message in said.err
+    assert "Traceback" not in said.err
+    assert len(said.err.strip().splitlines()) == 1

@@ -79,6 +79,7 @@ def test_broken_export_fails_the_clause_that_names_it(name: str, folder: Path) -
     assert {result.id: result.status for result in found} == dict.fromkeys(made.clauses, "failed")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", REFUSED)
 def test_file_that_no_runtime_opens_is_refused_in_one_sentence(name: str, folder: Path) -> None:
     """It is bad input, and the sentence names the file."""

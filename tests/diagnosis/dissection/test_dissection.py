@@ -235,6 +235,7 @@ GRAPHS: Final[dict[str, tuple[Parts, str]]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("which", GRAPHS)
 def test_a_wrong_graph_is_stated_with_its_numbers(which: str, tmp_path: Path) -> None:
     """What a node of a layer's graph does otherwise is read as from a function."""
