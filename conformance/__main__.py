@@ -40,7 +40,7 @@ def run(arguments: list[str]) -> int:
 def _answer(arguments: list[str]) -> int:
     import click  # noqa: PLC0415 (a Ctrl-C while it loads ends politely, too)
 
-    from .cli.root import cli  # noqa: PLC0415
+    from .cli import cli  # noqa: PLC0415
 
     try:
         code = cli.main(args=arguments, prog_name="conformance", standalone_mode=False)

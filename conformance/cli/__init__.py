@@ -1,4 +1,60 @@
 """The command line: a file a command, which reads options, starts the work and prints.
 
-It may import every other package.
+It may import every other package. This is the group that the commands belong to.
+
+click and not argparse: it composes subcommands whose options repeat, suggests the nearest option
+for a misspelt one, lets :func:`conformance.__main__.main` decide how an error is shown, and imports
+in some 30 ms. Commands import what they need when they run, so that ``--help`` stays fast.
 """
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from .catalogue import explain_command, list_command, teeth_command, vectors_command
+from .check import check_command
+from .export_check import export_check_command
+from .identify import identify_command
+from .records import compare_command, diff_command, merge_command, render_command
+from .replay import bundle_command, explain_failure_command, replay_command
+
+COMMANDS: Final = (
+    bundle_command,
+    check_command,
+    compare_command,
+    diff_command,
+    list_command,
+    explain_command,
+    explain_failure_command,
+    export_check_command,
+    identify_command,
+    merge_command,
+    render_command,
+    replay_command,
+    teeth_command,
+    vectors_command,
+)
+
+
+@click.group(
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="attention-conformance", prog_name="conformance")
+@click.pass_context
+def cli(context: click.Context) -> None:
+    """Check whether an attention computes attention as specified, clause by clause.
+
+    Exit code: 0 conforms, 1 fails or is inconclusive, 2 bad input, 3 the harness failed,
+    130 interrupted.
+    """
+    if context.invoked_subcommand is None:
+        *names, last = (str(command.name) for command in COMMANDS)
+        msg = f"name a command: {', '.join(names)} or {last}; 'conformance --help' describes them"
+        raise click.UsageError(msg)
+
+
+for _command in COMMANDS:
+    cli.add_command(_command)

@@ -26,10 +26,11 @@ from ..graphs.sidecar import GraphDeclaration, read_declaration, sidecar_of
 from .cutting import Cut, CutFile, cut
 from .mask_facts import MaskFacts, mask_facts
 from .model_inputs import UnknownInputError
+from .opening import LENGTHS, open_model
 from .recognition import model_sites
 from .site import Site, is_standard
 from .sites import Sites
-from .whole_model import LENGTHS, WholeModel, open_model
+from .whole_model import WholeModel
 
 
 def model_of_file(path: str | Path, declaration: str | Path | None) -> tuple[Candidate, ...]:

@@ -31,13 +31,14 @@ from .candidates import (
 from .in_place import HIDES, Activations, as_heads, assembled
 from .mask_facts import rule_of
 from .model_inputs import ModelCall, UnknownInputError
+from .opening import measured_model
 from .recognition import is_torch_model
 from .recording import ModuleRecording, record
 from .replayed_core import ReplayedCore, digest, runnable
 from .site import Uncut
 from .torch_inputs import TorchCalling, as_array, source_calling, torch_calling
 from .torch_sites import PARTS, TorchSite, find_torch_sites
-from .whole_model import WholeModel, measured_model
+from .whole_model import WholeModel
 
 # Bytes of weights that are nudged at most, the smallest first: as for graphs.
 _NUDGED: Final = 1 << 26

@@ -13,8 +13,9 @@ from candidates.models.wrong_models import WRONG
 from conformance.graphs.process import Setting
 from conformance.models.candidates import describe_sites
 from conformance.models.model_inputs import ATTENDING, ITEM, PADDED
+from conformance.models.opening import open_model
 from conformance.models.sites import find_sites
-from conformance.models.whole_model import WholeModel, open_model
+from conformance.models.whole_model import WholeModel
 
 
 def opened(path: Path) -> WholeModel:

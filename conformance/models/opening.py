@@ -1,0 +1,276 @@
+"""A whole model as it is opened: the sizes it takes, the axes of its answers, what its masks hide.
+
+Calls show them: a file or a module says none of them for sure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any, Final
+
+import numpy as np
+
+from ..base.record import SiteEntry
+from ..graphs.process import Array
+from ..graphs.protocol import GraphLost, GraphRefused
+from ..tolerance.model import HIDDEN_PART
+from .in_place import GraphEngine
+from .model_inputs import (
+    ATTENDING,
+    ITEM,
+    OTHER,
+    PADDED,
+    ModelCall,
+    UnknownInputError,
+    model_inputs,
+    sized_pictures,
+)
+from .sites import Sites
+from .whole_model import RefusedSize, WholeModel
+
+# Sizes that show which ones a model refuses: batches, and lengths of a sequence.
+BATCHES: Final = (1, 2, 3, 5)
+LENGTHS: Final = (1, 2, 3, 5, 8, 13, 21, 34)
+# Tried in turn until one is answered: a file may not say at which size it was traced.
+_FIRST_LENGTHS: Final = (5, 8, 7, 6, 4, 16, 10, 12, 32, 64, 128, 1)
+_FIRST_BATCHES: Final = (2, 1, 3, 4)
+_SEED: Final = 1
+# The fewest tokens that show what a mask hides: one that is hidden, one that is not, and the last.
+_SHOWING: Final = 3
+_AXES: Final = ("batch", "length", "second length")
+
+
+def open_model(
+    sites: Sites,
+    described: Sequence[SiteEntry],
+    declared: Mapping[str, Mapping[str, Any]],
+) -> WholeModel:
+    """The model in a file, with the roles of its inputs and the sizes it takes.
+
+    Raises UnknownInputError where nothing says what an input is, or no call is answered.
+    """
+    inputs = model_inputs(sites.graph, declared)
+    engine = GraphEngine(sites)
+    try:
+        model = WholeModel(engine=engine, described=described, inputs=inputs)
+        inputs = sized_pictures(inputs, lambda sized: _answers(replace(model, inputs=sized)))
+        return measured_model(replace(model, inputs=inputs), declared)
+    except BaseException:
+        engine.process.close()
+        raise
+
+
+def measured_model(model: WholeModel, declared: Mapping[str, Any]) -> WholeModel:
+    """The model with the sizes it takes, the axes of its answers, and masks of their polarity.
+
+    Raises UnknownInputError where no call is answered.
+    """
+    return _polarised(_measured(model), declared)
+
+
+def _polarised(model: WholeModel, declared: Mapping[str, Any]) -> WholeModel:
+    """The model with masks of the polarity that its answers show, where they show one.
+
+    The first of some tokens has a 0 in the mask and the others 1: of the first two the one that is
+    not seen by the last is hidden.
+    """
+    masks = {
+        entry.name
+        for entry in model.inputs
+        if entry.role == "mask" and entry.along == 0 and entry.name not in declared
+    }
+    length = next((n for n in model.taken.get("length", LENGTHS) if n >= _SHOWING), 0)
+    if not masks or not length:
+        return model
+    batch = model.taken.get("batch", BATCHES)[0]
+    second = model.taken.get("second length", (length,))[-1]
+    call = model.call(batch, (length, second if model.has_two_sequences else length), None, _SEED)
+    said = np.arange(length) > 0
+    feeds = {
+        name: np.broadcast_to(said, value.shape).astype(value.dtype) if name in masks else value
+        for name, value in call.feeds.items()
+    }
+    call = replace(call, feeds=feeds)
+    try:
+        first, other = (_effect(model, call, place) for place in (0, 1))
+    except (GraphRefused, GraphLost):  # nothing is seen: the names of the masks are believed
+        return model
+    if max(first, other) * HIDDEN_PART < min(first, other) or first == other:
+        return model
+    inputs = tuple(
+        replace(entry, hides=other < first) if entry.name in masks else entry
+        for entry in model.inputs
+    )
+    return replace(model, inputs=inputs)
+
+
+def _effect(model: WholeModel, call: ModelCall, place: int) -> float:
+    """How far another token at a place moves the answer for the last one, or for whole items.
+
+    Raises GraphRefused and GraphLost.
+    """
+    changed = np.broadcast_to(np.arange(call.lengths[0]) == place, call.keep.shape)
+    answers = model.run(call)
+    others = model.run(model.with_tokens(call, changed, _SEED + 1))
+    misshapen = model.misshapen(call, answers) or model.misshapen(call, others)
+    if misshapen:
+        raise GraphRefused(misshapen)
+    moved = [0.0]
+    for name, letters in model.outputs.items():
+        last = tuple(-1 if letter == PADDED else slice(None) for letter in letters)
+        sizes = np.abs(others[name][last] - answers[name][last]).astype(np.float64)
+        moved.append(float(np.nan_to_num(sizes, nan=0.0, posinf=0.0).max(initial=0.0)))
+    return max(moved)
+
+
+def _measured(model: WholeModel) -> WholeModel:
+    """The model with the axes of its answers and the sizes it takes."""
+    fixed = {axis: _fixed(model, axis) for axis in _AXES}
+    batch, lengths = _answered(model, fixed)
+    base = {"batch": batch, "length": lengths[0], "second length": lengths[1]}
+    model = _with_sizes(model, fixed, base)
+    outputs = _letters(model, base)
+    if not outputs:
+        msg = "none of its answers is a tensor of floats with one entry an item"
+        raise UnknownInputError(msg)
+    # Now that the axes of the answers are known, a size is also refused by a wrong shape.
+    return _with_sizes(replace(model, outputs=outputs), fixed, base)
+
+
+def _with_sizes(
+    model: WholeModel, fixed: Mapping[str, int | None], base: Mapping[str, int]
+) -> WholeModel:
+    """The model with the sizes it takes, and those it should and does not.
+
+    Raises UnknownInputError where the sizes of a call that was answered are refused.
+    """
+    accepted: dict[str, tuple[int, ...]] = {}
+    refused: list[RefusedSize] = []
+    for axis in _AXES:
+        own = fixed[axis]
+        if own is not None:
+            accepted[axis] = (own,)
+            continue
+        if axis == "second length" and not model.has_two_sequences:
+            continue
+        sizes = sorted({*(BATCHES if axis == "batch" else LENGTHS), base[axis]})
+        messages = {size: _answer(model, {**base, axis: size})[1] for size in sizes}
+        if messages[base[axis]]:
+            msg = f"it answered a call once, and not again: it {messages[base[axis]]}"
+            raise UnknownInputError(msg)
+        good = tuple(size for size in sizes if not messages[size])
+        bad = [size for size in sizes if messages[size]]
+        if bad:
+            accepted[axis] = good
+            if axis == "batch" or not _ends_with_a_table(model, good, bad):
+                refused += [
+                    RefusedSize(axis=axis, size=size, message=messages[size]) for size in bad
+                ]
+    return replace(model, taken=accepted, refused=tuple(refused))
+
+
+def _fixed(model: WholeModel, axis: str) -> int | None:
+    """The size that the file gives an axis."""
+    for entry in model.inputs:
+        if axis == "batch":
+            size = entry.shape[0]
+        elif entry.along == ("length", "second length").index(axis):
+            size = entry.shape[-1 if entry.role == "mask" else 1]
+        else:
+            continue
+        if isinstance(size, int):
+            return size
+    return None if axis == "batch" or model.is_sequential else 1
+
+
+def _answered(model: WholeModel, fixed: Mapping[str, int | None]) -> tuple[int, tuple[int, int]]:
+    """Sizes of a call that is answered; raises UnknownInputError with the first refusal."""
+    first = ""
+    lengths = _only(fixed["length"], _FIRST_LENGTHS)
+    for length, batch in product(lengths, _only(fixed["batch"], _FIRST_BATCHES)):
+        second = fixed["second length"] or length
+        _, message = _answer(model, {"batch": batch, "length": length, "second length": second})
+        if not message:
+            return batch, (length, second)
+        first = first or message
+    msg = f"it answers no call that was tried: it {first}"
+    raise UnknownInputError(msg)
+
+
+def _answers(model: WholeModel) -> bool:
+    """Whether some call is answered."""
+    try:
+        _answered(model, {axis: _fixed(model, axis) for axis in _AXES})
+    except UnknownInputError:
+        return False
+    return True
+
+
+def _only(size: int | None, otherwise: Iterable[int]) -> tuple[int, ...]:
+    return tuple(otherwise) if size is None else (size,)
+
+
+def _answer(model: WholeModel, sizes: Mapping[str, int]) -> tuple[dict[str, Array], str]:
+    """The answer to a call of some sizes, and why it is none, or ""."""
+    second = sizes["second length"] if model.has_two_sequences else sizes["length"]
+    call = model.call(sizes["batch"], (sizes["length"], second), None, _SEED)
+    try:
+        answers = model.run(call)
+    except GraphLost as lost:
+        return {}, str(lost)
+    except GraphRefused as refusal:
+        return {}, f"says: {refusal}"
+    return answers, model.misshapen(call, answers)
+
+
+def _ends_with_a_table(model: WholeModel, good: Sequence[int], bad: Sequence[int]) -> bool:
+    """Whether only lengths beyond the rows of a stored tensor are refused, such as of positions."""
+    longest, shortest = max(good), min(bad)
+    if longest > shortest:
+        return False
+    return any(longest <= size < shortest for size in model.engine.table_sizes() if size > 1)
+
+
+def _letters(model: WholeModel, base: Mapping[str, int]) -> dict[str, str]:
+    """The letters of the axes of each answer, as two calls of different sizes show them."""
+    sizes = [dict(base), dict(base)]
+    for axis in _AXES:
+        others = [size for size in model.taken.get(axis, LENGTHS) if size > 1]
+        used = {sizes[0][other] for other in _AXES} | {sizes[1][other] for other in _AXES}
+        fresh = [size for size in others if size not in used]
+        sizes[1][axis] = (fresh or [base[axis]])[0]
+        if axis == "second length" and model.has_two_sequences and len(fresh) > 1:
+            sizes[0][axis] = fresh[1]
+    shapes = []
+    for each in sizes:
+        answers, why = _answer(model, each)
+        if why:
+            msg = f"it answers no batch of {each['batch']} of length {each['length']}: it {why}"
+            raise UnknownInputError(msg)
+        shapes.append({name: value.shape for name, value in answers.items()})
+    first, second = shapes
+    letters = {}
+    for name, shape in first.items():
+        other = second.get(name, ())
+        pairs = list(zip(shape, other, strict=False))
+        if len(shape) != len(other) or not pairs:
+            continue
+        read = [_letter(pair, place, sizes, model) for place, pair in enumerate(pairs)]
+        if read[0] == ITEM:
+            letters[name] = "".join(read)
+    return letters
+
+
+def _letter(
+    pair: tuple[int, int], place: int, sizes: Sequence[Mapping[str, int]], model: WholeModel
+) -> str:
+    """What an axis is whose sizes in two calls are these."""
+    if place == 0:
+        return ITEM if pair == (sizes[0]["batch"], sizes[1]["batch"]) else OTHER
+    named = [("length", PADDED), ("second length", ATTENDING)][: 1 + model.has_two_sequences]
+    for axis, letter in named:
+        if pair == (sizes[0][axis], sizes[1][axis]) and (pair[0] != pair[1] or place == 1):
+            return letter
+    return OTHER
