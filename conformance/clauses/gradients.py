@@ -361,6 +361,6 @@ def causal(subject: Subject, problem: Problem) -> Finding:
         own = inputs.own_rows(point)[..., row : row + 1, :]
         where = where & ~(own if inputs.is_layer else own[:, :1, 0])
     gradients = subject.gradients.of(inputs, upstream)
-    wording = f"the answer to query {row} gives a gradient to {{}}, which comes later,"
+    wording = f"the answer to query {row} gives a gradient to a later {{}}"
     broken = exactly_zero(gradients, keys_of(inputs), where, inputs, wording)
     return Finding(violation=broken)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from ..base.mistake import NO_MISTAKE, UNKNOWN
-from ..calls.calling import Answer, Arguments, CandidateFailure, Forward
+from ..calls.calling import CandidateFailure
 from ..calls.devices import CPU, kind_of
-from ..clauses.subject import Differentiator, Subject
+from ..clauses.subject import Subject
 from ..oracle.comparison import AXES
-from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..tolerance import model
 from .agreement import BatteryAnswer
@@ -46,21 +45,21 @@ def unknown_entry(
     observed: Sequence[BatteryAnswer],
     shown: BatteryAnswer | None,
     *,
-    said_at: str = "",
+    said: str = "",
     further: Sequence[BatteryAnswer] = (),
 ) -> dict[str, Any]:
     """The report's entry for a mistake without a name, with every fact about it.
 
-    ``shown`` is the failing problem that is to be explained, if there is one. ``said_at`` is the
-    clause whose entry has said what all wrong answers have in common: it is not said again. No such
-    thing is said that ``further`` answers contradict.
+    ``shown`` is the failing problem that is to be explained, if there is one. ``said`` is where it
+    is said what all wrong answers have in common: it is not said again. No such thing is said that
+    ``further`` answers contradict.
     """
     further = [*further, *([] if shown is None else [shown])]
-    facts, common, example = _gather(subject, observed, shown, further, only_shown=bool(said_at))
+    facts, common, example = _gather(subject, observed, shown, further, only_shown=bool(said))
     texts = [*common[:1], *example, *common[1:]]
     sentence = NO_MISTAKE
-    if said_at:
-        sentence += f" ({said_at} says what the wrong answers have in common)"
+    if said:
+        sentence += f" ({said})"
     return {
         "name": UNKNOWN,
         "text": f"{sentence}: {'; '.join(texts)}" if texts else sentence,
@@ -281,49 +280,6 @@ def on_device_alone(
         return entries
     alone = f"on {subject.device} alone: on the CPU this call is answered rightly"
     return [{**entry, "text": f"{entry['text']}; {alone}"} for entry in entries]
-
-
-# The clause that compares inputs before and after a call.
-CHANGED_INPUTS: Final = "state.inputs-unchanged"
-
-
-class Copying(Subject):
-    """A subject whose calls get copies of their inputs, but for what they are to write to."""
-
-    def __init__(self, subject: Subject) -> None:
-        vars(self).update(vars(subject))
-        self.gradients = Differentiator(self)
-
-    def call_with(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
-        """The call of any forward, which gets copies of its arguments."""
-
-        def copying(*positional: Any, **keywords: Any) -> Any:
-            copies = {k: v if k == "out" else _copy(v) for k, v in keywords.items()}
-            return forward(*map(_copy, positional), **copies)
-
-        return super().call_with(copying, call_arguments, inputs)
-
-
-def _copy(argument: Any) -> Any:
-    return argument.clone() if isinstance(argument, Tensor) else argument
-
-
-def changed_inputs_entry(
-    subject: Subject, clause: str, fails: Callable[[Subject], bool]
-) -> dict[str, Any] | None:
-    """What is said of a call that writes into its inputs, if with copies of them it is right.
-
-    ``fails`` asks a subject the problem that fails the clause.
-    """
-    shown = clause == CHANGED_INPUTS or bool(subject.edited)
-    if not shown or fails(Copying(subject)):
-        return None
-    return {
-        "name": "inputs-changed",
-        "text": "the call writes into its inputs; where it is given copies of them it is right",
-        "fix": "write into no input: use operations that are not in place, or work on a copy",
-        "confidence": 1.0,
-    }
 
 
 def shared_confidence(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:

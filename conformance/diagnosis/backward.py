@@ -12,7 +12,6 @@ from ..base.mistake import NO_MISTAKE, UNKNOWN
 from ..clauses.judging_gradients import described, has_empty_rows
 from ..clauses.subject import Subject
 from ..oracle.gradient_oracle import why_unknown
-from ..problems.memory_layouts import STRIDED
 from ..problems.problem import Problem
 from ..tolerance import model
 from .battery import answer_to
@@ -44,12 +43,6 @@ WHOLE: Final = ("gradients.golden", "gradients.options")
 TWO_CALLS: Final = "gradients.accumulate"
 
 
-_OF_STRIDES: Final[dict[str, Any]] = {
-    "name": "strides-ignored",
-    "text": "a tensor is read as if it lay row after row in memory, in the forward pass already",
-    "fix": "honour the strides of the inputs, or call contiguous() on them",
-    "confidence": 1.0,
-}
 _OF_ANSWER: Final[dict[str, Any]] = {
     "name": UNKNOWN,
     "text": f"{NO_MISTAKE}: the answer to this call is wrong as well, before any gradient is taken",
@@ -103,24 +96,12 @@ class BackwardDiagnostician:
             return [SECOND_CALL]
         if clause == TWO_CALLS and (entry := state_entry(self.subject)):
             return [entry]
-        if clause == "gradients.strided" and self._ignores_strides(problem):
-            return [_OF_STRIDES]
         return []
 
     def _answers_wrong(self, problem: Problem) -> bool:
         """Whether the answer to a problem itself is wrong, or there is none."""
         answer = answer_to(self.subject, self.subject.inputs(problem))
         return answer is None or answer.margin > 1.0
-
-    def _ignores_strides(self, problem: Problem) -> bool:
-        """Whether an answer is right for contiguous inputs, and wrong for others."""
-        inputs = self.subject.inputs(problem)
-        answers = [
-            answer_to(self.subject, inputs.replace(layout=layout))
-            for layout in (inputs.layout, *STRIDED, "mixed")
-        ]
-        wrong = [answer is not None and answer.margin > 1.0 for answer in answers]
-        return any(wrong) and not wrong[0]
 
     def _by_gradients(self, every: Sequence[ObservedGradients]) -> list[NamedMistake]:
         """The mistakes that explain every gradient, each name once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, islice, permutations
 from typing import Any, Final
 
@@ -42,7 +42,7 @@ from .statement_search import (
     OTHER_VALUES,
     Explanation,
     StatementSearch,
-    changes_answer,
+    changes_gradients,
     explains,
     explanations_of,
 )
@@ -52,8 +52,6 @@ RETURNS_WEIGHTS: Final = ("shape.weights",)
 OF_WEIGHTS: Final = "gradients.weights"
 # The clause that compares the answers of two devices.
 ACROSS_DEVICES: Final = "device.matches-cpu"
-# How often values are drawn that a mistake may change the answer to.
-MOST_SEEDS: Final = 4
 # Failing problems whose neighbours are searched for what explains them.
 MOST_SEARCHES: Final = 2
 
@@ -76,7 +74,7 @@ class Diagnostician:
         self.subject = subject
         self.mistakes = named_mistakes() if mistakes is None else tuple(mistakes)
         self._observation = Observation(subject, observed)
-        self._said_at = ""
+        self._said = ""
         self._searches = 0
         self._orders = 0
         self._state: dict[str, Any] = {}
@@ -114,7 +112,11 @@ class Diagnostician:
         candidate = self.subject.candidate
         if not candidate.golden_known or candidate.kind == "positions":
             return []
-        if clause is not None and problem is not None and clause.family == "gradients":
+        shown = None if problem is None else answer_to(self.subject, self.subject.inputs(problem))
+        # A wrong answer is what explains its gradients, also where it is the only one.
+        alone = shown is not None and shown.margin > 1.0 and not self._anything_wrong
+        of_gradients = clause is not None and clause.family == "gradients" and not alone
+        if clause is not None and problem is not None and of_gradients:
             return self._of_gradients(clause, problem)
         self._first_problem = self._first_problem or problem
         entries = self._entries(self.explanations, clause, problem)
@@ -124,7 +126,6 @@ class Diagnostician:
             entries = self._entries(self.explanations, clause, problem)
         if not entries and clause is not None and not self._anything_wrong:
             entries = self._returned_weights if _asks_for_weights(clause, problem) else []
-        shown = None if problem is None else answer_to(self.subject, self.subject.inputs(problem))
         searched = problem is None or problem == self._searched
         if not entries and problem is not None and not searched and self._searches_left(shown):
             near = self._search_near(problem)
@@ -143,17 +144,10 @@ class Diagnostician:
             return self._of_second_calls if explained == [SECOND_CALL] else explained
         # The answers are wrong, and wrong gradients are a consequence.
         if self.explanations:
-            made = [one.entry for one in self.explanations if self._is_made(one, problem)]
+            asked = partial(changes_gradients, self.subject, clause, problem)
+            made = [one.entry for one in self.explanations if not one.made or asked(one.made)]
             return shared_confidence(made)
         return self._of_earlier_calls(None, None) or [self._unknown(clause, None)]
-
-    def _is_made(self, explanation: Explanation, problem: Problem) -> bool:
-        """Whether what explains other answers changes those to a problem, or with other values."""
-        seeds = range(problem.seed, problem.seed + MOST_SEEDS)
-        drawn = [problem.replace(overrides=None, values="normal", seed=seed) for seed in seeds]
-        asked = map(self.subject.inputs, (problem, *drawn))
-        made = explanation.made
-        return not made or any(changes_answer(self.subject, made, inputs) for inputs in asked)
 
     def _of_earlier_calls(
         self, problem: Problem | None, shown: BatteryAnswer | None
@@ -225,11 +219,14 @@ class Diagnostician:
 
     def _unknown(self, clause: Clause | None, shown: BatteryAnswer | None) -> dict[str, Any]:
         """The entry without a name: what all wrong answers share is said at one clause alone."""
-        said_at = self._said_at
-        if clause is not None and not said_at:
-            self._said_at = clause.id
         further = self._near if self._anything_wrong else ()
-        return unknown_entry(self.subject, self.observed, shown, said_at=said_at, further=further)
+        said = self._said
+        if self.explanations:  # those of the other wrong answers say what these have in common
+            said = f"{self.explanations[0].entry['name']} explains other wrong answers, not this"
+        entry = unknown_entry(self.subject, self.observed, shown, said=said, further=further)
+        if clause is not None and entry["common"] and not said:
+            self._said = f"{clause.id} says what the wrong answers have in common"
+        return entry
 
     @cached_property
     def _of_state(self) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""What earlier calls leave in the answers to later ones."""
+"""What answers depend on besides the values of inputs: earlier calls, and places in memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from ..base.mistake import UNKNOWN
-from ..calls.calling import CandidateFailure, arguments, guarded
+from ..calls.calling import Answer, Arguments, CandidateFailure, Forward, arguments, guarded
 from ..calls.devices import taken
 from ..calls.recording import Recording
 from ..clauses.registry import Clause
-from ..clauses.subject import Subject
+from ..clauses.subject import Differentiator, Subject
 from ..declare.candidate import Candidate
 from ..errors import UsageError
 from ..oracle.oracle import Golden
@@ -32,6 +32,10 @@ from .agreement import BatteryAnswer
 from .battery import answer_to, plain_problem
 from .neighbours import OWN, neighbours, with_size
 
+# The clause that compares inputs before and after a call.
+CHANGED_INPUTS: Final = "state.inputs-unchanged"
+# Layouts whose strides are not those of rows, with nothing beside the elements.
+TRANSPOSED: Final = ("channels-first", "tokens-first")
 _FIX: Final = "keep nothing of a call for the next one, or keep it by all that it depends on"
 # What is said of a second call that is answered wrongly, where nobody can say how.
 SECOND_CALL: Final[dict[str, Any]] = {
@@ -281,6 +285,78 @@ def order_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
     return EARLIER_CALLS
 
 
+class Copying(Subject):
+    """A subject whose calls get copies of their inputs, but for what they are to write to.
+
+    Copies lie in memory as the inputs do, or row after row where they are to be ``contiguous``.
+    """
+
+    def __init__(self, subject: Subject, *, contiguous: bool = False) -> None:
+        vars(self).update(vars(subject))
+        self.gradients = Differentiator(self)
+        self._format = torch.contiguous_format if contiguous else torch.preserve_format
+
+    def call_with(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
+        """The call of any forward, which gets copies of its arguments."""
+
+        def copying(*positional: Any, **keywords: Any) -> Any:
+            copies = {k: v if k == "out" else self._copy(v) for k, v in keywords.items()}
+            return forward(*map(self._copy, positional), **copies)
+
+        return super().call_with(copying, call_arguments, inputs)
+
+    def _copy(self, argument: Any) -> Any:
+        if isinstance(argument, Tensor):
+            return argument.clone(memory_format=self._format)
+        return argument
+
+
+def changed_inputs_entry(
+    subject: Subject, clause: str, fails: Callable[[Subject], bool]
+) -> dict[str, Any] | None:
+    """What is said of a call that writes into its inputs, if with copies of them it is right.
+
+    ``fails`` asks a subject the problem that fails the clause.
+    """
+    shown = clause == CHANGED_INPUTS or bool(subject.edited)
+    if not shown or fails(Copying(subject)):
+        return None
+    return {
+        "name": "inputs-changed",
+        "text": "the call writes into its inputs; where it is given copies of them it is right",
+        "fix": "write into no input: use operations that are not in place, or work on a copy",
+        "confidence": 1.0,
+    }
+
+
+def strides_entry(subject: Subject, fails: Callable[[Subject], bool]) -> dict[str, Any] | None:
+    """What is said of a call that is right for contiguous inputs alone; ``fails`` as above."""
+    if fails(Copying(subject, contiguous=True)) or not _ignores_strides(subject):
+        return None
+    return {
+        "name": "strides-ignored",
+        "text": "a tensor is read as if it lay row after row in memory",
+        "fix": "honour the strides of the inputs, or call contiguous() on them",
+        "confidence": 1.0,
+    }
+
+
+def _ignores_strides(subject: Subject) -> bool:
+    """Whether an answer is right for contiguous inputs, and wrong for transposed ones.
+
+    Nothing lies beside their elements that could be read by mistake.
+    """
+    base = plain_problem(subject)
+    if base is None:
+        return False
+    inputs = subject.inputs(base)
+    answers = [
+        answer_to(subject, inputs.replace(layout=layout)) for layout in (inputs.layout, *TRANSPOSED)
+    ]
+    wrong = [answer is not None and answer.margin > 1.0 for answer in answers]
+    return any(wrong) and not wrong[0]
+
+
 def makes_law_fail(subject: Subject, clause: Clause, problem: Problem) -> bool:
     """Whether a clause meets a wrong answer to a call that is answered rightly as the first."""
     answers, _ = answers_to_clause(subject, clause, problem)
@@ -290,13 +366,17 @@ def makes_law_fail(subject: Subject, clause: Clause, problem: Problem) -> bool:
 def answers_to_clause(
     subject: Subject, clause: Clause, problem: Problem
 ) -> tuple[list[BatteryAnswer], bool]:
-    """The answers to the calls of a clause, and whether it fails though each call has one."""
+    """The answers to the calls of a clause, and whether it fails though each call has one.
+
+    What is written into a buffer of the caller's is none: inputs alone do not make that call again.
+    """
     recording, fails = Recording(), True
     with subject.recorded(recording), contextlib.suppress(CandidateFailure):
         fails = clause.check(subject, problem).violation is not None
+    calls = [call for call in recording.calls if "out" not in call.arguments[1]]
     answers = [
         BatteryAnswer(subject=subject, inputs=call.inputs, output=call.output.double())
-        for call in recording.calls
+        for call in calls
         if call.output is not None
     ]
     return answers, fails and len(answers) == len(recording.calls)

@@ -14,6 +14,7 @@ from functools import cached_property, partial
 from itertools import chain, islice
 from typing import Any, Final
 
+from ..clauses.registry import Clause
 from ..clauses.subject import Subject
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
@@ -22,6 +23,7 @@ from .battery import answer_to, answers_near, answers_to, answers_to_pairs
 from .conditions import Condition, ScaleLimit, SizeLimit, plainness, scale_below, size_limit
 from .dissection import StatementReader
 from .dissection.reading import roundest
+from .earlier_calls import answers_to_clause
 from .mistaken_answer import (
     ActedAnswers,
     Combination,
@@ -45,7 +47,8 @@ MOST_PROPOSED: Final = 6
 SOON: Final = 4
 # Added to the seed of a problem, once for each round, for values that no search has looked at.
 OTHER_VALUES: Final = 7919
-
+# How often values are drawn that a mistake may change the answer to.
+MOST_SEEDS: Final = 4
 # Halvings of the range within which a scale decides: to a part in a hundred.
 HALVINGS: Final = 7
 
@@ -76,6 +79,21 @@ def changes_answer(subject: Subject, made: Combination, inputs: Inputs) -> bool:
     if output.shape != exact.shape:
         return True
     return not bool(((output == exact) | (output.isnan() & exact.isnan())).all())
+
+
+def changes_gradients(
+    subject: Subject, clause: Clause, problem: Problem, made: Combination
+) -> bool:
+    """Whether mistakes change the answer that a clause of gradients asks for, or other values' one.
+
+    Some clauses draw a cache, or sinks, that the problem itself lacks.
+    """
+    seeds = range(problem.seed, problem.seed + MOST_SEEDS)
+    drawn = [problem.replace(overrides=None, values="normal", seed=seed) for seed in seeds]
+    answers = (answers_to_clause(subject, clause, one)[0] for one in (problem, *drawn))
+    own = (answer.inputs for answer in chain.from_iterable(answers))
+    asked = chain(map(subject.inputs, (problem, *drawn)), own)
+    return any(changes_answer(subject, made, inputs) for inputs in asked)
 
 
 def _touches_any(subject: Subject, made: Combination, inputs: Inputs) -> bool:

@@ -25,8 +25,9 @@ from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
 from ..declare.declaration import WHOLE_MODEL
 from ..diagnosis import Diagnostician
-from ..diagnosis.answer_facts import changed_inputs_entry, lost_search_entry, unnamed_entry
+from ..diagnosis.answer_facts import lost_search_entry, unnamed_entry
 from ..diagnosis.chance import UNORDERED, Chance
+from ..diagnosis.earlier_calls import changed_inputs_entry, strides_entry
 from ..diagnosis.exports.blame import Blamer
 from ..diagnosis.mistakes import named_mistakes
 from ..diagnosis.neighbours import RefusedSizes
@@ -351,8 +352,8 @@ class CandidateRun:
             refused = self._searched(subject, lambda: self._sizes.entry(*told))
             diagnosis = [refused] if refused else []
         if in_time and all(entry["name"] == UNKNOWN for entry in diagnosis):
-            chance = self._unrepeatable(failing)
-            diagnosis = [chance] if chance else diagnosis
+            entry = self._unrepeatable(failing) or self._of_strides(failing)
+            diagnosis = [entry] if entry else diagnosis
         return failure.result.replace(
             status="failed",
             reason=violation.message,
@@ -389,6 +390,13 @@ class CandidateRun:
         if failure.violation.kind not in WRONG_ANSWERS or subject in self._lost:
             return None
         return self._searched(subject, lambda: self._chance.unrepeatable(subject, fails))
+
+    def _of_strides(self, failure: _Failure) -> dict[str, Any] | None:
+        """The diagnosis of a failure that does not occur with contiguous inputs."""
+        subject, fails = failure.subject, failure.fails
+        if failure.violation.kind not in WRONG_ANSWERS or subject in self._lost:
+            return None
+        return self._searched(subject, lambda: strides_entry(subject, fails))
 
     def _searched(
         self, subject: Subject, search: Callable[[], dict[str, Any] | None]

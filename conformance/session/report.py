@@ -43,6 +43,9 @@ _FIXES_OF_CLAUSES: Final = {
         "let nothing that is not finite be computed for a row without keys, such as 0 / 0: where() "
         "and nan_to_num() mend the answer, and not the gradient"
     ),
+    "out.written": (
+        "write every element of the buffer, whatever it holds before: copy_() and not add_()"
+    ),
     "state.dropout": (
         "drop each weight by itself, drawn anew for each call, and divide those that are kept by "
         "1 - p: torch.nn.functional.dropout does that"
@@ -194,7 +197,8 @@ def _unnamed(own: Sequence[ClauseEntry]) -> CauseEntry:
         fix = _FIXES_OF_REFUSALS.get(name, _OTHER_REFUSAL)
     else:
         said = (fix for words, fix in _FIXES_OF_TEXTS.items() if words in text)
-        fix = next(said, "") or _FIXES_OF_CLAUSES.get(name, "")
+        of_clause = _FIXES_OF_CLAUSES.get(name) or _FIXES_OF_CLAUSES.get(shown["id"], "")
+        fix = next(said, of_clause)
     return _cause(name, {"text": text, "fix": fix, "confidence": 1.0}, own)
 
 

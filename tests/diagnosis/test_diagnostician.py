@@ -341,6 +341,72 @@ def test_gradients_where_no_wrong_answer_is_made_are_another_mistake() -> None:
     assert named["gradients.empty-row-finite"] == []
 
 
+def test_gradients_of_a_cache_that_the_clause_draws_have_the_cause_of_the_answers() -> None:
+    """The problem itself has no cache: what goes wrong with one is made all the same."""
+
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        causal: bool = False,
+        past_key: Tensor | None = None,
+        past_value: Tensor | None = None,
+    ) -> Tensor:
+        if past_key is not None and past_value is not None:
+            key, value = torch.cat([key, past_key], 2), torch.cat([value, past_value], 2)
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        ones = torch.ones(scores.shape[-2:], dtype=torch.bool)
+        hidden = ones.triu(1 + key.shape[2] - query.shape[2]) & causal
+        return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ value
+
+    candidate = core(
+        attend,
+        masks=[],
+        causal="bottom-right",
+        features=["gradients", "kv_cache"],
+        empty_rows="any",
+    )
+    only = ("cache.golden", "gradients.cache")
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=only, dtypes=("float32",))
+    results = [run.run(planned) for planned in run.planned()]
+    named = {one.id: [entry["name"] for entry in one.diagnosis] for one in results}
+    assert named["cache.golden"] == named["gradients.cache"] == ["cache-behind-new-keys"]
+
+
+def test_gradients_of_the_one_wrong_answer_have_its_cause() -> None:
+    """Single queries, which no problem of the battery has beside a mask, lose their mask."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        return scaled_dot_product_attention(
+            query, key, value, attn_mask=keep if query.shape[2] > 1 else None
+        )
+
+    candidate = core(attend, masks=["keep"], features=["gradients"], causal=None, empty_rows="any")
+    only = ("gradients.options",)
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=only, dtypes=("float32",))
+    (result,) = [run.run(planned) for planned in run.planned()]
+    assert [entry["name"] for entry in result.diagnosis] == ["mask-ignored"]
+
+
+def test_what_is_named_elsewhere_is_not_told_of_another_mistake() -> None:
+    """What has no name beside a mistake that has one says nothing of the answers of that one."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        weights = (query @ key.mT).softmax(-1)
+        return weights @ (value + 0.1 * value.sin() if value.shape[-1] == OWN else value)
+
+    candidate = core(attend, **BARE_FLOAT32)
+    subject = Subject(candidate, "float32")
+    diagnostician = Diagnostician(subject)
+    (named,) = diagnostician.explain(CLAUSES["numerics.golden"], problem(query_length=3))
+    wide = problem(query_length=2, key_length=3, value_head_size=OWN)
+    (unnamed,) = diagnostician.explain(CLAUSES["numerics.golden"], wide)
+    assert (named["name"], unnamed["name"]) == ("scale-missing", "unknown-mistake")
+    assert "(scale-missing explains other wrong answers, not this): " in unnamed["text"]
+    assert "problems go wrong" not in unnamed["text"]
+
+
 def _normalised(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     query, key = (x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() for x in (query, key))
     return scaled_dot_product_attention(query, key, value)

@@ -193,3 +193,47 @@ def test_what_chance_decides_is_no_state(tmp_path: Path, seed: int) -> None:
     entry = diagnosis(RACES, tmp_path)
     assert entry["name"] == "answers-not-repeatable"
     assert re.search(r"in \d+ of 17 attempts", entry["text"])
+
+
+STRIDES = """
+def rows(tensor):
+    strides = torch.empty(tensor.shape).stride()
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, strides))
+    held = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+    inside = reach < held and tensor.numel()
+    return tensor.as_strided(tensor.shape, strides) if inside else tensor
+
+
+@conformance.core()
+def attend(query, key, value):
+    query, key, value = rows(query), rows(key), rows(value)
+    return (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1) @ value
+"""
+
+
+def test_strides_that_are_ignored_are_one_cause_of_every_clause_that_hands_them_over(
+    tmp_path: Path,
+) -> None:
+    """An answer that is right for contiguous inputs alone is named where answers are judged."""
+    candidate = subject_of(STRIDES, tmp_path).candidate
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=("shape.strided", "shape.bounds"))
+    results = [run.run(planned) for planned in run.planned()]
+    named = {one.id: [entry["name"] for entry in one.diagnosis] for one in results}
+    assert named == {"shape.strided": ["strides-ignored"], "shape.bounds": ["strides-ignored"]}
+
+
+OUT = """
+@conformance.core(features=["out"])
+def attend(query, key, value, *, out=None):
+    answer = (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1) @ value
+    return answer if out is None else out.add_(answer)
+"""
+
+
+def test_a_buffer_that_is_added_to_is_no_earlier_call(tmp_path: Path) -> None:
+    """What it held before is another argument: the call without it is right, and no first call."""
+    candidate = subject_of(OUT, tmp_path).candidate
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=("out.written",))
+    (result,) = [run.run(planned) for planned in run.planned()]
+    assert result.status == "failed"
+    assert not result.diagnosis

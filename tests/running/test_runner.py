@@ -112,7 +112,7 @@ def _writes(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     ("place", "function", "slug"),
     [
         ("neighbours.with_size", _raises, "numerics.golden"),
-        ("answer_facts.Copying", _writes, "state.inputs-unchanged"),
+        ("earlier_calls.Copying", _writes, "state.inputs-unchanged"),
     ],
 )
 def test_an_error_of_any_search_leaves_the_failure(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -219,7 +220,9 @@ def _cut_to_length(role: str, observed: Observed) -> Iterator[Variant]:
         ("each token's gradient is cut to a length of {:g}", _length_of_tokens),
     ):
         cut = [float(length(actual).amax()) for actual, _ in observed if actual.numel()]
-        if len(cut) < _TWICE or max(cut) - min(cut) > 2.0 * _SAME * max(cut):
+        if len(cut) < _TWICE or not all(0.0 < one < math.inf for one in cut):
+            continue
+        if max(cut) - min(cut) > 2.0 * _SAME * max(cut):
             continue
         said = _said(cut[0])
         yield from _variants(role, words.format(said), _NO_LIMIT, _cut(said, length))

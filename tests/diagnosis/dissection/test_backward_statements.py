@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.diagnosis.backward import BackwardDiagnostician
 from conformance.diagnosis.dissection.backward import _OF_CATALOGUE
-from conformance.diagnosis.dissection.backward_steps import ROLES, Backward
+from conformance.diagnosis.dissection.backward_steps import ROLES, Backward, read_variants
 from conformance.diagnosis.dissection.backward_variants import VARIANTS
 from conformance.diagnosis.mistakes import BACKWARD
 from conformance.diagnosis.mistakes.backward_pass import backward_call
@@ -225,3 +226,11 @@ def test_half_precision_gives_no_name_that_its_bounds_cannot_tell() -> None:
     names = {each["name"] for each in said}
     mean = "gradient of scores: the row term of the softmax, rowsum(P * dP), is the mean of P * dP"
     assert all(name == "unknown-mistake" or name.startswith(mean) for name in names)
+
+
+@pytest.mark.parametrize("number", [math.inf, math.nan, 0.0])
+def test_no_length_is_read_of_gradients_that_have_none(number: float) -> None:
+    """Infinite gradients, and none at all, are cut to no length; reading them raises nothing."""
+    exact = torch.ones(1, 1, 2, 3).double()
+    observed = [(number * exact, exact), (number * exact, 2.0 * exact)]
+    assert not list(read_variants("query", observed))
