@@ -261,6 +261,8 @@ def _values_of_one(
         # Of rows whose answer is zero that says nothing: they are not wrong at these values.
         return [] if facts.get("answer") == "zero" else ["values that are all one stay so"]
     facts["ones_become"] = [least, most]
+    if math.isnan(least):
+        return ["values that are all one become NaN"]
     return [f"values that are all one become {in_digits(least)} to {in_digits(most)}"]
 
 

@@ -114,10 +114,10 @@ class Diagnostician:
             return []
         shown = None if problem is None else answer_to(self.subject, self.subject.inputs(problem))
         # A wrong answer is what explains its gradients, also where it is the only one.
-        alone = shown is not None and shown.margin > 1.0 and not self._anything_wrong
-        of_gradients = clause is not None and clause.family == "gradients" and not alone
-        if clause is not None and problem is not None and of_gradients:
-            return self._of_gradients(clause, problem)
+        if clause is not None and problem is not None and clause.family == "gradients":
+            right = shown is None or shown.margin <= 1.0
+            if right or self._anything_wrong:
+                return self._of_gradients(clause, problem)
         self._first_problem = self._first_problem or problem
         entries = self._entries(self.explanations, clause, problem)
         if not entries and self._of_first and not self._searched_all:

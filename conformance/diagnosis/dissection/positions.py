@@ -7,6 +7,7 @@ positions are counted otherwise. What is left is which channels are turned toget
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -57,6 +58,8 @@ class Turn:
         Whether heads are turned as one wide head, before they are cut.
     fraction
         Another part of the channels that is turned.
+    of_head
+        Whether exponents of frequencies count all channels of a head, not those that are turned.
     rounded
         The dtype that frequencies are rounded to.
     late
@@ -73,6 +76,7 @@ class Turn:
     form: str = "turn"
     whole: bool = False
     fraction: float | None = None
+    of_head: bool = False
     rounded: torch.dtype | None = None
     late: bool = False
 
@@ -122,6 +126,8 @@ class Turn:
             return heads
         base = float(point.rotary_base) ** self.exponent
         frequencies = golden.rotary_frequencies(heads.shape[-1], point.replace(rotary_base=base))
+        if self.of_head:
+            frequencies = frequencies ** (2 * len(first) / heads.shape[-1])
         if self.rounded is not None:
             frequencies = frequencies.to(self.rounded).double()
         angles = places[..., None] * frequencies * self.factor
@@ -194,6 +200,7 @@ def _instead(turn: Turn) -> str:
         )
     others = (
         (turn.whole, "cut the projection into heads first, and turn the channels of each head"),
+        (turn.of_head, "divide by the number of channels that are turned: base ** (-2 i / R)"),
         (turn.late, "normalise queries and keys first, and turn them after that"),
         (turn.rounded, "compute frequencies and angles in float32, then round sines and cosines"),
     )
@@ -255,6 +262,7 @@ def _turns() -> Iterator[tuple[str, Turn]]:
     for factor in (-1.0, 2.0, 0.5):
         yield _factor_words(factor), Turn(factor=factor)
     yield from _of_angles()
+    yield "rotary frequencies whose exponents are divided by the head size", Turn(of_head=True)
     yield "heads that are turned as one wide head, before they are cut", Turn(whole=True)
     yield "queries and keys that are normalised after they are turned", Turn(late=True)
     for fraction, words in ((0.5, "the first half"), (1.0, "all"), (0.25, "a quarter")):
@@ -295,7 +303,7 @@ def _of_places(sizes: Geometry) -> Iterator[Term]:
         ahead = "ahead" if number > 0 else "behind"
         yield turned(
             f"queries that stand {abs(number)} {ahead} of their positions",
-            Turn(places=_of("query", partial(_moved, number=number))),
+            Turn(places=_of("query", partial(operator.add, number))),
         )
     yield turned("the head's index as the position of each token", Turn(places=_by_head))
     yield turned("the batch item's index as the position of each token", Turn(places=_by_item))
@@ -324,14 +332,6 @@ def _counted_modulo(at: Tensor, number: int) -> Tensor:
 
 def _divided(at: Tensor, number: int) -> Tensor:
     return at // number
-
-
-def _moved(at: Tensor, number: int) -> Tensor:
-    return at + number
-
-
-def _times(at: Tensor, number: float) -> Tensor:
-    return at * number
 
 
 def _by_head(at: Tensor, place: PositionSizes) -> Tensor:
@@ -446,7 +446,7 @@ def families(point: golden.Semantics) -> Iterator[Fitted]:
 
 
 def _turn_of(side: str, number: float) -> Turn:
-    return Turn(places=_of(side, partial(_times, number=number)))
+    return Turn(places=_of(side, partial(operator.mul, number)))
 
 
 def _by_exponent(numbers: Tensor, products: PairProducts) -> tuple[Tensor, Tensor]:

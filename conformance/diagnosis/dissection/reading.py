@@ -327,6 +327,10 @@ def numbers(read: float, sizes: Geometry, same: float) -> Iterator[Number]:
                     yield _of_size("-" * (sign < 0) + form.format(words), size, power, sign)
         if words in _LOGARITHMS and size(sizes) > 1 and near(math.log(size(sizes))):
             yield _logarithm_of(words, size)
+    root = math.sqrt(sizes.head_size or 1)
+    factor = float(f"{read / root:.2g}")
+    if abs(factor) not in (0.0, 1.0) and root != 1.0 and near(factor * root):
+        yield Number(f"{factor:g} √(the head size)", lambda at: factor * math.sqrt(at.head_size))
     yield _constant(in_digits(read), read)
 
 

@@ -7,7 +7,7 @@ has added up by ``exp(old - new)`` whenever that grows (Milakov and Gimelshein, 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -156,12 +156,28 @@ def _statement(loop: Loop) -> NamedMistake:
 
 # Numbers of parts that keys are split into.
 _PARTS: Final = (2, 3, 4, 8)
-# How the answers of tiles become one, by the number of keys in each tile: their weights.
-_SHARES: Final[dict[str, Callable[[Tensor], Tensor]]] = {
-    "averaged": lambda counts: torch.ones_like(counts) / len(counts),
-    "added": torch.ones_like,
-    "averaged by their numbers of keys": lambda counts: counts / counts.sum(),
+Tiles = Sequence[Tensor]
+# How the answers of tiles become one: the share of each, of the logits of all.
+_SHARES: Final[dict[str, Callable[[Tiles], Tiles]]] = {
+    "averaged": lambda tiles: [torch.ones(()) / len(tiles)] * len(tiles),
+    "added": lambda tiles: [torch.ones(())] * len(tiles),
+    "averaged by their numbers of keys": lambda tiles: [
+        torch.tensor(tile.shape[-1] / sum(one.shape[-1] for one in tiles)) for tile in tiles
+    ],
+    "weighed by the exponentials of their largest logits": lambda tiles: _by_exponentials(
+        [tile.amax(-1, keepdim=True) for tile in tiles]
+    ),
+    "weighed by sums of exponentials that are less the largest logit of each, and not of all": (
+        lambda tiles: _by_exponentials(
+            [tile.logsumexp(-1, keepdim=True) - tile.amax(-1, keepdim=True) for tile in tiles]
+        )
+    ),
 }
+
+
+def _by_exponentials(numbers: Tiles) -> Tiles:
+    parts: Tiles = golden.softmax(torch.cat(list(numbers), -1)).split(1, -1)
+    return parts
 
 
 @dataclass(frozen=True)
@@ -207,17 +223,14 @@ def _longest_first(count: int, keys: int) -> list[int]:
 
 
 def _of_own_softmaxes(
-    cut: _Cut, share: Callable[[Tensor], Tensor]
+    cut: _Cut, share: Callable[[Tiles], Tiles]
 ) -> Callable[[DeclaredCall, golden.Attention], golden.Attention]:
     def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
         lengths = [length for length in cut.lengths(attention.logits.shape[-1]) if length]
         require(bool(lengths))
         tiles = attention.logits.split(lengths, -1)
-        counts = torch.tensor([tile.shape[-1] for tile in tiles], dtype=torch.float64)
-        softmaxes = [golden.softmax(tile) for tile in tiles]
-        weights = torch.cat(
-            [part * one for part, one in zip(share(counts), softmaxes, strict=True)], dim=-1
-        )
+        shares = zip(share(tiles), map(golden.softmax, tiles), strict=True)
+        weights = torch.cat([part * softmax for part, softmax in shares], dim=-1)
         return weighing(
             attention, torch.where(attention.empty[..., None], attention.weights, weights)
         )

@@ -293,6 +293,16 @@ def test_other_functions_of_logits_are_told(weights_of: Logits, name: str) -> No
     assert said(lambda q, k, v: weights_of(scaled(q, k)) @ v)["name"] == name
 
 
+def test_cosines_have_a_number_for_every_head_size() -> None:
+    """Queries and keys of length one that meet at a temperature: the scale of heads has no part."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (7.0 * normalize(q, dim=-1) @ normalize(k, dim=-1).mT).softmax(-1) @ v
+
+    words = "7 √(the head size) times the query and key divided by its length"
+    assert said(attend)["name"] == f"logits: {words}"
+
+
 @pytest.mark.nightly
 def test_linear_attention_is_told() -> None:
     """Products of feature maps over their sum; where all of them round to zero nothing is told."""

@@ -146,6 +146,28 @@ def test_angles_of_the_other_pairs(neighbours: bool, layout: str) -> None:  # no
     assert layout in fix.split(", not ")[0]
 
 
+def test_frequencies_of_a_part_of_the_channels_are_counted_in_that_part() -> None:
+    """Where half of the channels are turned, exponents are divided by half of the head size."""
+
+    def turned(heads: Tensor, start: int) -> Tensor:
+        size = heads.shape[-1]
+        at = torch.arange(start, start + heads.shape[-2], dtype=heads.dtype)
+        frequencies = 10000.0 ** (-2 * torch.arange(size // 4, dtype=heads.dtype) / size)
+        angles = torch.outer(at, frequencies)
+        one, two, rest = heads.split([size // 4, size // 4, size // 2], -1)
+        sine, cosine = angles.sin(), angles.cos()
+        return torch.cat([one * cosine - two * sine, two * cosine + one * sine, rest], -1)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        query, key = turned(query, key.shape[2] - query.shape[2]), turned(key, 0)
+        return scores(query, key).softmax(-1) @ value
+
+    point = conformance.Semantics(rotary="halves", rotary_fraction=0.5)
+    text, fix = told(attend, semantics=point, geometry={"head_size": 8})
+    assert text.endswith("rotary frequencies whose exponents are divided by the head size")
+    assert fix == "divide by the number of channels that are turned: base ** (-2 i / R)"
+
+
 def test_values_are_left_as_they_are() -> None:
     """Turned values are to be left alone; queries and keys are turned already."""
     from conformance.diagnosis.mistakes import named_mistakes  # noqa: PLC0415 (costs a second)

@@ -63,3 +63,30 @@ def test_halves_of_the_keys_that_do_not_know_of_each_other(halves: Any, name: st
 
     (entry,) = diagnose(Subject(core(attend, **PLAIN), "float32"))
     assert entry["name"] == name
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [
+        (lambda scores: scores.amax(-1), "the exponentials of their largest logits"),
+        (
+            lambda scores: scores.logsumexp(-1) - scores.amax(-1),
+            "sums of exponentials that are less the largest logit of each, and not of all",
+        ),
+    ],
+)
+def test_halves_of_the_keys_that_are_merged_by_other_numbers(share: Any, words: str) -> None:
+    """Not by their log-sum-exps: the largest logits alone, or sums that leave them out."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        half = key.shape[2] // 2
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        parts = [(scores[..., :half], value[:, :, :half]), (scores[..., half:], value[:, :, half:])]
+        parts = [part for part in parts if part[0].shape[-1]]
+        shares = torch.stack([share(one) for one, _ in parts]).softmax(0)[..., None]
+        answers = torch.stack([one.softmax(-1) @ values for one, values in parts])
+        return (shares * answers).sum(0)
+
+    (entry,) = diagnose(Subject(core(attend, **PLAIN), "float32"))
+    assert entry["name"].startswith("2 parts of the keys (longer ones last): a softmax of each, ")
+    assert entry["name"].endswith(f"weighed by {words}")
