@@ -27,9 +27,12 @@ ATTACKS = [
 ]
 # What only namespaces keep out of reach.
 NEED_NAMESPACES = ("asks_the_network", "writes_into_processes")
-pytestmark = pytest.mark.skipif(
-    bool(zygote.why_impossible()), reason="candidates are isolated on Linux alone"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        bool(zygote.why_impossible()), reason="candidates are isolated on Linux alone"
+    ),
+    pytest.mark.usefixtures("warm_workers"),
+]
 
 
 @pytest.fixture(scope="module")

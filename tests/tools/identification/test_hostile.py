@@ -7,6 +7,8 @@ from _paths import CHECKOUT
 
 from conformance.__main__ import run
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 HOSTILE = CHECKOUT / "tests" / "support" / "hostile_functions.py"
 
 
