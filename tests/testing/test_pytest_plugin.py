@@ -230,8 +230,10 @@ def test_suite_under_xdist(pytester: pytest.Pytester) -> None:
     ("arguments", "passed"),
     [
         (
-            ("--pyargs", "conformance", "test_mine.py", "--candidate", "candidates/attn.py")
-            + ("-k", "shape.output or own"),
+            (
+                *("--pyargs", "conformance", "test_mine.py", "--candidate", "candidates/attn.py"),
+                *("-k", "shape.output or own"),
+            ),
             3,
         ),
         ((), 2),
