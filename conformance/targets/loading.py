@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -10,7 +11,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -147,11 +148,30 @@ def put_on_path(folder: Path) -> None:
         sys.path.insert(0, str(folder))
 
 
+@contextlib.contextmanager
+def _surroundings_kept() -> Iterator[None]:
+    """Keep what later imports and messages need, whatever a module does to it when it is imported.
+
+    That is the entries of Python's path, those who search it, and a working folder that exists.
+    """
+    folder, path, finders = Path.cwd(), list(sys.path), list(sys.meta_path)
+    try:
+        yield
+    finally:
+        sys.path.extend(one for one in path if one not in sys.path)
+        sys.meta_path.extend(one for one in finders if one not in sys.meta_path)
+        try:
+            Path.cwd()
+        except OSError:  # it was removed
+            os.chdir(folder)
+
+
 def import_dotted(name: str) -> ModuleType:
     """Import ``package.module``; raises UsageError when it is missing or its own code fails."""
     importlib.invalidate_caches()
     try:
-        return importlib.import_module(name)
+        with _surroundings_kept():
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             _raise_own(f"{name} cannot be imported", error)
@@ -241,7 +261,8 @@ def _import_lone_file(path: Path) -> ModuleType:
 
 def _execute(loader: Any, module: ModuleType) -> None:
     try:
-        loader.exec_module(module)
+        with _surroundings_kept():
+            loader.exec_module(module)
     except ImportError as error:
         if not str(error).startswith("attempted relative import"):
             raise

@@ -249,3 +249,23 @@ def resolve_kernel(workspace: Path) -> Callable[..., object]:
     """Some candidate."""
     write(workspace, {"kernel_for_module.py": KERNEL})
     return resolve(["kernel_for_module.py"])[0]
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        "import os, tempfile\nhome = tempfile.mkdtemp()\nos.chdir(home)\nos.rmdir(home)",
+        "import sys\nsys.path.clear()\nsys.meta_path.clear()",
+    ],
+    ids=["working folder", "imports"],
+)
+def test_an_import_leaves_what_the_harness_stands_on(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, taken: str
+) -> None:
+    """A module that removes the working folder, or all ways to import, is checked all the same."""
+    for name in ("path", "meta_path"):
+        monkeypatch.setattr(sys, name, list(getattr(sys, name)))
+    write(workspace, {"attn.py": f"{taken}\n{KERNEL}", "later.py": UNSCALED_ALONE})
+    assert names("attn.py") == ["my_kernel"]
+    assert Path.cwd() == workspace
+    assert names("later.py") == ["unscaled"]

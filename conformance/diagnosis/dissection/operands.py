@@ -113,12 +113,12 @@ def _operands(role: str) -> Iterator[Operand]:
                 added=fused_bias("qkv".index(role), by_channel=by_channel),
             ),
         )
-    for factor, words in ((0.0, "without their bias"), (2.0, "with their bias added twice")):
-        yield Operand(f"{name} {words}", _projected(role, None, (role, factor)))
     yield Operand(
-        f"{name} with their bias times the root of the head size",
+        f"{name} whose bias is not scaled",
         _projected(role, added=_unscaled_bias(role)),
     )
+    for factor, words in ((0.0, "without their bias"), (2.0, "with their bias added twice")):
+        yield Operand(f"{name} {words}", _projected(role, None, (role, factor)))
     for words, change in (
         ("divided by the root of its mean square", _rms),
         ("normalised to mean 0 and variance 1", _layer),

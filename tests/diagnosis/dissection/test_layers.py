@@ -46,6 +46,7 @@ def layer(
     answer_of: Callable[[Tensor, Tensor], Tensor] = lambda answer, _tokens: answer,
     point: conformance.Semantics = golden.STANDARD,
     made: conformance.Semantics | None = None,
+    sizes: Any = None,
 ) -> Any:
     """A layer of one input that goes wrong at some step, declared at a point."""
 
@@ -69,7 +70,7 @@ def layer(
         masks=[],
         causal=None,
         empty_rows="any",
-        geometry=even,
+        geometry=sizes or even,
         semantics=point,
         dtypes=["float32", "bfloat16"],
     )(build)
@@ -124,6 +125,10 @@ STATED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "another bias": (
         {"weights_of": lambda weights: dataclasses.replace(weights, q_bias=weights.k_bias)},
         ("queries with the bias of the key projection",),
+    ),
+    "a bias that is not scaled": (  # of heads of four channels it counts as if it were added twice
+        {"weights_of": biased(q_bias=2.0), "sizes": {"head_size": 4, "value_head_size": 4}},
+        ("queries whose bias is not scaled",),
     ),
     "two steps": (
         {
