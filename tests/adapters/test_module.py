@@ -24,12 +24,11 @@ from attention_modules import (
 )
 from refusals import refused
 from torch import Tensor, nn
-from wrapped import BASE, drawn_inputs, drawn_weights, is_golden
+from wrapped import BASE, assumed, drawn_inputs, drawn_weights, is_golden
 
 import conformance
 from conformance import DeclarationError, Geometry
 from conformance.base.profile import PROFILES
-from conformance.declare.candidate import Candidate
 from conformance.running.runner import CandidateRun
 
 SPELLINGS = [
@@ -48,10 +47,6 @@ SPELLINGS = [
     "WQ WK WV WO",
     "fc_q fc_k fc_v proj",
 ]
-
-
-def assumed(candidate: Candidate, text: str) -> bool:
-    return any(text in assumption for assumption in candidate.declaration.assumptions)
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
@@ -455,97 +450,3 @@ def test_module_without_an_output_is_put_in_each_dtype() -> None:
     assert [(result.dtype, result.status) for result in results] == [
         (dtype, "passed") for dtype in dtypes for _ in slugs
     ]
-
-
-class AlwaysCausal(nn.Module):
-    """Three heads of four channels, fused head by head, none of whose queries sees ahead.
-
-    ``stored``: the size of the triangle that is kept; None for one that is made for each call.
-    """
-
-    def __init__(self, stored: int | None = None) -> None:
-        super().__init__()
-        self.query_key_value = nn.Linear(12, 36)
-        self.dense = nn.Linear(12, 12)
-        if stored is not None:
-            self.register_buffer("ahead", torch.ones(stored, stored, dtype=torch.bool).triu(1))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Attention of tokens ``[B, L, 12]`` to themselves."""
-        batch, length, _ = tokens.shape
-        packed = self.query_key_value(tokens).reshape(batch, length, 3, 3, 4)
-        query, key, value = packed.permute(3, 0, 2, 1, 4)
-        ahead = torch.ones(length, length, dtype=torch.bool).triu(1)
-        if hasattr(self, "ahead"):
-            ahead = self.ahead[:length, :length]
-        weights = (query @ key.mT / 2.0).masked_fill(ahead, -torch.inf).softmax(-1)
-        merged = (weights @ value).transpose(1, 2).reshape(batch, length, 12)
-        answer: Tensor = self.dense(merged)
-        return answer
-
-
-@pytest.mark.parametrize("alignment", ["bottom-right", "top-left"])
-def test_module_that_is_always_causal(alignment: str) -> None:
-    """Layout and number of heads are found by agreement with the causal golden."""
-    promises = {"inputs": "self", "causal": alignment, "always_causal": True}
-    made = conformance.module(AlwaysCausal(), **promises)
-    assert assumed(made, "fused as grouped")
-    assert assumed(made, "3 heads: with these it agrees with the golden reference")
-
-
-def test_module_of_which_nothing_is_declared_may_always_be_causal() -> None:
-    """What is golden under causality alone is causal in every call, and that is assumed aloud."""
-    made = conformance.module(AlwaysCausal())
-    assert (made.declaration.causal, made.declaration.always_causal) == ("bottom-right", True)
-    assert assumed(made, "every call is causal, bottom-right: so it agrees")
-
-
-def test_causality_that_is_declared_is_not_assumed_otherwise() -> None:
-    """A module that promises to be causal on request only is not taken for one that always is."""
-    made = conformance.module(AlwaysCausal(), causal=None, num_heads=3)
-    assert not made.declaration.always_causal
-    assert assumed(made, "no layout of the weights agrees with the golden reference")
-    assert "'conformance identify' finds what it computes" in made.warnings[0]
-
-
-@pytest.mark.parametrize("stored", [None, 9, 64])
-def test_module_takes_as_many_tokens_as_its_buffer_has(stored: int | None) -> None:
-    """A right module with a triangle of a fixed size failed where more tokens were asked."""
-    made = conformance.module(AlwaysCausal(stored))
-    assert made.declaration.max_length == stored
-    assert made.warnings == ()
-    if stored is not None:
-        assert assumed(made, f"it takes at most {stored} tokens, a size of its buffer ahead")
-        declared = conformance.module(AlwaysCausal(stored), max_length=8)
-        assert declared.declaration.max_length == 8
-
-
-class OneSequence(nn.Module):
-    """One head on one sequence ``[L, E]``; ``of_batches`` answers several, mixing their items."""
-
-    def __init__(self, *, of_batches: bool = False) -> None:
-        super().__init__()
-        self.query, self.key, self.value = (nn.Linear(8, 8) for _ in "qkv")
-        self.num_heads, self.of_batches = 1, of_batches
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Attention of tokens to themselves."""
-        if self.of_batches and x.dim() > 2:
-            return self.forward(x.flatten(0, 1)).unflatten(0, x.shape[:2])
-        return (self.query(x) @ self.key(x).T / 8**0.5).softmax(-1) @ self.value(x)
-
-
-def test_module_of_which_nothing_is_declared_may_take_one_sequence() -> None:
-    """What refuses a batch, and is golden without, takes none: it was refused as no attention."""
-    made = conformance.module(OneSequence())
-    assert not made.declaration.batched
-    assert assumed(made, "it takes one sequence, [L, E]: so it agrees")
-    run = CandidateRun(made, profile=PROFILES["quick"], only=("numerics.golden",))
-    assert [run.run(planned).status for planned in run.planned()] == ["passed"]
-
-
-def test_module_that_mixes_items_is_not_taken_for_one_without() -> None:
-    """A batch that is answered wrongly is a mistake, whatever one sequence is answered."""
-    made = conformance.module(OneSequence(of_batches=True))
-    assert made.declaration.batched
-    assert made.warnings

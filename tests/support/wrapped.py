@@ -85,3 +85,8 @@ def sizes_of(geometry: Geometry) -> HeadSizes:
     names = ("num_heads", "num_kv_heads", "head_size", "value_head_size")
     sizes: dict[str, Any] = {name: getattr(geometry, name) for name in names}
     return HeadSizes(**sizes)
+
+
+def assumed(candidate: Candidate, text: str) -> bool:
+    """Whether a text is among what is assumed of a module."""
+    return any(text in assumption for assumption in candidate.declaration.assumptions)
