@@ -432,6 +432,10 @@ def _texts(
         if words.startswith("more than ") and words.endswith(" after the query"):
             # Meant as a causal mask it hides too little, and nobody wants to see those keys.
             fixes[-1] += "; if it is meant to be causal, hide every key after the query: triu(1)"
+        elif words == "after the query" and late:
+            fixes[-1] += "; if it is meant to be causal, declare that, and hide before the softmax"
+        elif words == "before the query":
+            fixes[-1] += "; if it is meant to be causal, hide those after it: tril, not triu"
     if showing:
         words = " ".join((hidden.words, *(one.words for one in showing if one is not EVERY)))
         logit = "" if fill is None else f", with {fill.words}"

@@ -113,10 +113,15 @@ def _not_rescaled(block: int, *, sums_too: bool) -> CoreChange:
     return core
 
 
-def _joint(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-    """One softmax over all queries and keys of a head together."""
-    flat = attention.logits.flatten(-2).unsqueeze(-2)
-    return weighing(attention, golden.softmax(flat).reshape(attention.logits.shape))
+def _joint(axis: int) -> CoreChange:
+    """One softmax over an axis and all behind it together."""
+
+    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        ones = (1,) * (-axis - 1)  # the axes that are one with the last
+        flat = attention.logits.flatten(axis).unflatten(-1, (*ones, -1))
+        return weighing(attention, golden.softmax(flat).reshape(attention.logits.shape))
+
+    return core
 
 
 SOFTMAXES: Final[tuple[NamedMistake, ...]] = (
@@ -129,7 +134,13 @@ SOFTMAXES: Final[tuple[NamedMistake, ...]] = (
     *named("softmax-over-queries-and-keys", "numerics.constant-value")(
         "one softmax runs over queries and keys together",
         "run it over the keys of each query",
-        {"core": _joint},
+        {"core": _joint(-2)},
+    ),
+    *named("softmax-over-all-but-batch", "numerics.constant-value")(
+        "one softmax runs over heads, queries and keys together",
+        "run it over the keys of each query: before version 13 of its operators ONNX's Softmax "
+        "takes all axes from the first on, unless axis=-1 or the last axis is named",
+        {"core": _joint(-3)},
     ),
     *named("softmax-log", _CONVEX)(
         "the logarithm of the softmax weighs the values",

@@ -168,6 +168,33 @@ def test_frequencies_of_a_part_of_the_channels_are_counted_in_that_part() -> Non
     assert fix == "divide by the number of channels that are turned: base ** (-2 i / R)"
 
 
+@pytest.mark.parametrize(
+    ("upper", "late", "words"),
+    [
+        (False, True, "declare that, and hide before the softmax"),
+        (True, False, "hide those after it: tril, not triu"),
+    ],
+)
+def test_a_triangle_that_is_not_declared_may_be_meant(
+    upper: bool,  # noqa: FBT001
+    late: bool,  # noqa: FBT001
+    words: str,
+) -> None:
+    """Nothing says that calls are causal: both what is declared and what is meant are mended."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        logits = scores(query, key)
+        ones = torch.ones(logits.shape[-2:], dtype=torch.bool)
+        ahead = logits.shape[-1] - logits.shape[-2]
+        kept = ones.triu(ahead) if upper else ones.tril(ahead)
+        if late:
+            return logits.softmax(-1).masked_fill(~kept, 0.0) @ value
+        return logits.masked_fill(~kept, -torch.inf).softmax(-1).nan_to_num() @ value
+
+    _, fix = told(attend)
+    assert fix.endswith(f"; if it is meant to be causal, {words}")
+
+
 def test_values_are_left_as_they_are() -> None:
     """Turned values are to be left alone; queries and keys are turned already."""
     from conformance.diagnosis.mistakes import named_mistakes  # noqa: PLC0415 (costs a second)

@@ -83,6 +83,12 @@ def softmax_dim_one(q, k, v):
     return attn @ v
 
 
+@core("softmax-over-all-but-batch")
+def softmax_of_old_onnx(q, k, v):
+    scores = q @ k.transpose(2, 3) / q.shape[3] ** 0.5
+    return F.softmax(scores.flatten(1), dim=1).view_as(scores) @ v
+
+
 @core("softmax-missing")
 def linear_attention(q, k, v):
     return (q @ k.mT / math.sqrt(q.shape[-1])) @ v
