@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
@@ -156,6 +156,29 @@ def _fills() -> list[NamedMistake]:
     return entries
 
 
+def _before_scale(fill: float, *, added: bool) -> CoreChange:
+    """A number is filled in for a hidden dot product, or added to it, before the scale."""
+
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
+        make = _added if added else filled
+        return operated("mask", make(fill * attention.scale))(call, attention)
+
+    return core
+
+
+def _fills_before_scale() -> Iterator[NamedMistake]:
+    for text, fill in (("100", -1e2), ("1e3", -1e3), ("1e4", -1e4)):
+        for added, name, made in (
+            (True, "adds", "is added to hidden scores"),
+            (False, "fill", "takes the place of hidden scores"),
+        ):
+            yield from named(f"mask-{name}-{text}-before-scale", "mask.single-key", where=has_mask)(
+                f"-{text} {made} before the scale, which makes it smaller: high ones stay visible",
+                "scale the scores first, and then fill the hidden ones with minus infinity",
+                {"core": _before_scale(fill, added=added)},
+            )
+
+
 # Common numbers; a report need not distinguish those that are nearly equal.
 FILLS: Final = {
     "1": (-1.0,),
@@ -178,6 +201,7 @@ FILLS: Final = {
 
 FILLED: Final[tuple[NamedMistake, ...]] = (
     *_fills(),
+    *_fills_before_scale(),
     *_over_other_axes(),
     *named("mask-fill-0", "mask.no-leak", special_of="mask-multiplies-logits", where=has_mask)(
         "hidden logits are replaced by zero, which is an ordinary logit",

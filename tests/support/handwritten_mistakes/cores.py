@@ -83,6 +83,29 @@ def softmax_dim_one(q, k, v):
     return attn @ v
 
 
+@core("mask-adds-100-before-scale", masks=["keep"], empty_rows="any")
+def hundred_less_and_then_scaled(q, k, v, *, keep=None):
+    scores = q @ k.transpose(2, 3)
+    if keep is not None:
+        scores = scores + (1.0 - keep.float()) * -100.0
+    return (scores / q.shape[3] ** 0.5).softmax(-1) @ v
+
+
+@core("mask-fill-1e4-before-scale", masks=["keep"], empty_rows="any")
+def filled_and_then_scaled(q, k, v, *, keep=None):
+    scores = q @ k.transpose(2, 3)
+    if keep is not None:
+        scores = scores.masked_fill(~keep, -1e4)
+    return (scores / q.shape[3] ** 0.5).softmax(-1) @ v
+
+
+@core("mask-ignored", masks=["keep"])
+def every_third_row_unmasked(q, k, v, *, keep=None):
+    if keep is not None:
+        keep = keep | (torch.arange(q.shape[2]) % 3 == 1)[:, None]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
+
+
 @core("softmax-over-all-but-batch")
 def softmax_of_old_onnx(q, k, v):
     scores = q @ k.transpose(2, 3) / q.shape[3] ** 0.5

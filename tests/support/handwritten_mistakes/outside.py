@@ -61,13 +61,6 @@ def first_channel_lost(q, k, v):
     return F.scaled_dot_product_attention(q[..., 1:], k[..., 1:], v, scale=q.shape[-1] ** -0.5)
 
 
-@core(masks=["keep"])
-def random_rows_unmasked(q, k, v, *, keep=None):
-    if keep is not None:
-        keep = keep | (torch.arange(q.shape[2]) % 3 == 1)[:, None]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
-
-
 @core(causal="bottom-right")
 def causal_of_every_second(q, k, v, *, causal=False):
     s = q @ k.mT / math.sqrt(q.shape[-1])
