@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -18,13 +19,17 @@ from ..oracle.comparison import GROSS, compare
 from ..oracle.oracle import known_weights
 from ..problems.edges import edge_problems
 from ..problems.inputs import Inputs
+from ..problems.materialise import TORCH_DTYPES
 from ..tolerance import model
 from .agreement import BatteryAnswer
 from .conditions import MANY_KEYS
 from .mistaken_answer import declared_with_every_key
 from .mistakes import DeclaredCall
 from .precision_losses import (
+    ALLOW_TF32,
+    AS_INPUTS,
     EIGHT_BITS,
+    EXPONENTIALS,
     KEPT,
     LOSSES,
     ROUNDINGS,
@@ -33,6 +38,10 @@ from .precision_losses import (
     TEN_BITS,
     LossyOutput,
     PrecisionLoss,
+    of_format,
+    rounded_operands,
+    to_format,
+    to_tf32,
 )
 
 Observed = Sequence[tuple[Inputs, Tensor]]
@@ -44,8 +53,28 @@ PROBED: Final = 2
 # of all of them together, and in the end of each.
 FIRST_TRIED: Final = 3
 HALF: Final = 0.5
+# Exponentials as fused kernels round them: relative to the largest logit so far.
+TILED: Final[tuple[PrecisionLoss, ...]] = tuple(
+    loss
+    for size in (16, 32, 64, 128)
+    for name, rounding, remedy in (
+        ("float16", to_format("float16"), AS_INPUTS),
+        ("tf32", to_tf32, ALLOW_TF32),
+        ("bfloat16", to_format("bfloat16"), AS_INPUTS),
+    )
+    for loss in of_format(
+        name,
+        rounding,
+        remedy,
+        manner=f" (relative to the largest logit so far, in tiles of {size} keys)",
+        stages=[
+            (stage, what, partial(rounded_operands, roles, tile=size))
+            for stage, what, roles in EXPONENTIALS
+        ],
+    )
+)
 # Those to try one after another.
-EVERY: Final = (LOSSES, EIGHT_BITS, SUMS)
+EVERY: Final = (LOSSES, TILED, EIGHT_BITS, SUMS)
 # Numbers of both are the same as long as none leaves float16's range.
 SHORT_FORMATS: Final = ("float16", "tf32")
 # From the coarsest on: it holds the fewest numbers.
@@ -55,6 +84,8 @@ COARSER: Final = {
     "float16": ("float8_e5m2", "float8_e4m3fn", "bfloat16"),
     "bfloat16": ("float8_e5m2", "float8_e4m3fn"),
 }
+# Bits that must be missing at the end of all wrong answers to say so.
+FEWEST_LOST: Final = 3
 # Mantissas of zero and of powers of two.
 EVERYWHERE: Final = torch.tensor([0.0, 0.5], dtype=torch.float64)
 # Dtypes that TensorFloat-32 cuts.
@@ -102,6 +133,7 @@ def precision_entry(subject: Subject, observed: Observed) -> dict[str, Any] | No
         _coarse_entry(subject, [*every, *small])
         or _epsilon_entry(subject, wrong)
         or _loss_entry(subject, [*wrong, *small])
+        or _bits_entry(subject, wrong)
     )
 
 
@@ -115,6 +147,8 @@ def _may_be_of_precision(subject: Subject, observed: Observed, wrong: Observed) 
         return True
     telling = _telling(subject, observed)
     if telling.numel() < model.FEWEST_FITTED or _coarsest(subject, telling):
+        return True
+    if _bits_entry(subject, wrong) is not None:
         return True
     speaking = [_Lossy(subject, *pair) for pair in few]
     if any(_any_promising(speaking, losses) for losses in EVERY):
@@ -321,6 +355,32 @@ def _coarse_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None
         return None
     name = _coarsest(subject, telling)
     return _coarse(name, telling) if name else None
+
+
+def _bits_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
+    """How many bits all wrong answers keep, where those are fewer than their dtype has.
+
+    That one more number of the dtype ends in as many zeros by chance halves with each of them.
+    """
+    telling = _telling(subject, wrong)
+    full = 1 - round(math.log2(torch.finfo(TORCH_DTYPES[subject.dtype]).eps))
+    kept = next((bits for bits in range(1, full) if _has_bits(telling, bits)), full)
+    if telling.numel() < model.FEWEST_FITTED or full - kept < FEWEST_LOST:
+        return None
+    return {
+        "name": f"rounded-to-{kept}-bits",
+        "text": (
+            f"all answers that are wrong are numbers of {kept} bits, where {subject.dtype} has "
+            f"{full}: it computes in fewer, or rounds its answer to them"
+        ),
+        "fix": KEPT,
+        "confidence": 1.0,
+    }
+
+
+def _has_bits(numbers: Tensor, bits: int) -> bool:
+    scaled = torch.frexp(numbers).mantissa * 2.0**bits
+    return bool((scaled == scaled.round()).all())
 
 
 def _coarsest(subject: Subject, answers: Tensor) -> str:

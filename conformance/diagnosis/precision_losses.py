@@ -92,11 +92,12 @@ def rounded_softmax(rounding: Rounding) -> LossyOutput:
     return lambda core: rounding(_weights(core, rounding(core.logits))) @ core.value
 
 
-def rounded_operands(roles: str, rounding: Rounding) -> LossyOutput:
+def rounded_operands(roles: str, rounding: Rounding, tile: int = 0) -> LossyOutput:
     """Rounded before their products: what ``roles`` name of query, key, weights and values.
 
     "e" in place of "w" are the exponentials, as a fused kernel multiplies them: rounded for the
-    product with the values only, not for their sum.
+    product with the values only, not for their sum. They are relative to the largest logit of the
+    row, or of those up to the end of each ``tile`` of keys.
     """
 
     def output(core: golden.Attention) -> Tensor:
@@ -111,7 +112,7 @@ def rounded_operands(roles: str, rounding: Rounding) -> LossyOutput:
         if "w" in roles:
             weights = rounding(weights)
         elif "e" in roles:
-            largest = _largest(weights)
+            largest = _largest(weights, tile)
             weights = rounding(weights / largest) * largest
         return weights @ value
 
@@ -203,8 +204,14 @@ def rounded_total(rounding: Rounding) -> LossyOutput:
     return output
 
 
-def _largest(weights: Tensor) -> Tensor:
-    largest = weights.amax(dim=-1, keepdim=True)
+def _largest(weights: Tensor, tile: int = 0) -> Tensor:
+    """The largest weight of each row, or up to the end of the tile of each key; one for zero."""
+    count = weights.shape[-1]
+    if tile < count and tile:
+        ends = ((torch.arange(count) // tile + 1) * tile - 1).clamp_max(count - 1)
+        largest = weights.cummax(dim=-1).values[..., ends]
+    else:
+        largest = weights.amax(dim=-1, keepdim=True)
     return torch.where(largest > 0.0, largest, 1.0)
 
 
@@ -301,28 +308,26 @@ class PrecisionLoss:
 
 # What is rounded, as part of the name and in words, and how; those that round the least first.
 _operands = partial(partial, rounded_operands)
+EXPONENTIALS: Final = (
+    ("weights-in", "the exponentials are rounded to {} before they meet the values", "e"),
+    ("weights-and-values-in", "exponentials and values are rounded to {} before they meet", "ev"),
+    ("products-in", "the operands of both products, exponentials too, are rounded to {}", "qkev"),
+)
+_RELATIVE: Final = tuple((stage, what, _operands(roles)) for stage, what, roles in EXPONENTIALS)
 _ROUNDED: Final[tuple[tuple[str, str, Callable[[Rounding], LossyOutput]], ...]] = (
     (
         "weights-in",
         "the softmax weights are rounded to {} before they meet the values",
         _operands("w"),
     ),
-    (
-        "weights-in",
-        "the exponentials are rounded to {} before they meet the values",
-        _operands("e"),
-    ),
+    _RELATIVE[0],
     ("values-in", "the values are rounded to {} before they meet the weights", _operands("v")),
     (
         "weights-and-values-in",
         "weights and values are rounded to {} before their product",
         _operands("wv"),
     ),
-    (
-        "weights-and-values-in",
-        "exponentials and values are rounded to {} before their product",
-        _operands("ev"),
-    ),
+    _RELATIVE[1],
     ("scores-in", "the scores are rounded to {} before the softmax", rounded_scores),
     (
         "scores-in",
@@ -344,11 +349,7 @@ _ROUNDED: Final[tuple[tuple[str, str, Callable[[Rounding], LossyOutput]], ...]] 
     ("key-in", "the key is rounded to {} before it meets the query", _operands("k")),
     ("scores-from", "query and key are rounded to {} before their product", _operands("qk")),
     ("products-in", "the operands of both products are rounded to {}", _operands("qkwv")),
-    (
-        "products-in",
-        "the operands of both products, exponentials in the second, are rounded to {}",
-        _operands("qkev"),
-    ),
+    _RELATIVE[2],
 )
 # Stages that are rounded on purpose: the fix says what to declare.
 _WITH_REMEDY: Final = ("scores-from", "products-in")
@@ -365,7 +366,7 @@ _INTEGERS: Final[tuple[tuple[str, str, Callable[[Rounding], LossyOutput]], ...]]
 )
 
 
-def _of_format(
+def of_format(
     name: str,
     rounding: Rounding,
     remedy: str,
@@ -417,8 +418,8 @@ def _spoken_terms(at_once: int) -> str:
     return "one term after the other" if at_once == 1 else f"rounded after every {at_once} terms"
 
 
-_ALLOW_TF32: Final = "declare tf32=True if that is meant"
-_AS_INPUTS: Final = "compute in the dtype of the inputs"
+ALLOW_TF32: Final = "declare tf32=True if that is meant"
+AS_INPUTS: Final = "compute in the dtype of the inputs"
 _SINGLE: Final = (
     PrecisionLoss(
         stage="softmax-in",
@@ -432,16 +433,16 @@ _SINGLE: Final = (
         number_format="float32",
         what="attention is computed in {} inside",
         output=plain_attention(torch.float32),
-        fix=_AS_INPUTS,
+        fix=AS_INPUTS,
     ),
 )
 LOSSES: Final[tuple[PrecisionLoss, ...]] = (
-    *_of_format("float32", to_format("float32"), _AS_INPUTS),
+    *of_format("float32", to_format("float32"), AS_INPUTS),
     *_SINGLE,
-    *_of_format("float16", to_format("float16"), _AS_INPUTS),
-    *_of_format("tf32", to_tf32, _ALLOW_TF32),
-    *_of_format("tf32", to_cut_tf32, _ALLOW_TF32, manner=" (cut off, not rounded)"),
-    *_of_format("bfloat16", to_format("bfloat16"), _AS_INPUTS),
+    *of_format("float16", to_format("float16"), AS_INPUTS),
+    *of_format("tf32", to_tf32, ALLOW_TF32),
+    *of_format("tf32", to_cut_tf32, ALLOW_TF32, manner=" (cut off, not rounded)"),
+    *of_format("bfloat16", to_format("bfloat16"), AS_INPUTS),
 )
 # What shares the step between two integers, and the axes of ``[B, H, L, D]`` that it lies along.
 _SHARING: Final = (
@@ -456,15 +457,15 @@ EIGHT_BITS: Final[tuple[PrecisionLoss, ...]] = (
     *(
         loss
         for name in ("float8_e4m3fn", "float8_e5m2")
-        for loss in _of_format(name, to_format(name), _AS_INPUTS)
+        for loss in of_format(name, to_format(name), AS_INPUTS)
     ),
     *(
         loss
         for steps in (127, 255)
-        for loss in _of_format(
+        for loss in of_format(
             "int8",
             in_steps_of(1.0 / steps),
-            _AS_INPUTS,
+            AS_INPUTS,
             manner=f" (multiples of 1/{steps})",
             stages=[one for one in _ROUNDED if one[0] == "weights-in"],
         )
@@ -472,10 +473,10 @@ EIGHT_BITS: Final[tuple[PrecisionLoss, ...]] = (
     *(
         loss
         for words, axes in _SHARING
-        for loss in _of_format(
+        for loss in of_format(
             "int8",
             to_integers(127, axes),
-            _AS_INPUTS,
+            AS_INPUTS,
             manner=f" (with a step for {words})",
             stages=_INTEGERS,
         )

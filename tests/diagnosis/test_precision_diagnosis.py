@@ -11,6 +11,7 @@ from torch import Tensor
 
 import conformance
 from candidates.broken import MISTAKES
+from candidates.broken.precision import rounded_bits
 from candidates.eager import Call, EagerCore, EagerLayer
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
@@ -100,6 +101,35 @@ def test_sums_in_the_dtype_of_the_inputs_have_one_name(dtype: str) -> None:
     (entry,) = diagnose(Subject(candidate, dtype))
     assert entry["name"] == "sum-in-input-dtype"
     assert f"added up in {dtype}" in entry["text"]
+
+
+def test_exponentials_of_a_fused_kernel_are_named() -> None:
+    """They are rounded relative to the largest logit so far, and rescaled afterwards."""
+
+    def fused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = query @ key.mT / query.shape[-1] ** 0.5
+        ends = ((torch.arange(scores.shape[-1]) // 32 + 1) * 32 - 1).clamp_max(scores.shape[-1] - 1)
+        largest = scores.cummax(-1).values[..., ends]
+        grown = (largest - largest[..., -1:]).exp()
+        powers = (scores - largest).exp()
+        return (powers.bfloat16().float() * grown) @ value / (powers * grown).sum(-1, keepdim=True)
+
+    plain = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
+    (entry,) = diagnose(Subject(core(fused, **plain), "float32"))
+    assert entry["name"] == "weights-in-bfloat16"
+    assert "in tiles of 32 keys" in entry["text"]
+
+
+def test_numbers_of_few_bits_are_told() -> None:
+    """Wrong answers that all end in zeros are rounded, in whichever format and wherever it is."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        output = (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1) @ value
+        return rounded_bits(output, 7) if query.shape[2] > 1 else output
+
+    plain = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
+    (entry,) = diagnose(Subject(core(attend, **plain), "float32"))
+    assert entry["name"] == "rounded-to-17-bits"
 
 
 @pytest.mark.nightly

@@ -22,12 +22,14 @@ from .visibility import with_table
 class Places:
     """Where queries stand among the keys: query i at ``i + shift``; ``words`` follow "from".
 
-    ``queries`` and ``keys`` are the sizes of tiles within which they are counted anew, 0 for none.
+    ``keys`` is the size of tiles within which keys are counted anew, 0 for none. For each tile of
+    ``queries`` before it a query stands so many places earlier.
     """
 
     words: str
     shift: Callable[[Inputs], int]
-    queries: int = 0
+    queries: int = 1
+    earlier: int = 0
     keys: int = 0
 
 
@@ -71,8 +73,15 @@ PLACES: Final = (
         places
         for size in BLOCKS[3:]
         for places in (
-            Places(f"the last key, anew for each tile of {size} queries", _more_keys, queries=size),
-            Places(f"the first key, anew for each tile of {size} queries", _at_zero, queries=size),
+            *(
+                Places(f"{key}, {words} for each tile of {size} queries{end}", shift, size, earlier)
+                for words, end, earlier in (
+                    ("anew", "", size),
+                    ("one less", " before", 1),
+                    ("one more", " before", -1),
+                )
+                for key, shift in (("the last key", _more_keys), ("the first key", _at_zero))
+            ),
             Places(f"the last key, and keys anew in each tile of {size}", _more_keys, keys=size),
             Places(f"the first key, and keys anew in each tile of {size}", _at_zero, keys=size),
         )
@@ -90,7 +99,7 @@ def _ahead(inputs: Inputs, places: Places, distances: Distances) -> Tensor:
     """How far each key lies ahead of each query: ``[Lq, Lk]``."""
     sizes = inputs.geometry
     queries, keys = torch.arange(sizes.query_length), torch.arange(sizes.key_length)
-    queries = queries % places.queries if places.queries else queries
+    queries = queries - queries // places.queries * places.earlier
     keys = keys % places.keys if places.keys else keys
     ahead = keys - (queries[:, None] + places.shift(inputs))
     return distances.ahead(ahead, sizes.key_length)

@@ -22,6 +22,7 @@ from ..mistakes.named_mistake import CoreChange, Heads, HeadsChange, InputsChang
 from .influence import orders
 from .reading import Number, Reading, numbers, statement
 from .terms import CHANGES
+from .tiles import channel_tiles
 
 AnswerTerm = Callable[[golden.Attention], Tensor | None]
 _NONE: Final = Number("0", lambda _sizes: 0.0)
@@ -57,6 +58,7 @@ def _zero_at(part: slice) -> Callable[[Tensor], Tensor]:
 
 def _moves() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
     yield from CHANGES
+    yield from channel_tiles()
     for words, part in (("first", slice(0, 1)), ("last", slice(-1, None))):
         yield f"with a zero in its {words} channel", _zero_at(part)
     for order in _ORDERS:
@@ -243,10 +245,7 @@ def _moved_answers(reading: Reading) -> Iterator[tuple[str, AnswerTerm]]:
     for words, move in _SPREAD:
         yield f"the answer {words}", _answer_moved(move)
         if "head" in words or "item" in words:
-            yield (
-                f"what its weights make of the value {words}",
-                _weighed(move),
-            )
+            yield f"what its weights make of the value {words}", _weighed(move)
 
 
 def _answer_moved(move: Callable[[Tensor], Tensor]) -> AnswerTerm:

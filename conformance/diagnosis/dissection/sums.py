@@ -227,6 +227,21 @@ _OF_LOGITS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
 )
 
 
+def _relative_over(axis: int) -> Callable[[golden.Attention], Tensor]:
+    """Exponentials relative to the largest of their row, divided by their sum over another axis.
+
+    NaN where all along it are hidden, or vanish in float32; logits of a row without keys are alike.
+    """
+
+    def weights_of(attention: golden.Attention) -> Tensor:
+        logits = attention.logits.masked_fill(attention.empty[..., None], 0.0)
+        powers = (logits - logits.amax(-1, keepdim=True)).exp()
+        powers = powers.masked_fill(powers.float() == 0.0, 0.0)
+        return powers / powers.sum(axis, keepdim=True)
+
+    return weights_of
+
+
 def weight_statements(reading: Reading) -> Iterator[NamedMistake]:
     """The mistakes that make the weights a function of the right ones, or of single logits."""
     attention, read = reading.attention, reading.weights
@@ -244,6 +259,10 @@ def weight_statements(reading: Reading) -> Iterator[NamedMistake]:
         )
         for words, f in _OF_LOGITS
     ]
+    relative = "exponentials relative to the largest of their row"
+    for words, axis in (("queries", -2), ("heads", 1), ("batch items", 0)):
+        over = f"divided by their sum over the {words}"
+        tables.append((f"weights: {over}", f"{relative} are {over}", _relative_over(axis)))
     for name, text, weights_of in tables:
         weights = weights_of(attention)
         rows = torch.isfinite(weights).all(dim=-1)

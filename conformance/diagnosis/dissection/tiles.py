@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -22,6 +22,10 @@ from ..mistakes._steps import BLOCKS, require, weighing
 from .reading import Reading, statement
 
 TileValues = Callable[[DeclaredCall, golden.Attention], Tensor | None]
+_RESCALE: Final = (
+    "take exponentials less the largest logit so far, and multiply both sums once by "
+    "exp(old maximum - new maximum)"
+)
 _TIMES: Final = {0: "not", 1: "once", 2: "twice"}
 
 
@@ -137,6 +141,122 @@ def tile_statements(reading: Reading) -> Iterator[NamedMistake]:
             if bool(torch.isfinite(weights).all()) and reading.agree(reading.weights, weights):
                 yield _statement(loop)
 
+        yield from _partly_rescaled(reading, size, grown[1])
+        yield from _peaks_of_tiles(reading, size)
+
+
+def _from(first: int) -> Callable[[Tensor, int], Tensor]:
+    return lambda tile, _count: tile >= first
+
+
+# At which tiles, by their number from 0 and how many there are, a sum is not rescaled.
+_NOT_AT: Final[dict[str, Callable[[Tensor, int], Tensor]]] = {
+    "from the third tile on": _from(2),
+    "from the fourth tile on": _from(3),
+    "from the fifth tile on": _from(4),
+    "at the second tile": lambda tile, _count: tile == 1,
+    "at the last tile": lambda tile, count: tile == count - 1,
+}
+_SUMS: Final = {
+    "the weighted sum so far is": (True, False),
+    "the sum of the weights so far is": (False, True),
+    "both sums so far are": (True, True),
+}
+
+
+def _partly_rescaled(reading: Reading, size: int, largest: Tensor) -> Iterator[NamedMistake]:
+    """Sums that are rescaled at some tiles alone."""
+    attention = reading.attention
+    for (where, some), (words, sums) in product(_NOT_AT.items(), _SUMS.items()):
+        weights = _left_unscaled(attention, size, some, sums, largest)
+        if bool(torch.isfinite(weights).all()) and reading.agree(reading.weights, weights):
+
+            def core(
+                _call: DeclaredCall,
+                attention: golden.Attention,
+                how: tuple[Any, tuple[bool, bool]] = (some, sums),
+            ) -> golden.Attention:
+                largest = growth(attention.logits, size)[1]
+                weights = _left_unscaled(attention, size, *how, largest)
+                require(bool(torch.isfinite(weights).all()))
+                return weighing(attention, weights)
+
+            yield statement(
+                f"tiles of {size}: {words} not rescaled {where}",
+                f"with tiles of {size} keys {words} not rescaled {where} when the maximum grows",
+                _RESCALE,
+                core=core,
+            )
+
+
+def _left_unscaled(
+    attention: golden.Attention,
+    size: int,
+    some: Callable[[Tensor, int], Tensor],
+    sums: tuple[bool, bool],
+    largest: Tensor,
+) -> Tensor:
+    """The weights where sums, the weighted one and that of the weights, miss some rescalings."""
+    logits = attention.logits
+    count = logits.shape[-1]
+    ends = torch.arange(size - 1, count + size - 1, size).clamp_max(count - 1)
+    running = logits.cummax(dim=-1).values[..., ends]
+    running = torch.where(torch.isneginf(running), largest, running)
+    grown = torch.nn.functional.pad(running.diff(dim=-1), (1, 0))
+    missed = grown.masked_fill(~some(torch.arange(len(ends)), len(ends)), 0.0)
+    later = missed.sum(-1, keepdim=True) - missed.cumsum(-1)
+    powers = (logits - largest).exp()
+    unscaled = powers * later.exp().repeat_interleave(size, dim=-1)[..., :count]
+    mixed, total = (unscaled if one else powers for one in sums)
+    total = total.sum(-1, keepdim=True)
+    if attention.sinks is not None:
+        total = total + (attention.sinks.double()[:, None, None] - largest).exp()
+    return _divided(attention, mixed, torch.where(total == 0.0, 1.0, total))
+
+
+def _peaks_of_tiles(reading: Reading, size: int) -> Iterator[NamedMistake]:
+    """Sums that are rescaled from each tile's maximum to the next."""
+    if reading.attention.sinks is not None:
+        return
+    weights = _with_peaks_of_tiles(size, reading.call, reading.attention, None)
+    if not (bool(torch.isfinite(weights).all()) and reading.agree(reading.weights, weights)):
+        return
+
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        require(attention.sinks is None)
+        output = _with_peaks_of_tiles(size, call, attention, attention.value)
+        return dataclasses.replace(attention, output=output)
+
+    yield statement(
+        f"tiles of {size}: the maximum is that of the tile, not the largest so far",
+        f"with tiles of {size} keys the maximum is that of each tile: a tile whose keys are all "
+        "hidden makes a later one forget those before",
+        "keep the largest logit so far: new_maximum = maximum(maximum, that of the tile)",
+        core=core,
+    )
+
+
+def _with_peaks_of_tiles(
+    size: int, call: DeclaredCall, attention: golden.Attention, value: Tensor | None
+) -> Tensor:
+    """The answer where sums are rescaled from each tile's maximum to the next; weights for None.
+
+    Right where each tile has a key that is not hidden, and no power overflows.
+    """
+    working = call.inputs.query.dtype
+    logits = attention.logits.to(working)
+    if value is None:
+        value = torch.eye(logits.shape[-1]).expand(*logits.shape[:2], -1, -1)
+    peak, total = torch.full_like(logits[..., :1], -torch.inf), torch.zeros_like(logits[..., :1])
+    mixed = logits.new_zeros(*logits.shape[:-1], value.shape[-1])
+    for tile, values in zip(logits.split(size, -1), value.to(working).split(size, 2), strict=True):
+        largest = tile.amax(-1, keepdim=True)
+        shift = torch.where(torch.isneginf(largest), 0.0, largest)
+        powers, decay = (tile - shift).exp(), (peak - shift).exp()
+        mixed, total = mixed * decay + powers @ values, total * decay + powers.sum(-1, keepdim=True)
+        peak = largest
+    return (mixed / torch.where(total == 0.0, 1.0, total)).double()
+
 
 def _statement(loop: Loop) -> NamedMistake:
     def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
@@ -148,8 +268,7 @@ def _statement(loop: Loop) -> NamedMistake:
     return statement(
         f"tiles of {loop.size}: {'; '.join(loop.words)}",
         f"with tiles of {loop.size} keys {' and '.join(loop.words)} when the maximum grows",
-        "take exponentials less the largest logit so far, and multiply both sums once by "
-        "exp(old maximum - new maximum)",
+        _RESCALE,
         core=core,
     )
 
@@ -298,3 +417,33 @@ def tile_values() -> Iterator[tuple[str, TileValues]]:
     """Numbers of each key that depend on its tile, each with a noun phrase."""
     for block, (kind, words) in product(BLOCKS[1:], _TILE_WORDS.items()):
         yield words.format(block), _tiled(block, kind)
+
+
+def channel_tiles() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
+    """Tensors whose channels are written tile by tile, and wrongly; the words follow a noun."""
+    for size in BLOCKS[3:]:
+        yield f"with each tile of {size} channels written over the first", _over_first(size)
+        yield f"with zeros past its first {size} channels", _zeros_past(size, whole=False)
+        yield (
+            f"with zeros past its last whole tile of {size} channels",
+            _zeros_past(size, whole=True),
+        )
+
+
+def _over_first(size: int) -> Callable[[Tensor], Tensor]:
+    def move(tensor: Tensor) -> Tensor:
+        moved = torch.zeros_like(tensor)
+        for tile in tensor.split(size, -1):
+            moved[..., : tile.shape[-1]] = tile
+        return moved
+
+    return move
+
+
+def _zeros_past(size: int, *, whole: bool) -> Callable[[Tensor], Tensor]:
+    def move(tensor: Tensor) -> Tensor:
+        moved = tensor.clone()
+        moved[..., tensor.shape[-1] // size * size if whole else size :] = 0.0
+        return moved
+
+    return move

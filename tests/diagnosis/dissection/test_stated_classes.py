@@ -303,6 +303,17 @@ def test_cosines_have_a_number_for_every_head_size() -> None:
     assert said(attend)["name"] == f"logits: {words}"
 
 
+def test_exponentials_divided_over_the_queries_are_told() -> None:
+    """They are relative to the largest of their own row, which is another axis."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = scaled(q, k)
+        powers = (scores - scores.amax(-1, keepdim=True)).exp()
+        return powers / powers.sum(-2, keepdim=True) @ v
+
+    assert said(attend)["name"] == "weights: divided by their sum over the queries"
+
+
 @pytest.mark.nightly
 def test_linear_attention_is_told() -> None:
     """Products of feature maps over their sum; where all of them round to zero nothing is told."""

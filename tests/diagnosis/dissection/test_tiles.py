@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 from examples import core
 from torch import Tensor
 
+from conformance.base.profile import PROFILES
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
+from conformance.running.runner import CandidateRun
 
 PLAIN = {"masks": [], "causal": None, "features": [], "empty_rows": "any", "dtypes": ["float32"]}
 
@@ -90,3 +93,62 @@ def test_halves_of_the_keys_that_are_merged_by_other_numbers(share: Any, words: 
     (entry,) = diagnose(Subject(core(attend, **PLAIN), "float32"))
     assert entry["name"].startswith("2 parts of the keys (longer ones last): a softmax of each, ")
     assert entry["name"].endswith(f"weighed by {words}")
+
+
+def online(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    keep: Tensor | None = None,
+    rescaled: int = 99,
+    own_maximum: bool = False,
+) -> Tensor:
+    """An online softmax over tiles of 16 keys, mistaken unless it is called as it stands."""
+    scores = query @ key.mT / math.sqrt(query.shape[-1])
+    scores = scores if keep is None else scores.masked_fill(~keep, -torch.inf)
+    mixed, total = torch.zeros(()), torch.zeros(())
+    largest = torch.full_like(scores[..., :1], -torch.inf)
+    pairs = zip(scores.split(16, -1), value.split(16, 2), strict=True)
+    for number, (tile, values) in enumerate(pairs):
+        grown = tile.amax(-1, keepdim=True)
+        grown = grown if own_maximum else torch.maximum(largest, grown)
+        shift = torch.where(grown == -torch.inf, 0.0, grown)
+        decay, powers = (largest - shift).exp(), (tile - shift).exp()
+        mixed = mixed * (decay if number < rescaled else 1.0) + powers @ values
+        total = total * decay + powers.sum(-1, keepdim=True)
+        largest = grown
+    return mixed / torch.where(total == 0.0, 1.0, total)
+
+
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [
+        ({"rescaled": 2}, "the weighted sum so far is not rescaled from the third tile on"),
+        ({"own_maximum": True}, "the maximum is that of the tile, not the largest so far"),
+    ],
+)
+def test_tiles_at_which_a_sum_is_not_rescaled_rightly(how: dict[str, Any], name: str) -> None:
+    """Only some tiles, or only those behind one whose keys are all hidden."""
+    promises = {**PLAIN, "masks": ["keep"], "empty_rows": "zeros"}
+    (entry,) = diagnose(Subject(core(partial(online, **how), **promises), "float32"))
+    assert entry["name"] == f"tiles of 16: {name}"
+    assert diagnose(Subject(core(online, **promises), "float32")) == []
+
+
+def test_tiles_of_channels_that_lie_over_each_other() -> None:
+    """Answers of more than 64 channels have what each tile is made of in the place of the first."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        output = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(-1) @ value
+        written = torch.zeros_like(output)
+        for tile in output.split(64, -1):
+            written[..., : tile.shape[-1]] = tile
+        return written
+
+    only = ("numerics.golden",)
+    candidate = core(attend, **PLAIN)
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=only, dtypes=("float32",))
+    (result,) = (run.run(planned) for planned in run.planned())
+    (entry,) = result.diagnosis
+    assert "with each tile of 64 channels written over the first" in entry["text"]
