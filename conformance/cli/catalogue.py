@@ -213,7 +213,7 @@ def vectors_command(*, output: Path | None, dtypes: tuple[str, ...], checked: Pa
 
 
 def _check(folder: Path) -> int:
-    from ..tools.vectors.checking import check_vectors  # noqa: PLC0415 (--help must not pay for it)
+    from ..tools.vectors import check_vectors  # noqa: PLC0415 (--help must not pay for it)
 
     count, faults = check_vectors(folder)
     with printing():

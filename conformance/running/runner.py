@@ -15,7 +15,6 @@ from ..base.profile import WHOLE, Profile, Shard
 from ..base.results import WRONG_ANSWERS, ClauseResult, Violation
 from ..calls import torch_state
 from ..calls.arrays import no_such_numbers
-from ..calls.calling import before_each_call
 from ..calls.devices import canonical, why_unusable
 from ..calls.integrity import Seal, seal_as_loaded
 from ..calls.recording import Recording
@@ -24,17 +23,12 @@ from ..clauses.registry import Clause, all_clauses
 from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
 from ..declare.declaration import WHOLE_MODEL
-from ..diagnosis import Diagnostician
-from ..diagnosis.answer_facts import lost_search_entry, unnamed_entry
-from ..diagnosis.chance import UNORDERED, Chance
-from ..diagnosis.earlier_calls import changed_inputs_entry, strides_entry
-from ..diagnosis.exports.blame import Blamer
+from ..diagnosis.chance import UNORDERED
 from ..diagnosis.mistakes import named_mistakes
-from ..diagnosis.neighbours import RefusedSizes
-from ..diagnosis.ranks import diagnostician
-from ..errors import UsageError, fault_of
+from ..errors import UsageError
 from ..problems.pool import Pool
 from ..problems.problem import Problem, problem_from_json
+from .causes import Causes, own_fault
 from .clause_problems import ClauseProblems, FailureMemory
 from .clause_run import UNLIMITED, ClauseRun, PlannedClause
 from .shrinking.counterexample import describe
@@ -44,8 +38,6 @@ from .tally import Tally, Terms
 OnExample = Callable[[dict[str, Any]], None]
 # Of the reductions that a profile leaves, the part that the next failing clause may use.
 SHARE_OF_ONE_CLAUSE = 0.3
-# Seconds that the search for a name may take: of some thousand calls each may be slow.
-LONGEST_SEARCH = 300.0
 # What takes a process with it, or much memory, costs seconds a try: few to make it small, none for
 # what hangs.
 TRIES_OF_A_LOSS = {"hung": 0, "crashed": 8, "memory": 2}
@@ -90,15 +82,10 @@ class CandidateRun:
         self.reductions_left = self.profile.reductions
         self._reduced: dict[Problem, None] = {}  # in order, each once
         self._subjects: dict[tuple[str, str], Subject] = {}
-        self._diagnosticians: dict[Subject, Diagnostician] = {}
-        self._chance = Chance()
-        self._sizes = RefusedSizes()
-        self._lost: dict[Subject, dict[str, Any]] = {}
-        self._blamers: dict[Subject, Blamer] = {}
+        self._causes = Causes(candidate, named_mistakes() if explain else ())
         # Clauses that were laid aside: their problems, those that are left, and the counts so far.
         self._aside: dict[str, tuple[ClauseProblems, Iterator[Problem], Tally]] = {}
         self._clauses = {clause.id: clause for clause in all_clauses()}
-        self._mistakes = named_mistakes() if explain else ()
 
     @property
     def subjects(self) -> list[Subject]:
@@ -109,11 +96,7 @@ class CandidateRun:
         """Drop problems, goldens and answers: later clauses make them again."""
         self.pool = self._pool()
         self._subjects.clear()
-        self._diagnosticians.clear()
-        self._chance = Chance()
-        self._sizes = RefusedSizes()
-        self._lost.clear()
-        self._blamers.clear()
+        self._causes.forget()
         self._aside.clear()
 
     def _pool(self) -> Pool:
@@ -204,7 +187,7 @@ class CandidateRun:
         except UsageError as error:  # a declaration that does not hold for every problem
             result = result.replace(status="untestable", reason=f"it cannot be asked: {error}")
         except Exception as error:  # noqa: BLE001 (the harness' own fault is a status, not a crash)
-            result = result.replace(status="error", reason=_own_fault(error))
+            result = result.replace(status="error", reason=own_fault(error))
         return result.replace(seconds=result.seconds + time.perf_counter() - start)
 
     def subject(self, dtype: str, device: str = "cpu") -> Subject:
@@ -307,12 +290,15 @@ class CandidateRun:
         failure = _Failure(clause, subject, problem, known, result)
         if violation is not None:
             return self._reduced_result(failure, clause_run)
-        chance = self._of_chance(failure) or self._unrepeatable(failure)
+        causes, asked = self._causes, (subject, failure.fails, known.kind)
+        chance = causes.chance(problem, *asked) or causes.unrepeatable(*asked)
         return result.replace(diagnosis=[chance] if chance else [])
 
     def _reduced_result(self, failure: _Failure, clause_run: ClauseRun) -> ClauseResult:
         clause, subject, kind = failure.clause, failure.subject, failure.violation.kind
-        chance = self._of_chance(failure) if kind in _OF_CHANCE else None
+        causes, chance = self._causes, None
+        if kind in _OF_CHANCE:
+            chance = causes.chance(failure.problem, subject, failure.fails, kind)
         if chance is not None and chance["name"] != UNORDERED and not clause.of_repetition:
             return _random_failure(failure, chance)
         tries = int(self.reductions_left * SHARE_OF_ONE_CLAUSE)
@@ -340,19 +326,19 @@ class CandidateRun:
         in_time = not clause_run.is_over
         diagnosis: list[dict[str, Any]] = []
         failing = replace(failure, problem=smallest.problem, violation=smallest.violation)
-        entry = chance or self._searched(
-            subject, lambda: changed_inputs_entry(subject, clause.id, failing.fails)
-        )
+        entry = chance or causes.changed_inputs(subject, clause, failing.fails)
         if entry is not None:
             diagnosis = [entry]
         elif self._is_diagnosed(clause, kind, subject) and in_time:
-            diagnosis = self._diagnosis(subject, clause, smallest.problem, clause_run)
+            diagnosis = causes.named(subject, clause, smallest.problem, clause_run)
         elif kind == "raised" and in_time:
-            told = subject, failing.problem, failing.violation, failing.raises_at
-            refused = self._searched(subject, lambda: self._sizes.entry(*told))
+            refused = causes.refused_sizes(
+                subject, failing.problem, failing.violation, failing.raises_at
+            )
             diagnosis = [refused] if refused else []
         if in_time and all(entry["name"] == UNKNOWN for entry in diagnosis):
-            entry = self._unrepeatable(failing) or self._of_strides(failing)
+            asked = subject, failing.fails, failing.violation.kind
+            entry = causes.unrepeatable(*asked) or causes.strides(*asked)
             diagnosis = [entry] if entry else diagnosis
         return failure.result.replace(
             status="failed",
@@ -360,7 +346,7 @@ class CandidateRun:
             violation=violation,
             counterexample=describe(clause.id, subject, smallest),
             diagnosis=diagnosis,
-            blame=self._blame(subject, clause, smallest, on_example) if in_time else None,
+            blame=causes.blame(subject, clause, smallest, on_example) if in_time else None,
         )
 
     def _is_diagnosed(self, clause: Clause, kind: str, subject: Subject) -> bool:
@@ -368,69 +354,9 @@ class CandidateRun:
         ranks = self.candidate.declaration.ranks is not None
         if ranks and (clause.family == "ranks" or kind == "raised"):
             return True
-        first = clause.level == "MUST" and not ranks and subject not in self._diagnosticians
+        first = clause.level == "MUST" and not ranks and subject not in self._causes.diagnosticians
         plain = kind in WRONG_ANSWERS and self.candidate.eager is None
         return plain and (clause.explained or first)
-
-    def _of_chance(self, failure: _Failure) -> dict[str, Any] | None:
-        """The diagnosis of a candidate whose answers chance decides; None for others.
-
-        Laws that compare two such answers would blame whatever differs between the two calls: where
-        this search ends with an error of ours, no other is made.
-        """
-        subject, numbers = failure.subject, failure.violation.kind in WRONG_ANSWERS
-        return self._searched(
-            subject,
-            lambda: self._chance.entry(subject, failure.problem, failure.fails, numbers=numbers),
-        )
-
-    def _unrepeatable(self, failure: _Failure) -> dict[str, Any] | None:
-        """The diagnosis of a failure that does not occur each time; None for others."""
-        subject, fails = failure.subject, failure.fails
-        if failure.violation.kind not in WRONG_ANSWERS or subject in self._lost:
-            return None
-        return self._searched(subject, lambda: self._chance.unrepeatable(subject, fails))
-
-    def _of_strides(self, failure: _Failure) -> dict[str, Any] | None:
-        """The diagnosis of a failure that does not occur with contiguous inputs."""
-        subject, fails = failure.subject, failure.fails
-        if failure.violation.kind not in WRONG_ANSWERS or subject in self._lost:
-            return None
-        return self._searched(subject, lambda: strides_entry(subject, fails))
-
-    def _searched(
-        self, subject: Subject, search: Callable[[], dict[str, Any] | None]
-    ) -> dict[str, Any] | None:
-        """What a search for a cause says: where it ends with an error of ours no other is made."""
-        try:
-            return search()
-        except Exception as error:  # noqa: BLE001 (a verdict stands though its cause stays unknown)
-            self._lost[subject] = lost_search_entry(fault_of(error))
-            return None
-
-    def _diagnosis(
-        self, subject: Subject, clause: Clause, problem: Problem, clause_run: ClauseRun
-    ) -> list[dict[str, Any]]:
-        """What explains a failure; the search is made once a candidate and dtype."""
-        if subject in self._lost:
-            return [self._lost[subject]]
-        if subject not in self._diagnosticians:
-            self._diagnosticians[subject] = diagnostician(subject, self._mistakes)
-        last = time.monotonic() + LONGEST_SEARCH
-
-        def before_call() -> None:
-            if clause_run.is_over or time.monotonic() >= last:
-                raise _GivenUp
-
-        try:
-            with before_each_call(before_call):
-                return self._diagnosticians[subject].explain(clause, problem)
-        except _GivenUp:
-            why = "the time of the run was up" if clause_run.is_over else f"{LONGEST_SEARCH:g} s"
-            self._lost[subject] = unnamed_entry(f"the search for a name was given up: {why}")
-            return [self._lost[subject]]
-        except Exception as error:  # noqa: BLE001 (a verdict stands though its cause stays unknown)
-            return [lost_search_entry(fault_of(error))]
 
     def explained_by(self, failure: ClauseResult) -> str:
         """The name of another failure's mistake that makes this clause fail, too, or "".
@@ -438,43 +364,16 @@ class CandidateRun:
         For failures without a name of their own, when all of them have been diagnosed.
         """
         subject = self.subject(failure.dtype, failure.device)
-        known = self._diagnosticians.get(subject)
+        known = self._causes.diagnosticians.get(subject)
         problem = (failure.counterexample or {}).get("problem")
         if known is None or problem is None:
             return ""
         with torch_state.one_thread(), torch_state.neutral():
             return known.explained_by(self._clauses[failure.id], problem_from_json(problem))
 
-    def _blame(
-        self, subject: Subject, clause: Clause, smallest: Smallest, on_example: OnExample
-    ) -> dict[str, Any] | None:
-        """Which step of an export is to blame for a graph's failure; None for what is no graph."""
-        if self.candidate.graph is None:
-            return None
-        if subject not in self._blamers:
-            self._blamers[subject] = Blamer(subject, self.candidate.graph)
-
-        def alive() -> None:  # each step has a time limit of its own
-            on_example(smallest.problem.as_json())
-
-        try:
-            return self._blamers[subject].blame(
-                clause.id, smallest.violation, smallest.recording, alive
-            )
-        except Exception as error:  # noqa: BLE001 (a verdict stands though nobody can be blamed)
-            return {
-                "step": "",
-                "stage": "",
-                "text": f"nobody can be blamed: {_own_fault(error)}",
-            }
-
 
 # The kinds of violation that work in another order on a device may make.
 _OF_CHANCE: Final = (*WRONG_ANSWERS, "mutated", "memory")
-
-
-class _GivenUp(Exception):  # noqa: N818 (no error: the search for a name takes too long)
-    """The time for a name is up."""
 
 
 @dataclass(frozen=True)
@@ -517,7 +416,3 @@ def _random_failure(failure: _Failure, random: dict[str, Any]) -> ClauseResult:
         counterexample=describe(failure.clause.id, failure.subject, smallest),
         diagnosis=[random],
     )
-
-
-def _own_fault(error: Exception) -> str:
-    return f"the harness failed: {fault_of(error)}"

@@ -76,7 +76,7 @@ def test_wrong_candidate_fails_with_everything_needed() -> None:
 @pytest.mark.parametrize(
     ("place", "error"),
     [
-        ("running.runner.Diagnostician.explain", OverflowError("too large\nfor anything")),
+        ("running.causes.Diagnostician.explain", OverflowError("too large\nfor anything")),
         ("diagnosis.chance.random_entry", MemoryError()),
     ],
 )

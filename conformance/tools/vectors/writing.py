@@ -34,7 +34,7 @@ from ...running.workers.messages import package_version
 from ...running.workers.planning import ANY_SCALE
 from ...tolerance import contract_for
 from ...tolerance.contract import describe
-from .checking import ALIGNED, CASES, FORMAT, INDEX, README, SCHEMAS
+from . import ALIGNED, CASES, FORMAT, INDEX, README, SCHEMAS
 
 # What the elements of each dtype are in the file.
 STORED_AS: Final = {

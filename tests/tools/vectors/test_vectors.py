@@ -15,7 +15,7 @@ from _paths import CHECKOUT
 
 from conformance.__main__ import run
 from conformance.errors import UsageError
-from conformance.tools.vectors.checking import check_vectors
+from conformance.tools.vectors import check_vectors
 from conformance.tools.vectors.writing import ALIGNMENTS, FORMS
 
 pytestmark = pytest.mark.usefixtures("warm_workers")

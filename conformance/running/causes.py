@@ -1,0 +1,155 @@
+"""Why a candidate fails, as a run finds it out: chance, a named mistake, a step of an export."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from ..base.results import WRONG_ANSWERS, Violation
+from ..calls.calling import before_each_call
+from ..clauses.registry import Clause
+from ..clauses.subject import Subject
+from ..declare.candidate import Candidate
+from ..diagnosis import Diagnostician
+from ..diagnosis.answer_facts import lost_search_entry, unnamed_entry
+from ..diagnosis.chance import Chance
+from ..diagnosis.earlier_calls import changed_inputs_entry, strides_entry
+from ..diagnosis.exports.blame import Blamer
+from ..diagnosis.mistakes import NamedMistake
+from ..diagnosis.neighbours import RefusedSizes
+from ..diagnosis.ranks import diagnostician
+from ..errors import fault_of
+from ..problems.problem import Problem
+from .clause_run import ClauseRun
+from .shrinking.smallest import Smallest
+
+# A cause as the report has it.
+Entry = dict[str, Any]
+# Whether a subject fails the problem in question.
+Fails = Callable[[Subject], bool]
+# Seconds that the search for a name may take: of some thousand calls each may be slow.
+LONGEST_SEARCH: Final = 300.0
+
+
+class Causes:
+    """Finds the causes of one candidate's failures; what holds for all of them is found once.
+
+    Where a search ends with an error of ours the failure stays, and no other search is made.
+    """
+
+    def __init__(self, candidate: Candidate, mistakes: Sequence[NamedMistake]) -> None:
+        self._candidate, self._mistakes = candidate, mistakes
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what was found: it is found again."""
+        self.diagnosticians: dict[Subject, Diagnostician] = {}
+        self._chance, self._sizes = Chance(), RefusedSizes()
+        self._lost: dict[Subject, Entry] = {}
+        self._blamers: dict[Subject, Blamer] = {}
+
+    def chance(self, problem: Problem, subject: Subject, fails: Fails, kind: str) -> Entry | None:
+        """The cause where chance decides the candidate's answers; None for others.
+
+        Laws that compare two such answers would blame whatever differs between the two calls.
+        """
+        numbers = kind in WRONG_ANSWERS
+        return self._searched(
+            subject, lambda: self._chance.entry(subject, problem, fails, numbers=numbers)
+        )
+
+    def changed_inputs(self, subject: Subject, clause: Clause, fails: Fails) -> Entry | None:
+        """The cause where the candidate changes what it is called with; None for others."""
+        return self._searched(subject, lambda: changed_inputs_entry(subject, clause.id, fails))
+
+    def refused_sizes(
+        self,
+        subject: Subject,
+        problem: Problem,
+        violation: Violation,
+        raises_at: Callable[[Problem], bool | None],
+    ) -> Entry | None:
+        """The cause where sizes decide whether a call raises; None for others."""
+        return self._searched(
+            subject, lambda: self._sizes.entry(subject, problem, violation, raises_at)
+        )
+
+    def unrepeatable(self, subject: Subject, fails: Fails, kind: str) -> Entry | None:
+        """The cause of a failure that does not occur each time; None for others."""
+        if kind not in WRONG_ANSWERS or subject in self._lost:
+            return None
+        return self._searched(subject, lambda: self._chance.unrepeatable(subject, fails))
+
+    def strides(self, subject: Subject, fails: Fails, kind: str) -> Entry | None:
+        """The cause of a failure that does not occur with contiguous inputs; None for others."""
+        if kind not in WRONG_ANSWERS or subject in self._lost:
+            return None
+        return self._searched(subject, lambda: strides_entry(subject, fails))
+
+    def _searched(self, subject: Subject, search: Callable[[], Entry | None]) -> Entry | None:
+        try:
+            return search()
+        except Exception as error:  # noqa: BLE001 (a verdict stands though its cause stays unknown)
+            self._lost[subject] = lost_search_entry(fault_of(error))
+            return None
+
+    def named(
+        self, subject: Subject, clause: Clause, problem: Problem, clause_run: ClauseRun
+    ) -> list[Entry]:
+        """The mistakes that explain a failure; the search is made once a candidate and dtype."""
+        if subject in self._lost:
+            return [self._lost[subject]]
+        if subject not in self.diagnosticians:
+            self.diagnosticians[subject] = diagnostician(subject, self._mistakes)
+        last = time.monotonic() + LONGEST_SEARCH
+
+        def before_call() -> None:
+            if clause_run.is_over or time.monotonic() >= last:
+                raise _GivenUp
+
+        try:
+            with before_each_call(before_call):
+                return self.diagnosticians[subject].explain(clause, problem)
+        except _GivenUp:
+            why = "the time of the run was up" if clause_run.is_over else f"{LONGEST_SEARCH:g} s"
+            self._lost[subject] = unnamed_entry(f"the search for a name was given up: {why}")
+            return [self._lost[subject]]
+        except Exception as error:  # noqa: BLE001 (a verdict stands though its cause stays unknown)
+            return [lost_search_entry(fault_of(error))]
+
+    def blame(
+        self,
+        subject: Subject,
+        clause: Clause,
+        smallest: Smallest,
+        on_example: Callable[[dict[str, Any]], None],
+    ) -> dict[str, Any] | None:
+        """Which step of an export is to blame for a graph's failure; None for what is no graph."""
+        if self._candidate.graph is None:
+            return None
+        if subject not in self._blamers:
+            self._blamers[subject] = Blamer(subject, self._candidate.graph)
+
+        def alive() -> None:  # each step has a time limit of its own
+            on_example(smallest.problem.as_json())
+
+        try:
+            return self._blamers[subject].blame(
+                clause.id, smallest.violation, smallest.recording, alive
+            )
+        except Exception as error:  # noqa: BLE001 (a verdict stands though nobody can be blamed)
+            return {
+                "step": "",
+                "stage": "",
+                "text": f"nobody can be blamed: {own_fault(error)}",
+            }
+
+
+class _GivenUp(Exception):  # noqa: N818 (no error: the search for a name takes too long)
+    """The time for a name is up."""
+
+
+def own_fault(error: Exception) -> str:
+    """What the record says where the harness itself fails."""
+    return f"the harness failed: {fault_of(error)}"
