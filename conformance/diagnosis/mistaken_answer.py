@@ -22,6 +22,7 @@ from torch import Tensor
 
 from .._golden import golden
 from ..clauses.subject import Differentiator, Subject
+from ..declare.candidate import like_nobody
 from ..declare.declaration import Declaration
 from ..oracle.headroom import finite_limit, representable_output, representable_rows
 from ..oracle.oracle import Golden, Oracle, evaluate
@@ -292,11 +293,6 @@ class CommonAnswers:
     def is_of_catalogue(self, mistake: NamedMistake) -> bool:
         """Whether a mistake is one of those that every search tries, and that are never gone."""
         return id(mistake) in self._catalogue
-
-
-def like_nobody(*_arguments: object, **_keywords: object) -> Any:
-    """In the place of a candidate that is never called."""
-    raise NotImplementedError
 
 
 class DiagnosedSubject(Subject):

@@ -19,9 +19,10 @@ with uncollected():
     from ...calls.calling import Forward
     from ...clauses.registry import all_clauses
     from ...clauses.subject import Subject
+    from ...declare.candidate import like_nobody
     from ...declare.decorators import core
     from ...diagnosis import Diagnostician
-    from ...diagnosis.mistaken_answer import DiagnosedSubject, act, like_nobody
+    from ...diagnosis.mistaken_answer import DiagnosedSubject, act
     from ...diagnosis.mistakes import NamedMistake, named_mistakes
     from ...errors import DeclarationError
     from ...problems.inputs import Inputs

@@ -9,8 +9,9 @@ from torch import Tensor
 from conformance.base.profile import PROFILES
 from conformance.base.results import ClauseResult
 from conformance.clauses.subject import Subject
+from conformance.declare.candidate import like_nobody
 from conformance.declare.decorators import core
-from conformance.diagnosis.mistaken_answer import CommonAnswers, like_nobody
+from conformance.diagnosis.mistaken_answer import CommonAnswers
 from conformance.running.runner import PREPARED, CandidateRun
 from conformance.running.workers.warm import COMMONEST, prepare
 
