@@ -138,7 +138,8 @@ class Progress:
         """
         found = None if self.failure is None else self.failure.violation
         if self.failure is not None and found is not None and found.kind != "raised":
-            return _kept(self.failure, message, seconds)
+            hint = "; --timeout sets the limit" if kind == "hung" else ""  # a busy machine is slow
+            return _kept(self.failure, f"{message}{hint}", seconds)
         if found is not None:
             message += f"; before that it {found.message}"
         more = {"examples": self.examples, "seconds": seconds, "trail": self.trail}
