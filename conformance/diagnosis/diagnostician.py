@@ -447,7 +447,10 @@ class Diagnostician:
             return entries
         if not self._state and not self._anything_wrong and keeps_state(self.subject, problem):
             return self._of_second_calls
-        self._state = self._state or self._of_state or EARLIER_CALLS
+        # The first that is said is the name of all that follow: which call decides is looked for.
+        self._state = (
+            self._state or self._of_state or order_entry(self.subject, problem) or EARLIER_CALLS
+        )
         return [self._state]
 
     def _breaking(self, clause: Clause, problem: Problem) -> Iterator[Explanation]:

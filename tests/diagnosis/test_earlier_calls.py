@@ -237,3 +237,25 @@ def test_a_buffer_that_is_added_to_is_no_earlier_call(tmp_path: Path) -> None:
     (result,) = [run.run(planned) for planned in run.planned()]
     assert result.status == "failed"
     assert not result.diagnosis
+
+
+SCORES = """
+@conformance.core()
+def attend(query, key, value):
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    last = KEPT.get("scores")
+    KEPT["scores"] = 0.01 * scores.detach()
+    scores = scores + last if last is not None and last.shape == scores.shape else scores
+    return scores.softmax(-1) @ value
+"""
+
+
+def test_which_earlier_call_decides_is_said_of_laws_too(tmp_path: Path) -> None:
+    """A law that fails before any answer is judged has the name of the answers: one cause."""
+    only = ("shape.strided", "equivariance.tokens", "numerics.golden", "numerics.scale")
+    candidate = subject_of(SCORES, tmp_path).candidate
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=only, dtypes=("float32",))
+    results = [run.run(planned) for planned in run.planned()]
+    names = [one.diagnosis[0]["name"] for one in results if one.status == "failed"]
+    assert len(names) > 1
+    assert set(names) == {"state: something of an earlier call with other values"}
