@@ -111,10 +111,16 @@ def broken_script(target: str, slug: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
-    """What the scripts of all mistakes give, for the broken and for the mended files."""
+def outcomes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[int, str]]:
+    """What the scripts of the mistakes that tests are for give: broken files, and mended ones."""
     folder = tmp_path_factory.mktemp("scripts")
-    for number, (text, slug, (wrong, right)) in enumerate(MISTAKES.values()):
+    cases = [getattr(item, "callspec", None) for item in request.session.items]
+    tried = {case.params.get("name") for case in cases if case}
+    for number, (name, (text, slug, (wrong, right))) in enumerate(MISTAKES.items()):
+        if name not in tried:
+            continue
         broken = write_candidate(folder / f"broken_{number}.py", text)
         mended = write_candidate(folder / f"mended_{number}.py", text.replace(wrong, right))
         shows = broken_script(broken, slug)
