@@ -16,7 +16,13 @@ from ..problems.problem import Problem
 from ..tolerance import model
 from .battery import answer_to
 from .dissection.backward import backward_statements
-from .earlier_calls import SECOND_CALL, keeps_state, state_entry
+from .earlier_calls import (
+    SECOND_CALL,
+    STRIDES_IGNORED,
+    ignores_strides,
+    keeps_state,
+    state_entry,
+)
 from .mistakes import BACKWARD, NamedMistake, NotExpressible
 from .mistakes.backward_pass import gradients_with
 from .mistakes.named_mistake import Gradients
@@ -96,6 +102,8 @@ class BackwardDiagnostician:
             return [SECOND_CALL]
         if clause == TWO_CALLS and (entry := state_entry(self.subject)):
             return [entry]
+        if clause == "gradients.strided" and ignores_strides(self.subject):
+            return [STRIDES_IGNORED]  # in the forward pass already
         return []
 
     def _answers_wrong(self, problem: Problem) -> bool:

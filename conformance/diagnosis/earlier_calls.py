@@ -37,6 +37,13 @@ CHANGED_INPUTS: Final = "state.inputs-unchanged"
 # Layouts whose strides are not those of rows, with nothing beside the elements.
 TRANSPOSED: Final = ("channels-first", "tokens-first")
 _FIX: Final = "keep nothing of a call for the next one, or keep it by all that it depends on"
+# What is said of answers that are right for contiguous inputs alone.
+STRIDES_IGNORED: Final[dict[str, Any]] = {
+    "name": "strides-ignored",
+    "text": "a tensor is read as if it lay row after row in memory",
+    "fix": "honour the strides of the inputs, or call contiguous() on them",
+    "confidence": 1.0,
+}
 # What is said of a second call that is answered wrongly, where nobody can say how.
 SECOND_CALL: Final[dict[str, Any]] = {
     "name": "state: something of the first call in the second",
@@ -331,17 +338,11 @@ def changed_inputs_entry(
 
 def strides_entry(subject: Subject, fails: Callable[[Subject], bool]) -> dict[str, Any] | None:
     """What is said of a call that is right for contiguous inputs alone; ``fails`` as above."""
-    if fails(Copying(subject, contiguous=True)) or not _ignores_strides(subject):
-        return None
-    return {
-        "name": "strides-ignored",
-        "text": "a tensor is read as if it lay row after row in memory",
-        "fix": "honour the strides of the inputs, or call contiguous() on them",
-        "confidence": 1.0,
-    }
+    right = not fails(Copying(subject, contiguous=True))
+    return STRIDES_IGNORED if right and ignores_strides(subject) else None
 
 
-def _ignores_strides(subject: Subject) -> bool:
+def ignores_strides(subject: Subject) -> bool:
     """Whether an answer is right for contiguous inputs, and wrong for transposed ones.
 
     Nothing lies beside their elements that could be read by mistake.
