@@ -14,6 +14,8 @@ from functools import cached_property, partial
 from itertools import chain, islice
 from typing import Any, Final
 
+import torch
+
 from ..clauses.registry import Clause
 from ..clauses.subject import Subject
 from ..problems.inputs import Inputs
@@ -86,13 +88,17 @@ def changes_gradients(
 ) -> bool:
     """Whether mistakes change the answer that a clause of gradients asks for, or other values' one.
 
-    Some clauses draw a cache, or sinks, that the problem itself lacks.
+    Some clauses draw a cache, or sinks, that the problem itself lacks. Values that are all zero
+    hide what changes the weights: others are tried.
     """
     seeds = range(problem.seed, problem.seed + MOST_SEEDS)
     drawn = [problem.replace(overrides=None, values="normal", seed=seed) for seed in seeds]
     answers = (answers_to_clause(subject, clause, one)[0] for one in (problem, *drawn))
     own = (answer.inputs for answer in chain.from_iterable(answers))
-    asked = chain(map(subject.inputs, (problem, *drawn)), own)
+    given = subject.inputs(problem)
+    values = torch.arange(given.value.numel(), dtype=given.value.dtype).view_as(given.value)
+    others = [] if given.is_layer else [given.with_tokens(value=values)]
+    asked = chain([given, *others], map(subject.inputs, drawn), own)
     return any(changes_answer(subject, made, inputs) for inputs in asked)
 
 

@@ -374,6 +374,22 @@ def test_gradients_of_a_cache_that_the_clause_draws_have_the_cause_of_the_answer
     assert named["cache.golden"] == named["gradients.cache"] == ["cache-behind-new-keys"]
 
 
+def test_gradients_where_values_are_zero_have_the_cause_of_the_answers() -> None:
+    """Weights that change no answer there change the gradient of the values."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        scores = query @ key.mT
+        if keep is not None:
+            scores = scores + (1.0 - keep.to(scores.dtype)) * -100.0
+        return (scores * query.shape[-1] ** -0.5).softmax(-1) @ value
+
+    candidate = core(attend, masks=["keep"], features=["gradients"], causal=None, empty_rows="any")
+    only = ("mask.golden", "gradients.golden")
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=only, dtypes=("float32",))
+    names = [[one["name"] for one in run.run(planned).diagnosis] for planned in run.planned()]
+    assert names == [["mask-adds-100-before-scale"]] * len(only)
+
+
 def test_gradients_of_the_one_wrong_answer_have_its_cause() -> None:
     """Single queries, which no problem of the battery has beside a mask, lose their mask."""
 
