@@ -62,7 +62,7 @@ def test_a_limit_below_what_a_worker_takes_is_refused(folder: Path, capsys: Capt
     assert run(["check", "attn.py", "--max-memory", "1K"]) == 2
     said = capsys.readouterr()
     assert not said.out
-    assert re.search(r"a worker takes \d+ MiB before .*, more than 1 KiB: allow it", said.err)
+    assert re.search(r"a worker takes [\d.]+ MiB before .*, more than 1 KiB: allow it", said.err)
 
 
 def test_shared_memory_alone_is_not_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
