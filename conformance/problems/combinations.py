@@ -18,7 +18,7 @@ from ..base.geometry import Geometry
 from ..declare.candidate import Candidate
 from ..declare.declaration import SEQUENCES
 from .caching import CACHED, NO_CACHE, counts_from_first, draws_cache
-from .covering import Covering, CoveringParameter, Model, Rule, alone, cover
+from .covering import Covering, CoveringParameter, Model, Rule, alone, cover, first_row
 from .fitting import causal_flag, either_or, fitted_geometry
 from .mask_patterns import NO_QUERIES
 from .materialise import structure
@@ -111,26 +111,43 @@ def combinations(
     candidate: Candidate, space: Space, *, dtype: str, strength: int = 2
 ) -> Combinations:
     """Every problem in which values of as many parameters meet as the strength says."""
-    if space.purpose == "operator":
-        strength = 1
     made = _Parameters(candidate, space)
+    strength = _strength_in(space, strength)
     covering = cover(made.model, strength, OTHER_PATHS)
-    names = [parameter.name for parameter in made.model.parameters]
     problems = tuple(
-        made.problem(dict(zip(names, row, strict=True)), dtype=dtype, seed=seed)
+        made.problem(made.named(row), dtype=dtype, seed=seed)
         for seed, row in enumerate(covering.rows)
     )
     return Combinations(problems=problems, model=made.model, covering=covering, strength=strength)
+
+
+def combinations_in_turn(
+    candidate: Candidate, space: Space, *, dtype: str, strength: int = 2
+) -> Iterator[Problem]:
+    """The problems of :func:`combinations`: the first is known before the others are sought."""
+    made = _Parameters(candidate, space)
+    strength = _strength_in(space, strength)
+    first = first_row(made.model, strength, OTHER_PATHS)
+    if first is not None:
+        yield made.problem(made.named(first), dtype=dtype, seed=0)
+    rows = cover(made.model, strength, OTHER_PATHS).rows
+    for seed, row in enumerate(rows):
+        if seed or first is None:
+            yield made.problem(made.named(row), dtype=dtype, seed=seed)
+
+
+def _strength_in(space: Space, strength: int) -> int:
+    """How many values meet: of another operator's arguments each value is asked for once."""
+    return 1 if space.purpose == "operator" else strength
 
 
 def options_alone(candidate: Candidate, space: Space, *, dtype: str) -> list[Problem]:
     """Each option alone at plain sizes, then few problems that combine them."""
     space = dataclasses.replace(space, purpose="operator")
     made = _Parameters(candidate, space)
-    names = [parameter.name for parameter in made.model.parameters]
-    rows = [dict(zip(names, row, strict=True)) for row in alone(made.model)]
+    rows = list(map(made.named, alone(made.model)))
     plain = rows[0] if rows else {}
-    options = [row for row in rows if all(row[n] == plain[n] for n in names if n in SIZES)]
+    options = [row for row in rows if all(row[n] == plain[n] for n in plain if n in SIZES)]
     problems = [made.problem(row, dtype=dtype, seed=seed) for seed, row in enumerate(options)]
     return [*problems, *combinations(candidate, space, dtype=dtype).problems]
 
@@ -138,9 +155,8 @@ def options_alone(candidate: Candidate, space: Space, *, dtype: str) -> list[Pro
 def options_together(candidate: Candidate, space: Space, *, dtype: str) -> list[Problem]:
     """Problems in which any two options and sizes of a candidate meet, in plain memory."""
     made = _Parameters(candidate, dataclasses.replace(space, purpose="operator"))
-    names = [parameter.name for parameter in made.model.parameters]
     return [
-        made.problem(dict(zip(names, row, strict=True)), dtype=dtype, seed=seed)
+        made.problem(made.named(row), dtype=dtype, seed=seed)
         for seed, row in enumerate(cover(made.model, 2).rows)
     ]
 
@@ -442,6 +458,10 @@ class _Parameters:
         return list(self.meant.get(name, {}).items())
 
     # -- problems -----------------------------------------------------------------------------
+
+    def named(self, row: Sequence[str]) -> dict[str, str]:
+        """The values of a row by the names of their parameters."""
+        return dict(zip(self.model.names, row, strict=True))
 
     def problem(self, row: dict[str, str], *, dtype: str, seed: int) -> Problem:
         """The problem of one row; what it does not name is plain."""

@@ -41,6 +41,11 @@ class Model:
     parameters: tuple[CoveringParameter, ...]
     rules: tuple[Rule, ...] = ()
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the parameters, in the order of a row's values."""
+        return [parameter.name for parameter in self.parameters]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Covering:
@@ -78,8 +83,28 @@ def cover(model: Model, strength: int, plain: tuple[str, ...] = ()) -> Covering:
     )
 
 
+def first_row(model: Model, strength: int, plain: tuple[str, ...] = ()) -> tuple[str, ...] | None:
+    """The first row of :func:`cover`, without the others.
+
+    None where it is not known before them: where each value is only to be met once.
+    """
+    others, fixed = _usual(model, plain)
+    if min(strength, len(others.parameters)) <= 1:
+        return None
+    values, usual = _Values(model), _Values(others)
+    row = dict(zip(others.names, usual.spelled(usual.plainest()), strict=True))
+    return values.spelled(values.of_row({**row, **fixed}))
+
+
 def _usual_rows(model: Model, plain: tuple[str, ...]) -> list[dict[str, str]]:
     """Rows for every pair of values of a model in which some parameters stay plain."""
+    others, fixed = _usual(model, plain)
+    rows = cover(others, 2).rows if others.parameters else ((),)
+    return [{**dict(zip(others.names, row, strict=True)), **fixed} for row in rows]
+
+
+def _usual(model: Model, plain: tuple[str, ...]) -> tuple[Model, dict[str, str]]:
+    """The model of the parameters that may change, and the values of those that stay plain."""
     fixed = {
         parameter.name: parameter.values[0]
         for parameter in model.parameters
@@ -92,9 +117,7 @@ def _usual_rows(model: Model, plain: tuple[str, ...]) -> list[dict[str, str]]:
         sides = tuple(side for side in rule.sides if side[0] not in fixed)
         rules.append(Rule(rule.reason, sides))
     others = tuple(parameter for parameter in model.parameters if parameter.name not in fixed)
-    names = [parameter.name for parameter in others]
-    rows = cover(Model(others, tuple(rules)), 2).rows if others else ((),)
-    return [{**dict(zip(names, row, strict=True)), **fixed} for row in rows]
+    return Model(others, tuple(rules)), fixed
 
 
 def alone(model: Model) -> list[tuple[str, ...]]:

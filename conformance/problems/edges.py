@@ -6,12 +6,13 @@ They run outside hypothesis, which does not shrink explicit examples; failures a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from ..base.geometry import FIELDS, Geometry
 from ..declare.candidate import Candidate
-from .combinations import combinations
+from .combinations import combinations_in_turn
 from .problem import Problem
 from .space import Space, can_cross, stays_even
 from .strategies import Draft
@@ -107,19 +108,25 @@ def edge_problems(
     Only the first ``most`` are made, as fitting sizes to a candidate takes a while; None: all. Of
     combinations so many values meet as the ``strength`` says.
     """
-    admitted: dict[Problem, None] = {}  # in order, each once
+    every = edges_in_turn(candidate, space, dtype=dtype, strength=strength)
+    return list(itertools.islice(every, most))
+
+
+def edges_in_turn(
+    candidate: Candidate, space: Space, *, dtype: str, strength: int = 2
+) -> Iterator[Problem]:
+    """The edge problems of a space, each once, and each made when it is asked for."""
+    seen: set[Problem] = set()
     for problem in _every(candidate, space, dtype=dtype, strength=strength):
-        if len(admitted) == most:
-            break
-        if space.admits(problem, candidate):
-            admitted[problem] = None
-    return list(admitted)
+        if problem not in seen and space.admits(problem, candidate):
+            seen.add(problem)
+            yield problem
 
 
 def _every(candidate: Candidate, space: Space, *, dtype: str, strength: int) -> Iterable[Problem]:
     """The edge problems, including repeated ones and some outside the space."""
     if space.edges == "combinations":
-        return combinations(candidate, space, dtype=dtype, strength=strength).problems
+        return combinations_in_turn(candidate, space, dtype=dtype, strength=strength)
     if space.edges == "tiles":
         drafts = _tile_drafts(candidate)
     else:

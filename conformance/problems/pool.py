@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from random import Random
 from typing import Any, Final
 
 from ..base.profile import Profile
 from ..declare.candidate import Candidate
-from .combinations import combinations
-from .edges import edge_problems
+from .combinations import Combinations, combinations
+from .edges import edge_problems, edges_in_turn
 from .problem import Problem
 from .space import Space
 from .strategies import draw_problems
@@ -39,7 +41,8 @@ class Pool:
         self._profile = profile
         self._seed = seed
         self._leading = leading
-        self._edges: dict[tuple[Space, str], list[Problem]] = {}
+        self._edges: dict[tuple[Space, str], _Remembered] = {}
+        self._combined: dict[tuple[Space, str], Combinations] = {}
         self._problems: dict[tuple[Space, str], list[Problem]] = {}
 
     def share(self, other: Pool) -> None:
@@ -47,17 +50,22 @@ class Pool:
         own = self._profile, self._seed, self._leading
         if own == (other._profile, other._seed, other._leading):
             self._edges, self._problems = other._edges, other._problems
+            self._combined = other._combined
 
     def in_turn(self, space: Space, dtype: str, device: str = "cpu") -> Iterator[Problem]:
-        """The problems of a space one after another; none is drawn before the edges are used up."""
-        yield from _placed(self._edges_of(space, dtype), device)
-        yield from self.problems(space, dtype, device)[len(self._edges_of(space, dtype)) :]
+        """The problems of a space one after another, each made when it is asked for.
+
+        None is drawn before the edges are used up.
+        """
+        edges = self._edges_of(space, dtype)
+        for edge in edges:
+            yield _placed(edge, device)
+        yield from self.problems(space, dtype, device)[len(edges.every) :]
 
     def count(self, space: Space, dtype: str) -> int:
-        """How many problems a space has, as far as that can be said before they are drawn."""
-        if (space, dtype) in self._problems:
-            return len(self._problems[space, dtype])
-        return len(self._edges_of(space, dtype)) + self._drawn_count(space, dtype)
+        """How many problems a space has; about so many where they have not been made."""
+        known = self._problems.get((space, dtype))
+        return max(1, self._wanted(space, dtype)) if known is None else len(known)
 
     def problems(self, space: Space, dtype: str, device: str = "cpu") -> list[Problem]:
         """The problems of a space: at least as many as the profile says.
@@ -68,7 +76,8 @@ class Pool:
         key = (space, dtype)
         if key not in self._problems:
             self._problems[key] = self._draw(space, dtype)
-        return _placed(self._problems[key], device)
+        problems = self._problems[key]
+        return problems if device == "cpu" else [_placed(one, device) for one in problems]
 
     def further(self, space: Space, dtype: str, device: str = "cpu") -> list[Problem]:
         """A few other problems of a space, for a clause whose examples happened not to bind."""
@@ -81,8 +90,10 @@ class Pool:
             count=FURTHER,
             seed_value=self._seed + 1,
         )
-        edges = self._unforeseen(edge_problems(self._candidate, space, dtype=dtype))
-        placed = [problem.replace(device=device) for problem in [*edges[:FURTHER], *drawn]]
+        edges = map(
+            self._unforeseen, edge_problems(self._candidate, space, dtype=dtype, most=FURTHER)
+        )
+        placed = [_placed(problem, device) for problem in [*edges, *drawn]]
         return [problem for problem in dict.fromkeys(placed) if problem not in first]
 
     def drawn(self, space: Space, dtype: str, device: str = "cpu", *, turn: int) -> list[Problem]:
@@ -95,17 +106,23 @@ class Pool:
             count=max(1, self._wanted(space, dtype)),
             seed_value=self._seed + turn * TURN,
         )
-        return [problem.replace(device=device) for problem in problems]
+        return [_placed(problem, device) for problem in problems]
 
     def coverage(self, space: Space, dtype: str, numbers: Iterable[int]) -> dict[str, Any] | None:
         """How many combinations the problems of a space with some numbers cover, None of others."""
         if space.edges != "combinations":
             return None
-        self._edges_of(space, dtype)
-        made = combinations(
-            self._candidate, space, dtype=dtype, strength=self._strength(space, dtype)
-        )
+        self._leading = self._leading or dtype
+        made = self._combinations(space, dtype)
         return made.coverage([number for number in numbers if number < len(made.problems)])
+
+    def _combinations(self, space: Space, dtype: str) -> Combinations:
+        key = (space, dtype)
+        if key not in self._combined:
+            self._combined[key] = combinations(
+                self._candidate, space, dtype=dtype, strength=self._strength(space, dtype)
+            )
+        return self._combined[key]
 
     def _strength(self, space: Space, dtype: str) -> int:
         """Full in the leading dtype: most interactions show in every dtype.
@@ -121,20 +138,15 @@ class Pool:
         part = 1.0 if dtype == self._leading else OTHER_DTYPES
         return round(self._profile.examples * space.share * part)
 
-    def _turned(self, space: Space, dtype: str) -> list[Problem]:
+    def _turned(self, space: Space, dtype: str) -> Iterator[Problem]:
         """The combinations again with drawn values, as often as the profile says."""
         if space.edges != "combinations" or self._profile.turns == 1 or dtype != self._leading:
-            return []
-        made = combinations(
-            self._candidate, space, dtype=dtype, strength=self._strength(space, dtype)
-        )
-        return [
-            with_other_values(problem, self._seed + turn * TURN)
-            for turn in range(1, self._profile.turns)
-            for problem in made.problems
-        ]
+            return
+        for turn in range(1, self._profile.turns):
+            for problem in self._combinations(space, dtype).problems:
+                yield with_other_values(problem, self._seed + turn * TURN)
 
-    def _edges_of(self, space: Space, dtype: str) -> list[Problem]:
+    def _edges_of(self, space: Space, dtype: str) -> _Remembered:
         """The problems that are not drawn, in order."""
         self._leading = self._leading or dtype
         if (space, dtype) not in self._edges:
@@ -144,45 +156,72 @@ class Pool:
             if space.share < 1.0 and space.edges == "sizes":
                 # A part of each: edges alone are the same in every run.
                 most = wanted // 2 if most is None else min(most, wanted // 2)
-            strength = self._strength(space, dtype)
-            edges = edge_problems(self._candidate, space, dtype=dtype, most=most, strength=strength)
-            edges += self._turned(space, dtype)
-            self._edges[space, dtype] = self._unforeseen(edges)
+            self._edges[space, dtype] = _Remembered(partial(self._make_edges, space, dtype, most))
         return self._edges[space, dtype]
 
-    def _drawn_count(self, space: Space, dtype: str) -> int:
-        """How many problems are drawn besides the edges."""
-        wanted = self._wanted(space, dtype)
-        missing = wanted - len(self._edges_of(space, dtype))
-        return max(missing, math.ceil(LEAST_DRAWN * wanted), 1)
+    def _make_edges(self, space: Space, dtype: str, most: int | None) -> Iterator[Problem]:
+        strength = self._strength(space, dtype)
+        edges = edges_in_turn(self._candidate, space, dtype=dtype, strength=strength)
+        every = itertools.chain(itertools.islice(edges, most), self._turned(space, dtype))
+        return map(self._unforeseen, every)
 
     def _draw(self, space: Space, dtype: str) -> list[Problem]:
-        edges = self._edges_of(space, dtype)
+        edges, wanted = self._edges_of(space, dtype).every, self._wanted(space, dtype)
         drawn = draw_problems(
             self._candidate,
             space,
             dtype=dtype,
             longest=self._profile.longest,
-            count=self._drawn_count(space, dtype),
+            count=max(wanted - len(edges), math.ceil(LEAST_DRAWN * wanted), 1),
             seed_value=self._seed,
         )
-        return edges + drawn
+        return [*edges, *drawn]
 
-    def _unforeseen(self, edges: list[Problem]) -> list[Problem]:
-        """Problems whose values follow from the run's seed as well, where nobody shall know them.
+    def _unforeseen(self, edge: Problem) -> Problem:
+        """A problem whose values follow from the run's seed as well, where nobody shall know them.
 
-        Their sizes and options stay, and so does what clauses choose by a seed's remainder.
+        Its sizes and options stay, and so does what clauses choose by a seed's remainder.
         """
         if not self._candidate.isolated:
-            return edges
-        moved = UNFORESEEN * (self._seed % SEEDS_APART)
-        return [edge.replace(seed=edge.seed + moved) for edge in edges]
+            return edge
+        return edge.replace(seed=edge.seed + UNFORESEEN * (self._seed % SEEDS_APART))
 
 
-def _placed(problems: list[Problem], device: str) -> list[Problem]:
-    if device == "cpu":
-        return problems
-    return [problem.replace(device=device) for problem in problems]
+class _Remembered:
+    """Problems that are made when they are asked for, each once.
+
+    ``make`` begins to make them; it is called again where that was interrupted.
+    """
+
+    def __init__(self, make: Callable[[], Iterator[Problem]]) -> None:
+        self._make = make
+        self._left = make()
+        self._made: list[Problem] = []
+
+    def __iter__(self) -> Iterator[Problem]:
+        for number in itertools.count():
+            if number == len(self._made):
+                self._make_more(1)
+            if number == len(self._made):
+                return
+            yield self._made[number]
+
+    @property
+    def every(self) -> list[Problem]:
+        """All of them."""
+        self._make_more(None)
+        return self._made
+
+    def _make_more(self, most: int | None) -> None:
+        try:
+            self._made += itertools.islice(self._left, most)
+        except BaseException:
+            self._left = itertools.islice(self._make(), len(self._made), None)
+            raise
+
+
+def _placed(problem: Problem, device: str) -> Problem:
+    return problem if problem.device == device else problem.replace(device=device)
 
 
 def with_other_values(problem: Problem, seed: int) -> Problem:

@@ -133,7 +133,7 @@ class ClauseProblems:
                 return
 
     def _count(self, *, exactly: bool) -> None:
-        """Tell the tally how many problems there are; not ``exactly``, before any is drawn."""
+        """Tell the tally how many problems there are; about so many before any is made."""
         space, dtype, _ = self._place
         main = len(self._pool.problems(space, dtype)) if exactly else self._pool.count(space, dtype)
         own = sum(map(self._tally.shard.owns, range(main)))

@@ -217,9 +217,7 @@ class CandidateRun:
         problems, left, tally = begun
 
         def counted() -> ClauseResult:
-            numbers = () if clause_run.round else tally.numbers
             return result.replace(
-                coverage=self.pool.coverage(clause.space, result.dtype, numbers),
                 examples=tally.examples,
                 binding=tally.binding,
                 margin=tally.margin,
@@ -227,26 +225,31 @@ class CandidateRun:
                 reason="",
             )
 
-        def unfinished() -> ClauseResult:
+        def covered() -> ClauseResult:
+            numbers = () if clause_run.round else tally.numbers
+            coverage = self.pool.coverage(clause.space, result.dtype, numbers)
+            return counted().replace(coverage=coverage)
+
+        def unfinished(so_far: ClauseResult) -> ClauseResult:
             planned = max(tally.planned, tally.examples + 1)
-            return counted().replace(status="untestable", planned=planned)
+            return so_far.replace(status="untestable", planned=planned)
 
         for problem in left:
             if clause_run.is_over:
-                return unfinished()
+                return unfinished(covered())
             clause_run.on_example(problem.as_json(), tally)
             finding = examine(clause, subject, problem)
             tally.add(finding)
             if finding.violation is not None:
                 tally.failed = True
-                failure = _Failure(clause, subject, problem, finding.violation, counted())
+                failure = _Failure(clause, subject, problem, finding.violation, covered())
                 return self._failed(failure, clause_run)
             problems.passed(problem)
             if clause_run.most is not None and tally.examples >= clause_run.most:
                 self._aside[key] = begun
-                return unfinished()
+                return unfinished(counted())
         status, reason = tally.outcome()
-        return counted().replace(status=status, reason=reason)
+        return covered().replace(status=status, reason=reason)
 
     def _begun(
         self, clause: Clause, subject: Subject, number: int

@@ -35,7 +35,7 @@ def test_edges_come_first() -> None:
 
 @pytest.mark.parametrize("name", ["core with everything", "layer of itself"])
 def test_nothing_is_drawn_while_edges_are_left(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Problems in turn are those of the space, counted before the first is drawn."""
+    """Problems in turn are those of the space: none is drawn before it is asked for."""
     profile = dataclasses.replace(SMALL, examples=9)
     space = Space(mask="maybe", edges="combinations")
     every = Pool(CANDIDATES[name], profile, 0).problems(space, "float32")
@@ -47,13 +47,31 @@ def test_nothing_is_drawn_while_edges_are_left(name: str, monkeypatch: pytest.Mo
         return draw_problems(*arguments, **keywords)
 
     monkeypatch.setattr("conformance.problems.pool.draw_problems", counted)
-    assert pool.count(space, "float32") == len(every)
     turn = pool.in_turn(space, "float32")
     edges = edge_problems(CANDIDATES[name], space, dtype="float32", strength=profile.strength)
     assert [next(turn) for _ in edges] == every[: len(edges)]
     assert drawn == []
     assert list(turn) == every[len(edges) :]
     assert drawn == [len(every) - len(edges)]
+    assert pool.count(space, "float32") == len(every)
+
+
+def test_first_problem_is_made_without_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of the combined options is known before a covering array is sought."""
+    space = Space(mask="maybe", edges="combinations")
+    candidate = CANDIDATES["core with everything"]
+    expected = Pool(candidate, SMALL, 0).problems(space, "float32")
+
+    def unexpected(*_arguments: Any, **_keywords: Any) -> None:
+        raise AssertionError("a covering array was sought")
+
+    pool = Pool(candidate, SMALL, 0)
+    with monkeypatch.context() as patched:
+        patched.setattr("conformance.problems.combinations.cover", unexpected)
+        assert next(pool.in_turn(space, "float32")) == expected[0]
+        with pytest.raises(AssertionError, match="was sought"):
+            list(pool.in_turn(space, "float32"))
+    assert list(pool.in_turn(space, "float32")) == expected  # an interrupted turn loses nothing
 
 
 def test_problems_of_a_space_are_shared() -> None:

@@ -251,7 +251,8 @@ class Supervisor:
         if not result.examples and not result.reason:
             reason = f"{NOT_RUN}{self._deadline.sentence}"
             return result.replace(reason=reason, planned=None)
-        examples = f"after {result.examples} of {result.planned} examples, none of which failed"
+        count = f"{result.examples} of about {result.planned}"
+        examples = f"after {count} examples, none of which failed"
         more = f"; {result.reason}" if result.reason else ""
         return result.replace(reason=f"{NOT_FINISHED}{self._deadline.sentence} {examples}{more}")
 
