@@ -338,7 +338,7 @@ class Diagnostician:
         yield _of_precision(precision_entry(self.subject, spread_over(search.observed)))
         yield self._both_confirmed(search.pairs())
         observed = [*search.observed, *self._near, *self._resized]
-        yield from map(explanations_of, self._statements(observed).explained())
+        yield from map(explanations_of, self._statements(observed, search).explained())
         pairs = [(answer.inputs, answer.output) for answer in observed]
         yield _of_precision(scale_entry(self.subject, pairs))
 
@@ -394,8 +394,12 @@ class Diagnostician:
     ) -> MistakeSearch:
         return MistakeSearch(self.subject, observed, self.mistakes, self._acted, earlier=earlier)
 
-    def _statements(self, observed: Sequence[BatteryAnswer]) -> StatementSearch:
-        return StatementSearch(self.subject, self.mistakes, self._acted, observed, self._reader)
+    def _statements(
+        self, observed: Sequence[BatteryAnswer], earlier: MistakeSearch | None = None
+    ) -> StatementSearch:
+        return StatementSearch(
+            self.subject, self.mistakes, self._acted, observed, self._reader, earlier
+        )
 
     def _search_near(self, problem: Problem) -> list[Explanation]:
         """What explains every answer of the battery and of the neighbours of a problem."""

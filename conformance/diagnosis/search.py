@@ -135,11 +135,22 @@ class MistakeSearch:
             return []
         narrowing = self._narrowing
         plainest = sorted(self.mistakes, key=lambda one: len(one.sentence))
-        likely = (one for one in plainest if narrowing.explains_wrong(one))
+        return self._plainest_narrowed(filter(narrowing.explains_wrong, plainest), most)
+
+    def limited(self) -> list[Narrowed]:
+        """The mistakes that are made wherever they can be, under the condition that says where."""
+        if self.wrong.bit_count() < FEWEST_WRONG:
+            return []
+        every = (1 << len(self.observed)) - 1
+        likely = [one for one in self.mistakes if not self._fails(one, every)]
+        limited = [one for one in likely if self._unable.get(id(one))]
+        return self._plainest_narrowed(sorted(limited, key=lambda one: len(one.sentence)), 1)
+
+    def _plainest_narrowed(self, likely: Iterable[NamedMistake], most: int) -> list[Narrowed]:
         narrowed: dict[str, Narrowed] = {}
         for mistake in islice(likely, MOST_NARROWED):
             # Another way to make the same mistake says nothing more.
-            learnt = None if mistake.name in narrowed else narrowing.narrowed(mistake, most)
+            learnt = None if mistake.name in narrowed else self._narrowing.narrowed(mistake, most)
             if learnt is not None:
                 narrowed[mistake.name] = learnt
                 most = min(most, learnt.conditions)  # what takes more is not the plainest

@@ -134,7 +134,8 @@ class Explanation:
 class StatementSearch:
     """What explains some ``observed`` answers, and those that a candidate is asked for besides.
 
-    The ``reader`` remembers what it has read of a candidate for other searches.
+    The ``reader`` remembers what it has read of a candidate for other searches. What an ``earlier``
+    search said of some of the answers is taken over.
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class StatementSearch:
         acted: ActedAnswers,
         observed: Sequence[BatteryAnswer],
         reader: StatementReader,
+        earlier: MistakeSearch | None = None,
     ) -> None:
         self.subject = subject
         self.mistakes = mistakes
@@ -151,15 +153,17 @@ class StatementSearch:
         self.observed = list(observed)
         self._reader = reader
         self._rounds = 0
-        self._earlier: MistakeSearch | None = None
+        self._earlier = earlier
         self._around: list[BatteryAnswer] = []
 
     def explained(self) -> Iterator[list[Combination]]:
         """What explains every answer and is confirmed, from one source after another.
 
-        Reading is dear: what the plainest answer says comes first, then mistakes of the catalogue
-        under one condition, then what few answers say, last what all of them do.
+        Reading is dear: mistakes of the catalogue that are made wherever they can be come before
+        what the plainest answer says, then those under one condition, then what few answers say,
+        last what all of them do.
         """
+        yield self._first_confirmed(self._limited, rounds=1)
         yield self._first_confirmed(partial(self._stated, 1), rounds=1)
         yield self._first_confirmed(self._soon_named)
         yield self._first_confirmed(partial(self._stated, SOON), rounds=1)
@@ -175,6 +179,12 @@ class StatementSearch:
         for said in islice(self._reader.statements(self.observed), most):
             for one in self._search.among(said).explaining():
                 yield [(one,)]
+
+    def _limited(self) -> Iterator[list[Combination]]:
+        """Mistakes of the catalogue that cannot be made in some calls, and are made in all others."""
+        limited = self._search.limited()
+        if limited:
+            yield self._exactly(limited)
 
     def _soon_named(self) -> Iterator[list[Combination]]:
         """Mistakes of the catalogue under one condition."""
