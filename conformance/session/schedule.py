@@ -20,8 +20,6 @@ from ..running.workers.supervisor import HarnessError, OutOfTime, Supervisor, Wo
 # Of a run that ends with its first failure: so many clauses come first, with all their examples.
 # They show most mistakes, in a fifth of a second.
 WHOLE_FIRST: Final = 3
-# The first of these imports symbolic algebra for most of a second.
-_GRADIENTS: Final = "gradients"
 # Until so many clauses have run, no time is estimated.
 _LEAST: Final = 5
 
@@ -209,7 +207,6 @@ class ChunkRun:
         planned = self.loaded[chunk.index].planned
         ends = [n for n in chunk.numbers if planned[n].level == "MUST" and not planned[n].reason]
         whole, broad = ends[:WHOLE_FIRST], ends[WHOLE_FIRST:]
-        broad.sort(key=lambda number: planned[number].family == _GRADIENTS)
         waiting: dict[int, ClauseResult] = {}
         done: set[int] = set()
         for numbers, most in ((whole, None), (broad, 1), (chunk.numbers, None)):
