@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import and_
 
 import torch
@@ -125,17 +125,44 @@ def admitted(
     ``rows`` (int64 ``[R]``) only these queries are looked at, in ``given`` as well.
     """
     lengths = shape[2:]
-    structure = structural_mask(
-        *lengths, causal=causal, window=window, semantics=semantics, rows=rows
-    ).to(device)
+    structure = _structure(lengths, causal, window, semantics, rows).to(device)
     shape = (*shape[:2], *structure.shape)
     if given is None:
         return structure, structure.expand(shape)
     given = given.to(device)
     both = structure & given
     if causal and semantics.causal_combination == "either":
-        shown = structural_mask(
-            *lengths, causal=False, window=window, semantics=semantics, rows=rows
-        )
+        shown = _structure(lengths, False, window, semantics, rows)  # noqa: FBT003 (as it is called)
         both = shown.to(device) & (structure | given)
     return structure, both.expand(shape)
+
+
+# Tables of more elements than this are made anew.
+_MOST_REMEMBERED = 2**16
+
+
+def _structure(
+    lengths: tuple[int, ...],
+    causal: bool,  # noqa: FBT001
+    window: tuple[int, int] | None,
+    semantics: Semantics,
+    rows: Tensor | None,
+) -> Tensor:
+    """The structural mask, which nobody may write to: small ones are remembered."""
+    if rows is None and lengths[0] * lengths[1] <= _MOST_REMEMBERED:
+        return _small_structure(*lengths, causal, window and tuple(window), semantics)
+    return structural_mask(*lengths, causal=causal, window=window, semantics=semantics, rows=rows)
+
+
+@lru_cache(maxsize=256)
+def _small_structure(
+    query_length: int,
+    key_length: int,
+    causal: bool,  # noqa: FBT001
+    window: tuple[int, int] | None,
+    semantics: Semantics,
+) -> Tensor:
+    with torch.inference_mode(False):  # the next call may be differentiated  # noqa: FBT003
+        return structural_mask(
+            query_length, key_length, causal=causal, window=window, semantics=semantics
+        )

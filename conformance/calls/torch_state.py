@@ -114,13 +114,19 @@ def _switch_back(switches: _Switches) -> None:
 
 
 def _current() -> Settings:
-    return Settings(torch.get_default_dtype(), torch.get_default_device())
+    return Settings(torch.get_default_dtype(), _default_device())
+
+
+def _default_device() -> torch.device:
+    """The default device: a mode of torch makes any other than the CPU, and to ask takes longer."""
+    is_plain = torch._C._len_torch_function_stack() == 0  # noqa: SLF001 (no public way to ask)
+    return NEUTRAL.device if is_plain else torch.get_default_device()
 
 
 def _apply(settings: Settings) -> None:
     if torch.get_default_dtype() is not settings.dtype:
         torch.set_default_dtype(settings.dtype)
-    if torch.get_default_device() != settings.device:
+    if _default_device() != settings.device:
         torch.set_default_device(None if settings.device.type == "cpu" else settings.device)
 
 

@@ -181,7 +181,7 @@ class StatementSearch:
                 yield [(one,)]
 
     def _limited(self) -> Iterator[list[Combination]]:
-        """Mistakes of the catalogue that cannot be made in some calls, and are made in all others."""
+        """Mistakes of the catalogue that are made in all calls but those where they cannot be."""
         limited = self._search.limited()
         if limited:
             yield self._exactly(limited)
