@@ -113,20 +113,35 @@ class Observation:
         """The answers in which each feature is alone."""
         return self._answered([problem for problem, first in self._drawn.items() if first])
 
+    @property
+    def others(self) -> Iterator[BatteryAnswer]:
+        """The answers that are not among the first, each when it is asked for."""
+        for problem, first in self._drawn.items():
+            if not first:
+                yield from self._answered_alone(problem)
+
     @cached_property
     def whole(self) -> list[BatteryAnswer]:
         """All answers, plain ones first."""
         return self._answered(list(self._drawn)) if self._given is None else list(self._given)
 
     def _answered(self, problems: Sequence[Problem]) -> list[BatteryAnswer]:
-        for one in problems:
-            if one not in self._cached:
-                self._cached[one] = listed(
-                    self.subject, ("cached", one), partial(cached_in_self, self.subject, [one])
-                )
-        cached = chain.from_iterable(self._cached[one] for one in problems)
+        cached = chain.from_iterable(self._cached_in(one) for one in problems)
         drawn = ((self.subject.inputs(one), one) for one in problems)
-        every = [*drawn, *((inputs, None) for inputs in (*cached, *self._made))]
+        return self._answers_to([*drawn, *((one, None) for one in (*cached, *self._made))])
+
+    def _answered_alone(self, problem: Problem) -> list[BatteryAnswer]:
+        drawn = [(self.subject.inputs(problem), problem)]
+        return self._answers_to([*drawn, *((one, None) for one in self._cached_in(problem))])
+
+    def _cached_in(self, problem: Problem) -> list[Inputs]:
+        """Calls whose keys are in part cached, as a problem is."""
+        if problem not in self._cached:
+            make = partial(cached_in_self, self.subject, [problem])
+            self._cached[problem] = listed(self.subject, ("cached", problem), make)
+        return self._cached[problem]
+
+    def _answers_to(self, every: Sequence[tuple[Inputs, Problem | None]]) -> list[BatteryAnswer]:
         for inputs, problem in every:
             if inputs not in self._answers and _is_promised(self.subject, inputs):
                 self._answers[inputs] = answer_to(self.subject, inputs, problem)

@@ -40,6 +40,7 @@ from .scale_diagnosis import scale_entry
 from .search import MOST_PARTIAL, MistakeSearch
 from .statement_search import (
     OTHER_VALUES,
+    SIMPLEST,
     Explanation,
     StatementSearch,
     changes_gradients,
@@ -275,8 +276,8 @@ class Diagnostician:
     def _of_first(self) -> list[Explanation]:
         """The one name that explains the first answers to a long battery, if there is one.
 
-        It explains calls in which any two options meet, too. Where there are several, more answers
-        tell them apart.
+        It explains calls in which any two options meet, too. Where there are several, as many more
+        answers are asked for as leave one.
         """
         if not self._observation.is_long:
             return []
@@ -284,11 +285,20 @@ class Diagnostician:
         if search.wrong and not repeats(self.subject, search.observed[0]):
             return []
         ways = self._of_gross_errors(search) if search.gross else [self._of_gross_near(search)]
-        explanations = next(filter(None, ways), [])
+        explanations = self._only_one(next(filter(None, ways), []))
         made = explanations[0].made if len(explanations) == 1 else None
         if made is None or (made and not self._explain_all(made, self._combined)):
             return []
         return explanations
+
+    def _only_one(self, explanations: list[Explanation]) -> list[Explanation]:
+        """The explanations of several that further answers leave, until it is one."""
+        left = list(explanations)
+        for answer in self._observation.others if len(left) > 1 else ():
+            left = [one for one in left if not one.made or explains(self.subject, one.made, answer)]
+            if len(left) <= 1:
+                break
+        return left
 
     @cached_property
     def _of_all(self) -> list[Explanation]:
@@ -336,9 +346,11 @@ class Diagnostician:
         """
         yield explanations_of([m for m in search.singles() if self._explain_all(m, self._near)])
         yield _of_precision(precision_entry(self.subject, spread_over(search.observed)))
-        yield self._both_confirmed(search.pairs())
         observed = [*search.observed, *self._near, *self._resized]
-        yield from map(explanations_of, self._statements(observed, search).explained())
+        stated = map(explanations_of, self._statements(observed, search).explained())
+        yield from islice(stated, SIMPLEST)
+        yield self._both_confirmed(search.pairs())
+        yield from stated
         pairs = [(answer.inputs, answer.output) for answer in observed]
         yield _of_precision(scale_entry(self.subject, pairs))
 

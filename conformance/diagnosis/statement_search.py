@@ -47,6 +47,8 @@ MOST_PROPOSED: Final = 6
 # Answers that are read before conditions are learnt: what is stated in the end is read from these,
 # but for one mutant of ``benchmarks/naming.py`` in a hundred.
 SOON: Final = 4
+# So many sources of explanations, the first, give single mistakes: they are plainer than two.
+SIMPLEST: Final = 2
 # Added to the seed of a problem, once for each round, for values that no search has looked at.
 OTHER_VALUES: Final = 7919
 # How often values are drawn that a mistake may change the answer to.
