@@ -27,7 +27,6 @@ from ..problems.inputs import Inputs
 from ..problems.pool import with_other_values
 from ..problems.problem import MaskPlan, Problem
 from ..problems.space import Space
-from ..tolerance import model
 from .agreement import BatteryAnswer
 from .mistaken_answer import DiagnosedSubject, listed
 from .neighbours import REACH, neighbours
@@ -48,10 +47,6 @@ _TARGETS: Final = (6e1, 7e2, 2.3e4, 2.3e5, 3.7e6, 4.1e7)
 # The lowest logit is two thirds of them: between fills of -3e4, -5e4, -6e4 or -65504, and -1e5.
 _TARGETS_OF_THE_TRIANGLE: Final = (*_TARGETS, 6e4, 8.3e4, 1.2e5)
 _NEAR_TARGET: Final = 1.5
-# One query and one head, whose only kept key is lowered to a logit of minus this at the most, until
-# a part of the answer is of hidden keys.
-_ONE_QUERY: Final = (1, 1, 1, 1, 7, 6, 4, 6, 6, 4, 4)
-_HIGHEST_TURN: Final = 2.0**17
 _SCALES: Final = (0.3, 1.7, 0.0, -0.4)
 _SOFTCAP: Final = 1.5
 _PAST: Final = 3
@@ -111,35 +106,35 @@ class Observation:
     @cached_property
     def first(self) -> list[BatteryAnswer]:
         """The answers in which each feature is alone."""
-        return self._answered([problem for problem, first in self._drawn.items() if first])
+        drawn = [problem for problem, first in self._drawn.items() if first]
+        return [*self._answered(drawn), *self._answered_made]
 
     @property
     def others(self) -> Iterator[BatteryAnswer]:
         """The answers that are not among the first, each when it is asked for."""
-        for problem, first in self._drawn.items():
-            if not first:
-                yield from self._answered_alone(problem)
+        drawn = (problem for problem, first in self._drawn.items() if not first)
+        return chain.from_iterable(self._answered([problem]) for problem in drawn)
 
     @cached_property
     def whole(self) -> list[BatteryAnswer]:
         """All answers, plain ones first."""
-        return self._answered(list(self._drawn)) if self._given is None else list(self._given)
+        if self._given is not None:
+            return list(self._given)
+        return [*self._answered(list(self._drawn)), *self._answered_made]
+
+    @property
+    def _answered_made(self) -> list[BatteryAnswer]:
+        return self._answers_to([(inputs, None) for inputs in self._made])
 
     def _answered(self, problems: Sequence[Problem]) -> list[BatteryAnswer]:
-        cached = chain.from_iterable(self._cached_in(one) for one in problems)
+        """The answers to problems, then those to the same with keys in a cache."""
+        for one in problems:
+            if one not in self._cached:
+                make = partial(cached_in_self, self.subject, [one])
+                self._cached[one] = listed(self.subject, ("cached", one), make)
+        cached = chain.from_iterable(self._cached[one] for one in problems)
         drawn = ((self.subject.inputs(one), one) for one in problems)
-        return self._answers_to([*drawn, *((one, None) for one in (*cached, *self._made))])
-
-    def _answered_alone(self, problem: Problem) -> list[BatteryAnswer]:
-        drawn = [(self.subject.inputs(problem), problem)]
-        return self._answers_to([*drawn, *((one, None) for one in self._cached_in(problem))])
-
-    def _cached_in(self, problem: Problem) -> list[Inputs]:
-        """Calls whose keys are in part cached, as a problem is."""
-        if problem not in self._cached:
-            make = partial(cached_in_self, self.subject, [problem])
-            self._cached[problem] = listed(self.subject, ("cached", problem), make)
-        return self._cached[problem]
+        return self._answers_to([*drawn, *((inputs, None) for inputs in cached)])
 
     def _answers_to(self, every: Sequence[tuple[Inputs, Problem | None]]) -> list[BatteryAnswer]:
         for inputs, problem in every:
@@ -458,42 +453,6 @@ def _without_squares(
     if largest <= _NEAR_TARGET * target:
         return stretched
     return single_key_inputs(drawn, live=0, target=target * (target / largest) ** 0.5, low=low)[0]
-
-
-def where_hidden_keys_win(subject: Subject) -> Iterator[Inputs]:
-    """Queries whose only kept key is so low that hidden ones weigh about as much, if they do.
-
-    One for each form of a mask that gives hidden keys a weight, however low the kept one must be.
-    """
-    options = Space(values=("normal",), mask="always").options(subject.candidate)
-    base = fitted_problem(subject, BatteryEntry(sizes=_ONE_QUERY, seed=41))
-    if base is None or base.geometry.key_length < 2:  # noqa: PLR2004 (one is hidden)
-        return
-    for form, shape in dict(reversed(options)).items():
-        plan = MaskPlan(pattern="single", form=form, shape=shape)
-        inputs = _at_the_turn(subject, subject.inputs(base.replace(mask=plan)))
-        if inputs is not None:
-            yield inputs
-
-
-def _at_the_turn(subject: Subject, drawn: Inputs) -> Inputs | None:
-    """How low the only kept key is where hidden ones weigh about as much; found by halving."""
-    least, most, target = 0.0, 0.0, 1.0
-    while target < _HIGHEST_TURN:
-        inputs = single_key_inputs(drawn, live=0, target=target, low=True)[0]
-        answer, exact = answer_to(subject, inputs), subject.golden(inputs)
-        if answer is None or not answer.fits:
-            return None
-        apart = float((answer.output - exact.output).abs().max())
-        whole = exact.output if inputs.is_layer else inputs.value
-        share = apart / float(2.0 * whole.abs().max())
-        if model.LEAST_PART < share < model.MOST_PART:
-            return inputs
-        least, most = (target, most) if share <= model.LEAST_PART else (least, target)
-        if most and most - least < 1.0:
-            return None
-        target = (least + most) / 2.0 if most else 2.0 * target
-    return None
 
 
 def _lowered(subject: Subject) -> Iterator[Inputs]:

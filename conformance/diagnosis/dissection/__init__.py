@@ -18,9 +18,13 @@ import torch
 from torch import Tensor
 
 from ...clauses.subject import Subject
+from ...oracle.extreme_logits import single_key_inputs
 from ...problems.inputs import Inputs
+from ...problems.problem import MaskPlan
+from ...problems.space import Space
+from ...tolerance import model
 from ..agreement import BatteryAnswer
-from ..battery import answer_to, where_hidden_keys_win
+from ..battery import BatteryEntry, answer_to, fitted_problem
 from ..conditions import CONDITIONS
 from ..mistaken_answer import Combination
 from ..mistakes import NamedMistake
@@ -70,6 +74,10 @@ from .visibility import (
 RANGES: Final = (8, 16, 32, 64, 160)
 # Tokens and channels of a head from which on few statements fit the same layer.
 ENOUGH: Final = 4
+# One query and one head, whose only kept key is lowered to a logit of minus this at the most, until
+# a part of the answer is of hidden keys.
+_ONE_QUERY: Final = (1, 1, 1, 1, 7, 6, 4, 6, 6, 4, 4)
+_HIGHEST_TURN: Final = 2.0**17
 OF_WEIGHTS: Final = (
     table_statements,
     band_statements,
@@ -139,7 +147,7 @@ class StatementReader:
     def _where_hidden_keys_win(self) -> list[NamedMistake]:
         """What is read where hidden keys weigh as much as the only one that is kept."""
         said: list[NamedMistake] = []
-        for inputs in () if self.known else where_hidden_keys_win(self.subject):
+        for inputs in () if self.known else _where_hidden_keys_win(self.subject):
             if inputs.is_layer:
                 answer = answer_to(self.subject, inputs)
                 said += [] if answer is None else fill_of_layer_statements(answer)
@@ -175,6 +183,42 @@ class StatementReader:
             said += _besides(self.subject, reading, self.known, list(first.values()))
             self._first_statements = self._first_statements or shortest
         return said
+
+
+def _where_hidden_keys_win(subject: Subject) -> Iterator[Inputs]:
+    """Queries whose only kept key is so low that hidden ones weigh about as much, if they do.
+
+    One for each form of a mask that gives hidden keys a weight, however low the kept one must be.
+    """
+    options = Space(values=("normal",), mask="always").options(subject.candidate)
+    base = fitted_problem(subject, BatteryEntry(sizes=_ONE_QUERY, seed=41))
+    if base is None or base.geometry.key_length < 2:  # noqa: PLR2004 (one is hidden)
+        return
+    for form, shape in dict(reversed(options)).items():
+        plan = MaskPlan(pattern="single", form=form, shape=shape)
+        inputs = _at_the_turn(subject, subject.inputs(base.replace(mask=plan)))
+        if inputs is not None:
+            yield inputs
+
+
+def _at_the_turn(subject: Subject, drawn: Inputs) -> Inputs | None:
+    """How low the only kept key is where hidden ones weigh about as much; found by halving."""
+    least, most, target = 0.0, 0.0, 1.0
+    while target < _HIGHEST_TURN:
+        inputs = single_key_inputs(drawn, live=0, target=target, low=True)[0]
+        answer, exact = answer_to(subject, inputs), subject.golden(inputs)
+        if answer is None or not answer.fits:
+            return None
+        apart = float((answer.output - exact.output).abs().max())
+        whole = exact.output if inputs.is_layer else inputs.value
+        share = apart / float(2.0 * whole.abs().max())
+        if model.LEAST_PART < share < model.MOST_PART:
+            return inputs
+        least, most = (target, most) if share <= model.LEAST_PART else (least, target)
+        if most and most - least < 1.0:
+            return None
+        target = (least + most) / 2.0 if most else 2.0 * target
+    return None
 
 
 def statements(
