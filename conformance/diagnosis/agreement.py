@@ -281,7 +281,7 @@ class Rows:
     made: Tensor
     spared: Tensor
     unexplained: Tensor
-    # Right rows of a call in which the mistake cannot be made: a transpose of what is not square.
+    # Right rows of a call in which the mistake cannot be made: the transpose of what is not square.
     unable: Tensor | None = None
 
 
@@ -316,7 +316,7 @@ class RowComparison:
         except NotExpressible:
             return replace(without, unable=judged & right)
         if acted.output.shape != answer.output.shape:
-            return None
+            return replace(without, unable=judged & right)
         if torch.equal(acted.output, answer.exact.output):
             return without
         unjudged = acted.unjudged(self.subject.declaration, lambda: right)

@@ -383,16 +383,17 @@ class MistakeSearch:
     def _judge(self, made: Combination, index: int) -> bool:
         answer = self.observed[index]
         self._logits += self._cost(index)
-        try:
-            return answer.agrees(self._acted(made, answer.inputs))
-        except NotExpressible:
-            # Where one of two cannot be made, the other may be made alone, or none.
-            right = bool(self.right >> index & 1)
-            if len(made) > 1:
-                self._in_part.add(tuple(map(id, made)))
-                return right or any(self._explains(one, index) for one in made)
-            self._unable[id(made[0])] = self._unable.get(id(made[0]), 0) | 1 << index
-            return right
+        with suppress(NotExpressible):
+            acted = self._acted(made, answer.inputs)
+            if acted.output.shape == answer.output.shape:
+                return answer.agrees(acted)
+        # Where one of two cannot be made, the other may be made alone, or none.
+        right = bool(self.right >> index & 1)
+        if len(made) > 1:
+            self._in_part.add(tuple(map(id, made)))
+            return right or any(self._explains(one, index) for one in made)
+        self._unable[id(made[0])] = self._unable.get(id(made[0]), 0) | 1 << index
+        return right
 
     def _acted(self, made: Combination, inputs: Inputs) -> MistakenAnswer:
         if len(made) == 1:

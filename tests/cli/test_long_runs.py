@@ -243,7 +243,9 @@ def test_a_clause_is_cut_off_between_examples(
         cut, other = supervisor.run_candidate(0)
         assert supervisor._process is not None
     assert 0 < cut.binding <= cut.examples < (cut.planned or 0)
-    assert f"after {cut.examples} of about {cut.planned} examples, none of which failed" in cut.reason
+    assert (
+        f"after {cut.examples} of about {cut.planned} examples, none of which failed" in cut.reason
+    )
     assert other.reason == "not run: the limit of 3 s was reached"
 
 

@@ -75,6 +75,10 @@ def test_the_first_answers_of_a_long_battery_have_every_feature() -> None:
     assert 0 < len(called) == len(first) < len(observation.whole) / 2
     assert len(called) == len(observation.whole)
     assert {id(one) for one in first} <= {id(one) for one in observation.whole}
+    others = Observation(observation.subject).others
+    assert len(called) == len(observation.whole)  # nothing is asked before it is taken
+    rest = [one for one in observation.whole if id(one) not in set(map(id, first))]
+    assert [one.problem for one in others] == [one.problem for one in rest]
     forms = {one.inputs.mask_form for one in first}
     assert forms == {None, "keep", "drop", "keep_int", "bias", "lengths"}
     for option in ("scale", "softcap", "window"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from examples import BARE_FLOAT32, CLAUSES, core, plan, problem
 from torch import Tensor
@@ -12,6 +13,7 @@ from candidates.eager import EagerCore
 from conformance.base.mistake import UNKNOWN
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import Diagnostician, diagnose
+from conformance.diagnosis.dissection import StatementReader
 from conformance.diagnosis.mistakes import named_mistakes
 from conformance.diagnosis.statement_search import changes_answer
 
@@ -19,6 +21,24 @@ from conformance.diagnosis.statement_search import changes_answer
 def attend(query: Tensor, key: Tensor, value: Tensor, scale: float | Tensor) -> Tensor:
     """Attention with a scale, a number or one for each query."""
     return torch.softmax(query @ key.mT * scale, dim=-1) @ value
+
+
+def test_a_mistake_made_wherever_it_can_be_is_named_before_anything_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Keys in the place of values where both are as wide: the catalogue says it, not a reading."""
+
+    def unexpected(*_arguments: Any) -> None:
+        pytest.fail("an answer was read")
+
+    def keys_for_values(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        used = key if key.shape == value.shape else value
+        return attend(query, key, used, query.shape[-1] ** -0.5)
+
+    monkeypatch.setattr(StatementReader, "statements", unexpected)
+    (entry,) = diagnose(Subject(core(keys_for_values, **BARE_FLOAT32), "float32"))
+    assert entry["name"] == "key-used-for-value"
+    assert "(only where values are as wide as keys)" in entry["text"]
 
 
 def test_the_number_at_which_a_size_decides_is_asked_for() -> None:
