@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations, product
 from typing import Final
 
@@ -440,8 +441,14 @@ def _explains(changed: Sources, call: DeclaredCall, answer: BatteryAnswer) -> bo
 def _heads_from(changed: Sources, call: DeclaredCall) -> Heads:
     own = {role: Source(role, role) for role in _ROLES}
     sizes, point = call.inputs.geometry, call.semantics
-    query, key, value = (source.made(call.inputs, point) for source in {**own, **changed}.values())
+    every = {**own, **changed}.values()
+    query, key, value = (_made_by(source, call.inputs, point) for source in every)
     return golden.cut_heads((query, key, value), sizes.num_heads, sizes.num_kv_heads, point)
+
+
+@lru_cache(maxsize=64)  # each is combined with many others of the same call
+def _made_by(source: Source | Normed | Packed, inputs: Inputs, point: golden.Semantics) -> Tensor:
+    return source.made(inputs, point)
 
 
 def _as_mistake(changed: Sources) -> NamedMistake:
