@@ -30,7 +30,7 @@ from .earlier_calls import (
     second_calls,
     state_entry,
 )
-from .lines import LineFinder
+from .lines import LineFinder, telling
 from .mistaken_answer import Combination, DiagnosedSubject, acted_answers
 from .mistakes import NamedMistake, named_mistakes
 from .neighbours import ENLARGED, OWN, RESIZED, neighbours
@@ -189,22 +189,10 @@ class Diagnostician:
             made = [
                 one.made for one in self.explanations if one.made and one.entry["name"] in names
             ]
-            wrong = self._wrong_answers(problem, named=bool(made))
-            self._lines[key] = self._finder.line(made, wrong)
+            shown = answer_to(self.subject, self.subject.inputs(problem)) if problem else None
+            self._lines[key] = self._finder.line(made, telling(shown, self.observed, bool(made)))
         line = self._lines[key]
         return entries if line is None else [{**entry, "line": line} for entry in entries]
-
-    def _wrong_answers(self, problem: Problem | None, *, named: bool) -> list[BatteryAnswer]:
-        """Answers that are wrong by themselves: those of the battery, else the failing one.
-
-        What is named is made on all of these, and a failing problem is too small to tell much. What
-        has no name may be another mistake there: then the failing one comes first.
-        """
-        shown = None if problem is None else answer_to(self.subject, self.subject.inputs(problem))
-        failing = [shown] if shown is not None and shown.margin > 1.0 else []
-        gross = (answer for answer in self.observed if answer.margin > GROSS)
-        wrong = sorted(gross, key=lambda one: (not one.inputs.generic, plainness(one.inputs)))
-        return (wrong or failing) if named else [*failing, *wrong]
 
     def _entries(
         self, explanations: Sequence[Explanation], clause: Clause | None, problem: Problem | None
@@ -293,11 +281,9 @@ class Diagnostician:
 
     def _only_one(self, explanations: list[Explanation]) -> list[Explanation]:
         """The explanations of several that further answers leave, until it is one."""
-        left = list(explanations)
-        for answer in self._observation.others if len(left) > 1 else ():
+        others, left = self._observation.others, list(explanations)
+        while len(left) > 1 and (answer := next(others, None)) is not None:
             left = [one for one in left if not one.made or explains(self.subject, one.made, answer)]
-            if len(left) <= 1:
-                break
         return left
 
     @cached_property

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -112,12 +112,9 @@ def combinations(
 ) -> Combinations:
     """Every problem in which values of as many parameters meet as the strength says."""
     made = _Parameters(candidate, space)
-    strength = _strength_in(space, strength)
+    strength = 1 if space.purpose == "operator" else strength
     covering = cover(made.model, strength, OTHER_PATHS)
-    problems = tuple(
-        made.problem(made.named(row), dtype=dtype, seed=seed)
-        for seed, row in enumerate(covering.rows)
-    )
+    problems = tuple(made.problems(covering.rows, dtype=dtype))
     return Combinations(problems=problems, model=made.model, covering=covering, strength=strength)
 
 
@@ -125,40 +122,28 @@ def combinations_in_turn(
     candidate: Candidate, space: Space, *, dtype: str, strength: int = 2
 ) -> Iterator[Problem]:
     """The problems of :func:`combinations`: the first is known before the others are sought."""
-    made = _Parameters(candidate, space)
-    strength = _strength_in(space, strength)
-    first = first_row(made.model, strength, OTHER_PATHS)
-    if first is not None:
-        yield made.problem(made.named(first), dtype=dtype, seed=0)
-    rows = cover(made.model, strength, OTHER_PATHS).rows
-    for seed, row in enumerate(rows):
-        if seed or first is None:
-            yield made.problem(made.named(row), dtype=dtype, seed=seed)
-
-
-def _strength_in(space: Space, strength: int) -> int:
-    """How many values meet: of another operator's arguments each value is asked for once."""
-    return 1 if space.purpose == "operator" else strength
+    made, first = _Parameters(candidate, space), None
+    if space.purpose != "operator":
+        first = first_row(made.model, strength, OTHER_PATHS)
+    yield from made.problems([] if first is None else [first], dtype=dtype)
+    every = combinations(candidate, space, dtype=dtype, strength=strength).problems
+    yield from every if first is None else every[1:]
 
 
 def options_alone(candidate: Candidate, space: Space, *, dtype: str) -> list[Problem]:
     """Each option alone at plain sizes, then few problems that combine them."""
     space = dataclasses.replace(space, purpose="operator")
     made = _Parameters(candidate, space)
-    rows = list(map(made.named, alone(made.model)))
-    plain = rows[0] if rows else {}
-    options = [row for row in rows if all(row[n] == plain[n] for n in plain if n in SIZES)]
-    problems = [made.problem(row, dtype=dtype, seed=seed) for seed, row in enumerate(options)]
+    rows, sizes = alone(made.model), [n for n, name in enumerate(made.model.names) if name in SIZES]
+    options = [row for row in rows if all(row[n] == rows[0][n] for n in sizes)]
+    problems = made.problems(options, dtype=dtype)
     return [*problems, *combinations(candidate, space, dtype=dtype).problems]
 
 
 def options_together(candidate: Candidate, space: Space, *, dtype: str) -> list[Problem]:
     """Problems in which any two options and sizes of a candidate meet, in plain memory."""
     made = _Parameters(candidate, dataclasses.replace(space, purpose="operator"))
-    return [
-        made.problem(made.named(row), dtype=dtype, seed=seed)
-        for seed, row in enumerate(cover(made.model, 2).rows)
-    ]
+    return list(made.problems(cover(made.model, 2).rows, dtype=dtype))
 
 
 class _Parameters:
@@ -459,9 +444,11 @@ class _Parameters:
 
     # -- problems -----------------------------------------------------------------------------
 
-    def named(self, row: Sequence[str]) -> dict[str, str]:
-        """The values of a row by the names of their parameters."""
-        return dict(zip(self.model.names, row, strict=True))
+    def problems(self, rows: Iterable[Sequence[str]], *, dtype: str) -> Iterator[Problem]:
+        """The problem of each row of the model, whose number is its seed."""
+        for seed, values in enumerate(rows):
+            row = dict(zip(self.model.names, values, strict=True))
+            yield self.problem(row, dtype=dtype, seed=seed)
 
     def problem(self, row: dict[str, str], *, dtype: str, seed: int) -> Problem:
         """The problem of one row; what it does not name is plain."""

@@ -5,6 +5,6 @@ and a mistaken computation pass through, ``matching`` tells whether an operation
 them, ``choice`` draws the conclusion, and ``finder`` asks all of this of a candidate.
 """
 
-from .finder import LineFinder
+from .finder import LineFinder, telling
 
-__all__ = ["LineFinder"]
+__all__ = ["LineFinder", "telling"]

@@ -24,10 +24,12 @@ from ...base.printable_text import printable
 from ...base.record import LineEntry
 from ...calls.calling import CandidateFailure, arguments, guarded
 from ...clauses.subject import Subject
+from ...oracle.comparison import GROSS
 from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..agreement import BatteryAnswer, within
 from ..battery import answer_from
+from ..conditions import plainness
 from ..mistaken_answer import Combination, act, made_on
 from ..mistakes import IMPOSSIBLE, NotExpressible
 from .matching import KnownValues
@@ -60,6 +62,22 @@ class Blamed:
 
     place: SourceLine
     before: bool = False
+
+
+def telling(
+    shown: BatteryAnswer | None,
+    observed: Sequence[BatteryAnswer],
+    named: bool,  # noqa: FBT001
+) -> list[BatteryAnswer]:
+    """Answers that are wrong by themselves: those of the battery, else the failing one.
+
+    What is ``named`` is made on all of these, and a failing problem, whose answer is ``shown``, is
+    too small to tell much. What has no name may be another mistake there: then it comes first.
+    """
+    failing = [shown] if shown is not None and shown.margin > 1.0 else []
+    gross = (answer for answer in observed if answer.margin > GROSS)
+    wrong = sorted(gross, key=lambda one: (not one.inputs.generic, plainness(one.inputs)))
+    return (wrong or failing) if named else [*failing, *wrong]
 
 
 class LineFinder:
