@@ -134,7 +134,8 @@ def options_alone(candidate: Candidate, space: Space, *, dtype: str) -> list[Pro
     """Each option alone at plain sizes, then few problems that combine them."""
     space = dataclasses.replace(space, purpose="operator")
     made = _Parameters(candidate, space)
-    rows, sizes = alone(made.model), [n for n, name in enumerate(made.model.names) if name in SIZES]
+    rows, names = alone(made.model), made.model.names
+    sizes = [place for place, name in enumerate(names) if name in SIZES]
     options = [row for row in rows if all(row[n] == rows[0][n] for n in sizes)]
     problems = made.problems(options, dtype=dtype)
     return [*problems, *combinations(candidate, space, dtype=dtype).problems]
