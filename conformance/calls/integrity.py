@@ -1,8 +1,8 @@
 """Whether a candidate's call replaces what the judge is made of; what it replaced is put back.
 
 Candidate and judge share a process, where Python lets everybody replace everything. Watched are the
-names that a verdict depends on: torch's functions, the harness' own modules and classes, ``math``
-and ``builtins``, and what intercepts calls (modes, traces, kernels, subnormal numbers).
+names that a verdict depends on: torch's functions, the harness' own modules and classes, ``math``,
+``random`` and ``builtins``, and what intercepts calls (modes, traces, kernels, subnormal numbers).
 docs/judge.md says what this closes and what only another process could.
 """
 
@@ -12,6 +12,7 @@ import builtins
 import contextlib
 import gc
 import math
+import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
@@ -87,7 +88,7 @@ _ONLOOKERS: Final = frozenset("adapters cli graphs pytest_plugin tools views".sp
 _HARNESS: Final = str(__package__).partition(".")[0]
 _GOLDEN: Final = "_attention_conformance_reference"
 # Where the names that the harness uses of others are looked up.
-_OUTSIDE: Final = (torch, torch.linalg, math, builtins)
+_OUTSIDE: Final = (torch, torch.linalg, math, random, builtins)
 _code = attrgetter("__code__")
 _BASE: Final = torch._C.TensorBase  # noqa: SLF001 (what Tensor inherits; nobody can replace it there)
 _GONE: Final = object()

@@ -98,9 +98,7 @@ class Combinations:
         ]
         return {
             "strength": self.strength,
-            "parameters": {
-                parameter.name: list(parameter.values) for parameter in self.model.parameters
-            },
+            "parameters": {one.name: list(one.values) for one in self.model.parameters},
             "combinations": rows.combinations,
             "covered": sum(rows.fresh[number] for number in numbers if number < len(rows.fresh)),
             "impossible": impossible,
@@ -134,11 +132,11 @@ def options_alone(candidate: Candidate, space: Space, *, dtype: str) -> list[Pro
     """Each option alone at plain sizes, then few problems that combine them."""
     space = dataclasses.replace(space, purpose="operator")
     made = _Parameters(candidate, space)
-    rows, names = alone(made.model), made.model.names
-    sizes = [place for place, name in enumerate(names) if name in SIZES]
-    options = [row for row in rows if all(row[n] == rows[0][n] for n in sizes)]
-    problems = made.problems(options, dtype=dtype)
-    return [*problems, *combinations(candidate, space, dtype=dtype).problems]
+    rows = alone(made.model)
+    sizes = [place for place, name in enumerate(made.model.names) if name in SIZES]
+    options = (row for row in rows if all(row[place] == rows[0][place] for place in sizes))
+    plain = made.problems(options, dtype=dtype)
+    return [*plain, *combinations(candidate, space, dtype=dtype).problems]
 
 
 def options_together(candidate: Candidate, space: Space, *, dtype: str) -> list[Problem]:

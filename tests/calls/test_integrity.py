@@ -5,6 +5,7 @@ import gc
 import importlib
 import math
 import pkgutil
+import random
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -216,9 +217,12 @@ def loaded() -> Iterator[None]:
 def test_what_a_library_patches_when_loaded_is_seen_by_its_calls_alone() -> None:
     """Torch as the candidate made it during its calls, torch as it was for the judge."""
     original = torch.softmax
+    seed = random.seed
     with integrity.loading():
         torch.softmax = wrong  # type: ignore[assignment]  # that is the point
+        random.seed = wrong  # type: ignore[assignment]
     assert torch.softmax is original
+    assert random.seed is seed
     with watched():
         assert torch.softmax is wrong
     assert torch.softmax is original
