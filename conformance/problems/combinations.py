@@ -93,15 +93,13 @@ class Combinations:
     def coverage(self, numbers: Sequence[int]) -> dict[str, Any]:
         """What the rows with some numbers cover, as plain data."""
         rows = self.covering
-        impossible = [
-            {"reason": reason, "combinations": count} for reason, count in rows.impossible.items()
-        ]
+        never = rows.impossible.items()
         return {
             "strength": self.strength,
             "parameters": {one.name: list(one.values) for one in self.model.parameters},
             "combinations": rows.combinations,
             "covered": sum(rows.fresh[number] for number in numbers if number < len(rows.fresh)),
-            "impossible": impossible,
+            "impossible": [{"reason": why, "combinations": count} for why, count in never],
         }
 
 
