@@ -2,8 +2,11 @@
 
 ``python benchmarks/first_failure.py`` checks mistakes of the catalogue with ``exitfirst`` in a
 process that has imported torch, and prints how many are caught, made small and named within one
-second and within three. ``--order`` runs all MUST clauses on a sample of them instead, and prints
-the order in which clauses find mistakes soonest, for ``conformance/session/order.py``.
+second and within three. ``--by judge`` checks them through one warm ``Judge``, by the clock, and
+``--by command`` those of ``candidates/broken`` by ``conformance check … --exitfirst``, each in a
+process of its own, whose import of torch does not count. ``--order`` runs all MUST clauses on a
+sample of them instead, and prints the order in which clauses find mistakes soonest, for
+``conformance/session/order.py``.
 Run it from a checkout: the catalogue is partly in ``candidates/broken``.
 """
 
@@ -12,20 +15,27 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import resource
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Final
 
+from conformance.base.record import GREEN
 from conformance.base.results import ClauseResult
 from conformance.clauses.registry import all_clauses
 from conformance.running.workers.pool import WorkerPool
 from conformance.session.schedule import WHOLE_FIRST
-from conformance.tools.judge import check
+from conformance.tools.judge import Judge, check
 from conformance.tools.teeth.jobs import (
+    REPOSITORY,
     CatalogueEntry,
     LoadedEntry,
     Pace,
@@ -156,19 +166,80 @@ def breaks_must(entry: CatalogueEntry) -> bool:
     return levels.get(entry.primary, "MUST") == "MUST"
 
 
-def first_failure(entry: CatalogueEntry) -> FirstFailure:
-    """One mistake, checked in this process, which has imported everything."""
-    started, processor = time.perf_counter(), time.process_time()
-    report = check(entry.candidate, exitfirst=True)
-    seconds, processor = time.perf_counter() - started, time.process_time() - processor
-    cause = next((cause for cause in report.causes if cause.level == "MUST"), None)
+class InProcess(ExitStack):
+    """Checks a mistake in this process, which has imported everything."""
+
+    def record(self, entry: CatalogueEntry) -> str:
+        """The record of a check that ends with the first failure."""
+        return check(entry.candidate, exitfirst=True).to_json()
+
+    def processor(self) -> float:
+        """The seconds of a processor so far."""
+        return time.process_time()
+
+
+class ByJudge(ExitStack):
+    """Checks a mistake through one ``Judge``, whose processes are warm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.judge = self.enter_context(Judge())
+
+    def record(self, entry: CatalogueEntry) -> str:
+        """The record of a check that ends with the first failure."""
+        return self.judge.check(entry.candidate, exitfirst=True).to_json()
+
+    def processor(self) -> float:
+        """The clock: the processes that do the work are nobody's children for long."""
+        return time.perf_counter()
+
+
+class ByCommand(ExitStack):
+    """Checks a mistake of ``candidates/broken`` by the command, in a process of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.path = Path(self.enter_context(TemporaryDirectory())) / "record.json"
+        before = self.processor()
+        subprocess.run([sys.executable, "-c", "import torch"], check=True)
+        self.importing = self.processor() - before
+
+    def record(self, entry: CatalogueEntry) -> str:
+        """The record of a check that ends with the first failure."""
+        files = (m for n, m in sys.modules.items() if n.startswith(f"{REPOSITORY}."))
+        target = next(f"{one.__file__}:{entry.name}" for one in files if hasattr(one, entry.name))
+        command = [sys.executable, "-m", "conformance", "check", target, "--exitfirst", "--json"]
+        subprocess.run([*command, str(self.path)], check=False, capture_output=True)
+        return self.path.read_text(encoding="utf-8")
+
+    def processor(self) -> float:
+        """The seconds of a processor of the processes so far."""
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return ended.ru_utime + ended.ru_stime
+
+
+Way = InProcess | ByJudge | ByCommand
+WAYS: Final[Mapping[str, type[Way]]] = {
+    "check": InProcess,
+    "judge": ByJudge,
+    "command": ByCommand,
+}
+
+
+def first_failure(entry: CatalogueEntry, way: Way) -> FirstFailure:
+    """One mistake, checked in one of the ways."""
+    started, processor = time.perf_counter(), way.processor()
+    record = way.record(entry)
+    seconds, processor = time.perf_counter() - started, way.processor() - processor
+    (candidate,) = json.loads(record)["candidates"]
+    cause = next((cause for cause in candidate["causes"] if cause["level"] == "MUST"), None)
     return FirstFailure(
         mistake=entry.name,
-        caught=not report.conforms,
-        clause=cause.clauses[0] if cause else "",
-        cause=cause.name if cause else "",
+        caught=candidate["verdict"] not in GREEN,
+        clause=cause["clauses"][0] if cause else "",
+        cause=cause["name"] if cause else "",
         seconds=seconds,
-        processor=processor,
+        processor=processor - getattr(way, "importing", 0.0),
     )
 
 
@@ -176,6 +247,7 @@ def main() -> None:
     """Print an order, or the times."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--order", action="store_true", help="print the order of the clauses")
+    parser.add_argument("--by", choices=tuple(WAYS), default="check", help="how they are checked")
     parser.add_argument("--sample", type=int, default=150, help="mistakes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
@@ -194,11 +266,16 @@ def main() -> None:
     # What breaks no MUST is passed: exitfirst looks for those alone.
     others = [entry for entry in every if entry.primary not in ENDS]
     harmless = [entry for entry in others if not breaks_must(entry)]
-    rows = [first_failure(entry) for entry in others if breaks_must(entry)]
-    for row in rows:
-        print(
-            f"{row.seconds:6.2f} s {row.processor:6.2f} s  {row.mistake}: {row.clause} {row.cause}"
-        )
+    asked = [entry for entry in others if breaks_must(entry)]
+    if options.by == "command":  # what is acted out stands in no file
+        asked = [entry for entry in asked if entry.origin == REPOSITORY]
+    rows = []
+    with WAYS[options.by]() as way:
+        for entry in asked:
+            row = first_failure(entry, way)
+            rows.append(row)
+            said = f"{row.mistake}: {row.clause} {row.cause}"
+            print(f"{row.seconds:6.2f} s {row.processor:6.2f} s  {said}", flush=True)
     caught = [row for row in rows if row.caught]
     for left, why in ((ending, "hang or end their process"), (harmless, "break a SHOULD alone")):
         if left:

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks import first_failure
 from benchmarks.first_failure import Matrix, soonest
+from conformance.tools.teeth.jobs import TeethOptions, entries
 
 
 def test_what_finds_mistakes_that_no_first_example_shows_comes_behind_the_first_few() -> None:
@@ -33,3 +34,16 @@ def test_nothing_to_time_is_no_crash(
     monkeypatch.setattr(first_failure, "entries", lambda *_: [])
     first_failure.main()
     assert capsys.readouterr().out == "0 of 0 caught\n"
+
+
+@pytest.mark.parametrize(
+    "way", ["check", "judge", pytest.param("command", marks=pytest.mark.nightly)]
+)
+def test_each_way_tells_the_same_first_failure(way: str) -> None:
+    """A mistake is caught and named in this process, by a judge and by the command."""
+    options = TeethOptions(targets=(), mistakes=("GroupsTiled",), thorough=False)
+    (entry,) = [one for one in entries(options, lambda *_: None) if not one.correct]
+    with first_failure.WAYS[way]() as asked:
+        row = first_failure.first_failure(entry, asked)
+    assert (row.caught, row.clause, row.cause) == (True, "mask.causal-combined", "groups-tiled")
+    assert row.processor > 0.0
