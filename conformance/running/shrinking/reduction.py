@@ -24,7 +24,7 @@ StillFails = Callable[[Problem], bool]
 SIMPLER_SIZES = (1, 2, 3, 4, 6, 8)
 SEEDS = 4
 # Elements of query, key and value that a reader takes in at a glance: other seeds are not worth it.
-SMALL_ENOUGH = 12
+SMALL_ENOUGH = 8
 # Counterexamples of other clauses that are tried.
 MOST_REDUCED_PROBLEMS = 6
 # Lengths and heads first: they make the largest difference to a reader.
