@@ -4,9 +4,9 @@
 process that has imported torch, and prints how many are caught, made small and named within one
 second and within three. ``--by judge`` checks them through one warm ``Judge``, by the clock, and
 ``--by command`` those of ``candidates/broken`` by ``conformance check … --exitfirst``, each in a
-process of its own, whose import of torch does not count. ``--order`` runs all MUST clauses on a
-sample of them instead, and prints the order in which clauses find mistakes soonest, for
-``conformance/session/order.py``.
+process of its own, whose imports of torch and of the other mistakes do not count. ``--order`` runs
+all MUST clauses on a sample of them instead, and prints the order in which clauses find mistakes
+soonest, for ``conformance/session/order.py``.
 Run it from a checkout: the catalogue is partly in ``candidates/broken``.
 """
 
@@ -200,9 +200,15 @@ class ByCommand(ExitStack):
     def __init__(self) -> None:
         super().__init__()
         self.path = Path(self.enter_context(TemporaryDirectory())) / "record.json"
+        judge = "import torch, conformance.diagnosis"
+        catalogue = self._spent(f"{judge}, {REPOSITORY}") - self._spent(judge)
+        self.importing = self._spent("import torch") + catalogue
+
+    def _spent(self, code: str) -> float:
+        """The seconds of a processor that a new process takes for some code."""
         before = self.processor()
-        subprocess.run([sys.executable, "-c", "import torch"], check=True)
-        self.importing = self.processor() - before
+        subprocess.run([sys.executable, "-c", code], check=True)
+        return self.processor() - before
 
     def record(self, entry: CatalogueEntry) -> str:
         """The record of a check that ends with the first failure."""
