@@ -214,8 +214,9 @@ class ByCommand(ExitStack):
         """The record of a check that ends with the first failure."""
         files = (m for n, m in sys.modules.items() if n.startswith(f"{REPOSITORY}."))
         target = next(f"{one.__file__}:{entry.name}" for one in files if hasattr(one, entry.name))
-        command = [sys.executable, "-m", "conformance", "check", target, "--exitfirst", "--json"]
-        subprocess.run([*command, str(self.path)], check=False, capture_output=True)
+        options = ("--exitfirst", "--profile", "quick", "--json", str(self.path))
+        command = [sys.executable, "-m", "conformance", "check", target, *options]
+        subprocess.run(command, check=False, capture_output=True)
         return self.path.read_text(encoding="utf-8")
 
     def processor(self) -> float:
