@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..calls.devices import forked_random
+from ..calls.devices import forked_random, seed_random
 from ..declare.candidate import Candidate
 from ..oracle.comparison import moves
 from ..oracle.gradient_oracle import GradientAnswer
@@ -182,7 +182,7 @@ def dropout(subject: Subject, problem: Problem) -> Finding:
     chance = PROBABILITIES[problem.seed % len(PROBABILITIES)]
     upstream = output_gradient(subject, problem, inputs)
     with forked_random(subject.device):
-        torch.manual_seed(problem.seed)
+        seed_random(subject.device, problem.seed)
         taped = subject.gradients.tape(inputs.replace(dropout=chance))
         gradients = taped.pull(upstream)
     kept, reason = _kept(subject, inputs, taped.answer.output, 1.0 / (1.0 - chance))

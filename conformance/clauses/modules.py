@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..base.results import Violation
 from ..calls.calling import CandidateFailure, build_forward, guarded
-from ..calls.devices import forked_random
+from ..calls.devices import forked_random, seed_random
 from ..declare.candidate import Candidate
 from ..oracle.comparison import compare, moves
 from ..oracle.oracle import Oracle
@@ -85,11 +85,11 @@ def eval_deterministic(subject: Subject, problem: Problem) -> Finding:
     inputs = subject.inputs(problem)
     module = _module(subject, inputs)
     with forked_random(subject.device):
-        torch.manual_seed(problem.seed)
+        seed_random(subject.device, problem.seed)
         module.train()
         module.eval()
         first = subject.call(module, inputs).output
-        torch.manual_seed(problem.seed + 1)
+        seed_random(subject.device, problem.seed + 1)
         second = subject.call(module, inputs).output
     wording = "in eval mode two random seeds give two answers"
     return relate(subject, (inputs, first), (inputs, second), wording)
@@ -200,9 +200,9 @@ def train_agrees(subject: Subject, problem: Problem) -> Finding:
     evaluated = subject.call(module, inputs).output
     try:
         with forked_random(subject.device):
-            torch.manual_seed(problem.seed)
+            seed_random(subject.device, problem.seed)
             first = subject.call(module.train(), inputs).output
-            torch.manual_seed(problem.seed + 1)
+            seed_random(subject.device, problem.seed + 1)
             second = subject.call(module, inputs).output
             if not identical(first, second):
                 return Finding(binding=False)
@@ -259,7 +259,7 @@ def dropout(subject: Subject, problem: Problem) -> Finding:
     inputs = equal_tokens(subject.inputs(problem)).replace(dropout=probability)
     forward = subject.forward(inputs)
     with forked_random(subject.device):
-        torch.manual_seed(problem.seed)
+        seed_random(subject.device, problem.seed)
         answer = subject.call(forward, inputs).output.double()
         again = subject.call(forward, inputs).output.double()
     plain = inputs.replace(dropout=None)
@@ -352,7 +352,7 @@ def _without_loss(subject: Subject, problem: Problem, probability: float, rows: 
     plain = subject.golden(inputs)
     forward = subject.forward(inputs)
     with forked_random(subject.device):
-        torch.manual_seed(problem.seed)
+        seed_random(subject.device, problem.seed)
         answer = subject.call(forward, inputs.replace(dropout=probability)).output.double()
     message = (
         f"each of {rows} rows returns the common value of equal keys whole with a dropout of "

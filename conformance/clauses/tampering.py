@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..calls.calling import arguments
-from ..calls.devices import forked_random
+from ..calls.devices import forked_random, seed_random
 from ..calls.torch_state import product_precision
 from ..oracle.comparison import GROSS, compare, moves
 from ..oracle.oracle import Golden, Oracle
@@ -159,7 +159,7 @@ def settings(subject: Subject, problem: Problem) -> Finding:
 
     with forked_random(subject.device):
         for seed in SEEDS:
-            torch.manual_seed(seed)
+            seed_random(subject.device, seed)
             subject.call_with(watched, arguments(inputs), inputs)
             drawn.append(torch.rand(DRAWN).tolist())
     # Where the golden stands in for the candidate nothing is called.

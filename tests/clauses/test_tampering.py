@@ -28,6 +28,14 @@ def test_honest_candidates_leave_the_judge_alone(candidate: Any, slug: str) -> N
     assert finding.binding
 
 
+def test_random_numbers_are_seeded_where_torch_lost_the_name_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Torch's compiler replaces ``manual_seed``, so it is not watched: no verdict depends on it."""
+    monkeypatch.setattr(torch, "manual_seed", None)
+    assert try_on(core(), "state.settings", problem(mask=plan())).violation is None
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
