@@ -1,9 +1,9 @@
 """Whether a candidate's call replaces what the judge is made of; what it replaced is put back.
 
-Candidate and judge share a process, where Python lets everybody replace everything. Watched are the
-names that a verdict depends on: torch's functions, the harness' own modules and classes, ``math``,
-``random`` and ``builtins``, and what intercepts calls (modes, traces, kernels, subnormal numbers).
-docs/judge.md says what this closes and what only another process could.
+Candidate and judge share a process, where Python lets everybody replace everything. Watched is what
+a verdict depends on: the names of torch, ``math``, ``random``, ``builtins`` and the harness, and
+what intercepts calls (modes, traces, kernels, subnormal numbers). docs/judge.md says what this
+closes and what only another process could.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from torch import Tensor
 
 # Kernels that somebody registered from Python for these keys would compute the golden, too.
 _HOST_KEYS: Final = ("CPU", "CompositeImplicitAutograd", "CompositeExplicitAutograd", "AutogradCPU")
-# Zero once a process takes subnormal numbers for zero.
-_SUBNORMAL: Final = sys.float_info.min / 2.0
+_SUBNORMAL: Final = sys.float_info.min / 2.0  # zero once a process takes such numbers for zero
 
 
 def interceptors() -> tuple[Any, ...]:

@@ -118,12 +118,12 @@ def combinations_in_turn(
     candidate: Candidate, space: Space, *, dtype: str, strength: int = 2
 ) -> Iterator[Problem]:
     """The problems of :func:`combinations`: the first is known before the others are sought."""
-    made, first = _Parameters(candidate, space), None
-    if space.purpose != "operator":
-        first = first_row(made.model, strength, OTHER_PATHS)
+    made = _Parameters(candidate, space)
+    strength = 1 if space.purpose == "operator" else strength
+    first = first_row(made.model, strength, OTHER_PATHS)
     yield from made.problems([] if first is None else [first], dtype=dtype)
-    every = combinations(candidate, space, dtype=dtype, strength=strength).problems
-    yield from every if first is None else every[1:]
+    every = made.problems(cover(made.model, strength, OTHER_PATHS).rows, dtype=dtype)
+    yield from itertools.islice(every, int(first is not None), None)
 
 
 def options_alone(candidate: Candidate, space: Space, *, dtype: str) -> list[Problem]:
