@@ -295,13 +295,13 @@ def order_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
 class Copying(Subject):
     """A subject whose calls get copies of their inputs, but for what they are to write to.
 
-    Copies lie in memory as the inputs do, or row after row where they are to be ``contiguous``.
+    Copies have the strides of the inputs, or lie row after row where they are ``contiguous``.
     """
 
     def __init__(self, subject: Subject, *, contiguous: bool = False) -> None:
         vars(self).update(vars(subject))
         self.gradients = Differentiator(self)
-        self._format = torch.contiguous_format if contiguous else torch.preserve_format
+        self._contiguous = contiguous
 
     def call_with(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
         """The call of any forward, which gets copies of its arguments."""
@@ -313,9 +313,24 @@ class Copying(Subject):
         return super().call_with(copying, call_arguments, inputs)
 
     def _copy(self, argument: Any) -> Any:
-        if isinstance(argument, Tensor):
-            return argument.clone(memory_format=self._format)
-        return argument
+        if not isinstance(argument, Tensor):
+            return argument
+        if self._contiguous or argument.layout != torch.strided or argument.is_nested:
+            return argument.clone(memory_format=torch.contiguous_format)
+        return _clone_with_strides(argument)
+
+
+def _clone_with_strides(tensor: Tensor) -> Tensor:
+    """A copy that gradients pass, gaps and all, which clone() would close.
+
+    Of an expanded axis it has every element, so that it can be written to.
+    """
+    if not all(tensor.stride()):
+        return tensor.clone()
+    copy = torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+    return copy.copy_(tensor)
 
 
 def changed_inputs_entry(

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from ..base.geometry import Geometry
 from ..base.results import Violation
+from ..calls.calling import CandidateFailure
+from ..calls.devices import CPU, kind_of
 from ..clauses.subject import Subject
 from ..problems.caching import draws_cache
 from ..problems.fitting import causal_flag, fitted_geometry, one_at_a_time
@@ -273,10 +275,24 @@ class RefusedSizes:
             return None
         key = subject, f"{raised.got} {raised.message.rpartition('(')[2]}"
         if key not in self._said:
+            if _answered_on_the_cpu(subject, problem):
+                return None
             told = (_of_sizes(subject, problem, sizes, raises) for sizes in _REFUSED)
             found = next(filter(None, told), None)
             self._said[key] = found and {**found, "text": f"{raised.message}, {found['text']}"}
         return self._said[key]
+
+
+def _answered_on_the_cpu(subject: Subject, problem: Problem) -> bool:
+    """Whether a call that raises on a device answers on the CPU, so that no size is refused."""
+    if kind_of(subject.device) == CPU:
+        return False
+    there = Subject(subject.candidate, subject.dtype)
+    try:
+        there.answer(there.inputs(problem.replace(device=CPU)))
+    except CandidateFailure:
+        return False
+    return True
 
 
 def _of_sizes(

@@ -161,7 +161,7 @@ def test_a_misplaced_tensor_has_a_fix(checked: Path) -> None:
     assert "device=query.device" in constant["fix"]
 
 
-STATE: Final = """
+SECOND_CALLS: Final = """
 from fake_device import candidates
 from conformance.clauses.subject import Subject
 from conformance.diagnosis.battery import plain_problem
@@ -170,16 +170,52 @@ for one in (candidates.right, candidates.other_bits_each_time):
     subject = Subject(one, "float32", "fake:0")
     print(keeps_state(subject, plain_problem(subject)))
 """
+DELAYED: Final = """
+from fake_device import candidates
+from conformance.clauses.device import stream
+from conformance.clauses.subject import Subject
+from conformance.diagnosis.battery import plain_problem
+subject = Subject(candidates.right, "float32", "fake:0")
+print(stream(subject, plain_problem(subject)).violation, subject.edited)
+"""
+LATER_RIGHT: Final = """
+from fake_device import candidates
+from conformance.clauses.subject import Subject
+from conformance.diagnosis.chance import unordered_entry
+failures = iter([True])
+subject = Subject(candidates.right, "float32", "fake:0")
+print(unordered_entry(subject, lambda subject: next(failures, False), proven=False))
+"""
+REFUSED_THERE: Final = """
+from fake_device import candidates
+from conformance.base.results import Violation
+from conformance.clauses.subject import Subject
+from conformance.diagnosis.battery import plain_problem
+from conformance.diagnosis.neighbours import RefusedSizes
+subject = Subject(candidates.forgets_a_constant, "float32", "fake:0")
+violation = Violation(kind="raised", message="raised RuntimeError: devices (k.py:1)")
+some = lambda problem: problem.geometry.key_length == 7
+print(RefusedSizes().entry(subject, plain_problem(subject), violation, some))
+"""
 
 
 @pytest.mark.usefixtures("there")
-def test_second_calls_are_compared_on_a_device() -> None:
-    """Answers of the device meet bounds on the CPU: a last bit is no state."""
+@pytest.mark.parametrize(
+    ("script", "printed"),
+    [
+        pytest.param(SECOND_CALLS, "False False", id="a last bit is no state"),
+        pytest.param(DELAYED, "None []", id="what fills inputs late is no change by a candidate"),
+        pytest.param(LATER_RIGHT, "None", id="what is right later on waits for no stream"),
+        pytest.param(REFUSED_THERE, "None", id="what the CPU answers is refused for no size"),
+    ],
+)
+def test_what_is_no_mistake_on_a_device(script: str, printed: str) -> None:
+    """Neither state, nor changed inputs, streams or sizes are blamed for what something else is."""
     start = f"import sys; sys.path.insert(0, {str(fake_device.HERE.parent)!r})\n"
     done = subprocess.run(
-        [sys.executable, "-c", start + STATE], capture_output=True, text=True, check=False
+        [sys.executable, "-c", start + script], capture_output=True, text=True, check=False
     )
-    assert done.stdout.split() == ["False", "False"], done.stderr
+    assert done.stdout.split() == printed.split(), done.stderr
 
 
 def test_who_answers_no_call_on_the_device_is_told_once(checked: Path) -> None:

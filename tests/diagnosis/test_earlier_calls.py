@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
+import conformance
 from conformance.base.profile import PROFILES
+from conformance.calls.calling import arguments
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
+from conformance.diagnosis.battery import plain_problem
 from conformance.diagnosis.earlier_calls import (
     SECOND_CALL,
+    Copying,
     of_second_calls,
     second_calls,
     state_entry,
@@ -260,3 +266,23 @@ def test_which_earlier_call_decides_is_said_of_laws_too(tmp_path: Path) -> None:
     names = [one.diagnosis[0]["name"] for one in results if one.status == "failed"]
     assert len(names) > 1
     assert set(names) == {"state: something of an earlier call with other values"}
+
+
+def test_copies_have_the_strides_of_what_is_copied() -> None:
+    """Gaps stay, so that what is wrong for strides is wrong with copies, too."""
+    got: list[Tensor] = []
+
+    @conformance.core
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        got.extend((query, key, value))
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value)
+
+    copying = Copying(Subject(attend, "float32"))
+    given = copying.inputs(plain_problem(copying))
+    for layout in ("every-other", "channels-first"):
+        inputs = given.replace(layout=layout)
+        (query, *_), _ = arguments(inputs)
+        copying.answer(inputs)
+        assert got[0].stride() == query.stride()
+        assert torch.equal(got[0], query)
+        got.clear()
