@@ -193,6 +193,8 @@ class SiteEntry(TypedDict, total=False):
     causal, window
         Whether it hides the later keys while the caller hides nothing, None: not known; and how
         many keys a query sees then, None: all up to its own.
+    misplaced
+        What a query sees then, where that is causality with a mistake; else "".
     sinks
         Whether each head has one more score beside those of the keys.
     """
@@ -208,6 +210,7 @@ class SiteEntry(TypedDict, total=False):
     mask_inputs: list[str]
     causal: bool | None
     window: int | None
+    misplaced: str
     scale: float | None
     softcap: float | None
     sinks: bool

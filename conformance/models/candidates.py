@@ -24,7 +24,7 @@ from ..graphs.protocol import GraphRefused
 from ..graphs.reading import MODEL_ROLES
 from ..graphs.sidecar import GraphDeclaration, read_declaration, sidecar_of
 from .cutting import Cut, CutFile, cut
-from .mask_facts import MaskFacts, mask_facts
+from .mask_facts import MaskFacts, mask_facts, misplaced_rules
 from .model_inputs import UnknownInputError
 from .opening import LENGTHS, open_model
 from .recognition import model_sites
@@ -82,6 +82,7 @@ def model_candidates(
         return [(number, _candidate(path, sites, described[number], declared))]
     _require_weights(path, sites)
     warnings = [f"not judged: {entry.sentence}" for entry in sites.uncut]
+    warnings += misplaced_rules(described)
     cores = {
         entry["index"]: _candidate(path, sites, entry, declared)
         for entry in described
@@ -214,6 +215,7 @@ def _described(site: Site, cuts: dict[int, Cut], facts: MaskFacts) -> SiteEntry:
         "mask_inputs": list(facts.inputs),
         "causal": facts.causal,
         "window": facts.window,
+        "misplaced": facts.misplaced,
         "scale": site.scale,
         "softcap": site.cap,
         "sinks": site.sinks is not None,

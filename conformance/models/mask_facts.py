@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import onnx
 from onnx import ModelProto, helper, numpy_helper
 
 from ..base.files import scratch
+from ..base.record import SiteEntry
 from ..graphs.process import Array, GraphProcess
 from ..graphs.protocol import GraphLost, GraphRefused
 from ..graphs.weights.wiring import Node
@@ -29,6 +30,11 @@ _ITEMS: Final = 2
 _POSITIONS: Final = 6
 # Past positions: some, else none, where the name of an axis does not say that it counts them, too.
 _PASTS: Final = (3, 0)
+# What a query sees under causality with a mistake: no earlier keys, or all but its own.
+_EARLIER_HIDDEN: Final = "its own key and later ones"
+_OWN_HIDDEN: Final = "keys before its own alone"
+_NOT_LATER: Final = "keys after its own alone"
+MISPLACED: Final = (_EARLIER_HIDDEN, _OWN_HIDDEN, _NOT_LATER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +47,8 @@ class MaskFacts:
     window
         How many keys up to its own a query sees, where it is causal and that are fewer than the
         first few of a call; else None.
+    misplaced
+        One of ``MISPLACED``: what a query sees where that is causality with a mistake; else "".
     inputs
         The inputs of the model whose values reach a mask.
     """
@@ -48,6 +56,7 @@ class MaskFacts:
     causal: bool | None
     window: int | None
     inputs: tuple[str, ...]
+    misplaced: str = ""
 
 
 def mask_facts(sites: Sites) -> dict[int, MaskFacts]:
@@ -60,44 +69,71 @@ def mask_facts(sites: Sites) -> dict[int, MaskFacts]:
             reaching: set[str] = set()
             for mask in site.masks:
                 reaching |= graph.wiring.reaching(mask.name, sites.graph.inputs)
-            causal, window = _rule(site, values)
+            rule = _rule(site, values)
             inputs = tuple(sorted(reaching))
-            result[site.index] = MaskFacts(causal=causal, window=window, inputs=inputs)
+            result[site.index] = MaskFacts(**rule._asdict(), inputs=inputs)
     return result
 
 
-def _rule(site: Site, values: dict[str, Array]) -> tuple[bool | None, int | None]:
+class Rule(NamedTuple):
+    """What a query sees while the caller hides nothing: fields of :class:`MaskFacts`."""
+
+    causal: bool | None
+    window: int | None = None
+    misplaced: str = ""
+
+
+def _rule(site: Site, values: dict[str, Array]) -> Rule:
     """Whether the masks together, or the node itself, hide the later keys, and in which window."""
     if site.causal:
-        return True, None
+        return Rule(causal=True)
     allowed: Any = np.ones((1, 1), dtype=bool)
     for mask in site.masks:
         if mask.role == "lengths":  # all of them, where the caller hides nothing
             continue
         value = values.get(mask.name)
         if value is None:
-            return None, None
+            return Rule(causal=None)
         shown = _shown_keys(mask, value)
         if shown.ndim < allowed.ndim:
             shown = shown.reshape((1,) * (allowed.ndim - shown.ndim) + shown.shape)
         try:
             allowed = allowed & shown
         except ValueError:
-            return None, None
+            return Rule(causal=None)
     return rule_of(allowed)
 
 
-def rule_of(allowed: Any) -> tuple[bool | None, int | None]:
+def rule_of(allowed: Any) -> Rule:
     """Whether keys ``[…, Lq, Lk]`` that may be seen are the earlier ones, and in which window."""
     if allowed.all():
-        return False, None
+        return Rule(causal=False)
     queries, keys = allowed.shape[-2:]
     causal = np.tri(queries, keys, keys - queries, dtype=bool)
     for window in range(1, keys + 1):
         lost = np.tri(queries, keys, keys - queries - window, dtype=bool)
         if bool((allowed == (causal & ~lost)).all()):
-            return True, window if window < keys else None
-    return None, None
+            return Rule(causal=True, window=window if window < keys else None)
+    for ahead in dict.fromkeys((keys - queries, 0)):  # of the own key of the first query
+        upto, before = (np.tri(queries, keys, ahead - less, dtype=bool) for less in (0, 1))
+        for seen, words in zip((~before, before, ~upto), MISPLACED, strict=True):
+            if keys > 1 and bool((allowed == seen).all()):
+                return Rule(causal=None, misplaced=words)
+    return Rule(causal=None)
+
+
+def misplaced_rules(described: Iterable[SiteEntry]) -> list[str]:
+    """A sentence for each way in which attentions are causal but for a mistake."""
+    found: dict[str, list[str]] = {}
+    for entry in described:
+        if words := entry.get("misplaced"):
+            found.setdefault(words, []).append(f"#{entry['index']}")
+    return [
+        f"{'attentions' if len(own) > 1 else 'attention'} {', '.join(own)}: while the caller hides "
+        f"nothing, a query sees {words}: unless that is meant, the causal mask is "
+        + ("moved by one key" if words == _OWN_HIDDEN else "the wrong way round")
+        for words, own in found.items()
+    ]
 
 
 def _shown_keys(mask: MaskInput, value: Array) -> Any:

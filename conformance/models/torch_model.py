@@ -29,7 +29,7 @@ from .candidates import (
     whole_candidate,
 )
 from .in_place import HIDES, Activations, as_heads, assembled
-from .mask_facts import rule_of
+from .mask_facts import Rule, misplaced_rules, rule_of
 from .model_inputs import ModelCall, UnknownInputError
 from .opening import measured_model
 from .recognition import is_torch_model
@@ -313,13 +313,13 @@ def _smallest(model: WholeModel) -> tuple[int, ...]:
     return (min(model.taken.get("batch", (2,))),)
 
 
-def _rule(plain: ModuleRecording, site: TorchSite) -> tuple[bool | None, int | None]:
+def _rule(plain: ModuleRecording, site: TorchSite) -> Rule:
     """Whether an attention hides later keys where the caller hides nothing, and in which window."""
     if site.causal or site.alignment:
-        return True, None
+        return Rule(causal=True)
     inside = torch_activations(plain, site)
     if inside is None:
-        return None, None
+        return Rule(causal=None)
     allowed = np.ones((1, 1, 1, 1), bool) if inside.keep is None else inside.keep
     if inside.bias is not None:
         allowed = allowed & (inside.bias > HIDES)
@@ -331,7 +331,7 @@ def _entry(
     recording: ModuleRecording,
     site: TorchSite,
     digests: Mapping[int, str],
-    rule: tuple[bool | None, int | None],
+    rule: Rule,
 ) -> SiteEntry:
     above = {name for mask in site.masks for name in recording.values[mask.number].above}
     same = [index for index, own in digests.items() if own == digests[site.index]]
@@ -345,8 +345,9 @@ def _entry(
         "head_size": site.head_size,
         "mask": [{"role": mask.role, "axes": mask.axes, "tensor": ""} for mask in site.masks],
         "mask_inputs": sorted(name for name in above if name is not None),
-        "causal": rule[0],
-        "window": rule[1],
+        "causal": rule.causal,
+        "window": rule.window,
+        "misplaced": rule.misplaced,
         "scale": site.scale,
         "softcap": site.cap,
     }
@@ -370,8 +371,9 @@ def torch_model_candidates(
     }
     alike = standing_for(model.described, cores)
     whole = whole_candidate(dataclasses.replace(model, cores=alike), name)
-    warnings = tuple(f"not judged: {entry.sentence}" for entry in made.uncut)
-    whole = dataclasses.replace(whole, warnings=warnings)
+    warnings = [f"not judged: {entry.sentence}" for entry in made.uncut]
+    warnings += misplaced_rules(model.described)
+    whole = dataclasses.replace(whole, warnings=tuple(warnings))
     return [(None, whole), *cores.items()]
 
 

@@ -439,5 +439,7 @@ def site_mask(entry: Record) -> str:
 def site_causality(entry: Record) -> str:
     """Whether later keys are hidden while the caller hides nothing."""
     words = {True: "causal", False: "not causal"}.get(entry.get("causal"), "causality unknown")  # type: ignore[arg-type]  # None is neither
+    if misplaced := entry.get("misplaced"):
+        return f"a query sees {misplaced}"
     window = entry.get("window")
     return words if window is None else f"{words} in a window of {window} keys"

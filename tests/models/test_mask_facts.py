@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from little_graphs import node
 from whole_models import written
 
-from conformance.models.mask_facts import MaskFacts, mask_facts
+from conformance.models.candidates import model_candidates
+from conformance.models.mask_facts import MaskFacts, mask_facts, misplaced_rules, rule_of
 from conformance.models.sites import find_sites
 
 PADDED = MaskFacts(causal=False, window=None, inputs=("attention_mask",))
@@ -70,3 +73,41 @@ def test_what_a_mask_hides_is_seen(
     sites = find_sites(written(tmp_path / "graph.onnx", [*middle, softmax]))  # type: ignore[list-item]  # nodes
     facts = mask_facts(sites)[0]
     assert (facts.causal, facts.inputs) == (causal, inputs)
+
+
+@pytest.mark.parametrize(
+    ("seen", "words", "told"),
+    [
+        (np.triu, "its own key and later ones", "the wrong way round"),
+        (lambda ones: np.tril(ones, -1), "keys before its own alone", "moved by one key"),
+        (lambda ones: np.triu(ones, 1), "keys after its own alone", "the wrong way round"),
+    ],
+)
+@pytest.mark.parametrize("queries", [3, 6])
+def test_causality_with_a_mistake_is_told(
+    seen: Callable[..., Any], words: str, told: str, queries: int
+) -> None:
+    """Which way it is wrong, of the attentions that have it, also behind past keys."""
+    rule = rule_of(seen(np.ones((6, 6), bool))[None, -queries:])
+    assert (rule.causal, rule.misplaced) == (None, words)
+    described = [
+        {"index": index, "misplaced": misplaced}
+        for index, misplaced in enumerate((words, "", words))
+    ]
+    (line,) = misplaced_rules(described)  # type: ignore[arg-type]  # as much of them as is read
+    assert line.startswith("attentions #0, #2: ")
+    assert words in line
+    assert told in line
+
+
+def test_a_model_whose_mask_is_the_wrong_way_round_says_so(tmp_path: Path) -> None:
+    """The verdict cannot tell: every attention is that of its mask, and equal to itself."""
+    middle = [
+        node("Trilu", "bias", "upper", upper=1),
+        node("Cast", "upper", "later", to=9),
+        node("Where", "later scores low", "scaled"),
+        node("Softmax", "scaled", "weights", axis=-1),
+    ]
+    path = written(tmp_path / "graph.onnx", middle)
+    made = model_candidates(path, find_sites(path), None)
+    assert any("the wrong way round" in line for line in made[0][1].warnings)

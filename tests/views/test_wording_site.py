@@ -58,6 +58,10 @@ def test_the_line_says_where_and_what() -> None:
         ({"mask": [], "mask_inputs": []}, "no mask, causal"),
         ({"mask_inputs": []}, "keep mask of no input"),
         ({"causal": None}, "causality unknown"),
+        (
+            {"causal": None, "misplaced": "keys after its own alone"},
+            "a query sees keys after its own",
+        ),
         ({"causal": False, "same_as": []}, "not causal"),
         ({"scope": ""}, "attention 2, 8 heads"),
     ],
