@@ -182,7 +182,7 @@ class BatteryAnswer:
         return least is not None and _lies_within(self.array - acted.array, array_of(least), None)
 
     def _agrees(self, acted: MistakenAnswer) -> bool:
-        judged = self._judged_with(acted)
+        judged = self.judged_with(acted)
         plain = self._all_finite and acted.all_finite
         if not plain:
             if not _same_nonfinite(self.array, acted.array, judged):
@@ -203,7 +203,7 @@ class BatteryAnswer:
                 return True
         return _lies_within(error, array_of(acted.bound), judged)
 
-    def _judged_with(self, acted: MistakenAnswer) -> Array | None:
+    def judged_with(self, acted: MistakenAnswer) -> Array | None:
         """The elements at which a mistake is judged, None for all.
 
         Not those where it may overflow, nor rows without keys about which nothing is promised.
@@ -265,7 +265,7 @@ class BatteryAnswer:
         unexpected = float((self.wrong & ~chosen).any())
         if acted.output.shape != self.output.shape or not bool(chosen.any()):
             return 0.0, unexpected, unexpected
-        judged = self._judged_with(acted)
+        judged = self.judged_with(acted)
         counted = chosen if judged is None else chosen & torch.from_numpy(judged)
         unit = exact.bound[counted].clamp_min(model.LOST_WEIGHT)
         left = ((self.output - acted.output)[counted] / unit).square().sum()

@@ -36,7 +36,7 @@ from .neighbours import REACH, neighbours
 _APART: Final = (2, 3, 3, 5, 7, 6, 4, 11, 13, 9, 10)
 _ALIKE: Final = (3, 3, 3, 6, 6, 4, 4, 12, 12, 12, 12)
 _GROUPED: Final = (2, 6, 2, 4, 5, 5, 3, 9, 8, 7, 30)
-_CUBE: Final = (4, 4, 4, 4, 4, 4, 4, 16, 16, 16, 16)
+CUBE: Final = (4, 4, 4, 4, 4, 4, 4, 16, 16, 16, 16)
 _MORE_QUERIES: Final = (2, 2, 2, 8, 5, 9, 3, 7, 8, 6, 18)
 # Whole tiles of keys and channels: what is lost of a short one is not lost here.
 _WHOLE: Final = (1, 2, 2, 3, 16, 8, 8, 16, 16, 16, 16)
@@ -180,6 +180,15 @@ def answers_to_pairs(subject: Subject, seed: int) -> list[BatteryAnswer]:
     return answers_to(subject, [with_other_values(problem, seed) for problem in problems])
 
 
+def answers_at_equal_sizes(subject: Subject) -> list[BatteryAnswer]:
+    """What the candidate answers to the battery where all sizes are the same."""
+    plans = (replace(plan, sizes=CUBE) for plan in _plans(subject.candidate))
+    problems = filter(None, (fitted_problem(subject, plan) for plan in plans))
+    answers = answers_to(subject, list(dict.fromkeys(problems)))
+    made = (answer_to(subject, inputs) for inputs in _stretched(subject, CUBE))
+    return [*answers, *filter(None, made)]
+
+
 def answer_to(
     subject: Subject, inputs: Inputs, problem: Problem | None = None
 ) -> BatteryAnswer | None:
@@ -270,7 +279,7 @@ def _made(subject: Subject) -> Iterator[Inputs]:
 def _plans(candidate: Candidate) -> Iterator[BatteryEntry]:
     """Every feature alone, then with others."""
     declared = candidate.declaration
-    for sizes in (_APART, _ALIKE, _GROUPED, _CUBE, _MORE_QUERIES, _LONG, _WHOLE):
+    for sizes in (_APART, _ALIKE, _GROUPED, CUBE, _MORE_QUERIES, _LONG, _WHOLE):
         yield BatteryEntry(sizes=sizes, first=True)
     for form in declared.masks:
         for broad in (False, True):
@@ -419,14 +428,14 @@ def _large(subject: Subject) -> Iterator[Inputs]:
             yield drawn
 
 
-def _stretched(subject: Subject) -> Iterator[Inputs]:
+def _stretched(subject: Subject, sizes: tuple[int, ...] = _APART) -> Iterator[Inputs]:
     """Single keys far below the hidden ones, and far below hidden by the triangle."""
     space = Space(values=("normal",), mask="always", least=(("key_length", 3),))
     options = space.options(subject.candidate)
     if not options:
         return
     form, shape = options[0]
-    base = fitted_problem(subject, BatteryEntry(sizes=_APART, seed=31))
+    base = fitted_problem(subject, BatteryEntry(sizes=sizes, seed=31))
     if base is None or base.geometry.key_length < 2:  # noqa: PLR2004 (one must be hidden)
         return
     plan = MaskPlan(pattern="single", form=form, shape=shape)

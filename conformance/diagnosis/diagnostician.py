@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
-from itertools import chain, islice, permutations
+from itertools import chain, islice
 from typing import Any, Final
 
 from ..base.record import LineEntry
@@ -17,7 +17,7 @@ from .answer_facts import on_device_alone, repeats, shared_confidence, unknown_e
 from .backward import BackwardDiagnostician
 from .battery import Observation, answer_to, answers_near, answers_to_pairs, plain_problem
 from .conditions import plainness
-from .dissection import StatementReader, statements
+from .dissection import StatementReader
 from .dissection.returned_weights import explain_weights
 from .earlier_calls import (
     EARLIER_CALLS,
@@ -34,10 +34,11 @@ from .lines import LineFinder, telling
 from .mistaken_answer import Combination, DiagnosedSubject, acted_answers
 from .mistakes import NamedMistake, named_mistakes
 from .neighbours import ENLARGED, OWN, RESIZED, neighbours
+from .pairs import PairSearch
 from .picture import Illustrator
 from .precision_diagnosis import loses_alike, plain, precision_entry, spread_over
 from .scale_diagnosis import scale_entry
-from .search import MOST_PARTIAL, MistakeSearch
+from .search import MistakeSearch
 from .statement_search import (
     OTHER_VALUES,
     SIMPLEST,
@@ -84,6 +85,9 @@ class Diagnostician:
         self._reader = StatementReader(subject)
         self._lines: dict[str, LineEntry | None] = {}
         self._acted = acted_answers(subject)
+        self._pairs = PairSearch(
+            subject, self._reader, self._search, lambda: (self._combined, self._near, self._resized)
+        )
         self._first_problem: Problem | None = None
         self._searched: Problem | None = None
         self._searched_all = False
@@ -296,7 +300,7 @@ class Diagnostician:
             return []  # what answers at random makes no mistake that could be acted out
         if not search.gross:
             return self._of_gross_near(search) or self._of_small_errors(search)
-        ways = chain(self._of_gross_errors(search), self._of_two(search))
+        ways = chain(self._of_gross_errors(search), self._pairs.explained(search))
         return next(filter(None, ways), [])
 
     def _of_gross_near(self, search: MistakeSearch) -> list[Explanation]:
@@ -335,27 +339,10 @@ class Diagnostician:
         observed = [*search.observed, *self._near, *self._resized]
         stated = map(explanations_of, self._statements(observed, search).explained())
         yield from islice(stated, SIMPLEST)
-        yield self._both_confirmed(search.pairs())
+        yield self._pairs.confirmed(search, search.pairs())
         yield from stated
         pairs = [(answer.inputs, answer.output) for answer in observed]
         yield _of_precision(scale_entry(self.subject, pairs))
-
-    def _of_two(self, search: MistakeSearch) -> Iterator[list[Explanation]]:
-        """Pairs of mistakes that are searched where nothing else explains the answers."""
-        # Of one head, item or query: what mixes those up leaves the other of two mistakes alone.
-        more = self._search([*search.observed, *self._near, *self._resized], search)
-        yield self._both_confirmed(more.pairs())
-        yield self._both_confirmed(search.supported_pairs())
-        yield self._both_confirmed(self._read_besides(search))
-        # A mistake of the catalogue besides what is read.
-        said = chain.from_iterable(islice(self._reader.statements(search.observed), MOST_PARTIAL))
-        yield self._both_confirmed(search.pairs(search.among(list(said)).partial))
-
-    def _both_confirmed(self, proposed: Iterable[Combination]) -> list[Explanation]:
-        """Pairs in the order in which they explain as well what any two options change."""
-        orders = chain.from_iterable(map(permutations, proposed))
-        everywhere = (one for one in orders if self._explain_all(one, self._combined))
-        return explanations_of([one for one in everywhere if self._explain_all(one, self._near)])
 
     @cached_property
     def _near(self) -> list[BatteryAnswer]:
@@ -374,15 +361,6 @@ class Diagnostician:
     def _combined(self) -> list[BatteryAnswer]:
         """Answers to problems in which any two options and sizes of a call meet."""
         return answers_to_pairs(self.subject, OTHER_VALUES)
-
-    def _read_besides(self, search: MistakeSearch) -> list[Combination]:
-        """Pairs of a mistake of the catalogue and of what is read besides it, of the first such."""
-        for one in search.partial[:MOST_PARTIAL]:
-            stated = statements(self.subject, search.unexplained(one), (one,))
-            pairs = [pair for pair in search.completing(one, stated) if search.explains_every(pair)]
-            if pairs:
-                return [min(pairs, key=lambda pair: len(pair[1].sentence))]
-        return []
 
     def _explain_all(self, made: Combination, answers: Sequence[BatteryAnswer]) -> bool:
         return all(explains(self.subject, made, answer) for answer in answers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -151,15 +152,21 @@ def observe_gradients(subject: Subject, problem: Problem) -> ObservedGradients |
 
 
 def near(actual: Tensor, expected: Tensor, bound: Tensor) -> bool:
-    """Whether every element lies within its bound."""
-    return bool(((actual.double() - expected).abs() <= bound).all())
+    """Whether every element lies within its bound, or is NaN where that is expected."""
+    return bool((_apart(actual, expected) <= bound).all())
+
+
+def _apart(actual: Tensor, expected: Tensor) -> Tensor:
+    """How far elements are from what is expected: NaN is infinitely far from any number."""
+    both = actual.isnan() & expected.isnan()
+    return (actual.double() - expected).abs().nan_to_num(nan=math.inf).masked_fill(both, 0.0)
 
 
 def room(acted: Tensor, exact: Tensor, bound: Tensor) -> Tensor:
     """How far a candidate with a mistake may be from acting it out; see ``model.ACTED_ROOM``."""
     if not bound.numel():
         return bound
-    before, after = float(exact.abs().max()), float(acted.abs().max())
+    before, after = float(exact.abs().max()), float(acted.abs().nan_to_num(nan=0.0).max())
     grown = min(max(1.0, after / before if before > 0.0 else 1.0), model.MOST_GROWN)
     return torch.full_like(bound, model.ACTED_ROOM * grown**2 * float(bound.max()))
 
@@ -175,8 +182,8 @@ class SquaredErrors:
     def add(self, actual: Tensor, exact: Tensor, acted: Tensor) -> None:
         """Count one gradient."""
         self.size += float(exact.square().sum())
-        self.before += float((actual.double() - exact).square().sum())
-        self.left += float((actual.double() - acted).square().sum())
+        self.before += float(_apart(actual, exact).square().sum())
+        self.left += float(_apart(actual, acted).square().sum())
 
     @property
     def explained(self) -> bool:

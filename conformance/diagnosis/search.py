@@ -14,7 +14,6 @@ from typing import Final
 import torch
 
 from ..clauses.subject import Subject
-from ..declare.declaration import Declaration
 from ..oracle.comparison import GROSS
 from ..problems.inputs import Inputs
 from ..tolerance import model
@@ -109,7 +108,7 @@ class MistakeSearch:
             for mistake in mistakes
             if mistake.speaks_at(self.declared)
             and (not mistake.changes or mistake.at(self.declared) != self.declared)
-            and (not mistake.needs or _promised(mistake.needs, self.subject.declaration))
+            and mistake.is_about(self.subject.declaration)
         ]
 
     def singles(self) -> list[Combination]:
@@ -170,22 +169,24 @@ class MistakeSearch:
         """
         return Narrowing(sorted(self._given, key=_telling), self._compared)
 
-    def pairs(self, partial: Sequence[NamedMistake] | None = None) -> list[Combination]:
+    def pairs(
+        self, partial: Sequence[NamedMistake] | None = None, *, orders: bool = False
+    ) -> list[Combination]:
         """Pairs that explain every answer, with a mistake that explains the plainest one alone.
 
-        That is one of ``partial``, else of the mistakes that are searched. Of each as many are
-        tried as can be soon.
+        That is one of ``partial``, else of those that are searched; of each as many are tried as
+        can be soon. With ``orders`` either of two is made first.
         """
         end = self._logits + MOST_LOGITS_OF_COMPLETED
         for one in (self.partial if partial is None else partial)[:MOST_PARTIAL]:
-            completing = self.completing(one, self._usual_ways())
+            completing = self.completing(one, self._usual_ways(), orders=orders)
             tried = takewhile(lambda _pair: self._logits <= end, completing)
             pairs = [pair for pair in tried if self.explains_every(pair)]
             if pairs:
-                return self._told_apart(pairs)
+                return pairs
         return []
 
-    def _told_apart(self, pairs: list[Combination]) -> list[Combination]:
+    def told_apart(self, pairs: Sequence[Combination]) -> list[Combination]:
         """Pairs, without those of several names that cannot be made where they would differ."""
         several = len({frozenset(one.name for one in made) for made in pairs}) > 1
         return [one for one in pairs if not several or tuple(map(id, one)) not in self._in_part]
@@ -201,7 +202,7 @@ class MistakeSearch:
                 pairs.append(pair)
                 # Equivalent pairs are supported as well, so they come soon.
                 end = min(end, self._logits + int(MOST_LOGITS * REST_OF_LOGITS))
-        return self._told_apart(pairs)
+        return pairs
 
     @cached_property
     def partial(self) -> list[NamedMistake]:
@@ -210,14 +211,19 @@ class MistakeSearch:
         Of two mistakes the one that shows more often is likely to be among these. Of several that
         explain the same answers one is kept.
         """
-        some, count = self._usual_ways(), len(self.observed)
-        plainest = 0  # of gross errors, which come first
-        if not self.gross:
-            return []
+        return self._explaining_any([0]) if self.gross else []  # gross errors come first
+
+    def explaining_any(self, answers: Sequence[BatteryAnswer]) -> list[NamedMistake]:
+        """Mistakes that alone explain any of some gross errors, those that explain most first."""
+        chosen, every = set(answers), enumerate(self.observed)
+        return self._explaining_any([i for i, a in every if a in chosen and self._gross >> i & 1])
+
+    def _explaining_any(self, places: Sequence[int]) -> list[NamedMistake]:
         kept: dict[int, NamedMistake] = {}
-        for one in some:
-            if self._may_change(one, plainest) and self._explains(one, plainest):
-                kept.setdefault(_bits(self._explains(one, index) for index in range(count)), one)
+        for one in self._usual_ways():
+            if any(self._may_change(one, i) and self._explains(one, i) for i in places):
+                every = range(len(self.observed))
+                kept.setdefault(_bits(self._explains(one, index) for index in every), one)
         return [kept[explained] for explained in sorted(kept, key=lambda b: -b.bit_count())]
 
     def unexplained(self, mistake: NamedMistake) -> list[BatteryAnswer]:
@@ -229,7 +235,7 @@ class MistakeSearch:
         ]
 
     def completing(
-        self, one: NamedMistake, others: Sequence[NamedMistake]
+        self, one: NamedMistake, others: Sequence[NamedMistake], *, orders: bool = False
     ) -> Iterator[Combination]:
         """Pairs of a mistake and one of others that together explain what the one alone does not.
 
@@ -245,9 +251,10 @@ class MistakeSearch:
         for two in others:
             if one.name == two.name or not self._may_change(two, place):
                 continue
-            pair = one, two
-            if self._explains(two, place) if apart else self._judge(pair, place):
-                yield pair
+            turned = orders and one.changes_step_of(two)
+            for pair in ((one, two), (two, one)) if turned else ((one, two),):
+                if self._explains(two, place) if apart else self._judge(pair, place):
+                    yield pair
 
     def _promising(self, end: int) -> list[Combination]:
         """Pairs that no verdict on one of the two alone rules out, the best supported first."""
@@ -346,22 +353,28 @@ class MistakeSearch:
 
         One that changes none explains nothing: it makes bounds wider.
         """
-        wrong = [answer for i, answer in enumerate(self.observed) if self.wrong >> i & 1]
-        rests = [tuple(one for one in made if one is not left) for left in made]
+        wrong = [i for i in range(len(self.observed)) if self.wrong >> i & 1]
         return len(made) == 1 or all(
-            any(self._differ(made, rest, answer) for answer in wrong) for rest in rests
+            any(self._matters(one, made, i) for i in wrong) for one in made
         )
 
-    def _differ(self, made: Combination, rest: Combination, answer: BatteryAnswer) -> bool:
+    def _matters(self, left: NamedMistake, made: Combination, index: int) -> bool:
+        answer, rest = self.observed[index], tuple(one for one in made if one is not left)
         try:
-            both, one = (self._acted(each, answer.inputs).output for each in (made, rest))
-        except NotExpressible:
-            return False
+            acted, other = (self._acted(each, answer.inputs) for each in (made, rest))
+        except NotExpressible:  # one of two is made alone
+            if not self._explains(left, index) or all(self._explains(one, index) for one in rest):
+                return False
+            return answer.closeness(self._acted((left,), answer.inputs))[-1] > 0.0
+        both, one = acted.output, other.output
         if both.shape != one.shape:
             return True
         fits = both.shape == answer.exact.output.shape
         bound = answer.exact.bound if fits else torch.zeros_like(both)
-        return not bool(within(both, one, bound).all())
+        differ, judged = ~within(both, one, bound), answer.judged_with(acted)
+        if judged is not None:  # what is open tells as much where it is as acted out
+            differ &= torch.from_numpy(judged) | within(answer.output, both, bound)
+        return bool(differ.any())
 
     def _leaves_little(self, made: Combination) -> bool:
         """Whether next to nothing is left of all that is wrong; else any small error would fit."""
@@ -457,17 +470,6 @@ def is_special_case(made: Combination, names: set[frozenset[str]]) -> bool:
 def _plainness(narrowed: Narrowed) -> tuple[int, bool, int]:
     """What is smaller for the plainer of two mistakes under conditions."""
     return narrowed.conditions, bool(narrowed.mistake.special_of), narrowed.spared
-
-
-def _promised(need: str, declared: Declaration) -> bool:
-    """Whether a declaration has what a mistake needs: no mask is ignored where there is none."""
-    promised = {
-        "mask": bool(declared.masks),
-        "causal": declared.causal is not None,
-        "packed": declared.head_layout.is_packed,
-        "sequences": declared.head_layout.has_sequences,
-    }
-    return promised[need]
 
 
 def _order(answer: BatteryAnswer) -> tuple[bool, bool, tuple[int, int]]:

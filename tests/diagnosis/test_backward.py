@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import pytest
@@ -10,7 +11,7 @@ from examples import BARE_FLOAT32, core, layer, problem
 from torch import Tensor
 
 from candidates.broken import gradients, modified_gradients, weight_gradients
-from candidates.broken._backward import HandWritten, HandWrittenLayer
+from candidates.broken._backward import HandWritten, HandWrittenLayer, Steps
 from conformance._golden import golden
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
@@ -73,11 +74,41 @@ def test_a_backward_pass_begins_once_for_each_problem(monkeypatch: pytest.Monkey
 
 def test_what_no_name_explains_is_told_by_facts() -> None:
     """An unknown mistake comes with the gradients that it makes wrong."""
-    subject = Subject(gradients.NanBehindTheLastTile, "float32")
+
+    class NanInEverySecondRow(HandWritten):
+        """Every second query gets the gradient NaN where there are more than four keys."""
+
+        def query_gradient(self, steps: Steps, scores: Tensor) -> Tensor:
+            found = super().query_gradient(steps, scores)
+            if scores.shape[-1] > 4:
+                found[:, :, ::2] = math.nan
+            return found
+
+    subject = Subject(core(NanInEverySecondRow()), "float32")
     (entry,) = BackwardDiagnostician(subject).explain("gradients.golden", problem())
     assert entry["name"] == "unknown-mistake"
     assert entry["facts"]["gradients"] == ["query"]
     assert entry["facts"]["finite"] is False
+
+
+def test_gradients_that_are_no_numbers_are_said_to_be_behind_whole_tiles() -> None:
+    """What a short tile leaves is NaN: by the size of the tile, and only where a whole one is."""
+    name = "gradient of query: tokens behind the last whole tile of 16 are NaN"
+    assert names(gradients.NanBehindTheLastTile) == [name]
+
+
+def test_weights_that_pass_a_softmax_in_each_tile_are_read() -> None:
+    """The gradient of the value alone is made of them."""
+
+    class SoftmaxOfTiles(HandWritten):
+        """The weights of each tile of 16 keys meet what flows back through a softmax."""
+
+        def value_gradient(self, steps: Steps, weights: Tensor) -> Tensor:
+            tiles = [tile.softmax(-1) for tile in weights.split(16, -1)]
+            return super().value_gradient(steps, torch.cat(tiles, -1))
+
+    name = "gradient of value: the weights of each tile of 16 keys go through a softmax once more"
+    assert names(core(SoftmaxOfTiles())) == [name]
 
 
 def test_gradients_that_are_rounded_are_said_to_be() -> None:

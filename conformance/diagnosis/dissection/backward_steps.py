@@ -14,6 +14,7 @@ from torch import Tensor
 from ..._golden import golden
 from ...tolerance import model
 from ...tolerance.backward_pass import BackwardPass
+from ..mistakes._steps import BLOCKS
 from ..mistakes.backward_pass import gradient_of_mask, sum_of_groups
 from ..mistakes.named_mistake import BackwardCall, Gradients
 from .reading import roundest
@@ -172,6 +173,7 @@ def read_variants(role: str, observed: Observed) -> Iterator[Variant]:
     yield from _clamped(role, observed)
     yield from _cut_to_length(role, observed)
     yield from _tokens_from(role, observed)
+    yield from _not_numbers(role, observed)
 
 
 def _variants(role: str, words: str, fix: str, change: Change) -> Iterator[Variant]:
@@ -267,5 +269,34 @@ def _times_from(first: int, factor: float) -> Change:
     def change(gradient: Tensor) -> Tensor:
         behind = torch.arange(gradient.shape[2]) >= first
         return gradient * torch.where(behind, factor, 1.0)[:, None]
+
+    return change
+
+
+def _not_numbers(role: str, observed: Observed) -> Iterator[Variant]:
+    """Tokens behind the last whole tile whose gradients are NaN, by the sizes that a tile may have.
+
+    Where there is no whole tile another loop may do the work.
+    """
+    ends: set[tuple[int, int]] = set()
+    for actual, _ in observed:
+        lost = actual.isnan().transpose(2, 0).flatten(1)
+        if bool(lost.any()):
+            ends.add((int((~lost.any(dim=-1)).sum()), len(lost)))
+            if not bool(lost[-1].all()) or bool((lost.any(-1) != lost.all(-1)).any()):
+                return
+    for size in BLOCKS[1:] if ends else ():
+        if all(0 < start == count // size * size for start, count in ends):
+            words = f"tokens behind the last whole tile of {size} are NaN"
+            fix = "set what a tile lacks to zero: what lies past the end may be anything"
+            yield from _variants(role, words, fix, _nan_behind_tiles(size))
+
+
+def _nan_behind_tiles(size: int) -> Change:
+    def change(gradient: Tensor) -> Tensor:
+        count = gradient.shape[2]
+        whole = count // size * size
+        behind = torch.arange(count) >= (whole or count)
+        return gradient.masked_fill(behind[:, None], math.nan)
 
     return change

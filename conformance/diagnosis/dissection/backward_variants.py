@@ -302,8 +302,15 @@ def _weights() -> Iterator[Variant]:
     ):
         yield _of_weights(words, weights)
     yield _of_weights("the weights are transposed", lambda b: b.weights.mT)
+    for size in BLOCKS[3:]:
+        words = f"the weights of each tile of {size} keys go through a softmax once more"
+        yield _of_weights(words, _softmax_of_tiles(size))
     for words, place in _PLACES:
         yield _of_weights(f"the weights are those of {words}", _weights_at(place))
+
+
+def _softmax_of_tiles(size: int) -> Callable[[Backward], Tensor]:
+    return lambda b: torch.cat([tile.softmax(-1) for tile in b.weights.split(size, -1)], -1)
 
 
 def _mean(tensor: Tensor, axis: int) -> Tensor:

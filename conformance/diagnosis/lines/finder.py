@@ -32,9 +32,8 @@ from ..battery import answer_from
 from ..conditions import plainness
 from ..mistaken_answer import Combination, act, made_on
 from ..mistakes import IMPOSSIBLE, NotExpressible
-from .matching import KnownValues
 from .recording import Operation, OperationRecording, Recorder, SourceLine, tensors_of
-from .steps import Step, mistaken_steps, right_steps
+from .steps import KnownValues, Step, mistaken_steps, right_steps
 
 # Wrong answers on which a line is looked for: all that give one must give the same.
 MOST_PROBLEMS: Final = 3

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..._golden import golden
 from ...base.geometry import Geometry
 from ...base.mistake import Mistake
+from ...declare.declaration import Declaration
 from ...oracle.oracle import known_weights
 from ...problems.inputs import Inputs
 from ...tolerance.backward_pass import BackwardPass, backward_pass
@@ -226,6 +227,17 @@ class NamedMistake(Mistake):
             return self.fits(point)
         return all(getattr(point, name) == value for name, value in self.base.items())
 
+    def is_about(self, declared: Declaration) -> bool:
+        """Whether a declaration has what it needs: no mask is ignored where there is none."""
+        promised = {
+            "": True,
+            "mask": bool(declared.masks),
+            "causal": declared.causal is not None,
+            "packed": declared.head_layout.is_packed,
+            "sequences": declared.head_layout.has_sequences,
+        }
+        return promised[self.needs]
+
     def at(self, point: golden.Semantics) -> golden.Semantics:
         """The declared point with this mistake made, as it is where it cannot be made.
 
@@ -252,6 +264,11 @@ class NamedMistake(Mistake):
         """Whether it may change every answer, wherever it can be made at all."""
         steps = self.heads or self.core or self.output or self.point
         return self.where is everywhere and steps is not None
+
+    def changes_step_of(self, other: NamedMistake) -> bool:
+        """Whether it changes a step that another mistake changes: their order may count."""
+        steps = ("inputs", "heads", "core", "output")
+        return any(getattr(self, step) and getattr(other, step) for step in steps)
 
     @property
     def only_a_point(self) -> bool:

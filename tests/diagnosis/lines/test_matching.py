@@ -8,8 +8,7 @@ from examples import sizes
 from torch import Tensor
 
 from conformance.base.geometry import Geometry
-from conformance.diagnosis.lines.matching import KnownValues, arrangements
-from conformance.diagnosis.lines.steps import Step
+from conformance.diagnosis.lines.steps import KnownValues, Step, arrangements
 
 B, H, N, L, K, D = 2, 4, 2, 3, 5, 6
 SIZES: Geometry = sizes(batch=B, num_heads=H, num_kv_heads=N, query_length=L, key_length=K)

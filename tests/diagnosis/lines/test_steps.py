@@ -8,8 +8,7 @@ from torch import Tensor
 
 import conformance
 from conformance.clauses.subject import Subject
-from conformance.diagnosis.lines.matching import KnownValues
-from conformance.diagnosis.lines.steps import mistaken_steps, right_steps
+from conformance.diagnosis.lines.steps import KnownValues, mistaken_steps, right_steps
 from conformance.diagnosis.mistaken_answer import act, made_on
 from conformance.diagnosis.mistakes import named_mistakes
 

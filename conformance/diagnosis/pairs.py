@@ -1,0 +1,150 @@
+"""Two mistakes at once, which explain every answer together and none of the wrong ones alone.
+
+Most answers are wrong by both. Some calls leave one of the two alone: of one head, item, query or
+key, without dot products, with values of unit length, and of a layer whose projections change
+nothing. What explains such an answer is one of two, and what completes it is soon found.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice, permutations
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from .._golden import golden
+from ..clauses.subject import Subject
+from ..oracle.oracle import known_weights
+from ..problems.inputs import Inputs
+from .agreement import BatteryAnswer
+from .battery import CUBE, BatteryEntry, answer_to, answers_at_equal_sizes, fitted_problem
+from .dissection import StatementReader, statements
+from .mistaken_answer import Combination
+from .search import MOST_PARTIAL, MistakeSearch
+from .statement_search import Explanation, explains, explanations_of
+
+# Keys up to which one tile holds all of them.
+FEW_KEYS: Final = 4
+
+
+class PairSearch:
+    """Two mistakes that explain every answer together.
+
+    A ``searching`` function begins a search among answers, and takes over what another one has
+    judged. Pairs are confirmed on answers that nothing was learnt from: ``unseen`` gives those in
+    which any two options meet, those near the first failing problem, and those at other sizes.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        reader: StatementReader,
+        searching: Callable[[Sequence[BatteryAnswer], MistakeSearch | None], MistakeSearch],
+        unseen: Callable[[], tuple[list[BatteryAnswer], list[BatteryAnswer], list[BatteryAnswer]]],
+    ) -> None:
+        self.subject = subject
+        self._reader = reader
+        self._searching = searching
+        self._unseen = unseen
+
+    def explained(self, search: MistakeSearch) -> Iterator[list[Explanation]]:
+        """Pairs that are searched where nothing else explains the answers."""
+        _, near, resized = self._unseen()
+        # Of one head, item or query: what mixes those up leaves the other of two mistakes alone.
+        more = self._searching([*search.observed, *near, *resized], search)
+        yield self.confirmed(more, more.pairs(orders=True))
+        yield self.confirmed(search, search.supported_pairs())
+        yield self.confirmed(search, self._read_besides(search))
+        # A mistake of the catalogue besides what is read.
+        said = chain.from_iterable(islice(self._reader.statements(search.observed), MOST_PARTIAL))
+        partial = search.among(list(said)).partial
+        yield self.confirmed(search, search.pairs(partial))
+        yield self._with_one_alone(search)
+
+    def _with_one_alone(self, search: MistakeSearch) -> list[Explanation]:
+        """Pairs of a mistake that explains a wrong answer to what leaves one of two alone."""
+        _, near, resized = self._unseen()
+        answers = (answer_to(self.subject, one) for one in _leaving_one(self.subject))
+        apart = [one for one in answers if one is not None]
+        telling = [*filter(_is_small, resized), *apart]
+        more = self._searching([*search.observed, *near, *resized, *apart], search)
+        return self.confirmed(more, more.pairs(more.explaining_any(telling), orders=True))
+
+    def confirmed(self, search: MistakeSearch, pairs: Sequence[Combination]) -> list[Explanation]:
+        """Pairs in the order in which they explain as well what any two options change."""
+        told = search.told_apart(pairs) or self._told_apart_at_equal_sizes(pairs)
+        if not told:
+            return []
+        combined, near, _ = self._unseen()
+        orders = chain.from_iterable(map(permutations, told))
+        return explanations_of([one for one in orders if self._explains_all(one, combined, near)])
+
+    def _told_apart_at_equal_sizes(self, pairs: Sequence[Combination]) -> list[Combination]:
+        """Those of some pairs that explain answers where all sizes are the same.
+
+        What needs as many of one thing as of another can be made there, and shows beside the other
+        of a pair: elsewhere the pairs may be alike.
+        """
+        if not pairs:
+            return []
+        more = self._searching(answers_at_equal_sizes(self.subject), None)
+        return more.told_apart([pair for pair in pairs if more.explains_every(pair)])
+
+    def _explains_all(self, made: Combination, *answers: Sequence[BatteryAnswer]) -> bool:
+        return all(explains(self.subject, made, one) for one in chain.from_iterable(answers))
+
+    def _read_besides(self, search: MistakeSearch) -> list[Combination]:
+        """Pairs of a mistake of the catalogue and of what is read besides it, of the first such."""
+        for one in search.partial[:MOST_PARTIAL]:
+            stated = statements(self.subject, search.unexplained(one), (one,))
+            pairs = [pair for pair in search.completing(one, stated) if search.explains_every(pair)]
+            if pairs:
+                return [min(pairs, key=lambda pair: len(pair[1].sentence))]
+        return []
+
+
+def _is_small(answer: BatteryAnswer) -> bool:
+    """Whether a call has one item, head or query, or few keys."""
+    sizes = answer.inputs.geometry
+    return (
+        min(sizes.batch, sizes.num_heads, sizes.query_length) == 1 or sizes.key_length <= FEW_KEYS
+    )
+
+
+def _leaving_one(subject: Subject) -> Iterator[Inputs]:
+    """Calls at which mistakes of one kind change nothing."""
+    problem = fitted_problem(subject, BatteryEntry(sizes=CUBE, seed=51))
+    if problem is None:
+        return
+    inputs = subject.inputs(problem).replace(generic=False)
+    if not inputs.is_layer:
+        if inputs.mode == "separate":
+            yield inputs.with_tokens(query=torch.zeros_like(inputs.query))
+            yield inputs.with_tokens(value=normalize(inputs.value, dim=-1))
+    elif subject.candidate.draws_weights:
+        weights = known_weights(inputs)
+        yield inputs.replace(weights=_with(weights, torch.zeros_like, "q"))
+        if weights.q.shape == weights.v.shape == weights.q.T.shape:
+            yield inputs.replace(weights=_with(weights, _identity, "q", "k", "v", "o"))
+
+
+def _with(
+    weights: golden.ProjectionWeights, change: Callable[[Tensor], Tensor], *roles: str
+) -> golden.ProjectionWeights:
+    """Other matrices of some projections, whose biases add nothing."""
+    changed: dict[str, Tensor] = {}
+    for role in roles:
+        matrix, bias = getattr(weights, role), getattr(weights, f"{role}_bias")
+        if matrix is not None:
+            changed[role] = change(matrix)
+        if bias is not None:
+            changed[f"{role}_bias"] = torch.zeros_like(bias)
+    return dataclasses.replace(weights, **changed)
+
+
+def _identity(matrix: Tensor) -> Tensor:
+    return torch.eye(*matrix.shape, dtype=matrix.dtype)

@@ -1,0 +1,112 @@
+"""Two mistakes at once are told as the two that are made, and no other pair is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from examples import core
+from torch import Tensor
+
+import conformance
+from candidates.eager import EagerCore
+from conformance import Candidate
+from conformance.clauses.subject import Subject
+from conformance.diagnosis.battery import Observation
+from conformance.diagnosis.diagnostician import Diagnostician
+from conformance.diagnosis.mistaken_answer import Combination, DiagnosedSubject, act
+from conformance.diagnosis.mistakes import NotExpressible, named_mistakes
+from conformance.diagnosis.search import MistakeSearch
+from conformance.oracle.oracle import Oracle, evaluate
+from conformance.problems.inputs import Inputs
+from conformance.tools.teeth.mistaken_candidates import ActedCore, ActedLayer, Evaluation
+
+RIGHT = EagerCore()
+
+
+def making(*names: str) -> Combination:
+    """The first way to make each of some mistakes."""
+    return tuple(next(one for one in named_mistakes() if one.name == name) for name in names)
+
+
+def acted(kind: str, made: Combination, **declared: Any) -> Candidate:
+    """A candidate that makes some mistakes wherever they can be made."""
+
+    def answer(inputs: Inputs) -> Evaluation:
+        point = oracle.declaration.semantics
+        try:
+            return act(oracle, point, made, inputs)
+        except NotExpressible:
+            return evaluate(inputs, point)
+
+    decorate = conformance.core if kind == "core" else conformance.layer
+    of = ActedCore if kind == "core" else ActedLayer.of
+    candidate = decorate(name="pair", empty_rows="zeros", **declared)(of(answer))
+    oracle = Oracle(candidate.declaration, "float64")
+    return candidate
+
+
+def diagnosing(kind: str, *names: str, **declared: Any) -> tuple[Diagnostician, MistakeSearch]:
+    """A diagnostician of what makes two mistakes, and its search among the whole battery."""
+    subject = Subject(acted(kind, making(*names), **declared), "float32")
+    diagnostician = Diagnostician(subject)
+    return diagnostician, diagnostician._search(diagnostician._observation.whole)
+
+
+def names_of(explained: list[Any]) -> list[set[str]]:
+    """The names of what explains answers."""
+    return [{one.name for one in each.made} for each in explained]
+
+
+def test_pairs_that_are_alike_at_most_sizes_are_told_apart_at_equal_ones() -> None:
+    """The items are read as tokens where there are as many: beside it the triangle shows there."""
+    both = "batch-taken-for-tokens", "causal-needs-mask"
+    diagnostician, search = diagnosing(
+        "core", *both, masks=["keep_int"], causal="bottom-right", features=["sinks", "window"]
+    )
+    pairs = search.pairs()
+    assert len({frozenset(one.name for one in made) for made in pairs}) > 1
+    assert search.told_apart(pairs) == []
+    assert names_of(diagnostician._pairs.confirmed(search, pairs)) == [set(both)]
+
+
+def test_the_order_of_two_mistakes_may_count() -> None:
+    """Weights that are averaged over the heads first are those of a softmax: the sum is later."""
+    both = "weights-averaged-over-heads", "scores-over-their-sum"
+    diagnostician, search = diagnosing(
+        "core", *both, masks=["keep", "bias"], causal="bottom-right", features=["scale", "gqa"]
+    )
+    assert search.pairs() == []
+    pairs = search.pairs(orders=True)
+    assert names_of(diagnostician._pairs.confirmed(search, pairs)) == [set(both)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "both"),
+    [
+        ("core", ("values-normalised", "scale-of-query-length")),
+        ("layer", ("projections-transposed", "weights-of-sigmoid")),
+    ],
+)
+def test_a_call_that_leaves_one_of_two_alone_tells_both(kind: str, both: tuple[str, str]) -> None:
+    """No answer to the battery is explained by one of them, and none is left out by the two."""
+    diagnostician, search = diagnosing(kind, *both, masks=["keep"], causal="bottom-right")
+    assert search.partial == []
+    assert names_of(diagnostician._pairs._with_one_alone(search)) == [set(both)]
+
+
+def reversed_and_halved(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+    """Values reversed, and half of an additive mask."""
+    if options.get("bias") is not None:
+        options["bias"] = 0.5 * options["bias"]
+    return RIGHT(query, key, value.flip(-2), **options)
+
+
+def test_what_leaves_no_row_that_is_judged_is_no_second_mistake() -> None:
+    """An additive mask of which every number hides its key: rows without keys may be anything."""
+    subject = DiagnosedSubject(Subject(core(reversed_and_halved), "float32"))
+    search = MistakeSearch(subject, Observation(subject).whole, named_mistakes())
+    every = {name: making(name)[0] for name in ("values-reversed", "bias-halved")}
+    assert search.explains_every(tuple(every.values()))
+    hidden = next(one for one in named_mistakes() if one.name == "bias-taken-for-boolean")
+    assert not search.explains_every((every["values-reversed"], hidden))
