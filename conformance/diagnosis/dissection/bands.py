@@ -159,6 +159,8 @@ def _no_more_after(left: int, right: int, _past: int) -> tuple[int, int]:
     return left, left if right < 0 else min(left, right)
 
 
+# How many more keys at the front than are read may be shown whatever a window hides.
+MOST_FIRST: Final = 4
 # Windows that are made of the right one, from its numbers of keys before and after the query and
 # the number of cached keys.
 WindowChange = Callable[[int, int, int], tuple[int, int]]
@@ -181,6 +183,12 @@ _WINDOWS: Final[tuple[tuple[str, WindowChange], ...]] = (
     ("twice as many keys on both sides", lambda left, right, _past: (2 * left, 2 * right)),
     ("as many keys after the query as before it", lambda left, _right, _past: (left, left)),
     ("no more keys after the query than before it", _no_more_after),
+    ("as many keys on both sides as on the larger one", lambda *sides: (max(sides[:2]),) * 2),
+    ("as many keys on both sides as on the smaller one", lambda *sides: (min(sides[:2]),) * 2),
+    (
+        "as many keys on both sides as on the larger one, where both have a limit",
+        lambda left, right, _p: (left, right) if min(left, right) < 0 else (max(left, right),) * 2,
+    ),
     ("as many keys before the query as after it", lambda _left, right, _past: (right, right)),
     ("every key on a side that has none", lambda left, right, _past: (left or -1, right or -1)),
     (
@@ -241,7 +249,7 @@ def window_statements(reading: Reading) -> Iterator[NamedMistake]:
         return
     for places, distances, declared in _tellable(reading, hidden=True):
         if distances.words:
-            return
+            break
         for (words, change), literal in _windows():
             inputs_for = _of_window(change, places, literal)
             changed = inputs_for(reading.call)
@@ -256,6 +264,57 @@ def window_statements(reading: Reading) -> Iterator[NamedMistake]:
                 "says -1",
                 inputs=inputs_for,
             )
+    yield from _besides(reading)
+
+
+# Keys that are shown besides those of a window, from the mask ``[.., Lq, Lk]`` and their numbers.
+Besides = Callable[[Tensor], Tensor]
+
+
+def _besides(reading: Reading) -> Iterator[NamedMistake]:
+    """Keys that the mask and causality admit, and that the window should hide, in every call."""
+    allowed, admitted = reading.attention.allowed, admitted_by_mask(reading.call)
+    more = (reading.visible & ~allowed).flatten(0, -2).any(0).nonzero().flatten().tolist()
+    if not more or bool((allowed & ~reading.visible).any()):
+        return
+
+    def shown(count: int) -> Besides:
+        return lambda mask: mask & (torch.arange(mask.shape[-1]) < count)
+
+    ways: list[tuple[str, Besides, bool]] = [
+        (f"the first {'key' if count == 1 else f'{count} keys'}", shown(count), True)
+        for count in range(more[-1] + 1, min(more[-1] + 1 + MOST_FIRST, admitted.shape[-1] + 1))
+    ]
+    if reading.call.inputs.keep is not None:
+        ways.append(("every key that the mask keeps", lambda mask: mask, False))
+    for words, besides, masked in ways:
+        inputs_for = _with_besides(besides, masked=masked)
+        changed = inputs_for(reading.call)
+        if changed is not None and torch.equal(reading.visible, _table(changed)):
+            yield statement(
+                f"band: a window, and {words}",
+                f"a window shows {words} besides its own",
+                "hide every key that the window, causality or the mask hides",
+                inputs=inputs_for,
+            )
+
+
+def _with_besides(besides: Besides, *, masked: bool) -> InputsChange:
+    """More keys beside a window's; ``masked`` says that the mask hides keys of the window's."""
+
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        inputs = call.inputs
+        if inputs.window is None or (inputs.keep is None and not masked):
+            return None
+        left, right = inputs.window
+        bottom_right = call.semantics.causal_alignment == "bottom-right"
+        ahead = _ahead(inputs, PLACES[0 if bottom_right else 1], DISTANCES[0])
+        mask = admitted_by_mask(call).expand(inputs.score_shape)
+        own = ((ahead >= -left) | (left < 0)) & ((ahead <= right) | (right < 0))
+        own = (own & mask if masked else own) | besides(mask)
+        return with_table(call, own & ((ahead <= 0) | (not inputs.causal)))
+
+    return inputs_for
 
 
 def _table(inputs: Inputs) -> Tensor:

@@ -40,7 +40,9 @@ def _by_key_head(sizes: Geometry) -> Tensor:
 # Slopes of the heads ``[H]`` and functions of distances in place of the declared ones.
 _SLOPES: Final[tuple[tuple[str, Callable[[Geometry], Tensor]], ...]] = (
     ("as declared", lambda sizes: golden.alibi_slopes(sizes.num_heads)),
-    ("counted from 2 ** 0", lambda sizes: _from_zero(sizes.num_heads)),
+    ("counted from 2 ** 0", lambda sizes: _two_sequences(sizes, 0, 1)),
+    ("counted from 2 ** 0 in both sequences", lambda sizes: _two_sequences(sizes, 0, 0)),
+    ("that go on with every other one from the second", lambda s: _two_sequences(s, 1, 2)),
     (
         "2 ** (-8 h / n), counted from 1",
         lambda sizes: _geometric(sizes.num_heads, 0, sizes.num_heads),
@@ -81,11 +83,11 @@ _DISTANCES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
 )
 
 
-def _from_zero(heads: int) -> Tensor:
-    """The declared slopes of each sequence with its exponents counted from zero."""
-    power = 2 ** (max(heads, 1).bit_length() - 1)
-    finer = _geometric(2 * power, 1, 2 * power)[::2]
-    return torch.cat([_geometric(power, 0, power), finer])[:heads]
+def _two_sequences(sizes: Geometry, first: int, further: int) -> Tensor:
+    """Slopes whose first exponents, and those for heads beyond a power of two, start otherwise."""
+    power = 2 ** (max(sizes.num_heads, 1).bit_length() - 1)
+    finer = _geometric(2 * power, further, 2 * power)[::2]
+    return torch.cat([_geometric(power, first, power), finer])[: sizes.num_heads]
 
 
 def _no_slopes(sizes: Geometry) -> Tensor:

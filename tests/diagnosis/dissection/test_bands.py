@@ -136,6 +136,66 @@ def test_a_window_without_a_limit_that_is_taken_for_a_number_is_told(
     assert entry["text"].endswith(words)
 
 
+def showing_more(more: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A core whose window shows more: of its own keys ``[Lq, Lk]``, the places, and the mask."""
+
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        keep: Tensor | None = None,
+        causal: bool = False,
+        window: Window = None,
+    ) -> Tensor:
+        queries, keys = query.shape[2], key.shape[2]
+        ahead = torch.arange(keys) - torch.arange(queries)[:, None] - (keys - queries)
+        seen = torch.ones(1, 1, queries, keys, dtype=torch.bool) if keep is None else keep
+        if window is not None:
+            seen = more(ahead, window, seen, keep is not None)
+        seen = seen & ((ahead <= 0) | (not causal))
+        scores = query @ key.mT / math.sqrt(query.shape[-1])
+        weights = scores.masked_fill(~seen, -math.inf).softmax(dim=-1)
+        return weights.masked_fill(~seen, 0.0) @ value
+
+    return attend
+
+
+def within(ahead: Tensor, window: tuple[int, int]) -> Tensor:
+    """The keys that a window shows."""
+    left, right = window
+    return ((ahead >= -left) | (left < 0)) & ((ahead <= right) | (right < 0))
+
+
+def _symmetric(ahead: Tensor, window: tuple[int, int], seen: Tensor, _masked: object) -> Tensor:
+    return seen & within(ahead, (max(window),) * 2)
+
+
+def _front(ahead: Tensor, window: tuple[int, int], seen: Tensor, _masked: object) -> Tensor:
+    return seen & (within(ahead, window) | (torch.arange(ahead.shape[1]) < 2))
+
+
+def _either(ahead: Tensor, window: tuple[int, int], seen: Tensor, masked: bool) -> Tensor:  # noqa: FBT001
+    return seen | within(ahead, window) if masked else seen & within(ahead, window)
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        (_symmetric, "band: as many keys on both sides as on the larger one"),
+        (_front, "band: a window, and the first 2 keys"),
+        (_either, "band: a window, and every key that the mask keeps"),
+    ],
+    ids=str,
+)
+def test_what_a_window_shows_besides_is_stated(more: Callable[..., Tensor], name: str) -> None:
+    """The larger side on both, the first keys whatever it hides, and what a mask keeps."""
+    promises = {"causal": "bottom-right", "features": ["window"], "empty_rows": "zeros"}
+    candidate = core(showing_more(more), masks=["keep"], dtypes=["float32"], **promises)
+    (entry,) = diagnose(Subject(candidate, "float32"))
+    assert entry["name"] == name
+
+
 def without_the_past(
     query: Tensor,
     key: Tensor,

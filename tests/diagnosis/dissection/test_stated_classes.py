@@ -345,17 +345,36 @@ def test_any_number_added_to_hidden_logits_is_read() -> None:
     assert entry["name"] == "visibility: hidden keys with -43 added to their logits"
 
 
-def test_twice_the_bias_by_distance_is_not_told_as_a_product() -> None:
-    """A product with one key is the same for all keys: with the bias in it, it would explain it."""
+def _sequences(heads: int, first: int, further: int) -> Tensor:
+    """Slopes of two sequences, their exponents counted from these numbers."""
+    power = 2 ** (heads.bit_length() - 1)
+    exponents = [8 * (first + i) / power for i in range(power)]
+    exponents += [4 * (further + 2 * i) / power for i in range(heads - power)]
+    return torch.tensor([2.0**-exponent for exponent in exponents])
+
+
+@pytest.mark.parametrize(
+    ("slopes_of", "words"),
+    [
+        (lambda heads: 2.0 * golden.alibi_slopes(heads), "twice as large"),
+        (lambda heads: _sequences(heads, 0, 0), "counted from 2 ** 0 in both sequences"),
+        (lambda heads: _sequences(heads, 1, 2), "every other one from the second"),
+    ],
+    ids=["twice", "from zero", "further ones"],
+)
+def test_other_slopes_of_a_bias_by_distance_are_told(
+    slopes_of: Callable[[int], Tensor], words: str
+) -> None:
+    """And not as a product with one key, which is the same for all keys."""
     point = conformance.Semantics(alibi=True)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         ahead = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None]
         distance = (ahead - (k.shape[2] - q.shape[2])).abs()
-        slopes = golden.alibi_slopes(q.shape[1]).to(q.dtype)[:, None, None]
-        return (scaled(q, k) - 2.0 * slopes * distance).softmax(-1) @ v
+        slopes = slopes_of(q.shape[1]).to(q.dtype)[:, None, None]
+        return (scaled(q, k) - slopes * distance).softmax(-1) @ v
 
-    assert "twice as large" in said(attend, semantics=point)["text"]
+    assert words in said(attend, semantics=point)["text"]
 
 
 @pytest.mark.nightly
