@@ -446,18 +446,13 @@ def _wrapped(value: Any, target: str) -> Candidate:
         except ConstructionError as error:
             raise UsageError(how_to_make(error)) from error
         except DeclarationError as error:
-            name = value.__name__ if isinstance(value, type) else type(value).__name__
-            msg = (
-                f"{error}; what to pass is said in a file of yours, where 'layer = "
-                f"conformance.module({name}, …)' is the candidate FILE.py:layer"
-            )
-            raise UsageError(msg) from error
+            raise UsageError(how_to_pass(error, value)) from error
 
     wrapped: Candidate = guarded(f"{target} cannot be taken as a layer", wrap)
     return wrapped
 
 
-# Objects that are no declared candidates: what they are, and the adapter that makes them one.
+# Objects that are no declared candidates, and the adapter that makes them one.
 _ADAPTERS: Final = ((_is_module, _modules),)
 
 
@@ -471,6 +466,13 @@ def how_to_make(error: ConstructionError) -> str:
         f"{error.why}: write a function without arguments that returns an instance in a file of "
         "yours, and name it as FILE.py:function"
     )
+
+
+def how_to_pass(error: DeclarationError, value: Any) -> str:
+    """Why a module's layer cannot be found, and where to say what it lacks."""
+    made = f"conformance.module({(value if isinstance(value, type) else type(value)).__name__}, …)"
+    where = f"in a file of yours, where 'layer = {made}' is the candidate FILE.py:layer"
+    return f"{error}; what to pass is said {where}"
 
 
 def _called(value: Any, target: str) -> Any:

@@ -15,6 +15,7 @@ from ..._golden import golden
 from ...base.results import plain
 from ...calls.calling import CandidateFailure, guarded
 from ...errors import UsageError
+from ...targets.resolving import how_to_pass
 from ...tolerance.positions import position_bound
 from . import callers
 from .agreement import PointJudge
@@ -241,7 +242,7 @@ def _opened(implementation: Implementation) -> Iterator[Caller]:
     if implementation.form == "module":
         reading = callers.understood(implementation.value, implementation.name)
         if not isinstance(reading, callers.Understood):
-            raise reading
+            raise UsageError(how_to_pass(reading, implementation.value)) from reading
         return callers.module_callers(reading)
     if implementation.form == "builder":
         return callers.builder_callers(implementation)

@@ -104,7 +104,7 @@ def read_parameters(function: Callable[..., Any]) -> Parameters:
         called = function.forward
     try:
         signature = inspect.signature(called)
-    except (TypeError, ValueError):
+    except Exception:  # noqa: BLE001 (written in C, or the user's object answers anything)
         return _from_docstring(called)
     entries = []
     open_ended = False

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from conformance.tools.identification.record import parameters_words
-from conformance.tools.identification.signature import read_parameters
+from conformance.tools.identification.signature import Parameters, read_parameters
 
 
 @pytest.mark.parametrize(
@@ -73,3 +73,19 @@ def test_keywords_that_are_guessed_are_not_listed() -> None:
         return q, k, v, kwargs
 
     assert parameters_words(read_parameters(attend)) == "parameters q, k, v, and any keyword"
+
+
+class _Answering(type):
+    """A class that raises whatever it likes for what it lacks."""
+
+    def __getattr__(cls, name: str) -> object:
+        raise KeyError(name)
+
+
+class Unreadable(metaclass=_Answering):
+    """What inspect asks of it, it refuses in its own way."""
+
+
+def test_an_object_whose_parameters_cannot_be_read_is_called_without_knowing_them() -> None:
+    """Whatever it raises is no failure of the harness."""
+    assert read_parameters(Unreadable) == Parameters((), open_ended=True)
