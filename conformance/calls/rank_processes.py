@@ -148,7 +148,9 @@ class RankProcesses:
                 self._context = start_processes(
                     name="ranks",
                     entrypoint=serve,
-                    args=dict.fromkeys(range(self.count), (theirs, self._source)),
+                    args=dict.fromkeys(
+                        range(self.count), (theirs, self._source, self._folder.name)
+                    ),
                     envs={rank: self._environment(rank) for rank in range(self.count)},
                     logs_specs=DefaultLogsSpecs(log_dir=self._folder.name, redirects=Std.ALL),
                     start_method="forkserver",

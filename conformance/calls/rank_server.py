@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import pickle
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from datetime import timedelta
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -378,10 +379,13 @@ def _class_of(value: Any) -> str:
     )
 
 
-def serve(ends: dict[int, Connection], source: Source) -> None:
-    """Answer requests on this rank's own connection until the judge goes away."""
+def serve(ends: dict[int, Connection], source: Source, folder: str) -> None:
+    """Answer requests on this rank's own connection until the judge goes away.
+
+    ``folder`` is the ranks' temporary one: a judge that was killed removes nothing.
+    """
     torch.set_num_threads(1)
-    threading.Thread(target=_follow_parent, daemon=True).start()
+    threading.Thread(target=_follow_parent, args=(folder,), daemon=True).start()
     number = int(os.environ["RANK"])
     for other, end in ends.items():
         if other != number:
@@ -391,7 +395,7 @@ def serve(ends: dict[int, Connection], source: Source) -> None:
         try:
             request: Request = pickle.loads(end.recv_bytes())  # noqa: S301 (of the judge itself)
         except (EOFError, OSError):
-            os._exit(0)
+            _leave(folder)
         if request.do == "die":
             os._exit(1)
         if request.do == "rest":
@@ -459,12 +463,18 @@ def unpacked(received: bytes) -> Reply:
     return reply
 
 
-def _follow_parent() -> None:
+def _follow_parent(folder: str) -> None:
     """End this process when the judge's has ended: a collective that waits would not notice."""
     parent = parent_process()
     if parent is not None:
         wait([parent.sentinel])
-        os._exit(1)
+        _leave(folder)
+
+
+def _leave(folder: str) -> NoReturn:
+    """Remove the ranks' temporary folder, and end this process."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
 
 
 def last_line(path: str) -> str:

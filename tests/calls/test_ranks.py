@@ -362,13 +362,13 @@ JUDGE = """
     if __name__ == "__main__":
         made = spanning(resolve_one(sys.argv[1])[0])
         made(*(torch.ones(1, 1, 4, 1) for _ in range(3)))
-        print("called", flush=True)
+        print(made.function.processes._folder.name, flush=True)
         made(*(torch.zeros(1, 1, 4, 1) for _ in range(3)))
 """
 
 
 def test_ranks_end_with_the_judge(tmp_path: Path) -> None:
-    """A judge that is killed leaves no rank behind, not even one that waits."""
+    """A judge that is killed leaves no rank behind, not even one that waits, and no folder."""
     body = (
         f"open({str(tmp_path)!r} + f'/{{os.getpid()}}.pid', 'w'); "
         "value.sum() or time.sleep(600); return value"
@@ -379,13 +379,15 @@ def test_ranks_end_with_the_judge(tmp_path: Path) -> None:
     judge.write_text(textwrap.dedent(JUDGE), encoding="utf-8")
     with subprocess.Popen([sys.executable, judge, file], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"called\n"
+        temporary = Path(process.stdout.readline().decode().strip())
+        assert list(temporary.glob("*/*/*/stdout.log"))
         process.kill()
     ranks = [int(mark.stem) for mark in tmp_path.glob("*.pid")]
     assert len(ranks) == 2
     left = [psutil.Process(each) for each in ranks if psutil.pid_exists(each)]
     _, alive = psutil.wait_procs(left, 20)
     assert not alive
+    assert not temporary.exists()
 
 
 @pytest.mark.parametrize(
