@@ -52,6 +52,7 @@ SHOW = (
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("users_folder", "order"), [("package", BEFORE), ("module", AFTER)], indirect=["users_folder"]
 )

@@ -10,6 +10,8 @@ from workspaces import KERNEL, UNSCALED, write
 
 from benchmarks import gpu
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -390,30 +390,40 @@ def test_ranks_end_with_the_judge(tmp_path: Path) -> None:
     assert not temporary.exists()
 
 
-@pytest.mark.parametrize(
-    ("returned", "got"),
-    [
-        ("functional.all_reduce(value, 'sum', dist.group.WORLD)", [42.0, 44.0, 42.0, 44.0]),
-        ("value.to_sparse()", "Tensor"),
-        ("value.to(torch.complex128)", "complex128"),
-        ("DTensor.from_local(value, init_device_mesh('cpu', (2,)))", "DTensor"),
-        ("value.expand(2, 1, 2, 1)[:1]", [20.0, 21.0, 22.0, 23.0]),
-        ("value if dist.get_rank() else None", "NoneType"),
-        ("value if dist.get_rank() else value.numpy()", "ndarray"),
-    ],
-)
-def test_what_is_returned_arrives_or_is_named(tmp_path: Path, returned: str, got: object) -> None:
-    """Tensors arrive by their numbers, those still on the way too; what has none has its class."""
-    made = candidate(tmp_path, f"return {returned}", seconds=60.0)  # torch imports in the call
-    (file,) = tmp_path.glob("ranks_*.py")
+RETURNED: dict[str, object] = {
+    "functional.all_reduce(value, 'sum', dist.group.WORLD)": [42.0, 44.0, 42.0, 44.0],
+    "value.to_sparse()": "Tensor",
+    "value.to(torch.complex128)": "complex128",
+    "DTensor.from_local(value, init_device_mesh('cpu', (2,)))": "DTensor",
+    "value.expand(2, 1, 2, 1)[:1]": [20.0, 21.0, 22.0, 23.0],
+    "value if dist.get_rank() else None": "NoneType",
+    "value if dist.get_rank() else value.numpy()": "ndarray",
+}
+
+
+@pytest.fixture(scope="module")
+def returning(tmp_path_factory: pytest.TempPathFactory) -> Candidate:
+    """A candidate that returns one of these: its keys hold which."""
+    folder = tmp_path_factory.mktemp("returning")
+    every = ", ".join(f"lambda: {returned}" for returned in RETURNED)
+    body = f"return [{every}][int(key.flatten()[0])]()"
+    made = candidate(folder, body, seconds=60.0)  # torch imports in the call
+    (file,) = folder.glob("ranks_*.py")
     more = (
         "from torch.distributed import _functional_collectives as functional\n"
         "from torch.distributed.device_mesh import init_device_mesh\n"
         "from torch.distributed.tensor import DTensor\n"
     )
     file.write_text(more + textwrap.dedent(file.read_text(encoding="utf-8")), encoding="utf-8")
-    query = torch.arange(4.0).reshape(1, 1, 4, 1)
-    answer = made(query, query + 10, query + 20)
+    return made
+
+
+@pytest.mark.parametrize("returned", RETURNED)
+def test_what_is_returned_arrives_or_is_named(returning: Candidate, returned: str) -> None:
+    """Tensors arrive by their numbers, those still on the way too; what has none has its class."""
+    query, got = torch.arange(4.0).reshape(1, 1, 4, 1), RETURNED[returned]
+    which = torch.full_like(query, float(list(RETURNED).index(returned)))
+    answer = returning(query, which, query + 20)
     if isinstance(got, str):
         assert got in f"{type(answer).__name__} {getattr(answer, 'dtype', '')}"
     else:

@@ -56,13 +56,13 @@ def results(candidate: Candidate, **choices: Any) -> list[ClauseResult]:
     [
         pytest.param(core(AlwaysCausal, "top-left"), "float16", marks=pytest.mark.nightly),
         pytest.param(core(AlwaysCausal, "bottom-right"), "float32", marks=pytest.mark.nightly),
-        (layer(AlwaysCausal, "bottom-right", inputs="separate"), "float32"),
-        pytest.param(language_model(), "float32", marks=pytest.mark.nightly),
         pytest.param(
-            core(AlwaysCausal, "bottom-right", empty_rows="any", features=[]),
+            layer(AlwaysCausal, "bottom-right", inputs="separate"),
             "float32",
             marks=pytest.mark.nightly,
         ),
+        pytest.param(language_model(), "float32", marks=pytest.mark.nightly),
+        (core(AlwaysCausal, "bottom-right", empty_rows="any", features=[]), "float32"),
         pytest.param(layer(AlwaysCausal, "top-left"), "float16", marks=pytest.mark.nightly),
         pytest.param(language_model(weights_known=False), "float32", marks=pytest.mark.nightly),
     ],

@@ -132,6 +132,7 @@ def test_mask_kept_by_the_number_of_queries(tmp_path: Path) -> None:
     assert entry["after"]["problem"]["causal"]
 
 
+@pytest.mark.nightly
 def test_table_kept_from_a_shorter_call(tmp_path: Path) -> None:
     """A table of positions that is as long as the first call's is told with such a call."""
     entry = diagnosis(TABLES, tmp_path)

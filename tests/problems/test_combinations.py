@@ -137,8 +137,8 @@ def count(candidate: Candidate, **changes: Any) -> dict[str, int]:
     ("made", "reason"),
     [
         (lambda: core(features=["kv_cache"], causal="top-left"), "first cached key"),
-        (lambda: core(geometry=no_more_keys), "no such sizes together"),
         (lambda: core(empty_rows="any", causal="bottom-right"), "queries that would have no key"),
+        (lambda: core(geometry=no_more_keys), "no such sizes together"),
         (lambda: core(masks=["keep", "lengths"]), "shapes of its own"),
     ],
 )

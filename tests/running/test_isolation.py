@@ -63,7 +63,7 @@ def test_no_attack_passes(
     Path("port").write_text(str(open_port), encoding="ascii")
     source = Path(FILE).read_bytes()
     only = GRADIENTS if attack == "forges_gradients" else ANSWERS
-    report = judge.check(f"{FILE}:{attack}", only=only, exitfirst=True)
+    report = judge.check(f"{FILE}:{attack}", only=only, exitfirst=True, explain=False)
     held = report.record["isolated"]
     if attack in NEED_NAMESPACES and "no network" not in held and report.conforms:
         pytest.skip(f"this system refuses namespaces: {held}")

@@ -58,15 +58,24 @@ def test_it_is_listed_and_explained(installed: Path) -> None:
 
 
 def test_it_is_checked_and_selected(installed: Path) -> None:
-    """``check`` runs it in the worker; the report's fingerprint knows it."""
-    selected = ("--only", "house.*", "--profile", "quick", "--json", "out.json")
-    done = run(installed, *COMMAND, "check", "attn.py", *selected)
-    assert (done.returncode, done.stderr) == (0, "")
+    """``check`` runs it in the worker; the fingerprint knows it, and failures their mistakes."""
+    halved = KERNEL.replace("** -0.5", "** -0.5 / 2")
+    write(installed / "work", {"halved.py": halved})
+    selected = ("--only", "house.*", "--only", "numerics.scale", "--profile", "quick")
+    done = run(
+        installed, *COMMAND, "check", "attn.py", "halved.py", *selected, "--json", "out.json"
+    )
+    assert done.returncode == 1, done.stderr
     with_it = record(installed)
-    (clause,) = with_it["candidates"][0]["clauses"]
-    assert (clause["id"], clause["family"], clause["status"]) == (SLUG, "house", "passed")
-    assert clause["requirement"].startswith("Values that are twice")
+    right, wrong = (
+        {clause["id"]: clause for clause in entry["clauses"]} for entry in with_it["candidates"]
+    )
+    assert (right[SLUG]["family"], right[SLUG]["status"]) == ("house", "passed")
+    assert right[SLUG]["requirement"].startswith("Values that are twice")
     assert with_it["tool"]["specification"] != specification_hash()  # here, without it
+    (entry,) = wrong["numerics.scale"]["diagnosis"]
+    assert entry["name"] == "house-half-scale"
+    assert entry["text"] == "The scale is half of what it should be."
 
 
 @pytest.mark.nightly
@@ -90,18 +99,6 @@ def test_teeth_runs_clause_and_mistakes(installed: Path) -> None:
     (clause,) = [entry for entry in found["clauses"] if entry["id"] == SLUG]
     assert clause["caught"] == ["house-values-normalised"]
     assert not [row for row in found["correct"] if row["flagged"]]
-
-
-def test_a_failure_bears_the_name_of_its_mistake(installed: Path) -> None:
-    """A candidate that makes a registered mistake is told its name and its sentence."""
-    halved = KERNEL.replace("** -0.5", "** -0.5 / 2")
-    write(installed / "work", {"halved.py": halved})
-    options = ("--profile", "quick", "--only", "numerics.scale", "--json", "out.json")
-    assert run(installed, *COMMAND, "check", "halved.py", *options).returncode == 1
-    (clause,) = record(installed)["candidates"][0]["clauses"]
-    (entry,) = clause["diagnosis"]
-    assert entry["name"] == "house-half-scale"
-    assert entry["text"] == "The scale is half of what it should be."
 
 
 BREAKING = """
@@ -130,6 +127,7 @@ def test_a_diagnosis_that_breaks_costs_no_verdict(tmp_path: Path) -> None:
 def test_pytest_collects_it(installed: Path) -> None:
     """``pytest --pyargs conformance`` has a test for it."""
     options = ("-q", "-p", "no:cacheprovider", "-k", "house", "-rA")
+    options = (*options, "--conformance-profile", "quick")
     target = ("--pyargs", "conformance", "--candidate", "attn.py:my_kernel")
     done = run(installed, sys.executable, "-m", "pytest", *options, *target)
     assert done.returncode == 0, done.stdout + done.stderr

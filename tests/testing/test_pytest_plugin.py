@@ -69,6 +69,7 @@ def test_candidates_from_the_command_line(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess(
         "--pyargs", "conformance", "--candidate", "attn.py", "-v", "-rsxf",
         "-k", "shape.output or shape.weights or numerics.golden", "--junitxml", "junit.xml",
+        "--conformance-profile", "quick",
     )  # fmt: skip
     assert result.parseoutcomes() == {"passed": 3, "skipped": 4, "failed": 1, "deselected": ANY}
     result.stdout.fnmatch_lines(
@@ -232,7 +233,7 @@ def test_suite_under_xdist(pytester: pytest.Pytester) -> None:
         (
             (
                 *("--pyargs", "conformance", "test_mine.py", "--candidate", "candidates/attn.py"),
-                *("-k", "shape.output or own"),
+                *("-k", "shape.output or own", "--conformance-profile", "quick"),
             ),
             3,
         ),

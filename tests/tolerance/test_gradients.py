@@ -18,7 +18,7 @@ from gradient_problems import (
     output_gradient,
     semantics,
 )
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -53,7 +53,6 @@ def judged(
     return core_gradients(attention, gradient, allowed, num_kv_heads=key.shape[1])
 
 
-@settings(max_examples=300)
 @given(core_cases(), points())
 def test_the_value_is_what_autograd_finds(case: Case, point: object) -> None:
     """At every point that is supported, within the float64 bound of two such computations."""
@@ -84,7 +83,6 @@ def test_the_value_is_what_autograd_finds(case: Case, point: object) -> None:
         assert bool(((bounded[name].value - exact).abs() <= bounded[name].worst).all()), name
 
 
-@settings(max_examples=100)
 @given(core_cases(), points(), st.sampled_from(["float32", "bfloat16", "float16"]), st.booleans())
 def test_bounds_are_finite_and_positive(case: Case, point: object, dtype: str, eager: bool) -> None:  # noqa: FBT001
     """Whatever the point, each part is finite and not negative, and the smaller bound judges."""

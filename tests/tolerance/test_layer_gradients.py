@@ -69,7 +69,6 @@ def judged(
     )
 
 
-@settings(max_examples=200)
 @given(layer_cases(), points())
 def test_the_value_is_what_autograd_finds(case: Case, point: object) -> None:
     """At every point that is supported, within the float64 bound of two such computations."""

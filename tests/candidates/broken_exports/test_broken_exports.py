@@ -87,7 +87,7 @@ def test_file_that_no_runtime_opens_is_refused_in_one_sentence(name: str, folder
         graph(model_file(BY_NAME[name], folder))
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("name", BLAMED)
 def test_step_is_blamed(name: str, folder: Path) -> None:
     """The verdict says at which step the answer first leaves its bound."""

@@ -46,6 +46,7 @@ def test_a_sink_outside_the_maximum(of_sinks: bool) -> None:  # noqa: FBT001 (a 
     assert fix.startswith("add exp(sink - m)")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("inverted", [torch.bitwise_not, lambda mask: 255 - mask])
 def test_a_mask_that_hides_every_key(inverted: Callable[[Tensor], Tensor]) -> None:
     """Equal logits for all keys are told as such, and nothing is said to be added."""

@@ -153,7 +153,9 @@ without_output = conformance.module(Attention(), num_heads=2)
 """
 
 
-@pytest.mark.parametrize("name", ["kernel", "without_output"])
+@pytest.mark.parametrize(
+    "name", ["kernel", pytest.param("without_output", marks=pytest.mark.nightly)]
+)
 def test_what_is_declared_already_is_declared_again(tmp_path: Path, name: str) -> None:
     """Names that are not Python's, and layers with weights of their own, give Python as well."""
     (tmp_path / "attn.py").write_text(DECLARED)

@@ -76,7 +76,7 @@ def test_fields_are_read(name: str, fields: dict[str, Any]) -> None:
     assert {field: pair[1] for field, pair in changed.items()} == pytest.approx(fields, abs=0.0)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "expression", "always"),
     [
@@ -102,9 +102,13 @@ def test_functions_of_scores_are_read(name: str, expression: str, always: str | 
     assert (str(reading.point.score_mod), reading.always) == (expression, always)
 
 
-def test_what_no_point_says_has_none() -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["with_one_more", "top_three", pytest.param("layer_sinks", marks=pytest.mark.nightly)],
+)
+def test_what_no_point_says_has_none(name: str) -> None:
     """No point is made of a softmax with one more term, or of the largest logits alone."""
-    assert [plain(name) for name in ("with_one_more", "top_three", "layer_sinks")] == [None] * 3
+    assert plain(name) is None
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def record(name: str) -> dict[str, Any]:
     return identify(thing, None, lambda _step, _what: None)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -56,6 +56,7 @@ def test_the_rest_is_found_beside_a_statement() -> None:
     )
 
 
+@pytest.mark.nightly  # a layer takes seconds: below the nearest one is that of a function
 def test_the_nearest_point_is_named() -> None:
     """What is missing is told beside the point that explains all else."""
     near = record("layer_temperatures")["nearest"]
@@ -76,7 +77,7 @@ def test_numbers_of_heads_that_may_be_others() -> None:
     assert "-0.5 in head 0, -0.25 in head 1, -0.125 in head 2" in result["reason"]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["layer_talking", "layer_talking_weights"])
 def test_heads_that_read_each_other(name: str) -> None:
     """The table of the sums over heads is the one that they are made with."""

@@ -14,7 +14,7 @@ from conformance.base.profile import PROFILES
 from conformance.running.runner import CandidateRun
 from conformance.tools.teeth.mistaken_candidates import act_out, correct_candidates, read_masks
 
-FEW = dataclasses.replace(PROFILES["quick"], examples=4)
+FEW = dataclasses.replace(PROFILES["quick"], examples=2)
 
 
 @pytest.mark.one_in(6)
