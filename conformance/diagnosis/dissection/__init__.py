@@ -41,6 +41,7 @@ from .layers import (
     MOST_KEYS_OF_LAYERS,
     MOST_REMEMBERED,
     LayerReader,
+    layer_answer_statements,
     query_and_key_statements,
     with_mistake,
 )
@@ -50,7 +51,6 @@ from .reading import MOST_KEYS, Reading, read, readable, together
 from .sink_statements import sink_statements
 from .sources import (
     cached_head_statements,
-    layer_answer_statements,
     moved_value_statements,
     operand_statements,
     shared_head_statements,

@@ -288,9 +288,9 @@ _ADDED: Final[tuple[tuple[str, AnswerTerm], ...]] = (
 def _functions(reading: Reading) -> Iterator[NamedMistake]:
     """A function of the answer, or of the values."""
     attention = reading.attention
-    for words, function in _FUNCTIONS:
+    for words, function in FUNCTIONS:
         if reading.answers(function(attention.output)):
-            yield _function_of_answer(
+            yield function_of_answer(
                 words,
                 core=lambda _call, a, f=function: dataclasses.replace(a, output=f(a.output)),
             )
@@ -303,18 +303,6 @@ def _functions(reading: Reading) -> Iterator[NamedMistake]:
                     dataclasses.replace(a, value=f(a.value)), a.weights
                 ),
             )
-
-
-def layer_answer_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
-    """A function of what a layer should answer, after its output projection."""
-    exact = answer.exact
-    for words, function in _FUNCTIONS:
-        if "heads" in words:
-            continue
-        expected = function(exact.output)
-        size = expected.abs().amax().clamp_min(model.SAME_READ**2)
-        if answer.fits and bool(((answer.output - expected).abs() <= model.SAME_READ * size).all()):
-            yield _function_of_answer(words, output=lambda _call, out, f=function: f(out))
 
 
 def zeroed_token_statements(inputs: Inputs) -> Iterator[NamedMistake]:
@@ -346,7 +334,8 @@ def _zeroed(roles: tuple[str, ...]) -> InputsChange:
     return inputs_for
 
 
-def _function_of_answer(words: str, **steps: Any) -> NamedMistake:
+def function_of_answer(words: str, **steps: Any) -> NamedMistake:
+    """That a function of the answer is returned; ``steps`` act it out."""
     return statement(
         f"answer: {words} of it",
         f"{words} of the answer is returned",
@@ -355,7 +344,7 @@ def _function_of_answer(words: str, **steps: Any) -> NamedMistake:
     )
 
 
-_FUNCTIONS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+FUNCTIONS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("nothing", torch.zeros_like),
     ("the hyperbolic tangent", torch.tanh),
     ("the absolute value", torch.abs),

@@ -201,3 +201,29 @@ def test_an_answer_at_random_has_no_path() -> None:
     """Nothing is stated of values that no path explains."""
     subject = subject_of(layer(answer_of=lambda answer, _tokens: torch.tanh(answer) * answer))
     assert value_paths(subject, observe(subject)[0].inputs) == []
+
+
+def _unit_heads(output: Tensor) -> Tensor:
+    return golden.merge_heads(torch.nn.functional.normalize(output, dim=-1))
+
+
+def _normed(output: Tensor) -> Tensor:
+    merged = golden.merge_heads(output)
+    return torch.nn.functional.layer_norm(merged, merged.shape[-1:])
+
+
+@pytest.mark.parametrize(
+    ("merged_of", "name"),
+    [
+        (_unit_heads, "heads: the unit vector of each head's answer"),
+        (_normed, "heads: the layer norm over the channels of the merged heads"),
+    ],
+    ids=["each head", "merged"],
+)
+def test_a_function_of_what_the_output_matrix_gets_is_stated(
+    merged_of: Callable[[Tensor], Tensor], name: str
+) -> None:
+    """Of each head, or of all side by side: a norm between the heads and their projection."""
+    (entry,) = diagnose(Subject(layer(merged_of=merged_of), "float32"))
+    assert entry["name"] == name
+    assert entry["fix"]
