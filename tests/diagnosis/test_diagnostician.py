@@ -97,6 +97,8 @@ def test_a_law_that_breaks_by_rounding_has_the_cause_of_the_wrong_answers(
         ("NeighbourAttended", "varlen.golden", "sequences-see-the-key-before"),
         ("AllSequencesAttended", "varlen.golden", "sequences-not-separated"),
         ("SequencesOfEqualLength", "varlen.golden", "sequences-of-equal-length"),
+        ("SingleQueryBroadcast", "varlen.golden", "sequences-read-the-first"),
+        ("PaddedRowsTakenForPacked", "numerics.options", "sequences-answered-padded"),
     ],
 )
 def test_mistakes_of_the_catalogue_have_names(mistake: str, clause: str, name: str) -> None:

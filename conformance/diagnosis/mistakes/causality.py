@@ -148,6 +148,12 @@ class _Sequences:
         """As many tokens in each, of what there are."""
         return replace(self, queries=_cut_alike(self.queries), keys=_cut_alike(self.keys)).right
 
+    @property
+    def of_first(self) -> tuple[Tensor, Tensor]:
+        """The keys of the first sequence for all."""
+        ahead = self.shifted((self.keys.counts[:1] - self.queries.counts) * self.at_end)[1]
+        return (self.keys.item == 0).expand_as(ahead), ahead
+
     def cut_by_queries(self, *, ends: bool) -> tuple[Tensor, Tensor]:
         """Keys from where the queries of a sequence begin on; as many as those, or as it has."""
         queries, keys = self.queries, self.keys
@@ -362,6 +368,18 @@ OF_SEQUENCES: Final[tuple[NamedMistake, ...]] = (
         "sequences are cut at equal lengths, whatever the offsets say",
         "cut them where cu_seqlens says",
         attrgetter("equally_long"),
+    ),
+    *_sequences(
+        "sequences-read-the-first",
+        "all sequences attend the keys of the first one",
+        _CUT,
+        attrgetter("of_first"),
+    ),
+    *_sequences(
+        "sequences-read-the-first",
+        "where each sequence has one query, all of them attend the keys of the first sequence",
+        _CUT,
+        lambda all_: all_.of_first if all_.queries.counts.max() == 1 else all_.right,
     ),
     *_sequences(
         "sequences-cut-by-the-queries",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
+from ...problems.arrangements import there
 from ...problems.inputs import Inputs
 from ._steps import require, weighing, with_output
 from .named_mistake import (
@@ -93,6 +94,19 @@ def _for_every_head(total: Callable[..., Tensor]) -> CoreChange:
     return with_output(
         lambda attention: total(attention.output, dim=1, keepdim=True).expand_as(attention.output)
     )
+
+
+def _padded_for_packed(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
+    inputs = call.inputs
+    if not inputs.head_layout.has_sequences:
+        return None
+    rows, answers = there(inputs, "query", inputs.query), attention.output.transpose(1, 2)
+    counts = rows.sum(dim=-1)
+    padded = answers.new_zeros(len(counts), int(counts.max()), *answers.shape[2:])
+    padded[torch.arange(padded.shape[1]) < counts[:, None]] = answers[rows]
+    output = torch.zeros_like(answers)
+    output[rows] = padded.flatten(0, 1)[: int(counts.sum())]
+    return dataclasses.replace(attention, output=output.transpose(1, 2))
 
 
 LAYOUT: Final[tuple[NamedMistake, ...]] = (
@@ -209,6 +223,11 @@ LAYOUT: Final[tuple[NamedMistake, ...]] = (
         "let value j belong to key j",
         {"heads": _on(_rolled(1, 2), "value")},
         {"heads": _on(_rolled(-1, 2), "value")},
+    ),
+    *named("sequences-answered-padded", "varlen.golden", needs="sequences")(
+        "answers that are padded to the longest sequence are returned as if they were packed",
+        "take each sequence's own rows out of the padded answer before they are joined",
+        {"core": _padded_for_packed},
     ),
 )
 
