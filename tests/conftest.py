@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +64,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def nightly_tests(pytestconfig: pytest.Config) -> Counter[Path]:
     """How many tests of each collected file run at night alone."""
     return pytestconfig.stash[NIGHTLY]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def broken_graphs() -> Iterator[None]:
+    """Remove their files with the session: xdist kills a worker that takes long to exit."""
+    yield
+    if "candidates.broken._graphs" in sys.modules:
+        sys.modules["candidates.broken._graphs"].remove_folders()
 
 
 @pytest.fixture(autouse=True)

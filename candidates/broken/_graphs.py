@@ -173,7 +173,13 @@ def folder() -> Path:
     return Path(kept.name)
 
 
-KEPT: Final[list[Any]] = []
+KEPT: Final[list[tempfile.TemporaryDirectory[str]]] = []
+
+
+def remove_folders() -> None:
+    """Remove the files before the process ends, which may be killed while it does."""
+    while KEPT:
+        KEPT.pop().cleanup()
 
 
 def saved(made: ModelProto, name: str, **options: Any) -> Path:

@@ -14,7 +14,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Final, Self
 
-from ..base.files import write_text
+from ..base.files import scratch, write_text
 from ..base.limits import Deadline, read_bytes
 from ..base.profile import DTYPES, PROFILES
 from ..base.record import GREEN, CandidateEntry, Record, record_text
@@ -236,7 +236,7 @@ class Judge:
         self._count = 0
 
     def __enter__(self) -> Self:
-        self._folder = tempfile.TemporaryDirectory(prefix="conformance-judge-")
+        self._folder = tempfile.TemporaryDirectory(prefix="conformance-judge-", dir=scratch())
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -8,7 +8,7 @@ from specific_mistakes import ON_A_DEVICE
 
 import conformance
 from candidates import broken
-from candidates.broken import MISTAKES
+from candidates.broken import MISTAKES, _graphs
 from candidates.ranks.mistakes import MISTAKES as OF_RANKS
 from conformance.clauses.registry import all_clauses
 from conformance.targets.resolving import candidates_of
@@ -96,3 +96,13 @@ def test_mistakes_are_seen_on_ordinary_inputs() -> None:
     unscaled = broken.scaling.Unscaled(query, key, value)
     assert unscaled.shape == expected.shape
     assert not torch.equal(unscaled, expected)
+
+
+def test_the_files_of_broken_graphs_can_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the process ends: one that is killed as it does would leave them."""
+    monkeypatch.setattr(_graphs, "KEPT", [])
+    made = _graphs.folder.__wrapped__()
+    (made / "model.onnx").write_bytes(b"")
+    _graphs.remove_folders()
+    assert not made.exists()
+    assert _graphs.KEPT == []

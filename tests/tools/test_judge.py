@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import conformance
+from conformance.base.files import SCRATCH
 from conformance.session.order import SOONEST
 
 UNSCALED = """
@@ -37,6 +38,16 @@ def scaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Attention as it is specified."""
     answer: Tensor = (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1) @ value
     return answer
+
+
+def test_sources_lie_where_a_worker_keeps_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A judge in a worker that is killed leaves nothing: whoever has started it removes them."""
+    monkeypatch.setenv(SCRATCH, str(tmp_path))
+    with conformance.Judge():
+        assert [each.name[:18] for each in tmp_path.iterdir()] == ["conformance-judge-"]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture(scope="module")
