@@ -55,7 +55,6 @@ from .sources import (
     operand_statements,
     shared_head_statements,
     value_statements,
-    zeroed_token_statements,
 )
 from .sums import (
     dropped_weight_statements,
@@ -68,6 +67,7 @@ from .visibility import (
     repeated_key_statements,
     table_statements,
     visibility_statements,
+    zeroed_token_statements,
 )
 
 # Numbers of keys that tell tiles apart: an answer of each range is read.
@@ -234,6 +234,8 @@ def _of_reading(reading: Reading, of_weights: Sequence[NamedMistake]) -> Iterato
         yield from of_weights
     if not of_weights or not reading.explained:
         yield from chain.from_iterable(proposer(reading) for proposer in OF_OPERANDS)
+    elif reading.call.inputs.past:  # of what is cached weights say too little
+        yield from shared_head_statements(reading)
     yield from value_statements(reading)
     moved = [] if reading.explained else list(moved_value_statements(reading))
     if moved:

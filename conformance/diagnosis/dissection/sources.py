@@ -13,12 +13,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..._golden import golden
-from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..agreement import BatteryAnswer
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import scored, weighing
-from ..mistakes.named_mistake import CoreChange, Heads, HeadsChange, InputsChange
+from ..mistakes.named_mistake import CoreChange, Heads, HeadsChange
 from .influence import orders
 from .reading import Number, Reading, numbers, statement
 from .terms import CHANGES
@@ -305,35 +304,6 @@ def _functions(reading: Reading) -> Iterator[NamedMistake]:
             )
 
 
-def zeroed_token_statements(inputs: Inputs) -> Iterator[NamedMistake]:
-    """Tokens that a mask sets to zero in place of hiding them: for every query the same ones."""
-    if inputs.mask_form is None or inputs.keep is None or inputs.mode == "self":
-        return
-    for roles, words in ((("key",), "keys"), (("key", "value"), "keys and values")):
-        yield statement(
-            f"mask: {words} of zeros",
-            f"tokens of {words} that the mask hides are set to zero, and attended",
-            "give hidden keys a logit of minus infinity: a token of zeros has a weight",
-            inputs=_zeroed(roles),
-        )
-
-
-def _zeroed(roles: tuple[str, ...]) -> InputsChange:
-    def inputs_for(call: DeclaredCall) -> Inputs | None:
-        inputs = call.inputs
-        if inputs.keep is None:
-            return None
-        keep = inputs.keep
-        if keep.shape[1:3] != (1, 1) or (inputs.mode == "memory" and len(roles) == 1):
-            raise NotExpressible  # another key for each query is no token of zeros
-        kept = keep[:, 0, 0, :, None] if inputs.is_layer else keep[:, 0, 0, None, :, None]
-        return inputs.with_tokens(**{r: getattr(inputs, r) * kept for r in roles}).replace(
-            keep=None
-        )
-
-    return inputs_for
-
-
 def function_of_answer(words: str, **steps: Any) -> NamedMistake:
     """That a function of the answer is returned; ``steps`` act it out."""
     return statement(
@@ -398,6 +368,35 @@ _MOVES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
 _ROLES: Final = ("key", "value", "key and value")
 _PARTS: Final = ("", "cached ", "new ")
 _ALL: Final = "whole "
+_OTHER: Final = "other "
+
+
+def _in_integers(*axes: int) -> Callable[[Tensor], Tensor]:
+    """Eight bits, with one step for all that lies along some axes."""
+
+    def rounded(tensor: Tensor) -> Tensor:
+        step = tensor.abs().amax(axes, keepdim=True).clamp_min(1e-30) / 127.0
+        return (tensor / step).round() * step
+
+    return rounded
+
+
+# What becomes of cached keys or values besides their place.
+_STORED: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("multiplied by the scale", lambda t: t * t.shape[-1] ** -0.5),
+    *(
+        (f"rounded to {words}", lambda t, dtype=dtype: t.to(dtype).to(t.dtype))
+        for words, dtype in (
+            ("float16", torch.float16),
+            ("bfloat16", torch.bfloat16),
+            ("float8_e4m3fn", torch.float8_e4m3fn),
+            ("float8_e5m2", torch.float8_e5m2),
+        )
+    ),
+    ("rounded to int8 for each token and head", _in_integers(-1)),
+    ("rounded to int8 for each channel and head", _in_integers(-2)),
+    ("rounded to int8 together", _in_integers(0, 1, 2, 3)),
+)
 
 
 def shared_head_statements(reading: Reading) -> Iterator[NamedMistake]:
@@ -436,16 +435,21 @@ def _of_moved_heads(
 
 
 def _behind(past: int) -> Iterator[tuple[tuple[str, Callable[[Tensor], Tensor]], str, str]]:
-    """The keys or the values of a cache behind the new ones; for both there is another name."""
+    """Cached keys or values behind the new ones, taken for each other, or stored otherwise."""
     if past:
         for role in _ROLES[:-1]:
             yield ("behind the new ones", torch.clone), role, _ALL
+        for role in _ROLES:
+            yield ("of the other kind", torch.clone), role, _OTHER
+        yield from product(_STORED, _ROLES, ("cached ",))
 
 
 def _moved(
     heads: Heads, move: Callable[[Tensor], Tensor], role: str, part: str, past: int
 ) -> Heads:
     query, key, value = heads
+    if part == _OTHER and key.shape != value.shape:
+        return heads
 
     def changed(tensor: Tensor) -> Tensor:
         if not part:
@@ -453,6 +457,8 @@ def _moved(
         if part == _ALL:
             return tensor.roll(-past, 2)
         cached, new = tensor[:, :, :past], tensor[:, :, past:]
+        if part == _OTHER:
+            return torch.cat([(value if tensor is key else key)[:, :, :past], new], dim=2)
         parts = (move(cached), new) if part == "cached " else (cached, move(new))
         return torch.cat(parts, dim=2)
 
@@ -471,12 +477,18 @@ def _statement(words: str, move: Callable[[Tensor], Tensor], role: str, part: st
     heads: HeadsChange = change
     if part == _ALL:
         other = "values" if role == "key" else "keys"
-        return statement(
-            f"heads: cached {role}s behind the new ones",
-            f"the cached {role}s are put behind the new ones, the cached {other} before them",
-            "concatenate keys and values alike: what is cached, then what is new",
-            heads=heads,
-        )
+        said = f"the cached {role}s are put behind the new ones, the cached {other} before them"
+        fix = "concatenate keys and values alike: what is cached, then what is new"
+        return statement(f"heads: cached {role}s behind the new ones", said, fix, heads=heads)
+    if part == _OTHER:
+        used = {"key": "values are used as cached keys", "value": "keys are used as cached values"}
+        said = f"the cached {used.get(role, 'keys and values are taken for each other')}"
+        name, fix = f"heads: cached {role} of the other kind", "keep what is cached of each apart"
+        return statement(name, said, fix, heads=heads)
+    if (words, move) in _STORED:
+        said = f"each {part}{role} is {words} before the new ones join it"
+        fix = "use cached keys and values as they are: a cache keeps what the projections gave"
+        return statement(f"heads: {part}{role} {words}", said, fix, heads=heads)
     return statement(
         f"heads: {part}{role} {words.rstrip(',')}",
         f"the {part}{role} {words} stands in place of each one's own",

@@ -445,3 +445,32 @@ def _texts(
     name = "; ".join(one.removesuffix(",") for one in names)
     fix = "; ".join(one.removesuffix(",") for one in fixes)
     return f"visibility: {name}", "; ".join(texts), fix
+
+
+def zeroed_token_statements(inputs: Inputs) -> Iterator[NamedMistake]:
+    """Tokens that a mask sets to zero in place of hiding them: for every query the same ones."""
+    if inputs.mask_form is None or inputs.keep is None or inputs.mode == "self":
+        return
+    for roles, words in ((("key",), "keys"), (("key", "value"), "keys and values")):
+        yield statement(
+            f"mask: {words} of zeros",
+            f"tokens of {words} that the mask hides are set to zero, and attended",
+            "give hidden keys a logit of minus infinity: a token of zeros has a weight",
+            inputs=_zeroed(roles),
+        )
+
+
+def _zeroed(roles: tuple[str, ...]) -> InputsChange:
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        inputs = call.inputs
+        if inputs.keep is None:
+            return None
+        keep = inputs.keep
+        if keep.shape[1:3] != (1, 1) or (inputs.mode == "memory" and len(roles) == 1):
+            raise NotExpressible  # another key for each query is no token of zeros
+        kept = keep[:, 0, 0, :, None] if inputs.is_layer else keep[:, 0, 0, None, :, None]
+        return inputs.with_tokens(**{r: getattr(inputs, r) * kept for r in roles}).replace(
+            keep=None
+        )
+
+    return inputs_for

@@ -1,11 +1,13 @@
-"""A layer whose operands are made of other tokens, or by another projection, is told so."""
+"""What is made of other tokens, of another projection, or of a changed cache, is told so."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 import torch
+from examples import core
 from torch import Tensor
 
 import conformance
@@ -137,3 +139,59 @@ def test_queries_made_of_keys_are_told_where_lengths_differ() -> None:
     )
     (entry,) = diagnose(Subject(declared(build), "float32"))
     assert entry["name"] == "key-used-for-query"
+
+
+CachedHeads = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def _in_steps(keys: Tensor) -> Tensor:
+    step = keys.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127.0
+    return (keys / step).round() * step
+
+
+@pytest.mark.parametrize(
+    ("stored", "name"),
+    [
+        (lambda k, v: (k, v.roll(1, 2)), "heads: cached value of the token before"),
+        (lambda k, v: (k * k.shape[-1] ** -0.5, v), "heads: cached key multiplied by the scale"),
+        (
+            lambda k, v: (k.bfloat16().to(k.dtype), v.bfloat16().to(v.dtype)),
+            "heads: cached key and value rounded to bfloat16",
+        ),
+        (
+            lambda k, v: (_in_steps(k), v),
+            "heads: cached key rounded to int8 for each token and head",
+        ),
+        (
+            lambda k, v: (k, k if k.shape == v.shape else v),
+            "heads: cached value of the other kind",
+        ),
+    ],
+    ids=["rolled", "scaled", "bfloat16", "int8", "keys"],
+)
+def test_what_becomes_of_cached_heads_is_stated(stored: CachedHeads, name: str) -> None:
+    """Their place, factor and rounding, also where other weights would explain one answer."""
+
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        causal: bool = False,
+        past_key: Tensor | None = None,
+        past_value: Tensor | None = None,
+    ) -> Tensor:
+        if past_key is not None and past_value is not None:
+            past_key, past_value = stored(past_key, past_value)
+            key, value = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
+        scores = query @ key.mT / math.sqrt(query.shape[-1])
+        if causal:
+            ones = torch.ones(scores.shape[-2:], dtype=torch.bool)
+            scores = scores.masked_fill(ones.triu(key.shape[2] - query.shape[2] + 1), -math.inf)
+        return scores.softmax(-1).nan_to_num() @ value
+
+    promises = {"masks": [], "causal": "bottom-right", "features": ["kv_cache"]}
+    subject = Subject(core(attend, empty_rows="zeros", **promises), "float32")
+    (entry,) = diagnose(subject)
+    assert entry["name"] == name
+    assert entry["fix"]
