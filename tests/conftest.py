@@ -47,9 +47,12 @@ NIGHTLY = pytest.StashKey[Counter[Path]]()
 
 @pytest.hookimpl(tryfirst=True)  # before the nightly ones are deselected
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave cases to the nightly run as ``one_in`` says, and count the nightly tests."""
+    """Leave cases to the nightly run as ``one_in`` says, count the nightly tests; ids are fixed."""
     cases = Counter[str]()
     for item in items:
+        if " at 0x" in item.nodeid:  # xdist refuses them all where two processes name one otherwise
+            msg = f"{item.nodeid} holds an address: give the test ids= of its own"
+            raise pytest.UsageError(msg)
         sampled = item.get_closest_marker("one_in")
         test = item.nodeid.partition("[")[0]
         if sampled is not None and cases[test] % sampled.args[0]:

@@ -186,7 +186,7 @@ def _either(ahead: Tensor, window: tuple[int, int], seen: Tensor, masked: bool) 
         (_front, "band: a window, and the first 2 keys"),
         (_either, "band: a window, and every key that the mask keeps"),
     ],
-    ids=str,
+    ids=["symmetric", "front", "either"],
 )
 def test_what_a_window_shows_besides_is_stated(more: Callable[..., Tensor], name: str) -> None:
     """The larger side on both, the first keys whatever it hides, and what a mask keeps."""
