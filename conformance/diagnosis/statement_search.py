@@ -85,6 +85,15 @@ def changes_answer(subject: Subject, made: Combination, inputs: Inputs) -> bool:
     return not bool(((output == exact) | (output.isnan() & exact.isnan())).all())
 
 
+def cannot_be_made(subject: Subject, made: Combination, inputs: Inputs) -> bool:
+    """Whether a call that makes mistakes has no answer, or one of another shape than is right."""
+    try:
+        output = _acted(subject, made, inputs).output
+    except NotExpressible:
+        return True
+    return output.shape != subject.golden(inputs).output.shape
+
+
 def changes_gradients(
     subject: Subject, clause: Clause, problem: Problem, made: Combination
 ) -> bool:

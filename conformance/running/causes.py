@@ -19,6 +19,7 @@ from ..diagnosis.exports.blame import Blamer
 from ..diagnosis.mistakes import NamedMistake
 from ..diagnosis.neighbours import RefusedSizes
 from ..diagnosis.ranks import diagnostician
+from ..diagnosis.statement_search import cannot_be_made
 from ..errors import fault_of
 from ..problems.problem import Problem
 from .clause_run import ClauseRun
@@ -98,6 +99,30 @@ class Causes:
         self, subject: Subject, clause: Clause, problem: Problem, clause_run: ClauseRun
     ) -> list[Entry]:
         """The mistakes that explain a failure; the search is made once a candidate and dtype."""
+        return self._named(subject, clause_run, lambda known: known.explain(clause, problem))
+
+    def of_exception(
+        self, subject: Subject, problem: Problem, clause_run: ClauseRun
+    ) -> list[Entry]:
+        """The mistakes of other, wrong answers that no call can make where this one raises."""
+
+        def consequences(known: Diagnostician) -> list[Entry]:
+            entries, inputs = known.explain(), known.subject.inputs(problem)
+            names = {
+                one.entry["name"]
+                for one in known.explanations
+                if one.made and cannot_be_made(known.subject, one.made, inputs)
+            }
+            return [entry for entry in entries if entry["name"] in names]
+
+        return self._named(subject, clause_run, consequences)
+
+    def _named(
+        self,
+        subject: Subject,
+        clause_run: ClauseRun,
+        explain: Callable[[Diagnostician], list[Entry]],
+    ) -> list[Entry]:
         if subject in self._lost:
             return [self._lost[subject]]
         if subject not in self.diagnosticians:
@@ -110,7 +135,7 @@ class Causes:
 
         try:
             with before_each_call(before_call):
-                return self.diagnosticians[subject].explain(clause, problem)
+                return explain(self.diagnosticians[subject])
         except _GivenUp:
             why = "the time of the run was up" if clause_run.is_over else f"{LONGEST_SEARCH:g} s"
             self._lost[subject] = unnamed_entry(f"the search for a name was given up: {why}")

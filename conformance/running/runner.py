@@ -335,10 +335,7 @@ class CandidateRun:
         elif self._is_diagnosed(clause, kind, subject) and in_time:
             diagnosis = causes.named(subject, clause, smallest.problem, clause_run)
         elif kind == "raised" and in_time:
-            refused = causes.refused_sizes(
-                subject, failing.problem, failing.violation, failing.raises_at
-            )
-            diagnosis = [refused] if refused else []
+            diagnosis = self._of_exception(failing, clause_run)
         if in_time and all(entry["name"] == UNKNOWN for entry in diagnosis):
             asked = subject, failing.fails, failing.violation.kind
             entry = causes.unrepeatable(*asked) or causes.strides(*asked)
@@ -351,6 +348,16 @@ class CandidateRun:
             diagnosis=diagnosis,
             blame=causes.blame(subject, clause, smallest, on_example) if in_time else None,
         )
+
+    def _of_exception(self, failing: _Failure, clause_run: ClauseRun) -> list[dict[str, Any]]:
+        """Why a call raises: for a mistake that others answer wrongly by, or for its sizes."""
+        subject, problem = failing.subject, failing.problem
+        if self.candidate.eager is None:
+            mistaken = self._causes.of_exception(subject, problem, clause_run)
+            if mistaken:
+                return mistaken
+        refused = self._causes.refused_sizes(subject, problem, failing.violation, failing.raises_at)
+        return [refused] if refused else []
 
     def _is_diagnosed(self, clause: Clause, kind: str, subject: Subject) -> bool:
         """Whether another way to compute attention may explain a failure, if a law's the first."""

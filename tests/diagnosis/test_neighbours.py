@@ -67,3 +67,24 @@ def test_refused_sizes_are_told(function: Callable[..., Tensor], said: str) -> N
     assert result.violation.kind == "raised"
     fixes = [entry["fix"] for entry in result.diagnosis]
     assert [fix.rpartition("geometry=")[2] for fix in fixes] == ([said] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("power", "name"),
+    [(-0.5, "value-used-for-query"), (-1.0, "sizes: the value head size")],
+)
+def test_an_exception_has_the_cause_of_wrong_answers_that_cannot_be_made_there(
+    power: float, name: str
+) -> None:
+    """Values in place of queries raise at other head sizes; a scale that is off raises nowhere."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if value.shape[-1] != query.shape[-1]:
+            raise ValueError
+        used = value if power == -0.5 else query
+        return (used @ key.mT * query.shape[-1] ** power).softmax(-1) @ value
+
+    result = run_clause(core(attend, **BARE_FLOAT32), "numerics.golden", explain=True)
+    assert result.violation is not None
+    assert result.violation.kind == "raised"
+    assert [entry["name"] for entry in result.diagnosis] == [name]

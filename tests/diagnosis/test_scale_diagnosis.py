@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from examples import BARE_FLOAT32, core, problem
@@ -104,3 +106,25 @@ def test_where_a_scale_is_right_is_said_with_what_to_do() -> None:
     assert off.endswith("is +0.3 at head sizes 6, 9 and 72")
     assert right == "4, 5, 7 and 8"
     assert "1/sqrt(head size)" in entry["fix"]
+
+
+@pytest.mark.parametrize(
+    ("multiplied", "name"),
+    [
+        (lambda products, scale: products / scale, "scale-inverted"),
+        (lambda products, scale: products * scale**0.5, "scale-fourth-root"),
+    ],
+)
+@pytest.mark.parametrize("zeros", [True, False])
+def test_a_mistake_of_every_scale_is_one(
+    multiplied: Callable[[Tensor, float], Tensor], name: str, *, zeros: bool
+) -> None:
+    """Of the default and of one that a call gives; by zero it may make NaN or a row of zeros."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None) -> Tensor:
+        logits = multiplied(q @ k.mT, q.shape[-1] ** -0.5 if scale is None else scale)
+        weights = logits.softmax(-1)
+        return (weights.nan_to_num(0.0) if zeros else weights) @ v
+
+    (entry,) = diagnose(Subject(core(attend, **{**BARE_FLOAT32, "features": ["scale"]}), "float32"))
+    assert entry["name"] == name

@@ -81,6 +81,26 @@ def _moved_by_cache(call: DeclaredCall) -> Tensor | None:
     return None if kept is None or not call.inputs.past else kept.roll(call.inputs.past, -1)
 
 
+# Sizes of another axis up to which a loop may run, or at which keys may be cut.
+_OTHER_SIZES: Final = (
+    ("queries", "query_length"),
+    ("channels of a head", "head_size"),
+    ("channels of a value head", "value_head_size"),
+    ("heads", "num_heads"),
+    ("batch items", "batch"),
+)
+
+
+def _past_size(words: str, size: str) -> Cells:
+    """Keys beyond a size of the call that is not their number."""
+
+    def cells(call: DeclaredCall) -> Tensor:
+        shape, least = call.inputs.score_shape, int(getattr(call.inputs.geometry, size))
+        return (torch.arange(shape[-1]) >= least).expand(shape)
+
+    return Cells(f"past as many as there are {words}", cells)
+
+
 def _cached(call: DeclaredCall) -> Tensor:
     shape = call.inputs.score_shape
     return (torch.arange(shape[-1]) < call.inputs.past).expand(shape)
@@ -320,6 +340,7 @@ def _every_kind() -> Iterator[Cells]:
         yield from _tiles(block)
     yield _index(3, "in the second half", lambda i, n: i >= n // 2)
     yield _index(3, "in the first half", lambda i, n: i < n // 2)
+    yield from (_past_size(*other) for other in _OTHER_SIZES)
     for words, make in (
         ("", _ahead),
         (", counted from the first key,", _from_the_top),

@@ -323,7 +323,13 @@ def _exchanged(query: str = "query", key: str = "key", value: str = "value") -> 
         inputs = call.inputs
         require(inputs.mode != "self")
         by_role = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
-        read = (by_role[query], by_role[key], by_role[value])
+        # One token meets each mask of many keys, where shapes are broadcast.
+        many = max(by_role[key].shape[-2], by_role[value].shape[-2])
+        keys, values = (
+            one.expand(*one.shape[:-2], many, one.shape[-1])
+            for one in (by_role[key], by_role[value])
+        )
+        read = (by_role[query], keys, values)
         require(read[1].shape[:-1] == read[2].shape[:-1])
         require(inputs.is_layer or read[0].shape[-1] == read[1].shape[-1])
         if inputs.is_layer:
@@ -400,6 +406,11 @@ EXCHANGES: Final[tuple[NamedMistake, ...]] = (
         "the keys meet themselves instead of the queries",
         _BY_KEYS,
         {"inputs": _exchanged(query="key")},
+    ),
+    *named("value-used-for-query", _GOLDEN)(
+        "the values meet the keys instead of the queries",
+        _BY_KEYS,
+        {"inputs": _exchanged(query="value")},
     ),
     *named("query-and-key-swapped", _GOLDEN)(
         "query and key are swapped",

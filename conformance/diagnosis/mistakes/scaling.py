@@ -77,7 +77,31 @@ def _lost(where: Callable[[Inputs], bool]) -> InputsChange:
     return inputs_for
 
 
+def _reciprocal(scale: float, of_zero: float = math.inf) -> float:
+    return 1.0 / scale if scale else of_zero
+
+
+def _zeros(call: DeclaredCall, output: Tensor) -> Tensor | None:
+    """Zeros in place of the NaN of a quotient by zero, as of a row without keys."""
+    return torch.zeros_like(output) if call.inputs.scale == 0.0 else None
+
+
+_DIVIDED: Final[dict[str, Any]] = {
+    "sentence": "the scores are divided by the scale, whether the call gives it or not",
+    "fix": "multiply by it",
+}
 SCALING: Final[tuple[NamedMistake, ...]] = (
+    *named("scale-inverted", _CLAUSE)(
+        "the scores are multiplied by the square root of the head size",
+        "divide by it: head_size ** -0.5 as a factor, not as a divisor",
+        {"changes": {"scale": "sqrt-head-size"}},
+        {**_DIVIDED, "inputs": _always(lambda call: _reciprocal(call.scale))},
+        {
+            **_DIVIDED,
+            "inputs": _always(lambda call: _reciprocal(call.scale, 0.0)),
+            "output": _zeros,
+        },
+    ),
     *named("scale-applied-twice", _CLAUSE)(
         "the scale is applied twice",
         "apply it once, to the queries or to the scores",
@@ -126,6 +150,10 @@ SCALING: Final[tuple[NamedMistake, ...]] = (
         "the scores are divided by the fourth root of the head size: one operand alone is scaled",
         "scale both operands by the fourth root, or one by the square root",
         {"inputs": _default(lambda call: max(_head_size(call), 1) ** -0.25)},
+        {
+            "sentence": "the scores are multiplied by the root of the scale: one operand alone is",
+            "inputs": _always(lambda call: math.copysign(abs(call.scale) ** 0.5, call.scale)),
+        },
     ),
     *named("scale-negated", _CLAUSE)(
         "the sign of the scores is wrong: similar keys weigh the least",
@@ -146,7 +174,7 @@ SCALING: Final[tuple[NamedMistake, ...]] = (
     *named("scale-argument-inverted", _CLAUSE)(
         "the scores are divided by the scale that the call gives",
         "multiply by it",
-        {"inputs": _given(lambda call: 1.0 / call.scale if call.scale else math.inf)},
+        {"inputs": _given(lambda call: _reciprocal(call.scale))},
     ),
     *named("scale-argument-zero-taken-for-unset", "numerics.odd-scale")(
         "a scale of zero is taken for a scale that is not given",

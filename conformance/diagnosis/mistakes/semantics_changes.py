@@ -31,11 +31,6 @@ POINTS: Final[tuple[NamedMistake, ...]] = (
         "divide by the square root of the head size",
         {"changes": {"scale": "inverse-head-size"}},
     ),
-    *named("scale-inverted", "numerics.scale")(
-        "the scores are multiplied by the square root of the head size",
-        "divide by it: head_size ** -0.5 as a factor, not as a divisor",
-        {"changes": {"scale": "sqrt-head-size"}},
-    ),
     *named("scale-of-full-width", "numerics.scale")(
         "the scale uses the width of all heads together",
         "use the size of one head: width / number of heads",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from examples import core
+from examples import BARE_FLOAT32, core
 from torch import Tensor
 
 from conformance.base.profile import PROFILES
@@ -222,3 +222,16 @@ def test_places_that_forget_the_cache_are_said() -> None:
     subject = Subject(core(without_the_past, empty_rows="zeros", **promises), "float32")
     (entry,) = diagnose(subject)
     assert entry["name"] == "band: moved, from the last key, less the number of cached keys"
+
+
+def test_keys_cut_at_the_size_of_another_axis_are_told() -> None:
+    """A loop over the wrong axis loses the keys past that axis's size."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        size = v.shape[-1]
+        logits = q @ k[:, :, :size].mT * q.shape[-1] ** -0.5
+        return logits.softmax(-1) @ v[:, :, :size]
+
+    (entry,) = diagnose(Subject(core(attend, **BARE_FLOAT32), "float32"))
+    lost = "visibility: without keys past as many as there are channels of a value head"
+    assert entry["name"] == lost
