@@ -46,10 +46,6 @@ BASES: dict[str, dict[str, Any]] = {
 NEVER_SHOWS = ("causal_combination", "refused")
 
 
-# Half the profile's: a case takes fifty milliseconds. Each choice is compared for certain below.
-EXAMPLES = settings().max_examples // 2
-
-
 def core_disagreement(golden: Any, answer: second.Answer) -> str:
     """Compare every intermediate value; scores only where a key is attended (others may be 0)."""
     shape = golden.weights.shape
@@ -83,14 +79,12 @@ def case_disagreement(case: Case, point: Semantics, other: Semantics | None = No
 
 
 @given(shape=shapes(), point=points())
-@settings(max_examples=EXAMPLES)
 def test_core_agrees(shape: Shape, point: Semantics) -> None:
     """Over any core problem and any point the golden lies within rounding of the exact answer."""
     assert case_disagreement(core_case(shape), point) == ""
 
 
 @given(shape=shapes(), point=points())
-@settings(max_examples=EXAMPLES)
 def test_layer_agrees(shape: Shape, point: Semantics) -> None:
     """Over any layer problem and any point the golden lies within rounding of the exact answer."""
     assert case_disagreement(layer_case(shape), point) == ""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tolerance_cores import CORES
 from tolerance_inputs import FAMILIES, MASKS, CoreInputs, make
@@ -244,7 +244,6 @@ def test_the_bound_follows_a_permutation(
 
 
 @given(inputs=problems, name=st.sampled_from(list(CORES)))
-@settings(max_examples=settings().max_examples // 2)
 def test_no_legitimate_error_exceeds_the_worst_case(inputs: CoreInputs, name: str) -> None:
     """Drawn sizes, families and masks: no correct float32 core leaves the bound."""
     attention = inputs.golden()
@@ -259,7 +258,6 @@ def test_no_legitimate_error_exceeds_the_worst_case(inputs: CoreInputs, name: st
     ),
     name=st.sampled_from(list(CORES)),
 )
-@settings(max_examples=settings().max_examples // 2)
 def test_no_independent_error_exceeds_the_statistical_bound(inputs: CoreInputs, name: str) -> None:
     """On independent inputs no correct float32 core leaves the statistical bound either."""
     attention = inputs.golden()
