@@ -84,6 +84,11 @@ def odd_scale(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (math.sqrt(0.75) * scores_of(q, k)).softmax(-1) @ v
 
 
+def alike(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A gain of queries that is still zero: all keys weigh the same."""
+    return scores_of(q * q.new_zeros(q.shape[-1]), k).softmax(-1) @ v
+
+
 def rounded_root(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """The scale is right where the head size is a square."""
     return (query @ key.mT / int(query.shape[-1] ** 0.5)).softmax(-1) @ value
@@ -195,3 +200,4 @@ layer_talking = OfCore(talking_heads)
 layer_talking_weights = OfCore(talking_weights)
 layer_table = OfCore(table_of_distances)
 layer_normed = Normed(odd_scale)
+layer_alike = OfCore(alike)

@@ -234,7 +234,9 @@ def _computation(case: Investigation, plain: PlainReading) -> None:
     number = scale_number(point, sizes)
     findings.add(
         "scale",
-        SCALE_WORDS.get(str(point.scale), f"the number {number:.6g}")
+        SCALE_WORDS.get(
+            str(point.scale), f"the number {number:.6g}" if number else "0: all keys weigh the same"
+        )
         + (f" times {point.scale_factor:.6g}" if point.scale_factor != 1 else "")
         + (
             f" ({number:.6g} at head size {sizes.head_size})"

@@ -234,7 +234,9 @@ def _solved(fit: LogitFit, more: Sequence[Tensor]) -> list[Factor] | None:
     errors = (_STANDARD_ERRORS * left.square().mean().sqrt() * spread).tolist()
     return [
         Factor(factor, max(model.SAME_FACTOR, error / max(abs(factor), _TINY)))
-        for factor, error in zip(factors, errors, strict=True)
+        if abs(factor) * float(column.abs().max()) > model.LOGIT_READ_TO
+        else Factor(0.0, model.SAME_FACTOR)  # no logit is as large: it is rounding
+        for factor, error, column in zip(factors, errors, (products, *more), strict=True)
     ]
 
 

@@ -143,3 +143,11 @@ def test_a_point_holds_at_greater_lengths() -> None:
     assert torch.allclose(few.output, expected, atol=1e-5)
     assert plain("local") is not None
     assert plain("local").point != STANDARD  # type: ignore[union-attr]  # asserted above
+
+
+def test_keys_that_all_weigh_the_same_have_no_scale() -> None:
+    """Rounding is no number: of a layer, whose weights are solved for, it would be read."""
+    for name in ("alike", "layer_alike"):
+        reading = plain(name)
+        assert reading is not None
+        assert reading.point.scale == 0.0
