@@ -124,6 +124,7 @@ def _leaving_one(subject: Subject) -> Iterator[Inputs]:
     if not inputs.is_layer:
         if inputs.mode == "separate":
             yield inputs.with_tokens(query=torch.zeros_like(inputs.query))
+            yield inputs.with_tokens(key=torch.zeros_like(inputs.key))
             yield inputs.with_tokens(value=normalize(inputs.value, dim=-1))
     elif subject.candidate.draws_weights:
         weights = known_weights(inputs)

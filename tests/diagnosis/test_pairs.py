@@ -85,6 +85,7 @@ def test_the_order_of_two_mistakes_may_count() -> None:
     ("kind", "both"),
     [
         ("core", ("values-normalised", "scale-of-query-length")),
+        ("core", ("scale-of-half-head-size", "residual-added")),
         ("layer", ("projections-transposed", "weights-of-sigmoid")),
     ],
 )
