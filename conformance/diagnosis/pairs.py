@@ -56,14 +56,16 @@ class PairSearch:
         _, near, resized = self._unseen()
         # Of one head, item or query: what mixes those up leaves the other of two mistakes alone.
         more = self._searching([*search.observed, *near, *resized], search)
-        yield self.confirmed(more, more.pairs(orders=True))
+        yield self.confirmed(more, more.pairs())
         yield self.confirmed(search, search.supported_pairs())
         yield self.confirmed(search, self._read_besides(search))
         # A mistake of the catalogue besides what is read.
         said = chain.from_iterable(islice(self._reader.statements(search.observed), MOST_PARTIAL))
         partial = search.among(list(said)).partial
         yield self.confirmed(search, search.pairs(partial))
-        yield self._with_one_alone(search)
+        # Of what is tried so widely several that are alike say nothing: only one is named.
+        yield _if_one(self.confirmed(more, more.pairs(orders=True)))
+        yield _if_one(self._with_one_alone(search))
 
     def _with_one_alone(self, search: MistakeSearch) -> list[Explanation]:
         """Pairs of a mistake that explains a wrong answer to what leaves one of two alone."""
@@ -87,12 +89,13 @@ class PairSearch:
         """Those of some pairs that explain answers where all sizes are the same.
 
         What needs as many of one thing as of another can be made there, and shows beside the other
-        of a pair: elsewhere the pairs may be alike.
+        of a pair: elsewhere the pairs may be alike. None where several names are alike there, too.
         """
         if not pairs:
             return []
         more = self._searching(answers_at_equal_sizes(self.subject), None)
-        return more.told_apart([pair for pair in pairs if more.explains_every(pair)])
+        left = [pair for pair in pairs if more.explains_every(pair)]
+        return left if len({frozenset(one.name for one in pair) for pair in left}) == 1 else []
 
     def _explains_all(self, made: Combination, *answers: Sequence[BatteryAnswer]) -> bool:
         return all(explains(self.subject, made, one) for one in chain.from_iterable(answers))
@@ -105,6 +108,10 @@ class PairSearch:
             if pairs:
                 return [min(pairs, key=lambda pair: len(pair[1].sentence))]
         return []
+
+
+def _if_one(explained: list[Explanation]) -> list[Explanation]:
+    return explained if len(explained) == 1 else []
 
 
 def _is_small(answer: BatteryAnswer) -> bool:
