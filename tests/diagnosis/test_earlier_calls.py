@@ -287,3 +287,13 @@ def test_copies_have_the_strides_of_what_is_copied() -> None:
         assert got[0].stride() == query.stride()
         assert torch.equal(got[0], query)
         got.clear()
+
+
+def test_answers_that_are_all_alike_are_no_answer_of_an_earlier_call() -> None:
+    """Zeros for each call: the first was as wrong."""
+
+    @conformance.core
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return torch.zeros_like(query @ key.mT @ value)
+
+    assert state_entry(Subject(attend, "float32")) is None

@@ -132,3 +132,18 @@ def test_a_row_that_is_no_number_is_another_answer() -> None:
         inputs = subject.inputs(problem(mask=plan("empty-rows")))
         changes[rule] = changes_answer(subject, (nan,), inputs)
     assert changes == {"zeros": True, "nan": False}
+
+
+def test_one_query_broadcast_against_masks_is_no_other_mistake() -> None:
+    """Queries in place of keys meet a mask of many keys where there is one of them."""
+
+    def queries_for_keys(
+        query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None
+    ) -> Tensor:
+        logits = query @ query.mT * query.shape[-1] ** -0.5
+        table = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool) if keep is None else keep
+        return logits.masked_fill(~table, -torch.inf).softmax(-1).nan_to_num(0.0) @ value
+
+    promises = {**BARE_FLOAT32, "masks": ["keep"], "empty_rows": "zeros"}
+    (entry,) = diagnose(Subject(core(queries_for_keys, **promises), "float32"))
+    assert entry["name"] == "query-used-for-key"

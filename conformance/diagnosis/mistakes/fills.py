@@ -153,7 +153,23 @@ def _fills() -> list[NamedMistake]:
                 _FILL,
                 {"core": operated(part, _added(fill))},
             )
+        entries += _fills_of_the_wrong_sign(part, hidden)
     return entries
+
+
+def _fills_of_the_wrong_sign(part: str, hidden: str) -> Iterator[NamedMistake]:
+    clause, where = ("mask.no-leak", hides_keys) if part == "mask" else ("mask.causal", has_causal)
+    parts = ("mask", "both") if part == "mask" else (part,)
+    for name, fills, follows in (
+        ("positive", (1e4, 1e9), "they win over all others"),
+        ("plus-infinity", (math.inf,), "their rows become NaN"),
+    ):
+        yield from named(f"{part}-fill-{name}", clause, where=where, needs=part)(
+            f"{hidden} logits are filled with {name.replace('-', ' ')}"
+            f"{' numbers' if name == 'positive' else ''}: {follows}",
+            _FILL,
+            *({"core": operated(one, filled(fill))} for one in parts for fill in fills),
+        )
 
 
 def _before_scale(fill: float, *, added: bool) -> CoreChange:

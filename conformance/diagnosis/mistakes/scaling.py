@@ -155,6 +155,11 @@ SCALING: Final[tuple[NamedMistake, ...]] = (
             "inputs": _always(lambda call: math.copysign(abs(call.scale) ** 0.5, call.scale)),
         },
     ),
+    *named("scale-times-minus-half", _CLAUSE)(
+        "the scores are multiplied by minus half the head size",
+        "raise the head size to the power of -0.5: ** and not *",
+        {"inputs": _default(lambda call: -0.5 * _head_size(call))},
+    ),
     *named("scale-negated", _CLAUSE)(
         "the sign of the scores is wrong: similar keys weigh the least",
         "drop the minus sign",

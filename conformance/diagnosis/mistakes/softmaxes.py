@@ -152,6 +152,11 @@ SOFTMAXES: Final[tuple[NamedMistake, ...]] = (
         "subtract each row's largest logit first, or use torch.softmax",
         *_every_division(lambda _logits: 0.0),
     ),
+    *named("maximum-added", "numerics.large-logits")(
+        "each row's largest logit is added and not subtracted: high exponentials overflow",
+        "subtract it",
+        *_every_division(lambda logits: -row_largest(logits)),
+    ),
     *named("maximum-of-the-whole-tensor", "numerics.large-logits")(
         "one maximum is subtracted from all rows: low rows vanish",
         "subtract each row's own largest logit",
