@@ -76,7 +76,7 @@ def test_fields_are_read(name: str, fields: dict[str, Any]) -> None:
     assert {field: pair[1] for field, pair in changed.items()} == pytest.approx(fields, abs=0.0)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("name", "expression", "always"),
     [
