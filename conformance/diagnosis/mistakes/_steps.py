@@ -206,11 +206,16 @@ def admitted_by_structure(call: DeclaredCall) -> Tensor:
 
 
 def admitted_by_mask(call: DeclaredCall) -> Tensor:
-    """What the mask of the call admits: bool, four axes; bias of minus infinity included."""
+    """What the mask of the call, where it counts, admits: bool, four axes.
+
+    Minus infinity in an additive mask hides, too.
+    """
     inputs = call.inputs
-    admitted = torch.ones(1, 1, 1, 1, dtype=torch.bool) if inputs.keep is None else inputs.keep
-    if inputs.keep is not None and call.semantics.mask_polarity == "drop":
-        admitted = ~admitted
+    admitted = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    if not inputs.counted(call.semantics)[1]:
+        return admitted
+    if inputs.keep is not None:
+        admitted = inputs.keep if call.semantics.mask_polarity == "keep" else ~inputs.keep
     return admitted if inputs.bias is None else admitted & ~torch.isneginf(inputs.bias)
 
 

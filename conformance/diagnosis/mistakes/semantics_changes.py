@@ -31,6 +31,14 @@ POINTS: Final[tuple[NamedMistake, ...]] = (
         "divide by the square root of the head size",
         {"changes": {"scale": "inverse-head-size"}},
     ),
+    *named("mask-beside-causal", "mask.causal-and-mask")(
+        "mask and causal flag hide together, where one is declared to replace the other",
+        "hide by that one alone, or declare that both do",
+        *(
+            {"base": {"causal_combination": rule}, "changes": {"causal_combination": "both"}}
+            for rule in ("causal-only", "mask-only")
+        ),
+    ),
     *named("scale-of-full-width", "numerics.scale")(
         "the scale uses the width of all heads together",
         "use the size of one head: width / number of heads",
