@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import signal
@@ -17,6 +18,16 @@ from .base.record import EXIT_HARNESS, EXIT_INTERRUPTED, EXIT_USAGE
 from .errors import RAISED_AT, TO_CHECK, UsageError
 
 _ENDINGS = ("SIGINT", "SIGTERM", "SIGHUP")
+# What a machine has too little of, which is no mistake of the harness.
+_SHORTAGES = {
+    errno.ENOSPC: "free some, or write elsewhere",
+    errno.EDQUOT: "free some, or write elsewhere",
+    errno.EFBIG: "raise the limit of this shell (ulimit -f), or write less",
+    errno.EMFILE: "raise the limit of this shell (ulimit -n)",
+    errno.ENFILE: "close files of other processes",
+    errno.EAGAIN: "raise the limit of this shell (ulimit -u), or end other processes",
+    errno.ENOMEM: "end other processes, or ask for fewer workers (--jobs)",
+}
 
 
 def main() -> NoReturn:
@@ -52,6 +63,9 @@ def _answer(arguments: list[str]) -> int:
     except click.Abort:
         return _say("interrupted", EXIT_INTERRUPTED)
     except Exception as error:  # noqa: BLE001 (the last resort: one sentence instead of a traceback)
+        if isinstance(error, OSError) and error.errno in _SHORTAGES:
+            what = f"{error.strerror}: {_SHORTAGES[error.errno]}, and run again"
+            return _say(f"this machine has too little left: {what}", EXIT_USAGE)
         return _say(_internal(error), EXIT_HARNESS)
     return code if isinstance(code, int) else 0
 

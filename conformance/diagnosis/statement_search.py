@@ -315,9 +315,12 @@ class StatementSearch:
     def _exactly(self, group: Sequence[Narrowed]) -> list[Combination]:
         """Mistakes under their conditions, with the exact numbers of those about sizes.
 
-        What was looked at leaves a range: the candidate is asked within it.
+        What was looked at leaves a range: the candidate is asked within it. A mistake may have left
+        rows open where its conditions do not hold: there it explains nothing.
         """
-        return [(self._with_exact_limits(one),) for one in group]
+        limited = ((self._with_exact_limits(one),) for one in group)
+        wrong = [answer for answer in self.observed if answer.margin > 1.0]
+        return [made for made in limited if all(explains(self.subject, made, a) for a in wrong)]
 
     def _with_exact_limits(self, narrowed: Narrowed) -> NamedMistake:
         plainest = self._plainest((narrowed.mistake,))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -257,6 +258,20 @@ def test_a_mistake_of_the_harness_is_one_sentence(
         "conformance: the harness failed with RuntimeError: broken promise (test_root"
     )
     assert err.count("\n") == 1
+
+
+def test_a_machine_that_has_too_little_left_is_no_mistake_of_the_harness(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Open files, disk and the like: what to raise or free, with exit code 2."""
+
+    def fail() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("conformance.tools.specification.clause_entries", fail)
+    assert run(["list"]) == 2
+    said = "too little left: Too many open files: raise the limit of this shell (ulimit -n)"
+    assert said in capsys.readouterr().err
 
 
 def test_selection_that_leaves_nothing() -> None:

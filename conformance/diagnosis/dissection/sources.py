@@ -375,7 +375,8 @@ def _in_integers(*axes: int) -> Callable[[Tensor], Tensor]:
     """Eight bits, with one step for all that lies along some axes."""
 
     def rounded(tensor: Tensor) -> Tensor:
-        step = tensor.abs().amax(axes, keepdim=True).clamp_min(1e-30) / 127.0
+        largest = tensor.abs().amax(axes, keepdim=True)
+        step = torch.where(largest == 0.0, 1.0, largest) / 127.0
         return (tensor / step).round() * step
 
     return rounded
