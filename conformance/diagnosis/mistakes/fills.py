@@ -195,6 +195,12 @@ def _fills_before_scale() -> Iterator[NamedMistake]:
             )
 
 
+def _exchanged(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+    """What should be hidden is seen, by whatever, and what should be seen is hidden."""
+    logits = unmasked_logits(attention)
+    return relogited(attention, logits.masked_fill(attention.allowed, float("-inf")))
+
+
 # Common numbers; a report need not distinguish those that are nearly equal.
 FILLS: Final = {
     "1": (-1.0,),
@@ -219,6 +225,11 @@ FILLED: Final[tuple[NamedMistake, ...]] = (
     *_fills(),
     *_fills_before_scale(),
     *_over_other_axes(),
+    *named("hidden-and-seen-exchanged", "numerics.golden")(
+        "hidden keys are attended, and those that nothing hides are hidden",
+        "invert the condition: masked_fill hides where it is True, where() where it is False",
+        {"core": _exchanged},
+    ),
     *named("mask-fill-0", "mask.no-leak", special_of="mask-multiplies-logits", where=has_mask)(
         "hidden logits are replaced by zero, which is an ordinary logit",
         _FILL,

@@ -235,3 +235,18 @@ def test_keys_cut_at_the_size_of_another_axis_are_told() -> None:
     (entry,) = diagnose(Subject(core(attend, **BARE_FLOAT32), "float32"))
     lost = "visibility: without keys past as many as there are channels of a value head"
     assert entry["name"] == lost
+
+
+@pytest.mark.parametrize("fill", [-math.inf, -1e9])
+def test_hidden_and_seen_keys_exchanged_are_one_mistake(fill: float) -> None:
+    """Of the triangle and where there is none: a finite fill makes no second one of it."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tensor:
+        logits = q @ k.mT * q.shape[-1] ** -0.5
+        seen = torch.ones(logits.shape[-2:], dtype=torch.bool)
+        seen = seen.tril() if causal else seen
+        return logits.masked_fill(seen, fill).softmax(-1) @ v
+
+    promises = {**BARE_FLOAT32, "causal": "top-left"}
+    (entry,) = diagnose(Subject(core(attend, **promises), "float32"))
+    assert entry["name"] == "hidden-and-seen-exchanged"
