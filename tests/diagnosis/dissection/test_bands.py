@@ -250,3 +250,19 @@ def test_hidden_and_seen_keys_exchanged_are_one_mistake(fill: float) -> None:
     promises = {**BARE_FLOAT32, "causal": "top-left"}
     (entry,) = diagnose(Subject(core(attend, **promises), "float32"))
     assert entry["name"] == "hidden-and-seen-exchanged"
+
+
+@pytest.mark.parametrize("words", ["batch item", "head"])
+def test_the_mask_of_the_one_before_is_told(words: str) -> None:
+    """Three items and heads tell it from that of the opposite one."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        logits = q @ k.mT * q.shape[-1] ** -0.5
+        if keep is not None:
+            moved = keep.expand(*q.shape[:2], -1, -1).roll(1, 0 if words == "batch item" else 1)
+            logits = logits.masked_fill(~moved, -math.inf)
+        return logits.softmax(-1).nan_to_num(0.0) @ v
+
+    promises = {**BARE_FLOAT32, "masks": ["keep"], "empty_rows": "zeros"}
+    (entry,) = diagnose(Subject(core(attend, **promises), "float32"))
+    assert entry["name"] == f"mask: keys that the mask of the {words} before keeps"
