@@ -111,8 +111,21 @@ def _over(dim: int, of_mask: float, of_structure: float, *, adds: bool = False) 
     return [partial(core, ruled=ruled) for ruled in (False, True)]
 
 
+def _nan_over(dim: int, *, zeros: bool) -> CoreChange:
+    """The softmax along another axis, NaN where all along it is hidden; zeros for NaN at last."""
+
+    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        logits = unmasked_logits(attention).masked_fill(~attention.allowed, float("-inf"))
+        returned = weighing(attention, torch.softmax(logits, dim=dim))
+        if zeros:
+            returned = dataclasses.replace(returned, output=returned.output.nan_to_num(0.0))
+        return returned
+
+    return core
+
+
 def _over_other_axes() -> list[NamedMistake]:
-    """Softmaxes over other axes beside finite fills, which may harm nothing but empty rows."""
+    """Softmaxes over other axes: with NaN, or beside finite fills, which may harm empty rows."""
     fills = (
         (-1e9, -1e9),
         (-1e9, -math.inf),
@@ -127,6 +140,7 @@ def _over_other_axes() -> list[NamedMistake]:
         for mistake in named(f"softmax-over-{plural}", clause)(
             f"the softmax runs over the {plural}",
             OVER_KEYS,
+            *({"core": _nan_over(dim, zeros=zeros)} for zeros in (False, True)),
             *({"core": core} for pair in fills for core in _over(dim, *pair)),
             *({"core": core} for pair in fills[3:] for core in _over(dim, *pair, adds=True)),
         )

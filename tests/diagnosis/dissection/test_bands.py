@@ -266,3 +266,19 @@ def test_the_mask_of_the_one_before_is_told(words: str) -> None:
     promises = {**BARE_FLOAT32, "masks": ["keep"], "empty_rows": "zeros"}
     (entry,) = diagnose(Subject(core(attend, **promises), "float32"))
     assert entry["name"] == f"mask: keys that the mask of the {words} before keeps"
+
+
+@pytest.mark.parametrize("zeros", [True, False])
+def test_a_softmax_over_another_axis_may_be_nan(*, zeros: bool) -> None:
+    """Where all heads hide a key its weights are NaN, and answers with them, or zero at last."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        logits = q @ k.mT * q.shape[-1] ** -0.5
+        if keep is not None:
+            logits = logits.masked_fill(~keep, -math.inf)
+        answer = logits.softmax(1) @ v
+        return answer.nan_to_num(0.0) if zeros else answer
+
+    promises = {**BARE_FLOAT32, "masks": ["keep"], "empty_rows": "zeros" if zeros else "nan"}
+    (entry,) = diagnose(Subject(core(attend, **promises), "float32"))
+    assert entry["name"] == "softmax-over-heads"
