@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import combinations, product
 from typing import Final
@@ -273,7 +274,10 @@ def probes(subject: Subject, inputs: Inputs, known: Combination = ()) -> list[Pr
     small = plain.point.qk_norm == "none"  # else queries are made large again
     if subject.candidate.draws_weights and small and not plain.past:
         chosen.append(plain.replace(weights=_with_faint_queries(known_weights(plain))))
-    every = (Probe(subject, one, known) for one in chosen)
+    every = []
+    for one in chosen:
+        with suppress(NotExpressible):  # what is known may be impossible at these sizes
+            every.append(Probe(subject, one, known))
     return [probe for probe in every if probe.readable]
 
 

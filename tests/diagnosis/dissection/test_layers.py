@@ -6,17 +6,21 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import examples
 import pytest
 import torch
 from torch import Tensor
 
 import conformance
+from candidates.eager import EagerLayer
 from conformance._golden import golden
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
 from conformance.diagnosis.battery import observe
 from conformance.diagnosis.dissection.layer_weights import read_layer
-from conformance.diagnosis.dissection.projections import ValuePath, value_paths
+from conformance.diagnosis.dissection.projections import ValuePath, probes, value_paths
+from conformance.diagnosis.mistakes import named_mistakes
+from conformance.oracle.oracle import known_weights
 
 Heads = tuple[Tensor, Tensor, Tensor]
 Weights = conformance.ProjectionWeights
@@ -183,6 +187,19 @@ def test_a_right_layer_has_right_weights_and_a_right_path() -> None:
     assert reading is not None
     assert reading.explained
     assert bool(((reading.weights - reading.attention.weights).abs() <= reading.error).all())
+
+
+def test_a_known_mistake_that_is_impossible_at_some_sizes_leaves_no_probe() -> None:
+    """A matrix that is not square has no transpose to be used in its place."""
+    subject = subject_of(examples.layer(EagerLayer, **examples.BARE_FLOAT32))
+    inputs = next(
+        answer.inputs
+        for answer in observe(subject)
+        if len(set(known_weights(answer.inputs).o.shape)) > 1
+    )
+    (known, *_) = (one for one in named_mistakes() if one.name == "output-projection-transposed")
+    assert probes(subject, inputs, (known,)) == []
+    assert probes(subject, inputs)
 
 
 def test_weights_are_read_behind_a_wrong_path() -> None:
