@@ -432,7 +432,7 @@ def _scaled_by(words: str, scale: Callable[[DeclaredCall], float | None]) -> Nam
 
     return statement(
         f"logits: scaled by {words}",
-        f"the dot products are multiplied by {words}",
+        f"the dot products are {'not scaled' if words == '1' else f'multiplied by {words}'}",
         "multiply the dot products by the scale of the call, or by that which is declared, and "
         "keep none for the next call",
         inputs=inputs_for,
