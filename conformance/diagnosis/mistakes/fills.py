@@ -20,6 +20,7 @@ from ._steps import (
     has_mask,
     hides_keys,
     relogited,
+    require,
     unmasked_logits,
     weighing,
 )
@@ -209,10 +210,23 @@ def _fills_before_scale() -> Iterator[NamedMistake]:
             )
 
 
-def _exchanged(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-    """What should be hidden is seen, by whatever, and what should be seen is hidden."""
-    logits = unmasked_logits(attention)
-    return relogited(attention, logits.masked_fill(attention.allowed, float("-inf")))
+def _exchanged(of_lost_rows: str) -> CoreChange:
+    """What should be hidden is seen, by whatever, and what should be seen is hidden.
+
+    Rows that lose every key are "NaN", "zeros" or, as a finite fill leaves them, the "mean".
+    """
+
+    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        require(attention.sinks is None)
+        logits = unmasked_logits(attention).masked_fill(attention.allowed, float("-inf"))
+        weights = torch.softmax(logits, dim=-1)
+        if of_lost_rows != "NaN":
+            share = 1.0 / logits.shape[-1] if of_lost_rows == "mean" else 0.0
+            lost = attention.allowed.all(dim=-1, keepdim=True)
+            weights = torch.where(lost, share, weights)
+        return weighing(attention, weights)
+
+    return core
 
 
 # Common numbers; a report need not distinguish those that are nearly equal.
@@ -242,7 +256,7 @@ FILLED: Final[tuple[NamedMistake, ...]] = (
     *named("hidden-and-seen-exchanged", "numerics.golden")(
         "hidden keys are attended, and those that nothing hides are hidden",
         "invert the condition: masked_fill hides where it is True, where() where it is False",
-        {"core": _exchanged},
+        *({"core": _exchanged(lost)} for lost in ("NaN", "zeros", "mean")),
     ),
     *named("mask-fill-0", "mask.no-leak", special_of="mask-multiplies-logits", where=has_mask)(
         "hidden logits are replaced by zero, which is an ordinary logit",
