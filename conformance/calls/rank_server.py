@@ -395,7 +395,7 @@ def serve(ends: dict[int, Connection], source: Source, folder: str) -> None:
         try:
             request: Request = pickle.loads(end.recv_bytes())  # noqa: S301 (of the judge itself)
         except (EOFError, OSError):
-            _leave(folder)
+            _leave(folder, 0)
         if request.do == "die":
             os._exit(1)
         if request.do == "rest":
@@ -468,13 +468,13 @@ def _follow_parent(folder: str) -> None:
     parent = parent_process()
     if parent is not None:
         wait([parent.sentinel])
-        _leave(folder)
+        _leave(folder, 1)
 
 
-def _leave(folder: str) -> NoReturn:
+def _leave(folder: str, code: int) -> NoReturn:
     """Remove the ranks' temporary folder, and end this process."""
     shutil.rmtree(folder, ignore_errors=True)
-    os._exit(1)
+    os._exit(code)
 
 
 def last_line(path: str) -> str:

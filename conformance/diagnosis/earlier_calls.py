@@ -181,8 +181,8 @@ def _left_over(subject: Subject, problem: Problem) -> list[str]:
     other = subject.inputs(problem.replace(seed=problem.seed + _OTHER_SEED))
     if other.score_shape != earlier.score_shape:
         return []
-    own = {name: getattr(other, name) for name in ("query", "key", "value")}
-    later = earlier.with_tokens(**own).replace(keep=other.keep, bias=other.bias, scale=None)
+    tokens = {name: getattr(other, name) for name in ("query", "key", "value")}
+    later = earlier.with_tokens(**tokens).replace(keep=other.keep, bias=other.bias, scale=None)
     try:
         forward = subject.forward(earlier)
         first, second = (subject.call(forward, one).output.double() for one in (earlier, later))
@@ -197,9 +197,9 @@ def _left_over(subject: Subject, problem: Problem) -> list[str]:
         for words, change in _KEPT.items()
         if not _differ_from(second, subject.golden(change(earlier, apart)).output, exact)
     ]
-    # Two wrong answers may be alike in themselves: zeros, for one.
-    right = not _differ_from(first, subject.golden(earlier).output, subject.golden(earlier))
-    if right and not _differ_from(second, first, exact):
+    # Two wrong answers may be alike in themselves, as zeros are: the first has to be right.
+    own = subject.golden(earlier)
+    if not (_differ_from(second, first, exact) or _differ_from(first, own.output, own)):
         words.insert(0, "the answer of an earlier call")
     elif not _differ_from(second - exact.output, first, exact):
         words.append("the answer of an earlier call added to its own")

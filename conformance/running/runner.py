@@ -354,8 +354,8 @@ class CandidateRun:
         subject, problem = failing.subject, failing.problem
         if self.candidate.eager is None:
             mistaken = self._causes.of_exception(subject, problem, clause_run)
-            if mistaken:
-                return mistaken
+            if any(entry["name"] != UNKNOWN for entry in mistaken):
+                return mistaken  # a search that broke hides no refused size
         refused = self._causes.refused_sizes(subject, problem, failing.violation, failing.raises_at)
         return [refused] if refused else []
 

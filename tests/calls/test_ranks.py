@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
+import multiprocessing.util
 import subprocess
 import sys
 import textwrap
@@ -61,6 +62,7 @@ def test_the_folder_of_ranks_is_where_a_worker_keeps_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is removed with the worker's, when that is killed."""
+    multiprocessing.util.get_temp_dir()  # a socket in a folder of a test has too long a name
     own = tmp_path / "own"
     own.mkdir()
     monkeypatch.setenv(SCRATCH, str(own))

@@ -88,3 +88,14 @@ def test_an_exception_has_the_cause_of_wrong_answers_that_cannot_be_made_there(
     assert result.violation is not None
     assert result.violation.kind == "raised"
     assert [entry["name"] for entry in result.diagnosis] == [name]
+
+
+def test_a_search_that_breaks_hides_no_refused_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sizes of an exception are told though nothing is known of other answers."""
+
+    def broken(*_arguments: object) -> None:
+        raise OverflowError
+
+    monkeypatch.setattr("conformance.running.causes.Diagnostician.explain", broken)
+    result = run_clause(core(_eights, **BARE_FLOAT32), "numerics.golden", explain=True)
+    assert [entry["name"] for entry in result.diagnosis] == ["sizes: the head size"]
