@@ -20,10 +20,10 @@ from ._steps import has_causal, has_mask, has_softcap, has_window, hides_keys
 from .backward import ATTENTION, LAYERS, OF_CALLS, OF_OPTIONS
 from .biases import BIASES, POSITIONS
 from .caches import CACHES, LOST_OPTIONS
-from .causality import CAUSALITY, OF_SEQUENCES, WINDOWS
+from .causality import CAUSALITY, OF_SEQUENCES
 from .fills import FILLED, ROWS
 from .layout import EXCHANGES, GROUPS, LAYOUT
-from .masking import LENGTHS, MASKING
+from .masking import LENGTHS, MASKING, WINDOWS
 from .named_mistake import (
     IMPOSSIBLE,
     DeclaredCall,

@@ -1,11 +1,10 @@
-"""Causality and windows lost, turned round, placed elsewhere, or of another width.
+"""Causality lost, turned round, or placed elsewhere.
 
 And sequences that lie one after another, told apart where they do not begin.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import attrgetter, methodcaller
@@ -18,7 +17,7 @@ from ..._golden import golden
 from ...declare.declaration import SEQUENCES, mixed_in
 from ...problems.arrangements import there
 from ...problems.inputs import Inputs
-from ._steps import changed, has_causal, has_window, keys_ahead, relogited, require
+from ._steps import changed, has_causal, keys_ahead, require
 from .named_mistake import DeclaredCall, InputsChange, NamedMistake, named
 
 _BLOCKS: Final = (2, 4, 8, 16, 32)
@@ -76,6 +75,10 @@ class _Packed:
         return torch.arange(len(self.item))
 
     @property
+    def ends(self) -> Tensor:
+        return self.starts + self.counts
+
+    @property
     def place(self) -> Tensor:
         """Where in its sequence each token stands."""
         return self.index - self.starts[self.item]
@@ -119,29 +122,40 @@ class _Sequences:
         ahead = self.keys.index - (self.queries.index + shift)[:, None]
         return torch.ones_like(ahead, dtype=torch.bool), ahead
 
+    def between(self, starts: Tensor, ends: Tensor, *, moved: bool = True) -> tuple[Tensor, Tensor]:
+        """The keys of each sequence from one index ``[B]`` to before another.
+
+        Where they are ``moved`` places are counted from those, else as they should be.
+        """
+        keys, queries, total = self.keys, self.queries, len(self.keys.item)
+        starts = starts.clamp(0, total)
+        ends = torch.maximum(ends.clamp(0, total), starts)
+        first, counts = (starts, ends - starts) if moved else (keys.starts, keys.counts)
+        shift = (counts - queries.counts) * self.at_end
+        own = (keys.index >= starts[queries.item, None]) & (keys.index < ends[queries.item, None])
+        return own, keys.index - ((first + shift)[queries.item] + queries.place)[:, None]
+
+    def bounded(self, first: int, last: int, *, moved: bool = True) -> tuple[Tensor, Tensor]:
+        """The keys of each sequence from so many later on, until so many later.
+
+        The first sequence begins with the first key, and one key is left of each.
+        """
+        keys = self.keys
+        several = keys.counts > 1
+        starts = keys.starts + first * ((keys.starts > 0) & (several | (first < 0)))
+        return self.between(starts, keys.ends + last * (several | (last > 0)), moved=moved)
+
+    def in_tiles(self, size: int, bounds: str) -> tuple[Tensor, Tensor]:
+        """Keys from the first of a tile on, or until its last one."""
+        starts, ends = self.keys.starts, self.keys.ends
+        starts = starts if bounds == "ends" else starts // size * size
+        return self.between(starts, ends if bounds == "starts" else -(-ends // size) * size)
+
     @property
     def with_every_key(self) -> tuple[Tensor, Tensor]:
         """The queries of each sequence with all keys."""
-        queries = self.queries
-        shift = len(self.keys.item) - queries.counts[queries.item] if self.at_end else 0
-        ahead = self.keys.index - (queries.place + shift)[:, None]
-        return torch.ones_like(ahead, dtype=torch.bool), ahead
-
-    @property
-    def without_first(self) -> tuple[Tensor, Tensor]:
-        """Without the first key of every sequence but the first, where it has another."""
-        keys, (own, ahead) = self.keys, self.right
-        some = (keys.starts > 0) & (keys.counts > 1)
-        return own & ((keys.place > 0) | ~some[keys.item]), ahead
-
-    @property
-    def with_one_before(self) -> tuple[Tensor, Tensor]:
-        """With the last key of the sequence before, from which top-left places are counted."""
-        queries, keys = self.queries, self.keys
-        starts, counts = keys.starts[queries.item], (keys.counts - queries.counts)[queries.item]
-        shift = counts if self.at_end else -(starts > 0).long()
-        ahead = keys.index - (starts + queries.place + shift)[:, None]
-        return self.right[0] | (keys.index == starts[:, None] - 1), ahead
+        none = torch.zeros_like(self.keys.starts)
+        return self.between(none, none + len(self.keys.item))
 
     @property
     def equally_long(self) -> tuple[Tensor, Tensor]:
@@ -151,18 +165,18 @@ class _Sequences:
     @property
     def of_first(self) -> tuple[Tensor, Tensor]:
         """The keys of the first sequence for all."""
-        ahead = self.shifted((self.keys.counts[:1] - self.queries.counts) * self.at_end)[1]
-        return (self.keys.item == 0).expand_as(ahead), ahead
+        none = torch.zeros_like(self.keys.starts)
+        return self.between(none, none + self.keys.counts[:1])
+
+    def of_most_queries(self, *, moved: bool) -> tuple[Tensor, Tensor]:
+        """As many keys of each sequence as the one with most queries has queries."""
+        keys, most = self.keys, self.queries.counts.max()
+        return self.between(keys.starts, keys.starts + keys.counts.clamp(max=most), moved=moved)
 
     def cut_by_queries(self, *, ends: bool) -> tuple[Tensor, Tensor]:
         """Keys from where the queries of a sequence begin on; as many as those, or as it has."""
-        queries, keys = self.queries, self.keys
-        starts = queries.starts[queries.item]
-        counts = (queries.counts if ends else keys.counts)[queries.item]
-        counts = torch.minimum(counts, (len(keys.index) - starts).clamp(min=0))
-        shift = counts - queries.counts[queries.item] if self.at_end else torch.zeros_like(counts)
-        place = keys.index - starts[:, None]
-        return (place >= 0) & (place < counts[:, None]), place - (queries.place + shift)[:, None]
+        starts = self.queries.starts
+        return self.between(starts, starts + (self.queries if ends else self.keys).counts)
 
     def recounted(self, change: Callable[[_Packed], Tensor], roles: str) -> tuple[Tensor, Tensor]:
         """Queries, keys or both counted to other sequences."""
@@ -351,17 +365,59 @@ OF_SEQUENCES: Final[tuple[NamedMistake, ...]] = (
             *(methodcaller("recounted", change=change, roles=roles) for roles in ("k", "q", "qk")),
         )
     ),
-    *_sequences(
-        "sequences-lose-their-first-key",
-        "every sequence but the first leaves out its first key, where it has another",
-        _CUT,
-        attrgetter("without_first"),
+    *(
+        mistake
+        for name, sentence, first, last in (
+            (
+                "sequences-lose-their-first-key",
+                "every sequence but the first leaves out its first key, where it has another",
+                1,
+                0,
+            ),
+            (
+                "sequences-lose-their-last-key",
+                "every sequence leaves out its last key, where it has another",
+                0,
+                -1,
+            ),
+            (
+                "sequences-see-the-key-before",
+                "every sequence but the first sees the last key of the one before it",
+                -1,
+                0,
+            ),
+            (
+                "sequences-see-the-key-after",
+                "every sequence but the last sees the first key of the next one",
+                0,
+                1,
+            ),
+        )
+        for mistake in _sequences(
+            name,
+            sentence,
+            _CUT,
+            *(methodcaller("bounded", first, last, moved=moved) for moved in (False, True)),
+        )
+    ),
+    *(
+        mistake
+        for size in _BLOCKS
+        for mistake in _sequences(
+            "sequences-in-whole-tiles",
+            f"the keys of each sequence are whole tiles of {size}, those of its neighbours in them",
+            "hide the keys of a tile that are of other sequences",
+            *(
+                methodcaller("in_tiles", size, roles)
+                for roles in ("starts", "ends", "starts, ends")
+            ),
+        )
     ),
     *_sequences(
-        "sequences-see-the-key-before",
-        "every sequence but the first sees the last key of the one before it",
-        _CUT,
-        attrgetter("with_one_before"),
+        "sequences-lose-keys-past-the-most-queries",
+        "of each sequence as many keys are seen as the one with most queries has queries",
+        "go over its keys up to max_seqlen_k, not max_seqlen_q",
+        *(methodcaller("of_most_queries", moved=moved) for moved in (False, True)),
     ),
     *_sequences(
         "sequences-of-equal-length",
@@ -407,94 +463,5 @@ OF_SEQUENCES: Final[tuple[NamedMistake, ...]] = (
         "the causal diagonal is that of all tokens together, not of each sequence",
         "place it by the lengths of the sequence itself",
         lambda all_: (all_.right[0], all_.together[1]),
-    ),
-)
-
-
-_ALIGN: Final = "align the diagonal as declared"
-
-
-def _rewindowed(change: Callable[[int, int], tuple[int, int] | None]) -> InputsChange:
-    def inputs_for(call: DeclaredCall) -> Inputs | None:
-        window = call.inputs.window
-        return None if window is None else call.inputs.replace(window=change(*window))
-
-    return inputs_for
-
-
-def _window_at(*, bottom_right: bool) -> InputsChange:
-    """The window is placed by an alignment, causality stays as declared."""
-
-    def inputs_for(call: DeclaredCall) -> Inputs | None:
-        inputs = call.inputs
-        if inputs.window is None:
-            return None
-        left, right = inputs.window
-        ahead = keys_ahead(call, bottom_right=bottom_right)
-        admitted = ((ahead >= -left) | (left < 0)) & ((ahead <= right) | (right < 0))
-        keep = admitted[None, None] if inputs.keep is None else inputs.keep & admitted
-        return inputs.replace(window=None, keep=keep)
-
-    return inputs_for
-
-
-def _narrower(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
-    """One key fewer on the left: a window of n shows n keys, the query's own among them."""
-    window = call.inputs.window
-    if window is None or window[0] < 0:
-        return None
-    hidden = keys_ahead(call) <= -window[0]
-    return relogited(attention, attention.logits.masked_fill(hidden, -math.inf))
-
-
-WINDOWS: Final[tuple[NamedMistake, ...]] = (
-    *named("window-ignored", "mask.golden")(
-        "the window is ignored",
-        "hide the keys outside of it",
-        {"inputs": changed(has_window, window=None)},
-    ),
-    *named("window-one-wider", "mask.golden")(
-        "the window shows one key more before the query than asked for",
-        "a window of n shows n keys before the query's own place and n after",
-        {"inputs": _rewindowed(lambda left, right: (left + (left >= 0), right))},
-        {
-            "sentence": "the window shows one key more than asked for on both sides of the query",
-            "changes": {"window_offset": 1},
-        },
-    ),
-    *named("window-one-narrower", "mask.golden", where=has_window)(
-        "the window shows one key fewer before the query than asked for",
-        "a window of n shows n keys beside the query's own",
-        {"core": _narrower},
-        {"inputs": _rewindowed(lambda left, right: (left - (left > 0), right))},
-        {
-            "sentence": "the window shows one key fewer than asked for on both sides of the query",
-            "changes": {"window_offset": -1},
-        },
-    ),
-    *named("window-sides-swapped", "mask.golden")(
-        "the left and right sides of the window are swapped",
-        "window=(left, right): keys before the query's place, and after",
-        {"inputs": _rewindowed(lambda left, right: (right, left))},
-    ),
-    *named("window-left-ignored", "mask.golden", special_of="window-ignored")(
-        "the left side of the window is ignored",
-        "hide the keys outside of it",
-        {"inputs": _rewindowed(lambda _left, right: (-1, right))},
-    ),
-    *named("window-right-ignored", "mask.golden", special_of="window-ignored")(
-        "the right side of the window is ignored",
-        "hide the keys outside of it",
-        {"inputs": _rewindowed(lambda left, _right: (left, -1))},
-    ),
-    *named("window-top-left", "mask.golden", special_of="causal-top-left")(
-        "the window is placed as if the first query stood at the first key",
-        _ALIGN,
-        {"inputs": _window_at(bottom_right=False)},
-    ),
-    *named("window-bottom-right", "mask.golden", special_of="causal-bottom-right")(
-        "the window is placed as if the last query stood at the last key",
-        _ALIGN,
-        {"inputs": _window_at(bottom_right=True)},
     ),
 )

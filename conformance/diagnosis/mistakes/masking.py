@@ -1,7 +1,8 @@
-"""Masks and lengths lost, inverted, misread, or applied to others than they speak of."""
+"""Masks, lengths and windows lost, inverted, misread, placed elsewhere, or of another width."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -9,8 +10,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from ..._golden import golden
 from ...problems.inputs import Inputs
-from ._steps import rekept, remasked, require
+from ._steps import changed, has_window, keys_ahead, rekept, relogited, remasked, require
 from .named_mistake import DeclaredCall, InputsChange, NamedMistake, named
 
 _FORMS: Final = ("keep", "drop", "keep_int", "lengths")
@@ -336,5 +338,94 @@ LENGTHS: Final[tuple[NamedMistake, ...]] = (
             "compare each item with its own length",
             {"inputs": _lengths(partial(_of_one, chosen=chosen))},
         )
+    ),
+)
+
+
+_ALIGN: Final = "align the diagonal as declared"
+
+
+def _rewindowed(change: Callable[[int, int], tuple[int, int] | None]) -> InputsChange:
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        window = call.inputs.window
+        return None if window is None else call.inputs.replace(window=change(*window))
+
+    return inputs_for
+
+
+def _window_at(*, bottom_right: bool) -> InputsChange:
+    """The window is placed by an alignment, causality stays as declared."""
+
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        inputs = call.inputs
+        if inputs.window is None:
+            return None
+        left, right = inputs.window
+        ahead = keys_ahead(call, bottom_right=bottom_right)
+        admitted = ((ahead >= -left) | (left < 0)) & ((ahead <= right) | (right < 0))
+        keep = admitted[None, None] if inputs.keep is None else inputs.keep & admitted
+        return inputs.replace(window=None, keep=keep)
+
+    return inputs_for
+
+
+def _narrower(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
+    """One key fewer on the left: a window of n shows n keys, the query's own among them."""
+    window = call.inputs.window
+    if window is None or window[0] < 0:
+        return None
+    hidden = keys_ahead(call) <= -window[0]
+    return relogited(attention, attention.logits.masked_fill(hidden, -math.inf))
+
+
+WINDOWS: Final[tuple[NamedMistake, ...]] = (
+    *named("window-ignored", "mask.golden")(
+        "the window is ignored",
+        "hide the keys outside of it",
+        {"inputs": changed(has_window, window=None)},
+    ),
+    *named("window-one-wider", "mask.golden")(
+        "the window shows one key more before the query than asked for",
+        "a window of n shows n keys before the query's own place and n after",
+        {"inputs": _rewindowed(lambda left, right: (left + (left >= 0), right))},
+        {
+            "sentence": "the window shows one key more than asked for on both sides of the query",
+            "changes": {"window_offset": 1},
+        },
+    ),
+    *named("window-one-narrower", "mask.golden", where=has_window)(
+        "the window shows one key fewer before the query than asked for",
+        "a window of n shows n keys beside the query's own",
+        {"core": _narrower},
+        {"inputs": _rewindowed(lambda left, right: (left - (left > 0), right))},
+        {
+            "sentence": "the window shows one key fewer than asked for on both sides of the query",
+            "changes": {"window_offset": -1},
+        },
+    ),
+    *named("window-sides-swapped", "mask.golden")(
+        "the left and right sides of the window are swapped",
+        "window=(left, right): keys before the query's place, and after",
+        {"inputs": _rewindowed(lambda left, right: (right, left))},
+    ),
+    *named("window-left-ignored", "mask.golden", special_of="window-ignored")(
+        "the left side of the window is ignored",
+        "hide the keys outside of it",
+        {"inputs": _rewindowed(lambda _left, right: (-1, right))},
+    ),
+    *named("window-right-ignored", "mask.golden", special_of="window-ignored")(
+        "the right side of the window is ignored",
+        "hide the keys outside of it",
+        {"inputs": _rewindowed(lambda left, _right: (left, -1))},
+    ),
+    *named("window-top-left", "mask.golden", special_of="causal-top-left")(
+        "the window is placed as if the first query stood at the first key",
+        _ALIGN,
+        {"inputs": _window_at(bottom_right=False)},
+    ),
+    *named("window-bottom-right", "mask.golden", special_of="causal-bottom-right")(
+        "the window is placed as if the last query stood at the last key",
+        _ALIGN,
+        {"inputs": _window_at(bottom_right=True)},
     ),
 )

@@ -1,0 +1,87 @@
+"""Packed sequences that are told apart where they do not begin or end are named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import conformance
+from conformance.clauses.subject import Subject
+from conformance.declare.candidate import Candidate
+from conformance.diagnosis import diagnose
+
+Bounds = Callable[[int, int, int, int], tuple[int, int]]
+
+
+def packed(bounds: Bounds, diagonal: str) -> Candidate:
+    """Packed sequences, the keys of each between ``bounds`` of first, end, place and count.
+
+    The ``diagonal`` ends at the last of those keys if it is moved, else where it should.
+    """
+
+    @conformance.core(layout="varlen", causal="bottom-right", empty_rows="zeros")
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        max_seqlen_q: int,  # noqa: ARG001 (the layout's)
+        max_seqlen_k: int,  # noqa: ARG001
+        causal: bool = False,
+    ) -> Tensor:
+        answer = torch.zeros_like(query[..., :1].expand(*query.shape[:2], value.shape[-1]))
+        starts, ends = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+        for i in range(len(starts) - 1):
+            first, end = bounds(ends[i], ends[i + 1], i, len(starts) - 1)
+            first, end = max(first, 0), min(end, len(key))
+            q, k, v = query[starts[i] : starts[i + 1]], key[first:end], value[first:end]
+            logits = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
+            if causal:
+                last = end if diagonal == "moved" else ends[i + 1]
+                visible = torch.ones_like(logits, dtype=torch.bool).tril(last - first - len(q))
+                logits = logits.masked_fill(~visible, -math.inf)
+            weights = logits.softmax(-1).nan_to_num(0.0)
+            answer[starts[i] : starts[i + 1]] = torch.einsum("hqk,khd->qhd", weights, v)
+        return answer
+
+    return attend
+
+
+def last_lost(first: int, end: int, _place: int, _count: int) -> tuple[int, int]:
+    return first, max(end - 1, min(first + 1, end))
+
+
+def last_of_last_lost(first: int, end: int, place: int, count: int) -> tuple[int, int]:
+    return last_lost(first, end, place, count) if place == count - 1 else (first, end)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "diagonal", "name", "condition"),
+    [
+        (last_lost, "moved", "sequences-lose-their-last-key", ""),
+        (last_lost, "right", "sequences-lose-their-last-key", ""),
+        (
+            last_of_last_lost,
+            "moved",
+            "sequences-lose-their-last-key",
+            "only for the last batch item",
+        ),
+        (lambda a, e, *_: (a, e + 1), "moved", "sequences-see-the-key-after", ""),
+        (lambda a, e, *_: (a // 4 * 4, e), "moved", "sequences-in-whole-tiles", "tiles of 4"),
+        (lambda a, e, *_: (a, -(-e // 2) * 2), "moved", "sequences-in-whole-tiles", "tiles of 2"),
+    ],
+)
+def test_keys_of_neighbouring_sequences_are_named(
+    bounds: Bounds, diagonal: str, name: str, condition: str
+) -> None:
+    """A key that a sequence loses, or sees of the next one, with the diagonal of either length."""
+    entry: dict[str, Any]
+    (entry,) = diagnose(Subject(packed(bounds, diagonal), "float32"))
+    assert (entry["name"], condition in entry["text"]) == (name, True), entry["text"]
