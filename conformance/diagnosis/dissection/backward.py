@@ -23,8 +23,16 @@ from ..mistakes.backward_pass import observable
 from ..mistakes.named_mistake import BackwardCall, BackwardSteps, Gradients
 from ..narrowing import in_words, telling_apart
 from ..observed_gradients import ObservedGradients, SquaredErrors, near, room
-from .backward_steps import ROLES, TOKENS, Backward, Variant, read_variants
-from .backward_variants import RIGHT, VARIANTS, clamped, clamped_upstream
+from .backward_steps import (
+    ROLES,
+    TOKENS,
+    Backward,
+    Variant,
+    clamped,
+    clamped_upstream,
+    read_variants,
+)
+from .backward_variants import RIGHT, VARIANTS
 from .reading import Number, numbers
 
 # Forms of one gradient that are combined with those of others, and statements that are tried.

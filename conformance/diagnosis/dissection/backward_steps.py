@@ -300,3 +300,80 @@ def _nan_behind_tiles(size: int) -> Change:
         return gradient.masked_fill(behind[:, None], math.nan)
 
     return change
+
+
+# Places behind which tiled loops forget what is left over.
+EDGES: Final = (8, 16, 32, 64, 128, 256)
+
+
+def without(axis: int, part: slice) -> Change:
+    """Zeros in a part of an axis."""
+
+    def changed(pairs: Tensor) -> Tensor:
+        left = pairs.clone()
+        left.transpose(axis, 0)[part] = 0.0
+        return left
+
+    return changed
+
+
+LEFT_OUT: Final[tuple[tuple[str, Change], ...]] = tuple(
+    (words.format(one), without(axis, part))
+    for one, axis in (("query", 2), ("key", 3), ("head", 1), ("batch item", 0))
+    for words, part in (
+        ("the first {} is missing", slice(0, 1)),
+        ("the last {} is missing", slice(-1, None)),
+        ("all but the first {} is missing", slice(1, None)),
+        ("every second {} is missing", slice(1, None, 2)),
+    )
+) + tuple(
+    (f"{several} from index {edge} on are missing", without(axis, slice(edge, None)))
+    for several, axis in (("keys", 3), ("queries", 2))
+    for edge in EDGES
+)
+
+
+def tiles() -> Iterator[tuple[str, Change]]:
+    """Pairs that loops over tiles lose: a tile of several, or what does not fill a tile."""
+    for several, axis in (("queries", 2), ("keys", 3)):
+        for size in BLOCKS[1:]:
+
+            def last(pairs: Tensor, axis: int = axis, size: int = size) -> Tensor:
+                start = (pairs.shape[axis] - 1) // size * size
+                return without(axis, slice(0, start))(pairs)
+
+            def rest(pairs: Tensor, axis: int = axis, size: int = size) -> Tensor:
+                start = pairs.shape[axis] // size * size
+                return without(axis, slice(start, None))(pairs)
+
+            def all_but_last(pairs: Tensor, axis: int = axis, size: int = size) -> Tensor:
+                start = (pairs.shape[axis] - 1) // size * size
+                return without(axis, slice(start, None))(pairs) if start > 0 else pairs
+
+            def all_but_first(pairs: Tensor, axis: int = axis, size: int = size) -> Tensor:
+                several = pairs.shape[axis] > size
+                return without(axis, slice(0, size))(pairs) if several else pairs
+
+            yield f"of several tiles of {size} {several} the last is missing", all_but_last
+            yield f"of several tiles of {size} {several} the first is missing", all_but_first
+            yield f"all {several} but those of the last tile of {size} are missing", last
+            yield f"{several} that do not fill a tile of {size} are missing", rest
+
+
+def clamped(limit: float) -> Variant:
+    """The gradients of the logits clamped to a limit that was read."""
+    return Variant(
+        words=f"dS is clamped to the range from {-limit:.4g} to {limit:.4g}",
+        fix="do not clamp within the backward pass",
+        values=lambda b: b.of_logits(b.right.logit_gradient.clamp(-limit, limit)),
+        roles=("query", "key", "bias"),
+    )
+
+
+def clamped_upstream(limit: float) -> Variant:
+    """What flows back clamped to a limit that was read."""
+    return Variant(
+        words=f"what flows back is clamped to the range from {-limit:.4g} to {limit:.4g}",
+        fix="do not clamp within the backward pass: whoever trains clips gradients",
+        values=with_upstream(lambda upstream: upstream.clamp(-limit, limit)),
+    )

@@ -6,6 +6,7 @@ Which of them a candidate computes so is read for each role by itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Any, Final
@@ -19,6 +20,8 @@ from ..mistakes._steps import BLOCKS
 from ..mistakes.backward_pass import heads_with, sum_of_groups
 from ..mistakes.named_mistake import BackwardCall, BackwardSteps, Gradients
 from .backward_steps import (
+    EDGES,
+    LEFT_OUT,
     ROLES,
     TOKENS,
     Backward,
@@ -27,17 +30,17 @@ from .backward_steps import (
     Variant,
     each_of_tokens,
     scores_with_upstream,
+    tiles,
     value_with_upstream,
     with_key,
     with_query,
     with_upstream,
     with_value,
+    without,
 )
 from .sources import OVER_ITEMS
 from .terms import CHANGES
 
-# Places behind which tiled loops forget what is left over.
-EDGES: Final = (8, 16, 32, 64, 128, 256)
 _SOFTMAX: Final = "dS = P * (dP - rowsum(P * dP))"
 _EVERY_PAIR: Final = "go over every query and key in the backward pass"
 _OPERANDS: Final = "dP = dO V^T, dQ = scale dS K, dK = scale dS^T Q, dV = P^T dO"
@@ -197,54 +200,12 @@ def _of_every_pair(b: Backward, scores: Tensor) -> Gradients:
     }
 
 
-def _without(axis: int, part: slice) -> Change:
-    def changed(pairs: Tensor) -> Tensor:
-        left = pairs.clone()
-        left.transpose(axis, 0)[part] = 0.0
-        return left
-
-    return changed
-
-
-_LEFT_OUT: Final[tuple[tuple[str, Change], ...]] = tuple(
-    (words.format(one), _without(axis, part))
-    for one, axis in (("query", 2), ("key", 3), ("head", 1), ("batch item", 0))
-    for words, part in (
-        ("the first {} is missing", slice(0, 1)),
-        ("the last {} is missing", slice(-1, None)),
-        ("all but the first {} is missing", slice(1, None)),
-        ("every second {} is missing", slice(1, None, 2)),
-    )
-) + tuple(
-    (f"{several} from index {edge} on are missing", _without(axis, slice(edge, None)))
-    for several, axis in (("keys", 3), ("queries", 2))
-    for edge in EDGES
-)
-
-
-def _tiles() -> Iterator[tuple[str, Change]]:
-    """Pairs that loops over tiles lose: all but the last tile, or what does not fill a tile."""
-    for several, axis in (("queries", 2), ("keys", 3)):
-        for size in BLOCKS[1:]:
-
-            def last(pairs: Tensor, axis: int = axis, size: int = size) -> Tensor:
-                start = (pairs.shape[axis] - 1) // size * size
-                return _without(axis, slice(0, start))(pairs)
-
-            def rest(pairs: Tensor, axis: int = axis, size: int = size) -> Tensor:
-                start = pairs.shape[axis] // size * size
-                return _without(axis, slice(start, None))(pairs)
-
-            yield f"all {several} but those of the last tile of {size} are missing", last
-            yield f"{several} that do not fill a tile of {size} are missing", rest
-
-
 def _channels() -> Iterator[Variant]:
     """Channels of the gradients that are left out."""
     parts = [("the first channel is", slice(0, 1)), ("the last channel is", slice(-1, None))]
     parts += [(f"channels from index {edge} on are", slice(edge, None)) for edge in EDGES]
     for words, part in parts:
-        change = _without(3, part)
+        change = without(3, part)
         yield Variant(
             words=f"{words} missing",
             fix="go over every channel in the backward pass",
@@ -255,7 +216,7 @@ def _channels() -> Iterator[Variant]:
 
 def _pairs() -> Iterator[Variant]:
     """Pairs of query and key that are left out, or taken from elsewhere."""
-    for words, change in (*_LEFT_OUT, *_tiles()):
+    for words, change in (*LEFT_OUT, *tiles()):
 
         def values(b: Backward, change: Change = change) -> Gradients:
             return {
@@ -412,25 +373,6 @@ def _roundings() -> Iterator[Variant]:
             )
 
 
-def clamped(limit: float) -> Variant:
-    """The gradients of the logits clamped to a limit that was read."""
-    return Variant(
-        words=f"dS is clamped to the range from {-limit:.4g} to {limit:.4g}",
-        fix="do not clamp within the backward pass",
-        values=lambda b: b.of_logits(b.right.logit_gradient.clamp(-limit, limit)),
-        roles=("query", "key", "bias"),
-    )
-
-
-def clamped_upstream(limit: float) -> Variant:
-    """What flows back clamped to a limit that was read."""
-    return Variant(
-        words=f"what flows back is clamped to the range from {-limit:.4g} to {limit:.4g}",
-        fix="do not clamp within the backward pass: whoever trains clips gradients",
-        values=with_upstream(lambda upstream: upstream.clamp(-limit, limit)),
-    )
-
-
 def _with_steps(steps: BackwardSteps) -> Values:
     return lambda b: heads_with(b.call, steps)
 
@@ -446,6 +388,32 @@ def _recomputed() -> Iterator[Variant]:
             words=f"the weights are recomputed without {words}",
             fix="recompute the weights exactly as the forward pass makes them",
             values=_with_steps(BackwardSteps(attention=_attention_without(left_out))),
+        )
+
+
+def _of_other_sums() -> Iterator[Variant]:
+    """Weights recomputed with another logarithm of the sum of the exponentials."""
+    for words, total in (
+        ("is taken to be of base 2", lambda lse, _logits: lse * math.log(2.0)),
+        ("is taken to be of base e, and is of base 2", lambda lse, _logits: lse / math.log(2.0)),
+        ("is not subtracted", lambda lse, _logits: torch.zeros_like(lse)),
+        ("is the largest logit", lambda _lse, logits: logits.amax(dim=-1, keepdim=True)),
+        *((f"is that of {words}", lambda lse, _, at=place: at(lse)) for words, place in _PLACES),
+    ):
+
+        def values(b: Backward, total: Callable[..., Tensor] = total) -> Gradients:
+            logits = b.call.attention.logits.expand(b.weights.shape)
+            lse = _finite(logits.logsumexp(dim=-1, keepdim=True))
+            weights = torch.exp(logits - _finite(total(lse, logits)))
+            return {
+                **b.of_logits(weights * (b.of_weights - b.row_term)),
+                **b.of_value(weights),
+            }
+
+        yield Variant(
+            words=f"the saved logarithm of the sum of the exponentials {words}",
+            fix="recompute the weights exactly as the forward pass makes them: exp(S - lse)",
+            values=values,
         )
 
 
@@ -491,6 +459,7 @@ VARIANTS: Final[tuple[Variant, ...]] = (
     *_softmaxes(),
     *_slopes(),
     *_recomputed(),
+    *_of_other_sums(),
     *_pairs(),
     *_channels(),
     *_weights(),

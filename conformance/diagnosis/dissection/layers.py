@@ -20,7 +20,7 @@ from .layer_weights import read_layer
 from .logits import Composition, LogitFit, as_mistake
 from .operands import norm_terms, operand_terms, pair_terms
 from .positions import Fitted, PairProducts, families, turn_terms, turned
-from .projections import ValuePath, value_paths
+from .projections import AddedTerms, ValuePath, value_paths
 from .reading import ROOM, Reading, numbers, statement, together
 from .sources import FUNCTIONS, function_of_answer, key_order_statements
 from .terms import ADDED, SCORES, Term
@@ -69,6 +69,9 @@ class LayerReader:
         for one in parts:
             every = (together(first, one, answers_last=True) for first in wrong)
             yield from every if wrong else (one,)
+        if parts and _only_scales(paths[0]):  # a factor of the weights may stand for both
+            of_weights = self._reading(inputs, ValuePath(), said=True)
+            yield from [] if of_weights is None else self._parts(of_weights)
 
     def _reading(self, inputs: Inputs, path: ValuePath, *, said: bool) -> Reading | None:
         """The weights at some inputs, or at the first tokens of those that are too long.
@@ -107,8 +110,8 @@ class LayerReader:
         parts = self._proposed(reading, thorough=thorough)
         some = wrong_heads(reading)
         if some is not None:
-            of_some = self._proposed(some, thorough=thorough)
-            parts = [*in_wrong_heads(reading, of_some), *parts]
+            of_some = self._proposed(some, thorough=thorough)  # of other heads the whole tells
+            parts = [*in_wrong_heads(reading, [*of_some, *parts]), *parts]
         return parts
 
     def _proposed(self, reading: Reading, *, thorough: bool) -> list[NamedMistake]:
@@ -129,6 +132,11 @@ def with_mistake(subject: Subject, reading: Reading, known: Combination) -> Read
         return reading.against(mistaken_call(declared, made, inputs), made)
     except (NotExpressible, ValueError, RuntimeError):
         return None
+
+
+def _only_scales(path: ValuePath) -> bool:
+    """Whether values are multiplied by a number on their way, and nothing else is wrong there."""
+    return path == ValuePath(added=AddedTerms(answer=path.added.answer)) != ValuePath()
 
 
 def _as_expected(reading: Reading | None) -> bool:

@@ -134,14 +134,19 @@ def _operands(role: str) -> Iterator[Operand]:
             yield Operand(words, _projected(role, None, (other, 1.0)))
     for words, cut in cuts():
         yield Operand(f"projected {name} {words}", _projected(role, cut=cut))
-    for words, change in (
+    changes: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
         ("divided by their length in each head", _unit),
         ("divided by the root of the mean square of each head", _rms),
         ("normalised to mean 0 and variance 1 in each head", _layer),
         ("of which each has the softmax over its channels taken", lambda t: t.softmax(-1)),
-    ):
+        ("of which the positive part is taken", torch.relu),
+        ("of which the GELU is taken", torch.nn.functional.gelu),
+        ("of which the SiLU is taken", torch.nn.functional.silu),
+        ("of which the hyperbolic tangent is taken", torch.tanh),
+    )
+    for words, of_heads in changes:
         own = _projected(role)
-        yield Operand(f"{name} {words}", _changed(own, change))
+        yield Operand(f"{name} {words}", _changed(own, of_heads))
 
 
 def _unscaled_bias(role: str) -> Callable[[DeclaredCall], Tensor | None]:

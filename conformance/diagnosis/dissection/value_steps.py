@@ -124,6 +124,11 @@ def _merges() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
     yield "read in memory as [B, L, H * D], without moving the heads back", at("reinterpret")
     yield "put together in reversed order", lambda heads: blocks(heads.flip(1))
     yield "put together moved by one head", lambda heads: blocks(heads.roll(1, 1))
+    for words, step in (("behind", 1), ("ahead of", -1)):
+        yield (
+            f"put together with each channel one place {words} its own",
+            _rolled(step),
+        )
     yield "put together with the channels of each reversed", lambda heads: blocks(heads.flip(-1))
     yield "put together as if [B, H, L, D] were [H, B, L, D]", _merged_as_items
     for words, lost in (("first", slice(0, 1)), ("last", slice(-1, None))):
@@ -140,6 +145,10 @@ def _merges() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
         "summed, and their sum stands for each",
         lambda heads: blocks(heads.sum(1, keepdim=True).expand_as(heads)),
     )
+
+
+def _rolled(step: int) -> Callable[[Tensor], Tensor]:
+    return lambda heads: golden.merge_heads(heads, golden.STANDARD).roll(step, -1)
 
 
 def _merged_as_items(heads: Tensor) -> Tensor:

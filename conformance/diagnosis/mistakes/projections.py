@@ -67,6 +67,21 @@ def _transposed(*roles: str) -> InputsChange:
     return _reprojected(change)
 
 
+def _twice(role: str, *, bias_too: bool) -> InputsChange:
+    """A projection of what is projected already, which may add the bias again."""
+
+    def change(weights: Weights, _inputs: Inputs) -> Weights:
+        matrix, bias = getattr(weights, role), getattr(weights, f"{role}_bias")
+        require(matrix is not None and matrix.shape[0] == matrix.shape[1])
+        matrix = matrix.double()
+        changed = {role: matrix @ matrix}
+        if bias is not None:
+            changed[f"{role}_bias"] = matrix @ bias.double() + bias_too * bias
+        return _with(weights, changed)
+
+    return _reprojected(change)
+
+
 def _missing(*roles: str, bias_too: bool = True) -> InputsChange:
     """The identity instead of some projections."""
 
@@ -143,6 +158,11 @@ PROJECTIONS: Final[tuple[NamedMistake, ...]] = (
                 f"the matrix of the {name} projection is transposed",
                 "matrices are (out, in): tokens @ matrix.T, as nn.Linear does",
                 {"inputs": _transposed(role)},
+            ),
+            named(f"{name}-projection-applied-twice", _GOLDEN)(
+                f"the {name} projection is applied to what it has projected already",
+                "multiply by its matrix and add its bias once",
+                *({"inputs": _twice(role, bias_too=bias_too)} for bias_too in (True, False)),
             ),
         )
         for mistake in entries

@@ -124,6 +124,32 @@ class AveragedOverItems(HandWritten):
         return gradient.mean(0, keepdim=True).expand_as(gradient)
 
 
+class SumOfBaseTwo(HandWritten):
+    """The saved logarithm of the sum of the exponentials is taken to be of base 2."""
+
+    def recomputed(self, steps: Steps) -> Tensor:
+        """The weights, once more."""
+        logits = self.logits(steps.call, steps.key)
+        if steps.allowed is not None:
+            logits = logits.masked_fill(~steps.allowed, -math.inf)
+        total = logits.logsumexp(dim=-1, keepdim=True)
+        return torch.exp(logits - total.masked_fill(total.isinf(), 0.0) * math.log(2.0))
+
+    def row_term(self, steps: Steps, weights: Tensor, weight_gradient: Tensor) -> Tensor:
+        """As fused kernels make it: of the answer and what flows back."""
+        del weights, weight_gradient
+        return (steps.gradient * steps.output).sum(dim=-1, keepdim=True)
+
+
+class LastTileLost(HandWritten):
+    """A loop over the tiles of 4 keys that stops before the last one."""
+
+    def query_gradient(self, steps: Steps, scores: Tensor) -> Tensor:
+        """Of the query."""
+        kept = (scores.shape[-1] - 1) // 4 * 4 or scores.shape[-1]
+        return scores[..., :kept] @ steps.key[:, :, :kept] * steps.scale
+
+
 class SoftcapSlope(HandWritten):
     """The derivative of the softcap is one less the size of the hyperbolic tangent."""
 
@@ -158,6 +184,9 @@ SAID = {
     LaterHalved: "in the gradient of the value tokens from index 3 on are 0.5 times what they must "
     "be",
     LaterLost: "in the gradient of the value tokens from index 4 on are left out",
+    SumOfBaseTwo: "in every gradient the saved logarithm of the sum of the exponentials is taken "
+    "to be of base 2",
+    LastTileLost: "in the gradient of the query of several tiles of 4 keys the last is missing",
     SoftcapSlope: "in the gradients of the query and the key the derivative of the softcap is "
     "taken to be 1 - |tanh|",
     AveragedOverItems: "in the gradient of the value each element is that averaged over the batch "

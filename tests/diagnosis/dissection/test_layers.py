@@ -10,6 +10,7 @@ import examples
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu
 
 import conformance
 from candidates.eager import EagerLayer
@@ -44,8 +45,10 @@ def even(geometry: conformance.Geometry) -> conformance.Geometry:
 
 
 def layer(
+    *,
     weights_of: Callable[[Weights], Weights] = lambda weights: weights,
     heads_of: Callable[[Heads], Heads] = lambda heads: heads,
+    weighed: Callable[[Tensor, Tensor], Tensor] | None = None,
     merged_of: Callable[[Tensor], Tensor] = golden.merge_heads,
     answer_of: Callable[[Tensor, Tensor], Tensor] = lambda answer, _tokens: answer,
     point: conformance.Semantics = golden.STANDARD,
@@ -62,7 +65,8 @@ def layer(
             used = made or point
             projected = golden.project_tokens((x, x, x), changed, used)
             query, key, value = heads_of(golden.cut_heads(projected, heads, heads, used))
-            output = golden.attend(query, key, value, semantics=used).output
+            attention = golden.attend(query, key, value, semantics=used)
+            output = attention.output if weighed is None else weighed(attention.weights, value)
             answer = golden.project_output(merged_of(output), changed, used)
             return answer_of(answer, x.double()).to(x.dtype)
 
@@ -104,6 +108,25 @@ def last_from_first(heads: Heads) -> Heads:
     """The last head reads the values of the first."""
     query, key, value = heads
     return query, key, torch.cat([value[:, :-1], value[:, :1]], dim=1)
+
+
+def last_asks_as_before(heads: Heads) -> Heads:
+    """The last head has the queries of the one before it."""
+    query, key, value = heads
+    before = query[:, max(query.shape[1] - 2, 0)]
+    return torch.cat([query[:, :-1], before[:, None]], dim=1), key, value
+
+
+def talking(weights: Tensor, value: Tensor) -> Tensor:
+    """Weights with a tenth of those of the head before."""
+    return (weights + 0.1 * weights.roll(1, 1)) @ value
+
+
+def queried_twice(weights: Weights) -> Weights:
+    """What projects queries that are projected already."""
+    matrix, bias = weights.q.double(), weights.q_bias
+    assert bias is not None
+    return dataclasses.replace(weights, q=matrix @ matrix, q_bias=matrix @ bias.double() + bias)
 
 
 def blended(heads: Tensor) -> Tensor:
@@ -152,6 +175,26 @@ STATED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "mixed items": (
         {"merged_of": blended},
         ("0.9 times themselves and 0.1 times those of the first batch item",),
+    ),
+    "the queries of one head": (
+        {"heads_of": last_asks_as_before},
+        ("the query of the head before", "in the last head alone"),
+    ),
+    "a function of the queries": (
+        {"heads_of": lambda heads: (gelu(heads[0]), heads[1], heads[2])},
+        ("queries of which the GELU is taken",),
+    ),
+    "weights of two heads": (
+        {"weighed": talking},
+        ("the weights are those of the head and 0.1 times those of the head before",),
+    ),
+    "channels of the merged heads": (
+        {"merged_of": lambda heads: golden.merge_heads(heads).roll(1, -1)},
+        ("put together with each channel one place behind its own",),
+    ),
+    "a projection of what is projected": (
+        {"weights_of": queried_twice},
+        ("the query projection is applied to what it has projected already",),
     ),
     "another base": (
         {"point": ROTARY, "made": ROTARY.replace(rotary_base=7300.0)},
