@@ -242,6 +242,8 @@ class Diagnostician:
         fresh = base and base.replace(seed=base.seed + OTHER_VALUES)
         return explain_weights(
             self.subject,
+            self.mistakes,
+            self._acted,
             [] if fresh is None else map(self.subject.inputs, neighbours(self.subject, fresh)),
         )
 

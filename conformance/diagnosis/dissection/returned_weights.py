@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -18,7 +19,8 @@ from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..battery import battery
 from ..conditions import Condition
-from ..mistakes import DeclaredCall, NotExpressible
+from ..mistaken_answer import ActedAnswers
+from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import admitted_by_mask, unmasked_logits
 from ..narrowing import in_words, telling_apart
 from ..observed_gradients import near, room
@@ -106,22 +108,27 @@ class Returned:
 
 @dataclass(frozen=True)
 class Content:
-    """Something that may be returned in place of the weights; ``words`` are a noun phrase."""
+    """Something that may be returned in place of the weights; ``words`` are a noun phrase.
+
+    ``about`` is a sentence that explains them, if they need one.
+    """
 
     words: str
     values: Values
+    about: str = ""
 
 
 def _simple() -> Iterator[Content]:
     yield Content("the logits, with minus infinity for hidden keys", lambda r: r.logits)
     yield Content("the logits, with zero for hidden keys", lambda r: _finite(r.logits))
-    yield Content(
-        "the logits, before keys are hidden", lambda r: r.before_hiding(minus_infinity=False)
-    )
-    yield Content(
-        "the logits, before keys are hidden, with the minus infinities of an additive mask",
-        lambda r: r.before_hiding(minus_infinity=True),
-    )
+    for minus_infinity, but in (
+        (False, ""),
+        (True, ", with the minus infinities of an additive mask"),
+    ):
+        logits = partial(Returned.before_hiding, minus_infinity=minus_infinity)
+        softmax = partial(_softmax_of_all, minus_infinity=minus_infinity)
+        yield Content(f"the logits, before keys are hidden{but}", logits)
+        yield Content(f"the softmax of the logits before keys are hidden{but}", softmax)
     yield Content("the scaled dot products, before the mask", lambda r: r.scores)
     yield Content("the dot products, before scale and mask", lambda r: r.scores / r.scale)
     yield Content("the logarithms of the weights", lambda r: r.exact.log())
@@ -159,6 +166,10 @@ def _simple() -> Iterator[Content]:
     )
     yield Content("one for the largest weight of a row, zero for others", _largest)
     yield Content("the softmax of the weights", lambda r: torch.softmax(r.exact, -1))
+
+
+def _softmax_of_all(returned: Returned, *, minus_infinity: bool) -> Tensor:
+    return torch.softmax(returned.before_hiding(minus_infinity=minus_infinity), -1)
 
 
 def _finite(tensor: Tensor) -> Tensor:
@@ -228,10 +239,36 @@ def _of_weights() -> Iterator[Content]:
 CONTENTS: Final[tuple[Content, ...]] = (*_of_weights(), *_simple())
 
 
-def explain_weights(subject: Subject, confirming: Iterable[Inputs]) -> list[dict[str, Any]]:
+def _of_mistakes(
+    mistakes: Iterable[NamedMistake], acted: ActedAnswers, first: Inputs
+) -> Iterator[Content]:
+    """The weights of each mistake that may change the answer to the first wrong inputs."""
+    for mistake in mistakes:
+        if acted.touches(mistake, first):
+            words = f"the weights of {mistake.name}"
+            yield Content(words, _of(mistake, acted), mistake.sentence)
+
+
+def _of(mistake: NamedMistake, acted: ActedAnswers) -> Values:
+    def values(returned: Returned) -> Tensor:
+        if not acted.touches(mistake, returned.inputs):
+            return returned.exact
+        weights: Tensor = acted.of(mistake, returned.inputs).core.weights
+        return weights
+
+    return values
+
+
+def explain_weights(
+    subject: Subject,
+    mistakes: Iterable[NamedMistake],
+    acted: ActedAnswers,
+    confirming: Iterable[Inputs],
+) -> list[dict[str, Any]]:
     """What is returned in place of the weights, as the report's entry; [] where it is right.
 
-    What is stated holds for all of the battery, and for inputs that are ``confirming``.
+    What is stated holds for all of the battery, and for inputs that are ``confirming``. It is one
+    of ``CONTENTS``, or what the weights are where one of the mistakes is made.
     """
     if "weights" not in subject.declaration.features:
         return []
@@ -239,7 +276,11 @@ def explain_weights(subject: Subject, confirming: Iterable[Inputs]) -> list[dict
     wrong = [each for each in observed if not each.is_right]
     if not wrong:
         return []
-    proposed = [one for one in _proposed(wrong) if _explain(one, observed) is not None]
+    made = _of_mistakes(mistakes, acted, wrong[0].inputs)
+    ways = (_proposed(wrong), made)
+    proposed: list[Content] = []
+    for contents in ways:
+        proposed = proposed or [one for one in contents if _explain(one, observed) is not None]
     unseen = list(_observe(subject, confirming)) if proposed else []
     for content in proposed:
         conditions = _explain(content, observed)
@@ -335,9 +376,11 @@ def _observe(subject: Subject, every: Iterable[Inputs]) -> Iterator[Returned]:
 def _entry(content: Content, conditions: Sequence[Condition]) -> dict[str, Any]:
     words = in_words(conditions)
     only = f" (only {words})" if words else ""
+    about = f": {content.about}" if content.about else ""
+    what = f"{content.words}{only}{about}"
     return {
         "name": f"returned weights: {content.words}",
-        "text": f"the answers are right, but what is returned as weights is {content.words}{only}",
+        "text": f"the answers are right, but what is returned as weights is {what}",
         "fix": _FIX,
         "confidence": 1.0,
     }

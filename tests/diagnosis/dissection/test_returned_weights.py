@@ -12,13 +12,14 @@ from torch import Tensor
 
 from candidates.broken.asked_weights import Aside, WeightsOfReversedHeads, WeightsWithoutBias
 from candidates.broken.gradient_outputs import ReturnedWeightsIgnoredBackward
-from candidates.broken.heads import WeightsBeforeSoftmax
-from candidates.eager import Answer, Call
+from candidates.broken.heads import WeightsBeforeSoftmax, WeightsWithoutMask
+from candidates.eager import Answer, Call, EagerCore
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.diagnosis import diagnose
 
 Change = Callable[[Tensor, Call], Any]
+BEFORE_HIDING = "logits, before keys are hidden, with the minus infinities of an additive mask"
 
 
 def returning(change: Change) -> Candidate:
@@ -42,6 +43,13 @@ def halved_with_the_flag(weights: Tensor, call: Call) -> Tensor:
     return weights / 2.0 if call.causal else weights
 
 
+def of_another_scale(weights: Tensor, call: Call) -> Tensor:
+    """The weights of another attention: that without a scale of its own."""
+    del weights
+    scale = 1.0 if call.scale is None else call.scale
+    return EagerCore().attend(call.replace(scale=scale))[1]
+
+
 def noisy(weights: Tensor, call: Call) -> Tensor:
     """Nothing that anybody could name."""
     del call
@@ -62,8 +70,13 @@ def names(candidate: Candidate, clause: str) -> list[str]:
         (WeightsWithoutBias, "the weights without the numbers of an additive mask"),
         (
             WeightsBeforeSoftmax,
-            "the logits, before keys are hidden, with the minus infinities of an additive mask",
+            f"the {BEFORE_HIDING}",
         ),
+        (
+            WeightsWithoutMask,
+            f"the softmax of the {BEFORE_HIDING.replace(',', '', 1)}",
+        ),
+        (returning(of_another_scale), "the weights of scale-missing"),
         (returning(mean), "the mean of the weights over the heads, [B, Lq, Lk]"),
         (returning(halved_with_the_flag), "1/2 times the weights"),
     ],
