@@ -36,7 +36,11 @@ from .bias_statements import (
     misplaced_bias_statements,
 )
 from .by_head import head_statements
-from .influence import exchanged_weight_statements, turned_weight_statements
+from .influence import (
+    dropped_weight_statements,
+    exchanged_weight_statements,
+    turned_weight_statements,
+)
 from .layers import (
     MOST_KEYS_OF_LAYERS,
     MOST_REMEMBERED,
@@ -56,11 +60,7 @@ from .sources import (
     shared_head_statements,
     value_statements,
 )
-from .sums import (
-    dropped_weight_statements,
-    sum_statements,
-    weight_statements,
-)
+from .sums import sum_statements, weight_statements
 from .tiles import tile_statements
 from .visibility import (
     fill_statements,

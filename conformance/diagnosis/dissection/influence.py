@@ -2,24 +2,29 @@
 
 An order in which values are read is looked for among those that people write; which items, heads
 and channels read which others, and which key stands for which, is read without looking for a cause.
+Weights that are small may be lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import permutations
 from typing import Final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from ..._golden import golden
+from ...base.geometry import Geometry
 from ...clauses.subject import Subject
 from ...problems.inputs import Inputs
 from ..battery import answer_to
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import BLOCKS, weighing
-from .reading import ROOM, Reading, read, readable, statement
-from .terms import in_turns
+from .reading import ROOM, Reading, read, readable, roundest, statement
+from .sums import weighed_by
+from .tiles import channel_tiles
 
 Order = Callable[[int], Tensor]
 # The axes of heads ``[B, H, L, D]``, and what one place of each is called.
@@ -92,6 +97,111 @@ def orders(reading: Reading) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]
 
 def _ordered(order: Order, axis: int) -> Callable[[Tensor], Tensor]:
     return lambda tensor: tensor.index_select(axis, order(tensor.shape[axis]))
+
+
+def in_turns(sizes: Geometry) -> Tensor | None:
+    """The head ``g * Hkv + j`` in the place of ``j * G + g``, G of them a group; None if alike."""
+    groups = sizes.num_kv_heads
+    if groups in (0, 1, sizes.num_heads):
+        return None
+    return torch.arange(sizes.num_heads).reshape(-1, groups).T.flatten()
+
+
+def first(axis: int) -> Callable[[Tensor], Tensor]:
+    """What stands first along an axis, everywhere."""
+    return lambda tensor: tensor.narrow(axis, 0, 1).expand_as(tensor)
+
+
+def last(axis: int) -> Callable[[Tensor], Tensor]:
+    """What stands last along an axis, everywhere."""
+    return lambda tensor: tensor.narrow(axis, tensor.shape[axis] - 1, 1).expand_as(tensor)
+
+
+def _halves_exchanged(tensor: Tensor) -> Tensor:
+    return tensor.roll(tensor.shape[-1] // 2, -1)
+
+
+def _of_first_tile(size: int) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: tensor[:, :, torch.arange(tensor.shape[2]) % size]
+
+
+# What may stand in the place of queries, keys, values or answers ``[B, H, L, D]``.
+CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("of the first batch item", first(0)),
+    ("of the last batch item", last(0)),
+    ("of the batch item before", lambda t: t.roll(1, 0)),
+    ("of the batch item after", lambda t: t.roll(-1, 0)),
+    ("of the opposite batch item", lambda t: t.flip(0)),
+    ("of the first head", first(1)),
+    ("of the last head", last(1)),
+    ("of the head before", lambda t: t.roll(1, 1)),
+    ("of the head after", lambda t: t.roll(-1, 1)),
+    ("of the opposite head", lambda t: t.flip(1)),
+    ("of the first token", first(2)),
+    ("of the last token", last(2)),
+    ("of the token before", lambda t: t.roll(1, 2)),
+    ("of the token after", lambda t: t.roll(-1, 2)),
+    ("of the token counted from the end", lambda t: t.flip(2)),
+    ("with its channels reversed", lambda t: t.flip(-1)),
+    ("with its channels moved by one", lambda t: t.roll(1, -1)),
+    ("with the halves of its channels exchanged", _halves_exchanged),
+    ("averaged over the tokens", lambda t: t.mean(2, keepdim=True).expand_as(t)),
+    ("averaged over the heads", lambda t: t.mean(1, keepdim=True).expand_as(t)),
+    ("summed over the heads", lambda t: t.sum(1, keepdim=True).expand_as(t)),
+    ("less its mean over the tokens", lambda t: t - t.mean(2, keepdim=True)),
+    ("less its mean over the channels", lambda t: t - t.mean(-1, keepdim=True)),
+    ("divided by its length", lambda t: normalize(t, dim=-1)),
+    ("without its sign", torch.abs),
+    ("with zeros for what is negative", torch.relu),
+    ("summed up over the tokens so far", lambda t: t.cumsum(2)),
+    *(
+        (f"of the same place in the first tile of {size}", _of_first_tile(size))
+        for size in BLOCKS[3:]
+    ),
+)
+
+
+AXIS_ORDERS: Final = tuple(permutations(range(4)))[1:]
+_AXES: Final = ("batch", "heads", "tokens", "channels")
+
+
+def _viewed(order: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+    """The memory of a tensor with its axes in another order, read as if in the right one."""
+    return lambda tensor: tensor.permute(order).reshape(tensor.shape)
+
+
+def _read_back(order: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+    """The memory of a tensor read as if its axes were in another order."""
+
+    def view(tensor: Tensor) -> Tensor:
+        shape = [tensor.shape[axis] for axis in order]
+        inverse = [order.index(axis) for axis in range(len(order))]
+        return tensor.reshape(shape).permute(inverse)
+
+    return view
+
+
+def _zero_at(part: slice) -> Callable[[Tensor], Tensor]:
+    def move(tensor: Tensor) -> Tensor:
+        changed = tensor.clone()
+        changed[..., part] = 0.0
+        return changed
+
+    return move
+
+
+def _moves() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
+    yield from CHANGES
+    yield from channel_tiles()
+    for words, part in (("first", slice(0, 1)), ("last", slice(-1, None))):
+        yield f"with a zero in its {words} channel", _zero_at(part)
+    for order in AXIS_ORDERS:
+        axes = ", ".join(_AXES[axis] for axis in order)
+        yield f"laid out as {axes} and read as {', '.join(_AXES)}", _viewed(order)
+        yield f"laid out as {', '.join(_AXES)} and read as {axes}", _read_back(order)
+
+
+MOVES: Final = tuple(_moves())
 
 
 def influence_facts(subject: Subject, inputs: Inputs) -> list[str]:
@@ -201,3 +311,60 @@ def _exchanged(_call: DeclaredCall, attention: golden.Attention) -> golden.Atten
     if attention.weights.shape[0] != attention.weights.shape[1]:
         raise NotExpressible
     return weighing(attention, attention.weights.transpose(0, 1))
+
+
+def dropped_weight_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """Weights of keys that count as zero because they are small, or not among the largest."""
+    exact, allowed = reading.attention.weights, reading.attention.allowed
+    clear = allowed & (exact > 4 * reading.error)
+    lost, kept = clear & ~reading.visible, clear & reading.visible
+    if not lost.any() or not kept.any():
+        return
+    least, most = float(exact[lost].max()), float(exact[kept].min())
+    if least < most:
+        number = roundest(least, most)
+        yield from _dropped(reading, f"below {number:g}", lambda weights: weights < number)
+    counts = reading.visible.sum(dim=-1)[lost.any(dim=-1)]
+    count = int(counts[0])
+    if count and bool((counts == count).all()):
+        yield from _dropped(
+            reading, f"that are not among the {count} largest of a row", _not_largest(count)
+        )
+
+
+def _not_largest(count: int) -> Callable[[Tensor], Tensor]:
+    def holds(weights: Tensor) -> Tensor:
+        if weights.shape[-1] <= count:
+            return torch.zeros_like(weights, dtype=torch.bool)
+        return weights < weights.topk(count, dim=-1).values[..., -1:]
+
+    return holds
+
+
+def _dropped(
+    reading: Reading, words: str, dropped: Callable[[Tensor], Tensor]
+) -> Iterator[NamedMistake]:
+    for late in (False, True):
+        weights_of = _without(dropped, renormalised=not late)
+        if reading.agree(reading.weights, weights_of(reading.attention)):
+            left = "" if late else ", and the others sum to one"
+            yield statement(
+                f"weights: those {words} are zero{left}",
+                f"weights {words} count as zero{left}",
+                "let every key that is not hidden have its weight, however small",
+                core=weighed_by(weights_of),
+            )
+
+
+def _without(
+    dropped: Callable[[Tensor], Tensor], *, renormalised: bool
+) -> Callable[[golden.Attention], Tensor]:
+    def weights_of(attention: golden.Attention) -> Tensor:
+        weights = attention.weights
+        left = weights.masked_fill(dropped(weights), 0.0)
+        if not renormalised:
+            return left
+        total = left.sum(dim=-1, keepdim=True)
+        return left * weights.sum(dim=-1, keepdim=True) / torch.where(total == 0.0, 1.0, total)
+
+    return weights_of

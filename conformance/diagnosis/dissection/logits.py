@@ -13,122 +13,16 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
-from ...base.geometry import Geometry
 from ...clauses.subject import Subject
 from ...oracle.yardstick import fitted_scale_error
 from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..agreement import BatteryAnswer
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
-from ..mistakes._steps import capped_scores, emptied, keys_ahead, plain_scores, relogited
-from .bias_statements import additive_mask_times
+from ..mistakes._steps import emptied, plain_scores, relogited
+from .bias_statements import LINEAR_BIASES, additive_mask_times
 from .reading import Number, Reading, logarithms, numbers, statement
-from .terms import ADDED, OPERANDS, SCORES, UNCAPPED, Term, TermValues, capped_at
-
-
-def _geometric(heads: int, first: int, count: int) -> Tensor:
-    """Slopes ``2 ** (-8 i / count)`` of so many heads, i counted from a first number."""
-    exponents = torch.arange(first, first + heads, dtype=torch.float64)
-    return 2.0 ** (-8.0 * exponents / count)
-
-
-def _by_key_head(sizes: Geometry) -> Tensor:
-    group = sizes.num_heads // sizes.num_kv_heads
-    return golden.alibi_slopes(sizes.num_kv_heads).repeat_interleave(group)
-
-
-# Slopes of the heads ``[H]`` and functions of distances in place of the declared ones.
-_SLOPES: Final[tuple[tuple[str, Callable[[Geometry], Tensor]], ...]] = (
-    ("as declared", lambda sizes: golden.alibi_slopes(sizes.num_heads)),
-    ("counted from 2 ** 0", lambda sizes: _two_sequences(sizes, 0, 1)),
-    ("counted from 2 ** 0 in both sequences", lambda sizes: _two_sequences(sizes, 0, 0)),
-    ("that go on with every other one from the second", lambda s: _two_sequences(s, 1, 2)),
-    (
-        "2 ** (-8 h / n), counted from 1",
-        lambda sizes: _geometric(sizes.num_heads, 0, sizes.num_heads),
-    ),
-    (
-        "2 ** (-8 (h + 1) / n) for every number n of heads",
-        lambda sizes: _geometric(sizes.num_heads, 1, sizes.num_heads),
-    ),
-    ("in reversed order", lambda sizes: golden.alibi_slopes(sizes.num_heads).flip(0)),
-    ("of the head before", lambda sizes: golden.alibi_slopes(sizes.num_heads).roll(1)),
-    ("of the head after", lambda sizes: golden.alibi_slopes(sizes.num_heads).roll(-1)),
-    (
-        "of the first head",
-        lambda sizes: golden.alibi_slopes(sizes.num_heads)[:1].expand(sizes.num_heads),
-    ),
-    ("of the key/value heads", _by_key_head),
-    ("of one", lambda sizes: torch.ones(sizes.num_heads, dtype=torch.float64)),
-    ("twice as large", lambda sizes: 2.0 * golden.alibi_slopes(sizes.num_heads)),
-    ("half as large", lambda sizes: golden.alibi_slopes(sizes.num_heads) / 2.0),
-    ("squared", lambda sizes: golden.alibi_slopes(sizes.num_heads).square()),
-    ("as roots of the declared ones", lambda sizes: golden.alibi_slopes(sizes.num_heads).sqrt()),
-)
-_DISTANCES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
-    ("", torch.abs),
-    ("distances with their sign", lambda ahead: -ahead),
-    ("distances with the other sign", lambda ahead: ahead),
-    ("negative distances", lambda ahead: -ahead.abs()),
-    ("squares of distances", torch.square),
-    ("roots of distances", lambda ahead: ahead.abs().sqrt()),
-    ("logarithms of one and the distance", lambda ahead: ahead.abs().log1p()),
-    ("distances less one", lambda ahead: ahead.abs() - 1.0),
-    ("distances of keys before the query alone", lambda ahead: (-ahead).relu()),
-    ("distances of keys after the query alone", lambda ahead: ahead.relu()),
-    *(
-        (f"distances of at most {most}", lambda ahead, most=most: ahead.abs().clamp_max(most))
-        for most in (1, 2, 3, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, 128)
-    ),
-)
-
-
-def _two_sequences(sizes: Geometry, first: int, further: int) -> Tensor:
-    """Slopes whose first exponents, and those for heads beyond a power of two, start otherwise."""
-    power = 2 ** (max(sizes.num_heads, 1).bit_length() - 1)
-    finer = _geometric(2 * power, further, 2 * power)[::2]
-    return torch.cat([_geometric(power, first, power), finer])[: sizes.num_heads]
-
-
-def _no_slopes(sizes: Geometry) -> Tensor:
-    return torch.zeros(sizes.num_heads, dtype=torch.float64)
-
-
-def _other_slopes() -> Iterator[Term]:
-    """The scores with another linear bias than the declared one, or with its distances changed."""
-    without = "the scores without the bias by distance"
-    fix = "take the declared slope of each head times the distance off the scaled scores"
-    yield Term(without, without, _with_slopes(_no_slopes, torch.abs), operand=True, fix=fix)
-    for words, slopes in _SLOPES[1:]:
-        text = f"the scores and a bias by distance with slopes {words}"
-        yield Term(text, text, _with_slopes(slopes, torch.abs), operand=True, fix=fix)
-    for words, change in _DISTANCES[1:]:
-        text = f"the scores and the declared slopes times {words} taken off"
-        yield Term(text, text, _with_slopes(_SLOPES[0][1], change), operand=True, fix=fix)
-    for corner, bottom_right in (("last", True), ("first", False)):
-        text = f"the scores and a bias by distance with places counted from the {corner} key"
-        values = _with_slopes(_SLOPES[0][1], torch.abs, bottom_right=bottom_right)
-        yield Term(text, text, values, operand=True, fix=fix)
-
-
-def _with_slopes(
-    slopes: Callable[[Geometry], Tensor],
-    change: Callable[[Tensor], Tensor],
-    *,
-    bottom_right: bool | None = None,
-) -> TermValues:
-    def values(call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
-        if attention.alibi is None:
-            return None
-        ahead = keys_ahead(call, bottom_right=bottom_right).double()
-        modified = golden.modify(capped_scores(attention), attention.semantics)
-        return modified - slopes(call.inputs.geometry)[:, None, None] * change(ahead)
-
-    return values
-
-
-LINEAR_BIASES: Final = tuple(_other_slopes())
-
+from .terms import ADDED, OPERANDS, SCORES, UNCAPPED, Term, capped_at
 
 # Logits that must be left over after a fit, so that it says something.
 FEWEST_LEFT: Final = 3
@@ -445,6 +339,10 @@ _SCALES: Final[tuple[tuple[str, Callable[[DeclaredCall], float | None]], ...]] =
     ("one divided by the scale", lambda call: 1.0 / call.scale if call.scale else math.inf),
     ("the square of the scale", lambda call: call.scale**2),
     ("the scale without its sign", lambda call: abs(call.scale)),
+    *(
+        (f"the scale rounded to {words} after the point", lambda call, n=n: round(call.scale, n))
+        for words, n in (("one digit", 1), ("two digits", 2))
+    ),
     ("the root of the scale", lambda call: call.scale**0.5 if call.scale >= 0.0 else None),
     ("the scale and that of a call without one", lambda call: call.scale * call.default_scale),
 )

@@ -76,6 +76,11 @@ _ROWS: Final[tuple[tuple[str, str, Callable[[Tensor, Tensor, Tensor], Tensor]], 
         lambda total, most, sink: torch.sigmoid(total - torch.maximum(most, sink) - sink),
     ),
     (
+        "the sink itself, not its exponential, joins the sum of the exponentials",
+        "add exp(sink) to the sum: a sink is a logit",
+        lambda total, _most, sink: 1.0 / (1.0 + sink * (-total).exp()),
+    ),
+    (
         "the answer without a sink is multiplied by the sigmoid of the sink",
         f"multiply it by {_SHARE}, the share of the keys",
         lambda _total, _most, sink: torch.sigmoid(sink),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from itertools import permutations, product
+from itertools import product
 from typing import Any, Final
 
 import torch
@@ -18,55 +18,12 @@ from ..agreement import BatteryAnswer
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import scored, weighing
 from ..mistakes.named_mistake import CoreChange, Heads, HeadsChange
-from .influence import orders
+from .influence import AXIS_ORDERS, CHANGES, MOVES, orders
 from .reading import Number, Reading, numbers, statement
-from .terms import CHANGES
-from .tiles import channel_tiles
 
 AnswerTerm = Callable[[golden.Attention], Tensor | None]
 _NONE: Final = Number("0", lambda _sizes: 0.0)
-_ORDERS: Final = tuple(permutations(range(4)))[1:]
-_AXES: Final = ("batch", "heads", "tokens", "channels")
 _OWN: Final = "let each head of each batch item read its own {}"
-
-
-def _viewed(order: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
-    """The memory of a tensor with its axes in another order, read as if in the right one."""
-    return lambda tensor: tensor.permute(order).reshape(tensor.shape)
-
-
-def _read_back(order: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
-    """The memory of a tensor read as if its axes were in another order."""
-
-    def view(tensor: Tensor) -> Tensor:
-        shape = [tensor.shape[axis] for axis in order]
-        inverse = [order.index(axis) for axis in range(len(order))]
-        return tensor.reshape(shape).permute(inverse)
-
-    return view
-
-
-def _zero_at(part: slice) -> Callable[[Tensor], Tensor]:
-    def move(tensor: Tensor) -> Tensor:
-        changed = tensor.clone()
-        changed[..., part] = 0.0
-        return changed
-
-    return move
-
-
-def _moves() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
-    yield from CHANGES
-    yield from channel_tiles()
-    for words, part in (("first", slice(0, 1)), ("last", slice(-1, None))):
-        yield f"with a zero in its {words} channel", _zero_at(part)
-    for order in _ORDERS:
-        axes = ", ".join(_AXES[axis] for axis in order)
-        yield f"laid out as {axes} and read as {', '.join(_AXES)}", _viewed(order)
-        yield f"laid out as {', '.join(_AXES)} and read as {axes}", _read_back(order)
-
-
-MOVES: Final = tuple(_moves())
 
 
 def value_statements(reading: Reading) -> Iterator[NamedMistake]:
@@ -87,8 +44,26 @@ def value_statements(reading: Reading) -> Iterator[NamedMistake]:
                 "return the answer of each query, head and item as it is, in its own place",
                 core=lambda _call, a, move=move: dataclasses.replace(a, output=move(a.output)),
             )
+    cut = _without_further_channels(attention)
+    if cut is not None and reading.answers(attention.weights @ cut.value):
+        yield statement(
+            "values: with zeros past as many channels as a query has",
+            "the weights meet values whose channels past the head size of queries are zero",
+            "let the values have a head size of their own",
+            core=lambda _call, a: _without_further_channels(a),
+        )
     yield from _more_in_the_answer(reading)
     yield from _functions(reading)
+
+
+def _without_further_channels(attention: golden.Attention) -> golden.Attention | None:
+    """The same where values are cut off at the head size of queries; None if none are wider."""
+    size = attention.query.shape[-1]
+    if attention.value.shape[-1] <= size:
+        return None
+    value = attention.value.clone()
+    value[..., size:] = 0.0
+    return weighing(dataclasses.replace(attention, value=value), attention.weights)
 
 
 def moved_value_statements(reading: Reading) -> Iterator[NamedMistake]:
@@ -116,7 +91,7 @@ def key_order_statements(reading: Reading) -> Iterator[NamedMistake]:
 def operand_statements(reading: Reading) -> Iterator[NamedMistake]:
     """Queries or keys that are laid out or read in another order of axes."""
     attention = reading.attention
-    for words, move in MOVES[-2 * len(_ORDERS) :]:
+    for words, move in MOVES[-2 * len(AXIS_ORDERS) :]:
         for role in ("query", "key", "query and key"):
             query = move(attention.query) if "query" in role else attention.query
             key = move(attention.key) if "key" in role else attention.key

@@ -13,7 +13,7 @@ from ..._golden import golden
 from ..mistakes import DeclaredCall, NamedMistake
 from ..mistakes._steps import BLOCKS, emptied, present, unmasked_logits, weighing
 from ..mistakes.named_mistake import CoreChange
-from .reading import ROOM, Number, Reading, numbers, roundest, statement
+from .reading import ROOM, Number, Reading, numbers, statement
 
 _TINY: Final = torch.finfo(torch.float64).tiny
 # Numbers below have fewer digits in float32, in which sums are added up at the least.
@@ -195,6 +195,12 @@ def _divided(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]
     return weights
 
 
+def _shares(weights: Tensor) -> Tensor:
+    """Each divided by the row's sum; zeros where that is zero."""
+    total = weights.sum(-1, keepdim=True)
+    return weights / torch.where(total == 0.0, 1.0, total)
+
+
 # Weights that are a function of the right ones, and weights that no softmax made of the logits.
 _OF_WEIGHTS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("the square of them", torch.square),
@@ -205,6 +211,15 @@ _OF_WEIGHTS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("their mean over the queries", lambda w: w.mean(-2, keepdim=True).expand_as(w)),
     ("their mean over the heads", lambda w: w.mean(1, keepdim=True).expand_as(w)),
 )
+# The same where hidden keys have what it makes of a weight of zero.
+_OF_EVERY_WEIGHT: Final[tuple[tuple[str, Callable[[golden.Attention], Tensor]], ...]] = (
+    ("the logarithm of them", lambda a: a.logits.log_softmax(-1)),
+    ("the sum of them up to each key, hidden or not", lambda a: a.weights.cumsum(-1)),
+    (
+        "the sum of them up to each key, hidden or not, divided by the row's sum",
+        lambda a: _shares(a.weights.cumsum(-1)),
+    ),
+)
 _EACH: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("their sigmoids", torch.sigmoid),
     ("their positive parts", lambda logits: present(logits).relu()),
@@ -213,6 +228,10 @@ _EACH: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("their ELU and one", lambda logits: torch.nn.functional.elu(logits) + 1.0),
     ("their squares", lambda logits: present(logits).square()),
     ("their sizes", lambda logits: present(logits).abs()),
+    (
+        "one, each of them and half of its square",
+        lambda x: 1.0 + present(x) + present(x) ** 2 / 2.0,
+    ),
 )
 _OF_LOGITS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("their exponentials, divided by nothing", torch.exp),
@@ -251,6 +270,15 @@ def weight_statements(reading: Reading) -> Iterator[NamedMistake]:
         (f"weights: {words}", f"the weights are not used as they are, but {words}", _made(f))
         for words, f in _OF_WEIGHTS
     ]
+    of_every = {f"weights: {words}": f for words, f in _OF_EVERY_WEIGHT}
+    tables += [
+        (
+            name,
+            f"the weights are not used as they are, but {name.removeprefix('weights: ')}",
+            f,
+        )
+        for name, f in of_every.items()
+    ]
     tables += [
         (
             f"weights: of the logits {words}",
@@ -268,71 +296,15 @@ def weight_statements(reading: Reading) -> Iterator[NamedMistake]:
         rows = torch.isfinite(weights).all(dim=-1)
         weights, got = weights[rows], read[rows]
         if reading.agree(got, weights):
-            yield statement(name, text, _FIX, core=_weighing(weights_of))
+            core = weighed_by(weights_of, empty_too=name in of_every)
+            yield statement(name, text, _FIX, core=core)
             continue
         factor = float((weights * got).sum() / weights.square().sum().clamp_min(_TINY))
         if reading.agree(got, factor * weights):
             for number in numbers(factor, reading.sizes, reading.same):
-                multiplied = _weighing(weights_of, number)
+                multiplied = weighed_by(weights_of, number)
                 more = f", times {number.words}"
                 yield statement(f"{name}{more}", f"{text}{more}", _FIX, core=multiplied)
-
-
-def dropped_weight_statements(reading: Reading) -> Iterator[NamedMistake]:
-    """Weights of keys that count as zero because they are small, or not among the largest."""
-    exact, allowed = reading.attention.weights, reading.attention.allowed
-    clear = allowed & (exact > 4 * reading.error)
-    lost, kept = clear & ~reading.visible, clear & reading.visible
-    if not lost.any() or not kept.any():
-        return
-    least, most = float(exact[lost].max()), float(exact[kept].min())
-    if least < most:
-        number = roundest(least, most)
-        yield from _dropped(reading, f"below {number:g}", lambda weights: weights < number)
-    counts = reading.visible.sum(dim=-1)[lost.any(dim=-1)]
-    count = int(counts[0])
-    if count and bool((counts == count).all()):
-        yield from _dropped(
-            reading, f"that are not among the {count} largest of a row", _not_largest(count)
-        )
-
-
-def _not_largest(count: int) -> Callable[[Tensor], Tensor]:
-    def holds(weights: Tensor) -> Tensor:
-        if weights.shape[-1] <= count:
-            return torch.zeros_like(weights, dtype=torch.bool)
-        return weights < weights.topk(count, dim=-1).values[..., -1:]
-
-    return holds
-
-
-def _dropped(
-    reading: Reading, words: str, dropped: Callable[[Tensor], Tensor]
-) -> Iterator[NamedMistake]:
-    for late in (False, True):
-        weights_of = _without(dropped, renormalised=not late)
-        if reading.agree(reading.weights, weights_of(reading.attention)):
-            left = "" if late else ", and the others sum to one"
-            yield statement(
-                f"weights: those {words} are zero{left}",
-                f"weights {words} count as zero{left}",
-                "let every key that is not hidden have its weight, however small",
-                core=_weighing(weights_of),
-            )
-
-
-def _without(
-    dropped: Callable[[Tensor], Tensor], *, renormalised: bool
-) -> Callable[[golden.Attention], Tensor]:
-    def weights_of(attention: golden.Attention) -> Tensor:
-        weights = attention.weights
-        left = weights.masked_fill(dropped(weights), 0.0)
-        if not renormalised:
-            return left
-        total = left.sum(dim=-1, keepdim=True)
-        return left * weights.sum(dim=-1, keepdim=True) / torch.where(total == 0.0, 1.0, total)
-
-    return weights_of
 
 
 def _made(function: Callable[[Tensor], Tensor]) -> Callable[[golden.Attention], Tensor]:
@@ -345,16 +317,25 @@ def _unmade(function: Callable[[Tensor], Tensor]) -> Callable[[golden.Attention]
     return lambda attention: function(attention.logits).masked_fill(~attention.allowed, 0.0)
 
 
-def _weighing(
-    weights_of: Callable[[golden.Attention], Tensor], number: Number | None = None
+def weighed_by(
+    weights_of: Callable[[golden.Attention], Tensor],
+    number: Number | None = None,
+    *,
+    empty_too: bool = False,
 ) -> CoreChange:
-    """Other weights, times a number where one is given; rows that have none are open."""
+    """Other weights, times a number where one is given; rows that have none are open.
+
+    Rows without keys stay what they are, but for ``empty_too``.
+    """
 
     def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
         factor = 1.0 if number is None else number.value(call.inputs.geometry)
         weights = factor * weights_of(attention)
-        opened = emptied(attention, torch.isnan(weights).any(dim=-1))
-        return weighing(opened, torch.where(opened.empty[..., None], attention.weights, weights))
+        unknown = torch.isnan(weights).any(dim=-1)
+        opened, rows = emptied(attention, unknown), attention.empty | unknown
+        if empty_too:
+            rows = unknown & ~attention.empty
+        return weighing(opened, torch.where(rows[..., None], attention.weights, weights))
 
     return core
 

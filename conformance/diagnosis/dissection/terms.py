@@ -11,11 +11,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ..._golden import golden
-from ...base.geometry import Geometry
 from ...tolerance import model
 from ..mistakes import DeclaredCall
 from ..mistakes._steps import (
-    BLOCKS,
     admitted_by_mask,
     biased,
     capped_scores,
@@ -24,6 +22,7 @@ from ..mistakes._steps import (
     plain_scores,
     scored,
 )
+from .influence import CHANGES, first, in_turns, last
 from .tiles import tile_values
 
 TermValues = Callable[[DeclaredCall, golden.Attention], Tensor | None]
@@ -84,14 +83,6 @@ def _in_turns(roles: str) -> TermValues:
     return values
 
 
-def in_turns(sizes: Geometry) -> Tensor | None:
-    """The head ``g * Hkv + j`` in the place of ``j * G + g``, G of them a group; None if alike."""
-    groups = sizes.num_kv_heads
-    if groups in (0, 1, sizes.num_heads):
-        return None
-    return torch.arange(sizes.num_heads).reshape(-1, groups).T.flatten()
-
-
 def _cached_products(change: Callable[[Tensor], Tensor], *, cached: bool) -> TermValues:
     """Scaled products with cached keys, or new ones, changed before a group's heads share them."""
 
@@ -144,14 +135,6 @@ def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _first(axis: int) -> Callable[[Tensor], Tensor]:
-    return lambda tensor: tensor.narrow(axis, 0, 1).expand_as(tensor)
-
-
-def _last(axis: int) -> Callable[[Tensor], Tensor]:
-    return lambda tensor: tensor.narrow(axis, tensor.shape[axis] - 1, 1).expand_as(tensor)
-
-
 def _channels(chosen: Callable[[int], slice]) -> Callable[[Tensor], Tensor]:
     def cut(tensor: Tensor) -> Tensor:
         kept = torch.zeros_like(tensor)
@@ -160,14 +143,6 @@ def _channels(chosen: Callable[[int], slice]) -> Callable[[Tensor], Tensor]:
         return kept
 
     return cut
-
-
-def _halves_exchanged(tensor: Tensor) -> Tensor:
-    return tensor.roll(tensor.shape[-1] // 2, -1)
-
-
-def _of_first_tile(size: int) -> Callable[[Tensor], Tensor]:
-    return lambda tensor: tensor[:, :, torch.arange(tensor.shape[2]) % size]
 
 
 def _over_deviation(fewer: int, added: float) -> Callable[[Tensor], Tensor]:
@@ -213,39 +188,6 @@ _UNDER_CAP: Final[tuple[tuple[str, Callable[[Tensor, float], Tensor]], ...]] = (
 )
 _FIX_CAP: Final = "cap the scaled scores once: c * tanh(scores / c)"
 _CAPS: Final = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0)
-CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
-    ("of the first batch item", _first(0)),
-    ("of the last batch item", _last(0)),
-    ("of the batch item before", lambda t: t.roll(1, 0)),
-    ("of the batch item after", lambda t: t.roll(-1, 0)),
-    ("of the opposite batch item", lambda t: t.flip(0)),
-    ("of the first head", _first(1)),
-    ("of the last head", _last(1)),
-    ("of the head before", lambda t: t.roll(1, 1)),
-    ("of the head after", lambda t: t.roll(-1, 1)),
-    ("of the opposite head", lambda t: t.flip(1)),
-    ("of the first token", _first(2)),
-    ("of the last token", _last(2)),
-    ("of the token before", lambda t: t.roll(1, 2)),
-    ("of the token after", lambda t: t.roll(-1, 2)),
-    ("of the token counted from the end", lambda t: t.flip(2)),
-    ("with its channels reversed", lambda t: t.flip(-1)),
-    ("with its channels moved by one", lambda t: t.roll(1, -1)),
-    ("with the halves of its channels exchanged", _halves_exchanged),
-    ("averaged over the tokens", lambda t: t.mean(2, keepdim=True).expand_as(t)),
-    ("averaged over the heads", lambda t: t.mean(1, keepdim=True).expand_as(t)),
-    ("summed over the heads", lambda t: t.sum(1, keepdim=True).expand_as(t)),
-    ("less its mean over the tokens", lambda t: t - t.mean(2, keepdim=True)),
-    ("less its mean over the channels", lambda t: t - t.mean(-1, keepdim=True)),
-    ("divided by its length", lambda t: normalize(t, dim=-1)),
-    ("without its sign", torch.abs),
-    ("with zeros for what is negative", torch.relu),
-    ("summed up over the tokens so far", lambda t: t.cumsum(2)),
-    *(
-        (f"of the same place in the first tile of {size}", _of_first_tile(size))
-        for size in BLOCKS[3:]
-    ),
-)
 _CUTS: Final[tuple[tuple[str, Callable[[int], slice]], ...]] = (
     ("all channels but the first", lambda size: slice(1, size)),
     ("all channels but the last", lambda size: slice(0, size - 1)),
@@ -402,10 +344,10 @@ def _slopes(call: DeclaredCall, attention: golden.Attention) -> Tensor:
 
 
 _OF_BIAS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
-    ("of the first batch item", _first(0)),
-    ("of the first head", _first(1)),
-    ("of the first query", _first(2)),
-    ("of the last query", _last(2)),
+    ("of the first batch item", first(0)),
+    ("of the first head", first(1)),
+    ("of the first query", first(2)),
+    ("of the last query", last(2)),
     ("of the opposite head", lambda t: t.flip(1)),
     ("with queries and keys exchanged", lambda t: t.mT),
     ("of the key counted from the end", lambda t: t.flip(-1)),

@@ -40,6 +40,27 @@ def _twice(logits: Tensor) -> Tensor:
     return torch.softmax(once.masked_fill(torch.isneginf(logits), -math.inf), dim=-1)
 
 
+def _twice_of_zeros(kept: Callable[[DeclaredCall], Tensor]) -> CoreChange:
+    """The second one of weights that are zero for hidden keys, in rows without others as well."""
+
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        once = attention.weights.masked_fill(attention.empty[..., None], 0.0)
+        return weighing(attention, torch.softmax(once, -1).masked_fill(~kept(call), 0.0))
+
+    return core
+
+
+def _but_for_bias(call: DeclaredCall) -> Tensor:
+    """The keys that are left but for minus infinities of an additive mask."""
+    if has_bias(call.inputs):
+        return admitted_by_structure(call)
+    return call.inputs.allowed(call.semantics)
+
+
+def _every_key(call: DeclaredCall) -> Tensor:
+    return torch.ones_like(call.inputs.allowed(call.semantics))
+
+
 def _in_working_dtype(weights_of: Callable[[Tensor], Tensor]) -> CoreChange:
     """Exponentials where the range of the working dtype decides: they overflow or vanish."""
 
@@ -130,6 +151,8 @@ SOFTMAXES: Final[tuple[NamedMistake, ...]] = (
         "apply it once",
         {"core": reweighed(_twice)},
         {"core": reweighed(lambda logits: torch.softmax(torch.softmax(logits, -1), -1))},
+        {"core": _twice_of_zeros(_every_key)},
+        {"core": _twice_of_zeros(_but_for_bias)},
     ),
     *named("softmax-over-queries-and-keys", "numerics.constant-value")(
         "one softmax runs over queries and keys together",

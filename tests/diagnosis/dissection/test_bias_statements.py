@@ -93,6 +93,21 @@ def test_a_bias_that_only_the_weights_get_is_stated() -> None:
     assert entry["name"] == f"bias: {words}"
 
 
+def test_distances_that_are_one_too_large_are_stated() -> None:
+    """A declared bias by distance in which a neighbour counts as two places away."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ahead = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None]
+        ahead = ahead + q.shape[2] - k.shape[2]
+        slopes = golden.alibi_slopes(q.shape[1])[:, None, None]
+        taken = (slopes * (ahead.abs() + (ahead != 0))).to(q.dtype)
+        return (q @ k.mT * q.shape[-1] ** -0.5 - taken).softmax(-1) @ v
+
+    declared = core(attend, **BARE_FLOAT32, semantics=conformance.Semantics(alibi=True))
+    (entry,) = diagnose(Subject(declared, "float32"))
+    assert "distances one too large but for the query's own place" in entry["name"]
+
+
 def test_one_form_of_a_mask_that_adds_a_number_is_told_with_the_form() -> None:
     """The number is read where hidden keys win, for each form of the mask."""
 

@@ -16,15 +16,12 @@ from conformance import Semantics
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import dissection
 from conformance.diagnosis.dissection.bias_statements import additive_mask_statements
+from conformance.diagnosis.dissection.influence import dropped_weight_statements
 from conformance.diagnosis.dissection.logits import logit_statements
 from conformance.diagnosis.dissection.reading import Reading, in_digits, read, statement
 from conformance.diagnosis.dissection.sink_statements import sink_statements
 from conformance.diagnosis.dissection.sources import shared_head_statements, value_statements
-from conformance.diagnosis.dissection.sums import (
-    dropped_weight_statements,
-    sum_statements,
-    weight_statements,
-)
+from conformance.diagnosis.dissection.sums import sum_statements, weight_statements
 from conformance.diagnosis.dissection.tiles import tile_statements
 from conformance.diagnosis.dissection.visibility import (
     table_statements,
@@ -128,6 +125,40 @@ def test_the_logit_of_a_sink_is_read(change: Callable[[Tensor], Tensor], name: s
     """The sums of the weights say which logit joins them: a number times the sink, or another."""
     drawn = problem(sinks=True, num_heads=3, num_kv_heads=3, query_length=5, key_length=7)
     assert name in proposed(sunk(change), sink_statements, drawn, features=["sinks"])
+
+
+def test_a_sink_without_its_exponential_is_read() -> None:
+    """The sink itself joins the sum of the exponentials."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, sinks: Tensor | None = None) -> Tensor:
+        powers = scores(query, key).exp()
+        total = powers.sum(-1, keepdim=True)
+        return (powers / (total if sinks is None else total + sinks[:, None, None])) @ value
+
+    drawn = problem(sinks=True, num_heads=3, num_kv_heads=3, query_length=5, key_length=7)
+    name = "sinks: the sink itself, not its exponential, joins the sum of the exponentials"
+    assert name in proposed(attend, sink_statements, drawn, features=["sinks"])
+
+
+def test_a_rounded_scale_is_read() -> None:
+    """One digit after the point is what is left of 1/sqrt(18)."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return (query @ key.mT * round(query.shape[-1] ** -0.5, 1)).softmax(-1) @ value
+
+    names = proposed(attend, logit_statements, problem(head_size=18))
+    assert "logits: scaled by the scale rounded to one digit after the point" in names
+
+
+def test_channels_of_values_past_the_head_size_are_read() -> None:
+    """An answer as wide as a query, filled up with zeros."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        further = torch.arange(value.shape[-1]) >= query.shape[-1]
+        return softmaxed(query, key) @ value.masked_fill(further, 0.0)
+
+    names = proposed(attend, value_statements, problem(head_size=4, value_head_size=6))
+    assert "values: with zeros past as many channels as a query has" in names
 
 
 def test_an_additive_mask_of_another_place_is_read() -> None:
