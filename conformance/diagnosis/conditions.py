@@ -309,6 +309,13 @@ FINER: Final[tuple[Condition, ...]] = (
     ),
     *(one for one in CONDITIONS if one.name != "many keys"),  # limits of sizes are learnt
     Condition(
+        "several cached keys",
+        "with several cached keys",
+        lambda inputs: inputs.past > 1,
+        implies="cache",
+        otherwise="with at most one cached key",
+    ),
+    Condition(
         "finite bias",
         "with finite numbers in an additive mask",
         lambda inputs: inputs.bias is not None,

@@ -121,7 +121,14 @@ def without_cache(inputs: Inputs) -> Inputs:
     return _keys(inputs, slice(inputs.past, None)).replace(past=0)
 
 
-def _keys(inputs: Inputs, kept: slice) -> Inputs:
+def with_part_of_cache(inputs: Inputs, part: slice) -> Inputs:
+    """The inputs with some of the cached keys, or none, as if the others were lost."""
+    cached = torch.arange(inputs.past)[part]
+    kept = torch.cat([cached, torch.arange(inputs.past, inputs.geometry.key_length)])
+    return _keys(inputs, kept).replace(past=len(cached))
+
+
+def _keys(inputs: Inputs, kept: slice | Tensor) -> Inputs:
     def columns(mask: Tensor | None) -> Tensor | None:
         return None if mask is None else mask[..., kept]
 

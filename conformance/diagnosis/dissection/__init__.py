@@ -39,6 +39,7 @@ from .by_head import head_statements
 from .influence import (
     dropped_weight_statements,
     exchanged_weight_statements,
+    lost_cache_statements,
     turned_weight_statements,
 )
 from .layers import (
@@ -83,6 +84,7 @@ OF_WEIGHTS: Final = (
     band_statements,
     window_statements,
     visibility_statements,
+    lost_cache_statements,
     repeated_key_statements,
     additive_mask_statements,
     clamped_bias_statements,

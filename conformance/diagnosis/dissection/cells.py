@@ -172,6 +172,12 @@ def from_index(number: int, *, above: bool) -> Cells:
     return _index(3, words, lambda i, _n: (i > number) == above)
 
 
+def before_last(number: int) -> Cells:
+    """The keys but for so many at the end."""
+    words = "the last one" if number == 1 else f"the last {number}"
+    return _index(3, f"before {words}", lambda i, n: i < n - number)
+
+
 def at_steps(first: int, step: int) -> Cells:
     """The keys at every so many indices, from a first one on."""
     words = f"at the indices {first}, {first + step}, {first + 2 * step}, …"

@@ -2,12 +2,13 @@
 
 An order in which values are read is looked for among those that people write; which items, heads
 and channels read which others, and which key stands for which, is read without looking for a cause.
-Weights that are small may be lost.
+Weights that are small may be lost, and a part of a cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import permutations
 from typing import Final
 
@@ -18,10 +19,12 @@ from torch.nn.functional import normalize
 from ..._golden import golden
 from ...base.geometry import Geometry
 from ...clauses.subject import Subject
+from ...problems.caching import with_part_of_cache
 from ...problems.inputs import Inputs
 from ..battery import answer_to
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import BLOCKS, weighing
+from ..mistakes.named_mistake import InputsChange
 from .reading import ROOM, Reading, read, readable, roundest, statement
 from .sums import weighed_by
 from .tiles import channel_tiles
@@ -311,6 +314,65 @@ def _exchanged(_call: DeclaredCall, attention: golden.Attention) -> golden.Atten
     if attention.weights.shape[0] != attention.weights.shape[1]:
         raise NotExpressible
     return weighing(attention, attention.weights.transpose(0, 1))
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of the cached keys, or none: those from one index up to before another.
+
+    The indices are made of the numbers of cached and of all keys; ``words`` follow "of a cache".
+    """
+
+    words: str
+    first: Callable[[int, int], int] = lambda _past, _count: 0
+    end: Callable[[int, int], int] = lambda past, _count: past
+
+    def left(self, past: int, count: int) -> slice:
+        """The cached keys that are left, by the numbers of those and of all keys."""
+        return slice(max(self.first(past, count), 0), max(self.end(past, count), 0))
+
+
+def _keys_in_words(number: int, which: str) -> str:
+    return f"the {which} key and value" if number == 1 else f"the {which} {number} keys and values"
+
+
+def lost_cache_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """A cache of which the front or the end is lost: what is left stands right before new keys."""
+    past, count = reading.call.inputs.past, reading.sizes.key_length
+    seen = reading.visible.flatten(0, -2).any(0)
+    used = seen[:past].nonzero().flatten().tolist()
+    if not used or len(used) == past or not bool(seen[past:].all()):
+        return
+    first, end = used[0], used[-1] + 1
+    front = [
+        Part(f"{_keys_in_words(past - first, 'last')} alone", lambda p, _n: p - past + first),
+        Part(f"all but {_keys_in_words(first, 'first')}", lambda _p, _n: first),
+        Part(
+            f"as many of the last keys and values as make {count - first} with new ones",
+            lambda _p, n: n - count + first,
+        ),
+    ]
+    back = [
+        Part(f"all but {_keys_in_words(past - end, 'last')}", end=lambda p, _n: p - past + end),
+        Part(f"{_keys_in_words(end, 'first')} alone", end=lambda _p, _n: end),
+    ]
+    for part in (front if end == past else []) + (back if first == 0 else []):
+        yield statement(
+            f"cache: {part.words}",
+            f"of a cache {part.words} are used",
+            "attend every cached key, and let places count all of them",
+            inputs=_with_part(part),
+        )
+
+
+def _with_part(part: Part) -> InputsChange:
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        inputs = call.inputs
+        if not inputs.past:
+            return None
+        return with_part_of_cache(inputs, part.left(inputs.past, inputs.geometry.key_length))
+
+    return inputs_for
 
 
 def dropped_weight_statements(reading: Reading) -> Iterator[NamedMistake]:

@@ -125,13 +125,17 @@ class LayerReader:
 
 
 def with_mistake(subject: Subject, reading: Reading, known: Combination) -> Reading | None:
-    """A reading that is compared with what the golden makes with some mistakes."""
+    """A reading that is compared with what the golden makes with some mistakes.
+
+    None where they cannot be made, or leave another number of keys: it cannot be compared.
+    """
     declared, inputs = subject.declaration.semantics, reading.given
     made = made_on(declared, known, inputs)
     try:
-        return reading.against(mistaken_call(declared, made, inputs), made)
+        other = reading.against(mistaken_call(declared, made, inputs), made)
     except (NotExpressible, ValueError, RuntimeError):
         return None
+    return other if other.attention.weights.shape == reading.weights.shape else None
 
 
 def _only_scales(path: ValuePath) -> bool:

@@ -41,6 +41,7 @@ from .cells import (
     REACHED,
     Cells,
     at_steps,
+    before_last,
     from_distance,
     from_index,
     key_indices,
@@ -210,7 +211,8 @@ def _limited(reading: Reading, chosen: Tensor, others: Tensor) -> Iterator[tuple
             table = cells.holds(reading.call)
             if table is not None:
                 yield cells, table
-    for cells in _at_steps(chosen):
+    further = chosen.shape[-1] - 1 - int(chosen.flatten(0, -2).any(0).nonzero().amax())
+    for cells in (*_at_steps(chosen), *map(before_last, [further] if further else [])):
         table = cells.holds(reading.call)
         if table is not None:
             yield cells, table
