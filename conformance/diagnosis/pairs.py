@@ -63,9 +63,8 @@ class PairSearch:
         said = chain.from_iterable(islice(self._reader.statements(search.observed), MOST_PARTIAL))
         partial = search.among(list(said)).partial
         yield self.confirmed(search, search.pairs(partial))
-        # Of what is tried so widely several that are alike say nothing: only one is named.
-        yield _if_one(self.confirmed(more, more.pairs(orders=True)))
-        yield _if_one(self._with_one_alone(search))
+        yield self.confirmed(more, more.pairs(orders=True))
+        yield self._with_one_alone(search)
 
     def _with_one_alone(self, search: MistakeSearch) -> list[Explanation]:
         """Pairs of a mistake that explains a wrong answer to what leaves one of two alone."""
@@ -77,13 +76,18 @@ class PairSearch:
         return self.confirmed(more, more.pairs(more.explaining_any(telling), orders=True))
 
     def confirmed(self, search: MistakeSearch, pairs: Sequence[Combination]) -> list[Explanation]:
-        """Pairs in the order in which they explain as well what any two options change."""
+        """The pair, in the order in which it explains as well what any two options change.
+
+        None where pairs of several names do: which mistake is the other one is not known.
+        """
         told = search.told_apart(pairs) or self._told_apart_at_equal_sizes(pairs)
         if not told:
             return []
         combined, near, _ = self._unseen()
         orders = chain.from_iterable(map(permutations, told))
-        return explanations_of([one for one in orders if self._explains_all(one, combined, near)])
+        found = [one for one in orders if self._explains_all(one, combined, near)]
+        explained = explanations_of(found)
+        return explained if len(explained) == 1 else []
 
     def _told_apart_at_equal_sizes(self, pairs: Sequence[Combination]) -> list[Combination]:
         """Those of some pairs that explain answers where all sizes are the same.
@@ -108,10 +112,6 @@ class PairSearch:
             if pairs:
                 return [min(pairs, key=lambda pair: len(pair[1].sentence))]
         return []
-
-
-def _if_one(explained: list[Explanation]) -> list[Explanation]:
-    return explained if len(explained) == 1 else []
 
 
 def _is_small(answer: BatteryAnswer) -> bool:

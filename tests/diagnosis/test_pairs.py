@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
+import torch
 from examples import core
 from torch import Tensor
 
@@ -111,3 +113,31 @@ def test_what_leaves_no_row_that_is_judged_is_no_second_mistake() -> None:
     assert search.explains_every(tuple(every.values()))
     hidden = next(one for one in named_mistakes() if one.name == "bias-taken-for-boolean")
     assert not search.explains_every((every["values-reversed"], hidden))
+
+
+def test_two_that_explain_as_much_beside_one_leave_the_other_unknown() -> None:
+    """Either could be the second mistake: a pair of one of them may be false."""
+    both = "values-normalised", "scale-of-query-length"
+    diagnostician, search = diagnosing("core", *both, masks=["keep"], causal="bottom-right")
+    one, two = making(*both)
+    alike = dataclasses.replace(two, name="another")
+    assert names_of(diagnostician._pairs.confirmed(search, [(one, two)])) == [set(both)]
+    assert diagnostician._pairs.confirmed(search, [(one, two), (one, alike)]) == []
+
+
+def exponentials(
+    query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None
+) -> Tensor:
+    """Keys hidden by a large number, and exponentials of what the largest is not taken from."""
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    if keep is not None:
+        scores = scores.masked_fill(~keep, -torch.finfo(scores.dtype).max)
+    weights = scores.exp()
+    return weights / weights.sum(-1, keepdim=True) @ value
+
+
+def test_rows_without_keys_that_no_maximum_is_taken_from_are_no_second_mistake() -> None:
+    """Their exponentials are all zero where a finite number hides keys: the sum is zero, too."""
+    candidate = conformance.core(masks=["keep"], empty_rows="mean-of-all")(exponentials)
+    names = [entry["name"] for entry in Diagnostician(Subject(candidate, "float32")).explain()]
+    assert names == ["maximum-not-subtracted"]

@@ -65,12 +65,27 @@ def _in_working_dtype(weights_of: Callable[[Tensor], Tensor]) -> CoreChange:
     """Exponentials where the range of the working dtype decides: they overflow or vanish."""
 
     def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        logits = logits_with_sinks(attention).to(call.inputs.query.dtype)
+        logits, given = _filled(call, attention, logits_with_sinks(attention))
         weights = weights_of(logits).double()[..., : attention.logits.shape[-1]]
-        empty = torch.isneginf(attention.logits).all(dim=-1, keepdim=True)
-        return weighing(attention, torch.where(empty, attention.weights, weights))
+        return weighing(attention, torch.where(given, attention.weights, weights))
 
     return core
+
+
+def _filled(
+    call: DeclaredCall, attention: golden.Attention, logits: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The logits in the working dtype, and the rows without keys that no softmax decides.
+
+    What returns the mean of all values there hides keys by a finite number, as low as any: only a
+    softmax that subtracts it makes the mean of it.
+    """
+    working = call.inputs.query.dtype
+    empty = torch.isneginf(attention.logits).all(dim=-1, keepdim=True)
+    if call.semantics.empty_rows != "mean-of-all" or attention.sinks is not None:
+        return logits.to(working), empty
+    filled = logits.masked_fill(empty, torch.finfo(working).min)
+    return filled.to(working), torch.zeros_like(empty)
 
 
 def _less(largest: Callable[[Tensor], Tensor | float], *, guarded: bool = False) -> CoreChange:
@@ -91,13 +106,13 @@ def _less_at_last(
 
     def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
         working = call.inputs.query.dtype
-        logits, value = logits_with_sinks(attention).to(working), attention.value.to(working)
+        logits, given = _filled(call, attention, logits_with_sinks(attention))
+        value = attention.value.to(working)
         exponentials = torch.exp(logits - largest(logits))
         total = exponentials.sum(dim=-1, keepdim=True)
         total = torch.where(total == 0.0, 1.0, total) if guarded else total
         output = exponentials[..., : value.shape[2]] @ value / total
-        empty = torch.isneginf(attention.logits).all(dim=-1, keepdim=True)
-        output = torch.where(empty, attention.output, output.double())
+        output = torch.where(given, attention.output, output.double())
         return dataclasses.replace(attention, output=output)
 
     return core
