@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from ..problems.problem import Problem
 from ..tolerance import model
 from .battery import answer_to
 from .dissection.backward import backward_statements
+from .dissection.backward_steps import factor_statements
 from .earlier_calls import (
     SECOND_CALL,
     STRIDES_IGNORED,
@@ -124,7 +126,7 @@ class BackwardDiagnostician:
         # In half precision many statements hold at first, and more problems tell little apart.
         times = MOST_TIMES if self.subject.dtype in PRECISE else 1
         for time in range(1, times + 1):
-            proposed = (one for one in backward_statements(observed) if _explains(one, observed))
+            proposed = (one for one in _proposals(observed) if _explains(one, observed))
             further: list[ObservedGradients] = []
             beyond: list[ObservedGradients] = []
             for statement in proposed:
@@ -165,6 +167,13 @@ class BackwardDiagnostician:
     def observed(self) -> list[ObservedGradients]:
         """The gradients on the battery."""
         return battery_gradients(self.subject)
+
+
+def _proposals(observed: Sequence[ObservedGradients]) -> Iterator[NamedMistake]:
+    """Multiples of a layer's gradients are read at once, other statements are tried."""
+    with suppress(NotExpressible):
+        yield from factor_statements(observed)
+    yield from backward_statements(observed)
 
 
 def _confirms(

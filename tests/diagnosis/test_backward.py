@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 from examples import BARE_FLOAT32, core, layer, problem
 from torch import Tensor
 
+import conformance
 from candidates.broken import gradients, modified_gradients, weight_gradients
 from candidates.broken._backward import HandWritten, HandWrittenLayer, Steps
 from conformance._golden import golden
@@ -70,6 +72,54 @@ def test_a_backward_pass_begins_once_for_each_problem(monkeypatch: pytest.Monkey
     counts = Counter(map(id, begun))  # the failing problem is one of the battery, too
     assert len(counts) > 1
     assert max(counts.values()) <= 2
+
+
+def cut(*names: str, inputs: str) -> Candidate:
+    """A layer through whose tokens, matrices or biases of some names nothing flows back."""
+
+    def build(geometry: conformance.Geometry, weights: conformance.ProjectionWeights) -> Any:
+        def projected(tokens: Tensor, role: str) -> Tensor:
+            given = {"": tokens, "_matrix": getattr(weights, role[0])}
+            given["_bias"] = getattr(weights, f"{role[0]}_bias")
+            for part, tensor in given.items():
+                if f"{role}{part}" in names and tensor is not None:
+                    given[part] = tensor.detach()
+            return torch.nn.functional.linear(given[""], given["_matrix"], given["_bias"])
+
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            tokens = {"query": query, "key": key, "value": value}
+            heads = [
+                projected(each, role).unflatten(-1, (geometry.num_heads, -1)).transpose(1, 2)
+                for role, each in tokens.items()
+            ]
+            scores = heads[0] @ heads[1].mT * geometry.head_size**-0.5
+            return projected((scores.softmax(-1) @ heads[2]).transpose(1, 2).flatten(2), "output")
+
+        return attend if inputs == "separate" else lambda x: attend(x, x, x)
+
+    declared = {"masks": [], "causal": None, "empty_rows": "any", "features": ["gradients"]}
+    return conformance.layer(name="cut", inputs=inputs, dtypes=["float32"], **declared)(build)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "name"),
+    [
+        (cut("key_matrix", inputs="separate"), "gradient of k matrix: zero"),
+        (cut("query_bias", inputs="self"), "gradient of bias of q: zero"),
+        (cut("value", inputs="self"), "gradient of value's tokens: zero"),
+        (
+            cut("key", "query_matrix", inputs="self"),
+            "gradients of key's tokens and the q matrix: zero",
+        ),
+    ],
+    ids=["matrix", "bias", "shared tokens", "two"],
+)
+def test_what_is_cut_off_in_a_layer_is_read_at_once(candidate: Candidate, name: str) -> None:
+    """Matrices, biases and tokens by themselves, of tokens that are read thrice each part."""
+    diagnostician = BackwardDiagnostician(Subject(candidate, "float32"))
+    shown = diagnostician.observed[0].problem
+    (entry,) = diagnostician.explain("gradients.golden", shown)
+    assert entry["name"] == name
 
 
 def test_what_no_name_explains_is_told_by_facts() -> None:

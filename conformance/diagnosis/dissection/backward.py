@@ -331,7 +331,8 @@ def _clamped_steps(readings: Sequence[BackwardReading]) -> Iterator[Variant]:
     Where keys are linearly independent, the gradient of the query says what dS is; where the rows
     of the weights are, that of the value says what flows back.
     """
-    ordered = sorted(readings, key=_telling)
+    of_cores = (each for each in readings if not each.observed.inputs.is_layer)
+    ordered = sorted(of_cores, key=_telling)
     for variant, read_from in ((clamped, _scores_read), (clamped_upstream, _upstream_read)):
         limits = (_limit_of(reading, read_from(reading)) for reading in ordered)
         yield from (variant(limit) for limit in islice(filter(None, limits), 1))
@@ -357,7 +358,7 @@ def _upstream_read(reading: BackwardReading) -> Tensor | None:
 def _limit_of(reading: BackwardReading, read: Tensor | None) -> float | None:
     """The size that several of the largest numbers share, of a core without a mask."""
     inputs = reading.observed.inputs
-    if read is None or inputs.is_layer or inputs.masked or not bool(torch.isfinite(read).all()):
+    if read is None or inputs.masked or not bool(torch.isfinite(read).all()):
         return None
     limit = float(read.abs().amax())
     same = model.SAME_READ + torch.finfo(inputs.query.dtype).eps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
+from ...base.geometry import Geometry
+from ...clauses.judging_gradients import described
 from ...tolerance import model
 from ...tolerance.backward_pass import BackwardPass
 from ..mistakes._steps import BLOCKS
-from ..mistakes.backward_pass import gradient_of_mask, sum_of_groups
-from ..mistakes.named_mistake import BackwardCall, Gradients
-from .reading import roundest
+from ..mistakes.backward_pass import gradient_of_mask, gradients_with, sum_of_groups
+from ..mistakes.named_mistake import BackwardCall, BackwardSteps, Gradients, NamedMistake
+from ..observed_gradients import ObservedGradients, near, room
+from .reading import Number, numbers, roundest
 
 ROLES: Final = ("query", "key", "value", "bias")
 TOKENS: Final = ("query", "key", "value")
@@ -376,4 +379,112 @@ def clamped_upstream(limit: float) -> Variant:
         words=f"what flows back is clamped to the range from {-limit:.4g} to {limit:.4g}",
         fix="do not clamp within the backward pass: whoever trains clips gradients",
         values=with_upstream(lambda upstream: upstream.clamp(-limit, limit)),
+    )
+
+
+_RIGHT: Final = "1"
+_FIX_FACTORS: Final = (
+    "detach nothing and multiply nothing on the way back: autograd passes a linear layer as it is"
+)
+
+
+def factor_statements(observed: Sequence[ObservedGradients]) -> Iterator[NamedMistake]:
+    """Gradients of a layer's tokens, matrices and biases that are numbers times the right ones.
+
+    Where those of an operand are all times the same number its heads say so.
+    """
+    layers = [each for each in observed if each.inputs.is_layer and each.wrong]
+    if not layers:
+        return
+    telling = max(layers, key=lambda each: (len(each.wrong), len(each.actual.by_name)))
+    read = _factors(telling)
+    said = {name: numbers_of[0].words for name, numbers_of in read.items()}
+    operands = [{said[n] for n in (r, r[0], f"{r[0]}_bias") if n in said} for r in TOKENS]
+    behind = {said.get(name, _RIGHT) for name in ("o", "o_bias")} - {_RIGHT}
+    alike = len(set().union(*operands)) == 1 and not behind
+    if not behind and not alike and all(len(words) <= 1 for words in operands):
+        return
+    wrong = {name: each for name, each in read.items() if each[0].words != _RIGHT}
+    for choice in range(max(map(len, wrong.values()), default=0)):
+        yield _multiplied({n: each[min(choice, len(each) - 1)] for n, each in wrong.items()}, read)
+
+
+def _factors(observed: ObservedGradients) -> dict[str, list[Number]]:
+    """What the number may be that each gradient is multiplied by; {} where one is no multiple.
+
+    Tokens that are read for several operands get a sum, with a number for each.
+    """
+    parts: Gradients = {}
+
+    def keep(_call: BackwardCall, gradients: Gradients) -> Gradients:
+        parts.update(gradients)
+        return dict(gradients)
+
+    gradients_with(lambda: observed.beginning, observed.upstream, BackwardSteps(final=keep))
+    same = model.SAME_READ + torch.finfo(observed.inputs.query.dtype).eps
+    at, read = observed.inputs.geometry, list[tuple[float, str, float]]()
+    for name, exact in observed.expected.gradients.items():
+        roles = {"x": TOKENS, "context": TOKENS[1:]}.get(name, (name,))
+        if name not in observed.actual.by_name or not set(roles) <= parts.keys():
+            continue
+        actual, worst = observed.actual.by_name[name].double(), float(exact.worst.amax())
+        columns = torch.stack([parts[role].flatten() for role in roles], dim=-1)
+        sizes = columns.abs().amax(dim=0)
+        if bool((sizes <= worst).any()):
+            continue  # too small for its number to be read
+        solved = torch.linalg.lstsq(columns, actual.flatten()[:, None]).solution[:, 0]
+        made = (columns @ solved).reshape(exact.value.shape)
+        if not near(actual, made, room(made, exact.value, exact.worst)):
+            return {}
+        read += zip((same + worst / sizes).tolist(), roles, solved.tolist(), strict=True)
+    factors: dict[str, list[Number]] = {}
+    for apart, role, factor in sorted(read):  # what is read best tells what others may be
+        known = next((e for e in factors.values() if _is_near(factor, e[0], apart, at)), None)
+        zero = [Number("0", lambda _sizes: 0.0)] if abs(factor) <= apart else []
+        factors[role] = known or zero or list(numbers(factor, at, apart))
+    return factors
+
+
+def _is_near(factor: float, number: Number, apart: float, at: Geometry) -> bool:
+    return abs(factor - number.value(at)) <= 2.0 * apart * max(abs(factor), 1.0)
+
+
+_ORDER: Final = (*TOKENS, *(name for role in "qkvo" for name in (role, f"{role}_bias")))
+
+
+def _listed(some: Sequence[str], read: Collection[str]) -> str:
+    """Some of the gradients that were read, in words."""
+    if len(some) == len(read):
+        return "all gradients"
+    if {*some, "o", "o_bias"} == set(read):
+        return "the gradients of all but the output projection"
+    words = [f"the {name}'s tokens" if name in TOKENS else described(name) for name in some]
+    listed = " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+    return f"the gradient{'s' * (len(some) > 1)} of {listed}"
+
+
+def _multiplied(wrong: Mapping[str, Number], read: Collection[str]) -> NamedMistake:
+    by_words: dict[str, list[str]] = {}
+    for name in sorted(wrong, key=_ORDER.index):
+        by_words.setdefault(wrong[name].words, []).append(name)
+    names, texts = [], []
+    for words, some in by_words.items():
+        of, (verb, it) = _listed(some, read), ("are", "they") if len(some) > 1 else ("is", "it")
+        made = "zero" if words == "0" else f"{words} times what {it} must be"
+        names.append(f"{of.removeprefix('the ').replace('of the ', 'of ')}: {made}")
+        texts.append(f"{of} {verb} {made}")
+
+    def final(call: BackwardCall, gradients: Gradients) -> Gradients:
+        sizes = call.inputs.geometry
+        return {
+            name: gradient * (wrong[name].value(sizes) if name in wrong else 1.0)
+            for name, gradient in gradients.items()
+        }
+
+    return NamedMistake(
+        name="+".join(names),
+        primary="gradients.golden",
+        sentence="; ".join(texts),
+        fix=_FIX_FACTORS,
+        backward=BackwardSteps(final=final),
     )
