@@ -331,8 +331,9 @@ def unchecked_masks(loaded: Loaded, slugs: Iterable[str]) -> str:
     names_text = ", ".join(repr(name) for name in names)
     was = "was" if len(names) == 1 else "were"
     return (
-        f"{listed} {was} not checked: declare what it means with masks= ('conformance identify "
-        f"{loaded.target}' finds out), or let it stay so with unchecked=[{names_text}] or "
+        f"{listed} {was} not checked: declare what it means with masks= ('conformance identify"
+        f"{loaded.target and ' ' + loaded.target}' finds out), or let it stay so with "
+        f"unchecked=[{names_text}] or "
         f"--unchecked {','.join(names)}"
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -54,20 +54,27 @@ def fused_cut(
     return tuple(split[:, part].flatten(0, 1) for part in range(parts))
 
 
+def _of_layer(call: DeclaredCall, role: str) -> Tensor:
+    """A matrix of the layer; NotExpressible where it has none."""
+    matrix = getattr(known_weights(call.inputs), role)
+    require(matrix is not None)
+    return cast("Tensor", matrix)
+
+
 def _other(role: str) -> Callable[[DeclaredCall], Tensor]:
-    return lambda call: getattr(known_weights(call.inputs), role)
+    return lambda call: _of_layer(call, role)
 
 
 def _transposed(role: str) -> Callable[[DeclaredCall], Tensor]:
-    return lambda call: getattr(known_weights(call.inputs), role).T
+    return lambda call: _of_layer(call, role).T
 
 
 def identity_of(role: str) -> Callable[[DeclaredCall], Tensor]:
     """The identity in place of a square matrix."""
 
     def matrix(call: DeclaredCall) -> Tensor:
-        own = getattr(known_weights(call.inputs), role)
-        require(own is not None and own.shape[0] == own.shape[1])
+        own = _of_layer(call, role)
+        require(own.shape[0] == own.shape[1])
         return torch.eye(own.shape[0], dtype=own.dtype)
 
     return matrix

@@ -287,3 +287,28 @@ def test_a_function_of_what_the_output_matrix_gets_is_stated(
     (entry,) = diagnose(Subject(layer(merged_of=merged_of), "float32"))
     assert entry["name"] == name
     assert entry["fix"]
+
+
+class HeadsAlone(torch.nn.Module):
+    """A layer without an output projection, whose scores go through a function of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = 2
+        self.q_proj, self.k_proj, self.v_proj = (torch.nn.Linear(8, 8) for _ in "qkv")
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """The heads' answers side by side."""
+        projected = (one(tokens) for one in (self.q_proj, self.k_proj, self.v_proj))
+        query, key, value = (one.unflatten(-1, (2, 4)).transpose(1, 2) for one in projected)
+        scores = query @ key.mT * 0.5
+        weights = torch.softmax(scores + torch.sin(9.0 * scores), -1)
+        return (weights @ value).transpose(1, 2).flatten(2)
+
+
+def test_a_layer_without_an_output_projection_is_searched() -> None:
+    """What nobody could name is unknown there as elsewhere, and no error ends the search."""
+    torch.manual_seed(0)
+    candidate = conformance.module(HeadsAlone(), inputs="self")
+    (entry,) = diagnose(Subject(candidate, "float32"))
+    assert entry["name"] == "unknown-mistake"
