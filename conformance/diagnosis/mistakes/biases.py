@@ -22,6 +22,7 @@ from ._steps import (
     unmasked_logits,
     weighing,
 )
+from .fills import filled, operated
 from .named_mistake import (
     CoreChange,
     DeclaredCall,
@@ -41,6 +42,15 @@ def _rebiased(change: Callable[[Tensor], Tensor]) -> InputsChange:
         return None if bias is None else call.inputs.replace(bias=change(bias.double()))
 
     return inputs_for
+
+
+def _turned(change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """The steps of a change of the bias that makes plus of minus infinity: such rows are NaN."""
+    return {
+        "inputs": _rebiased(change),
+        "core": operated("mask", filled(math.inf)),
+        "where": has_bias,
+    }
 
 
 def _bias_of_first(axis: int, *, hidden_too: bool) -> InputsChange:
@@ -131,6 +141,7 @@ BIASES: Final[tuple[NamedMistake, ...]] = (
         "the bias is subtracted",
         "add it",
         {"inputs": _rebiased(lambda bias: -bias)},
+        _turned(lambda bias: -bias),
     ),
     *named("bias-doubled", _BIAS)(
         "the bias is added twice",
@@ -157,6 +168,7 @@ BIASES: Final[tuple[NamedMistake, ...]] = (
         "the sign of the bias is lost",
         "add it as it is",
         {"inputs": _rebiased(torch.abs)},
+        _turned(torch.abs),
         {"inputs": _rebiased(lambda bias: -bias.abs())},
     ),
     *(
