@@ -44,7 +44,7 @@ def _rebiased(change: Callable[[Tensor], Tensor]) -> InputsChange:
     return inputs_for
 
 
-def _turned(change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+def _plus_infinities_too(change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     """The steps of a change of the bias that makes plus of minus infinity: such rows are NaN."""
     return {
         "inputs": _rebiased(change),
@@ -141,7 +141,7 @@ BIASES: Final[tuple[NamedMistake, ...]] = (
         "the bias is subtracted",
         "add it",
         {"inputs": _rebiased(lambda bias: -bias)},
-        _turned(lambda bias: -bias),
+        _plus_infinities_too(lambda bias: -bias),
     ),
     *named("bias-doubled", _BIAS)(
         "the bias is added twice",
@@ -168,7 +168,7 @@ BIASES: Final[tuple[NamedMistake, ...]] = (
         "the sign of the bias is lost",
         "add it as it is",
         {"inputs": _rebiased(torch.abs)},
-        _turned(torch.abs),
+        _plus_infinities_too(torch.abs),
         {"inputs": _rebiased(lambda bias: -bias.abs())},
     ),
     *(
