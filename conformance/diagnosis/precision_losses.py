@@ -74,10 +74,17 @@ def in_steps_of(step: float) -> Rounding:
 
 def rounded_scores(rounding: Rounding) -> LossyOutput:
     """Rounded before bias and mask are added."""
+    return lambda a: _weights(a, rounding(a.capped) + (a.logits - a.capped)) @ a.value
+
+
+def rounded_bias(rounding: Rounding) -> LossyOutput:
+    """Rounded before it is added."""
 
     def output(core: golden.Attention) -> Tensor:
-        added = core.logits - core.capped
-        return _weights(core, rounding(core.capped) + added) @ core.value
+        if core.bias is None:
+            return core.output
+        lost = (rounding(core.bias) - core.bias).nan_to_num(nan=0.0)
+        return _weights(core, core.logits + lost) @ core.value
 
     return output
 
@@ -257,8 +264,7 @@ def _weights(core: golden.Attention, logits: Tensor) -> Tensor:
     return golden.softmax(logits, sinks=core.sinks)
 
 
-# After how many terms an accumulator is rounded: one by one, as vectors or matrix instructions add
-# them up, or a block of keys at a time.
+# After how many terms an accumulator is rounded: one, as many as an instruction adds, or a block.
 AT_ONCE: Final = (1, 4, 8, 16, 32, 64)
 KEPT: Final = "round nothing on the way to fewer digits than the inputs have"
 SPOKEN: Final = {"tf32": "TensorFloat-32"}
@@ -329,11 +335,8 @@ _ROUNDED: Final[tuple[tuple[str, str, Callable[[Rounding], LossyOutput]], ...]] 
     ),
     _RELATIVE[1],
     ("scores-in", "the scores are rounded to {} before the softmax", rounded_scores),
-    (
-        "scores-in",
-        "the logits, bias included, are rounded to {} before the softmax",
-        rounded_logits,
-    ),
+    ("scores-in", "the logits, bias too, are rounded to {} before the softmax", rounded_logits),
+    ("additive-mask-in", "the additive mask is rounded to {} before it is added", rounded_bias),
     (
         "softmax-in",
         "the softmax is computed in {}: scores and weights are rounded to it",

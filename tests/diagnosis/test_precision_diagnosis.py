@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from examples import core, layer, problem
+from examples import BARE_FLOAT32, core, layer, problem
 from torch import Tensor
 
 import conformance
@@ -391,3 +391,17 @@ def test_coarser_formats_are_ordered() -> None:
         assert all(roundoff > known[name] for roundoff in roundoffs)
         assert set(coarser) <= set(ROUNDINGS)
         assert name not in coarser
+
+
+def test_an_additive_mask_of_fewer_digits_has_a_name() -> None:
+    """A mask that is converted to half precision before it is added; other calls are right."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None) -> Tensor:
+        logits = q @ k.mT * q.shape[-1] ** -0.5
+        logits = logits if bias is None else logits + bias.bfloat16().to(q.dtype)
+        return logits.softmax(-1).nan_to_num(0.0) @ v
+
+    promises = {**BARE_FLOAT32, "masks": ["bias"], "empty_rows": "zeros"}
+    (entry,) = diagnose(Subject(core(attend, **promises), "float32"))
+    assert entry["name"] == "additive-mask-in-bfloat16"
+    assert "rounded to bfloat16 before it is added" in entry["text"]

@@ -50,7 +50,7 @@ from .layers import (
     query_and_key_statements,
     with_mistake,
 )
-from .logits import fitted_scales, logit_statements
+from .logits import fitted_scales, logit_statements, temperature_statements
 from .operands import source_statements
 from .reading import MOST_KEYS, Reading, read, readable, together
 from .sink_statements import sink_statements
@@ -97,6 +97,7 @@ OF_WEIGHTS: Final = (
     sum_statements,
     tile_statements,
     logit_statements,
+    temperature_statements,
     head_statements,
 )
 # Cores whose heads are turned, too: of a layer another says it.

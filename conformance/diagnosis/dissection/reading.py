@@ -333,7 +333,7 @@ def numbers(read: float, sizes: Geometry, same: float) -> Iterator[Number]:
         yield _constant(in_digits(plain), plain)
     if abs(factor) not in (0.0, 1.0) and root != 1.0 and near(factor * root):
         yield Number(f"{factor:g} √(the head size)", lambda at: factor * math.sqrt(at.head_size))
-    if not near(plain):
+    if not near(plain) or in_digits(read) != in_digits(plain):
         yield _constant(in_digits(read), read)
 
 
