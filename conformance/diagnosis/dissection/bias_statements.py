@@ -32,7 +32,7 @@ from ..mistakes._steps import (
 )
 from ..mistakes.fills import operated
 from ..mistakes.named_mistake import CoreChange, InputsChange
-from .cells import TABLE_MOVES
+from .cells import BIAS_MOVES
 from .reading import ROOM, Number, Reading, statement
 from .terms import Term, TermValues
 from .visibility import CLEAR, Fill, filled_keys
@@ -330,7 +330,7 @@ def additive_mask_statements(reading: Reading) -> Iterator[NamedMistake]:
     if not has_bias(call.inputs) or bool((~reading.wrong).all()):
         return
     heads = call.projected_heads()
-    for words, move in TABLE_MOVES:
+    for words, move in BIAS_MOVES:
         for part, which in _MOVED_PARTS.items():
             change = _with_moved(move, part)
             moved = change(call)

@@ -296,6 +296,27 @@ TABLE_MOVES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     *_of_first_tiles(),
     ("of the query before", lambda t: t.roll(1, 2)),
     ("of the query after", lambda t: t.roll(-1, 2)),
+    ("with batch items and heads exchanged", lambda t: t.transpose(0, 1).reshape(t.shape)),
+)
+
+
+def _averaged(axis: int) -> Callable[[Tensor], Tensor]:
+    """Means of numbers along an axis; what is hidden anywhere along it is minus infinity then."""
+
+    def move(table: Tensor) -> Tensor:
+        whole = table.dtype == torch.bool
+        mean = table.all(axis, keepdim=True) if whole else table.mean(axis, keepdim=True)
+        return mean.expand_as(table)
+
+    return move
+
+
+# What may stand for the numbers of an additive mask and for its table of minus infinities.
+BIAS_MOVES: Final = (
+    *TABLE_MOVES,
+    ("averaged over the heads", _averaged(1)),
+    ("averaged over the batch items", _averaged(0)),
+    ("averaged over the queries", _averaged(2)),
 )
 # The same of boolean tables alone: what they keep in words, what they hide, and the change.
 _TABLE_CHANGES: Final[tuple[tuple[str, str, Callable[[Tensor], Tensor]], ...]] = (

@@ -83,6 +83,16 @@ def _in_turns(roles: str) -> TermValues:
     return values
 
 
+def _group_mean(call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
+    """Scaled dot products with the mean of the queries of each group of heads."""
+    sizes, query = call.inputs.geometry, attention.query
+    if sizes.num_kv_heads in (0, sizes.num_heads):
+        return None
+    mean = query.unflatten(1, (sizes.num_kv_heads, -1)).mean(2, keepdim=True)
+    mean = mean.expand(-1, -1, sizes.num_heads // sizes.num_kv_heads, -1, -1).flatten(1, 2)
+    return scored(attention, mean @ attention.key.mT * attention.scale)
+
+
 def _cached_products(change: Callable[[Tensor], Tensor], *, cached: bool) -> TermValues:
     """Scaled products with cached keys, or new ones, changed before a group's heads share them."""
 
@@ -423,6 +433,12 @@ _IN_TURNS: Final = tuple(
     for role, roles in (("query", "q"), ("key", "k"), ("query and key", "qk"))
     for words in (f"the {role} of the head dealt out in turns over the groups",)
 )
+_OF_GROUPS: Final = Term(
+    "query averaged over its group",
+    "the query averaged over the heads of its group",
+    _group_mean,
+    operand=True,
+)
 _LINEAR: Final = tuple(
     Term(
         name,
@@ -438,5 +454,5 @@ _LINEAR: Final = tuple(
 _CAPPED: Final = tuple(
     Term(words, words, _under_cap(under), operand=True, fix=_FIX_CAP) for words, under in _UNDER_CAP
 )
-OPERANDS: Final = (UNCAPPED, *_CAPPED, *_operands(), *_IN_TURNS, *_LINEAR)
+OPERANDS: Final = (UNCAPPED, *_CAPPED, *_operands(), *_IN_TURNS, _OF_GROUPS, *_LINEAR)
 ADDED: Final = tuple(_added())

@@ -57,6 +57,10 @@ STATED: dict[str, tuple[Callable[..., Tensor], str]] = {
         added(lambda bias: bias.clamp(min=-7e3)),
         "visibility: hidden keys with -7000 added to their logits, in rows without other keys, too",
     ),
+    "averaged": (
+        added(lambda bias: bias.mean(1, keepdim=True)),
+        "bias: the additive mask averaged over the heads",
+    ),
     "times": (joined(torch.mul), "bias: multiplied with the weights"),
     "renormalised": (
         joined(lambda weights, bias: (weights + bias) / (weights + bias).sum(-1, keepdim=True)),

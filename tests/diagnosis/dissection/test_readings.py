@@ -166,6 +166,18 @@ def test_a_temperature_that_grows_from_query_to_query_is_read(
     assert f"logits: the logits of {words}" in names if words else not names
 
 
+def test_a_query_that_a_group_shares_is_read() -> None:
+    """Heads that share keys share their query, too: its mean."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        mean = query.unflatten(1, (key.shape[1], -1)).mean(2).repeat_interleave(2, 1)
+        key, value = key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
+        return softmaxed(mean, key) @ value
+
+    names = proposed(attend, logit_statements, problem(num_kv_heads=2), features=["gqa"])
+    assert "logits: the query averaged over the heads of its group" in names
+
+
 def test_a_rounded_scale_is_read() -> None:
     """One digit after the point is what is left of 1/sqrt(18)."""
 
