@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, date, datetime
 from functools import partial
@@ -13,11 +13,12 @@ from ..base import limits
 from ..base.expected import ExpectedFailure
 from ..base.limits import NOT_FINISHED, NOT_RUN, Deadline, left_over
 from ..base.profile import PROFILES
-from ..base.record import Record
+from ..base.record import CandidateEntry, Record
 from ..base.results import ClauseResult
 from ..running.workers.messages import Loaded, Ready, RunOptions
 from ..running.workers.pool import WorkerPool
 from ..running.workers.supervisor import DEFAULT_TIMEOUT, HarnessError, OutOfTime
+from ..targets.target_strings import split_target
 from . import expectations
 from .accepted_failures import UnjudgedRun
 from .expectations import Selection, Stale, by_candidate, judge
@@ -94,6 +95,7 @@ class _Run:
     started: str = ""
     deadline: Deadline | None = None
     schedule: Schedule | None = None
+    cut_in: str = ""
     interrupted: bool = False
     finished: bool = False
 
@@ -157,8 +159,8 @@ def check(
             run.schedule.ended = lambda index: _announce(run, index, options, announce)
             run.schedule.run()
         run.finished = True
-    except OutOfTime:
-        run.finished = True
+    except OutOfTime as over:
+        run.finished, run.cut_in = True, str(over)
     except KeyboardInterrupt:
         run.interrupted = not run.finished
     except HarnessError:
@@ -347,7 +349,7 @@ def _record(run: _Run, options: RunOptions, seconds: float) -> Record:
     report = build_report(
         run.ready,
         options,
-        entries,
+        entries or list(_not_loaded(run, options)),
         stale=all_stale,
         seconds=seconds,
         started=run.started,
@@ -357,6 +359,20 @@ def _record(run: _Run, options: RunOptions, seconds: float) -> Record:
     if run.written is not None:
         report["written_expectations"] = run.written
     return report
+
+
+def _not_loaded(run: _Run, options: RunOptions) -> Iterator[CandidateEntry]:
+    """An entry for each target of a run whose time was up before there was any candidate.
+
+    None for a shard: its entries are counted together with those of the others, by their clauses.
+    """
+    if run.deadline is None or run.loaded or run.interrupted or is_shard(options):
+        return
+    for target in options.targets:
+        name = split_target(target)[1] or target
+        where = f": {run.cut_in}" if run.cut_in else f" before {name} was loaded"
+        missing = f"{run.deadline.sentence}{where}; no clause was run"
+        yield candidate_entry(Loaded(name=name, target=target, kind=""), [], {}, missing=missing)
 
 
 def _more(run: _Run, options: RunOptions) -> dict[str, Any]:

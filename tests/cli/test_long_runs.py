@@ -250,7 +250,10 @@ def test_a_clause_is_cut_off_between_examples(
 
 
 def test_a_limit_before_anything_is_loaded_leaves_a_valid_report(folder: Path) -> None:
-    """Nobody imports torch in ten milliseconds: the report says that nothing was loaded."""
+    """Nobody imports torch in ten milliseconds: the report says that nothing was loaded.
+
+    The target has a verdict all the same, and the record can be shown again.
+    """
     write(folder, {"attn.py": KERNEL})
     done = subprocess.run(
         [*COMMAND, "check", "attn.py", "--max-time", "0.01", "--json", "out.json"],
@@ -264,7 +267,14 @@ def test_a_limit_before_anything_is_loaded_leaves_a_valid_report(folder: Path) -
     assert record["limit"] == {
         "seconds": 0.01, "reached": True, "not_run": 0, "not_finished": 0, "loaded": False,
     }  # fmt: skip
-    assert record["candidates"] == []
+    (entry,) = record["candidates"]
+    assert (entry["name"], entry["verdict"]) == ("attn.py", "inconclusive")
+    reason = "the limit of 0.01 s was reached before attn.py was loaded; no clause was run"
+    assert entry["verdict_reason"] == reason
+    shown = subprocess.run(
+        [*COMMAND, "render", "out.json", "--html", "out.html"], capture_output=True, check=False
+    )
+    assert (shown.returncode, reason in (folder / "out.html").read_text()) == (0, True)
 
 
 @pytest.mark.parametrize(

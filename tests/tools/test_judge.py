@@ -127,6 +127,28 @@ def test_generated_source(judge: conformance.Judge) -> None:
     assert judge.check_source(mended, "attend", promises=PROMISES, only="*.golden").conforms
 
 
+@pytest.mark.parametrize(
+    ("hangs", "step"),
+    [
+        ("def attend(query, key, value):\n    while True: pass\n", "trying attend"),
+        ("import time\ntime.sleep(600)\nattend = None\n", "loading "),
+    ],
+)
+def test_what_no_time_is_left_for_has_a_verdict(
+    judge: conformance.Judge, hangs: str, step: str
+) -> None:
+    """A text that hangs until its time is up is inconclusive, and the reason says in what."""
+    judge.check_source(UNSCALED, "attend", only="shape.output")  # the judge is warm from here on
+    report = judge.check_source(hangs, "attend", promises={}, time_limit=4.0)
+    (candidate,) = report.candidates
+    assert (report.verdict, candidate.verdict, candidate.name) == (
+        "inconclusive", "inconclusive", "attend",
+    )  # fmt: skip
+    assert candidate.reason.startswith(f"the limit of 4 s was reached: {step}")
+    assert candidate.reason.endswith(" s; no clause was run")
+    assert candidate.reason.replace(" ", "") in "".join(str(report).split())
+
+
 def test_what_dies_takes_nothing_along(judge: conformance.Judge) -> None:
     """A candidate that ends its process fails; the next one is judged as ever."""
     deadly = UNSCALED.replace("    scores =", "    import os; os._exit(3)\n    scores =")

@@ -48,7 +48,7 @@ class HarnessError(Exception):
 
 
 class OutOfTime(Exception):  # noqa: N818 (no error: the run's time is up)
-    """The run has reached its limit: the worker was stopped."""
+    """The run has reached its limit: the worker was stopped; the text says in what, if known."""
 
 
 class WorkerLost(Exception):  # noqa: N818 (no error of the harness: the candidate hung or died)
@@ -129,20 +129,29 @@ class Supervisor:
         return ready
 
     def load(self) -> list[Loaded]:
-        """Load the targets; raises UsageError for bad ones, those that hang or crash included."""
+        """Load the targets; raises UsageError for bad ones, those that hang or crash included.
+
+        Where the run's time is up, OutOfTime says what was done then, and for how long.
+        """
         step, name = "loading", ""
 
         def limit() -> float:
             return self._timeout * (1.0 if step == "trying" else _LOADING_FACTOR)
 
+        began = time.monotonic()
+
         def on_event(tag: str, payload: Any) -> None:
-            nonlocal step, name
-            step, name = tag, payload
+            nonlocal step, name, began
+            step, name, began = tag, payload, time.monotonic()
 
         while True:
             try:
                 self._send("load", self._options)
                 self._loaded = self._answer("loaded", limit, on_event)
+            except OutOfTime:
+                after = f"{time.monotonic() - began:.0f} s"
+                msg = f"{step} {name} had not ended after {after}" if name else ""
+                raise OutOfTime(msg) from None
             except WorkerLost as lost:
                 if step not in ("building", "trying"):
                     hint = "; --timeout sets the limit" if lost.kind == "hung" else ""
