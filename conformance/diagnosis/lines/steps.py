@@ -45,7 +45,8 @@ class Step:
     D the queries, keys and channels, E the channels of tokens, P the parts of a packed projection.
     Where it is NaN nothing is known of it if it is ``partial``. Of one that is ``ordered`` queries
     come before keys: transposed it is another table. One that is ``inner`` to a softmax is wrong
-    where what enters that is; so is a table of masks that leaves some of them out.
+    where what enters that is; so is a table of masks that leaves some of them out. Where one that
+    is ``filled`` is minus infinity, numbers as low as that for a softmax stand for it, too.
     """
 
     axes: str
@@ -53,6 +54,7 @@ class Step:
     partial: bool = False
     ordered: bool = False
     inner: bool = False
+    filled: bool = False
 
 
 def right_steps(declared: golden.Semantics, inputs: Inputs, answer: Tensor) -> list[Step]:
@@ -89,6 +91,7 @@ def mistaken_steps(
         *_of_places(call),
         *_of_masks(call),
         *_of_table(~torch.isneginf(core.logits)),
+        Step("BHQK", torch.exp(core.logits.to(inputs.query.dtype)).double(), inner=True),
         Step("BHQK", core.logits),
         Step("BHQK", seen, partial=True),
         Step("BHQK", core.weights),
@@ -149,11 +152,19 @@ def _of_attention(call: DeclaredCall, attention: golden.Attention) -> Iterator[S
     largest = torch.where(torch.isneginf(largest), 0.0, largest)
     exponentials = torch.exp(logits - largest)
     total = exponentials.sum(dim=-1, keepdim=True)
-    tables += [logits, _LOG2_E * logits, weights]
     empty = torch.isneginf(logits).all(dim=-1, keepdim=True)
-    tables += [torch.where(empty, other, weights) for other in (0.0, torch.nan)]
+    of_fill = point.empty_rows == "mean-of-all"  # such a row is what a softmax makes of it
+    others = () if of_fill else (0.0, torch.nan)
+    tables += [weights, *(torch.where(empty, other, weights) for other in others)]
     yield from (Step("BHQK", table) for table in tables)
-    for table in (logits - largest, exponentials):
+    filled = of_fill or not bool(empty.any())
+    for table in (logits, _LOG2_E * logits):
+        yield Step("BHQK", table, filled=filled)
+    # Without the largest logit they are right as long as they neither overflow nor all vanish.
+    plain = torch.exp(logits.to(call.inputs.query.dtype)).double()
+    vanish = (plain.sum(dim=-1, keepdim=True) == 0.0) & (~empty | of_fill)
+    plain = plain.masked_fill(plain.isinf() | vanish, torch.nan)
+    for table in (logits - largest, exponentials, plain):
         yield Step("BHQK", table, inner=True)
     for row in (logits.amax(dim=-1, keepdim=True), largest, total, torch.log(total) + largest):
         yield Step("BHQ", row.squeeze(-1), inner=True)
@@ -260,6 +271,7 @@ class _Known:
     ordered: bool
     inner: bool
     room: float
+    lowest: float
 
     @cached_property
     def sums(self) -> tuple[float, float]:
@@ -275,6 +287,8 @@ class KnownValues:
     ) -> None:
         self._sizes = sizes
         self._tiled = tiled
+        kind = torch.finfo(dtype)
+        self._vanishing = -math.log(kind.tiny * kind.eps)  # exponentials below are zero
         self._unit = model.STEP_ROOM * torch.finfo(dtype).eps * _steepness(steps)
         self._known = [known for step in steps if (known := self._reduced(step)) is not None]
 
@@ -306,8 +320,10 @@ class KnownValues:
         kinds = [
             "inner" if known.inner else "step"
             for known in fitting
-            if known.partial or _close(sums, known.sums, known.room * number.numel())
-            if self._is(number, known)
+            if known.partial
+            or known.lowest > -math.inf
+            or _close(sums, known.sums, known.room * number.numel())
+            if self._is(number.masked_fill(number < known.lowest, -math.inf), known)
         ]
         return max(kinds, default="")
 
@@ -353,7 +369,8 @@ class KnownValues:
         exact = value.dtype == torch.bool
         room = 0.0 if exact else self._unit * largest
         flags = (step.partial, step.ordered, step.inner)
-        return _Known(letters, value, *flags, room)
+        finite = number[np.isfinite(number)].min(initial=0.0) if step.filled else -math.inf
+        return _Known(letters, value, *flags, room, float(finite) - self._vanishing)
 
 
 def _is_transposed(letters: str, order: tuple[int, ...]) -> bool:
@@ -378,7 +395,7 @@ def _is_exchanged(letters: str, sizes: tuple[int, ...], order: tuple[int, ...]) 
 
 def _steepness(steps: Sequence[Step]) -> float:
     """The largest number among the finite logits, and one: errors of weights grow like it."""
-    numbers = [step.value for step in steps if step.axes == "BHQK"]
+    numbers = [step.value for step in steps if step.axes == "BHQK" and not step.inner]
     sizes = [torch.where(torch.isfinite(one), one, 0.0).abs() for one in numbers]
     return 1.0 + max((float(size.max()) for size in sizes if size.numel()), default=0.0)
 

@@ -138,6 +138,27 @@ def test_a_mask_is_blamed_where_it_is_made() -> None:
     assert said == "ahead = ahead.triu(key.shape[2] - query.shape[2])"
 
 
+@pytest.mark.parametrize("fill", [-1e9, torch.finfo(torch.float32).min])
+def test_a_finite_number_that_hides_keys_is_not_blamed_for_another_mistake(fill: float) -> None:
+    """It is as low as minus infinity for any softmax: what lacks the maximum comes after it."""
+
+    def exponentials(
+        query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None
+    ) -> Tensor:
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        if keep is not None:
+            scores = scores.masked_fill(~keep, fill)
+        weights = scores.exp()
+        weights = weights / weights.sum(-1, keepdim=True)
+        return weights @ value
+
+    made = core(exponentials, **{**BARE_FLOAT32, "masks": ["keep"]})
+    (entry,) = Diagnostician(Subject(made, "float32")).explain()
+    assert entry["name"] == "maximum-not-subtracted"
+    assert entry["line"]["text"] == "weights = scores.exp()"
+    assert entry["line"]["before"] is True
+
+
 def test_one_line_that_does_it_all() -> None:
     """A mistake that nothing recognises stands on the only line there is."""
 
