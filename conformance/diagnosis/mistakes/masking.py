@@ -320,6 +320,11 @@ LENGTHS: Final[tuple[NamedMistake, ...]] = (
         "keys 0 to length - 1 are attended",
         {"inputs": _lengths(lambda lengths: lengths - 1)},
     ),
+    *named("lengths-at-least-one", "mask.empty-row", special_of="empty-rows-first-value")(
+        "an item of length 0 attends its first key",
+        "take lengths as they are, and write zeros for queries without keys",
+        {"inputs": _lengths(lambda lengths: lengths.clamp_min(1))},
+    ),
     *named("lengths-rounded-up", "mask.forms-agree")(
         "lengths are rounded up to a whole tile of 8, 16 or 32 keys",
         "mask the rest of the last tile, too",
