@@ -417,8 +417,9 @@ class Supervisor:
         process, self._process = self._process, None
         if process is not None:
             _kill_group(process)
-            process.join()
-            process.close()
+            process.join(_FAREWELL)  # the memory of a hundred processes takes seconds to be freed
+            if process.exitcode is not None:
+                process.close()
         if self._inbox is not None:
             self._inbox.close()
             self._inbox = None
@@ -430,8 +431,11 @@ class Supervisor:
 def _kill_group(process: BaseProcess) -> None:
     pid = process.pid
     if pid is not None and hasattr(os, "killpg"):
+        group = pid  # of a worker that has ended by itself: its group outlives it
+        with contextlib.suppress(ProcessLookupError):
+            group = os.getpgid(pid)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            if os.getpgid(pid) == pid:  # once the worker has its own group, never this process's
+            if group == pid:  # once the worker has its own group, never this process's
                 os.killpg(pid, signal.SIGKILL)
     process.kill()
 

@@ -7,6 +7,8 @@ nothing else. Where the limit is reached, the kernel says what its threads do.
 from __future__ import annotations
 
 import contextlib
+import queue
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,6 +23,8 @@ SHARE: Final = 0.75
 # What a container may use, in bytes, or "max" (the kernel's documentation of cgroup v2).
 _OF_THE_CONTAINER: Final = Path("/sys/fs/cgroup/memory.max")
 _PAUSE: Final = 0.2
+# Seconds that an exact count is waited for: a few processes take less.
+_LONGEST_LOOK: Final = 0.1
 # One waits for a processor or has one, one waits for the disk: neither is the candidate's fault.
 _RUNNABLE: Final = (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
 _SLICE: Final = 0.5
@@ -144,6 +148,10 @@ def used_memory(pid: int, *, exactly: bool = False) -> int:
     return used
 
 
+def _count_exactly(pid: int, counted: queue.SimpleQueue[int]) -> None:
+    counted.put(used_memory(pid, exactly=True))
+
+
 class MemoryLimit:
     """Whether a process takes more than ``most`` bytes; ``used`` is what it took when looked at."""
 
@@ -154,12 +162,28 @@ class MemoryLimit:
         self.pause = _PAUSE
         self._pid, self._clock = pid, clock
         self._looked = clock()
+        self._counted: queue.SimpleQueue[int] | None = None
+        self.used = 0
         self.used = self._used()
 
     def _used(self) -> int:
         """Bytes held now: exactly, where what is shared may make the difference."""
         rough = used_memory(self._pid)
-        return used_memory(self._pid, exactly=True) if rough > self.most else rough
+        return self._exactly() if rough > self.most else rough
+
+    def _exactly(self) -> int:
+        """Bytes held now, or those known before while they are still being counted.
+
+        Of hundreds of processes that takes longer than a run may have left.
+        """
+        if self._counted is None:
+            self._counted = queue.SimpleQueue()
+            arguments = (self._pid, self._counted)
+            threading.Thread(target=_count_exactly, args=arguments, daemon=True).start()
+        with contextlib.suppress(queue.Empty):
+            self.used = self._counted.get(timeout=_LONGEST_LOOK)
+            self._counted = None
+        return self.used
 
     def is_exceeded(self) -> bool:
         """Whether it holds too much now."""

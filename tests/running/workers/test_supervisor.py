@@ -199,15 +199,27 @@ def test_a_builder_that_dies_is_a_verdict(folder: Path) -> None:
     assert result.violation.kind == "crashed"
 
 
-def test_children_of_a_candidate_are_ended_too(folder: Path) -> None:
-    """What a hanging candidate has started does not outlive the run."""
-    body = "import subprocess; open('pid', 'w').write(str(subprocess.Popen(['sleep', '600']).pid))"
-    write(folder, {"attn.py": kernel(f"{body}; time.sleep(600)")})
-    results("attn.py", timeout=1.0, only=("shape.output",))
+@pytest.mark.parametrize("then", ["time.sleep(600)", "pass", "os._exit(1)"])
+def test_children_of_a_candidate_are_ended_too(folder: Path, then: str) -> None:
+    """What a candidate has started does not outlive the run, whether it hangs, answers or dies."""
+    start = "open('pid', 'w').write(str(subprocess.Popen(['sleep', '600']).pid))"
+    body = f"import subprocess; os.path.exists('pid') or {start}; {then}"
+    write(folder, {"attn.py": kernel(body)})
+    results("attn.py", timeout=5.0, only=("shape.output",))
     pid = int((folder / "pid").read_text(encoding="utf-8"))
-    state = Path(f"/proc/{pid}/stat")
-    if state.exists():  # ended, at most not yet collected by the system's first process
-        assert state.read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
+    until = time.monotonic() + 10.0
+    while _is_running(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not _is_running(pid)
+
+
+def _is_running(pid: int) -> bool:
+    """Whether a process has not ended: one may not yet be collected by the first of the system."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state.rpartition(")")[2].split()[0] != "Z"
 
 
 def test_a_forked_copy_of_the_worker_says_nothing(folder: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -75,6 +78,23 @@ def test_shared_memory_alone_is_not_too_much(monkeypatch: pytest.MonkeyPatch) ->
     assert not limit.is_exceeded()
     exact = 600
     assert limit.is_exceeded()
+
+
+def test_a_count_that_takes_long_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exact sum of many processes is waited for no longer than a moment, and counts later."""
+    ready, moments = threading.Event(), itertools.count()
+
+    def used(_pid: int, *, exactly: bool = False) -> int:
+        return 900 if not exactly or ready.wait(20.0) else 0
+
+    monkeypatch.setattr(usage, "used_memory", used)
+    began = time.monotonic()
+    limit = MemoryLimit(1, 500, clock=lambda: float(next(moments)))
+    assert not limit.is_exceeded()
+    assert time.monotonic() - began < 15.0
+    ready.set()
+    while not limit.is_exceeded():
+        assert time.monotonic() - began < 15.0
 
 
 def test_the_usual_limit_leaves_some_of_the_machine() -> None:
