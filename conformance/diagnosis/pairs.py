@@ -136,6 +136,8 @@ def _leaving_one(subject: Subject) -> Iterator[Inputs]:
     elif subject.candidate.draws_weights:
         weights = known_weights(inputs)
         yield inputs.replace(weights=_with(weights, torch.zeros_like, "q"))
+        if weights.o is not None and weights.o.shape == weights.o.T.shape:
+            yield inputs.replace(weights=_with(weights, _identity, "o"))
         if weights.q.shape == weights.v.shape == weights.q.T.shape:
             yield inputs.replace(weights=_with(weights, _identity, "q", "k", "v", "o"))
 

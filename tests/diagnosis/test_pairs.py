@@ -89,6 +89,7 @@ def test_the_order_of_two_mistakes_may_count() -> None:
         ("core", ("values-normalised", "scale-of-query-length")),
         ("core", ("scale-of-half-head-size", "residual-added")),
         ("layer", ("projections-transposed", "weights-of-sigmoid")),
+        ("layer", ("key-and-value-projections-swapped", "output-projection-transposed")),
     ],
 )
 def test_a_call_that_leaves_one_of_two_alone_tells_both(kind: str, both: tuple[str, str]) -> None:

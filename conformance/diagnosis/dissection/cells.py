@@ -250,10 +250,14 @@ def _before_a_hidden_tile(size: int) -> Callable[[DeclaredCall], Tensor]:
 
 
 def _of_first_tiles() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
-    """Masks whose part for the first tile of queries, or of keys, serves for every tile."""
+    """Masks whose part for the first tile of queries, or of keys, serves for every tile.
+
+    Or whose part for the tile before does.
+    """
     for size in BLOCKS[3:]:
         yield f"of the same place in the first tile of {size} queries", _repeated(2, size)
         yield f"of the same place in the first tile of {size} keys", _repeated(3, size)
+        yield f"of the same place in the tile of {size} keys before", _of_tile_before(size)
 
 
 def _along(axis: int, of: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
@@ -262,6 +266,14 @@ def _along(axis: int, of: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
 
 def _repeated(axis: int, size: int) -> Callable[[Tensor], Tensor]:
     return lambda table: table.index_select(axis, torch.arange(table.shape[axis]) % size)
+
+
+def _of_tile_before(size: int) -> Callable[[Tensor], Tensor]:
+    def before(table: Tensor) -> Tensor:
+        index = torch.arange(table.shape[3])
+        return table.index_select(3, torch.where(index < size, index, index - size))
+
+    return before
 
 
 def _both(one: Cells, other: Cells, words: str, join: Callable[[Tensor, Tensor], Tensor]) -> Cells:

@@ -363,6 +363,10 @@ def _tiled(block: int, kind: str) -> TileValues:
     def values(_call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
         logits = attention.logits
         count = logits.shape[-1]
+        if kind == "filled":
+            times = torch.ones(count).double()
+            times[-1:] += -count % block
+            return times.log().expand_as(logits) if count % block else None
         if count <= block:
             return None
         tiles = (count - 1) // block + 1
@@ -410,6 +414,7 @@ _TILE_WORDS: Final = {
     "last": "one for the keys of the last tile of {}",
     "overlap": "one for the last key of each tile of {} but the last tile",
     "short": "one for the keys of a last tile that is shorter than {}",
+    "filled": "the logarithm of how often the last key fills up its tile of {}",
 }
 
 

@@ -152,3 +152,32 @@ def test_tiles_of_channels_that_lie_over_each_other() -> None:
     (result,) = (run.run(planned) for planned in run.planned())
     (entry,) = result.diagnosis
     assert "with each tile of 64 channels written over the first" in entry["text"]
+
+
+def test_a_last_tile_that_is_filled_up_with_the_last_key_is_stated() -> None:
+    """Keys past the end are read at the last one, which so counts as often as a tile lacks keys."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        read = torch.arange(-(-key.shape[2] // 8) * 8).clamp(max=key.shape[2] - 1)
+        scores = query @ key[:, :, read].mT * query.shape[-1] ** -0.5
+        return scores.softmax(-1) @ value[:, :, read]
+
+    (entry,) = diagnose(Subject(core(attend, **PLAIN), "float32"))
+    name = "logits: the logarithm of how often the last key fills up its tile of 8 added"
+    assert entry["name"] == name
+
+
+def test_the_additive_mask_of_the_tile_before_is_stated() -> None:
+    """A pointer into the additive mask that moves on too late, from the second tile of 16 on."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None) -> Tensor:
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        if bias is not None:
+            read = torch.arange(key.shape[2])
+            bias = bias.expand(*bias.shape[:3], len(read))
+            scores = scores + bias[..., torch.where(read < 16, read, read - 16)]
+        return scores.softmax(-1).nan_to_num(0.0) @ value
+
+    promises = {**PLAIN, "masks": ["bias"], "empty_rows": "zeros"}
+    (entry,) = diagnose(Subject(core(attend, **promises), "float32"))
+    assert "additive mask of the same place in the tile of 16 keys before" in entry["name"]
