@@ -329,12 +329,11 @@ def numbers(read: float, sizes: Geometry, same: float) -> Iterator[Number]:
             yield _logarithm_of(words, size)
     root = math.sqrt(sizes.head_size or 1)
     factor, plain = float(f"{read / root:.2g}"), float(f"{read:.2g}")
-    if near(plain):  # as round without a root
-        yield _constant(in_digits(plain), plain)
     if abs(factor) not in (0.0, 1.0) and root != 1.0 and near(factor * root):
+        if near(plain):  # as round without a root
+            yield _constant(in_digits(plain), plain)
         yield Number(f"{factor:g} √(the head size)", lambda at: factor * math.sqrt(at.head_size))
-    if not near(plain) or in_digits(read) != in_digits(plain):
-        yield _constant(in_digits(read), read)
+    yield _constant(in_digits(read), read)
 
 
 def in_digits(number: float) -> str:
