@@ -36,6 +36,7 @@ from .projection_search import (
     check_number,
     check_promises,
     find,
+    is_causal_with_masks,
     recipe_notes,
     trial_notes,
     with_masks,
@@ -130,15 +131,19 @@ def _assumed(built: nn.Module, request: ModuleRequest) -> Understood | None:
     for assumed, words in _ASSUMED:
         if not request.promises.keys().isdisjoint(assumed):
             continue
-        promises = {**request.promises, **assumed}
+        asked = dataclasses.replace(request, promises={**request.promises, **assumed})
         with contextlib.suppress(DeclarationError):
-            calling, finding, promises = _as_declared(
-                built, dataclasses.replace(request, promises=promises)
-            )
+            calling, finding, promises = _as_declared(built, asked)
             if finding.golden and not (
                 "batched" in assumed and _takes_items(built, finding, calling)
             ):
                 note = f"{words}: so it agrees with the golden reference"
+                if "causal" in assumed and not is_causal_with_masks(
+                    built, finding, calling, asked
+                ):  # no causality is declared, and calls with a mask have none
+                    note = f"{words}, but for those with a mask: its weights are read so"
+                    finding = dataclasses.replace(finding, golden=False)
+                    promises = {word: promises[word] for word in promises if word not in assumed}
                 finding = dataclasses.replace(finding, assumptions=(note, *finding.assumptions))
                 return calling, finding, promises
     return None

@@ -386,6 +386,21 @@ def holds(
     )
 
 
+def is_causal_with_masks(
+    module: nn.Module, finding: ModuleProjections, calling: Calling, request: ModuleRequest
+) -> bool:
+    """Whether a module that is causal without a mask is so with each one that is declared."""
+    declared = declare("layer", **request.promises)
+    weights = finding.recipe.read(module, finding.sizes)
+    widths = (weights.q.shape[1], weights.k.shape[1], weights.v.shape[1])
+    trial = Trial(module, calling, batched=request.batched, names=())
+    return all(
+        trial.is_causal_with(widths, finding.sizes.num_heads, form, declared.mask_shapes[0])
+        for form in declared.masks
+        if form != "lengths"
+    )
+
+
 def _confirmation(chosen: Hypothesis, search: ProjectionSearch, *, is_golden: bool) -> str:
     if not is_golden:
         return "no layout of the weights agrees with the golden reference: the likeliest was taken"

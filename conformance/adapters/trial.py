@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -225,11 +225,39 @@ class Trial:
                 return None if taken is None else (size, named[size])
         return None
 
+    def is_causal_with(
+        self, widths: tuple[int, int, int], num_heads: int, form: str, shape: str
+    ) -> bool:
+        """Whether a causal module is causal with a mask, too, which hides the last key.
+
+        The earlier queries do not see that one anyway. A call that is refused says nothing against
+        it.
+        """
+        queries, keys = lengths = _LENGTHS[-1]
+        sizes = {"B": _BATCH, "H": num_heads, "Q": queries, "K": keys}
+        seen = torch.ones([sizes.get(axis, 1) for axis in shape], dtype=torch.bool)
+        seen[..., -1] = False
+        mask = {
+            "keep": seen,
+            "drop": ~seen,
+            "keep_int": seen.long(),
+            "bias": torch.where(seen, 0.0, -torch.inf).double(),
+        }[form]
+        plain = self._call(widths, lengths, torch.float64)
+        masked = self._call(widths, lengths, torch.float64, {form: mask})
+        if plain is None or masked is None or plain.output.shape != masked.output.shape:
+            return True
+        return torch.allclose(plain.output[:, :-1], masked.output[:, :-1])
+
     def _remember(self, _module: nn.Module, _inputs: Any, returned: Any) -> None:
         self.returned = type(returned)
 
     def _call(
-        self, widths: tuple[int, int, int], lengths: tuple[int, int], dtype: torch.dtype
+        self,
+        widths: tuple[int, int, int],
+        lengths: tuple[int, int],
+        dtype: torch.dtype,
+        options: Mapping[str, Tensor] | None = None,
     ) -> TrialAnswer | None:
         batch = _BATCH if self.batched else 1
         inputs = draw(widths, lengths, self.calling.inputs, batch, dtype)
@@ -238,7 +266,9 @@ class Trial:
             used = tuple(tokens[0] for tokens in used)
         try:
             with torch.no_grad():
-                output = self.calling(put_in_dtype(self.module.cpu(), dtype), used, {})
+                output = self.calling(
+                    put_in_dtype(self.module.cpu(), dtype), used, dict(options or {})
+                )
         except Exception as error:  # noqa: BLE001 (the user's code may raise anything)
             self.failure = error
             return None

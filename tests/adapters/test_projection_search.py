@@ -9,6 +9,8 @@ from wrapped import assumed
 
 import conformance
 from conformance.base.profile import PROFILES
+from conformance.clauses.subject import Subject
+from conformance.diagnosis import Diagnostician
 from conformance.running.runner import CandidateRun
 
 
@@ -53,6 +55,27 @@ def test_module_of_which_nothing_is_declared_may_always_be_causal() -> None:
     made = conformance.module(AlwaysCausal())
     assert (made.declaration.causal, made.declaration.always_causal) == ("bottom-right", True)
     assert assumed(made, "every call is causal, bottom-right: so it agrees")
+
+
+class CausalWithoutMask(AlwaysCausal):
+    """Causal where no mask is given, and by the mask alone where one is."""
+
+    def forward(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Take the triangle, or what the mask hides in its place."""
+        self.ahead = torch.ones(16, 16, dtype=torch.bool).triu(1)
+        if keep is not None:
+            self.ahead = ~keep[0, 0]
+        return super().forward(tokens)
+
+
+def test_calls_with_a_mask_tell_whether_every_call_is_causal() -> None:
+    """Causality that only calls without a mask have is a mistake of these: none is promised."""
+    made = conformance.module(CausalWithoutMask(), masks=["keep"], mask_shapes=["11QK"])
+    assert (made.declaration.causal, made.declaration.always_causal) == (None, False)
+    assert assumed(made, "every call is causal, bottom-right, but for those with a mask")
+    (entry, *_) = Diagnostician(Subject(made, "float32")).explain()
+    assert "keys after the query" in entry["text"]
+    assert "only without a mask" in entry["text"]
 
 
 def test_causality_that_is_declared_is_not_assumed_otherwise() -> None:
