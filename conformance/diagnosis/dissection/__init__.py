@@ -36,6 +36,7 @@ from .bias_statements import (
     misplaced_bias_statements,
 )
 from .by_head import head_statements
+from .denominators import sink_statements, sum_statements
 from .influence import (
     dropped_weight_statements,
     exchanged_weight_statements,
@@ -53,7 +54,6 @@ from .layers import (
 from .logits import fitted_scales, logit_statements, temperature_statements
 from .operands import source_statements
 from .reading import MOST_KEYS, Reading, read, readable, together
-from .sink_statements import sink_statements
 from .sources import (
     cached_head_statements,
     moved_value_statements,
@@ -61,7 +61,6 @@ from .sources import (
     shared_head_statements,
     value_statements,
 )
-from .sums import sum_statements, weight_statements
 from .tiles import tile_statements
 from .visibility import (
     fill_statements,
@@ -70,6 +69,7 @@ from .visibility import (
     visibility_statements,
     zeroed_token_statements,
 )
+from .weight_functions import share_statements, weight_statements
 
 # Numbers of keys that tell tiles apart: an answer of each range is read.
 RANGES: Final = (8, 16, 32, 64, 160)
@@ -91,6 +91,7 @@ OF_WEIGHTS: Final = (
     misplaced_bias_statements,
     sink_statements,
     weight_statements,
+    share_statements,
     dropped_weight_statements,
     turned_weight_statements,
     exchanged_weight_statements,

@@ -19,9 +19,9 @@ from ..mistaken_answer import mistaken_attention, mistaken_call
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import keys_ahead, weighing
 from ..mistakes.named_mistake import CoreChange
+from .denominators import sum_ratio
 from .logits import LogitFit, as_mistake
 from .reading import Number, Reading, in_digits, numbers, statement
-from .sums import sum_ratio
 from .terms import ADDED, SCORES, Term, TermValues
 
 # Heads whose mixture is read: the equations grow with their square.

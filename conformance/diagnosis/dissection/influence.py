@@ -26,8 +26,8 @@ from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import BLOCKS, weighing
 from ..mistakes.named_mistake import InputsChange
 from .reading import ROOM, Reading, read, readable, roundest, statement
-from .sums import weighed_by
 from .tiles import channel_tiles
+from .weight_functions import weighed_by
 
 Order = Callable[[int], Tensor]
 # The axes of heads ``[B, H, L, D]``, and what one place of each is called.

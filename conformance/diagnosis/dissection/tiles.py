@@ -22,6 +22,8 @@ from ..mistakes._steps import BLOCKS, require, weighing
 from .reading import Reading, statement
 
 TileValues = Callable[[DeclaredCall, golden.Attention], Tensor | None]
+# The logarithm of a sum of exponentials of each row ``[B, H, Lq, 1]``.
+TotalOf = Callable[[DeclaredCall, golden.Attention], Tensor]
 _RESCALE: Final = (
     "take exponentials less the largest logit so far, and multiply both sums once by "
     "exp(old maximum - new maximum)"
@@ -452,3 +454,31 @@ def _zeros_past(size: int, *, whole: bool) -> Callable[[Tensor], Tensor]:
         return moved
 
     return move
+
+
+def total_not_rescaled(size: int) -> TotalOf:
+    """The sum of exponentials that are relative to the largest logit up to their own tile."""
+
+    def log_values(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
+        logits = attention.logits
+        ends = (torch.arange(logits.shape[-1]) // size + 1) * size - 1
+        running = logits.cummax(dim=-1).values[..., ends.clamp_max(logits.shape[-1] - 1)]
+        relative = logits - torch.where(torch.isneginf(running), 0.0, running)
+        return torch.logsumexp(relative, -1, keepdim=True) + logits.amax(-1, keepdim=True)
+
+    return log_values
+
+
+def total_of_first_keys(size: int) -> TotalOf:
+    """The sum of the exponentials of so many first keys."""
+    return lambda _call, a: torch.logsumexp(a.logits[..., :size], dim=-1, keepdim=True)
+
+
+def total_of_last_tile(size: int) -> TotalOf:
+    """The sum of the exponentials of the keys of the last tile."""
+
+    def log_values(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
+        start = (attention.logits.shape[-1] - 1) // size * size
+        return torch.logsumexp(attention.logits[..., start:], dim=-1, keepdim=True)
+
+    return log_values

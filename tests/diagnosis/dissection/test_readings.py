@@ -16,22 +16,23 @@ from conformance import Semantics
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import dissection
 from conformance.diagnosis.dissection.bias_statements import additive_mask_statements
+from conformance.diagnosis.dissection.denominators import sink_statements, sum_statements
 from conformance.diagnosis.dissection.influence import dropped_weight_statements
 from conformance.diagnosis.dissection.logits import logit_statements, temperature_statements
 from conformance.diagnosis.dissection.reading import Reading, in_digits, read, statement
-from conformance.diagnosis.dissection.sink_statements import sink_statements
 from conformance.diagnosis.dissection.sources import shared_head_statements, value_statements
-from conformance.diagnosis.dissection.sums import sum_statements, weight_statements
 from conformance.diagnosis.dissection.tiles import tile_statements
 from conformance.diagnosis.dissection.visibility import (
     table_statements,
     visibility_statements,
 )
+from conformance.diagnosis.dissection.weight_functions import share_statements, weight_statements
 from conformance.diagnosis.mistakes import NamedMistake
 from conformance.diagnosis.mistakes._steps import weighing
 from conformance.problems.problem import Problem
 
 Proposer = Callable[[Reading], Iterator[NamedMistake]]
+OF_EVERY_KEY = "divided by the number of keys, for each key"
 PLAIN: Final[dict[str, Any]] = {
     "masks": [],
     "causal": None,
@@ -96,6 +97,29 @@ def test_a_changed_additive_mask_is_read() -> None:
     drawn = problem(query_length=6, key_length=7, mask=plan("dense", form="bias", finite_bias=True))
     name = "logits: the additive mask by the hyperbolic tangent in place of the mask itself"
     assert name in proposed(attend, logit_statements, drawn, masks=["bias"])
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda weights: weights.clamp(max=0.25), "weights: clamped to at most 0.25"),
+        (lambda weights: weights.clamp(min=0.05), "weights: clamped to at least 0.05"),
+        (
+            lambda weights: 0.9 * weights + 0.1 / weights.shape[-1],
+            f"weights: 0.9 times the right ones plus 0.1 {OF_EVERY_KEY}",
+        ),
+    ],
+    ids=["at most", "at least", "share"],
+)
+def test_limits_and_shares_of_weights_are_read(
+    change: Callable[[Tensor], Tensor], name: str
+) -> None:
+    """Weights that are cut off at a number, or mixed with a share of every key, are stated."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return change(torch.softmax(scores(query, key), dim=-1)) @ value
+
+    assert name in proposed(attend, share_statements, problem(key_length=9))
 
 
 def test_squares_of_positive_logits_are_read() -> None:

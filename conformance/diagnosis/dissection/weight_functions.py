@@ -1,0 +1,251 @@
+"""What weights are in place of the softmax: a function of the right ones, or of the logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..._golden import golden
+from ..mistakes import DeclaredCall, NamedMistake
+from ..mistakes._steps import BLOCKS, emptied, present, weighing
+from ..mistakes.named_mistake import CoreChange
+from .reading import Number, Reading, in_digits, numbers, statement
+
+_TINY: Final = torch.finfo(torch.float64).tiny
+# Numbers below have fewer digits in float32, in which sums are added up at the least.
+_SMALLEST_SUM: Final = torch.finfo(torch.float32).tiny
+_FIX: Final = "divide the exponentials by their own sum over the keys that the query attends"
+
+
+def _softmax_of_tiles(axis: int, size: int) -> Callable[[Tensor], Tensor]:
+    """A softmax of its own for each tile of queries or of keys; nothing is left of one tile."""
+    return lambda logits: torch.cat(
+        [torch.softmax(tile, axis) for tile in logits.split(size, axis)], axis
+    )
+
+
+def _divided(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A function of each logit, divided by the sum over the keys that are there.
+
+    NaN in rows whose sum has lost its digits to underflow, if it is not zero altogether.
+    """
+
+    def weights(logits: Tensor) -> Tensor:
+        each = function(logits).masked_fill(torch.isneginf(logits), 0.0)
+        total = each.sum(dim=-1, keepdim=True)
+        return each / torch.where(total < _SMALLEST_SUM, torch.nan, total)
+
+    return weights
+
+
+def _shares(weights: Tensor) -> Tensor:
+    """Each divided by the row's sum; zeros where that is zero."""
+    total = weights.sum(-1, keepdim=True)
+    return weights / torch.where(total == 0.0, 1.0, total)
+
+
+def _shares_of_keys() -> Iterator[tuple[str, Callable[[golden.Attention], Tensor], bool]]:
+    """Shares that are added to weights, and whether rows without keys have them, too."""
+    for hidden_too in (False, True):
+        among = " for each key" if hidden_too else " for each key that is not hidden"
+        yield among, partial(_share, hidden_too=hidden_too), hidden_too
+        divided = partial(_share, divided=True, hidden_too=hidden_too)
+        yield f" divided by the number of keys,{among}", divided, hidden_too
+    yield (
+        " divided by the number of keys that are not hidden, for each of these",
+        lambda a: a.allowed / a.allowed.sum(-1, keepdim=True).clamp_min(1),
+        False,
+    )
+
+
+def _share(
+    attention: golden.Attention, *, divided: bool = False, hidden_too: bool = False
+) -> Tensor:
+    of_one = 1.0 / attention.weights.shape[-1] if divided else 1.0
+    return torch.full_like(attention.weights, of_one).masked_fill(
+        ~attention.allowed & (not hidden_too), 0.0
+    )
+
+
+_SHARES: Final = tuple(_shares_of_keys())
+# Weights that are a function of the right ones, and weights that no softmax made of the logits.
+_OF_WEIGHTS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("the square of them", torch.square),
+    ("the root of them", torch.sqrt),
+    ("one less each of them", lambda weights: 1.0 - weights),
+    ("the sum of them up to each key", lambda weights: weights.cumsum(-1)),
+    ("each divided by the row's largest", lambda w: w / w.amax(-1, keepdim=True)),
+    ("their mean over the queries", lambda w: w.mean(-2, keepdim=True).expand_as(w)),
+    ("their mean over the heads", lambda w: w.mean(1, keepdim=True).expand_as(w)),
+)
+# The same where hidden keys have what it makes of a weight of zero.
+_OF_EVERY_WEIGHT: Final[tuple[tuple[str, Callable[[golden.Attention], Tensor]], ...]] = (
+    ("the logarithm of them", lambda a: a.logits.log_softmax(-1)),
+    ("the sum of them up to each key, hidden or not", lambda a: a.weights.cumsum(-1)),
+    (
+        "the sum of them up to each key, hidden or not, divided by the row's sum",
+        lambda a: _shares(a.weights.cumsum(-1)),
+    ),
+)
+_EACH: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("their sigmoids", torch.sigmoid),
+    ("their positive parts", lambda logits: present(logits).relu()),
+    ("the squares of their positive parts", lambda logits: present(logits).relu().square()),
+    ("their softplus", torch.nn.functional.softplus),
+    ("their ELU and one", lambda logits: torch.nn.functional.elu(logits) + 1.0),
+    ("their squares", lambda logits: present(logits).square()),
+    ("their sizes", lambda logits: present(logits).abs()),
+    (
+        "one, each of them and half of its square",
+        lambda x: 1.0 + present(x) + present(x) ** 2 / 2.0,
+    ),
+)
+_OF_LOGITS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("their exponentials, divided by nothing", torch.exp),
+    ("their powers of two", torch.exp2),
+    *_EACH,
+    *((f"{words}, divided by the row's sum", _divided(function)) for words, function in _EACH),
+    *(
+        (f"their softmax over {what} of each tile of {size}", _softmax_of_tiles(axis, size))
+        for size in BLOCKS[1:]
+        for what, axis in (("the queries", -2), ("the keys", -1))
+    ),
+)
+
+
+def _relative_over(axis: int) -> Callable[[golden.Attention], Tensor]:
+    """Exponentials relative to the largest of their row, divided by their sum over another axis.
+
+    NaN where all along it are hidden, or vanish in float32; logits of a row without keys are alike.
+    """
+
+    def weights_of(attention: golden.Attention) -> Tensor:
+        logits = attention.logits.masked_fill(attention.empty[..., None], 0.0)
+        powers = (logits - logits.amax(-1, keepdim=True)).exp()
+        powers = powers.masked_fill(powers.float() == 0.0, 0.0)
+        return powers / powers.sum(axis, keepdim=True)
+
+    return weights_of
+
+
+def weight_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """The mistakes that make the weights a function of the right ones, or of single logits."""
+    attention, read = reading.attention, reading.weights
+    if reading.nearly_right:
+        return
+    tables: list[tuple[str, str, Callable[[golden.Attention], Tensor]]] = [
+        (f"weights: {words}", f"the weights are not used as they are, but {words}", _made(f))
+        for words, f in _OF_WEIGHTS
+    ]
+    of_every = {f"weights: {words}": f for words, f in _OF_EVERY_WEIGHT}
+    tables += [
+        (
+            name,
+            f"the weights are not used as they are, but {name.removeprefix('weights: ')}",
+            f,
+        )
+        for name, f in of_every.items()
+    ]
+    tables += [
+        (
+            f"weights: of the logits {words}",
+            f"the weights are not the softmax of the logits, but {words}",
+            _unmade(f),
+        )
+        for words, f in _OF_LOGITS
+    ]
+    relative = "exponentials relative to the largest of their row"
+    for words, axis in (("queries", -2), ("heads", 1), ("batch items", 0)):
+        over = f"divided by their sum over the {words}"
+        tables.append((f"weights: {over}", f"{relative} are {over}", _relative_over(axis)))
+    for name, text, weights_of in tables:
+        weights = weights_of(attention)
+        rows = torch.isfinite(weights).all(dim=-1)
+        weights, got = weights[rows], read[rows]
+        if reading.agree(got, weights):
+            core = weighed_by(weights_of, empty_too=name in of_every)
+            yield statement(name, text, _FIX, core=core)
+            continue
+        factor = float((weights * got).sum() / weights.square().sum().clamp_min(_TINY))
+        if reading.agree(got, factor * weights):
+            for number in numbers(factor, reading.sizes, reading.same):
+                multiplied = weighed_by(weights_of, number)
+                more = f", times {number.words}"
+                yield statement(f"{name}{more}", f"{text}{more}", _FIX, core=multiplied)
+
+
+def share_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """The mistakes that limit the weights, or add a share of every key to a part of them."""
+    attention, read = reading.attention, reading.weights
+    if reading.nearly_right or not bool(torch.isfinite(read).all()):
+        return
+    found: list[tuple[str, Callable[[golden.Attention], Tensor], bool]] = []
+    seen = read[attention.allowed.expand(read.shape)]
+    for limit, words, clamp in (
+        (seen.max(), "at most", torch.clamp_max),
+        (seen.min(), "at least", torch.clamp_min),
+    ):
+        number = float(f"{limit:.3g}")
+        clamped = _made(partial(_called_with, clamp, number))
+        found.append((f"clamped to {words} {in_digits(number)}", clamped, False))
+    for words, share, empty_too in _SHARES:
+        columns = [attention.weights.expand(read.shape), share(attention).expand(read.shape)]
+        table = torch.stack(columns, dim=-1).flatten(0, -2)
+        fitted = torch.linalg.lstsq(table, read.flatten()[:, None]).solution
+        part, added = (float(f"{number:.3g}") for number in fitted.flatten())
+        said = f"{in_digits(part)} times the right ones plus {in_digits(added)}{words}"
+        found.append((said, partial(_with_share, share, part, added), empty_too))
+    for said, weights_of, empty_too in found:
+        if reading.agree(read, weights_of(attention).expand(read.shape)):
+            core = weighed_by(weights_of, empty_too=empty_too)
+            yield statement(f"weights: {said}", f"the weights are {said}", _FIX, core=core)
+
+
+def _called_with(clamp: Callable[[Tensor, float], Tensor], limit: float, of: Tensor) -> Tensor:
+    return clamp(of, limit)
+
+
+def _with_share(
+    share: Callable[[golden.Attention], Tensor],
+    part: float,
+    added: float,
+    attention: golden.Attention,
+) -> Tensor:
+    return part * attention.weights + added * share(attention)
+
+
+def _made(function: Callable[[Tensor], Tensor]) -> Callable[[golden.Attention], Tensor]:
+    """A function of the right weights, zero for hidden keys."""
+    return lambda attention: function(attention.weights).masked_fill(~attention.allowed, 0.0)
+
+
+def _unmade(function: Callable[[Tensor], Tensor]) -> Callable[[golden.Attention], Tensor]:
+    """A function of each logit, zero for hidden keys."""
+    return lambda attention: function(attention.logits).masked_fill(~attention.allowed, 0.0)
+
+
+def weighed_by(
+    weights_of: Callable[[golden.Attention], Tensor],
+    number: Number | None = None,
+    *,
+    empty_too: bool = False,
+) -> CoreChange:
+    """Other weights, times a number where one is given; rows that have none are open.
+
+    Rows without keys stay what they are, but for ``empty_too``.
+    """
+
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        factor = 1.0 if number is None else number.value(call.inputs.geometry)
+        weights = factor * weights_of(attention)
+        unknown = torch.isnan(weights).any(dim=-1)
+        opened, rows = emptied(attention, unknown), attention.empty | unknown
+        if empty_too:
+            rows = unknown & ~attention.empty
+        return weighing(opened, torch.where(rows[..., None], attention.weights, weights))
+
+    return core
