@@ -181,10 +181,10 @@ def weight_statements(reading: Reading) -> Iterator[NamedMistake]:
 def share_statements(reading: Reading) -> Iterator[NamedMistake]:
     """The mistakes that limit the weights, or add a share of every key to a part of them."""
     attention, read = reading.attention, reading.weights
-    if reading.nearly_right or not bool(torch.isfinite(read).all()):
+    seen = read[attention.allowed.expand(read.shape)]
+    if reading.nearly_right or not seen.numel() or not bool(torch.isfinite(read).all()):
         return
     found: list[tuple[str, Callable[[golden.Attention], Tensor], bool]] = []
-    seen = read[attention.allowed.expand(read.shape)]
     for limit, words, clamp in (
         (seen.max(), "at most", torch.clamp_max),
         (seen.min(), "at least", torch.clamp_min),
