@@ -13,6 +13,7 @@ from ..base.mistake import NO_MISTAKE, UNKNOWN
 from ..clauses.judging_gradients import described, has_empty_rows
 from ..clauses.subject import Subject
 from ..oracle.gradient_oracle import why_unknown
+from ..problems.materialise import TORCH_DTYPES
 from ..problems.problem import Problem
 from ..tolerance import model
 from .battery import answer_to
@@ -145,7 +146,10 @@ class BackwardDiagnostician:
     def _rounded(self, every: Sequence[ObservedGradients]) -> list[dict[str, Any]]:
         """That the wrong gradients are the right ones rounded to a format, if they are."""
         names = {name: None for each in every for name in each.wrong}
+        own = torch.finfo(TORCH_DTYPES[self.subject.dtype]).eps
         for dtype in FORMATS:
+            if torch.finfo(dtype).eps <= own:  # as every number of the candidate's own dtype is
+                continue
             if not all(_is_rounded(each, names, dtype) for each in every):
                 continue
             further = further_gradients(self.subject, every)

@@ -167,6 +167,44 @@ def test_gradients_that_are_rounded_are_said_to_be() -> None:
     assert names(gradients.GradientsInBfloat16) == [name]
 
 
+class StoredLogSumExp(torch.autograd.Function):
+    """Weights made anew behind the forward pass, of a log-sum-exp in the precision of the query."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
+        """Attend in float32."""
+        query, key, value = (tensor.float() for tensor in tensors)
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        output = (scores.softmax(-1) @ value).to(tensors[0].dtype)
+        total = scores.logsumexp(-1, keepdim=True).to(output.dtype)
+        ctx.save_for_backward(*tensors, output, total)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, ...]:
+        """The gradients of query, key and value."""
+        query, key, value, output, total = (tensor.float() for tensor in ctx.saved_tensors)
+        scale = query.shape[-1] ** -0.5
+        weights = (query @ key.mT * scale - total).exp()
+        row = (upstream * output).sum(-1, keepdim=True)
+        scores = weights * (upstream.float() @ value.mT - row)
+        found = scores @ key * scale, scores.mT @ query * scale, weights.mT @ upstream.float()
+        return tuple(each.to(upstream.dtype) for each in found)
+
+
+def test_numbers_of_their_own_dtype_are_not_said_to_be_rounded_to_it() -> None:
+    """Every gradient of half precision is a number of it: that explains nothing."""
+    promises = {**BARE_FLOAT32, "dtypes": ["bfloat16"], "features": ["gradients"]}
+    made = core(StoredLogSumExp.apply, scores="fused", **promises)
+    one = {"num_heads": 1, "num_kv_heads": 1, "query_length": 1, "head_size": 1}
+    sizes = {**one, "batch": 2, "value_head_size": 1, "key_length": 33}
+    subject = Subject(made, "bfloat16")
+    shown = problem(**sizes, dtype="bfloat16", values="normal", seed=59)
+    (entry,) = BackwardDiagnostician(subject).explain("gradients.golden", shown)
+    assert "rounded to bfloat16" not in entry["name"]
+    assert entry["facts"]["gradients"] == ["value"]
+
+
 @pytest.mark.nightly  # those of answers are asked in each run, by the same code
 def test_conditions_of_gradients_hold_at_sizes_that_nobody_saw() -> None:
     """Of three heads alone, not of any odd number of them."""
