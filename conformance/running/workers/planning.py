@@ -306,7 +306,10 @@ def _gauge(candidate: Candidate) -> str:
     if candidate.golden_known:
         return ""
     if candidate.kind == WHOLE_MODEL:
-        return "no golden answer of a whole model exists: it was held against its own answers"
+        return (
+            "no golden answer of a whole model exists: it was held against its own answers, and "
+            "what stands outside its attentions, such as rotary positions, was not judged"
+        )
     why = "its weights are unknown" if not candidate.weights_known else "it mixes in positions"
     return f"{why}, so no golden answer was compared"
 
