@@ -215,7 +215,7 @@ def test_conditions_of_gradients_hold_at_sizes_that_nobody_saw() -> None:
         return torch.softmax(query @ key.mT * query.shape[-1] ** -0.5, dim=-1) @ grown
 
     promises = {**BARE_FLOAT32, "features": ["gradients"]}
-    sizes = {"batch": 1, "head_size": 4, "value_head_size": 4, "query_length": 3, "key_length": 5}
+    sizes = {"batch": 1, "head_size": 4, "value_head_size": 4, "query_length": 7, "key_length": 5}
     subject = Subject(core(three, **promises, geometry=sizes), "float32")
     (entry,) = BackwardDiagnostician(subject).explain("gradients.golden", problem())
     assert entry["text"].startswith("the gradient of the value is 1.5 times what it must be")
