@@ -282,9 +282,9 @@ def check_watching() -> None:
 
 
 def run_again(run: Callable[[float], int], targets: Sequence[str]) -> int:
-    """Run at once and after every change, until Ctrl-C; the exit code of the last run.
+    """Run at once and after every change, until Ctrl-C; the exit code of the last run's verdict.
 
-    Bad input ends no watch: the next change may mend it.
+    Bad input ends no watch: the next change may mend it. What is interrupted then has no verdict.
     """
     from watchfiles import PythonFilter, watch  # noqa: PLC0415 (an extra)
 
@@ -304,7 +304,7 @@ def run_again(run: Callable[[float], int], targets: Sequence[str]) -> int:
         except KeyboardInterrupt:
             break
         code = _run_once(run)
-    return code
+    return EXIT_INTERRUPTED if code == EXIT_USAGE else code
 
 
 def _run_once(run: Callable[[float], int]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 from command_line import COMMAND, FEW, record
 from view_records import of
@@ -151,6 +153,50 @@ def test_closed_standard_streams(folder: Path, closed: tuple[int, ...]) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert record(folder)["candidates"][0]["verdict"] == "conforms"
+
+
+def test_an_interrupt_while_a_watch_starts_says_nothing_else(folder: Path) -> None:
+    """What all runs of a watch are forked from imports for seconds, and shows no traceback."""
+    write(folder, {"attn.py": KERNEL})
+    process = subprocess.Popen(
+        [*COMMAND, "check", "attn.py", *FEW, "--watch"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    until = time.monotonic() + LONGEST
+    while not any("forkserver" in line for line in _commands_below(process.pid)):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=LONGEST)
+    assert process.returncode == 130, err
+    assert "KeyboardInterrupt" not in err
+
+
+def _commands_below(pid: int) -> list[str]:
+    """The command lines of a process' children."""
+    lines = []
+    for child in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            lines.append(" ".join(child.cmdline()))
+    return lines
+
+
+def test_an_interrupt_after_bad_input_is_an_interrupt(folder: Path) -> None:
+    """A watch that waits for bad input to be mended has no verdict to end with."""
+    write(folder, {"attn.py": "import nothing_of_that_name\n"})
+    process = subprocess.Popen(
+        [*COMMAND, "check", "attn.py", *FEW, "--watch"], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    while not process.stderr.readline().startswith("waiting"):
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=LONGEST)
+    assert process.returncode == 130
 
 
 def test_a_watch_runs_again_and_ends_with_an_interrupt(folder: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import multiprocessing.forkserver
 import os
 import pickle
 import queue
@@ -22,7 +21,7 @@ from typing import Any, Final, Self, TypeVar
 from ...base.limits import Deadline
 from ...errors import UsageError
 from .messages import Loaded, Ready, RunOptions, package_version
-from .supervisor import DEFAULT_TIMEOUT, HarnessError, OutOfTime, Supervisor
+from .supervisor import DEFAULT_TIMEOUT, HarnessError, OutOfTime, Supervisor, no_interrupt
 
 # What a process has imported from which warm workers are forked.
 WARM: Final = "conformance.running.workers.warm"
@@ -47,7 +46,8 @@ def warm_context(promises: Mapping[str, Any] | None = None) -> BaseContext | Non
     if promises is not None:
         os.environ[PROMISED] = repr(dict(promises))
         try:
-            multiprocessing.forkserver.ensure_running()
+            with no_interrupt(context):  # it runs from here on
+                pass
         finally:
             del os.environ[PROMISED]
     return context

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from types import ModuleType
@@ -103,11 +104,11 @@ class Supervisor:
         with contextlib.suppress(OSError):  # the worker says so if it needs one
             self._scratch = tempfile.mkdtemp(prefix="conformance-")
         arguments = (worker_end, output, zygote, self._scratch)
-        process = self._context.Process(  # type: ignore[attr-defined]  # every context has it
+        context = self._context
+        process = context.Process(  # type: ignore[attr-defined]  # every context has it
             target=serve, args=arguments, name="conformance-worker"
         )
-        # The worker inherits the blocked Ctrl-C.
-        with _STARTING, _no_interrupt(), _safe_path(), _without_script(), _cleaning_quietly():
+        with _STARTING, _safe_path(), _without_script(), _cleaning_quietly(), no_interrupt(context):
             process.start()
             self._process, self._inbox = process, Inbox(own_end)
         worker_end.close()
@@ -129,10 +130,7 @@ class Supervisor:
         return ready
 
     def load(self) -> list[Loaded]:
-        """Load the targets; raises UsageError for bad ones, those that hang or crash included.
-
-        Where the run's time is up, OutOfTime says what was done then, and for how long.
-        """
+        """Load the targets; raises UsageError for bad ones, those that hang or crash included."""
         step, name = "loading", ""
 
         def limit() -> float:
@@ -441,13 +439,17 @@ def _kill_group(process: BaseProcess) -> None:
 
 
 @contextlib.contextmanager
-def _no_interrupt() -> Iterator[None]:
-    """Hold SIGINT and SIGTERM back; a process started meanwhile inherits that."""
+def no_interrupt(context: BaseContext) -> Iterator[None]:
+    """Hold SIGINT and SIGTERM back; what is started meanwhile inherits that, or what forks it."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
+    resource_tracker.ensure_running()  # to start it later would let them through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
+        if context.get_start_method() == "forkserver":  # it imports much, and is waited for
+            forkserver.ensure_running()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
