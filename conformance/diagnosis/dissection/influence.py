@@ -317,7 +317,7 @@ def _exchanged(_call: DeclaredCall, attention: golden.Attention) -> golden.Atten
 
 
 @dataclass(frozen=True)
-class Part:
+class UsedPart:
     """Some of the cached keys, or none: those from one index up to before another.
 
     The indices are made of the numbers of cached and of all keys; ``words`` follow "of a cache".
@@ -345,16 +345,16 @@ def lost_cache_statements(reading: Reading) -> Iterator[NamedMistake]:
         return
     first, end = used[0], used[-1] + 1
     front = [
-        Part(f"{_keys_in_words(past - first, 'last')} alone", lambda p, _n: p - past + first),
-        Part(f"all but {_keys_in_words(first, 'first')}", lambda _p, _n: first),
-        Part(
+        UsedPart(f"{_keys_in_words(past - first, 'last')} alone", lambda p, _n: p - past + first),
+        UsedPart(f"all but {_keys_in_words(first, 'first')}", lambda _p, _n: first),
+        UsedPart(
             f"as many of the last keys and values as make {count - first} with new ones",
             lambda _p, n: n - count + first,
         ),
     ]
     back = [
-        Part(f"all but {_keys_in_words(past - end, 'last')}", end=lambda p, _n: p - past + end),
-        Part(f"{_keys_in_words(end, 'first')} alone", end=lambda _p, _n: end),
+        UsedPart(f"all but {_keys_in_words(past - end, 'last')}", end=lambda p, _n: p - past + end),
+        UsedPart(f"{_keys_in_words(end, 'first')} alone", end=lambda _p, _n: end),
     ]
     for part in (front if end == past else []) + (back if first == 0 else []):
         yield statement(
@@ -365,7 +365,7 @@ def lost_cache_statements(reading: Reading) -> Iterator[NamedMistake]:
         )
 
 
-def _with_part(part: Part) -> InputsChange:
+def _with_part(part: UsedPart) -> InputsChange:
     def inputs_for(call: DeclaredCall) -> Inputs | None:
         inputs = call.inputs
         if not inputs.past:
