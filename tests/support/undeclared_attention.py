@@ -384,6 +384,26 @@ def replaced_by_mask(
     return scores.softmax(-1) @ v
 
 
+def flag_refuses_three_axes(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    is_causal: bool = False,  # noqa: FBT001, FBT002 (as people write it)
+) -> Tensor:
+    """Takes a mask of any shape, and the causal flag with all but one: torch's kernels are so."""
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    if mask is not None:
+        if is_causal and mask.ndim == 3:
+            msg = "Explicit attn_mask should not be set when is_causal=True"
+            raise RuntimeError(msg)
+        scores = scores.masked_fill(~mask, -math.inf)
+    if is_causal:
+        hidden = ~torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        scores = scores.masked_fill(hidden, -math.inf)
+    return scores.softmax(-1) @ v
+
+
 def rounded_to_float32(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The softmax runs in float32 whatever comes in, as in many models."""
     logits = (q @ k.mT / q.shape[-1] ** 0.5).float()

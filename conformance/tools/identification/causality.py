@@ -278,10 +278,12 @@ def _add_flag(case: Investigation, causality: Causality) -> None:
 
 def _add_combination(case: Investigation) -> None:
     """Find how flag and mask act together; drop the flag where no declaration can express it."""
-    rules = {
-        use.form: find_combination(case, use)
-        for use in {use.form: use for use in reversed(case.caller.convention.masks)}.values()
-    }
+    by_use = {use: find_combination(case, use) for use in case.caller.convention.masks}
+    by_use = _without_refused_shapes(case, by_use)
+    every: dict[str, set[str | None]] = {}
+    for use, rule in by_use.items():
+        every.setdefault(use.form, set()).add(rule)
+    rules = {form: own.pop() if len(own) == 1 else None for form, own in every.items()}
     if not rules:
         return
     words = {
@@ -310,6 +312,28 @@ def _add_combination(case: Investigation) -> None:
     case.point = case.point.replace(
         causal_alignment=golden.STANDARD.causal_alignment, causal_offset=0, one_query_causal=True
     )
+
+
+def _without_refused_shapes(
+    case: Investigation, by_use: dict[MaskUse, str | None]
+) -> dict[MaskUse, str | None]:
+    """How the flag acts with masks of the shapes that it is taken with; no other is promised.
+
+    A declaration has the same shapes with and without the flag.
+    """
+    refused = dict.fromkeys(use.shape for use, rule in by_use.items() if rule == "refused")
+    kept = {use: rule for use, rule in by_use.items() if use.shape not in refused}
+    if not refused or {use.form for use in kept} != {use.form for use in by_use}:
+        return by_use
+    native = dict.fromkeys(use.native for use in by_use if use.shape in refused)
+    case.findings.add(
+        "mask shapes left out",
+        f"{', '.join(native)}: refused together with {case.caller.convention.causal}",
+        "both at once, in each shape",
+        list(refused),
+    )
+    case.caller = case.caller.under(masks=tuple(kept))
+    return kept
 
 
 def _add_empty_rows(case: Investigation) -> None:

@@ -186,6 +186,15 @@ def test_a_mask_may_replace_the_flag() -> None:
     assert not any(name.startswith(("mask keep", "mask drop", "mask lengths")) for name in facts)
 
 
+def test_a_shape_that_the_flag_refuses_is_left_out() -> None:
+    """What is promised of masks and the flag together was seen in each shape."""
+    assert value("flag_refuses_three_axes", "causal and mask") == "both"
+    assert value("flag_refuses_three_axes", "mask shapes left out") == ["HQK"]
+    assert "HQK" in value("flag_refuses_three_axes", "mask mask (bool)")["shapes"]
+    text = record("flag_refuses_three_axes")["declaration"]
+    assert "mask_shapes=['BHQK', 'B1QK', 'B11K', '11QK', 'QK', 'K']" in text
+
+
 def test_a_boolean_mask_that_is_added_is_told() -> None:
     """Where a mask is added to the scores, a boolean one adds 1 and hides nothing: that is said."""
     fact = next(
