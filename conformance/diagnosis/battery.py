@@ -417,8 +417,6 @@ def _axes(shape: str) -> int:
 
 def _large(subject: Subject) -> Iterator[Inputs]:
     """Logits past the range of the exponential, high and low."""
-    if subject.dtype not in ("float32", "float64"):
-        return
     problem = fitted_problem(subject, BatteryEntry(sizes=_APART, seed=21))
     if problem is None or subject.candidate.declaration.inputs == "self":
         return

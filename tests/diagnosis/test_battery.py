@@ -101,3 +101,18 @@ def test_a_name_that_explains_the_first_answers_is_not_given_to_another_failure(
     several = problem(mask=mask, causal=True, scale=0.3, softcap=1.5, window=(3, 2))
     other = diagnostician.explain(CLAUSES["numerics.options"], several)
     assert "values-reversed" not in names(other)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_exponentials_of_half_precision_overflow_as_those_of_float32(dtype: str) -> None:
+    """Logits past the range of the exponential are asked for, and taken in float32 by kernels."""
+
+    def fused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = query.float() @ key.float().mT * query.shape[-1] ** -0.5
+        weights = scores.exp()
+        weights = weights / weights.sum(-1, keepdim=True)
+        return (weights @ value.float()).to(query.dtype)
+
+    made = conformance.core(dtypes=[dtype], scores="fused")(fused)
+    (entry,) = Diagnostician(Subject(made, dtype)).explain()
+    assert entry["name"] == "maximum-not-subtracted"

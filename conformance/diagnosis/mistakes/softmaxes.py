@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -61,11 +61,14 @@ def _every_key(call: DeclaredCall) -> Tensor:
     return torch.ones_like(call.inputs.allowed(call.semantics))
 
 
-def _in_working_dtype(weights_of: Callable[[Tensor], Tensor]) -> CoreChange:
-    """Exponentials where the range of the working dtype decides: they overflow or vanish."""
+def _in_working_dtype(weights_of: Callable[[Tensor], Tensor], *, wide: bool = False) -> CoreChange:
+    """Exponentials where the range of the working dtype decides: they overflow or vanish.
+
+    With ``wide`` it is float32 at least, as within a fused kernel.
+    """
 
     def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        logits, given = _filled(call, attention, logits_with_sinks(attention))
+        logits, given = _filled(call, attention, logits_with_sinks(attention), wide=wide)
         weights = weights_of(logits).double()[..., : attention.logits.shape[-1]]
         return weighing(attention, torch.where(given, attention.weights, weights))
 
@@ -73,7 +76,7 @@ def _in_working_dtype(weights_of: Callable[[Tensor], Tensor]) -> CoreChange:
 
 
 def _filled(
-    call: DeclaredCall, attention: golden.Attention, logits: Tensor
+    call: DeclaredCall, attention: golden.Attention, logits: Tensor, *, wide: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The logits in the working dtype, and the rows without keys that no softmax decides.
 
@@ -81,6 +84,7 @@ def _filled(
     softmax that subtracts it makes the mean of it.
     """
     working = call.inputs.query.dtype
+    working = torch.promote_types(working, torch.float32) if wide else working
     empty = torch.isneginf(attention.logits).all(dim=-1, keepdim=True)
     if call.semantics.empty_rows != "mean-of-all" or attention.sinks is not None:
         return logits.to(working), empty
@@ -88,7 +92,9 @@ def _filled(
     return filled.to(working), torch.zeros_like(empty)
 
 
-def _less(largest: Callable[[Tensor], Tensor | float], *, guarded: bool = False) -> CoreChange:
+def _less(
+    largest: Callable[[Tensor], Tensor | float], *, guarded: bool = False, wide: bool = False
+) -> CoreChange:
     """Exponentials of logits less a number; a guarded sum of zero does not divide."""
 
     def weights(logits: Tensor) -> Tensor:
@@ -96,7 +102,7 @@ def _less(largest: Callable[[Tensor], Tensor | float], *, guarded: bool = False)
         total = exponentials.sum(dim=-1, keepdim=True)
         return exponentials / (torch.where(total == 0.0, 1.0, total) if guarded else total)
 
-    return _in_working_dtype(weights)
+    return _in_working_dtype(weights, wide=wide)
 
 
 def _less_at_last(
@@ -118,9 +124,15 @@ def _less_at_last(
     return core
 
 
-def _every_division(largest: Callable[[Tensor], Tensor | float]) -> list[dict[str, CoreChange]]:
-    kinds = (_less, _less_at_last)
-    return [{"core": kind(largest, guarded=guarded)} for kind in kinds for guarded in (False, True)]
+def _every_division(largest: Callable[[Tensor], Tensor | float]) -> list[dict[str, Any]]:
+    kinds, guards = (_less, _less_at_last), (False, True)
+    own = [{"core": kind(largest, guarded=guarded)} for kind in kinds for guarded in guards]
+    fused = (_less(largest, guarded=guarded, wide=True) for guarded in guards)
+    return [*own, *({"core": one, "where": _is_half} for one in fused)]
+
+
+def _is_half(inputs: Inputs) -> bool:
+    return inputs.query.dtype.itemsize < torch.float32.itemsize
 
 
 def _largest_of_head(logits: Tensor) -> Tensor:
