@@ -384,6 +384,20 @@ def replaced_by_mask(
     return scores.softmax(-1) @ v
 
 
+class TrainsWithFewerShapes(MaskedAttention):
+    """Takes a mask of the keys alone in eval mode only, as torch's fused layers do."""
+
+    def forward(self, Q: Tensor, K: Tensor, V: Tensor, mask: Tensor | None = None) -> Tensor:  # noqa: N803
+        """A mask as that of its parent."""
+        if self.training and mask is not None and mask.ndim == 1:
+            msg = "expected `attn_mask` to be 2-D or 3-D"
+            raise RuntimeError(msg)
+        return super().forward(Q, K, V, mask)
+
+
+trains_with_fewer_shapes = TrainsWithFewerShapes(12, 3)
+
+
 def flag_refuses_three_axes(
     q: Tensor,
     k: Tensor,

@@ -6,13 +6,16 @@ A leak is measured: how far below the others a logit must lie for a hidden key t
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch import nn
 
 from ..._golden import golden
+from ...adapters.trial import duplicate
+from ...base.geometry import Geometry
 from ...diagnosis.mistakes.semantics_changes import filled_mistake
 from ...oracle.extreme_logits import single_key_inputs
 from ...oracle.oracle import evaluate
@@ -292,7 +295,7 @@ def _declare(case: Investigation, understood: Sequence[MaskReading]) -> None:
         )
         if reading.form == "bias":
             case.point = case.point.replace(bias_order=reading.point.bias_order)
-    case.caller = case.caller.under(masks=_in_common(uses))
+    case.caller = case.caller.under(masks=_in_training(case, _in_common(uses)))
     if not exact:
         case.findings.add(
             "empty rows",
@@ -354,6 +357,35 @@ def _in_common(uses: tuple[MaskUse, ...]) -> tuple[MaskUse, ...]:
     return tuple(
         use for use in uses if use.form == "lengths" or (use.form in kept and use.shape in common)
     )
+
+
+def _in_training(case: Investigation, uses: tuple[MaskUse, ...]) -> tuple[MaskUse, ...]:
+    """The uses whose shapes a module takes in training mode, too: clauses call it there."""
+    prepare = case.caller.prepare
+
+    def train(geometry: Geometry, weights: golden.ProjectionWeights | None) -> Callable[..., Any]:
+        built = prepare(geometry, weights)
+        return duplicate(built).train() if isinstance(built, nn.Module) else built
+
+    caller = replace(case.caller, prepare=train)
+    inputs = caller.draw(seed=6)
+    if isinstance(caller.call(inputs), Refusal):
+        return uses
+    refused = {
+        use.shape: use.native
+        for use in uses
+        if isinstance(caller.under(masks=(use,)).call(masked(inputs, use.form, use.shape)), Refusal)
+    }
+    kept = tuple(use for use in uses if use.shape not in refused)
+    if not refused or {use.form for use in kept} != {use.form for use in uses}:
+        return uses
+    case.findings.add(
+        "mask shapes of eval mode",
+        f"{', '.join(refused.values())}: left out, as training mode refuses them",
+        "calls in both modes, in each shape",
+        list(refused),
+    )
+    return kept
 
 
 def _empty_rows(case: Investigation, uses: Sequence[MaskUse]) -> None:

@@ -195,6 +195,15 @@ def test_a_shape_that_the_flag_refuses_is_left_out() -> None:
     assert "mask_shapes=['BHQK', 'B1QK', 'B11K', '11QK', 'QK', 'K']" in text
 
 
+def test_a_shape_that_training_refuses_is_left_out() -> None:
+    """What is promised of masks was seen in both modes of a module."""
+    assert value("trains_with_fewer_shapes", "mask shapes of eval mode") == ["K"]
+    text = record("trains_with_fewer_shapes")["declaration"]
+    assert "mask_shapes=['BHQK', 'B1QK', 'B11K', '11QK', 'HQK', 'QK']" in text
+    facts = {entry["fact"] for entry in record("masked_attention")["facts"]}
+    assert "mask shapes of eval mode" not in facts
+
+
 def test_a_boolean_mask_that_is_added_is_told() -> None:
     """Where a mask is added to the scores, a boolean one adds 1 and hides nothing: that is said."""
     fact = next(
