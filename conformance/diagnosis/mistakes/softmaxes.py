@@ -128,7 +128,7 @@ def _every_division(largest: Callable[[Tensor], Tensor | float]) -> list[dict[st
     kinds, guards = (_less, _less_at_last), (False, True)
     own = [{"core": kind(largest, guarded=guarded)} for kind in kinds for guarded in guards]
     fused = (_less(largest, guarded=guarded, wide=True) for guarded in guards)
-    return [*own, *({"core": one, "where": _is_half} for one in fused)]
+    return [*own, *({"core": one, "where": _is_half, "needs": "half"} for one in fused)]
 
 
 def _is_half(inputs: Inputs) -> bool:

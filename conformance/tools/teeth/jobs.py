@@ -131,8 +131,9 @@ def _mistakes(options: TeethOptions, tell: Tell) -> Iterator[CatalogueEntry]:
     if options.targets:
         return
     tell("loading", "the shipped mistakes")
-    # Other layouts have broken candidates of their own.
-    shown = (mistake for mistake in MISTAKES if mistake.needs not in ("packed", "sequences"))
+    # Other layouts have broken candidates of their own, and acted ones are float32.
+    apart = ("packed", "sequences", "half")
+    shown = (mistake for mistake in MISTAKES if mistake.needs not in apart)
     yield from (_entry(mistake, SHIPPED) for mistake in shown)
     for point in registered(MISTAKE_GROUP):
         tell("loading", point.name)
