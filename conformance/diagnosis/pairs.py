@@ -25,7 +25,7 @@ from .battery import CUBE, BatteryEntry, answer_to, answers_at_equal_sizes, fitt
 from .dissection import StatementReader, statements
 from .mistaken_answer import Combination
 from .search import MOST_PARTIAL, MistakeSearch
-from .statement_search import Explanation, explains, explanations_of
+from .statement_search import Explanation, answer_alike, explains, explanations_of
 
 # Keys up to which one tile holds all of them.
 FEW_KEYS: Final = 4
@@ -78,7 +78,8 @@ class PairSearch:
     def confirmed(self, search: MistakeSearch, pairs: Sequence[Combination]) -> list[Explanation]:
         """The pair, in the order in which it explains as well what any two options change.
 
-        None where pairs of several names do: which mistake is the other one is not known.
+        None where pairs of several names do that answer otherwise: those explain what is left open
+        by one of their mistakes, and which is the other one is not known.
         """
         told = search.told_apart(pairs) or self._told_apart_at_equal_sizes(pairs)
         if not told:
@@ -87,7 +88,13 @@ class PairSearch:
         orders = chain.from_iterable(map(permutations, told))
         found = [one for one in orders if self._explains_all(one, combined, near)]
         explained = explanations_of(found)
-        return explained if len(explained) == 1 else []
+        first = explained[0].made if explained else ()
+        alike = all(
+            answer_alike(self.subject, first, one.made, answer.inputs)
+            for one in explained[1:]
+            for answer in (*combined, *near)
+        )
+        return explained if alike else []
 
     def _told_apart_at_equal_sizes(self, pairs: Sequence[Combination]) -> list[Combination]:
         """Those of some pairs that explain answers where all sizes are the same.

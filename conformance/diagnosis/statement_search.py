@@ -91,6 +91,19 @@ def changes_answer(subject: Subject, made: Combination, inputs: Inputs) -> bool:
     return not bool(((output == exact) | (output.isnan() & exact.isnan())).all())
 
 
+def answer_alike(subject: Subject, one: Combination, other: Combination, inputs: Inputs) -> bool:
+    """Whether mistakes answer as others do in every row, also where the answer is open."""
+    try:
+        first, second = (_acted(subject, made, inputs) for made in (one, other))
+    except NotExpressible:
+        return False
+    if first.output.shape != second.output.shape:
+        return False
+    near = (first.output - second.output).abs() <= first.bound
+    same = (first.output == second.output) | (first.output.isnan() & second.output.isnan())
+    return bool((near | same).all())
+
+
 def cannot_be_made(subject: Subject, made: Combination, inputs: Inputs) -> bool:
     """Whether a call that makes mistakes has no answer, or one of another shape than is right."""
     try:

@@ -17,7 +17,7 @@ from conformance.clauses.subject import Subject
 from conformance.diagnosis.battery import Observation
 from conformance.diagnosis.diagnostician import Diagnostician
 from conformance.diagnosis.mistaken_answer import Combination, DiagnosedSubject, act
-from conformance.diagnosis.mistakes import NotExpressible, named_mistakes
+from conformance.diagnosis.mistakes import DeclaredCall, NotExpressible, named_mistakes
 from conformance.diagnosis.search import MistakeSearch
 from conformance.oracle.oracle import Oracle, evaluate
 from conformance.problems.inputs import Inputs
@@ -116,14 +116,23 @@ def test_what_leaves_no_row_that_is_judged_is_no_second_mistake() -> None:
     assert not search.explains_every((every["values-reversed"], hidden))
 
 
-def test_two_that_explain_as_much_beside_one_leave_the_other_unknown() -> None:
-    """Either could be the second mistake: a pair of one of them may be false."""
+def overflowing(_call: DeclaredCall, output: Tensor) -> Tensor:
+    """The last query's answer is no number of float32 any more: what is there is open."""
+    return torch.cat([output[..., :-1, :], torch.full_like(output[..., -1:, :], 1e39)], dim=-2)
+
+
+def test_two_that_explain_as_much_beside_one_are_named_if_they_answer_alike() -> None:
+    """Two names of one mistake are both true; of two that differ in open rows one may be false."""
     both = "values-normalised", "scale-of-query-length"
     diagnostician, search = diagnosing("core", *both, masks=["keep"], causal="bottom-right")
     one, two = making(*both)
     alike = dataclasses.replace(two, name="another")
-    assert names_of(diagnostician._pairs.confirmed(search, [(one, two)])) == [set(both)]
-    assert diagnostician._pairs.confirmed(search, [(one, two), (one, alike)]) == []
+    other = dataclasses.replace(two, name="another", output=overflowing)
+    confirmed = diagnostician._pairs.confirmed
+    found = names_of(confirmed(search, [(one, two), (one, alike)]))
+    assert found == [set(both), {one.name, "another"}]
+    assert names_of(confirmed(search, [(one, other)])) == [{one.name, "another"}]
+    assert confirmed(search, [(one, two), (one, other)]) == []
 
 
 def exponentials(
