@@ -199,7 +199,9 @@ def test_a_builder_that_dies_is_a_verdict(folder: Path) -> None:
     assert result.violation.kind == "crashed"
 
 
-@pytest.mark.parametrize("then", ["time.sleep(600)", "pass", "os._exit(1)"])
+@pytest.mark.parametrize(
+    "then", [pytest.param("time.sleep(600)", marks=pytest.mark.nightly), "pass", "os._exit(1)"]
+)
 def test_children_of_a_candidate_are_ended_too(folder: Path, then: str) -> None:
     """What a candidate has started does not outlive the run, whether it hangs, answers or dies."""
     start = "open('pid', 'w').write(str(subprocess.Popen(['sleep', '600']).pid))"
