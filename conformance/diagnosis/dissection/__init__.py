@@ -38,7 +38,6 @@ from .bias_statements import (
 from .by_head import head_statements
 from .denominators import sink_statements, sum_statements
 from .influence import (
-    dropped_weight_statements,
     exchanged_weight_statements,
     lost_cache_statements,
     turned_weight_statements,
@@ -69,7 +68,7 @@ from .visibility import (
     visibility_statements,
     zeroed_token_statements,
 )
-from .weight_functions import share_statements, weight_statements
+from .weight_functions import dropped_weight_statements, share_statements, weight_statements
 
 # Numbers of keys that tell tiles apart: an answer of each range is read.
 RANGES: Final = (8, 16, 32, 64, 160)

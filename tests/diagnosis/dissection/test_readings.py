@@ -17,7 +17,6 @@ from conformance.clauses.subject import Subject
 from conformance.diagnosis import dissection
 from conformance.diagnosis.dissection.bias_statements import additive_mask_statements
 from conformance.diagnosis.dissection.denominators import sink_statements, sum_statements
-from conformance.diagnosis.dissection.influence import dropped_weight_statements
 from conformance.diagnosis.dissection.logits import logit_statements, temperature_statements
 from conformance.diagnosis.dissection.reading import Reading, in_digits, read, statement
 from conformance.diagnosis.dissection.sources import shared_head_statements, value_statements
@@ -26,7 +25,11 @@ from conformance.diagnosis.dissection.visibility import (
     table_statements,
     visibility_statements,
 )
-from conformance.diagnosis.dissection.weight_functions import share_statements, weight_statements
+from conformance.diagnosis.dissection.weight_functions import (
+    dropped_weight_statements,
+    share_statements,
+    weight_statements,
+)
 from conformance.diagnosis.mistakes import NamedMistake
 from conformance.diagnosis.mistakes._steps import weighing
 from conformance.problems.problem import Problem
