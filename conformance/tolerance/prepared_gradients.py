@@ -101,8 +101,8 @@ def pulled_back(attention: golden.Attention, gradients: BackwardPass) -> tuple[T
         )
 
     return (
-        _pulled(attention.given_query, query, prepare(attention.positions)),
-        _pulled(attention.given_key, key, prepare(torch.arange(length))),
+        pulled(attention.given_query, query, prepare(attention.positions)),
+        pulled(attention.given_key, key, prepare(torch.arange(length))),
     )
 
 
@@ -138,24 +138,24 @@ def _turned_back(
     error = error + _once(gradient.abs() + error, contract)
     if semantics.rotary != "none":
         error = rotated_error(gradient, error, positions, semantics, contract)
-        gradient = _pulled(
+        gradient = pulled(
             unprepared, gradient, lambda heads: golden.rotate_heads(heads, positions, semantics)
         )
     if semantics.qk_norm != "none":
         error = _error_behind_norm(
             unprepared, unprepared_error, gradient, error, semantics, contract
         )
-        gradient = _pulled(
+        gradient = pulled(
             unprepared, gradient, lambda heads: golden.normalise_heads(heads, semantics)
         )
     return gradient, error
 
 
-def _pulled(unprepared: Tensor, gradient: Tensor, prepare: Callable[[Tensor], Tensor]) -> Tensor:
-    """The gradient by what is prepared, in float64."""
-    with torch.enable_grad():
-        leaf = unprepared.detach().double().requires_grad_()
-        (pulled,) = torch.autograd.grad(prepare(leaf), leaf, gradient)
+def pulled(unprepared: Tensor, gradient: Tensor, prepare: Callable[[Tensor], Tensor]) -> Tensor:
+    """The gradient by what is prepared, in float64; of answers of inference mode, too."""
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        leaf = unprepared.detach().double().clone().requires_grad_()
+        (pulled,) = torch.autograd.grad(prepare(leaf), leaf, gradient.clone())
     return pulled
 
 

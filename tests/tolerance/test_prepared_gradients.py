@@ -48,6 +48,18 @@ def test_the_values_are_what_autograd_finds(point: golden.Semantics, *, sinks: b
         assert bool(((bounded[name].value - exact).abs() <= bounded[name].worst).all()), name
 
 
+def test_answers_of_inference_mode_have_gradients() -> None:
+    """Searches for a name keep answers that were made without recording: they are no leaves."""
+    operands = leaves(3)
+    tensors = {name: tensor.detach() for name, tensor in operands.items()}
+    with torch.inference_mode():
+        attention = golden.attend(**tensors, semantics=POINTS[0])
+    upstream = output_gradient(attention.output.shape, 7)
+    gradients = core_gradients(attention, upstream, contract("float64"), num_kv_heads=2)
+    expected = judged(operands, upstream, "float64", POINTS[0])
+    assert all(torch.equal(gradients[name].value, expected[name].value) for name in expected)
+
+
 @pytest.mark.parametrize("point", POINTS, ids=described)
 def test_bounds_tell_half_of_a_gradient(point: golden.Semantics) -> None:
     """In float32 no bound comes near half of the largest gradient."""

@@ -16,10 +16,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ...problems.inputs import Inputs
 from ...tolerance import Gradient, model
 from ..conditions import Condition
 from ..mistakes import BACKWARD, NamedMistake, NotExpressible
-from ..mistakes.backward_pass import observable
+from ..mistakes.backward_pass import observable, unprepared
 from ..mistakes.named_mistake import BackwardCall, BackwardSteps, Gradients
 from ..narrowing import in_words, telling_apart
 from ..observed_gradients import ObservedGradients, SquaredErrors, near, room
@@ -85,9 +86,9 @@ class Form:
     times: Multiple
     conditions: tuple[Condition, ...] = ()
 
-    def holds(self, observed: ObservedGradients) -> bool:
-        """Whether it is made in a problem."""
-        return all(condition.holds(observed.inputs) for condition in self.conditions)
+    def holds(self, inputs: Inputs) -> bool:
+        """Whether it is made in a call."""
+        return all(condition.holds(inputs) for condition in self.conditions)
 
     @property
     def where(self) -> str:
@@ -134,10 +135,10 @@ class BackwardReading:
                 self._values[id(variant)] = variant.values(self.backward)
             except (ValueError, RuntimeError, IndexError):  # shapes do not meet
                 self._values[id(variant)] = {}
-        heads = self._values[id(variant)].get(role)
+        heads, call = self._values[id(variant)].get(role), self.backward.call
         if heads is None or heads.shape != self.backward.exact[role].shape:
             return None
-        return observable(self.backward.call, role, heads)
+        return observable(call, role, variant.unprepared(call, role, heads))
 
     def fits(self, role: str, values: Tensor) -> bool:
         """Whether a candidate that computes some values would give what was observed."""
@@ -376,7 +377,7 @@ def _statement(forms: Sequence[Form], readings: Sequence[BackwardReading]) -> Na
         primary="gradients.golden",
         sentence="; ".join(part.sentence for part in parts),
         fix="; ".join(dict.fromkeys(part.fix for part in parts)),
-        backward=BackwardSteps(heads=_acted(forms)),
+        backward=BackwardSteps(heads=_acted(forms), unprepared=_acted_before(forms)),
         sizes=tuple(one.sizes for form in forms for one in form.conditions if one.sizes),
     )
 
@@ -385,13 +386,21 @@ def _acted(forms: Sequence[Form]) -> Callable[[BackwardCall, Gradients], Gradien
     def heads(call: BackwardCall, right: Gradients) -> Gradients:
         backward, changed = Backward(call), dict(right)
         for form in forms:
-            met = all(condition.holds(call.inputs) for condition in form.conditions)
-            if form.role in right and met:
-                given = form.variant.values(backward)[form.role]
-                changed[form.role] = form.times.value(call) * given
+            if form.role in right and form.holds(call.inputs):
+                changed[form.role] = form.variant.values(backward)[form.role]
         return changed
 
     return heads
+
+
+def _acted_before(forms: Sequence[Form]) -> Callable[[BackwardCall, str, Tensor], Tensor]:
+    def before(call: BackwardCall, role: str, gradient: Tensor) -> Tensor:
+        for form in forms:
+            if form.role == role and form.holds(call.inputs):
+                return form.times.value(call) * form.variant.unprepared(call, role, gradient)
+        return unprepared(call, role, gradient)
+
+    return before
 
 
 @dataclass(frozen=True)
@@ -411,7 +420,7 @@ def _changed(forms: Sequence[Form], readings: Sequence[BackwardReading]) -> Iter
             groups.setdefault((id(form.variant), form.where), []).append(form)
     for same in groups.values():
         variant, where = same[0].variant, _only(same[0])
-        of_roles = _gradients(same, readings)
+        of_roles = _gradients(same, readings, each=variant.unprepared is not unprepared)
         if variant.name and _touched(variant, readings) <= {form.role for form in same}:
             yield WrongPart(variant.name, variant.words + where, variant.fix)
         elif variant.name:

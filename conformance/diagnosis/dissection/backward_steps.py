@@ -17,7 +17,7 @@ from ...clauses.judging_gradients import described
 from ...tolerance import model
 from ...tolerance.backward_pass import BackwardPass
 from ..mistakes._steps import BLOCKS
-from ..mistakes.backward_pass import gradient_of_mask, gradients_with, sum_of_groups
+from ..mistakes.backward_pass import gradient_of_mask, gradients_with, sum_of_groups, unprepared
 from ..mistakes.named_mistake import BackwardCall, BackwardSteps, Gradients, NamedMistake
 from ..observed_gradients import ObservedGradients, near, room
 from .reading import Number, numbers, roundest
@@ -63,9 +63,10 @@ class Backward:
 
     @cached_property
     def key(self) -> Tensor:
-        """The keys of every query head, those that nobody attends as well."""
+        """The keys of every query head as they meet, those that nobody attends as well."""
         call = self.call
-        return golden.repeat_heads(call.heads[1], call.heads[0].shape[1], call.semantics)
+        _, key = golden.position_heads(*call.heads[:2], call.semantics)
+        return golden.repeat_heads(key, call.heads[0].shape[1], call.semantics)
 
     @cached_property
     def value(self) -> Tensor:
@@ -107,7 +108,8 @@ class Variant:
     """One way to compute some gradients; ``words`` follow "in the gradient of the query".
 
     ``roles`` are those that it may concern. ``name`` is that of the catalogue's entry, where it is
-    one: then ``words`` are a sentence of their own.
+    one: then ``words`` are a sentence of their own. ``values`` are gradients of heads as they meet;
+    ``unprepared`` gives those of the heads before they were normalised and turned.
     """
 
     words: str
@@ -115,6 +117,7 @@ class Variant:
     values: Values
     roles: tuple[str, ...] = ROLES
     name: str = ""
+    unprepared: Callable[[BackwardCall, str, Tensor], Tensor] = unprepared
 
 
 def with_key(change: Change) -> Values:
@@ -182,13 +185,13 @@ def read_variants(role: str, observed: Observed) -> Iterator[Variant]:
 def _variants(role: str, words: str, fix: str, change: Change) -> Iterator[Variant]:
     """A change to the gradient of a role, as a whole, and of each query head that shares it."""
 
-    def values(b: Backward) -> Gradients:
-        return {role: change(b.exact[role])}
+    def whole(call: BackwardCall, of: str, gradient: Tensor) -> Tensor:
+        return change(unprepared(call, of, gradient))
 
     def of_each_head(b: Backward) -> Gradients:
         return {role: sum_of_groups(b.call, change(getattr(b.right, role)))}
 
-    yield Variant(words=words, fix=fix, values=values, roles=(role,))
+    yield Variant(words=words, fix=fix, values=lambda b: b.exact, roles=(role,), unprepared=whole)
     if role != "query":
         more = f"{words} before those of a group are added up"
         yield Variant(words=more, fix=fix, values=of_each_head, roles=(role,))

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..._golden import golden
 from ..mistakes import BACKWARD
 from ..mistakes._steps import BLOCKS
-from ..mistakes.backward_pass import heads_with, sum_of_groups
+from ..mistakes.backward_pass import WAYS_BACK, heads_with, sum_of_groups
 from ..mistakes.named_mistake import BackwardCall, BackwardSteps, Gradients
 from .backward_steps import (
     EDGES,
@@ -452,6 +452,15 @@ def _changed_by(steps: BackwardSteps) -> tuple[str, ...]:
     return tuple(role for role in ROLES if role in changed)
 
 
+def _preparations() -> Iterator[Variant]:
+    for words, fix, made_at, back in WAYS_BACK:
+
+        def values(b: Backward, made_at: Callable[..., bool] = made_at) -> Gradients:
+            return b.exact if made_at(b.call.semantics) else {}
+
+        yield Variant(words=words, fix=fix, values=values, roles=("query", "key"), unprepared=back)
+
+
 VARIANTS: Final[tuple[Variant, ...]] = (
     RIGHT,
     *_of_catalogue(),
@@ -460,6 +469,7 @@ VARIANTS: Final[tuple[Variant, ...]] = (
     *_slopes(),
     *_recomputed(),
     *_of_other_sums(),
+    *_preparations(),
     *_pairs(),
     *_channels(),
     *_weights(),

@@ -13,6 +13,8 @@ from ..._golden import golden
 from ...oracle.oracle import evaluate, known_weights
 from ...problems.inputs import Inputs
 from ...tolerance.backward_pass import BackwardPass, backward_pass
+from ...tolerance.prepared import is_prepared
+from ...tolerance.prepared_gradients import as_prepared, pulled
 from ...tolerance.visible_keys import sum_groups
 from .named_mistake import BackwardCall, BackwardSteps, DeclaredCall, Gradients, NotExpressible
 
@@ -20,6 +22,8 @@ from .named_mistake import BackwardCall, BackwardSteps, DeclaredCall, Gradients,
 PROJECTED: Final = ("query", "key", "value")
 # A call, and the output of its heads, merged for a layer.
 BackwardBeginning = tuple[BackwardCall, Tensor]
+# The gradient of heads as they were given, from their role and the gradient of heads as they meet.
+WayBack = Callable[[BackwardCall, str, Tensor], Tensor]
 
 
 def gradients_with(
@@ -58,7 +62,7 @@ def backward_call(
     call = BackwardCall(
         inputs=inputs,
         semantics=semantics,
-        attention=core,
+        attention=as_prepared(core),
         upstream=behind,
         heads=declared.projected_heads(),
     )
@@ -69,6 +73,8 @@ def _gradients(
     call: BackwardCall, merged: Tensor, upstream: Tensor, wrong: BackwardSteps
 ) -> Gradients:
     heads, inputs, semantics = heads_with(call, wrong), call.inputs, call.semantics
+    back = unprepared if wrong.unprepared is None else wrong.unprepared
+    heads = {role: back(call, role, gradient) for role, gradient in heads.items()}
     if not inputs.is_layer:
         return _by_input(call, heads, wrong)
     weights = known_weights(inputs)
@@ -86,11 +92,92 @@ def _gradients(
 
 
 def observable(call: BackwardCall, role: str, gradient: Tensor) -> Tensor:
-    """What shows the gradient of heads: itself, of a layer that of their projection."""
+    """What shows the gradient of heads as given: itself, of a layer that of their projection."""
     if not call.inputs.is_layer:
         return gradient
     merged, tokens = golden.merge_heads(gradient, call.semantics), getattr(call.inputs, role)
     return _matrix(merged, tokens.double(), BackwardSteps())
+
+
+def unprepared(call: BackwardCall, role: str, gradient: Tensor) -> Tensor:
+    """The gradient of heads as they were given, from that of heads as they meet.
+
+    One for each head of query, key or value: heads that share a key are turned alike.
+    """
+    point = call.semantics
+    if role not in PROJECTED[:2] or not is_prepared(point):
+        return gradient
+    positions, heads = _positions(call, role), call.heads[PROJECTED.index(role)]
+    return pulled(
+        heads,
+        gradient,
+        lambda given: golden.rotate_heads(golden.normalise_heads(given, point), positions, point),
+    )
+
+
+def _positions(call: BackwardCall, role: str) -> Tensor:
+    """Where the tokens of queries or keys stand."""
+    if role == "query":
+        return call.attention.positions
+    return torch.arange(call.heads[1].shape[-2])
+
+
+def _turned_back(call: BackwardCall, role: str, gradient: Tensor) -> Tensor:
+    """The gradient of heads before they were turned: the rotation the other way round."""
+    return golden.rotate_heads(gradient, -_positions(call, role), call.semantics)
+
+
+def _turned(times: int) -> WayBack:
+    """As if the gradient had been turned onward so many times before it is turned back."""
+
+    def back(call: BackwardCall, role: str, gradient: Tensor) -> Tensor:
+        places = times * _positions(call, role)
+        return unprepared(call, role, golden.rotate_heads(gradient, places, call.semantics))
+
+    return back
+
+
+def _by_constants(call: BackwardCall, role: str, gradient: Tensor) -> Tensor:
+    """Divided by the norm alone."""
+    heads, point = call.heads[PROJECTED.index(role)], call.semantics
+    norms = golden.norms(_centred(heads) if point.qk_norm == "layer" else heads, point)
+    return _turned_back(call, role, gradient) / norms
+
+
+def _by_constant_norm(call: BackwardCall, role: str, gradient: Tensor) -> Tensor:
+    divided = _by_constants(call, role, gradient)
+    return _centred(divided) if call.semantics.qk_norm == "layer" else divided
+
+
+def _centred(heads: Tensor) -> Tensor:
+    return heads - heads.mean(dim=-1, keepdim=True)
+
+
+def _turns(point: golden.Semantics) -> bool:
+    return bool(point.rotary != "none")
+
+
+def _normalises(point: golden.Semantics) -> bool:
+    return bool(point.qk_norm != "none")
+
+
+_TURN: Final = "turn the gradient of a turned head back by the angle of its place"
+_FLOW: Final = "let the gradient flow through the norm, too: (g - y mean(y g)) / norm"
+# Ways back from heads as they meet to those that were given, other than the right one: in words,
+# what to do instead, where it can be made, and how it is made.
+WAYS_BACK: Final[tuple[tuple[str, str, Callable[[golden.Semantics], bool], WayBack], ...]] = (
+    ("the rotation is not turned back", _TURN, _turns, _turned(1)),
+    ("heads are turned on by their angles instead of back", _TURN, _turns, _turned(2)),
+    ("the norm is taken for a constant", _FLOW, _normalises, _by_constant_norm),
+    ("norm and mean are taken for constants", _FLOW, _normalises, _by_constants),
+    ("the normalisation is left out", _FLOW, _normalises, _turned_back),
+    (
+        "rotation and normalisation are left out",
+        f"{_TURN}; {_FLOW}",
+        lambda point: _turns(point) and _normalises(point),
+        lambda _call, _role, gradient: gradient,
+    ),
+)
 
 
 def _by_input(call: BackwardCall, gradients: Gradients, wrong: BackwardSteps) -> Gradients:
@@ -120,7 +207,9 @@ def heads_with(call: BackwardCall, wrong: BackwardSteps) -> Gradients:
     """
     if wrong.upstream is not None:
         call = dataclasses.replace(call, upstream=wrong.upstream(call))
-    attention = call.attention if wrong.attention is None else wrong.attention(call)
+    attention = call.attention
+    if wrong.attention is not None:
+        attention = as_prepared(wrong.attention(call))
     right = call.right if attention is call.attention else backward_pass(attention, call.upstream)
     weights = right.weights if wrong.weights is None else wrong.weights(call)
     row_term = (weights * right.weight_gradient).sum(dim=-1, keepdim=True)

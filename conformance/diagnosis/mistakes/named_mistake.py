@@ -16,6 +16,7 @@ from ...declare.declaration import Declaration
 from ...oracle.oracle import known_weights
 from ...problems.inputs import Inputs
 from ...tolerance.backward_pass import BackwardPass, backward_pass
+from ...tolerance.prepared_gradients import as_prepared
 
 Heads = tuple[Tensor, Tensor, Tensor]
 Gradients = dict[str, Tensor]
@@ -70,8 +71,9 @@ class DeclaredCall:
 class BackwardCall(DeclaredCall):
     """What a backward pass starts from.
 
-    ``attention`` is the right one, ``upstream [B, H, Lq, Dv]`` the gradient of its output, and
-    ``heads`` are those of query, key and value before keys that nobody attends are set to zero.
+    ``attention`` is the right one of heads that are normalised and turned already, ``upstream
+    [B, H, Lq, Dv]`` the gradient of its output, and ``heads`` are those of query, key and value
+    before that, and before keys that nobody attends are set to zero.
     """
 
     attention: golden.Attention
@@ -85,7 +87,7 @@ class BackwardCall(DeclaredCall):
 
     def other_attention(self, **changes: Any) -> golden.Attention:
         """The attention proper of the same heads with some options changed, without sinks."""
-        return self.attend(self.heads, **{"sinks": None, **changes})
+        return as_prepared(self.attend(self.heads, **{"sinks": None, **changes}))
 
 
 # What acting a mistake out raises where nobody can compute it: the golden refuses, shapes do not
@@ -131,6 +133,9 @@ class BackwardSteps:
         How the gradients of query heads become those of key/value heads.
     heads
         Other gradients of the heads, by "query", "key" and "value".
+    unprepared
+        Other gradients of heads before they are normalised and turned, from their role and those
+        of the heads behind it.
     matrix, bias
         The gradient of a projection ``[out, in]`` and of its bias from that of its output
         ``[B, L, out]`` and its input.
@@ -147,6 +152,7 @@ class BackwardSteps:
     scales: Callable[[BackwardCall], tuple[float, float]] | None = None
     shared: Callable[[BackwardCall, Tensor], Tensor] | None = None
     heads: Callable[[BackwardCall, Gradients], Gradients] | None = None
+    unprepared: Callable[[BackwardCall, str, Tensor], Tensor] | None = None
     matrix: Callable[[Tensor, Tensor], Tensor] | None = None
     bias: Callable[[Tensor], Tensor] | None = None
     final: Callable[[BackwardCall, Gradients], Gradients] | None = None

@@ -11,7 +11,10 @@ from examples import core, plan, problem
 from torch import Tensor
 
 from candidates.broken._backward import HandWritten, Steps
+from candidates.broken._prepared import Prepared
 from candidates.broken.gradients import LargeTilesOverwrittenBackward
+from candidates.broken.prepared_gradients import NormTakenForConstant, RotatedOnBackward
+from conformance import Semantics
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.diagnosis.backward import BackwardDiagnostician
@@ -206,6 +209,39 @@ def entry(candidate: Candidate) -> dict[str, Any]:
 def test_a_wrong_gradient_is_stated(wrong: type[HandWritten], said: str) -> None:
     """Each gradient by itself, with its number and condition; one part for what is alike."""
     assert entry(core(wrong()))["text"] == said
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (NormTakenForConstant, "the norm is taken for a constant"),
+        (RotatedOnBackward, "heads are turned on by their angles instead of back"),
+    ],
+)
+def test_ways_back_through_norm_and_rotation_are_stated(wrong: Candidate, said: str) -> None:
+    """What becomes of the gradients of prepared heads is a step of the backward pass."""
+    assert entry(wrong)["text"] == f"in the gradients of the query and the key {said}"
+
+
+class KeyCut(Prepared):
+    """Keys and queries are normalised, and no gradient flows back to the key."""
+
+    norm = "layer"
+
+    def prepare(
+        self, query: Tensor, key: Tensor, here: Tensor, there: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Normalised."""
+        query, key = super().prepare(query, key, here, there)
+        return query, key.detach() + 0.0 * key
+
+
+def test_behind_norm_and_rotation_mistakes_have_their_usual_names() -> None:
+    """Preparation is passed by every backward pass that is acted out."""
+    point = Semantics(qk_norm="layer")
+    wrong = core(KeyCut(), semantics=point, features=["scale"], masks=[])
+    assert entry(wrong)["name"] == "gradient-of-key-cut"
 
 
 def test_more_problems_tell_alike_statements_apart() -> None:
