@@ -219,6 +219,7 @@ def position_heads(query: Tensor, key: Tensor, semantics: Semantics) -> tuple[Te
 
 
 _SOFTMAX_AXES = "batch, head, query, key, none"
+_LEAST = torch.finfo(torch.float64).min
 
 
 def softmax(logits: Tensor, axis: str = "key", *, sinks: Tensor | None = None) -> Tensor:
@@ -239,12 +240,13 @@ def softmax(logits: Tensor, axis: str = "key", *, sinks: Tensor | None = None) -
     sink = None if sinks is None or axis != "key" else sinks.double()[:, None, None]
     if sink is not None:
         largest = torch.maximum(largest, sink)
-    largest = largest.masked_fill(largest == -math.inf, 0.0)
+    largest = largest.clamp_min(_LEAST)  # of nothing but -inf no difference is taken
     exponentials = torch.exp(logits - largest)
     total = exponentials.sum(dim=dim, keepdim=True)
     if sink is not None:
         total = total + torch.exp(sink - largest)
-    return exponentials / total.masked_fill(total == 0, 1.0)
+    # The exponential of the largest is one: a smaller sum is that of nothing but -inf, zero.
+    return exponentials / total.clamp_min(1.0)
 
 
 def repeat_heads(heads: Tensor, num_heads: int, semantics: Semantics = STANDARD) -> Tensor:

@@ -37,7 +37,7 @@ from .neighbours import ENLARGED, OWN, RESIZED, neighbours
 from .pairs import PairSearch
 from .picture import Illustrator
 from .precision_diagnosis import loses_alike, plain, precision_entry, spread_over
-from .scale_diagnosis import scale_entry
+from .scale_diagnosis import are_slight, scale_entry
 from .search import MistakeSearch
 from .statement_search import (
     OTHER_VALUES,
@@ -339,12 +339,16 @@ class Diagnostician:
         yield explanations_of([m for m in search.singles() if self._explain_all(m, self._near)])
         yield _of_precision(precision_entry(self.subject, spread_over(search.observed)))
         observed = [*search.observed, *self._near, *self._resized]
+        pairs = [(answer.inputs, answer.output) for answer in observed]
+        slight = are_slight(self.subject, pairs)  # reading would state each scale by itself
+        if slight:
+            yield _of_precision(scale_entry(self.subject, pairs))
         stated = map(explanations_of, self._statements(observed, search).explained())
         yield from islice(stated, SIMPLEST)
         yield self._pairs.confirmed(search, search.pairs())
         yield from stated
-        pairs = [(answer.inputs, answer.output) for answer in observed]
-        yield _of_precision(scale_entry(self.subject, pairs))
+        if not slight:
+            yield _of_precision(scale_entry(self.subject, pairs))
 
     @cached_property
     def _near(self) -> list[BatteryAnswer]:

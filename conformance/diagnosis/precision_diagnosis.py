@@ -206,13 +206,16 @@ def _entry_of(
 
     Each answer speaks for itself: a sum of squares may hide all but the largest error.
     """
-    if not _any_promising(wrong[:FIRST_TRIED], losses):
+    few = wrong[:FIRST_TRIED]
+    # What leaves most of a few answers is not asked of the others: each must be explained.
+    promising = [loss for loss in losses if _unexplained(few, loss.output, HALF) <= HALF]
+    if not promising:
         return None
     # What leaves more is neither the least nor compared with it below.
     most = max(model.LARGEST_LEFT_BY_LOSS / model.CLEARLY_LESS, model.MUCH_CLOSER)
     # The largest errors first: of what does not explain them the others are not asked.
     largest = sorted(wrong, key=lambda one: -one.total)
-    left = [(_unexplained(largest, loss.output, most), loss) for loss in losses]
+    left = [(_unexplained(largest, loss.output, most), loss) for loss in promising]
     least = min(part for part, _ in left)
     if least > model.LARGEST_LEFT_BY_LOSS:
         return None

@@ -23,6 +23,17 @@ _FIX_WRONG: Final = (
 )
 
 
+def are_slight(subject: Subject, observed: Observed) -> bool:
+    """Whether all errors are as small as those of a scale that is rounded."""
+
+    def is_slight(inputs: Inputs, output: Tensor) -> bool:
+        expected = subject.golden(inputs).output
+        most = model.MOST_ROUNDED_SCALE * expected.abs().amax() if expected.numel() else 0.0
+        return expected.shape == output.shape and bool(((output - expected).abs() <= most).all())
+
+    return all(is_slight(*pair) for pair in observed)
+
+
 def scale_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
     """The scale as the mistake, with its relative error, if it explains every wrong answer."""
     wrong: list[tuple[Inputs, Tensor]] = []
