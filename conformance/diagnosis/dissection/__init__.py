@@ -46,6 +46,7 @@ from .layers import (
     MOST_KEYS_OF_LAYERS,
     MOST_REMEMBERED,
     LayerReader,
+    head_answer_statements,
     layer_answer_statements,
     query_and_key_statements,
     with_mistake,
@@ -165,8 +166,10 @@ class StatementReader:
         if not inputs.is_layer:
             reading = read(self.subject, inputs, self.known, finite=False)
             said = [] if reading is None or not _is_legible(reading) else self._of(reading)
+            said += head_answer_statements(answer)
             return [*said, *zeroed_token_statements(inputs)]
         said = [*self._layers.statements(inputs), *layer_answer_statements(answer)]
+        said += head_answer_statements(answer)
         said += [*zeroed_token_statements(inputs), *cached_head_statements(answer)]
         if not (self._sources_read or inputs.past):  # the plainest is made of them if any is
             self._sources_read = True

@@ -21,7 +21,7 @@ from ..mistakes._steps import keys_ahead, weighing
 from ..mistakes.named_mistake import CoreChange
 from .denominators import sum_ratio
 from .logits import LogitFit, as_mistake
-from .reading import Number, Reading, in_digits, numbers, statement
+from .reading import HeadNumbers, Number, Reading, head_numbers, in_digits, numbers, statement
 from .terms import ADDED, SCORES, Term, TermValues
 
 # Heads whose mixture is read: the equations grow with their square.
@@ -99,8 +99,9 @@ def _distances(call: DeclaredCall, *, bottom_right: bool) -> Tensor:
 
 def _scaled(reading: Reading, factors: Sequence[float]) -> Iterator[NamedMistake]:
     if _differ(reading, factors):
-        words = f"the scores times {_listed(factors)}"
-        yield as_mistake([Term(words, words, _times(factors, SCORES), operand=True)], [_ONE])
+        for read in head_numbers(factors, reading.sizes, reading.same):
+            words = f"the scores times {read.words}"
+            yield as_mistake([Term(words, words, _times(read, SCORES), operand=True)], [_ONE])
 
 
 def _sloped(
@@ -114,10 +115,30 @@ def _sloped(
 
     distance = Term("distance", "the distance", apart)
     sizes = reading.sizes
+    if reading.attention.alibi is not None and bottom_right == alignments(reading)[0]:
+        right = golden.alibi_slopes(sizes.num_heads).tolist()
+        total = [own - more for own, more in zip(right, slopes, strict=True)]
+        for read in head_numbers(total, sizes, reading.same):
+            yield _with_slopes(read, distance)
     counted = f", queries counted from the {'last' if bottom_right else 'first'} key"
     where = counted if sizes.query_length != sizes.key_length else ""
-    words = f"the distance from query to key times {_listed(slopes)}{where}"
-    yield as_mistake([SCORES, Term(words, words, _times(slopes, distance))], [_ONE, _ONE])
+    for read in head_numbers(slopes, sizes, reading.same):
+        words = f"the distance from query to key times {read.words}{where}"
+        yield as_mistake([SCORES, Term(words, words, _times(read, distance))], [_ONE, _ONE])
+
+
+def _with_slopes(read: HeadNumbers, distance: Term) -> NamedMistake:
+    """Other slopes of the declared bias by distance."""
+
+    def more(call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
+        of_heads, apart = read.of_heads(call.inputs.geometry), distance.values(call, attention)
+        declared = attention.alibi
+        return None if declared is None or apart is None else -of_heads * apart - declared
+
+    words = f"a bias by distance whose slope is {read.words}"
+    text = f"the slope of the bias by distance is {read.words}"
+    fix = "give each head its slope: 2^(-8 (h + 1)/H) where H is a power of two"
+    return as_mistake([SCORES, Term(words, words, more, fix=fix, text=text)], [_ONE, _ONE])
 
 
 def _differ(reading: Reading, read: Sequence[float]) -> bool:
@@ -125,21 +146,15 @@ def _differ(reading: Reading, read: Sequence[float]) -> bool:
     return max(read) - min(read) > reading.same * max(map(abs, read))
 
 
-def _times(factors: Sequence[float], term: Term) -> TermValues:
-    """A term times a number for each head; NotExpressible for another number of heads."""
+def _times(read: HeadNumbers, term: Term) -> TermValues:
+    """A term times a number for each head."""
 
     def values(call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
-        if call.inputs.geometry.num_heads != len(factors):
-            raise NotExpressible
+        of_heads = read.of_heads(call.inputs.geometry)
         table = term.values(call, attention)
-        of_heads = torch.tensor(factors, dtype=torch.float64)[:, None, None]
         return None if table is None else table * of_heads
 
     return values
-
-
-def _listed(read: Sequence[float]) -> str:
-    return ", ".join(f"{in_digits(number)} in head {head}" for head, number in enumerate(read))
 
 
 def _mixture_words(mixture: Tensor) -> str:

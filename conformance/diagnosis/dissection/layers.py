@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from ..._golden import golden
 from ...clauses.subject import Subject
 from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..agreement import BatteryAnswer
 from ..mistaken_answer import Combination, made_on, mistaken_call
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
-from .by_head import in_wrong_heads, wrong_heads
+from .by_head import MOST_HEADS, in_wrong_heads, wrong_heads
 from .layer_weights import read_layer
 from .logits import Composition, LogitFit, as_mistake
 from .operands import norm_terms, operand_terms, pair_terms
 from .positions import Fitted, PairProducts, families, turn_terms, turned
 from .projections import AddedTerms, ValuePath, value_paths
-from .reading import ROOM, Reading, numbers, statement, together
+from .reading import ROOM, HeadNumbers, Reading, head_numbers, numbers, statement, together
 from .sources import FUNCTIONS, function_of_answer, key_order_statements
 from .terms import ADDED, SCORES, Term
 
@@ -267,6 +268,40 @@ def layer_answer_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
                 "merge the weighted sums of the heads as they are",
                 core=lambda _call, a, f=function: dataclasses.replace(a, output=f(a.output)),
             )
+
+
+def head_answer_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
+    """The answers of heads times a number of each, where that makes the whole answer."""
+    sizes, heads = answer.inputs.geometry, answer.exact.core.output
+    if not answer.fits or not 1 < heads.shape[1] <= MOST_HEADS or not heads.numel():
+        return
+    call = DeclaredCall(inputs=answer.inputs, semantics=answer.subject.declaration.semantics)
+    without = call.answer_of(torch.zeros_like(heads))
+    own = torch.eye(heads.shape[1], dtype=torch.bool)[:, None, :, None, None]
+    columns = torch.stack([call.answer_of(torch.where(one, heads, 0.0)) - without for one in own])
+    columns, target = columns.flatten(1).mT, (answer.output - without).flatten()[:, None]
+    if not bool(torch.isfinite(target).all() & torch.isfinite(columns).all()):
+        return
+    if len(target) <= 2 * heads.shape[1]:
+        return
+    solved = torch.linalg.lstsq(columns, target).solution
+    size = model.SAME_READ * float(target.abs().amax().clamp_min(model.SAME_READ**2))
+    if bool(((columns @ solved - target).abs() > size).any()):
+        return
+    factors = solved[:, 0].tolist()
+    if max(factors) - min(factors) <= ROOM * model.SAME_READ * max(map(abs, factors)):
+        return  # what is the same for all heads is told without them
+    for read in head_numbers(factors, sizes, model.SAME_READ):
+
+        def core(call: DeclaredCall, a: golden.Attention, read: HeadNumbers = read) -> Any:
+            return dataclasses.replace(a, output=read.of_heads(call.inputs.geometry) * a.output)
+
+        yield statement(
+            f"heads: each answer times {read.words}",
+            f"the answer of each head is multiplied by {read.words}",
+            "multiply the answers of heads by nothing: weights sum to one",
+            core=core,
+        )
 
 
 def _answers(answer: BatteryAnswer, expected: Tensor) -> bool:

@@ -11,9 +11,10 @@ Numbers that are read are put into words: constants, powers of sizes, else their
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import Any, Final
 
 import torch
@@ -220,6 +221,7 @@ def _answer(subject: Subject, inputs: Inputs, value: Tensor) -> Tensor | None:
     return answer.output
 
 
+HeadRule = Callable[[Geometry], list[float]]
 _PRIMARY: Final = "numerics.golden"
 
 
@@ -334,6 +336,125 @@ def numbers(read: float, sizes: Geometry, same: float) -> Iterator[Number]:
             yield _constant(in_digits(plain), plain)
         yield Number(f"{factor:g} √(the head size)", lambda at: factor * math.sqrt(at.head_size))
     yield _constant(in_digits(read), read)
+
+
+@dataclass(frozen=True)
+class HeadNumbers:
+    """A number for each head, in words and as a function of the sizes of a call.
+
+    NotExpressible at sizes at which nothing is known of them.
+    """
+
+    words: str
+    of: Callable[[Geometry], list[float]]
+
+    def of_heads(self, sizes: Geometry) -> Tensor:
+        """The numbers ``[H, 1, 1]``, to be multiplied with ``[B, H, L, D]``."""
+        return torch.tensor(self.of(sizes), dtype=torch.float64)[:, None, None]
+
+
+def _slope(count: int, head: int) -> float:
+    return float(golden.alibi_slopes(count)[head])
+
+
+def _slope_in_half(head: int, count: int) -> float:
+    own = count // 2 if count % 2 == 0 else count
+    return _slope(own, head % own)
+
+
+# What numbers of heads are multiples of, by the index h of a head and the number of heads.
+_BY_HEAD: Final[tuple[tuple[str, Callable[[int, int], float]], ...]] = (
+    ("(h + 1)", lambda h, _count: h + 1.0),
+    ("h", lambda h, _count: float(h)),
+    ("1/(h + 1)", lambda h, _count: 1.0 / (h + 1)),
+    ("√(h + 1)", lambda h, _count: math.sqrt(h + 1)),
+    ("1/√(h + 1)", lambda h, _count: 1.0 / math.sqrt(h + 1)),
+    ("(the number of heads - h)", lambda h, count: float(count - h)),
+    ("(-1)^h", lambda h, _count: (-1.0) ** h),
+    ("2^-h", lambda h, _count: 2.0**-h),
+    ("2^(-8 (h + 1)/the number of heads)", lambda h, count: 2.0 ** (-8.0 * (h + 1) / count)),
+    ("2^(-8 h/the number of heads)", lambda h, count: 2.0 ** (-8.0 * h / count)),
+    ("the slope of ALiBi of twice as many heads", lambda h, n: _slope(2 * n, h)),
+    ("the slope of ALiBi counted from the last head", lambda h, n: _slope(n, n - 1 - h)),
+    ("the slope of ALiBi counted anew in each half of the heads", _slope_in_half),
+)
+
+
+def head_numbers(read: Sequence[float], sizes: Geometry, same: float) -> Iterator[HeadNumbers]:
+    """What the numbers may be that were read of each head: by a rule first, else as they are.
+
+    A rule holds for any number of heads. ``same`` is as for :func:`numbers`.
+    """
+    for words, rule in _rules(read, sizes, same):
+        yield HeadNumbers(f"{words} in head h", rule)
+    shared, most = sizes.num_kv_heads, max(map(abs, read))
+    group = len(read) // max(shared, 1)
+    apart = (abs(number - read[head - head % group]) for head, number in enumerate(read))
+    if 1 < shared <= len(read) and max(apart) <= 2.0 * same * most:
+        few = sizes.replace(num_heads=shared)
+        for words, rule in _rules(read[::group], few, same):
+            yield HeadNumbers(f"{words} in heads of key/value head h", _in_groups(rule))
+    listed = ", ".join(f"{in_digits(number)} in head {head}" for head, number in enumerate(read))
+    yield HeadNumbers(listed, _of_so_many(read))
+
+
+def _rules(read: Sequence[float], sizes: Geometry, same: float) -> Iterator[tuple[str, HeadRule]]:
+    """Rules that give some numbers, of the index h of a head and sizes, with their words."""
+    count, most = len(read), max(map(abs, read))
+
+    def near(made: Sequence[float]) -> bool:
+        return all(abs(a - b) <= 2.0 * same * most for a, b in zip(read, made, strict=True))
+
+    for words, rule in _BY_HEAD:
+        made = [rule(head, count) for head in range(count)]
+        factor = sum(a * b for a, b in zip(read, made, strict=True)) / sum(b * b for b in made)
+        if factor and near([factor * one for one in made]):
+            for one in numbers(factor, sizes, same):
+                yield _times(one, words), _multiples(one, rule)
+    first, last, step = read[0], read[-1], (read[-1] - read[0]) / (count - 1)
+    if first and near([first + step * head for head in range(count)]):
+        for one, two in product(numbers(first, sizes, same), numbers(step, sizes, same)):
+            yield f"{one.words} + {_times(two, 'h')}", _steps(one, two)
+        words = f"numbers from {in_digits(first)} to {in_digits(last)}, evenly spaced,"
+        yield words, lambda at: torch.linspace(first, last, at.num_heads).tolist()
+    ratio = read[1] / first if first else 0.0
+    if ratio > 0.0 and near([first * ratio**head for head in range(count)]):
+        for one, two in product(numbers(first, sizes, same), numbers(ratio, sizes, same)):
+            yield _times(one, f"({two.words})^h"), _powers(one, two)
+
+
+def _times(number: Number, words: str) -> str:
+    return words if number.words == "1" else f"{number.words} times {words}"
+
+
+def _in_groups(rule: HeadRule) -> HeadRule:
+    def of(at: Geometry) -> list[float]:
+        shared = max(at.num_kv_heads, 1)
+        made = rule(at.replace(num_heads=shared))
+        return [made[head * shared // at.num_heads] for head in range(at.num_heads)]
+
+    return of
+
+
+def _multiples(number: Number, rule: Callable[[int, int], float]) -> HeadRule:
+    return lambda at: [number.value(at) * rule(h, at.num_heads) for h in range(at.num_heads)]
+
+
+def _steps(first: Number, step: Number) -> HeadRule:
+    return lambda at: [first.value(at) + h * step.value(at) for h in range(at.num_heads)]
+
+
+def _powers(first: Number, ratio: Number) -> HeadRule:
+    return lambda at: [first.value(at) * ratio.value(at) ** h for h in range(at.num_heads)]
+
+
+def _of_so_many(read: Sequence[float]) -> HeadRule:
+    def of(at: Geometry) -> list[float]:
+        if at.num_heads != len(read):
+            raise NotExpressible
+        return list(read)
+
+    return of
 
 
 def in_digits(number: float) -> str:

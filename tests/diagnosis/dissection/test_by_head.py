@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from examples import BARE, core
+from examples import BARE, core, layer, sizes
 from torch import Tensor
 from unusual_attention import (
     MIXTURE,
@@ -19,13 +19,19 @@ from unusual_attention import (
     talking_weights,
 )
 
+from candidates.broken._prepared import Prepared
+from candidates.eager import Call, EagerCore, EagerLayer
+from conformance import Semantics
 from conformance.clauses.subject import Subject
+from conformance.declare.candidate import Candidate
 from conformance.diagnosis import diagnose
 from conformance.diagnosis.battery import answer_to, plain_problem
 from conformance.diagnosis.dissection import readings
 from conformance.diagnosis.dissection.by_head import distance_biases, head_statements
-from conformance.diagnosis.dissection.reading import Reading, read
+from conformance.diagnosis.dissection.reading import Reading, head_numbers, read
+from conformance.diagnosis.mistakes import NotExpressible
 from conformance.problems.problem import MaskPlan
+from conformance.tolerance import model
 
 THREE = {"num_heads": 3, "num_kv_heads": 3}
 
@@ -37,16 +43,16 @@ def subject(function: Callable[..., Tensor], **promises: Any) -> Subject:
 
 
 def times_by_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Scores times one, two and three."""
-    return (torch.tensor([1.0, 2.0, 3.0])[:, None, None] * scores_of(q, k)).softmax(-1) @ v
+    """Scores times one, two and seven: by no rule."""
+    return (torch.tensor([1.0, 2.0, 7.0])[:, None, None] * scores_of(q, k)).softmax(-1) @ v
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (times_by_head, "the scores times 1 in head 0, 2 in head 1, 3 in head 2"),
-        (leaning_by_head, "times -0.5 in head 0, -0.25 in head 1, -0.125 in head 2"),
+        (times_by_head, "the scores times 1 in head 0, 2 in head 1, 7 in head 2"),
+        (leaning_by_head, "times -1/2 times 2^-h in head h"),
         (sinks, "exp(0.5) in head 0, exp(-1) in head 1, exp(2) in head 2"),
         (talking_heads, "head 0: 1, 0.5, "),
         (talking_weights, "head 0: 1, 0.5, "),
@@ -56,6 +62,80 @@ def test_each_head_has_its_number(function: Callable[..., Tensor], said: str) ->
     """They are told where the heads are always so many, confirmed on problems not read."""
     (entry,) = diagnose(subject(function))
     assert said in entry["text"]
+
+
+def growing(tensor: Tensor) -> Tensor:
+    """Each head times one and half of its index."""
+    return tensor * (1.0 + 0.5 * torch.arange(tensor.shape[1]))[:, None, None]
+
+
+class GrowingHeads(EagerLayer):
+    """The answers of heads are multiplied by one and half of their index."""
+
+    def merge(self, heads: Tensor) -> Tensor:
+        """Side by side."""
+        return super().merge(growing(heads))
+
+
+class GrowingKeys(EagerCore):
+    """Keys are multiplied so before the heads of a group share them."""
+
+    def scores(self, call: Call, key: Tensor) -> Tensor:
+        """With these keys in place of those given."""
+        del key
+        return super().scores(call, self.share(growing(call.key), call.query.shape[1]))
+
+
+class SlopesOfHalves(Prepared):
+    """Each half of the heads has the slopes of ALiBi."""
+
+    linear = True
+
+    def slopes(self, heads: int) -> Tensor:
+        """Of each head."""
+        return super().slopes(heads // 2).repeat(2) if heads % 2 == 0 else super().slopes(heads)
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(
+    ("candidate", "said"),
+    [
+        (
+            layer(GrowingHeads, **BARE),
+            "the answer of each head is multiplied by 1 + 1/2 times h in head h",
+        ),
+        (
+            core(GrowingKeys(), **{**BARE, "features": ["gqa"]}),
+            "1 + 1/2 times h in heads of key/value head h",
+        ),
+        (
+            core(SlopesOfHalves(), **BARE, semantics=Semantics(alibi=True)),
+            "the slope of ALiBi counted anew in each half of the heads",
+        ),
+    ],
+)
+def test_a_rule_of_the_heads_holds_for_any_number_of_them(candidate: Candidate, said: str) -> None:
+    """Factors of heads, and of those that share a key, and slopes, are told by a rule."""
+    (entry,) = diagnose(Subject(candidate, "float32"))
+    assert said in entry["text"]
+
+
+@pytest.mark.parametrize(
+    ("read", "rule"),
+    [
+        ([2.0, 4.0, 6.0], "2 times (h + 1) in head h"),
+        ([3.0, 1.5, 0.75], "3 times 2^-h in head h"),
+        ([1.0, 0.5, 1.0 / 3.0], "1/(h + 1) in head h"),
+    ],
+)
+def test_rules_are_read_of_numbers(read: list[float], rule: str) -> None:
+    """What is proposed gives the numbers that were read; the last is the list of them."""
+    three = sizes(num_heads=3, num_kv_heads=3)
+    *rules, listed = head_numbers(read, three, model.SAME_READ)
+    assert any(one.words == rule for one in rules)
+    assert all(one.of(three) == pytest.approx(read) for one in rules)
+    with pytest.raises(NotExpressible):
+        listed.of(sizes())
 
 
 def test_a_mean_over_any_number_of_heads_is_read() -> None:
@@ -79,10 +159,10 @@ def test_heads_are_mixed_where_rows_without_keys_are_nan() -> None:
         return torch.einsum("gh,bhqk->bgqk", MIXTURE, logits.softmax(-1)) @ v
 
     one = subject(mixed, masks=["keep"], empty_rows="nan")
-    sizes = plain_problem(one)
-    assert sizes is not None
+    plainest = plain_problem(one)
+    assert plainest is not None
     mask = MaskPlan(pattern="empty-rows", form="keep", shape="BHQK")
-    reading = read(one, one.inputs(sizes.replace(mask=mask)), finite=False)
+    reading = read(one, one.inputs(plainest.replace(mask=mask)), finite=False)
     assert reading is not None
     assert not bool(torch.isfinite(reading.weights).all())
     assert "head 0: 1, 0.5, " in " ".join(stated.sentence for stated in head_statements(reading))
