@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import cached_property, reduce
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from operator import or_
 from typing import Final
 
@@ -19,13 +19,7 @@ from ..problems.inputs import Inputs
 from ..tolerance import model
 from .agreement import BatteryAnswer, RowComparison, within
 from .conditions import plainness
-from .mistaken_answer import (
-    ActedAnswers,
-    Combination,
-    MistakenAnswer,
-    act,
-    acted_answers,
-)
+from .mistaken_answer import ActedAnswers, Combination, MistakenAnswer, act, acted_answers
 from .mistakes import NamedMistake, NotExpressible, Where, deciding_properties
 from .narrowing import MOST_CONDITIONS, Narrowed, Narrowing
 
@@ -34,6 +28,8 @@ USUAL_WAYS: Final = 3
 FEWEST_WRONG: Final = 3
 # Mistakes that explain a part of the wrong answers and are completed by another.
 MOST_PARTIAL: Final = 4
+# Answers by which it is told, first of all, which mistakes explain the most.
+COUNTED: Final = 48
 # Mistakes that explain every wrong row, of which conditions are learnt: those of the shortest text.
 MOST_NARROWED: Final = 12
 # Logits that are acted out in search of pairs, each problem counted as no smaller than the least. A
@@ -219,20 +215,27 @@ class MistakeSearch:
         return self._explaining_any([i for i, a in every if a in chosen and self._gross >> i & 1])
 
     def _explaining_any(self, places: Sequence[int]) -> list[NamedMistake]:
-        kept: dict[int, NamedMistake] = {}
+        """A few that explain the most answers, of those that explain one at any of some places.
+
+        Answers that are spread over all say which come into question: only those are tried on all.
+        """
+        some: dict[int, list[NamedMistake]] = defaultdict(list)
+        spread = range(0, len(self.observed), len(self.observed) // COUNTED + 1)
         for one in self._usual_ways():
             if any(self._may_change(one, i) and self._explains(one, i) for i in places):
-                every = range(len(self.observed))
-                kept.setdefault(_bits(self._explains(one, index) for index in every), one)
-        return [kept[explained] for explained in sorted(kept, key=lambda b: -b.bit_count())]
+                some[self._explained_among(one, spread)].append(one)
+        near = islice(sorted(some, key=_fewest_last), MOST_PARTIAL)
+        kept: dict[int, NamedMistake] = {}
+        for one in chain.from_iterable(some[explained][:MOST_PARTIAL] for explained in near):
+            kept.setdefault(self._explained_among(one, range(len(self.observed))), one)
+        return [kept[explained] for explained in sorted(kept, key=_fewest_last)]
+
+    def _explained_among(self, mistake: NamedMistake, places: Sequence[int]) -> int:
+        return _bits_at(index for index in places if self._explains(mistake, index))
 
     def unexplained(self, mistake: NamedMistake) -> list[BatteryAnswer]:
         """The answers that a mistake alone does not explain."""
-        return [
-            answer
-            for index, answer in enumerate(self.observed)
-            if not self._explains(mistake, index)
-        ]
+        return [one for i, one in enumerate(self.observed) if not self._explains(mistake, i)]
 
     def completing(
         self, one: NamedMistake, others: Sequence[NamedMistake], *, orders: bool = False
@@ -482,6 +485,10 @@ def _telling(answer: BatteryAnswer) -> tuple[bool, bool, bool, tuple[int, int]]:
     sizes = answer.inputs.geometry
     least = min(sizes.batch, sizes.query_length, sizes.key_length, sizes.head_size)
     return answer.margin <= 1.0, least == 1, answer.margin <= GROSS, _order(answer)[-1]
+
+
+def _fewest_last(bits: int) -> int:
+    return -bits.bit_count()
 
 
 def _bits(flags: Iterable[bool]) -> int:
