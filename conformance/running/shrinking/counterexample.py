@@ -16,6 +16,7 @@ from ...clauses.subject import Subject
 from ...clauses.whole_models import drawn_call
 from ...declare.declaration import WHOLE_MODEL
 from ...oracle.comparison import MOST_ELEMENTS, compare, keeping, table
+from ...problems.arrangements import there
 from ...problems.inputs import Inputs
 from ...problems.materialise import PROJECTION_NAMES
 from ...problems.problem import Problem
@@ -187,6 +188,8 @@ def _call(
     for name, answer in (("output", call.output), ("weights", call.weights)):
         if answer is not None:
             shown[name] = table(answer)
+    if call.inputs.head_layout.has_sequences:  # which places of the answers that is packed into
+        shown["rows"] = table(there(call.inputs, "query", call.inputs.query))
     return shown
 
 

@@ -26,7 +26,6 @@ from ...calls.differentiating import INPUT_NAMES
 from ...calls.recording import RecordedBackward, RecordedCall, Recording
 from ...clauses.subject import Subject
 from ...oracle.comparison import MOST_ELEMENTS, compare, kept_whole, table
-from ...problems.arrangements import there
 from ...problems.inputs import Inputs
 from ...problems.problem import Problem
 from ...running.shrinking.counterexample import (
@@ -134,7 +133,6 @@ def add_details(
     for number, (call, entry) in enumerate(zip(recording.calls, data["calls"], strict=False)):
         calls = recording.module_calls[number] if number < len(recording.module_calls) else []
         entry.update(
-            _rows(call),
             **(_right(subject, call) if compared else {}),
             **_as_module_call(call, calls),
             **_gradients(call, recording.pulled),
@@ -147,13 +145,6 @@ def add_details(
                 for name, tensor in forward.module.state_dict().items()
                 if isinstance(tensor, Tensor)
             }
-
-
-def _rows(call: RecordedCall) -> Data:
-    """Which rows of a packed answer belong to which sequence."""
-    if not call.inputs.head_layout.has_sequences:
-        return {}
-    return {"rows": table(there(call.inputs, "query", call.inputs.query))}
 
 
 def _right(subject: Subject, call: RecordedCall) -> Data:

@@ -103,6 +103,25 @@ MISTAKES: dict[str, BrokenFile] = {
     ),
 }
 
+# Answered one sequence after another; as it is compared each has a row of its own.
+SEQUENCES: BrokenFile = (
+    """
+    @conformance.core(layout="varlen")
+    def mine(query, key, value, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
+        ends = cu_seqlens_q[1:], cu_seqlens_k[1:]
+        q, k = (
+            torch.searchsorted(end, torch.arange(len(packed)), right=True)
+            for end, packed in zip(ends, (query, key))
+        )
+        query, key, value = (packed.transpose(0, 1) for packed in (query, key, value))
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        scores = scores.masked_fill(q[:, None] < k, float("-inf"))
+        return (scores.softmax(-1).nan_to_num(0.0) @ value).transpose(0, 1)
+    """,
+    "varlen.independent",
+    ("q[:, None] < k", "q[:, None] != k"),
+)
+
 
 def broken_script(target: str, slug: str) -> str:
     """The script of the failure of a file's candidate."""
@@ -147,17 +166,27 @@ def test_script_shows_the_failure_without_the_project(
     assert "it does not fail any more" in output
 
 
-def test_script_is_written_to_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command writes what fails, tells what it found, and exits with 1."""
-    text, slug, _ = MISTAKES["golden"]
+@pytest.mark.parametrize("broken", [MISTAKES["golden"], SEQUENCES], ids=["heads", "sequences"])
+def test_script_is_written_to_a_file(
+    folder: Path, capsys: pytest.CaptureFixture[str], broken: BrokenFile
+) -> None:
+    """The command writes what fails, tells what it found, and exits with 1.
+
+    What it writes runs alone, and no longer fails once the file is mended.
+    """
+    text, slug, change = broken
     write_candidate(folder / "attn.py", text)
     check = ["check", "attn.py:mine", "--profile", "quick", "--only", slug, "--json", "out.json"]
     assert run(check) == 1
     capsys.readouterr()
     assert run(["replay", f"out.json#{slug}", "--emit-script", "shows.py"]) == 1
     assert "still fails" in capsys.readouterr().out
-    code, output = run_alone(folder, {"shows": ["shows.py"]})["shows"]
-    assert (code, "IT STILL FAILS" in output) == (1, True)
+    write_candidate(folder / "mended.py", text.replace(*change))
+    shows = (folder / "shows.py").read_text()
+    (folder / "mends.py").write_text(shows.replace("attn.py:mine", "mended.py:mine"))
+    alone = run_alone(folder, {"shows": ["shows.py"], "mends": ["mends.py"]})
+    assert (alone["shows"][0], "IT STILL FAILS" in alone["shows"][1]) == (1, True)
+    assert alone["mends"][0] == 0, alone["mends"][1]
 
 
 def test_script_goes_to_standard_output(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
