@@ -7,9 +7,14 @@ the pytest plugin and ``--help`` stay fast.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+
+# Not taken from typing, which takes longer to load than all the rest: a Ctrl-C in that time would
+# end the command before ``__main__`` can answer it.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from ._golden import golden as _golden
     from .adapters.compiled import compiled
     from .adapters.graph import graph

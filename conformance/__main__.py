@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import gc
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from types import FrameType
-from typing import NoReturn
 
-from .base.printable_text import printable
-from .base.record import EXIT_HARNESS, EXIT_INTERRUPTED, EXIT_USAGE
-from .errors import RAISED_AT, TO_CHECK, UsageError
+try:
+    import contextlib
+    import errno
+    import gc
+    import signal
+    import threading
+    from collections.abc import Iterator
+    from types import FrameType
+    from typing import Final, NoReturn
 
-_ENDINGS = ("SIGINT", "SIGTERM", "SIGHUP")
+    from .base.printable_text import printable
+    from .base.record import EXIT_HARNESS, EXIT_INTERRUPTED, EXIT_USAGE
+    from .errors import RAISED_AT, TO_CHECK, UsageError
+except KeyboardInterrupt:  # nothing is begun that an end would have to put away
+    os.write(2, b"conformance: interrupted\n")
+    os._exit(130)
+
+_ENDINGS: Final = ("SIGINT", "SIGTERM", "SIGHUP")
 # What a machine has too little of, which is no mistake of the harness.
 _SHORTAGES = {
     errno.ENOSPC: "free some, or write elsewhere",
@@ -39,9 +44,9 @@ def main() -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """Run one command; the exit code of what happened, each error said in one sentence."""
-    _open_streams()
-    _tolerate_encodings()
     try:
+        _open_streams()
+        _tolerate_encodings()
         with _polite_end():
             return _answer(arguments)
     except KeyboardInterrupt:
@@ -89,12 +94,20 @@ def _polite_end() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
+class _Interrupted(KeyboardInterrupt):
+    """A KeyboardInterrupt by another name.
+
+    Where the interpreter sees one of its own leave a text that it executes, as the body of a
+    dataclass is made of, it dies of the signal at the end, whoever caught it and whatever the code.
+    """
+
+
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     """Interrupt once: a second Ctrl-C must not cut off the writing of the report."""
     for name in _ENDINGS:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    raise KeyboardInterrupt
+    raise _Interrupted
 
 
 def _open_streams() -> None:

@@ -76,6 +76,31 @@ def test_an_interrupt_while_loading(folder: Path) -> None:
     assert record(folder)["candidates"] == []
 
 
+INTERRUPTED_IMPORT = """
+import runpy, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            exec("signal.raise_signal(signal.SIGINT)", {{"signal": signal}})
+
+sys.meta_path.insert(0, Finder())
+sys.argv = ["conformance", "--help"]
+runpy.run_module("conformance", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("module", ["conformance.base.record", "conformance.cli"])
+def test_an_interrupt_while_the_command_itself_loads(module: str) -> None:
+    """As early as that one line says so, and the code is 130: the signal does not end the process.
+
+    The interrupt meets a text that is executed, as most of a dataclass is.
+    """
+    code = INTERRUPTED_IMPORT.format(module=module)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "conformance: interrupted\n")
+
+
 def test_repeated_interrupts_do_not_cut_off_the_report(folder: Path) -> None:
     """Whoever presses Ctrl-C again and again gets the report of the first time."""
     body = "    open('started', 'w').close()\n    time.sleep(0.2)\n    return attend"
