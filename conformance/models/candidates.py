@@ -94,6 +94,7 @@ def model_candidates(
     except UnknownInputError as unknown:
         warnings.append(f"the model as a whole is not judged: {unknown}")
     else:
+        warnings = [*model.warnings, *warnings]
         whole = dataclasses.replace(model, cores=standing_for(described, cores))
         name = declared.name or path.stem
         made.insert(0, (None, whole_candidate(whole, name, _expected(declared, of_model=True))))

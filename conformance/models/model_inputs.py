@@ -32,7 +32,7 @@ _COMMON: Final[Mapping[int, Sequence[tuple[int, ...]]]] = {
     2: [(1600,), (16000,), (400,), (80,)],
 }
 _CACHED: Final = frozenset({"past", "cache", "key", "value", "state"})
-_ANSWERING: Final = ("decoder", "target", "tgt")
+ANSWERING: Final = ("decoder", "target", "tgt")
 # How many axes an input of a role has, 0 for any number, and the kinds of its numbers.
 _AXES_OF: Final[Mapping[str, tuple[int, str]]] = {
     "tokens": (2, "iu"),
@@ -285,7 +285,7 @@ def _role(name: str, shape: Sequence[Axis], kind: np.dtype[Any]) -> str:
 def sequences_of(shapes: Mapping[str, Sequence[Axis]], roles: Mapping[str, str]) -> dict[str, int]:
     """Along which sequence each input lies; raises UnknownInputError for more than two."""
     places = {
-        name: (shapes[name][1], name.lower().startswith(_ANSWERING))
+        name: (shapes[name][1], name.lower().startswith(ANSWERING))
         for name, role in roles.items()
         if role not in ("image", "past")
     }

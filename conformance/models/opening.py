@@ -5,6 +5,8 @@ Calls show them: a file or a module says none of them for sure.
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -18,11 +20,13 @@ from ..graphs.protocol import GraphLost, GraphRefused
 from ..tolerance.model import HIDDEN_PART
 from .in_place import GraphEngine
 from .model_inputs import (
+    ANSWERING,
     ATTENDING,
     ITEM,
     OTHER,
     PADDED,
     ModelCall,
+    ModelInput,
     UnknownInputError,
     model_inputs,
     sized_pictures,
@@ -39,6 +43,17 @@ _FIRST_BATCHES: Final = (2, 1, 3, 4)
 _SEED: Final = 1
 # The fewest tokens that show what a mask hides: one that is hidden, one that is not, and the last.
 _SHOWING: Final = 3
+# What models of a library are for: the first is a decoder's, the second an encoder's.
+_USES: Final = ("CAUSAL_LM", "MASKED_LM")
+# How libraries call a mask of tokens in which 1 is one to attend to.
+ATTENTION_MASK: Final = "attention_mask"
+OFFERED_MASK: Final = ModelInput(
+    name=ATTENTION_MASK,
+    role="mask",
+    along=0,
+    shape=("batch", "length"),
+    dtype=np.dtype(np.int64),
+)
 _AXES: Final = ("batch", "length", "second length")
 
 
@@ -62,19 +77,25 @@ def open_model(
         raise
 
 
-def measured_model(model: WholeModel, declared: Mapping[str, Any]) -> WholeModel:
+def measured_model(
+    model: WholeModel, declared: Mapping[str, Any], documented: str = ""
+) -> WholeModel:
     """The model with the sizes it takes, the axes of its answers, and masks of their polarity.
+
+    documented
+        The library whose documentation says that 1 in ``attention_mask`` is attended to: what a
+        model of it does otherwise is a mistake.
 
     Raises UnknownInputError where no call is answered.
     """
-    return _polarised(_measured(model), declared)
+    return _polarised(_measured(model), declared, documented)
 
 
-def _polarised(model: WholeModel, declared: Mapping[str, Any]) -> WholeModel:
+def _polarised(model: WholeModel, declared: Mapping[str, Any], documented: str) -> WholeModel:
     """The model with masks of the polarity that its answers show, where they show one.
 
     The first of some tokens has a 0 in the mask and the others 1: of the first two the one that is
-    not seen by the last is hidden.
+    not seen by the last is hidden. A warning says where ``attention_mask`` hides by 1.
     """
     masks = {
         entry.name
@@ -99,11 +120,97 @@ def _polarised(model: WholeModel, declared: Mapping[str, Any]) -> WholeModel:
         return model
     if max(first, other) * HIDDEN_PART < min(first, other) or first == other:
         return model
+    hides = other < first
+    turned = sorted(name for name in masks if hides and name.endswith(ATTENTION_MASK))
+    believed = turned if documented else []
     inputs = tuple(
-        replace(entry, hides=other < first) if entry.name in masks else entry
+        replace(entry, hides=hides) if entry.name in masks - {*believed} else entry
         for entry in model.inputs
     )
-    return replace(model, inputs=inputs)
+    judged = (
+        f"{documented} documents 1 as a token to attend to, and by that it is judged"
+        if documented
+        else "by custom 1 is a token to attend to: unless this is meant, its sign is wrong"
+    )
+    warnings = tuple(
+        f"{name} works the wrong way round: tokens with 1 are hidden and those with 0 are seen; "
+        f"{judged}"
+        for name in turned
+    )
+    return replace(model, inputs=inputs, warnings=(*model.warnings, *warnings))
+
+
+def library_of(module: object) -> str:
+    """The library that a module is of, where its documentation says what a mask means; else ""."""
+    library = sys.modules.get("transformers")
+    own = getattr(library, "PreTrainedModel", None)
+    return "transformers" if isinstance(own, type) and isinstance(module, own) else ""
+
+
+def is_decoder(module: Any) -> bool:
+    """Whether a module's library says that it is a decoder alone: its names, and its parts."""
+    config = getattr(module, "config", None)
+    kind = str(getattr(config, "model_type", ""))
+    if not library_of(module) or not kind or getattr(config, "is_encoder_decoder", False):
+        return False
+    modeling_auto = importlib.import_module("transformers.models.auto.modeling_auto")
+    names = [getattr(modeling_auto, f"MODEL_FOR_{use}_MAPPING_NAMES", {}) for use in _USES]
+    says = {
+        own for part in module.modules() if (own := getattr(part, "is_causal", None)) is not None
+    }
+    return [kind in known for known in names] == [True, False] and says == {True}
+
+
+def is_padded(entry: ModelInput) -> bool:
+    """Whether an input holds tokens that ``attention_mask`` is of: none of a decoder beside it."""
+    return (
+        entry.role in ("tokens", "features")
+        and entry.along == 0
+        and not entry.name.lower().startswith(ANSWERING)
+    )
+
+
+def changes_nothing(model: WholeModel, name: str) -> bool:
+    """Whether no answer changes by a bit, whatever tokens a mask of the padded sequence hides."""
+    length = next((n for n in model.taken.get("length", LENGTHS) if n >= _SHOWING), 0)
+    if not length:
+        return False
+    batch = model.taken.get("batch", BATCHES)[-1]
+    second = model.taken.get("second length", (length,))[-1]
+    call = model.call(batch, (length, second if model.has_two_sequences else length), None, _SEED)
+    place = np.arange(length)
+    answers = []
+    try:
+        for keep in (place >= 0, place > 0, place < length - 1, place == 1):
+            value = np.broadcast_to(keep, call.feeds[name].shape).astype(call.feeds[name].dtype)
+            answers.append(model.run(replace(call, feeds={**call.feeds, name: value})))
+    except (GraphRefused, GraphLost):
+        return False
+    return all(
+        other.keys() == answers[0].keys()
+        and all(np.array_equal(other[key], answers[0][key], equal_nan=True) for key in other)
+        for other in answers[1:]
+    )
+
+
+def sees_later_tokens(model: WholeModel) -> bool:
+    """Whether no attention is causal, and the last token changes the answer to the first."""
+    length = next((n for n in model.taken.get("length", LENGTHS) if n >= _SHOWING), 0)
+    if not length or model.has_two_sequences:
+        return False
+    if not model.described or any(entry["causal"] is not False for entry in model.described):
+        return False
+    call = model.call(model.taken.get("batch", BATCHES)[0], (length, length), None, _SEED)
+    changed = np.broadcast_to(np.arange(length) == length - 1, call.keep.shape)
+    try:
+        own, other = model.run(call), model.run(model.with_tokens(call, changed, _SEED + 1))
+    except (GraphRefused, GraphLost):
+        return False
+    for name, letters in model.outputs.items():
+        first = tuple(0 if letter == PADDED else slice(None) for letter in letters)
+        if PADDED in letters and not np.array_equal(own[name][first], other[name][first]):
+            return True
+    return False
 
 
 def _effect(model: WholeModel, call: ModelCall, place: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +32,16 @@ from .candidates import (
 from .in_place import HIDES, Activations, as_heads, assembled
 from .mask_facts import Rule, misplaced_rules, rule_of
 from .model_inputs import ModelCall, UnknownInputError
-from .opening import measured_model
+from .opening import (
+    ATTENTION_MASK,
+    OFFERED_MASK,
+    changes_nothing,
+    is_decoder,
+    is_padded,
+    library_of,
+    measured_model,
+    sees_later_tokens,
+)
 from .recognition import is_torch_model
 from .recording import ModuleRecording, record
 from .replayed_core import ReplayedCore, digest, runnable
@@ -253,12 +263,39 @@ def open_torch_model(
         return None
     engine = TorchEngine(module, calling, shown)
     model = WholeModel(engine=engine, described=(), inputs=calling.inputs)
-    model = measured_model(model, declared or {})
+    model = measured_model(model, declared or {}, library_of(module))
     engine.calling = dataclasses.replace(calling, inputs=model.inputs)
     described, uncut_now = _described(engine, model)
-    return TorchModel(
-        model=dataclasses.replace(model, described=described), engine=engine, uncut=uncut_now
-    )
+    model = dataclasses.replace(model, described=described)
+    warnings = (*model.warnings, *_against_its_name(engine, model, whole=not uncut_now))
+    model = dataclasses.replace(model, warnings=warnings)
+    return TorchModel(model=model, engine=engine, uncut=uncut_now)
+
+
+def _against_its_name(engine: TorchEngine, model: WholeModel, *, whole: bool) -> Iterator[str]:
+    """A sentence for what a model ignores that it takes, or is not that it is called.
+
+    whole
+        Whether every attention of it is described.
+    """
+    module, known = engine.module, {entry.name for entry in model.inputs}
+    takes = inspect.signature(module.forward).parameters
+    ignores = ATTENTION_MASK in takes and ATTENTION_MASK not in known
+    if ignores and any(map(is_padded, model.inputs)):
+        inputs = (*model.inputs, OFFERED_MASK)
+        own = TorchEngine(module, dataclasses.replace(engine.calling, inputs=inputs), engine.shown)
+        with_mask = dataclasses.replace(model, engine=own, inputs=inputs)
+        if changes_nothing(with_mask, ATTENTION_MASK):
+            yield (
+                f"{ATTENTION_MASK} changes nothing in any attention: its forward takes one, and "
+                "whichever tokens it hides, no answer changes by a bit: padding is attended to"
+            )
+    if whole and is_decoder(module) and sees_later_tokens(model):
+        kind = module.config.model_type  # type: ignore[union-attr]  # a decoder has one
+        yield (
+            f"no attention is causal, though its configuration is that of a decoder ({kind}): "
+            "the last token changes the answer to the first"
+        )
 
 
 def _described(engine: TorchEngine, model: WholeModel) -> tuple[list[SiteEntry], tuple[Uncut, ...]]:
@@ -371,7 +408,7 @@ def torch_model_candidates(
     }
     alike = standing_for(model.described, cores)
     whole = whole_candidate(dataclasses.replace(model, cores=alike), name)
-    warnings = [f"not judged: {entry.sentence}" for entry in made.uncut]
+    warnings = [*model.warnings, *(f"not judged: {entry.sentence}" for entry in made.uncut)]
     warnings += misplaced_rules(model.described)
     whole = dataclasses.replace(whole, warnings=tuple(warnings))
     return [(None, whole), *cores.items()]

@@ -49,6 +49,8 @@ class WholeModel:
         Those it should take and does not.
     source
         What runs the module that it was exported from, where somebody named that.
+    warnings
+        What its masks do against the custom or the documentation, a sentence each.
     """
 
     engine: Engine
@@ -59,6 +61,7 @@ class WholeModel:
     taken: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     refused: tuple[RefusedSize, ...] = ()
     source: Engine | None = None
+    warnings: tuple[str, ...] = ()
 
     def __call__(self, *_arguments: Any, **_keywords: Any) -> Any:
         """A model takes no heads: its clauses call :meth:`run`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -356,3 +358,64 @@ def test_who_answers_a_call_once_alone_is_refused(calls: int) -> None:
     said = "answered a call once, and not again: it says: RuntimeError: no call is left"
     with pytest.raises(UsageError, match=said):
         conformance.model(Spent(calls))
+
+
+class Masked(nn.Module):
+    """Two attentions to tokens whose mask has another sign, or is ignored."""
+
+    def __init__(self, sign: int = 1) -> None:
+        super().__init__()
+        self.config = types.SimpleNamespace(model_type="written-here")
+        self.tokens, self.sign, self.is_causal = nn.Embedding(20, 16), sign, True
+        self.layers = nn.ModuleList(nn.Linear(16, 48) for _ in range(2))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Ids and a mask of 0 and 1, [B, L] -> [B, L, E]."""
+        x = torch.as_tensor(self.tokens(input_ids))
+        bias = torch.zeros(1, 1, 1, 1)
+        if attention_mask is not None and self.sign:
+            bias = (1 - attention_mask[:, None, None]) * (self.sign * -1e9)
+        for layer in self.layers:
+            q, k, v = (p.unflatten(-1, (4, 4)).transpose(1, 2) for p in layer(x).chunk(3, -1))
+            mixed = (q @ k.mT * 0.5 + bias).softmax(-1) @ v
+            x = x + mixed.transpose(1, 2).flatten(2)
+        return x
+
+
+@pytest.fixture(params=["library", "own"])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether modules written here are of a library that documents its masks."""
+    if request.param == "own":
+        return ""
+    mapping = {"MODEL_FOR_CAUSAL_LM_MAPPING_NAMES": {"written-here": "Masked"}}
+    made = {
+        name: types.ModuleType(name)
+        for name in ("transformers", "transformers.models", "transformers.models.auto")
+    }
+    made["transformers.models.auto.modeling_auto"] = types.SimpleNamespace(**mapping)  # type: ignore[assignment]
+    made["transformers"].__dict__["PreTrainedModel"] = Masked
+    for name, module in made.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return "transformers"
+
+
+def test_a_mask_the_wrong_way_round_is_told(library: str) -> None:
+    """Its sign is what the library documents; elsewhere it is believed. Both warn."""
+    made = opened(Masked(sign=-1))
+    (mask,) = (entry for entry in made.model.inputs if entry.role == "mask")
+    assert mask.hides is not bool(library)
+    (warning, *_) = torch_model_candidates(made, "m")[0][1].warnings
+    assert "the wrong way round" in warning
+    assert ("transformers documents" in warning) is bool(library)
+
+
+def test_what_a_model_ignores_is_told(library: str) -> None:
+    """A mask without any influence; a decoder, as its library says, that sees later tokens."""
+    warnings = opened(Masked(sign=0)).model.warnings
+    assert "attention_mask changes nothing in any attention" in warnings[0]
+    assert [w.startswith("no attention is causal") for w in warnings[1:]] == [True] * bool(library)
+
+
+def test_a_right_mask_is_no_warning() -> None:
+    """What hides by 0 is as it is called."""
+    assert opened(Masked()).model.warnings == ()
