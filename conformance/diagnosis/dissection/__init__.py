@@ -56,6 +56,7 @@ from .operands import source_statements
 from .reading import MOST_KEYS, Reading, read, readable, together
 from .sources import (
     cached_head_statements,
+    layer_head_statements,
     moved_value_statements,
     operand_statements,
     shared_head_statements,
@@ -73,6 +74,8 @@ from .weight_functions import dropped_weight_statements, share_statements, weigh
 
 # Numbers of keys that tell tiles apart: an answer of each range is read.
 RANGES: Final = (8, 16, 32, 64, 160)
+# Answers of a layer whose heads are tried with others in place of them.
+FEW_ANSWERS: Final = 3
 # Tokens and channels of a head from which on few statements fit the same layer.
 ENOUGH: Final = 4
 # One query and one head, whose only kept key is lowered to a logit of minus this at the most, until
@@ -123,6 +126,7 @@ class StatementReader:
         self._first_statements: list[NamedMistake] = []
         self._at_the_turn: list[NamedMistake] | None = None
         self._sources_read = False
+        self._heads_left = FEW_ANSWERS
 
     def statements(self, observed: Sequence[BatteryAnswer]) -> Iterator[list[NamedMistake]]:
         """What each answer that is worth reading says, the plainest first.
@@ -170,6 +174,9 @@ class StatementReader:
             return [*said, *zeroed_token_statements(inputs)]
         said = [*self._layers.statements(inputs), *layer_answer_statements(answer)]
         said += head_answer_statements(answer)
+        if self._heads_left and not inputs.past:  # it takes a while, and few answers suffice
+            self._heads_left -= 1
+            said += layer_head_statements(answer)
         said += [*zeroed_token_statements(inputs), *cached_head_statements(answer)]
         if not (self._sources_read or inputs.past):  # the plainest is made of them if any is
             self._sources_read = True

@@ -38,8 +38,7 @@ from .backward_steps import (
     with_value,
     without,
 )
-from .influence import CHANGES
-from .sources import OVER_ITEMS
+from .influence import CHANGES, OVER_ITEMS
 
 _SOFTMAX: Final = "dS = P * (dP - rowsum(P * dP))"
 _EVERY_PAIR: Final = "go over every query and key in the backward pass"

@@ -24,7 +24,7 @@ from ...problems.inputs import Inputs
 from ..battery import answer_to
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import BLOCKS, weighing
-from ..mistakes.named_mistake import InputsChange
+from ..mistakes.named_mistake import Heads, InputsChange
 from .reading import ROOM, Reading, read, readable, statement
 from .tiles import channel_tiles
 
@@ -128,6 +128,45 @@ def _of_first_tile(size: int) -> Callable[[Tensor], Tensor]:
 
 
 # What may stand in the place of queries, keys, values or answers ``[B, H, L, D]``.
+# The key/value head that each query head reads, of numbers of query heads and of key/value heads.
+GROUPINGS: Final[tuple[tuple[str, Callable[[Tensor, int, int], Tensor]], ...]] = (
+    ("h // their number, or the last", lambda h, _of, kv: (h // kv).clamp_max(kv - 1)),
+    ("h // their number, modulo it", lambda h, _of, kv: h // kv % kv),
+    ("(h + 1) // group, or the first", lambda h, of, kv: (h + 1) // (of // kv) % kv),
+    ("(h + 1) // group, at most the last", lambda h, of, kv: _next(h, of // kv, kv)),
+    ("(h - 1) // group, or the last", lambda h, of, kv: (h - 1) // (of // kv) % kv),
+    ("h * their number / the query heads, rounded up", lambda h, of, kv: _up(h * kv, of) % kv),
+    ("h * group, modulo their number", lambda h, of, kv: h * (of // kv) % kv),
+)
+
+
+def _next(head: Tensor, group: int, kv_heads: int) -> Tensor:
+    return ((head + 1) // group).clamp_max(kv_heads - 1)
+
+
+def _up(number: Tensor, divisor: int) -> Tensor:
+    return -(-number // divisor)
+
+
+def regrouped(
+    order: Callable[[Tensor, int, int], Tensor],
+) -> Callable[[DeclaredCall, Heads], Heads]:
+    """The key/value heads in some order, one for each query head."""
+
+    def heads(call: DeclaredCall, before: Heads) -> Heads:
+        count, shared = before[0].shape[1], call.inputs.geometry.num_kv_heads
+        read = order(torch.arange(count), count, max(shared, 1))
+        return before[0], before[1][:, read], before[2][:, read]
+
+    return heads
+
+
+OVER_ITEMS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("averaged over the batch items", lambda t: t.mean(0, keepdim=True).expand_as(t)),
+    ("summed over the batch items", lambda t: t.sum(0, keepdim=True).expand_as(t)),
+    ("less its mean over the batch items", lambda t: t - t.mean(0, keepdim=True)),
+    ("less its mean over the heads", lambda t: t - t.mean(1, keepdim=True)),
+)
 CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("of the first batch item", first(0)),
     ("of the last batch item", last(0)),

@@ -18,7 +18,7 @@ from ..agreement import BatteryAnswer
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import scored, weighing
 from ..mistakes.named_mistake import CoreChange, Heads, HeadsChange
-from .influence import AXIS_ORDERS, CHANGES, MOVES, orders
+from .influence import AXIS_ORDERS, CHANGES, GROUPINGS, MOVES, OVER_ITEMS, orders, regrouped
 from .reading import Number, Reading, numbers, statement
 
 AnswerTerm = Callable[[golden.Attention], Tensor | None]
@@ -238,10 +238,6 @@ def _if_same_shape(of: Callable[[golden.Attention], Tensor]) -> AnswerTerm:
     return term
 
 
-OVER_ITEMS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
-    ("averaged over the batch items", lambda t: t.mean(0, keepdim=True).expand_as(t)),
-    ("summed over the batch items", lambda t: t.sum(0, keepdim=True).expand_as(t)),
-)
 _SPREAD: Final = (
     *CHANGES,
     *OVER_ITEMS,
@@ -399,6 +395,26 @@ def cached_head_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
     yield from _of_moved_heads(call, explained)
 
 
+def layer_head_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
+    """Values, or keys and values, of a layer's heads that are changed: by its answer."""
+    if not answer.fits:
+        return
+    call = DeclaredCall(inputs=answer.inputs, semantics=answer.subject.declaration.semantics)
+    core, size = answer.exact.core, answer.exact.output.abs().amax().clamp_min(model.SAME_READ**2)
+
+    def explained(output: Tensor) -> bool:
+        left = (answer.output - call.answer_of(output)).abs()
+        return bool((left <= model.SAME_READ * size).all())
+
+    for words, move in (*CHANGES, *OVER_ITEMS):
+        moved = move(core.value)
+        if moved.shape == core.value.shape and explained(
+            weighing(dataclasses.replace(core, value=moved), core.weights).output
+        ):
+            yield _statement_of_value(words, move)
+    yield from _of_moved_heads(call, explained)
+
+
 def _of_moved_heads(
     call: DeclaredCall, explained: Callable[[Tensor], bool]
 ) -> Iterator[NamedMistake]:
@@ -408,6 +424,12 @@ def _of_moved_heads(
     for (words, move), role, part in (*product(_MOVES, _ROLES, parts), *_behind(past)):
         if explained(call.attend(_moved(heads, move, role, part, past)).output):
             yield _statement(words, move, role, part)
+    for words, order in GROUPINGS if call.inputs.geometry.num_kv_heads > 1 else ():
+        regroup = regrouped(order)
+        if explained(call.attend(regroup(call, heads)).output):
+            said = f"query head h reads key/value head {words}"
+            fix = "let query head h read key/value head h // (query heads // key/value heads)"
+            yield statement(f"heads: {said}", said, fix, heads=regroup)
 
 
 def _behind(past: int) -> Iterator[tuple[tuple[str, Callable[[Tensor], Tensor]], str, str]]:
