@@ -70,7 +70,12 @@ from .visibility import (
     visibility_statements,
     zeroed_token_statements,
 )
-from .weight_functions import dropped_weight_statements, share_statements, weight_statements
+from .weight_functions import (
+    dropped_weight_statements,
+    share_statements,
+    shift_statements,
+    weight_statements,
+)
 
 # Numbers of keys that tell tiles apart: an answer of each range is read.
 RANGES: Final = (8, 16, 32, 64, 160)
@@ -171,9 +176,11 @@ class StatementReader:
             reading = read(self.subject, inputs, self.known, finite=False)
             said = [] if reading is None or not _is_legible(reading) else self._of(reading)
             said += head_answer_statements(answer)
+            said += shift_statements(answer)
             return [*said, *zeroed_token_statements(inputs)]
         said = [*self._layers.statements(inputs), *layer_answer_statements(answer)]
         said += head_answer_statements(answer)
+        said += shift_statements(answer)
         if self._heads_left and not inputs.past:  # it takes a while, and few answers suffice
             self._heads_left -= 1
             said += layer_head_statements(answer)

@@ -164,6 +164,8 @@ def regrouped(
 OVER_ITEMS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("averaged over the batch items", lambda t: t.mean(0, keepdim=True).expand_as(t)),
     ("summed over the batch items", lambda t: t.sum(0, keepdim=True).expand_as(t)),
+)
+_LESS_MEANS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("less its mean over the batch items", lambda t: t - t.mean(0, keepdim=True)),
     ("less its mean over the heads", lambda t: t - t.mean(1, keepdim=True)),
 )
@@ -200,6 +202,12 @@ CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
         for size in BLOCKS[3:]
     ),
 )
+SPREAD: Final = (
+    *CHANGES,
+    *OVER_ITEMS,
+    ("averaged over the channels", lambda t: t.mean(-1, keepdim=True).expand_as(t)),
+)
+CHANGED: Final = (*CHANGES, *OVER_ITEMS, *_LESS_MEANS)
 
 
 AXIS_ORDERS: Final = tuple(permutations(range(4)))[1:]

@@ -18,7 +18,16 @@ from ..agreement import BatteryAnswer
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import scored, weighing
 from ..mistakes.named_mistake import CoreChange, Heads, HeadsChange
-from .influence import AXIS_ORDERS, CHANGES, GROUPINGS, MOVES, OVER_ITEMS, orders, regrouped
+from .influence import (
+    AXIS_ORDERS,
+    CHANGED,
+    CHANGES,
+    GROUPINGS,
+    MOVES,
+    SPREAD,
+    orders,
+    regrouped,
+)
 from .reading import Number, Reading, numbers, statement
 
 AnswerTerm = Callable[[golden.Attention], Tensor | None]
@@ -216,7 +225,7 @@ def _moved_answers(reading: Reading) -> Iterator[tuple[str, AnswerTerm]]:
     """The answers of other heads, items and channels, where an answer is no sum of its values."""
     if reading.explained:
         return
-    for words, move in _SPREAD:
+    for words, move in SPREAD:
         yield f"the answer {words}", _answer_moved(move)
         if "head" in words or "item" in words:
             yield f"what its weights make of the value {words}", _weighed(move)
@@ -238,11 +247,6 @@ def _if_same_shape(of: Callable[[golden.Attention], Tensor]) -> AnswerTerm:
     return term
 
 
-_SPREAD: Final = (
-    *CHANGES,
-    *OVER_ITEMS,
-    ("averaged over the channels", lambda t: t.mean(-1, keepdim=True).expand_as(t)),
-)
 _ADDED: Final[tuple[tuple[str, AnswerTerm], ...]] = (
     ("one", lambda a: torch.ones_like(a.output)),
     ("the query", _if_same_shape(lambda a: a.query)),
@@ -383,8 +387,24 @@ def shared_head_statements(reading: Reading) -> Iterator[NamedMistake]:
 
 def cached_head_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
     """The same of a layer with a cache, whose weights are not read: by its answer."""
-    if not answer.inputs.past or not answer.fits:
+    if answer.inputs.past and answer.fits:
+        yield from _of_moved_heads(*_judged(answer))
+
+
+def layer_head_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
+    """Values, or keys and values, of a layer's heads that are changed: by its answer."""
+    if not answer.fits:
         return
+    core, (call, explained) = answer.exact.core, _judged(answer)
+    for words, move in CHANGED:
+        new = dataclasses.replace(core, value=move(core.value))
+        if new.value.shape == core.value.shape and explained(weighing(new, core.weights).output):
+            yield _statement_of_value(words, move)
+    yield from _of_moved_heads(call, explained)
+
+
+def _judged(answer: BatteryAnswer) -> tuple[DeclaredCall, Callable[[Tensor], bool]]:
+    """A call, and whether outputs of its heads make the answer that was given."""
     call = DeclaredCall(inputs=answer.inputs, semantics=answer.subject.declaration.semantics)
     size = answer.exact.output.abs().amax().clamp_min(model.SAME_READ**2)
 
@@ -392,27 +412,7 @@ def cached_head_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
         left = (answer.output - call.answer_of(output)).abs()
         return bool((left <= model.SAME_READ * size).all())
 
-    yield from _of_moved_heads(call, explained)
-
-
-def layer_head_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
-    """Values, or keys and values, of a layer's heads that are changed: by its answer."""
-    if not answer.fits:
-        return
-    call = DeclaredCall(inputs=answer.inputs, semantics=answer.subject.declaration.semantics)
-    core, size = answer.exact.core, answer.exact.output.abs().amax().clamp_min(model.SAME_READ**2)
-
-    def explained(output: Tensor) -> bool:
-        left = (answer.output - call.answer_of(output)).abs()
-        return bool((left <= model.SAME_READ * size).all())
-
-    for words, move in (*CHANGES, *OVER_ITEMS):
-        moved = move(core.value)
-        if moved.shape == core.value.shape and explained(
-            weighing(dataclasses.replace(core, value=moved), core.weights).output
-        ):
-            yield _statement_of_value(words, move)
-    yield from _of_moved_heads(call, explained)
+    return call, explained
 
 
 def _of_moved_heads(

@@ -22,7 +22,7 @@ from ..mistakes._steps import (
     plain_scores,
     scored,
 )
-from .influence import CHANGES, OVER_ITEMS, first, in_turns, last
+from .influence import CHANGED, CHANGES, first, in_turns, last
 from .tiles import tile_values
 
 TermValues = Callable[[DeclaredCall, golden.Attention], Tensor | None]
@@ -278,10 +278,10 @@ def _of_features(feature: Callable[[Tensor], Tensor]) -> TermValues:
 
 
 def _operands() -> Iterator[Term]:
-    for words, change in (*CHANGES, *OVER_ITEMS):
+    for words, change in CHANGED:
         yield Term(f"query {words}", f"the query {words}", _products(change, _same), operand=True)
         yield Term(f"key {words}", f"the key {words}", _products(_same, change), operand=True)
-    for words, change in (*CHANGES, *OVER_ITEMS):
+    for words, change in CHANGED:
         name = f"query and key {words}"
         yield Term(name, f"the {name}", _products(change, change), operand=True)
     for words, change in CHANGES:

@@ -5,20 +5,28 @@ A function may drop the small ones, limit all, or add a share of every key.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from ..._golden import golden
+from ...tolerance import model
+from ..agreement import BatteryAnswer
+from ..mistaken_answer import declared_with_every_key
 from ..mistakes import DeclaredCall, NamedMistake
-from ..mistakes._steps import BLOCKS, emptied, present, weighing
+from ..mistakes._steps import BLOCKS, emptied, present, row_largest, unmasked_logits, weighing
 from ..mistakes.named_mistake import CoreChange
+from ..mistakes.softmaxes import shifted
 from .reading import Number, Reading, in_digits, numbers, roundest, statement
 
 _TINY: Final = torch.finfo(torch.float64).tiny
+# The size of a logit below which no exponential vanishes or overflows in any format.
+_LEAST_LOST: Final = math.log(torch.finfo(torch.float16).max)
 # Numbers below have fewer digits in float32, in which sums are added up at the least.
 _SMALLEST_SUM: Final = torch.finfo(torch.float32).tiny
 _FIX: Final = "divide the exponentials by their own sum over the keys that the query attends"
@@ -252,6 +260,103 @@ def weighed_by(
         return weighing(opened, torch.where(rows[..., None], attention.weights, weights))
 
     return core
+
+
+def _over_every_key(attention: golden.Attention, _logits: Tensor) -> Tensor:
+    return unmasked_logits(attention).amax(dim=-1, keepdim=True)
+
+
+def _but_for_additive_masks(attention: golden.Attention, _logits: Tensor) -> Tensor:
+    logits, bias = unmasked_logits(attention), attention.bias
+    hidden = logits if bias is None else logits.masked_fill(torch.isneginf(bias), -math.inf)
+    return row_largest(hidden)
+
+
+def _mean(_attention: golden.Attention, logits: Tensor) -> Tensor:
+    hidden = torch.isneginf(logits)
+    return logits.masked_fill(hidden, 0.0).mean(dim=-1, keepdim=True)
+
+
+def _floored(floor: float) -> Callable[[golden.Attention, Tensor], Tensor]:
+    return lambda _attention, logits: row_largest(logits).clamp_min(floor)
+
+
+def _along(axis: int) -> Callable[[golden.Attention, Tensor], Tensor]:
+    """The largest along another axis; nothing is subtracted where there is none."""
+
+    def largest(_attention: golden.Attention, logits: Tensor) -> Tensor:
+        most = logits.amax(dim=axis, keepdim=True)
+        return torch.where(torch.isneginf(most), 0.0, most)
+
+    return largest
+
+
+# What is subtracted from the logits of a row in place of their largest, in words.
+_SHIFTS: Final[tuple[tuple[str, Callable[[golden.Attention, Tensor], Tensor]], ...]] = (
+    ("the largest one of hidden keys as well", _over_every_key),
+    ("the largest one of keys that a mask of truth values hides as well", _but_for_additive_masks),
+    ("their mean, with zeros for hidden keys", _mean),
+    *(
+        (f"the largest one over the {axes}", _along(axis))
+        for axes, axis in (("queries", -2), ("heads", 1), ("batch items", 0))
+    ),
+    *(
+        (
+            f"the number {number:g}",
+            lambda _a, logits, by=number: torch.full_like(logits[..., :1], by),
+        )
+        for number in (5.0, 10.0, 20.0, 30.0, 50.0, 80.0, 100.0)
+    ),
+    *(
+        (f"the largest one, or {floor:g} where that is larger", _floored(floor))
+        for floor in (-1e2, -1e3, -1e4, -3e4, -1e5)
+    ),
+)
+# What the exponentials are divided by, of their sum.
+_DIVISORS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("", lambda total: total),
+    ("", lambda total: torch.where(total == 0.0, 1.0, total)),
+    *(
+        (f", and their sum is no smaller than {least:g}", lambda t, least=least: t.clamp_min(least))
+        for least in (1e-37, 1e-30, 1e-20, 1e-12, 1e-10, 1e-9, 1e-8, 1e-6)
+    ),
+    *(
+        (f", and {more:g} is added to their sum", lambda t, more=more: t + more)
+        for more in (1e-30, 1e-20, 1e-12, 1e-10, 1e-9, 1e-8, 1e-6)
+    ),
+)
+
+
+def shift_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
+    """Numbers that may be subtracted before exponentials are taken, where rows vanish or overflow.
+
+    Each is acted out on this answer: those that make it are proposed.
+    """
+    exact, inputs = answer.exact, answer.inputs
+    if not answer.fits or not answer.output.numel():
+        return
+    lost = (answer.output == 0.0).all(-1) & ~(exact.output == 0.0).all(-1)
+    lost |= ~torch.isfinite(answer.output).all(-1) & torch.isfinite(exact.output).all(-1)
+    if not bool(lost.any()) or float(exact.core.scores.abs().amax()) < _LEAST_LOST:
+        return
+    call = DeclaredCall(inputs=inputs, semantics=answer.subject.declaration.semantics)
+    attention = declared_with_every_key(exact, call)
+    half = inputs.query.dtype.itemsize < torch.float32.itemsize
+    for wide in (False, True)[: 1 + half]:
+        for (words, shift), (more, divisor) in product(_SHIFTS, _DIVISORS):
+            core = shifted(shift, divisor, wide=wide)
+            made = call.answer_of(core(call, attention).output)
+            apart = (answer.output - made).abs().nan_to_num(nan=math.inf)
+            apart = apart.masked_fill(answer.output.isnan() & made.isnan(), 0.0)
+            size = model.SAME_READ * float(exact.output.nan_to_num(0.0).abs().amax())
+            if bool((apart <= size).all()):
+                yield statement(
+                    f"exponentials: less {words}{more}",
+                    f"what is subtracted before the exponentials are taken is {words}{more}: low "
+                    "rows vanish, or high ones overflow",
+                    "subtract each row's largest logit of the keys that are attended",
+                    core=core,
+                )
 
 
 def dropped_weight_statements(reading: Reading) -> Iterator[NamedMistake]:

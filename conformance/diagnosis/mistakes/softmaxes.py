@@ -17,6 +17,7 @@ from ._steps import (
     admitted_by_mask,
     admitted_by_structure,
     changed,
+    emptied,
     has_bias,
     has_sinks,
     has_softcap,
@@ -32,6 +33,8 @@ from ._steps import (
 from .named_mistake import CoreChange, DeclaredCall, InputsChange, NamedMistake, named
 
 _GOLDEN: Final = "numerics.golden"
+# Sums so many times the smallest normal number have few digits.
+FAINT: Final = 1e6
 _CONVEX: Final = "numerics.convex"
 
 
@@ -103,6 +106,29 @@ def _less(
         return exponentials / (torch.where(total == 0.0, 1.0, total) if guarded else total)
 
     return _in_working_dtype(weights, wide=wide)
+
+
+def shifted(
+    shift: Callable[[golden.Attention, Tensor], Tensor],
+    divisor: Callable[[Tensor], Tensor],
+    *,
+    wide: bool,
+) -> Callable[[DeclaredCall, golden.Attention], golden.Attention]:
+    """Exponentials of logits less a number of each row, over what is made of their sum.
+
+    Rows whose exponentials have lost their digits, and have not vanished, are open.
+    """
+
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        logits, given = _filled(call, attention, logits_with_sinks(attention), wide=wide)
+        exponentials = torch.exp(logits - shift(attention, logits).to(logits.dtype))
+        total = exponentials.sum(dim=-1, keepdim=True)
+        weights = (exponentials / divisor(total)).double()[..., : attention.logits.shape[-1]]
+        weights = torch.where(given, attention.weights, weights)
+        faint = (total > 0.0) & (total < torch.finfo(total.dtype).smallest_normal * FAINT) & ~given
+        return emptied(weighing(attention, weights), faint.squeeze(-1))
+
+    return core
 
 
 def _less_at_last(
