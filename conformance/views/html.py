@@ -10,6 +10,7 @@ SVG a line, by template, some 30 bytes a mark, in the colours of the page.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any, Final
@@ -239,10 +240,16 @@ MOST_PICTURES: Final = 12
 
 
 def _causes(record: Record, anchors: Anchors) -> list[tuple[Record, list[dict[str, Any]]]]:
-    """The candidates that have causes, with the causes of each: the clauses of each as links."""
-    shown = []
+    """The candidates with their causes, the clauses of each as links: MUST before the others.
+
+    What fails a MUST and has a fix comes first: of a whole model the attention to be mended.
+    """
+    shown: list[tuple[Record, list[dict[str, Any]]]] = []
+    numbers = {id(candidate): at for at, candidate in enumerate(record["candidates"])}
+    ordered = wording.by_urgency(record["candidates"])
     left = MOST_PICTURES
-    for number, candidate in enumerate(record["candidates"]):
+    for must, candidate in itertools.product((True, False), ordered):
+        number = numbers[id(candidate)]
         # Of several dtypes the first that has details: a clause may fail in one of them alone.
         details = {
             slug: next((anchor for anchor, _ in own if anchor), "")
@@ -259,6 +266,7 @@ def _causes(record: Record, anchors: Anchors) -> list[tuple[Record, list[dict[st
                 "links": [(slug, details.get(slug, "")) for slug in cause["clauses"]],
             }
             for cause in wording.causes(candidate)
+            if (cause["level"] == "MUST") is must
         ]
         for cause in causes[: min(left, MOST_CAUSES)]:
             cause["picture"] = _picture_of(candidate, number, cause)

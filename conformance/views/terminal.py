@@ -74,7 +74,7 @@ def _in_order(report: Record, verbosity: int, width: int) -> Iterator[Any]:
     in_full = verbosity >= (EVERYTHING if alone else TABLE)
     if alone and verbosity >= TABLE:
         yield _clause_table(candidates[0])
-    for candidate in candidates:
+    for candidate in wording.by_urgency(candidates):
         if in_full:
             yield from _details(candidate, alone=alone)
         if candidate.get("causes") if in_full else alone or _needs_words(candidate):

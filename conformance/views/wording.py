@@ -181,6 +181,18 @@ def causes(candidate: Record) -> list[Record]:
     return [{**empty, **cause} for cause in candidate.get("causes") or ()]
 
 
+def by_urgency(candidates: Iterable[Record]) -> list[Record]:
+    """What says how to mend it first, then what fails without a fix, then the others."""
+
+    def place(candidate: Record) -> int:
+        failing = [cause for cause in causes(candidate) if cause["level"] == "MUST"]
+        if any(cause["fix"] for cause in failing):
+            return 0
+        return 1 if failing else 2
+
+    return sorted(candidates, key=place)
+
+
 def cause_title(cause: Record) -> str:
     """The name of a cause and what it is, with other names that explain as much."""
     others = [str(other["name"]) for other in cause.get("alternatives") or ()]

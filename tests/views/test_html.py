@@ -323,3 +323,23 @@ def test_each_attention_of_a_model_has_a_line() -> None:
     assert lines[3].links == [("model.mask-reaches-all", "")]
     assert (len(lines[2].links), lines[2].left_out) == (4, 3)
     assert columns(complete(RECORDS["several"]), {}) == []
+
+
+def test_the_attention_to_be_mended_comes_before_its_model() -> None:
+    """Causes with a fix first, and those of a SHOULD behind all of a MUST."""
+    model, should, named = (
+        result("failed", "model.sites-in-place", violation=Violation(kind="value", message="off")),
+        result("failed", "mask.int-nonzero", violation=Violation(kind="value", message="odd")),
+        result(
+            "failed",
+            "numerics.scale",
+            violation=Violation(kind="value", message="off by 1"),
+            diagnosis=[{"name": "scale-missing", "text": "t", "fix": "scale", "confidence": 1.0}],
+        ),
+    )
+    every = {"m": model, "m#0": should, "m#1": named}
+    entries = [candidate([shown], name) for name, shown in every.items()]
+    text = page(record(*entries)).text
+    causes = text[text.index("Causes") : text.index("About this run")]
+    first = [causes.index(name) for name in ("scale-missing", "sites-in-place", "int-nonzero")]
+    assert first == sorted(first)

@@ -153,3 +153,22 @@ def test_junit_has_a_property() -> None:
     root = ET.fromstring(junit.render(record(LINE)))  # noqa: S314 (we wrote it)
     properties = [one.get("value") for one in root.iter("property") if one.get("name") == "line"]
     assert properties == [f"scale-missing: {SAID}"]
+
+
+def caused(name: str, *causes: tuple[str, str]) -> dict[str, Any]:
+    """A candidate whose causes have these levels and fixes."""
+    return {
+        "name": name,
+        "causes": [{"name": "n", "level": own, "fix": fix} for own, fix in causes],
+    }
+
+
+def test_what_says_how_to_mend_it_comes_first() -> None:
+    """A MUST with a fix, then one without, then all others in their order."""
+    every = [
+        caused("model", ("MUST", "")),
+        caused("#0", ("SHOULD", "a fix")),
+        caused("#1", ("MUST", ""), ("MUST", "a fix")),
+        caused("#2"),
+    ]
+    assert [one["name"] for one in wording.by_urgency(every)] == ["#1", "model", "#0", "#2"]
