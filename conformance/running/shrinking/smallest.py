@@ -130,6 +130,8 @@ def _dropped(golden_answer: Golden, inputs: Inputs) -> Tensor:
 
 
 LARGEST_INTEGER = 3
+# The part of a number that its second digit and later ones make, at most.
+LATER_DIGITS = 0.1
 # The mask of kept keys: hiding more of them would leave rows without any.
 KEPT = "keep"
 Values = tuple[float, ...]
@@ -339,8 +341,12 @@ def drawn_values(subject: Subject, problem: Problem) -> dict[str, tuple[float, .
 
 
 def same_failure(first: Violation, other: Violation) -> bool:
-    """Whether a violation agrees with the first, and is as far beyond its bound."""
-    return same_but_for_numbers(first, other) and (_gross(other) or not _gross(first))
+    """Whether a violation agrees with the first, is as far beyond its bound, and shows as well."""
+    return (
+        same_but_for_numbers(first, other)
+        and (_gross(other) or not _gross(first))
+        and (_shows(other) or not _shows(first))
+    )
 
 
 def same_but_for_numbers(first: Violation, other: Violation) -> bool:
@@ -360,6 +366,15 @@ def _without_numbers(violation: Violation) -> str:
 def _gross(violation: Violation) -> bool:
     margin = violation.measured.get("margin")
     return margin is None or float(margin) >= GROSS
+
+
+def _shows(violation: Violation) -> bool:
+    """Whether two numbers differ at a glance, not in their later digits alone."""
+    numbers = violation.expected, violation.got
+    if not all(isinstance(number, float) for number in numbers):
+        return True
+    expected, got = numbers
+    return not abs(got - expected) < LATER_DIGITS * max(abs(got), abs(expected))
 
 
 def with_scale_error(reduced: Violation, first: Violation) -> Violation:

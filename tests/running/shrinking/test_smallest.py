@@ -122,3 +122,14 @@ def test_gross_error_stays_gross() -> None:
     assert not same_failure(far, near)
     assert same_failure(near, far)
     assert same_but_for_numbers(far, near)
+
+
+def test_error_that_shows_goes_on_to_show() -> None:
+    """Numbers that differ at a glance are not made into ones that agree in their first digits."""
+    far, near = (
+        Violation(kind="value", message="wrong", expected=0.5, got=got) for got in (0.8, 0.500088)
+    )
+    assert not same_failure(far, near)
+    assert same_failure(near, far)
+    words = Violation(kind="value", message="wrong", expected="a tensor", got="None")
+    assert same_failure(far, words)
