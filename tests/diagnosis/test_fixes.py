@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from _paths import CHECKOUT
 
-from conformance.diagnosis.dissection.cells import EVERY, from_distance
+from conformance._golden import golden
+from conformance.diagnosis.dissection.cells import EVERY, _every_kind, from_distance
+from conformance.diagnosis.dissection.terms import capped_at
 from conformance.diagnosis.dissection.visibility import _texts
 from conformance.diagnosis.mistakes import BACKWARD, MISTAKES
 from conformance.diagnosis.precision_losses import EIGHT_BITS, LOSSES, SUMS
@@ -67,3 +70,20 @@ def test_later_keys_that_are_lost_may_be_a_wrong_causal_mask() -> None:
     """Of a triangle that begins too late, letting more keys in alone would be the opposite."""
     (_, _, fix) = _texts([from_distance(1, above=True)], [], EVERY, fill=None, normalised=True)
     assert "hide every key after the query: triu(1)" in fix
+
+
+def test_what_can_be_declared_is_shown_as_its_declaration() -> None:
+    """The fix of a feature that is there undeclared holds the declaration with the right value."""
+    undeclared = [
+        one for one in MISTAKES if one.name in ("qk-norm-undeclared", "rotary-undeclared")
+    ]
+    for one in undeclared:
+        point = golden.Semantics(**one.changes)
+        values = re.findall(r"conformance\.(Semantics\([^)]*\))", one.fix)
+        assert [eval(value, vars(golden)) for value in values] == [point], one.fix  # noqa: S307
+    cells = [one for one in _every_kind() if one.words.startswith("after the query")]
+    fixes = {one.words: _texts([one], [], EVERY, fill=None, normalised=True)[2] for one in cells}
+    of_first = fixes["after the query, counted from the first key,"]
+    assert 'declare it: causal="bottom-right", always_causal=True' in fixes["after the query"]
+    assert 'first key; if every call is meant to be causal, declare it: causal="top' in of_first
+    assert "score_mod=lambda score, *_: 30 * torch.tanh(score / 30)" in capped_at(30.0).fix

@@ -124,7 +124,10 @@ def capped_at(cap: float) -> Term:
     def values(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
         return cap * torch.tanh(plain_scores(attention) / cap)
 
-    return Term(words, words, values, operand=True)
+    act = f"{cap:g} * torch.tanh(score / {cap:g})"
+    fix = "leave the scores as they are, or declare the cap: "
+    fix += f"semantics=conformance.Semantics(score_mod=lambda score, *_: {act})"
+    return Term(words, words, values, operand=True, fix=fix)
 
 
 def _under_cap(function: Callable[[Tensor, float], Tensor]) -> TermValues:

@@ -298,6 +298,11 @@ _NORMS: Final = (
     ("length", "divided by its length"),
     ("softmax", "replaced by its softmax"),
 )
+# No declaration holds a norm of the tokens: it belongs to the block around the attention.
+_AS_GIVEN: Final = (
+    "project the tokens as they are given; if the norm is meant, it cannot be declared: check the "
+    "attention without it, as with module.norm = torch.nn.Identity()"
+)
 NORMS: Final = tuple((words.replace("its", "their"), _normed(kind)) for kind, words in _NORMS)
 
 
@@ -306,7 +311,7 @@ def _alternatives() -> Iterator[Alternative]:
         yield Alternative(
             "tokens",
             f"each token of the input is {words} before it is projected",
-            "project the tokens as they are given",
+            _AS_GIVEN,
             _normed(kind),
         )
     for words, matrix in (*other_matrices("v"), *_fused_of_value()):

@@ -411,6 +411,13 @@ def _all_of(some: Sequence[Cells], call: DeclaredCall) -> Tensor:
     return reduce(and_, [none if table is None else table for table in tables], ~none)
 
 
+# What a causal attention hides, and how it is declared.
+_CAUSAL: Final = {
+    "after the query": "bottom-right",
+    "after the query, counted from the first key,": "top-left",
+}
+
+
 def _texts(
     losing: Sequence[Cells],
     showing: Sequence[Cells],
@@ -436,6 +443,10 @@ def _texts(
             fixes[-1] += "; if it is meant to be causal, hide every key after the query: triu(1)"
         elif words == "after the query" and late:
             fixes[-1] += "; if it is meant to be causal, declare that, and hide before the softmax"
+        elif words in _CAUSAL:
+            declared = f'causal="{_CAUSAL[words]}", always_causal=True'
+            fixes[-1] = f"{fixes[-1].removesuffix(',')}; if every call is meant to be causal, "
+            fixes[-1] += f"declare it: {declared}"
         elif words == "before the query":
             fixes[-1] += "; if it is meant to be causal, hide those after it: tril, not triu"
     if showing:

@@ -345,10 +345,14 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
     ),
     *named("rotary-undeclared", "numerics.golden")(
         "queries and keys are turned by their positions, which is not declared",
-        'declare it: semantics=conformance.Semantics(rotary="halves"), or "interleaved"; of a '
-        "graph rotary under [semantics] in its sidecar. Or turn nothing",
+        "declare it",
         *(
-            {"base": {"rotary": "none"}, "changes": {"rotary": pairs}}
+            {
+                "base": {"rotary": "none"},
+                "changes": {"rotary": pairs},
+                "fix": f'declare it: semantics=conformance.Semantics(rotary="{pairs}"); of a graph '
+                "rotary under [semantics] in its sidecar. Or turn nothing",
+            }
             for pairs in ("halves", "interleaved")
         ),
     ),

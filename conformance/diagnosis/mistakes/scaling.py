@@ -324,12 +324,16 @@ PREPARED: Final[tuple[NamedMistake, ...]] = (
     ),
     *named("qk-norm-undeclared", "numerics.golden")(
         "queries and keys are normalised, which is not declared",
-        'declare it: semantics=conformance.Semantics(qk_norm="rms"), or "layer"; of a graph '
-        "qk_norm under [semantics] in its sidecar. Or take them as they are",
+        "declare it",
         *(
-            {"base": {"qk_norm": "none"}, "changes": {"qk_norm": rule, "qk_norm_epsilon": value}}
+            {
+                "base": {"qk_norm": "none"},
+                "changes": {"qk_norm": rule, "qk_norm_epsilon": value},
+                "fix": f'declare it: semantics=conformance.Semantics(qk_norm="{rule}"{more}); of a '
+                "graph qk_norm under [semantics] in its sidecar. Or take them as they are",
+            }
             for rule in ("rms", "layer")
-            for value in (1e-6, 1e-5)
+            for value, more in ((1e-6, ""), (1e-5, ", qk_norm_epsilon=1e-05"))
         ),
     ),
     *_norm(

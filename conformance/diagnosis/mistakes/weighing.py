@@ -160,7 +160,8 @@ WEIGHING: Final[tuple[NamedMistake, ...]] = (
     ),
     *named("scores-of-cosines", _GOLDEN)(
         "queries and keys are normalised first: the scores are cosines",
-        "take the dot products of the queries and keys as they are",
+        "take the dot products of the queries and keys as they are, or declare it: "
+        'semantics=conformance.Semantics(qk_norm="l2")',
         {"heads": _normalised("query", "key")},
     ),
     *named("queries-normalised", _GOLDEN)(
