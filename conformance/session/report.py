@@ -332,8 +332,8 @@ def unchecked_masks(loaded: Loaded, slugs: Iterable[str]) -> str:
     was = "was" if len(names) == 1 else "were"
     return (
         f"{listed} {was} not checked: declare what it means with masks= ('conformance identify"
-        f"{loaded.target and ' ' + loaded.target}' finds out), or let it stay so with "
-        f"unchecked=[{names_text}] or "
+        f"{loaded.target and ' ' + loaded.target}' says what is known of it), or let it stay so "
+        f"with unchecked=[{names_text}] or "
         f"--unchecked {','.join(names)}"
     )
 

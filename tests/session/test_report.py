@@ -62,8 +62,8 @@ def test_what_was_not_checked_is_said() -> None:
     reason = verdict(loaded(unchecked=(MASK, SCALE)), [PASSED])[1]
     assert reason == (
         "conforms, but `attn_mask` was not checked: declare what it means with masks= "
-        "('conformance identify attn.py:mine' finds out), or let it stay so with "
-        "unchecked=['attn_mask'] or --unchecked attn_mask"
+        "('conformance identify attn.py:mine' says what is known of it), or let it stay so "
+        "with unchecked=['attn_mask'] or --unchecked attn_mask"
     )
     reason = verdict(loaded(unchecked=(ACCEPTED, SCALE)), [PASSED])[1]
     assert reason == "every applicable MUST clause passed; not checked: attn_mask, scale"

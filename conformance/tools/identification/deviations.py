@@ -66,8 +66,8 @@ class Investigation(Probed):
     ``expected`` the failures to expect under it, ``beyond`` what no declaration can express.
     ``other_readings`` say how masks that are left out of the declaration treat a hidden key,
     ``observed`` are deviations that no field of ``point`` holds, ``unchecked`` the masks that are
-    understood but not declared. ``idle`` is a mask that hides nothing where no mask does,
-    ``idle_flag`` such a causal flag. With ``as_observed`` probable mistakes are promised, too.
+    understood but not declared, ``unread`` those whose effect is not understood. ``idle`` is a mask
+    that hides nothing where no mask does, ``idle_flag`` such a causal flag. With ``as_observed`` probable mistakes are promised, too.
     """
 
     parameters: Parameters
@@ -79,6 +79,7 @@ class Investigation(Probed):
     other_readings: list[golden.Semantics] = field(default_factory=list)
     observed: list[Deviation] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
     idle: str = ""
     idle_flag: Causality | None = None
     as_observed: bool = False

@@ -214,6 +214,7 @@ def add_facts(case: Investigation) -> None:
     readings = [result for result in results if isinstance(result, MaskReading)]
     _declare(case, readings)
     idle = _without_effect(results)
+    case.unread = [name for name in _not_read(results, readings) if name not in idle]
     if not readings:
         case.idle = next((name for name in idle if not _OF_OTHERS.search(name)), "")
     # Masks of inputs that plain calls do not have change nothing.
@@ -317,10 +318,18 @@ def _without_effect(results: Sequence[MaskResult]) -> list[str]:
     unread = [
         mask for mask in results if isinstance(mask, UnreadMask) and not mask.parameter.guessed
     ]
-    names = dict.fromkeys(mask.parameter.name for mask in unread)
+    names = _not_read(results, ())
     return [
         name for name in names if all(mask.idle for mask in unread if mask.parameter.name == name)
     ]
+
+
+def _not_read(results: Sequence[MaskResult], readings: Sequence[MaskReading]) -> list[str]:
+    """The names of the parameters that were not understood, in none of the forms that were."""
+    read = {reading.parameter.name for reading in readings}
+    unread = [one.parameter for one in results if isinstance(one, UnreadMask)]
+    names = dict.fromkeys(parameter.name for parameter in unread if not parameter.guessed)
+    return [name for name in names if name not in read]
 
 
 def promise_idle_mask(case: Investigation) -> None:

@@ -19,6 +19,8 @@ from .signature import CallParameter, Parameters
 CHECK_PROFILE: Final = "quick"
 _MOST_FAILURES: Final = 8
 _LONGEST: Final = 140
+# Of a mask by its name, in a declaration without it.
+NO_MEANING: Final = "no meaning of it is known"
 CERTAIN: Final = "certain"
 LIKELY: Final = "likely"
 UNDETERMINED: Final = "undetermined"
@@ -119,7 +121,10 @@ def check_lines(record: Mapping[str, Any]) -> list[str]:
     if more > 0:
         lines.append(f"- and {more} more")
     if not checked["failed"]:
-        lines.append(f"- {shortened(checked['reason'])}")
+        reason = checked["reason"]
+        if NO_MEANING in record["declaration"]:  # which says what can be done about it
+            reason = reason.partition(": declare what it means")[0]
+        lines.append(f"- {shortened(reason)}")
     return lines
 
 

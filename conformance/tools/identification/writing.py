@@ -15,7 +15,7 @@ from .convention import LAYER_LAYOUTS, Convention, adapter_body, header
 from .deviations import Investigation, deviations, expected, promised
 from .implementation import Implementation
 from .points import function_in
-from .record import deviations_words
+from .record import NO_MEANING, deviations_words
 from .score_functions import ScoreFunction, written
 
 Ties = tuple[tuple[str, str], ...]
@@ -76,10 +76,22 @@ def _top(implementation: Implementation, case: Investigation, lines: list[str]) 
     top += _noted(case)
     if case.beyond:
         top += [f"# Beyond a declaration: {sentence}." for sentence in case.beyond] + [""]
+    if implementation.form == "module" and case.unread:
+        top += [*_unread(case), ""]
     imports = list(implementation.imports)
     if uses_torch:
         imports.append("import torch")
     return [*top, *imports, "", "import conformance"]
+
+
+def _unread(case: Investigation) -> list[str]:
+    """What to do about masks that no call passes, since nobody knows what they mean."""
+    names = ", ".join(f"`{name}`" for name in case.unread)
+    return [
+        f"# {names}: {NO_MEANING}, so that check leaves its verdict open.",
+        "# Pass it in call where you know its meaning, or let it stay unjudged with",
+        f"# unchecked={[*case.unchecked, *case.unread]}.",
+    ]
 
 
 def _noted(case: Investigation) -> list[str]:

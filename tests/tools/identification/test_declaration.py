@@ -8,12 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from _paths import CHECKOUT
 from identified import NAMES, record
+from torch import Tensor
 
 from conformance.running.workers.messages import RunOptions
 from conformance.session.checking import check
 from conformance.targets.resolving import resolve
+from conformance.tools.identification import job
+from conformance.tools.identification.implementation import implementation_of
+from conformance.tools.identification.record import check_lines
 from conformance.tools.identification.session import identify, write_checked
 from conformance.views.tool_texts import show_identification
 
@@ -123,6 +128,38 @@ def test_what_is_written_is_checked_first(workspace: Path) -> None:
     assert "conformance check --profile quick says of this: fails" in shown.getvalue()
     assert "# conformance check --profile quick says of this: fails" in text
     compile(text, "pasted.py", "exec")
+
+
+class Padded(torch.nn.Module):
+    """Zeroes the answers of padded tokens, and hides no key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.qkv, self.out = 2, torch.nn.Linear(8, 24), torch.nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The answers, those of tokens that the mask hides zero."""
+        query, key, value = (
+            part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1)
+        )
+        merged = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+        answer: Tensor = self.out(merged.transpose(1, 2).flatten(2))
+        return answer if mask is None else answer * mask[..., None]
+
+
+def test_what_to_do_about_a_mask_without_a_known_meaning_is_written() -> None:
+    """What was checked then is said without a way back to identify."""
+    names = {"target": "a.py:Padded", "name": "Padded", "expression": "Padded()"}
+    thing = implementation_of(Padded().eval(), imports=("from a import Padded",), **names)
+    written = job.identify(thing, None, lambda _step, _what: None)
+    declaration = written["declaration"]
+    assert "# `mask`: no meaning of it is known" in declaration
+    assert "# unchecked=['mask']." in declaration
+    reason = "conforms, but `mask` was not checked: declare what it means with masks= ('…')"
+    check = {"verdict": "inconclusive", "reason": reason, "failed": []}
+    assert check_lines({**written, "check": check})[1:] == [
+        "- conforms, but `mask` was not checked"
+    ]
 
 
 DECLARED = """
