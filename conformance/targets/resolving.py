@@ -269,7 +269,7 @@ def _from_path(path: Path, where: str, name: str | None) -> Iterable[tuple[Candi
             msg = f"{where} is a folder without an __init__.py and so has no object {name!r}"
             raise UsageError(msg)
         return _from_folder(path)
-    if path.is_file() and path.suffix != ".py":
+    if not path.is_dir() and not (path.is_file() and path.suffix == ".py"):
         msg = f"{where} is not a Python file, a folder or an ONNX graph"
         raise UsageError(msg)
     return candidates_in(import_path(path), where, name)

@@ -106,7 +106,7 @@ def first_of(failures: Sequence[FailedClause]) -> FailedClause:
     names = list(dict.fromkeys(str(case.candidate["name"]) for case in failures))
     if len(names) > 1:
         more = " …" if len(names) > _NAMED else ""
-        msg = f"{len(names)} candidates failed: name one of {', '.join(names[:_NAMED])}{more}"
+        msg = f"{len(names)} candidates failed: name one of {', '.join(names[:_NAMED])}{more} with --candidate"
         raise UsageError(msg)
     order = [id(clause) for clause in by_cause(failures[0].candidate)]
     return min(failures, key=lambda case: (*_urgency(case.clause), order.index(id(case.clause))))
@@ -171,6 +171,9 @@ def _check_slug(
 ) -> None:
     """Require that a clause is known and has failed; raises UsageError."""
     statuses = {c["id"]: c["status"] for entry in entries for c in entry["clauses"]}
+    if slug not in statuses and any(entry["name"] == slug for entry in entries):
+        msg = f"{slug!r} behind the # is no clause, but a candidate: give --candidate {slug}"
+        raise UsageError(msg)
     if slug not in statuses:
         msg = f"the report has no clause {slug!r}{did_you_mean(slug, statuses)}"
         raise UsageError(msg)

@@ -11,6 +11,7 @@ from typing import Final
 
 from rich.text import Text
 
+from ..base.mistake import UNKNOWN
 from ..base.printable_text import few
 from . import counterexample, wording
 from .complete import Record
@@ -203,7 +204,10 @@ def _findings(candidate: Record, width: int) -> Iterator[list[Text]]:
         if cause["level"] != "MUST":
             slugs = few(cause["clauses"], 2)
             title = "" if cause["name"] in cause["clauses"] else f" {cause['name']}:"
-            line = f"{cause['level']} failed: {slugs}:{title} {cause['text']}"
+            text = str(cause["text"])
+            if cause["name"] == UNKNOWN:  # one line has room for what the clause itself says
+                title, text = "", wording.message(failure_of(candidate, cause)) or text
+            line = f"{cause['level']} failed: {slugs}:{title} {text}"
             yield _one_line(line, width, "yellow")
 
 

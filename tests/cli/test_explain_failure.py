@@ -127,7 +127,9 @@ def test_one_of_several_candidates(folder: Path, capsys: pytest.CaptureFixture[s
     """Which candidate is meant must be said where several failed, and need not be elsewhere."""
     good = candidate([result()], "good")
     saved(folder, good, candidate(PICTURED, "a"), candidate(PICTURED, "b"))
-    assert "2 candidates failed: name one of a, b" in refused(capsys, "out.json")
+    said = refused(capsys, "out.json")
+    assert "2 candidates failed: name one of a, b with --candidate" in said
+    assert "no clause, but a candidate: give --candidate b" in refused(capsys, "out.json#b")
     assert explained(capsys, "out.json", "--candidate", "b").startswith("b mask.causal")
     assert explained(capsys, "out.json#a/mask.golden").startswith("a mask.golden")
     saved(folder, good, candidate(PICTURED, "a"))

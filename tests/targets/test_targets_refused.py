@@ -188,6 +188,7 @@ REFUSED: dict[str, tuple[dict[str, str], str, str]] = {
         "model.onnx",
         "model.onnx is empty: export the graph again",
     ),
+    "a device": ({"zero.py": KERNEL}, "/dev/zero", "/dev/zero is not a Python file"),
     "another file": ({"notes.txt": ""}, "notes.txt", "notes.txt is not a Python file"),
     "nothing": ({}, "", "'' is not a target"),
     "no object after the colon": ({"attn.py": KERNEL}, "attn.py:", "'attn.py:' is not a target"),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from records import PROBLEM, loaded, result
 
+from conformance.base.mistake import UNKNOWN
 from conformance.base.results import ClauseResult, Violation
 from conformance.session.report import candidate_entry
 from conformance.views.complete import complete
@@ -107,6 +108,12 @@ def test_a_should_is_one_line() -> None:
     assert [line for line in shown if "mask.no-leak" in line] == [
         "SHOULD failed: mask.no-leak: leaks: leaks is wrong"
     ]
+
+
+def test_a_should_without_a_known_mistake_says_what_was_found() -> None:
+    """Its one line is the clause's own reason, and not that no mistake is known."""
+    shown = lines([result(), failure("mask.no-leak", UNKNOWN, level="SHOULD")])
+    assert "SHOULD failed: mask.no-leak: mask.no-leak is off by 1" in shown
 
 
 def test_a_cause_that_is_called_as_its_clause_names_it_once() -> None:

@@ -101,7 +101,8 @@ def single(
     if len({(case.candidate["name"], case.clause["id"]) for case in failures}) != 1:
         named = ", ".join(f"{case.candidate['name']}/{case.clause['id']}" for case in failures[:4])
         more = " …" if len(failures) > len(("one", "two", "three", "four")) else ""
-        msg = f"{option} writes one failure, not {len(failures)}: name one of {named}{more}"
+        one = f"as in REPORT.json#{named.partition(',')[0]}"
+        msg = f"{option} writes one failure, not {len(failures)}: name one of {named}{more}, {one}"
         raise UsageError(msg)
     if path != "-":
         check_writable(Path(path), option)
