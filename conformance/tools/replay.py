@@ -106,7 +106,8 @@ def first_of(failures: Sequence[FailedClause]) -> FailedClause:
     names = list(dict.fromkeys(str(case.candidate["name"]) for case in failures))
     if len(names) > 1:
         more = " …" if len(names) > _NAMED else ""
-        msg = f"{len(names)} candidates failed: name one of {', '.join(names[:_NAMED])}{more} with --candidate"
+        named = f"{', '.join(names[:_NAMED])}{more} with --candidate"
+        msg = f"{len(names)} candidates failed: name one of {named}"
         raise UsageError(msg)
     order = [id(clause) for clause in by_cause(failures[0].candidate)]
     return min(failures, key=lambda case: (*_urgency(case.clause), order.index(id(case.clause))))

@@ -67,8 +67,8 @@ class Investigation(Probed):
     ``other_readings`` say how masks that are left out of the declaration treat a hidden key,
     ``observed`` are deviations that no field of ``point`` holds, ``unchecked`` the masks that are
     understood but not declared, ``unread`` those whose effect is not understood. ``idle`` is a mask
-    that hides nothing where no mask does, ``idle_flag`` such a causal flag. With ``as_observed`` probable mistakes
-    are promised, too.
+    that hides nothing where no mask does, ``idle_flag`` such a causal flag. With ``as_observed``
+    probable mistakes are promised, too.
     """
 
     parameters: Parameters
