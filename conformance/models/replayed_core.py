@@ -70,6 +70,10 @@ class ReplayedCore:
             raise TypeError(msg)
         for call in site.inside:
             self._run(call, made, sizes)
+            if sinks is None and site.entering_sinks in call.results:
+                # Whatever they were multiplied by: there are none.
+                entering = made[site.entering_sinks]
+                made[site.entering_sinks] = torch.full_like(entering, -math.inf)
         answer = made[site.output_value]
         return restore(answer, site.output_letters, "BHLD", {**sizes, "L": sizes["Q"]})
 

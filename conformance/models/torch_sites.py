@@ -39,6 +39,7 @@ _SUMMING: Final = frozenset({"add", "sub", "sum", "cat"})
 # The search upwards from a softmax stops at these: they make tokens, not scores.
 _WALLS: Final = frozenset("linear embedding layer_norm rms_norm conv1d conv2d".split())
 _UNUSUAL: Final = (ValueError, KeyError, IndexError, TypeError, AttributeError)
+_FACTORS: Final = frozenset({"mul", "div", "neg"})
 _SPREADS: Final = CASTS | {"view", "reshape", "expand", "unsqueeze", "getitem", "repeat"}
 
 
@@ -62,6 +63,8 @@ class TorchSite:
         Query, key and value by name.
     inside
         The calls from the edges to the answer.
+    sinks, entering_sinks
+        One number a head as they are stored, and what of them stands beside the scores.
     output, output_value
         What the answer is called as an answer of the model, and its value.
     """
@@ -86,6 +89,7 @@ class TorchSite:
     alignment: str | None = None
     outside: Mapping[int, str] = field(default_factory=dict)
     sinks: int | None = None
+    entering_sinks: int | None = None
 
     def mask_letters(self, mask: TorchMask) -> str:
         """The letters in which a mask is handed over; all axes where another has the same form."""
@@ -232,6 +236,7 @@ class _Finder:
             value_size=self._edges.size(edges["value"]),
             causal=bool(kernel.get("is_causal")),
             sinks=part.sinks,
+            entering_sinks=part.entering_sinks,
             scaled_above=math.prod(
                 self._edges.factor_above(edges[own].number) for own in ("query", "key")
             ),
@@ -330,6 +335,7 @@ class _Slice:
         self._masks: dict[int, TorchMask] = {}
         self._more: list[Call] = []
         self.sinks: int | None = None
+        self.entering_sinks: int | None = None
 
     def read(self) -> tuple[tuple[Call, ...], tuple[TorchMask, ...]]:
         """The calls in order and the masks; raises UnreadableError for anything else."""
@@ -417,18 +423,24 @@ class _Slice:
         raise UnreadableError(msg)
 
     def _sinks(self, number: int) -> None:
-        """Take what spreads one number a head over items and queries inside."""
+        """Take what spreads one number a head over items and queries inside.
+
+        A factor of what is spread already is inside, too: sinks stand beside the scores as they
+        are stored.
+        """
         here = number
         while True:
             call = self._values[here].made_by
-            if call is None or call.name not in _SPREADS or len(call.reads) != 1:
+            spread = self._values[here].tensor.dim() > 1
+            names = _SPREADS | _FACTORS if spread else _SPREADS
+            if call is None or call.name not in names or len(call.reads) != 1:
                 break
             self._more.append(call)
             here = call.reads[0]
         if self.sinks is not None or self._values[here].tensor.dim() != 1:
             msg = "what stands beside its scores is not one number a head"
             raise UnreadableError(msg)
-        self.sinks = here
+        self.sinks, self.entering_sinks = here, number
 
     def _is_fill(self, entry: Any) -> bool:
         """Whether a branch of a choice is no scores but what hidden ones are replaced by."""

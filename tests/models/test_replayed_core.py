@@ -136,3 +136,25 @@ def test_a_call_may_answer_more_than_tensors() -> None:
     query, key = torch.randn(3, HEADS, 6, SIZE), torch.randn(3, HEADS, 9, SIZE)
     answer = ReplayedCore(made, runnable(made, site))(query, key, key)
     torch.testing.assert_close(answer, nested(query, key, key))
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.0, -2.0])
+def test_sinks_are_handed_over_as_they_are_stored(factor: float) -> None:
+    """A factor of what is spread already is inside; without sinks nothing joins, whatever it is."""
+    stored = nn.Parameter(torch.randn(HEADS))
+
+    def sunk(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = query @ key.mT * 0.5
+        beside = stored.reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        beside = beside if factor == 1 else factor * beside
+        return torch.cat([scores, beside], -1).softmax(-1)[..., :-1] @ value
+
+    made, (site,) = read(sunk)
+    replayed = ReplayedCore(made, site)
+    heads = [torch.randn(BATCH, HEADS, 3, SIZE) for _ in range(3)]
+    sinks = torch.randn(HEADS)
+    for given, joined in ((sinks, factor * sinks), (None, torch.full((HEADS,), -math.inf))):
+        scores = heads[0] @ heads[1].mT * 0.5
+        beside = joined.reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        expected = torch.cat([scores, beside], -1).softmax(-1)[..., :-1] @ heads[2]
+        torch.testing.assert_close(replayed(*heads, sinks=given), expected)

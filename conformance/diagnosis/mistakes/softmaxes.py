@@ -394,6 +394,11 @@ SINKS: Final[tuple[NamedMistake, ...]] = (
         _FIX,
         {"inputs": _sunk(lambda _call, sinks: -sinks)},
     ),
+    *named("sinks-zero", _SINKS)(
+        "every sink is zero, whatever was handed over: a one joins each sum",
+        _FIX,
+        {"inputs": _sunk(lambda _call, sinks: torch.zeros_like(sinks))},
+    ),
     *named("sink-not-exponentiated", _SINKS)(
         "the sink itself, not its exponential, joins the sum",
         _FIX,
