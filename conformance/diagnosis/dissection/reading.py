@@ -377,6 +377,7 @@ _BY_HEAD: Final[tuple[tuple[str, Callable[[int, int], float]], ...]] = (
     ("the slope of ALiBi of twice as many heads", lambda h, n: _slope(2 * n, h)),
     ("the slope of ALiBi counted from the last head", lambda h, n: _slope(n, n - 1 - h)),
     ("the slope of ALiBi counted anew in each half of the heads", _slope_in_half),
+    ("2^(8/H) times the slope of ALiBi, of H heads,", lambda h, n: _slope(n, h) * 2.0 ** (8.0 / n)),
 )
 
 

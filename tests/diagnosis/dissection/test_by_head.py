@@ -20,6 +20,7 @@ from unusual_attention import (
 )
 
 from candidates.broken._prepared import Prepared
+from candidates.broken.linear_biases import SlopesFromOne
 from candidates.eager import Call, EagerCore, EagerLayer
 from conformance import Semantics
 from conformance.clauses.subject import Subject
@@ -112,6 +113,7 @@ class SlopesOfHalves(Prepared):
             core(SlopesOfHalves(), **BARE, semantics=Semantics(alibi=True)),
             "the slope of ALiBi counted anew in each half of the heads",
         ),
+        (SlopesFromOne, "2^(8/H) times the slope of ALiBi"),
     ],
 )
 def test_a_rule_of_the_heads_holds_for_any_number_of_them(candidate: Candidate, said: str) -> None:
