@@ -362,5 +362,10 @@ def causal(subject: Subject, problem: Problem) -> Finding:
         where = where & ~(own if inputs.is_layer else own[:, :1, 0])
     gradients = subject.gradients.of(inputs, upstream)
     wording = f"the answer to query {row} gives a gradient to a later {{}}"
+    if not all(bool(one.isfinite().all()) for one in gradients.by_name.values()):
+        nothing = subject.gradients.of(inputs, torch.zeros_like(upstream)).by_name.values()
+        if not all(bool(one.isfinite().all()) for one in nothing):  # whichever answer counts
+            where_empty = ", where queries have no keys" if bool(empty.any()) else ""
+            wording = f"with no gradient of any answer a later {{}} gets one{where_empty}"
     broken = exactly_zero(gradients, keys_of(inputs), where, inputs, wording)
     return Finding(violation=broken)

@@ -194,7 +194,11 @@ class Diagnostician:
                 one.made for one in self.explanations if one.made and one.entry["name"] in names
             ]
             shown = answer_to(self.subject, self.subject.inputs(problem)) if problem else None
-            self._lines[key] = self._finder.line(made, telling(shown, self.observed, bool(made)))
+            wrong = telling(shown, self.observed, bool(made))
+            kept = not made and key.startswith("state: ")
+            self._lines[key] = (
+                self._finder.line_of_kept(wrong) if kept else self._finder.line(made, wrong)
+            )
         line = self._lines[key]
         return entries if line is None else [{**entry, "line": line} for entry in entries]
 

@@ -281,17 +281,24 @@ def order_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
     if not _always_right_anew(subject, subject.inputs(problem)):
         return None
     for what, earlier in _earlier_calls(subject, problem):
-        made = subject.inputs(problem), subject.inputs(earlier)
-        if right_anew(subject, *made) is False and _confirmed(subject, problem, earlier):
+        if _makes_wrong(subject, problem, earlier):
+            same = what == "other values" and _makes_wrong(subject, problem, problem)
+            which = "the same call, or one with other values" if same else f"one with {what}"
             return {
                 "name": f"state: something of an earlier call with {what}",
                 "text": "the answer depends on earlier calls: this call is answered rightly where "
-                f"it is the first, and wrongly after one with {what}",
+                f"it is the first, and wrongly after {which}",
                 "fix": _FIX,
                 "confidence": 1.0,
                 "after": {"call": f"a call with {what}", "problem": earlier.as_json()},
             }
     return EARLIER_CALLS
+
+
+def _makes_wrong(subject: Subject, problem: Problem, earlier: Problem) -> bool:
+    """Whether an earlier call makes a copy answer wrongly, with other values as well."""
+    made = subject.inputs(problem), subject.inputs(earlier)
+    return right_anew(subject, *made) is False and _confirmed(subject, problem, earlier)
 
 
 class Copying(Subject):

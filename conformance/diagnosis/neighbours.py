@@ -254,8 +254,22 @@ _REFUSED: Final = (
 )
 
 
+# What torch says of a number that is to be written into a tensor whose dtype cannot hold it.
+_DOES_NOT_FIT: Final = "without overflow"
+_TOO_LARGE: Final[dict[str, Any]] = {
+    "name": "number-beyond-dtype",
+    "text": "a number is written into a tensor whose dtype cannot hold it, such as -1e9 in float16",
+    "fix": "take a number of the tensor's own dtype: to hide keys torch.finfo(scores.dtype).min, "
+    "or -torch.inf",
+    "confidence": 1.0,
+}
+
+
 class RefusedSizes:
-    """Says at which sizes a call raises that answers at others, once for each exception's line."""
+    """Says at which sizes a call raises that answers at others, once for each exception's line.
+
+    Of a number that does not fit into a dtype it says that.
+    """
 
     def __init__(self) -> None:
         self._said: dict[tuple[Subject, str], dict[str, Any] | None] = {}
@@ -271,6 +285,8 @@ class RefusedSizes:
 
         ``raises`` asks another problem, and gives None for one that cannot be asked.
         """
+        if _DOES_NOT_FIT in raised.message:
+            return {**_TOO_LARGE, "text": f"{raised.message}: {_TOO_LARGE['text']}"}
         if subject.candidate.kind not in ("core", "layer"):  # others declare no such sizes
             return None
         key = subject, f"{raised.got} {raised.message.rpartition('(')[2]}"

@@ -171,7 +171,7 @@ def said_line(entry: Record) -> str:
     line = blamed_line(entry)
     if line is None:
         return ""
-    place = f"{'missing before ' if line.before else ''}{line.file}:{line.number}"
+    place = f"{'wrong or missing before ' if line.before else ''}{line.file}:{line.number}"
     return f"{place}: {line.text}" if line.text else place
 
 

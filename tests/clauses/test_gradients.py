@@ -189,3 +189,26 @@ def test_gradients_are_computed_as_in_training() -> None:
     assert status(conformance.core(name="learning")(module), "gradients.golden") == "passed"
     assert module.arrived > 0
     assert float(module.factor.grad) == 3.0
+
+
+@conformance.core(causal="bottom-right", empty_rows="zeros")
+def divided_where_there_are_keys(
+    query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False
+) -> Tensor:
+    """Rows without keys are zero, and the gradient of what is not chosen is NaN."""
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    if causal:
+        ahead = key.shape[2] - query.shape[2]
+        shown = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(ahead)
+        scores = scores.masked_fill(~shown, -torch.inf)
+    largest = scores.amax(-1, keepdim=True)
+    weights = (scores - torch.where(largest.isinf(), 0.0, largest)).exp()
+    total = weights.sum(-1, keepdim=True)
+    return torch.where(total > 0, weights @ value / total, 0.0)
+
+
+def test_what_a_row_without_keys_gives_is_not_laid_to_another_query() -> None:
+    """It is NaN whichever answer the gradient is asked of."""
+    said = status(divided_where_there_are_keys, "gradients.causal")
+    assert "with no gradient of any answer a later" in said
+    assert "where queries have no keys" in said

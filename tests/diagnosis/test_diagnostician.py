@@ -469,3 +469,19 @@ def test_what_is_not_declared_is_told_with_what_to_declare(
     (entry,) = diagnose(Subject(core(function, **promises), "float32"))
     assert entry["name"] == name
     assert "semantics=conformance.Semantics(" in entry["fix"]
+
+
+def _by_sums(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    query, key = (each * torch.rsqrt(each.square().sum(-1, keepdim=True)) for each in (query, key))
+    return scaled_dot_product_attention(query, key, value)
+
+
+def test_by_which_rule_heads_are_normalised_is_said_with_what_to_change() -> None:
+    """A sum of squares that stands for their mean is told to be a mean."""
+    promises = {**BARE_FLOAT32, "semantics": conformance.Semantics(qk_norm="rms")}
+    (entry,) = diagnose(Subject(core(_by_sums, **promises), "float32"))
+    assert entry["name"] == "qk-norm-other"
+    assert entry["text"].endswith(
+        "the root of the sum of its squares, not by the root of the mean of its squares"
+    )
+    assert entry["fix"].endswith("by the root of the mean of its squares")

@@ -297,3 +297,18 @@ def test_answers_that_are_all_alike_are_no_answer_of_an_earlier_call() -> None:
         return torch.zeros_like(query @ key.mT @ value)
 
     assert state_entry(Subject(attend, "float32")) is None
+
+
+SHRINKING = """
+@conformance.core()
+def attend(query, key, value):
+    width = query.shape[-1]
+    KEPT[width] = KEPT[width] * 0.99 if width in KEPT else width ** -0.5
+    return (query @ key.mT * KEPT[width]).softmax(-1) @ value
+"""
+
+
+def test_what_any_call_changes_is_not_said_of_other_values_alone(tmp_path: Path) -> None:
+    """The same call again is answered wrongly as well."""
+    entry = diagnosis(SHRINKING, tmp_path)
+    assert "wrongly after the same call, or one with other values" in entry["text"]

@@ -47,6 +47,11 @@ def _small(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return scaled_dot_product_attention(query, key, value)
 
 
+def _filling(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    scores = (query @ key.mT).half().fill_(-1e9)
+    return scores.softmax(-1).float() @ value
+
+
 def _of_no_size(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     raise RuntimeError(query.shape, key.shape, value.shape)
 
@@ -67,6 +72,14 @@ def test_refused_sizes_are_told(function: Callable[..., Tensor], said: str) -> N
     assert result.violation.kind == "raised"
     fixes = [entry["fix"] for entry in result.diagnosis]
     assert [fix.rpartition("geometry=")[2] for fix in fixes] == ([said] if said else [])
+
+
+def test_a_number_that_the_dtype_cannot_hold_is_told() -> None:
+    """The call raises at all sizes: what to fill in instead is said."""
+    result = run_clause(core(_filling, **BARE_FLOAT32), "numerics.golden", explain=True)
+    (entry,) = result.diagnosis
+    assert entry["name"] == "number-beyond-dtype"
+    assert "torch.finfo" in entry["fix"]
 
 
 @pytest.mark.parametrize(

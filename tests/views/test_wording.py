@@ -88,7 +88,9 @@ def test_a_share_of_all_is_said_of_all_alone() -> None:
 def test_a_line_is_said_with_its_place() -> None:
     """File, number and text as a compiler says them; what is missing is missing before it."""
     assert wording.said_line({"line": LINE}) == SAID
-    assert wording.said_line({"line": {**LINE, "before": True}}) == f"missing before {SAID}"
+    assert (
+        wording.said_line({"line": {**LINE, "before": True}}) == f"wrong or missing before {SAID}"
+    )
     assert wording.said_line({}) == ""
 
 

@@ -95,10 +95,9 @@ class Returned:
         """Whether they are some values, within the room that rounding needs."""
         if values.shape != self.actual.shape:
             return False
-        finite = values.isfinite()
-        same = torch.equal(finite, self.actual.isfinite()) and torch.equal(
-            values[~finite], self.actual[~finite]
-        )
+        # What is equal needs no room, and a fill far below would grant the rest too much.
+        finite = values.isfinite() & (values != self.actual)
+        same = torch.equal(values[~finite], self.actual[~finite])
         if not same or not bool(finite.any()):
             return same
         bound = self.bound.amax().expand(int(finite.sum()))
@@ -121,6 +120,7 @@ class Content:
 def _simple() -> Iterator[Content]:
     yield Content("the logits, with minus infinity for hidden keys", lambda r: r.logits)
     yield Content("the logits, with zero for hidden keys", lambda r: _finite(r.logits))
+    yield Content("the logits, with one finite number for hidden keys", _filled)
     for minus_infinity, but in (
         (False, ""),
         (True, ", with the minus infinities of an additive mask"),
@@ -170,6 +170,16 @@ def _simple() -> Iterator[Content]:
 
 def _softmax_of_all(returned: Returned, *, minus_infinity: bool) -> Tensor:
     return torch.softmax(returned.before_hiding(minus_infinity=minus_infinity), -1)
+
+
+def _filled(returned: Returned) -> Tensor:
+    """The logits, with what stands for all hidden keys if that is one number below them."""
+    logits = returned.logits.clone()
+    hidden = torch.isneginf(logits)
+    numbers_of_hidden = returned.actual[hidden].unique()
+    if numbers_of_hidden.numel() == 1 and bool(numbers_of_hidden < logits[~hidden].min()):
+        logits[hidden] = numbers_of_hidden
+    return logits
 
 
 def _finite(tensor: Tensor) -> Tensor:

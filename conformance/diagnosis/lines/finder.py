@@ -108,6 +108,21 @@ class LineFinder:
                 return None  # no other answer makes it certain
         return _entry(min(found, key=lambda one: one.before)) if found and certain else None
 
+    def line_of_kept(self, wrong: Iterable[BatteryAnswer]) -> LineEntry | None:
+        """The one line at which something kept of earlier calls enters wrong answers of a core."""
+        candidate = self.subject.candidate
+        if candidate.kind != "core" or candidate.graph is not None or candidate.eager:
+            return None
+        for answer in list(wrong)[:MOST_PROBLEMS]:
+            try:
+                recording = self._recorded(answer)
+            except (*IMPOSSIBLE, NotExpressible, LookupError, AttributeError):
+                continue
+            lines = set() if recording is None else _entering(recording.operations)
+            if len(lines) == 1:
+                return _entry(Blamed(lines.pop()))
+        return None
+
     def _on(self, answer: BatteryAnswer, explanations: Sequence[Combination]) -> set[Blamed]:
         """The lines that one wrong answer shows."""
         try:
@@ -166,7 +181,8 @@ class LineFinder:
                 "" if fine else values.kind(one.value)
                 for one, fine in zip(recording.operations, right, strict=True)
             ]
-            one = blamed(recording, right, mistaken)
+            cut = _line_of_cut(recording.operations, acted.core.weights)
+            one = blamed(recording, right, mistaken) if cut is None else Blamed(cut)
             yield from [] if one is None else [one]
 
     def _values(self, steps: Sequence[Step], inputs: Inputs) -> KnownValues:
@@ -256,6 +272,35 @@ def blamed(
         if len({own[number] for number in behind}) != 1:
             return None
     return Blamed(of_first)
+
+
+def _line_of_cut(operations: Sequence[Operation], weights: Tensor) -> SourceLine | None:
+    """The line that leaves as many keys as have a weight of an argument that has all of them."""
+    keys = weights.shape[-1]
+    left = int((weights != 0).flatten(0, -2).any(dim=0).sum())
+    if not 0 < left < keys:
+        return None
+    for one in operations:
+        whole = operations[one.inputs[0]] if one.inputs else None
+        if whole is None or not whole.given or not one.places or whole.value.dim() < 2:  # noqa: PLR2004 (tokens and channels)
+            continue
+        sizes = list(whole.value.shape)
+        if sizes[-2] == keys and list(one.value.shape) == [*sizes[:-2], left, sizes[-1]]:
+            return one.places[-1]
+    return None
+
+
+def _entering(operations: Sequence[Operation]) -> set[SourceLine]:
+    """The lines at which tensors that no call made or was given meet others."""
+    outside: set[int] = set()
+    lines: set[SourceLine] = set()
+    for number, one in enumerate(operations):
+        kept = outside.intersection(one.inputs)
+        if len(kept) == len(set(one.inputs)) and not one.given and (kept or not one.places):
+            outside.add(number)
+        elif kept and one.places:
+            lines.add(one.places[-1])
+    return lines
 
 
 def _cleared(
@@ -349,7 +394,12 @@ def _only_a_softmax(operations: Sequence[Operation], suspects: set[int]) -> bool
     made = [operations[number] for number in suspects if operations[number].places]
     if len(made) != 1 or made[0].name not in _SOFTMAXES or not made[0].inputs:
         return False
-    entered, left = operations[made[0].inputs[0]].value, made[0].value.double()
+    behind = operations[made[0].inputs[0]]
+    entered, left = behind.value, made[0].value.double()
+    while behind.name in _VIEWS and behind.inputs:
+        behind = operations[behind.inputs[0]]
+    if behind.name in _SOFTMAXES:
+        return False  # it is one too many
     if entered.shape != left.shape or not entered.dim():
         return False
     expected = torch.softmax(entered.double(), dim=-1)

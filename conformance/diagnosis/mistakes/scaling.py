@@ -230,6 +230,12 @@ _FIX: Final = "normalise each head of each query and key by itself, before it is
 _CALL: Final = "call it as score_mod(score, batch, head, query, key) on the scaled, capped scores"
 _RMS: Final = {"qk_norm": "rms"}
 _PLAIN: Final = {"qk_norm": "none"}
+# What each rule divides a head by, in words that tell one from another.
+_DIVISORS: Final = {
+    "rms": "the root of the mean of its squares",
+    "layer": "its standard deviation, its mean taken off before",
+    "l2": "the root of the sum of its squares",
+}
 
 
 def _normalises(point: golden.Semantics) -> bool:
@@ -312,15 +318,17 @@ def _modified(name: str, text: str, *ways: dict[str, Any]) -> list[NamedMistake]
 
 PREPARED: Final[tuple[NamedMistake, ...]] = (
     *_norm("qk-norm-missing", "queries and keys are not normalised", {"changes": _PLAIN}),
-    *named("qk-norm-other", _NORM)(
-        "queries and keys are normalised by another rule",
-        _FIX,
-        *(
-            {"base": {"qk_norm": declared}, "changes": {"qk_norm": other}}
-            for declared in ("rms", "layer", "l2")
-            for other in ("rms", "layer", "l2")
-            if other != declared
-        ),
+    *(
+        entry
+        for declared in _DIVISORS
+        for other in _DIVISORS
+        if other != declared
+        for entry in named("qk-norm-other", _NORM)(
+            "queries and keys are normalised by another rule: divided by "
+            f"{_DIVISORS[other]}, not by {_DIVISORS[declared]}",
+            f"divide each head of each query and key by {_DIVISORS[declared]}",
+            {"base": {"qk_norm": declared}, "changes": {"qk_norm": other}},
+        )
     ),
     *named("qk-norm-undeclared", "numerics.golden")(
         "queries and keys are normalised, which is not declared",

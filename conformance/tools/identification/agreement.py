@@ -44,7 +44,7 @@ class PointJudge:
     def margin(self, point: golden.Semantics, sample: ProbeAnswer) -> float:
         """The largest error over its bound; infinite for another shape, or NaN elsewhere."""
         try:
-            output, bound = self._expected(point, sample.inputs)
+            output, bound = self.expected(point, sample.inputs)
         except NotExpressible:
             return math.inf
         return _largest(sample, output, bound.clamp_min(torch.finfo(torch.float64).tiny))
@@ -52,16 +52,16 @@ class PointJudge:
     def speaks_of(self, point: golden.Semantics, sample: ProbeAnswer) -> bool:
         """Whether the changes that every call makes can be acted out on the inputs of a sample."""
         try:
-            self._expected(point, sample.inputs)
+            self.expected(point, sample.inputs)
         except NotExpressible:
             return False
         return True
 
     def bound(self, point: golden.Semantics, inputs: Inputs) -> Tensor:
         """How far a right answer may be from that of a point."""
-        return self._expected(point, inputs)[1]
+        return self.expected(point, inputs)[1]
 
-    def _expected(self, point: golden.Semantics, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    def expected(self, point: golden.Semantics, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """The answer at a point with its bound; NotExpressible where a change has no meaning."""
         inputs = self.read(inputs)
         if not self.made:
@@ -110,6 +110,14 @@ class Probed:
     def under(self, **convention: Any) -> Self:
         """The implementation called in another way: see :meth:`Caller.under`."""
         return dataclasses.replace(self, caller=self.caller.under(**convention))
+
+    def sees(self, inputs: Inputs, other: Inputs | None = None, **changes: Any) -> bool:
+        """Whether what is computed beyond any point depends on some fields of it, or on inputs."""
+        if not self.judge.made:
+            return True
+        own = self.judge.expected(self.point, inputs)[0]
+        changed = self.judge.expected(self.point.replace(**changes), other or inputs)[0]
+        return not torch.equal(own, changed)
 
     def fits(self, *answers: ProbeAnswer, **changes: Any) -> bool:
         """Whether answers are those of the point, with some of its fields changed."""

@@ -163,3 +163,23 @@ def _value_words(value: Any) -> str:
     if isinstance(value, ScoreFunction):
         return value.expression
     return written(value) if isinstance(value, float) else repr(value)
+
+
+_NOT_SEEN: Final = "the answers do not depend on it"
+
+
+def leave_out_unseen(case: Investigation) -> None:
+    """Say of steps that no answer depends on that they were not seen."""
+    inputs = case.caller.draw()
+    if not inputs.is_layer and not case.sees(inputs, inputs.with_tokens(value=-inputs.value)):
+        case.findings.undetermined("axes", "the answers do not depend on the values")
+    for name, changes in (("scale", {"scale": 0.25}), ("softmax", {"softmax_axis": "query"})):
+        if not case.sees(inputs, **changes):
+            case.findings.undetermined(name, _NOT_SEEN)
+
+
+def leave_out_unseen_groups(case: Investigation) -> None:
+    """Say so of which heads share keys and values, if no answer depends on it."""
+    inputs = case.caller.draw({"num_heads": 6, "num_kv_heads": 2})
+    if not any(case.sees(inputs, group_order=order) for order in ("repeat", "tile")):
+        case.findings.undetermined("groups", _NOT_SEEN)

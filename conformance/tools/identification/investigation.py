@@ -25,7 +25,7 @@ from .behaviour import (
     repeats,
 )
 from .caller import Caller, ProbeAnswer
-from .deviations import Investigation
+from .deviations import Investigation, leave_out_unseen, leave_out_unseen_groups
 from .plain_reading import PlainReading
 from .points import function_in
 from .record import (
@@ -227,9 +227,8 @@ def _computation(case: Investigation, plain: PlainReading) -> None:
     findings.add(
         "inputs", inputs_words(shape, parameters), parameters_words(parameters), shape.inputs
     )
-    findings.add(
-        "axes", shape.layout.words, "the first order whose answers are golden", shape.layout.name
-    )
+    fitting = "the first order whose answers " + ("are so" if plain.made else "are golden")
+    findings.add("axes", shape.layout.words, fitting, shape.layout.name)
     evidence = rivals(plain)
     number = scale_number(point, sizes)
     findings.add(
@@ -247,6 +246,7 @@ def _computation(case: Investigation, plain: PlainReading) -> None:
         {"rule": point.scale, "factor": point.scale_factor, "number": number},
     )
     findings.add("softmax", f"over the {point.softmax_axis} axis", evidence, point.softmax_axis)
+    leave_out_unseen(case)
     for name, words, value in prepared_words(point):
         findings.add(name, words, evidence, value)
     if caller.kind == "layer":
@@ -369,6 +369,7 @@ def _groups(case: Investigation) -> None:
     case.findings.add(
         "groups", words[groups.order] + option, "6 heads on 2 key/value heads", groups.order
     )
+    leave_out_unseen_groups(case)
     options = (*case.caller.convention.options, *groups.option)
     case.caller = case.caller.under(options=options)
     case.point = case.point.replace(group_order=groups.order)

@@ -206,7 +206,8 @@ def placed(parameter: CallParameter) -> str:
 def rivals(plain: PlainReading) -> str:
     """The evidence for the reading of plain calls."""
     read = "read off the answers to unit values; " if plain.was_read else ""
-    return f"{read}golden within bound on every plain probe (at most {plain.margin:.2g} of it)"
+    whose = "the answers of what it computes instead" if plain.made else "golden"
+    return f"{read}{whose} within bound on every plain probe (at most {plain.margin:.2g} of it)"
 
 
 def scale_number(point: golden.Semantics, sizes: Geometry) -> float:

@@ -10,6 +10,7 @@ import torch
 from examples import CLAUSES, core, problem
 from torch import Tensor
 
+import conformance
 from candidates.broken.asked_weights import Aside, WeightsOfReversedHeads, WeightsWithoutBias
 from candidates.broken.gradient_outputs import ReturnedWeightsIgnoredBackward
 from candidates.broken.heads import WeightsBeforeSoftmax, WeightsWithoutMask
@@ -84,6 +85,29 @@ def names(candidate: Candidate, clause: str) -> list[str]:
 def test_what_is_returned_as_weights_is_said(candidate: Candidate, name: str) -> None:
     """The plainest thing that holds for all that was returned is said."""
     assert names(candidate, "shape.weights") == [f"returned weights: {name}"]
+
+
+@conformance.core(masks=["keep"], features=["weights"])
+def filling(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    keep: Tensor | None = None,
+    return_weights: bool = False,
+) -> Any:
+    """Returns what enters the softmax, in which a finite number stands for hidden keys."""
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    if keep is not None:
+        scores = scores.masked_fill(~keep, -1e9)
+    output = scores.softmax(-1) @ value
+    return (output, scores) if return_weights else output
+
+
+def test_a_finite_fill_hides_nothing_of_what_is_returned() -> None:
+    """Logits are told where hidden keys have a number, not minus infinity, as well."""
+    name = "returned weights: the logits, with one finite number for hidden keys"
+    assert names(filling, "shape.weights") == [name]
 
 
 def test_weights_that_are_nothing_known_are_no_gradient_mistake() -> None:

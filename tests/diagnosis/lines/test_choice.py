@@ -114,6 +114,9 @@ def test_missing_before_a_softmax() -> None:
     )
     other = made((1,), 2, name="softmax", value=entered.softmax(0))
     assert judged([GIVEN, scores, other], "rr.", "..m") == Blamed(SourceLine("mine.py", 2))
+    soft = made((0,), 1, name="softmax", value=entered.softmax(-1))
+    again = made((1,), 2, name="softmax", value=entered.softmax(-1).softmax(-1))
+    assert judged([GIVEN, soft, again], "rr.", "..m") == Blamed(SourceLine("mine.py", 2))
     peak = made((1,), 2, name="amax")
     assert judged([GIVEN, scores, peak], "rr.", "..i") == Blamed(
         SourceLine("mine.py", 2), before=True

@@ -312,3 +312,32 @@ def test_axes_of_one_size_make_no_line_certain() -> None:
     zeros = Overrides(seed=3, tensors=(("query", (0.0,) * 24), ("key", (0.0,) * 48)))
     mask = plan(form="bias", shape="B11K")
     assert blamed(made, mask=mask, overrides=zeros, **sizes) is None
+
+
+def test_the_line_that_leaves_keys_out_is_blamed() -> None:
+    """Not the one that uses what is left of them."""
+
+    def cut(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        key, value = key[:, :, :4], value[:, :, :4]
+        return (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1) @ value
+
+    (entry,) = Diagnostician(Subject(core(cut, **BARE_FLOAT32), "float32")).explain()
+    assert entry["line"]["text"].startswith("key, value = key[")
+
+
+KEPT: dict[str, Tensor] = {}
+
+
+def test_the_line_at_which_something_kept_enters_is_blamed() -> None:
+    """Where no call made it, and it is no argument; not the line that returns the answer."""
+
+    def keeping(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = query @ key.mT / query.shape[-1] ** 0.5
+        scores = scores + KEPT["bias"]
+        return scores.softmax(-1) @ value
+
+    KEPT["bias"] = torch.arange(5.0)
+    answer = answered(core(keeping, **BARE_FLOAT32))
+    line = LineFinder(answer.subject).line_of_kept([answer])
+    assert line is not None
+    assert line["text"] == 'scores = scores + KEPT["bias"]'

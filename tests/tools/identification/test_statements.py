@@ -120,3 +120,10 @@ def test_a_norm_before_the_projections() -> None:
     facts = {fact["fact"]: fact["value"] for fact in result["facts"]}
     assert round(facts["scale"]["number"], 3) == 0.433
     assert facts["learned besides"] == ["norm.weight", "norm.bias"]
+
+
+def test_what_no_answer_depends_on_is_said_to_be_unseen() -> None:
+    """The query is returned: neither a scale, nor a softmax, nor groups can be seen."""
+    facts = {fact["fact"]: fact["found"] for fact in record("the_query")["facts"]}
+    for name in ("axes", "scale", "softmax", "groups"):
+        assert facts[name].startswith("undetermined (the answers do not depend on")
