@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sysconfig
 import traceback
@@ -41,7 +42,15 @@ def printable_record(data: Any) -> Any:
 
 LONGEST: Final = 4096
 _LONGEST_NAME: Final = 200
-_HERE: Final = str(Path(__file__).resolve().parent.parent)
+_PACKAGE: Final = Path(__file__).resolve().parent.parent
+# How the files of frames begin that are nobody's of the user: those of this distribution, and what
+# has no file, such as the ``__init__`` of a dataclass.
+OWN_FRAMES: Final = (
+    f"{_PACKAGE}{os.sep}",
+    f"{_PACKAGE.parent / 'reference'}{os.sep}",
+    "<frozen",
+    "<string>",
+)
 _STANDARD: Final = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 _INSTALLED: Final = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 # torch's Python says what is wrong where it raises by itself; else a line of it only passes a call
@@ -134,7 +143,7 @@ def message_of(error: BaseException) -> str:
 def _frames(error: BaseException) -> Frames:
     """The frames that are not the harness' own, and not how torch calls a module's forward."""
     frames = traceback.extract_tb(error.__traceback__)
-    kept = [frame for frame in frames if not frame.filename.startswith((_HERE, "<frozen"))]
+    kept = [frame for frame in frames if not frame.filename.startswith(OWN_FRAMES)]
     return [frame for frame in kept if frame.name not in _CALLING_A_MODULE]
 
 

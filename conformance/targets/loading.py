@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NoReturn
 
-from ..base.printable_text import capped, message_of, name_of, printable
+from ..base.printable_text import OWN_FRAMES, capped, message_of, name_of, printable
 from ..errors import UsageError
 from .target_strings import is_path
 
@@ -62,7 +62,6 @@ def _refusal(entry: EntryPoint, what: str, why: str) -> str:
 
 
 _LONGEST_MESSAGE: Final = 400
-_OWN_FOLDER: Final = str(Path(__file__).resolve().parent.parent)
 _LIBRARIES: Final = tuple(
     sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
@@ -114,7 +113,7 @@ def _place(error: BaseException) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(("<frozen", _OWN_FOLDER))
+        if not frame.filename.startswith(OWN_FRAMES)
     ]
     own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
     chosen = (own or frames)[-1:]

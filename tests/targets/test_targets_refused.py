@@ -189,6 +189,11 @@ REFUSED: dict[str, tuple[dict[str, str], str, str]] = {
         "model.onnx is empty: export the graph again",
     ),
     "a device": ({"zero.py": KERNEL}, "/dev/zero", "/dev/zero is not a Python file"),
+    "a number that is none": (
+        {"attn.py": "import conformance\nconformance.Semantics(scale=float('nan'))\n"},
+        "attn.py",
+        "scale is nan, not a finite number or a rule (attn.py:2)",
+    ),
     "another file": ({"notes.txt": ""}, "notes.txt", "notes.txt is not a Python file"),
     "nothing": ({}, "", "'' is not a target"),
     "no object after the colon": ({"attn.py": KERNEL}, "attn.py:", "'attn.py:' is not a target"),
