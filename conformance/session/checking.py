@@ -22,7 +22,7 @@ from ..targets.target_strings import split_target
 from . import expectations
 from .accepted_failures import UnjudgedRun
 from .expectations import Selection, Stale, by_candidate, judge
-from .order import check_selection, selected
+from .order import check_selection, check_unchecked, selected
 from .renewing import Gate, renew
 from .report import build_report, candidate_entry, verdict
 from .schedule import JudgeResult, Schedule, ShowProgress
@@ -187,6 +187,7 @@ def _prepare(
     run.from_file = gate.entries(slugs)
     progress("loading", 0, 0)
     run.loaded = pool.load()
+    check_unchecked(options.unchecked, run.loaded)
     for loaded in run.loaded:
         for entry in loaded.expected:
             expectations.check_clause(entry, slugs, f"{loaded.name} ({loaded.target})")

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..base.files import write_text
-from ..errors import UsageError
+from ..errors import UsageError, did_you_mean
+from ..running.workers.messages import Loaded
 from ..targets.loading import closest
 
 # Made by `python benchmarks/first_failure.py --order` from mistakes of the catalogue: each of these
@@ -156,6 +157,24 @@ def check_selection(slugs: Collection[str], only: Collection[str], skip: Collect
     if not selected(slugs, only, skip):
         msg = "--only and --skip leave no clause to run: nothing would be checked"
         raise UsageError(msg)
+
+
+def check_unchecked(names: Iterable[str], candidates: Iterable[Loaded]) -> None:
+    """Require that each name of ``--unchecked`` is a parameter that a candidate leaves unchecked.
+
+    A glob may match nothing: it is written once for many runs.
+    """
+    left = {parameter.name for candidate in candidates for parameter in candidate.unchecked}
+    for name in names:
+        if not _GLOB & set(name) and name not in left:
+            msg = (
+                f"--unchecked {name} names no parameter that looks like an option and is not "
+                f"declared{did_you_mean(name, left) if left else ''}"
+            )
+            raise UsageError(msg)
+
+
+_GLOB: Final = frozenset("*?[")
 
 
 def suggestion(word: str, slugs: Iterable[str]) -> str:

@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from records import loaded
 
+from conformance.base.parameter_names import OptionParameter
 from conformance.clauses.registry import all_clauses
-from conformance.session.order import SOONEST, last_failed, remember_failed
+from conformance.errors import UsageError
+from conformance.session.order import SOONEST, check_unchecked, last_failed, remember_failed
 
 
 def record(*failed: str, **more: Any) -> dict[str, Any]:
@@ -71,3 +74,14 @@ def test_the_order_names_clauses() -> None:
     musts = {clause.id for clause in all_clauses() if clause.level == "MUST"}
     assert len(SOONEST) == len(set(SOONEST)) > 10
     assert set(SOONEST) <= musts
+
+
+def test_a_name_that_nobody_leaves_unchecked_is_refused() -> None:
+    """A typing error accepts no mask silently; a glob may match nothing."""
+    mask = OptionParameter(name="attn_mask", option="mask")
+    candidates = [loaded(), loaded(unchecked=(mask,))]
+    check_unchecked(["attn_mask", "*_bias"], candidates)
+    with pytest.raises(UsageError, match=r"--unchecked atn_mask names no .* 'attn_mask'?"):
+        check_unchecked(["atn_mask"], candidates)
+    with pytest.raises(UsageError, match=r"not declared$"):
+        check_unchecked(["zz"], candidates[:1])
