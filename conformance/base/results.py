@@ -42,6 +42,8 @@ KINDS: Final = (
 WRONG_ANSWERS: Final = ("value", "shape", "finite")
 # Where a violation of a whole model says which attention is to blame, by its index.
 SITE: Final = "site"
+# Where it says which masks hide by 1, with which it is answered rightly.
+INVERTED: Final = "inverted"
 
 
 def absent_device(name: str) -> str:
@@ -79,7 +81,8 @@ class Violation:
     measured
         The facts of a numerical comparison: margin, error, bound, the worst element by its axes
         (batch, head, query, channel), the part of each stage in the bound, the fitted scale error;
-        of a whole model the index of the attention to blame (``site``).
+        of a whole model the index of the attention to blame (``site``), or the masks that work the
+        wrong way round (``inverted``).
     compared
         The tensors that were compared, where they are small: ``expected``, ``got``, ``bound`` and
         ``judged`` as tables; ``relation`` says how expected and got are made of the candidate's

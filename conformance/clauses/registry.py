@@ -141,6 +141,14 @@ class Finding:
         """This finding, binding only under a further condition."""
         return dataclasses.replace(self, binding=self.binding and condition)
 
+    def told(self, facts: Mapping[str, Any], message: str = "") -> Finding:
+        """This finding, whose violation knows facts and says another message if there is one."""
+        if (own := self.violation) is None:
+            return self
+        measured = {**own.measured, **facts}
+        known = dataclasses.replace(own, measured=measured, message=message or own.message)
+        return dataclasses.replace(self, violation=known)
+
 
 def violated(kind: str, message: str, **details: Any) -> Finding:
     """The finding that a clause is broken; ``details`` are fields of the violation."""

@@ -10,12 +10,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
+from functools import wraps
 from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 import torch
 
-from ..base.results import SITE, Violation
+from ..base.results import INVERTED, SITE, Violation
 from ..calls.calling import CandidateFailure
 from ..declare.candidate import Candidate
 from ..declare.declaration import WHOLE_MODEL
@@ -26,7 +28,7 @@ from ..oracle.comparison import Comparison, compare
 from ..problems.problem import Problem
 from ..problems.space import Space
 from ..tolerance import model as constants
-from .registry import Finding, clause, requires
+from .registry import Check, Finding, clause, requires
 from .subject import Subject
 
 if TYPE_CHECKING:  # they import onnx, which few runs need
@@ -244,17 +246,28 @@ def differing(
     if site is None:
         return finding
     message = f"{violation.message}; the first that answers otherwise is {named(model, site)}"
-    violation = dataclasses.replace(violation, message=message)
-    return blaming(dataclasses.replace(finding, violation=violation), site)
+    return finding.told({SITE: site}, message)
 
 
 def blaming(finding: Finding, site: int) -> Finding:
     """A finding whose violation says which attention is to blame."""
-    violation = finding.violation
-    if violation is None:
-        return finding
-    measured = {**violation.measured, SITE: site}
-    return dataclasses.replace(finding, violation=dataclasses.replace(violation, measured=measured))
+    return finding.told({SITE: site})
+
+
+def _by_either_sign(check: Check) -> Check:
+    """A check that says where a problem is answered rightly by masks that hide by 1."""
+
+    @wraps(check)
+    def asked(subject: Subject, problem: Problem) -> Finding:
+        finding, model = check(subject, problem), model_of(subject.candidate)
+        names, other = model.inverted, copy(subject)
+        other.candidate = dataclasses.replace(subject.candidate, function=model.turned)
+        if not (names and finding.violation) or check(other, problem).violation:
+            return finding
+        said = f"{' and '.join(names)} works the wrong way round: {finding.violation.message}"
+        return finding.told({INVERTED: list(names)}, said)
+
+    return asked
 
 
 apart: Final = requires(
@@ -280,6 +293,7 @@ _has_tokens: Final = requires(lambda c: model_of(c).is_sequential, "it takes no 
     explained=False,
     subtle=True,
 )
+@_by_either_sign
 def padding_is_absence(subject: Subject, problem: Problem) -> Finding:
     """Items with padding against the same items cut short, each alone."""
     model = model_of(subject.candidate)
@@ -299,6 +313,7 @@ def padding_is_absence(subject: Subject, problem: Problem) -> Finding:
     explained=False,
     subtle=True,
 )
+@_by_either_sign
 def left_padding(subject: Subject, problem: Problem) -> Finding:
     """The same with the padding in front."""
     model = model_of(subject.candidate)
@@ -363,6 +378,7 @@ def of_tokens(answer: Array, letters: str, first: int, end: int | None = None) -
     explained=False,
     subtle=True,
 )
+@_by_either_sign
 def padding_contents(subject: Subject, problem: Problem) -> Finding:
     """Other tokens where the mask hides them; answers at the others stay."""
     model = model_of(subject.candidate)

@@ -137,7 +137,9 @@ def _polarised(model: WholeModel, declared: Mapping[str, Any], documented: str) 
         f"{judged}"
         for name in turned
     )
-    return replace(model, inputs=inputs, warnings=(*model.warnings, *warnings))
+    return replace(
+        model, inputs=inputs, warnings=(*model.warnings, *warnings), inverted=tuple(believed)
+    )
 
 
 def library_of(module: object) -> str:

@@ -51,6 +51,8 @@ class WholeModel:
         What runs the module that it was exported from, where somebody named that.
     warnings
         What its masks do against the custom or the documentation, a sentence each.
+    inverted
+        The masks that hide by 1 where the documentation says that 1 is a token to attend to.
     """
 
     engine: Engine
@@ -62,6 +64,7 @@ class WholeModel:
     refused: tuple[RefusedSize, ...] = ()
     source: Engine | None = None
     warnings: tuple[str, ...] = ()
+    inverted: tuple[str, ...] = ()
 
     def __call__(self, *_arguments: Any, **_keywords: Any) -> Any:
         """A model takes no heads: its clauses call :meth:`run`."""
@@ -72,6 +75,12 @@ class WholeModel:
     def has_mask(self) -> bool:
         """Whether one of its inputs says which tokens of the padded sequence exist."""
         return any(entry.role == "mask" and entry.along == 0 for entry in self.inputs)
+
+    @property
+    def turned(self) -> WholeModel:
+        """The model with those masks as they work."""
+        inputs = [replace(e, hides=e.hides is not (e.name in self.inverted)) for e in self.inputs]
+        return replace(self, inputs=tuple(inputs), inverted=())
 
     @property
     def has_positions(self) -> bool:

@@ -15,7 +15,7 @@ from ..base.graph_options import NO_GRAPH_OPTIONS, GraphOptions
 from ..base.mistake import NO_MISTAKE, UNKNOWN
 from ..base.printable_text import few
 from ..base.record import SCHEMA, TOOL, CandidateEntry, CauseEntry, ClauseEntry, Record
-from ..base.results import SITE, ClauseResult, plain
+from ..base.results import INVERTED, SITE, ClauseResult, plain
 from ..running.workers.messages import Loaded, Ready, RunOptions, package_version, project_url
 from .expectations import Stale
 
@@ -34,8 +34,8 @@ _TOGETHER: Final = {
     "crashed": "crash",
     "hung": "no-answer",
     SITE: "one-attention",
+    INVERTED: "attention-mask-inverted",
 }
-# The clause whose inputs are not finite.
 _OF_NON_FINITE_INPUTS: Final = "mask.no-leak-nonfinite"
 # What to change where a clause that no other way to compute attention explains has failed.
 _FIXES_OF_CLAUSES: Final = {
@@ -69,11 +69,12 @@ _FIXES_OF_TEXTS: Final = {
         "make masks, positions and constants where the inputs are: device=query.device; those of a "
         "module are buffers (register_buffer), which move with it"
     ),
+    "works the wrong way round": "let 1 in attention_mask be a token to attend to: "
+    "add (1 - attention_mask) * torch.finfo(dtype).min to the scores, and subtract it nowhere",
+    "the mask does not reach": "hand the mask to each attention whose keys it is of",
     "the output is on the device": "return the answer on the device of the query",
-    "broke its device": (
-        "find the kernel that reads or writes where it must not: CUDA_LAUNCH_BLOCKING=1 makes its "
-        "own call raise, and compute-sanitizer names it"
-    ),
+    "broke its device": "find the kernel that reads or writes where it must not: "
+    "CUDA_LAUNCH_BLOCKING=1 makes its own call raise, and compute-sanitizer names it",
 }
 
 
@@ -88,7 +89,7 @@ def causes_of(clauses: Iterable[ClauseEntry]) -> list[CauseEntry]:
     2. Failures that no known mistake explains are one cause, ``unknown-mistake``.
     3. Failures that show by themselves that they are one thing are one cause: exceptions of one
        line, answers that are not finite, of a wrong shape, dtype or type, inputs that a call
-       changes, a crash, no answer in time, and what blames one attention of a whole model. Where
+       changes, a crash, no answer in time, what blames one attention, or masks, of a model. Where
        a diagnosis knows facts about some of them, they are among those of rule 2.
     4. What is left is a cause of its own, named after its clause.
 
@@ -169,8 +170,9 @@ def _alike(unnamed: Sequence[ClauseEntry]) -> Iterable[list[ClauseEntry]]:
 def _kind_of_cause(clause: ClauseEntry) -> tuple[str, str]:
     """What failures without a name share if they have one cause."""
     violation = clause.get("violation") or _NONE
-    if SITE in (violation.get("measured") or _NONE):
-        return SITE, str(violation["measured"][SITE])
+    for fact in (INVERTED, SITE):
+        if fact in (measured := violation.get("measured") or _NONE):
+            return fact, str(measured[fact])
     kind, message = str(violation.get("kind")), str(violation.get("message"))
     if kind == "raised":
         return kind, message.rpartition(" (")[2]
@@ -191,14 +193,14 @@ def _unnamed(own: Sequence[ClauseEntry]) -> CauseEntry:
     violation = (shown := smallest(own)).get("violation") or _NONE
     text = str(violation.get("message") or shown.get("reason") or "")
     several = len({clause["id"] for clause in own}) > 1
-    kind = SITE if SITE in (violation.get("measured") or _NONE) else str(violation.get("kind"))
-    name = _TOGETHER.get(kind, shown["id"]) if several else shown["id"]
-    if kind == "not-raised":
+    kind = _kind_of_cause(shown)[0]
+    name = _TOGETHER.get(kind, shown["id"]) if several or kind == INVERTED else shown["id"]
+    if violation.get("kind") == "not-raised":
         fix = _FIXES_OF_REFUSALS.get(name, _OTHER_REFUSAL)
     else:
-        said = (fix for words, fix in _FIXES_OF_TEXTS.items() if words in text)
-        of_clause = _FIXES_OF_CLAUSES.get(name) or _FIXES_OF_CLAUSES.get(shown["id"], "")
-        fix = next(said, of_clause)
+        every = " ".join(str((one.get("violation") or _NONE).get("message")) for one in own)
+        said = [fix for words, fix in _FIXES_OF_TEXTS.items() if words in every]
+        fix = [*said, _FIXES_OF_CLAUSES.get(name) or _FIXES_OF_CLAUSES.get(shown["id"], "")][0]
     return _cause(name, {"text": text, "fix": fix, "confidence": 1.0}, own)
 
 

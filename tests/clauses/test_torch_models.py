@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from candidates.models import BROKEN, MODELS
 from candidates.models.transformer import Encoder, Mistake, Shape
 from candidates.models.wrong_models import RIGHT, WRONG
 from conformance import UsageError
+from conformance.clauses.whole_models import model_of
 from conformance.declare.candidate import Candidate
 from conformance.models.candidates import model_of_file
 from conformance.models.torch_model import with_source
@@ -149,3 +151,19 @@ def test_what_is_no_model_is_refused(what: object, how: dict[str, object], sente
     """In one sentence."""
     with pytest.raises(UsageError, match=sentence):
         conformance.model(what, **how)  # type: ignore[arg-type]  # as a user may
+
+
+def test_a_mask_of_the_other_sign_is_named() -> None:
+    """Where a model is answered rightly once 1 hides in its mask, and 0 does not.
+
+    The encoder's mask is right: it is judged as if it were documented the other way round.
+    """
+    whole, *_ = conformance.model(MODELS["encoder"].module, name="m")
+    right = model_of(whole)
+    inputs = tuple(replace(e, hides=e.role == "mask") for e in right.inputs)
+    names = tuple(e.name for e in inputs if e.role == "mask")
+    judged = replace(whole, function=replace(right, inputs=inputs, inverted=names))
+    said = not_passed(results(judged, "model.padding-contents"))["model.padding-contents"]
+    assert "works the wrong way round" in said
+    believed = replace(whole, function=replace(right, inverted=names))
+    assert not not_passed(results(believed, "model.padding-contents"))

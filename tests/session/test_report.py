@@ -311,6 +311,31 @@ def test_what_blames_one_attention_is_one_cause() -> None:
     assert (second["name"], second["clauses"]) == ("model.2", ["model.2"])
 
 
+def test_a_mask_the_wrong_way_round_is_one_cause() -> None:
+    """It is named in one clause, too, whichever attention it shows in first, and has a fix."""
+    message = "attention_mask works the wrong way round: other tokens change the answer"
+    measured = {"inverted": ["attention_mask"]}
+    violations = [
+        {"kind": "value", "message": message, "measured": {**measured, "site": 1}},
+        {"kind": "value", "message": message, "measured": measured},
+    ]
+    shown = [failed(f"model.{n}", violation=one) for n, one in enumerate(violations)]
+    for some in (shown, shown[:1]):
+        (cause,) = causes_of(some)
+        assert cause["name"] == "attention-mask-inverted"
+        assert "subtract it nowhere" in cause["fix"]
+
+
+def test_a_mask_that_does_not_reach_has_a_fix() -> None:
+    """Whichever clause shows the attention that it is missing in."""
+    messages = ("padding changes the answer", "the mask does not reach attention #1")
+    blamed = [
+        failed(name, violation={"kind": "value", "message": said, "measured": {"site": 1}})
+        for name, said in zip(("model.a", "model.b"), messages, strict=True)
+    ]
+    assert causes_of(blamed)[0]["fix"].startswith("hand the mask")
+
+
 @pytest.mark.parametrize(
     ("kind", "message", "name"),
     [
