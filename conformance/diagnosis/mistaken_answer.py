@@ -24,7 +24,7 @@ from .._golden import golden
 from ..clauses.subject import Differentiator, Subject
 from ..declare.candidate import like_nobody
 from ..declare.declaration import Declaration
-from ..oracle.headroom import finite_limit, representable_output, representable_rows
+from ..oracle import headroom
 from ..oracle.oracle import Golden, Oracle, evaluate
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
@@ -116,14 +116,14 @@ class MistakenAnswer:
 
         The root leaves room for products; it spares a search the exact check.
         """
-        most = model.HEADROOM * self.limit**0.5
+        most = min(model.HEADROOM * self.limit**0.5, headroom.FAR_BELOW)
         tensors = (self.core.query, self.core.key, self.core.value, self.core.scores)
         return all(largest_size(tensor) <= most for tensor in tensors)
 
     @cached_property
     def limit(self) -> float:
         """The largest number that a candidate can compute with."""
-        return finite_limit(self.oracle.declaration, self.oracle.dtype)
+        return headroom.finite_limit(self.oracle.declaration, self.oracle.dtype)
 
     def _answer_small(self) -> bool:
         """Whether no number of the answer itself comes near the largest one."""
@@ -136,19 +136,20 @@ class MistakenAnswer:
     ) -> Tensor | None:
         """Rows whose answer is open, broadcastable to the answer; None if there are none.
 
-        Those that may overflow, rows without keys if nothing is promised about them, and rows that
-        the mistake leaves without keys: but for those that are ``right``, bool of the answer's
-        shape but for the channels, for they have their keys. Which these are takes a while.
+        Those that may overflow or lie below any fill, rows without keys if nothing is promised
+        about them, and rows that the mistake leaves without keys: but for those that are ``right``,
+        bool of the answer's shape but for the channels: they have keys. That takes a while.
         """
         rows = self._without_keys(declaration, right)
         if not self._is_small_before:
-            unable = self._of_answer(~representable_rows(self.core, self.limit))
+            able = headroom.representable_rows(self.core, self.limit)
+            unable = self._of_answer(~able | headroom.is_below_fills(self.core))
             rows = unable if rows is None else rows | unable
         if rows is not None and rows.shape != self.output.shape[:-1]:
             rows = None
         if not self._answer_small():
             finite = torch.where(torch.isfinite(self.output), self.output, 0.0)
-            overflows = ~representable_output(finite, self.limit)
+            overflows = ~headroom.representable_output(finite, self.limit)
             rows = overflows if rows is None else rows | overflows
         return None if rows is None else rows.unsqueeze(-1)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,9 @@ from ..tolerance.backward_pass import BackwardPass, backward_pass
 from ..tolerance.layer_backward import layer_backward
 from ..tolerance.prepared_gradients import as_prepared, largest_step
 from ..tolerance.visible_keys import unmerge_heads
+
+# Masks are filled in with -1e9 and less; where nothing a row sees is above this, that may decide.
+FAR_BELOW: Final = 1e8
 
 
 def finite_limit(declaration: Declaration, dtype: str) -> float:
@@ -40,6 +45,16 @@ def representable_rows(attention: golden.Attention, limit: float) -> Tensor:
     attended = (products | ~attention.allowed).all(dim=-1) & keys.all(dim=-1, keepdim=True)
     own = _within(attention.query, room) & representable_output(attention.output, limit)
     return attended & own & _squares(attention, room)
+
+
+def is_below_fills(attention: golden.Attention) -> Tensor:
+    """Rows, bool ``[B, H, Lq]``, that see keys, all of them below what is filled in for others.
+
+    A wrong computation may come there where the right one does not: then the fill decides.
+    """
+    largest = attention.logits.amax(dim=-1)
+    hides = ~attention.allowed.all(dim=-1)
+    return (largest < -FAR_BELOW) & torch.isfinite(largest) & hides
 
 
 def _is_small(attention: golden.Attention, room: float) -> bool:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import combinations
 from typing import Any
 
 import pytest
 from examples import core
 from torch import Tensor
+from torch.nn.functional import linear
 
+import conformance
 from candidates.eager import EagerCore
 from conformance.clauses.subject import Subject
+from conformance.diagnosis import diagnose
 from conformance.diagnosis.battery import Observation
 from conformance.diagnosis.mistaken_answer import Combination, DiagnosedSubject, act
 from conformance.diagnosis.mistakes import NamedMistake, named_mistakes
@@ -184,3 +188,26 @@ def test_pairs_are_given_up_after_so_many_problems(monkeypatch: pytest.MonkeyPat
     search.pairs()
     each = len(search.observed) * max(search._cost(i) for i in range(len(search.observed)))
     assert search._logits - before <= 20_000 + MOST_PARTIAL * each
+
+
+@conformance.layer(inputs="self", masks=["keep"], mask_shapes=["B11K"])
+def viewed(geometry: Any, weights: Any) -> Callable[..., Tensor]:
+    """Heads are cut by a view alone, and hidden keys get a usual finite number."""
+
+    def forward(x: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        shape = (len(x), geometry.num_heads, x.shape[1], -1)
+        pairs = ((weights.q, weights.q_bias), (weights.k, weights.k_bias))
+        query, key = (linear(x, *pair).view(shape) for pair in pairs)
+        scores = query @ key.mT / query.shape[-1] ** 0.5
+        if keep is not None:
+            scores = scores.masked_fill(~keep, -1e9)
+        output = scores.softmax(-1) @ linear(x, weights.v, weights.v_bias).view(shape)
+        return linear(output.transpose(1, 2).flatten(2), weights.o, weights.o_bias)
+
+    return forward
+
+
+def test_a_usual_fill_beside_a_mistake_hides_no_name() -> None:
+    """By the mistake logits may lie below -1e9 where right ones do not: that is left open."""
+    (entry,) = diagnose(Subject(viewed, "float32"))
+    assert entry["name"] == "heads-split-without-transpose"
