@@ -88,7 +88,7 @@ class ReplayedCore:
         else:
             handed_over = nothing_hidden(form, axes_shape(letters, sizes))
         if form == "bias":
-            handed_over = handed_over.to(dtype)
+            handed_over = handed_over.to(dtype) / mask.factor  # -1 where it is subtracted
         return handed_over.reshape(axes_shape(mask.axes, sizes))
 
     def _run(self, call: Call, made: dict[int, Tensor], sizes: Mapping[str, int]) -> None:

@@ -392,9 +392,9 @@ class _Slice:
                 continue
             result = self._values[(call.results or [after for _, after in call.renewed])[0]]
             scores = self._letters(result.tensor.dim())
-            if role == "bias" and self._filled(number, scores):
+            if role == "bias" and call.name != "sub" and self._filled(number, scores):
                 continue
-            self._mask(number, role, scores)
+            self._mask(number, role, scores, factor=-1.0 if call.name == "sub" else 1.0)
 
     def _letters(self, rank: int) -> str:
         """The letters of scores with so many axes."""
@@ -415,7 +415,9 @@ class _Slice:
         condition, if_true, _ = _choice(call)
         if call.name == "where" and is_bool and condition == Ref(number):
             return "drop" if self._is_fill(if_true) else "keep"
-        if call.name in ("add", "baddbmm") and value.tensor.is_floating_point():
+        taken = call.name == "sub" and call.argument(1, "other") == Ref(number)
+        plain = taken and "alpha" not in call.keywords
+        if (plain or call.name in ("add", "baddbmm")) and value.tensor.is_floating_point():
             return "bias"
         if call.name == "cat" and not value.above:
             return "sinks"
@@ -471,7 +473,7 @@ class _Slice:
             return float(value.tensor) if is_one else None
         return float(entry) if isinstance(entry, (int, float)) else None
 
-    def _mask(self, number: int, role: str, scores: str) -> None:
+    def _mask(self, number: int, role: str, scores: str, factor: float = 1.0) -> None:
         shape = list(self._values[number].tensor.shape)
         if len(shape) > len(scores):
             msg = f"a mask of {len(shape)} axes enters scores of {len(scores)}"
@@ -479,4 +481,5 @@ class _Slice:
         own = scores[len(scores) - len(shape) :]
         axes = "".join("1" if size == 1 else axis for axis, size in zip(own, shape, strict=True))
         name = f"value {number}"
-        self._masks.setdefault(number, TorchMask(name=name, role=role, axes=axes, number=number))
+        mask = TorchMask(name=name, role=role, axes=axes, number=number, factor=factor)
+        self._masks.setdefault(number, mask)

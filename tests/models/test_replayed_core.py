@@ -158,3 +158,15 @@ def test_sinks_are_handed_over_as_they_are_stored(factor: float) -> None:
         beside = joined.reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
         expected = torch.cat([scores, beside], -1).softmax(-1)[..., :-1] @ heads[2]
         torch.testing.assert_close(replayed(*heads, sinks=given), expected)
+
+
+def test_a_mask_that_is_subtracted_is_handed_over_as_one_that_is_added() -> None:
+    """Its sign is the attention's own: alone it answers as one that adds what it is given."""
+    own = torch.randn(1, 1, LENGTH, LENGTH)
+    made, (site,) = read(lambda q, k, v: (q @ k.mT * 0.5 - own).softmax(-1) @ v)
+    bias = torch.randn(1, 1, LENGTH, LENGTH)
+    bias[..., 1] = -math.inf
+    query, key, value = (torch.randn(BATCH, HEADS, LENGTH, SIZE) for _ in range(3))
+    expected = (query @ key.mT * 0.5 + bias).softmax(-1) @ value
+    answer = ReplayedCore(made, site)(query, key, value, bias=bias)
+    torch.testing.assert_close(answer, expected)

@@ -111,6 +111,12 @@ def looked_at(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor
     return weights @ value
 
 
+def subtracted(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+    hidden = torch.where(mask[:, None, None], 0.0, 1e9)
+    return (query @ key.mT * 0.5 - hidden).softmax(-1) @ value
+
+
 def with_distances(query: Tensor, key: Tensor, value: Tensor, _mask: Tensor) -> Tensor:
     query, key, value = (part.transpose(1, 2) for part in (query, key, value))
     places = torch.arange(LENGTH)
@@ -132,6 +138,7 @@ def with_distances(query: Tensor, key: Tensor, value: Tensor, _mask: Tensor) -> 
         (chosen_by_a_method, "keep", "B11K"),
         (chosen_by_name, "drop", "B11K"),
         (looked_at, "drop", "B11K"),
+        (subtracted, "bias", "B11K"),
         (with_distances, "bias", "BHQK"),
     ],
 )
