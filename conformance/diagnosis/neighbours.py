@@ -37,7 +37,7 @@ _CHANGED: Final = (
     {"batch": 3},
     {"num_heads": 1, "num_kv_heads": 1},
     {"num_heads": 2, "num_kv_heads": 2},
-    {"num_heads": 4, "num_kv_heads": 2},
+    {"num_heads": 8, "num_kv_heads": 4},
     {"num_heads": 6, "num_kv_heads": 2},
     {"query_length": 1},
     {"query_length": 2},
