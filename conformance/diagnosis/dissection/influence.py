@@ -127,7 +127,18 @@ def _of_first_tile(size: int) -> Callable[[Tensor], Tensor]:
     return lambda tensor: tensor[:, :, torch.arange(tensor.shape[2]) % size]
 
 
-# What may stand in the place of queries, keys, values or answers ``[B, H, L, D]``.
+def _next(head: Tensor, group: int, kv_heads: int) -> Tensor:
+    return ((head + 1) // group).clamp_max(kv_heads - 1)
+
+
+def _up(number: Tensor, divisor: int) -> Tensor:
+    return -(-number // divisor)
+
+
+def _up_or_last(head: Tensor, heads: int, kv_heads: int) -> Tensor:
+    return _up(head * kv_heads, heads).clamp_max(kv_heads - 1)
+
+
 # The key/value head that each query head reads, of numbers of query heads and of key/value heads.
 GROUPINGS: Final[tuple[tuple[str, Callable[[Tensor, int, int], Tensor]], ...]] = (
     ("h // their number, or the last", lambda h, _of, kv: (h // kv).clamp_max(kv - 1)),
@@ -136,16 +147,9 @@ GROUPINGS: Final[tuple[tuple[str, Callable[[Tensor, int, int], Tensor]], ...]] =
     ("(h + 1) // group, at most the last", lambda h, of, kv: _next(h, of // kv, kv)),
     ("(h - 1) // group, or the last", lambda h, of, kv: (h - 1) // (of // kv) % kv),
     ("h * their number / the query heads, rounded up", lambda h, of, kv: _up(h * kv, of) % kv),
+    ("h * their number / the query heads, rounded up, or the last", _up_or_last),
     ("h * group, modulo their number", lambda h, of, kv: h * (of // kv) % kv),
 )
-
-
-def _next(head: Tensor, group: int, kv_heads: int) -> Tensor:
-    return ((head + 1) // group).clamp_max(kv_heads - 1)
-
-
-def _up(number: Tensor, divisor: int) -> Tensor:
-    return -(-number // divisor)
 
 
 def regrouped(
@@ -250,6 +254,7 @@ def _moves() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
         yield f"laid out as {', '.join(_AXES)} and read as {axes}", _read_back(order)
 
 
+# What may stand in the place of queries, keys, values or answers ``[B, H, L, D]``.
 MOVES: Final = tuple(_moves())
 
 

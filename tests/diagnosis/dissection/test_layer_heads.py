@@ -54,6 +54,8 @@ class Divided(EagerLayer):
     core = sharing(lambda head, _count, shared: min(head // shared, shared - 1))
 
 
+# Rounded up: as four heads over two are read, so are those that read head h, or the last one.
+ROUNDED_UP = sharing(lambda head, count, shared: min(-(-head * shared // count), shared - 1))
 GROUPED = {**BARE, "features": ["gqa"]}
 
 
@@ -69,6 +71,10 @@ GROUPED = {**BARE, "features": ["gqa"]}
         (
             layer(Divided, **GROUPED),
             "query head h reads key/value head h // their number, or the last",
+        ),
+        (
+            core(ROUNDED_UP, **GROUPED),
+            "key/value head h * their number / the query heads, rounded up, or the last",
         ),
     ],
 )
