@@ -266,36 +266,37 @@ def open_torch_model(
     model = measured_model(model, declared or {}, library_of(module))
     engine.calling = dataclasses.replace(calling, inputs=model.inputs)
     described, uncut_now = _described(engine, model)
-    model = dataclasses.replace(model, described=described)
-    warnings = (*model.warnings, *_against_its_name(engine, model, whole=not uncut_now))
-    model = dataclasses.replace(model, warnings=warnings)
+    model = _against_its_name(engine, dataclasses.replace(model, described=described), uncut_now)
     return TorchModel(model=model, engine=engine, uncut=uncut_now)
 
 
-def _against_its_name(engine: TorchEngine, model: WholeModel, *, whole: bool) -> Iterator[str]:
-    """A sentence for what a model ignores that it takes, or is not that it is called.
+def _against_its_name(engine: TorchEngine, model: WholeModel, uncut: Sequence[Uncut]) -> WholeModel:
+    """The model with warnings of what it ignores that it takes, or is not that it is called.
 
-    whole
-        Whether every attention of it is described.
+    A mask that a library documents is an input all the same: by it the model is judged.
     """
     module, known = engine.module, {entry.name for entry in model.inputs}
     takes = inspect.signature(module.forward).parameters
+    warnings = list(model.warnings)
     ignores = ATTENTION_MASK in takes and ATTENTION_MASK not in known
     if ignores and any(map(is_padded, model.inputs)):
+        calling = engine.calling
         inputs = (*model.inputs, OFFERED_MASK)
-        own = TorchEngine(module, dataclasses.replace(engine.calling, inputs=inputs), engine.shown)
-        with_mask = dataclasses.replace(model, engine=own, inputs=inputs)
-        if changes_nothing(with_mask, ATTENTION_MASK):
-            yield (
+        engine.calling = dataclasses.replace(calling, inputs=inputs)
+        masked = dataclasses.replace(model, inputs=inputs)
+        if changes_nothing(masked, ATTENTION_MASK):
+            warnings.append(
                 f"{ATTENTION_MASK} changes nothing in any attention: its forward takes one, and "
                 "whichever tokens it hides, no answer changes by a bit: padding is attended to"
             )
-    if whole and is_decoder(module) and sees_later_tokens(model):
-        kind = module.config.model_type  # type: ignore[union-attr]  # a decoder has one
-        yield (
-            f"no attention is causal, though its configuration is that of a decoder ({kind}): "
-            "the last token changes the answer to the first"
+            model = masked if library_of(module) else model
+        engine.calling = dataclasses.replace(calling, inputs=model.inputs)
+    if not uncut and is_decoder(module) and sees_later_tokens(model):
+        warnings.append(
+            "no attention is causal, though its configuration is that of a decoder "
+            f"({module.config.model_type}): the last token changes the answer to the first"  # type: ignore[union-attr]  # a decoder has one
         )
+    return dataclasses.replace(model, warnings=tuple(warnings))
 
 
 def _described(engine: TorchEngine, model: WholeModel) -> tuple[list[SiteEntry], tuple[Uncut, ...]]:

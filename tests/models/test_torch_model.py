@@ -410,8 +410,13 @@ def test_a_mask_the_wrong_way_round_is_told(library: str) -> None:
 
 
 def test_what_a_model_ignores_is_told(library: str) -> None:
-    """A mask without any influence; a decoder, as its library says, that sees later tokens."""
-    warnings = opened(Masked(sign=0)).model.warnings
+    """A mask without any influence; a decoder, as its library says, that sees later tokens.
+
+    A mask that the library documents is an input, so that clauses are asked about it.
+    """
+    model = opened(Masked(sign=0)).model
+    warnings = model.warnings
+    assert model.has_mask is bool(library)
     assert "attention_mask changes nothing in any attention" in warnings[0]
     assert [w.startswith("no attention is causal") for w in warnings[1:]] == [True] * bool(library)
 
