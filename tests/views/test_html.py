@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from failing_records import failing
 from records import result
-from view_records import EVERY, FAILED, NASTY, RECORDS, STALE, candidate, cut, of, record
+from view_records import EVERY, FAILED, NASTY, RECORDS, STALE, candidate, cut, of, record, site
 
 from conformance.base.results import Violation
 from conformance.views.html import SHAPES, axis, columns, plots, render_html, shapes_of
@@ -339,7 +339,9 @@ def test_the_attention_to_be_mended_comes_before_its_model() -> None:
     )
     every = {"m": model, "m#0": should, "m#1": named}
     entries = [candidate([shown], name) for name, shown in every.items()]
+    entries[-1]["site"] = site(1, scope="layers.1.attention")
     text = page(record(*entries)).text
     causes = text[text.index("Causes") : text.index("About this run")]
-    first = [causes.index(name) for name in ("scale-missing", "sites-in-place", "int-nonzero")]
+    names = ("layers.1.attention", "scale-missing", "sites-in-place", "int-nonzero")
+    first = [causes.index(name) for name in names]
     assert first == sorted(first)
