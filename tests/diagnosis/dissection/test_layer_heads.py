@@ -74,7 +74,8 @@ GROUPED = {**BARE, "features": ["gqa"]}
         ),
         (
             core(ROUNDED_UP, **GROUPED),
-            "key/value head h * their number / the query heads, rounded up, or the last",
+            "query head h reads key/value head h * their number / the query heads, rounded up, or "
+            "the last",
         ),
     ],
 )
