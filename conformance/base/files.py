@@ -71,7 +71,9 @@ def check_writable(path: Path, option: str) -> None:
             msg = f"{option} {path} cannot be written: there is no folder {path.parent}"
             raise UsageError(msg)
         if path.exists():
-            path.open("ab").close()
+            with path.open("ab", buffering=0) as file:
+                if _is_special(path):  # a device that is full says so even of nothing
+                    file.write(b"")
         if not _is_special(path):
             _temporary(path).open("xb").close()
             _temporary(path).unlink()

@@ -188,7 +188,7 @@ def check_command(
     from ..base.graph_options import GraphOptions  # noqa: PLC0415
     from ..running.isolation.zygote import check_isolated, unforeseen_seed  # noqa: PLC0415
     from ..running.workers.messages import RunOptions  # noqa: PLC0415
-    from ..running.workers.pool import WorkerPool, warm_context  # noqa: PLC0415
+    from ..running.workers.pool import WorkerPool, end_warm, warm_context  # noqa: PLC0415
     from ..session.checking import check  # noqa: PLC0415 (--help must not pay for it)
     from ..session.order import SOONEST, last_failed, remember_failed  # noqa: PLC0415
     from ..session.renewing import Gate  # noqa: PLC0415
@@ -265,7 +265,12 @@ def check_command(
             show_run(report, stream_for(views, json_path), github=github, verbosity=verbosity)
         return exit_code(report, strict=strict)
 
-    return run_again(run, targets) if watch else run(began)
+    if not watch:
+        return run(began)
+    try:
+        return run_again(run, targets)
+    finally:
+        end_warm()
 
 
 # Files besides Python whose change may change a verdict; nothing that a run writes.

@@ -59,6 +59,9 @@ def test_unwritable_places_are_refused(tmp_path: Path) -> None:
 def test_devices_are_written_to(tmp_path: Path) -> None:
     """A pipe or device is written to, not replaced by a file."""
     check_writable(Path(os.devnull), "--json")
+    if Path("/dev/full").exists():
+        with pytest.raises(UsageError, match=r"--json /dev/full cannot be written: No space left"):
+            check_writable(Path("/dev/full"), "--json")
     write_text(TEXT, Path(os.devnull))
     assert not Path(os.devnull).is_file()
     assert not list(tmp_path.iterdir())

@@ -181,7 +181,7 @@ def test_closed_standard_streams(folder: Path, closed: tuple[int, ...]) -> None:
 
 
 def test_an_interrupt_while_a_watch_starts_says_nothing_else(folder: Path) -> None:
-    """What all runs of a watch are forked from imports for seconds, and shows no traceback."""
+    """What all runs of a watch are forked from imports for seconds: it is ended, without a word."""
     write(folder, {"attn.py": KERNEL})
     process = subprocess.Popen(
         [*COMMAND, "check", "attn.py", *FEW, "--watch"],
@@ -195,7 +195,10 @@ def test_an_interrupt_while_a_watch_starts_says_nothing_else(folder: Path) -> No
         assert time.monotonic() < until
         time.sleep(0.05)
     time.sleep(0.5)
+    started = psutil.Process(process.pid).children()
     os.killpg(process.pid, signal.SIGINT)
+    process.wait(timeout=LONGEST)
+    assert not psutil.wait_procs(started, timeout=1)[1]  # seconds, as it would go on importing
     _, err = process.communicate(timeout=LONGEST)
     assert process.returncode == 130, err
     assert "KeyboardInterrupt" not in err

@@ -10,11 +10,13 @@ import multiprocessing
 import os
 import pickle
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 from typing import Any, Final, Self, TypeVar
 
@@ -51,6 +53,14 @@ def warm_context(promises: Mapping[str, Any] | None = None) -> BaseContext | Non
         finally:
             del os.environ[PROMISED]
     return context
+
+
+def end_warm() -> None:
+    """End the process that workers are forked from: it may be importing for seconds yet."""
+    server = getattr(forkserver._forkserver, "_forkserver_pid", None)  # noqa: SLF001 (no other way)
+    if server is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server, signal.SIGKILL)
 
 
 Job = TypeVar("Job")
