@@ -90,7 +90,8 @@ COMPILING = 300.0
     is_flag=True,
     help=(
         "Run the candidates in processes that cannot reach the judge: no network, files read-only, "
-        "limits (Linux). Values are then drawn from a seed that nobody knows before."
+        "limits (Linux). Values are then drawn from a seed that nobody knows before, and causes "
+        "have no line."
     ),
 )
 @long_options
