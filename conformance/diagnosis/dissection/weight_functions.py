@@ -193,7 +193,8 @@ def share_statements(reading: Reading) -> Iterator[NamedMistake]:
     """The mistakes that limit the weights, or add a share of every key to a part of them."""
     attention, read = reading.attention, reading.weights
     seen = read[attention.allowed.expand(read.shape)]
-    if reading.nearly_right or not seen.numel() or not bool(torch.isfinite(read).all()):
+    finite = bool(torch.isfinite(read).all() and torch.isfinite(attention.weights).all())
+    if reading.nearly_right or not seen.numel() or not finite:
         return
     found: list[tuple[str, Callable[[golden.Attention], Tensor], bool]] = []
     for limit, words, clamp in (

@@ -9,6 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from ..._golden import golden
 from ...problems.caching import without_cache
 from ...problems.inputs import Inputs
 from ._steps import (
@@ -23,6 +24,7 @@ from ._steps import (
     has_window,
 )
 from .named_mistake import DeclaredCall, Heads, InputsChange, NamedMistake, Where, named
+from .weighing import hiding
 
 _JOIN: Final = "concatenate: the cached keys and values, then the new ones"
 _BEHIND: Final = "count places from the first cached key: the first new token stands behind them"
@@ -117,11 +119,33 @@ def _cache_in_turns(call: DeclaredCall, before: Heads) -> Heads | None:
     return before[0], dealt(before[1]), dealt(before[2])
 
 
+def _window_of_new_keys(call: DeclaredCall) -> Inputs | None:
+    """The window hides new keys alone: every cached one is seen."""
+    inputs = call.inputs
+    if not inputs.past or inputs.window is None:
+        return None
+    sizes = inputs.geometry
+    seen = golden.structural_mask(
+        sizes.query_length,
+        sizes.key_length,
+        causal=False,
+        window=inputs.window,
+        semantics=call.semantics,
+    ).clone()
+    seen[:, : inputs.past] = True
+    return hiding(inputs.replace(window=None), seen)
+
+
 CACHES: Final[tuple[NamedMistake, ...]] = (
     *named("cache-ignored", "cache.golden")(
         "the cached keys and values are ignored: only the new ones are attended",
         _JOIN,
         {"inputs": _without_cache(has_cache)},
+    ),
+    *named("window-of-new-keys-alone", "cache.golden")(
+        "the window hides none of the cached keys",
+        "count places from the first cached key, and hide each key outside of the window",
+        {"inputs": _window_of_new_keys},
     ),
     *named("cache-behind-new-keys", "cache.golden")(
         "the cached keys and values are put behind the new ones",

@@ -206,6 +206,11 @@ def _first_to_the_one_before(tokens: _Packed) -> Tensor:
     return (ends < tokens.index[:, None]).sum(dim=-1).clamp(max=len(ends) - 1)
 
 
+def _first_alone(tokens: _Packed) -> Tensor:
+    """As ``searchsorted`` counts from the left; the very first token is in no sequence."""
+    return (tokens.starts < tokens.index[:, None]).sum(dim=-1) - 1
+
+
 def _last_to_the_next(tokens: _Packed) -> Tensor:
     ends = tokens.counts.cumsum(0)
     return (ends <= tokens.index[:, None] + 1).sum(dim=-1).clamp(max=len(ends) - 1)
@@ -351,6 +356,11 @@ OF_SEQUENCES: Final[tuple[NamedMistake, ...]] = (
                 "sequences-begin-late",
                 "the first token of every sequence but the first is counted to the one before",
                 _first_to_the_one_before,
+            ),
+            (
+                "sequences-begin-late",
+                "first tokens of sequences are counted to the one before, the very first to none",
+                _first_alone,
             ),
             (
                 "sequences-begin-early",

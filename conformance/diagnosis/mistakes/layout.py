@@ -261,6 +261,15 @@ def _tiled(tiled: str) -> HeadsChange:
     return heads
 
 
+def _merged_across(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
+    """The answers of a group lie as many heads apart as there are groups, not side by side."""
+    heads, groups = attention.output.shape[1], call.inputs.geometry.num_kv_heads
+    if call.semantics.group_order != "repeat" or groups in (1, heads):
+        return None
+    of_groups = attention.output.unflatten(1, (groups, heads // groups))
+    return dataclasses.replace(attention, output=of_groups.transpose(1, 2).flatten(1, 2))
+
+
 GROUPS: Final[tuple[NamedMistake, ...]] = (
     *named("groups-of-first-head", _GOLDEN)(
         "all query heads read the first key/value head",
@@ -276,6 +285,12 @@ GROUPS: Final[tuple[NamedMistake, ...]] = (
         "the key/value heads are dealt out from the last to the first",
         "query head h reads key/value head h // group",
         {"heads": _regrouped(lambda heads, kv: kv - 1 - torch.arange(heads) // (heads // kv))},
+    ),
+    *named("groups-merged-across", _GOLDEN)(
+        "the answers of heads are ordered by their place in the group first, then by key/value "
+        "head",
+        "flatten [key/value head, head of its group] in this order",
+        {"core": _merged_across},
     ),
     *named("groups-start-late", _GOLDEN)(
         "groups begin one query head late: the first of each reads the one before",

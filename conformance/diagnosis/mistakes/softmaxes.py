@@ -38,6 +38,11 @@ FAINT: Final = 1e6
 _CONVEX: Final = "numerics.convex"
 
 
+def faint(total: Tensor) -> Tensor:
+    """Sums that are not zero, and have few digits in their dtype."""
+    return (total > 0.0) & (total < torch.finfo(total.dtype).smallest_normal * FAINT)
+
+
 def _twice(logits: Tensor) -> Tensor:
     once = torch.softmax(logits, dim=-1)
     return torch.softmax(once.masked_fill(torch.isneginf(logits), -math.inf), dim=-1)
@@ -125,8 +130,8 @@ def shifted(
         total = exponentials.sum(dim=-1, keepdim=True)
         weights = (exponentials / divisor(total)).double()[..., : attention.logits.shape[-1]]
         weights = torch.where(given, attention.weights, weights)
-        faint = (total > 0.0) & (total < torch.finfo(total.dtype).smallest_normal * FAINT) & ~given
-        return emptied(weighing(attention, weights), faint.squeeze(-1))
+        few_digits = faint(total) & ~given
+        return emptied(weighing(attention, weights), few_digits.squeeze(-1))
 
     return core
 
@@ -368,6 +373,21 @@ def _valued(value_of: Callable[[Tensor], Tensor]) -> CoreChange:
     return core
 
 
+def _without_a_key(*, sinks_first: bool) -> CoreChange:
+    """The weight of a key is dropped where that of the sink should be: all others move by one."""
+
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
+        if call.inputs.sinks is None or attention.value.shape[-2] == 0:
+            return None
+        weights = attention.weights
+        share = 1.0 - weights.sum(dim=-1, keepdim=True)
+        if sinks_first:
+            return weighing(attention, torch.cat([share, weights[..., :-1]], dim=-1))
+        return weighing(attention, torch.cat([weights[..., 1:], share], dim=-1))
+
+    return core
+
+
 SINKS: Final[tuple[NamedMistake, ...]] = (
     *named("sinks-ignored", _SINKS)(
         "the sinks are ignored",
@@ -409,5 +429,12 @@ SINKS: Final[tuple[NamedMistake, ...]] = (
         _FIX,
         {"core": _valued(lambda value: value.mean(dim=2, keepdim=True))},
         {"core": _valued(lambda value: value[:, :, :1])},
+    ),
+    *named("sink-dropped-at-the-wrong-end", _SINKS, where=has_sinks)(
+        "the weight at the other end is dropped, not that of the sink: each value gets a "
+        "neighbour's weight",
+        "drop the column of the sink: the last one where it was put behind the keys",
+        {"core": _without_a_key(sinks_first=False)},
+        {"core": _without_a_key(sinks_first=True)},
     ),
 )

@@ -16,8 +16,10 @@ from ...tolerance import largest_size
 from ._steps import (
     BLOCKS,
     capped_scores,
+    emptied,
     plain_scores,
     present,
+    relogited,
     require,
     rescored,
     reweighed,
@@ -26,6 +28,7 @@ from ._steps import (
     with_output,
 )
 from .named_mistake import CoreChange, DeclaredCall, Heads, NamedMistake, named
+from .softmaxes import faint
 
 _GOLDEN: Final = "numerics.golden"
 _CONVEX: Final = "numerics.convex"
@@ -83,6 +86,62 @@ def _clamped(least: float, largest: float) -> CoreChange:
     return rescored(lambda attention: capped_scores(attention).clamp(least, largest))
 
 
+def _clamped_plainly(least: float, largest: float) -> CoreChange:
+    """Clamped logits whose exponentials are taken without the row's largest: sums may be zero."""
+
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        clamped = _clamped(least, largest)(call, attention) or attention
+        each = torch.exp(clamped.logits.to(call.inputs.query.dtype))
+        total = each.sum(dim=-1, keepdim=True)
+        weights = each.double() / total.double()
+        return emptied(weighing(attention, weights), faint(total).squeeze(-1))
+
+    return core
+
+
+def _raised(distance: float, *, hides: bool) -> CoreChange:
+    """No logit is farther below the row's largest than so much, a hidden one neither if wanted."""
+
+    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        logits = attention.logits
+        raised = torch.maximum(logits, row_largest(logits) - distance)
+        return relogited(
+            attention, raised.masked_fill(~attention.allowed, -math.inf) if hides else raised
+        )
+
+    return core
+
+
+def _of_other_sums(*, shifted: bool) -> CoreChange:
+    """Column j of square weights is divided by the sum of query j."""
+
+    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        logits = attention.logits
+        require(logits.shape[-1] == logits.shape[-2])
+        each = torch.exp(logits - row_largest(logits) if shifted else logits)
+        return weighing(attention, each / each.sum(dim=-1).unsqueeze(-2))
+
+    return core
+
+
+def _exchanged_halves(*, longer_first: bool) -> CoreChange:
+    """Each half of the keys has a softmax of its own, with the share of the other half."""
+
+    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
+        count = attention.logits.shape[-1]
+        first = (count + longer_first) // 2
+        if not 0 < first < count:
+            return None
+        halves = attention.logits.split([first, count - first], dim=-1)
+        sums = torch.cat([half.logsumexp(dim=-1, keepdim=True) for half in halves], dim=-1)
+        shares = torch.softmax(sums, dim=-1).flip(-1).split(1, dim=-1)
+        own = (torch.softmax(half, dim=-1) for half in halves)
+        weights = torch.cat([one * other for one, other in zip(own, shares, strict=True)], dim=-1)
+        return weighing(attention, weights.masked_fill(~attention.allowed, 0.0))
+
+    return core
+
+
 def _times_keys(power: float) -> CoreChange:
     return with_output(lambda attention: attention.output * attention.logits.shape[-1] ** power)
 
@@ -95,6 +154,32 @@ WEIGHING: Final[tuple[NamedMistake, ...]] = (
             {"core": _clamped(sign * largest, largest)}
             for sign in (-1.0, -math.inf)
             for largest in (5.0, 10.0, 20.0, 30.0, 50.0, 60.0, 80.0, 88.0, 100.0)
+        ),
+        *(
+            {"core": _clamped_plainly(-math.inf, largest)}
+            for largest in (5.0, 10.0, 20.0, 30.0, 50.0, 60.0, 80.0, 88.0)
+        ),
+    ),
+    *named("divided-by-the-sums-of-other-queries", "numerics.golden")(
+        "where there are as many queries as keys, the weights of key j are divided by the sum of "
+        "query j",
+        "keep the axis of the sum: divide by sum(-1, keepdim=True)",
+        {"core": _of_other_sums(shifted=True)},
+        {"core": _of_other_sums(shifted=False)},
+    ),
+    *named("halves-merged-with-exchanged-shares", "numerics.golden")(
+        "the answers of two halves of the keys are added up, each with the share of the other",
+        "multiply each part by its own share: exp(its log-sum-exp - that of all)",
+        {"core": _exchanged_halves(longer_first=False)},
+        {"core": _exchanged_halves(longer_first=True)},
+    ),
+    *named("small-logits-raised", "numerics.golden")(
+        "logits far below the largest of their row are raised to a fixed distance from it",
+        "leave them as they are: exponentials that vanish do no harm",
+        *(
+            {"core": _raised(distance, hides=hides)}
+            for hides in (True, False)
+            for distance in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 15.0, 16.0, 20.0)
         ),
     ),
     *named("weights-of-sigmoid", "numerics.constant-value")(
