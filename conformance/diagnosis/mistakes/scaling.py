@@ -340,8 +340,13 @@ PREPARED: Final[tuple[NamedMistake, ...]] = (
                 "fix": f'declare it: semantics=conformance.Semantics(qk_norm="{rule}"{more}); of a '
                 "graph qk_norm under [semantics] in its sidecar. Or take them as they are",
             }
-            for rule in ("rms", "layer")
-            for value, more in ((1e-6, ""), (1e-5, ", qk_norm_epsilon=1e-05"))
+            # Where both epsilons fit, that of torch's layer norm is the likelier for one.
+            for rule, value, more in (
+                ("rms", 1e-6, ""),
+                ("rms", 1e-5, ", qk_norm_epsilon=1e-05"),
+                ("layer", 1e-5, ", qk_norm_epsilon=1e-05"),
+                ("layer", 1e-6, ""),
+            )
         ),
     ),
     *_norm(
