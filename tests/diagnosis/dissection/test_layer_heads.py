@@ -75,8 +75,8 @@ GROUPED = {**BARE, "features": ["gqa"]}
         (
             core(ROUNDED_UP, **GROUPED),
             (
-                "query head h reads key/value head h * their number / the query heads, rounded up, or "
-                "the last"
+                "query head h reads key/value head h * their number / the query heads, rounded up, "
+                "or the last"
             ),
         ),
     ],
