@@ -274,13 +274,18 @@ def smallest_failure(
 
     A smaller problem shows the same failure when the violation is of one kind, says the same but
     for numbers and names the same line of an exception, when what was far beyond its bound still
-    is, and when the golden would pass. From the moment ``until`` on the monotonic clock nothing is
-    tried any more.
+    is, and when the golden would pass. Plainer values show at a glance what the drawn ones show.
+    From the moment ``until`` on the monotonic clock nothing is tried any more.
     """
     control = Control(subject)
     controlled = _passes(clause, control, problem)
+    latest = violation
 
-    def still_fails(smaller: Problem) -> bool:
+    def still_shows(plainer: Problem) -> bool:
+        return still_fails(plainer, showing=shows(latest))
+
+    def still_fails(smaller: Problem, *, showing: bool = False) -> bool:
+        nonlocal latest
         if until is not None and time.monotonic() >= until:
             return False
         if on_example is not None:
@@ -289,7 +294,11 @@ def smallest_failure(
             smaller_violation = examine(clause, subject, smaller).violation
         if smaller_violation is None or not same_failure(violation, smaller_violation):
             return False
-        return not controlled or _passes(clause, control, smaller)
+        hidden = showing and not shows(smaller_violation)
+        if hidden or (controlled and not _passes(clause, control, smaller)):
+            return False
+        latest = smaller_violation
+        return True
 
     for_values = int(tries * SHARE_OF_VALUES)
     reduced, used = reduce_problem(
@@ -303,7 +312,7 @@ def smallest_failure(
     plain, more = reduced, 0
     if controlled:  # numbers of nobody's making may be what fails
         drawn = drawn_values(subject, reduced)
-        plain, more = simplify_values(reduced, drawn, still_fails, tries=tries - used)
+        plain, more = simplify_values(reduced, drawn, still_shows, tries=tries - used)
     for final in dict.fromkeys((plain, problem)):
         finding, recording = examine_recorded(clause, subject, final)
         if finding.violation is not None:
@@ -341,12 +350,8 @@ def drawn_values(subject: Subject, problem: Problem) -> dict[str, tuple[float, .
 
 
 def same_failure(first: Violation, other: Violation) -> bool:
-    """Whether a violation agrees with the first, is as far beyond its bound, and shows as well."""
-    return (
-        same_but_for_numbers(first, other)
-        and (_gross(other) or not _gross(first))
-        and (_shows(other) or not _shows(first))
-    )
+    """Whether a violation agrees with the first, and is as far beyond its bound."""
+    return same_but_for_numbers(first, other) and (_gross(other) or not _gross(first))
 
 
 def same_but_for_numbers(first: Violation, other: Violation) -> bool:
@@ -368,7 +373,7 @@ def _gross(violation: Violation) -> bool:
     return margin is None or float(margin) >= GROSS
 
 
-def _shows(violation: Violation) -> bool:
+def shows(violation: Violation) -> bool:
     """Whether two numbers differ at a glance, not in their later digits alone."""
     numbers = violation.expected, violation.got
     if not all(isinstance(number, float) for number in numbers):

@@ -8,6 +8,7 @@ import torch
 from examples import CLAUSES, bare, core, problem
 from torch import Tensor
 
+from conformance._golden import golden
 from conformance.base.results import Violation
 from conformance.clauses.registry import Finding
 from conformance.clauses.subject import Subject
@@ -17,10 +18,12 @@ from conformance.running.shrinking.smallest import (
     examine,
     same_but_for_numbers,
     same_failure,
+    shows,
     smallest_failure,
 )
 
 TRIES = 120
+ROTARY = golden.Semantics(rotary="halves")
 NO_PROMISES: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
 
 
@@ -124,12 +127,25 @@ def test_gross_error_stays_gross() -> None:
     assert same_but_for_numbers(far, near)
 
 
-def test_error_that_shows_goes_on_to_show() -> None:
-    """Numbers that differ at a glance are not made into ones that agree in their first digits."""
-    far, near = (
-        Violation(kind="value", message="wrong", expected=0.5, got=got) for got in (0.8, 0.500088)
-    )
-    assert not same_failure(far, near)
-    assert same_failure(near, far)
-    words = Violation(kind="value", message="wrong", expected="a tensor", got="None")
-    assert same_failure(far, words)
+def test_values_go_on_to_show_an_error() -> None:
+    """Queries in the slowest channels of a rotation would differ in their later digits alone."""
+
+    def from_the_first(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Queries are turned as if they stood at the first keys."""
+        positions = torch.arange(key.shape[2])
+        query = golden.rotate_heads(query.double(), positions[: query.shape[2]], ROTARY)
+        key = golden.rotate_heads(key.double(), positions, ROTARY)
+        scores = query @ key.mT / query.shape[-1] ** 0.5
+        return (torch.softmax(scores, dim=-1) @ value.double()).float()
+
+    example = problem(query_length=1, key_length=2, head_size=8, value_head_size=1)
+    candidate = core(from_the_first, semantics=ROTARY, geometry={"head_size": 8}, **NO_PROMISES)
+    subject = Subject(candidate, "float32")
+    violation = examine(CLAUSES["numerics.golden"], subject, example).violation
+    assert violation is not None
+    assert shows(violation)
+    found = smallest_failure(
+        CLAUSES["numerics.golden"], subject, example, violation, tries=TRIES
+    ).violation
+    assert shows(found)
+    assert not shows(dataclasses.replace(found, got=found.expected + 8.8e-5))
