@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from itertools import chain
+from itertools import chain, product
 from typing import Any, Final
 
 import torch
@@ -44,6 +44,8 @@ _SHAPES: Final = (_APART, _ALIKE, _MORE_QUERIES)
 _LONG: Final = (1, 2, 2, 3, 150, 72, 5, 8, 9, 7, 40)
 # Logits of the only kept key that show fills of -1 .. -1e7; not near a multiple of a common fill.
 _TARGETS: Final = (6e1, 7e2, 2.3e4, 2.3e5, 3.7e6, 4.1e7)
+# Low ones, and two thirds of them, between fills of -3e4, -5e4, and -6e4 or -65504.
+_LOW_TARGETS: Final = (5.95e4,)
 # The lowest logit is two thirds of them: between fills of -3e4, -5e4, -6e4 or -65504, and -1e5.
 _TARGETS_OF_THE_TRIANGLE: Final = (*_TARGETS, 6e4, 8.3e4, 1.2e5)
 _NEAR_TARGET: Final = 1.5
@@ -438,13 +440,13 @@ def _stretched(subject: Subject, sizes: tuple[int, ...] = _APART) -> Iterator[In
         return
     plan = MaskPlan(pattern="single", form=form, shape=shape)
     drawn = subject.inputs(base.replace(mask=plan))
-    for target in _TARGETS:
-        for low in (True, False):
-            stretched = single_key_inputs(drawn, live=0, target=target, low=low)[0]
-            if drawn.mode == "self":
-                stretched = _without_squares(subject, drawn, stretched, target, low=low)
-            if largest_product(subject.golden(stretched).core) < torch.finfo(drawn.query.dtype).max:
-                yield stretched  # what overflows in half precision would hide every mistake
+    both = product(_TARGETS, (True, False))
+    for target, low in (*both, *((target, True) for target in _LOW_TARGETS)):
+        stretched = single_key_inputs(drawn, live=0, target=target, low=low)[0]
+        if drawn.mode == "self":
+            stretched = _without_squares(subject, drawn, stretched, target, low=low)
+        if largest_product(subject.golden(stretched).core) < torch.finfo(drawn.query.dtype).max:
+            yield stretched  # what overflows in half precision would hide every mistake
 
 
 def _without_squares(

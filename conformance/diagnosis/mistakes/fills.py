@@ -157,7 +157,8 @@ def _fills() -> list[NamedMistake]:
         where = hides_keys if of_mask else has_causal
         for text, fills in FILLS.items():
             entries += named(f"{part}-fill-{text}", clause, where=where, needs=part)(
-                f"{hidden} logits are filled with about -{text}: they win over lower ones",
+                f"{hidden} logits are filled with {_IN_WORDS.get(text, f'about -{text}')}: "
+                "they win over lower ones",
                 _FILL,
                 *({"core": operated(part, filled(fill))} for fill in fills),
                 *({"core": operated("both", filled(fill))} for fill in fills if of_mask),
@@ -241,12 +242,13 @@ FILLS: Final = {
     "1e4": (-1e4, -9999.0, -9e3),
     "3e4": (-3e4, -32768.0),
     "5e4": (-5e4,),
-    "65000": (-65504.0, -65000.0),
-    "6e4": (-6e4,),
+    "65000": (-65504.0, -65000.0, -6e4),
     "1e5": (-1e5, -99999.0),
     "1e6": (-1e6, -999999.0),
     "1e7": (-1e7,),
 }
+# No problem has a logit between these numbers: they are a range.
+_IN_WORDS: Final = {"65000": "-6e4 to -65504"}
 
 
 FILLED: Final[tuple[NamedMistake, ...]] = (

@@ -80,14 +80,17 @@ def _turned_back(*axes: int) -> Callable[[DeclaredCall, golden.Attention], golde
     )
 
 
-def _tokens_before_heads(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-    require(not call.inputs.is_layer)  # its answer has no axis of heads
+def _tokens_before_heads(
+    call: DeclaredCall, attention: golden.Attention
+) -> golden.Attention | None:
+    if call.inputs.is_layer:  # its answer has no axis of heads
+        return None
     return _turned_back(1, 2)(call, attention)
 
 
-def _merged_heads(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+def _merged_heads(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
     behind = _tokens_before_heads(call, attention)
-    return dataclasses.replace(behind, output=behind.output.flatten(2))
+    return behind and dataclasses.replace(behind, output=behind.output.flatten(2))
 
 
 def _for_every_head(total: Callable[..., Tensor]) -> CoreChange:
