@@ -72,6 +72,7 @@ from .visibility import (
 )
 from .weight_functions import (
     dropped_weight_statements,
+    raised_logit_statements,
     share_statements,
     shift_statements,
     weight_statements,
@@ -101,6 +102,7 @@ OF_WEIGHTS: Final = (
     weight_statements,
     share_statements,
     dropped_weight_statements,
+    raised_logit_statements,
     turned_weight_statements,
     exchanged_weight_statements,
     sum_statements,

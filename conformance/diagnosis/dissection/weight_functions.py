@@ -19,16 +19,26 @@ from ...tolerance import model
 from ..agreement import BatteryAnswer
 from ..mistaken_answer import declared_with_every_key
 from ..mistakes import DeclaredCall, NamedMistake
-from ..mistakes._steps import BLOCKS, emptied, present, row_largest, unmasked_logits, weighing
+from ..mistakes._steps import (
+    BLOCKS,
+    emptied,
+    present,
+    relogited,
+    row_largest,
+    unmasked_logits,
+    weighing,
+)
 from ..mistakes.named_mistake import CoreChange
 from ..mistakes.softmaxes import shifted
-from .reading import Number, Reading, in_digits, numbers, roundest, statement
+from .reading import ROOM, Number, Reading, in_digits, numbers, roundest, statement
 
 _TINY: Final = torch.finfo(torch.float64).tiny
 # The size of a logit below which no exponential vanishes or overflows in any format.
 _LEAST_LOST: Final = math.log(torch.finfo(torch.float16).max)
 # Numbers below have fewer digits in float32, in which sums are added up at the least.
 _SMALLEST_SUM: Final = torch.finfo(torch.float32).tiny
+# Digits that a distance below the largest logit is said with.
+_MOST_DIGITS: Final = 4
 _FIX: Final = "divide the exponentials by their own sum over the keys that the query attends"
 
 
@@ -358,6 +368,56 @@ def shift_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
                     "subtract each row's largest logit of the keys that are attended",
                     core=core,
                 )
+
+
+def raised_logit_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """Logits that lie no farther than a number below the largest of their row, hidden ones or not.
+
+    The weights of all keys that are raised are one part of the row's largest.
+    """
+    weights, exact = reading.weights, reading.attention.logits
+    seen = weights > ROOM * reading.error
+    most, first = torch.where(seen, weights, 0.0).max(-1, keepdim=True)
+    shown = seen & (most > 0.0)
+    gaps = most.log() - torch.where(shown, weights, 1.0).log()
+    off = reading.logit_error.masked_fill(~shown, 0.0)
+    room = 3.0 * (model.LOGIT_READ_TO + off + off.gather(-1, first))
+    right = row_largest(exact) - exact
+    raised = shown & (right - gaps > room)
+    if not raised.any() or not bool(torch.isfinite(weights).all()):
+        return
+    read = float(gaps.flatten()[torch.where(raised, room, math.inf).argmin()])
+    for number in dict.fromkeys(float(f"{read:.{n}g}") for n in range(1, _MOST_DIGITS + 1)):
+        if bool(((gaps - right.clamp_max(number)).abs() <= room)[shown].all()):
+            hidden_too = bool((raised & ~reading.attention.allowed).any())
+            if not hidden_too:
+                yield _raised_by(number, hidden_too=False, empty_too=False)
+            for empty_too in (True, False):
+                yield _raised_by(number, hidden_too=True, empty_too=empty_too)
+            return
+
+
+def _raised_by(distance: float, *, hidden_too: bool, empty_too: bool) -> NamedMistake:
+    """No logit is farther below the row's largest; those of hidden keys neither, or they stay.
+
+    Of rows without other keys they are alike, or stay.
+    """
+
+    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        logits = attention.logits
+        raised = torch.maximum(logits, row_largest(logits) - distance)
+        seen = ~attention.empty[..., None] | empty_too if hidden_too else attention.allowed
+        return relogited(attention, raised.masked_fill(~seen, -math.inf))
+
+    words = f"no farther than {distance:g} below the row's largest"
+    too = ", nor those of hidden keys" * hidden_too
+    too += ", in rows with other keys" * (hidden_too and not empty_too)
+    return statement(
+        f"logits: {words}{too}",
+        f"lower logits are raised, so that they lie {words}{too}",
+        "leave them as they are: exponentials that vanish do no harm",
+        core=core,
+    )
 
 
 def dropped_weight_statements(reading: Reading) -> Iterator[NamedMistake]:

@@ -19,7 +19,6 @@ from ._steps import (
     emptied,
     plain_scores,
     present,
-    relogited,
     require,
     rescored,
     reweighed,
@@ -34,8 +33,6 @@ _GOLDEN: Final = "numerics.golden"
 _CONVEX: Final = "numerics.convex"
 _HALF: Final = torch.finfo(torch.float16).max
 _NORMALISE: Final = "divide the exponentials by their own sum over the keys"
-# Distances that show where hidden keys are raised, too: a share of 1e-7 of many junk values does.
-_FARTHER: Final = (16.0, 20.0)
 
 
 def _one_more(logits: Tensor) -> Tensor:
@@ -101,19 +98,6 @@ def _clamped_plainly(least: float, largest: float) -> CoreChange:
     return core
 
 
-def _raised(distance: float, *, hides: bool) -> CoreChange:
-    """No logit is farther below the row's largest than so much, a hidden one neither if wanted."""
-
-    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        logits = attention.logits
-        raised = torch.maximum(logits, row_largest(logits) - distance)
-        return relogited(
-            attention, raised.masked_fill(~attention.allowed, -math.inf) if hides else raised
-        )
-
-    return core
-
-
 def _of_other_sums(*, shifted: bool) -> CoreChange:
     """Column j of square weights is divided by the sum of query j."""
 
@@ -174,15 +158,6 @@ WEIGHING: Final[tuple[NamedMistake, ...]] = (
         "multiply each part by its own share: exp(its log-sum-exp - that of all)",
         {"core": _exchanged_halves(longer_first=False)},
         {"core": _exchanged_halves(longer_first=True)},
-    ),
-    *named("small-logits-raised", "numerics.golden")(
-        "logits far below the largest of their row are raised to a fixed distance from it",
-        "leave them as they are: exponentials that vanish do no harm",
-        *(
-            {"core": _raised(distance, hides=hides)}
-            for hides, farther in ((True, ()), (False, _FARTHER))
-            for distance in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 15.0, *farther)
-        ),
     ),
     *named("weights-of-sigmoid", "numerics.constant-value")(
         "each weight is the sigmoid of its own logit: they do not sum to one",

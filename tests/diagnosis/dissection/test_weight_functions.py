@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from examples import BARE_FLOAT32, core
 from torch import Tensor
 
+import conformance
 from candidates.broken.bias import MaximumFlooredAtMinusTenThousand
 from candidates.broken.reported.mask_reads import ConstantForMaximum
 from candidates.eager import EagerCore
@@ -45,3 +47,23 @@ def test_nothing_is_read_where_no_row_is_lost() -> None:
     answer = answer_to(subject, subject.inputs(problem))
     assert answer is not None
     assert not list(shift_statements(answer))
+
+
+@pytest.mark.parametrize(("distance", "late"), [(1.7, False), (9.0, True)])
+def test_the_distance_that_small_logits_are_raised_to_is_read(
+    distance: float,
+    late: bool,  # noqa: FBT001
+) -> None:
+    """With its number, and whether hidden keys are raised, too."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        hidden = torch.zeros((), dtype=torch.bool) if keep is None else ~keep
+        scores = scores.masked_fill(hidden, -torch.inf)
+        raised = (scores - scores.amax(-1, keepdim=True)).clamp(min=-distance)
+        return (raised if late else raised.masked_fill(hidden, -torch.inf)).softmax(-1) @ value
+
+    declare = conformance.core(dtypes=["float32"], masks=["keep"], empty_rows="any")
+    (entry,) = diagnose(Subject(declare(attend), "float32"))
+    said = f"logits: no farther than {distance:g} below the row's largest"
+    assert entry["name"] == said + ", nor those of hidden keys" * late

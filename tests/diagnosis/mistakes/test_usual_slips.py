@@ -32,12 +32,6 @@ def limited(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return weights / weights.sum(-1, keepdim=True) @ value
 
 
-def raised(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Small logits are raised to the largest less one."""
-    scores = scores_of(query, key)
-    return (scores - scores.amax(-1, keepdim=True)).clamp(min=-1).softmax(-1) @ value
-
-
 def of_other_sums(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """The axis of the sums is lost."""
     scores = scores_of(query, key)
@@ -99,7 +93,6 @@ def beside_the_cache(
     ("function", "name", "features", "asked"),
     [
         (limited, "logits-clamped", [], {"values": "large-logits"}),
-        (raised, "small-logits-raised", [], {}),
         (of_other_sums, "divided-by-the-sums-of-other-queries", [], {}),
         (exchanged, "halves-merged-with-exchanged-shares", [], {}),
         (across, "groups-merged-across", ["gqa"], {"num_kv_heads": 2}),
