@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from itertools import combinations
 from typing import Any, Final, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -294,13 +295,40 @@ def _evaluation(named: NamedMistake, kind: str, declared: golden.Semantics) -> E
     def evaluate(inputs: Inputs) -> Evaluation:
         inputs = inputs if inputs.point == declared else inputs.replace(point=declared)
         if any(steps):  # the golden refuses shapes that do not belong together, at any point
-            oracle.answer(inputs)
+            _require_fitting(oracle, inputs)
         try:
             return act(oracle, declared, (named,), inputs)
         except NotExpressible:
             return evaluate_at(inputs, declared)
 
     return evaluate
+
+
+# Of each oracle the sizes that it has answered.
+_FITTING: Final[WeakKeyDictionary[Oracle, set[tuple[Any, ...]]]] = WeakKeyDictionary()
+
+
+def _require_fitting(oracle: Oracle, inputs: Inputs) -> None:
+    """Raise what the golden raises for sizes that do not belong together.
+
+    It is asked once for each of them, as its answer takes as long as that of a candidate.
+    """
+    fitting = _FITTING.setdefault(oracle, set())
+    sizes = _sizes(inputs)
+    if sizes not in fitting:
+        oracle.answer(inputs)
+        fitting.add(sizes)
+
+
+def _sizes(inputs: Inputs) -> tuple[Any, ...]:
+    """All that the golden may refuse inputs for: shapes, dtypes and options."""
+    weights = inputs.weights
+    projections = () if weights is None else vars(weights).values()
+    tokens = (inputs.query, inputs.key, inputs.value)
+    given = (*tokens, inputs.keep, inputs.bias, inputs.sinks, *projections)
+    shapes = tuple(None if one is None else (one.shape, one.dtype) for one in given)
+    options = (inputs.causal, inputs.scale, inputs.softcap, inputs.window)
+    return (*shapes, inputs.geometry, *options)
 
 
 @cache

@@ -11,8 +11,14 @@ from examples import run_clause
 
 import conformance
 from conformance.base.profile import PROFILES
+from conformance.diagnosis.mistakes import named_mistakes
 from conformance.running.runner import CandidateRun
-from conformance.tools.teeth.mistaken_candidates import act_out, correct_candidates, read_masks
+from conformance.tools.teeth.mistaken_candidates import (
+    act_out,
+    act_out_named,
+    correct_candidates,
+    read_masks,
+)
 
 FEW = dataclasses.replace(PROFILES["quick"], examples=2)
 
@@ -76,3 +82,14 @@ def test_every_form_of_mask_is_read_alike() -> None:
         assert masks["mask_form"] == form
         assert ("bias" in masks) == (form == "bias")
     assert read_masks(dict.fromkeys(forms), 3) == {}
+
+
+def test_sizes_that_do_not_fit_are_refused_each_time() -> None:
+    """By a mistake in the heads, as by the golden, after right sizes too; other values are not."""
+    (named, *_) = (one for one in named_mistakes() if one.name == "heads-averaged")
+    averaged = act_out_named(named).function
+    query, fitting, longer = (torch.randn(1, 2, length, 4) for length in (3, 5, 6))
+    for _ in range(2):
+        assert averaged(query, fitting, torch.randn_like(fitting)).shape == query.shape
+        with pytest.raises(ValueError, match="value"):
+            averaged(query, fitting, longer)
