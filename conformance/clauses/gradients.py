@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from ..base.results import Violation
 from ..calls.calling import CandidateFailure
 from ..calls.differentiating import INPUT_NAMES
 from ..declare.candidate import Candidate
@@ -24,6 +26,7 @@ from .judging_gradients import (
     GradientRun,
     by_kv_head,
     cannot_be_judged,
+    compare_gradients,
     drawn_gradients_match,
     exactly_zero,
     first_wrong,
@@ -300,16 +303,24 @@ def gradients_with_empty_rows(subject: Subject, problem: Problem) -> Finding:
         if bool(empty.all()) and failure.violation.kind == "type":
             return Finding()  # an answer of nothing but constants need have no history
         raise
-    kept_finite = partial(torch.nan_to_num, nan=0.0, posinf=0.0, neginf=0.0)
-    wording = "a query without keys leaves the gradient of {} not finite"
-    broken = first_wrong(gradients.by_name, kept_finite, inputs, wording)
+    broken = _first_not_finite(gradients.by_name, inputs)
     if broken is not None:
         return Finding(violation=broken)
     has_golden = subject.candidate.golden_known and not has_golden_gradients(subject.candidate)
     if not has_golden or subject.oracle.empty_rule(inputs) != "zeros":
         return Finding()
-    finding = matches_golden_gradients(subject, inputs.replace(generic=False), upstream, gradients)
+    expected = subject.gradients.oracle.answer(inputs, upstream)
+    finding = compare_gradients(subject, inputs.replace(generic=False), expected, gradients)
     return dataclasses.replace(finding, binding=True)
+
+
+def _first_not_finite(gradients: Mapping[str, Tensor], inputs: Inputs) -> Violation | None:
+    """The first of some gradients that is not finite; most are, which is soon seen."""
+    if all(bool(torch.isfinite(each).all()) for each in gradients.values()):
+        return None
+    kept_finite = partial(torch.nan_to_num, nan=0.0, posinf=0.0, neginf=0.0)
+    wording = "a query without keys leaves the gradient of {} not finite"
+    return first_wrong(gradients, kept_finite, inputs, wording)
 
 
 def _empty_rows(subject: Subject, inputs: Inputs) -> Tensor:

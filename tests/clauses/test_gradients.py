@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from examples import SMALL, bare, core, layer, problem, run_clause, try_on
+from examples import SMALL, bare, core, layer, plan, problem, run_clause, try_on
 from torch import Tensor, nn
 
 import conformance
@@ -20,7 +20,11 @@ from candidates.legitimate.backward import (
 )
 from candidates.legitimate.empty_rows import empty_rows_are_nan
 from conformance.clauses.registry import all_clauses
+from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
+from conformance.oracle.gradient_oracle import GradientAnswer, GradientOracle
+from conformance.problems.inputs import Inputs
+from conformance.running.shrinking.smallest import Control
 
 OURS = [clause.id for clause in all_clauses() if clause.family == "gradients"]
 
@@ -212,3 +216,20 @@ def test_what_a_row_without_keys_gives_is_not_laid_to_another_query() -> None:
     said = status(divided_where_there_are_keys, "gradients.causal")
     assert "with no gradient of any answer a later" in said
     assert "where queries have no keys" in said
+
+
+def test_golden_gradients_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The golden that stands in for a candidate is judged by the gradients that it answers with."""
+    candidate = core(HandWritten(), masks=["keep"])
+    asked: list[Inputs] = []
+    compute = GradientOracle._answer
+
+    def counted(oracle: GradientOracle, inputs: Inputs, *upstream: Any) -> GradientAnswer:
+        asked.append(inputs)
+        return compute(oracle, inputs, *upstream)
+
+    monkeypatch.setattr(GradientOracle, "_answer", counted)
+    emptied = problem(mask=plan("empty-rows", "keep", "BHQK"))
+    (clause,) = (one for one in all_clauses() if one.id == "gradients.empty-row-finite")
+    assert clause.check(Control(Subject(candidate, "float32")), emptied).violation is None
+    assert len(asked) == 1

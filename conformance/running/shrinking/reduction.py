@@ -21,6 +21,8 @@ from ...problems.problem import Problem
 from ...problems.space import WIDTHS, Space
 
 StillFails = Callable[[Problem], bool]
+# What a simpler problem has in place of a problem's own, by name.
+Change = frozenset[tuple[str, Any]]
 SIMPLER_SIZES = (1, 2, 3, 4, 6, 8)
 SEEDS = 4
 # Elements of query, key and value that a reader takes in at a glance: other seeds are not worth it.
@@ -131,9 +133,25 @@ class _ProblemSearch:
         return False
 
     def descend(self) -> None:
-        """Go on with simpler problems until none of them fails."""
-        while self.take_first(_simpler(self.best, self.space, self.candidate)):
-            pass
+        """Go on with simpler problems until none of them fails.
+
+        A change after which a problem did not fail is made to smaller ones when all others have
+        been: mostly they do not fail after it either.
+        """
+        before = None
+        while self.best != before:
+            before, hopeless = self.best, set[Change]()
+            while self.take_first(self._changed(hopeless)):
+                pass
+
+    def _changed(self, hopeless: set[Change]) -> Iterator[Problem]:
+        """The simpler problems but for hopeless changes; those that are of no use are added."""
+        best = self.best
+        for simpler in _simpler(best, self.space, self.candidate):
+            change = _change(best, simpler)
+            if change not in hopeless:
+                yield simpler
+                hopeless.add(change)
 
     def _settled(self, proposal: Problem) -> Problem | None:
         """The proposal as the candidate admits it; None if tried, not admitted or larger."""
@@ -260,6 +278,12 @@ def _plainer_mask(problem: Problem, space: Space, candidate: Candidate) -> Itera
     for pattern in takewhile(lambda pattern: pattern != plan.pattern, ("full", "padding")):
         if pattern in space.patterns:
             yield problem.replace(mask=plan.replace(pattern=pattern))
+
+
+def _change(problem: Problem, simpler: Problem) -> Change:
+    """What is another in a simpler problem; each of the sizes by itself."""
+    own, other = ({**vars(one), **vars(one.geometry)} for one in (problem, simpler))
+    return frozenset(item for item in other.items() if item[1] != own[item[0]])
 
 
 def _varying(shape: str) -> int:

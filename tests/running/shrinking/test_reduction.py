@@ -217,3 +217,17 @@ def test_preferred_sizes_bind_no_reduction() -> None:
     start = LARGE.replace(mask=None, causal=False, scale=None, softcap=None, window=None)
     reduced, _ = reduce_problem(start, EVERYTHING, space, lambda _: True, tries=TRIES)
     assert reduced.geometry == Geometry(**dict.fromkeys(FIELDS, 1))
+
+
+def test_what_does_not_help_is_not_tried_after_each_step() -> None:
+    """A change after which a problem does not fail is tried again when all others have been."""
+    tried: list[int] = []
+
+    def fails(example: Problem) -> bool:
+        tried.append(example.geometry.head_size)
+        return example.geometry.head_size >= 8
+
+    reduced, _ = reduce_problem(LARGE, EVERYTHING, ANY, fails, tries=TRIES)
+    assert reduced.geometry.head_size == 8
+    assert reduced.values == "integers"
+    assert tried.count(6) <= 4  # 11 if each step began anew
