@@ -307,7 +307,7 @@ def _green(loaded: Loaded, results: Sequence[ClauseResult]) -> tuple[str, str]:
     if expected:
         notes.append(f"expected failures: {_some(expected)}")
     elif loaded.deviations:
-        notes.append(f"it declares another {', '.join(loaded.deviations)} than the standard")
+        notes.append(loaded.deviations_said)
     if loaded.mistaken:
         notes.append(f"it declares what only mistakes do: {', '.join(loaded.mistaken)}")
     if loaded.gauge:

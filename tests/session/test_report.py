@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from records import PROBLEM, READY, expected, loaded, result
 
 from conformance.base.parameter_names import OptionParameter
-from conformance.base.record import ClauseEntry, exit_code, record_text
+from conformance.base.record import ClauseEntry, SiteEntry, exit_code, record_text
 from conformance.base.results import ClauseResult, Violation
 from conformance.running.workers.messages import RunOptions
 from conformance.session.expectations import Stale
@@ -89,7 +90,26 @@ def test_unknown_weights_hide_no_deviation() -> None:
     reason = verdict(loaded(gauge=gauge), [PASSED, result("expected-failure")])[1]
     assert reason == f"{gauge}; expected failures: mask.golden"
     reason = verdict(loaded(gauge=gauge, deviations=("scale",)), [PASSED])[1]
-    assert reason == f"{gauge}; it declares another scale than the standard"
+    assert reason == f"{gauge}; it declares scale, other than the standard"
+
+
+def test_what_differs_from_the_standard_is_said_with_its_value() -> None:
+    """What is declared, shortly; of an attention in a model, what its scale is and mostly is."""
+    changed = {"scale": "0.1767766952966369", "empty_rows": "nan"}
+    one = loaded(deviations=("scale", "empty_rows"), declaration={"semantics": changed})
+    assert (
+        one.deviations_said == "it declares scale=0.1768, empty_rows=nan, other than the standard"
+    )
+    site: SiteEntry = {"index": 0, "nodes": [], "scope": "", "same_as": [], "head_size": 8}
+    alone = replace(one, deviations=("scale",), site={**site, "heads": 4, "scale": 32**-0.5})
+    said = "it computes with scale=0.1768, other than the standard"
+    assert alone.deviations_said == (
+        f"{said} (1/sqrt of the head size 8 is 0.3536; its scale is that of the width of all "
+        "heads, 32)"
+    )
+    other = replace(alone, site={**site, "heads": 4, "scale": 0.17})
+    assert other.deviations_said == f"{said} (1/sqrt of the head size 8 is 0.3536)"
+    assert replace(alone, site={**site, "head_size": None}).deviations_said == said
 
 
 def test_one_exception_of_many_clauses_is_reported_once() -> None:

@@ -7,6 +7,7 @@ record name.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import queue
@@ -26,6 +27,8 @@ from ...base.record import SiteEntry
 from ..clause_run import PlannedClause
 
 _LAST_WORDS: Final = 2000  # bytes
+# How near a scale is to a number that it is taken for.
+_SAME_SCALE: Final = 1e-6
 PLAN_TARGETS: Final = "conformance.running.workers.planning:plan_targets"
 
 
@@ -104,6 +107,38 @@ class Loaded:
     isolation: str = ""
     site: SiteEntry | None = None
     sites: tuple[SiteEntry, ...] = ()
+
+    @property
+    def deviations_said(self) -> str:
+        """The deviations with their values: what is declared, or was read of a site."""
+        values = self.declaration.get("semantics", {})
+        fields = (
+            f"{one}={_short(values[one])}" if one in values else one for one in self.deviations
+        )
+        verb = "declares" if self.site is None else "computes with"
+        usual = ""
+        if self.site is not None and "scale" in self.deviations:
+            usual = _usual_scale(self.site)
+        return f"it {verb} {', '.join(fields)}, other than the standard{usual}"
+
+
+def _usual_scale(site: SiteEntry) -> str:
+    """What the scale mostly is for the head size of a site, "" where that is unknown."""
+    size, heads, scale = site.get("head_size"), site.get("heads"), site.get("scale")
+    if not size:
+        return ""
+    usual = f"1/sqrt of the head size {size} is {size**-0.5:.4g}"
+    if heads and scale and math.isclose(scale, (heads * size) ** -0.5, rel_tol=_SAME_SCALE):
+        usual += f"; its scale is that of the width of all heads, {heads * size}"
+    return f" ({usual})"
+
+
+def _short(value: str) -> str:
+    """The value of a field, a number in four digits."""
+    try:
+        return f"{float(value):.4g}"
+    except ValueError:
+        return f"{value:.60}"
 
 
 @dataclass(frozen=True, kw_only=True)
