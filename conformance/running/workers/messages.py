@@ -7,7 +7,6 @@ record name.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import platform
 import queue
@@ -27,8 +26,6 @@ from ...base.record import SiteEntry
 from ..clause_run import PlannedClause
 
 _LAST_WORDS: Final = 2000  # bytes
-# How near a scale is to a number that it is taken for.
-_SAME_SCALE: Final = 1e-6
 PLAN_TARGETS: Final = "conformance.running.workers.planning:plan_targets"
 
 
@@ -128,7 +125,7 @@ def _usual_scale(site: SiteEntry) -> str:
     if not size:
         return ""
     usual = f"1/sqrt of the head size {size} is {size**-0.5:.4g}"
-    if heads and scale and math.isclose(scale, (heads * size) ** -0.5, rel_tol=_SAME_SCALE):
+    if heads and scale and f"{scale:.4g}" == f"{(heads * size) ** -0.5:.4g}":
         usual += f"; its scale is that of the width of all heads, {heads * size}"
     return f" ({usual})"
 
