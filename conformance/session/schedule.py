@@ -20,6 +20,11 @@ from ..running.workers.supervisor import HarnessError, OutOfTime, Supervisor, Wo
 # Of a run that ends with its first failure: so many clauses come first, with all their examples.
 # They show most mistakes, in a fifth of a second.
 WHOLE_FIRST: Final = 3
+# What no first example shows a few more show, mostly of those clauses that find mistakes soonest;
+# then all those of the clause of all options together, and some of every other.
+_SOON: Final = 14
+_MORE_OF_SOON: Final = 8
+_MORE: Final = 3
 # Until so many clauses have run, no time is estimated.
 _LEAST: Final = 5
 
@@ -198,7 +203,7 @@ class ChunkRun:
         yield from zip(chunk.numbers, results, strict=False)
 
     def _broadly(self, supervisor: Supervisor, chunk: Chunk) -> Iterator[tuple[int, ClauseResult]]:
-        """The first MUST clauses, then one example of every other MUST, then all that is left.
+        """The first MUST clauses, then one example of every other MUST, a few, then all the rest.
 
         Most mistakes show at the first example of some clause, and to ask all clauses theirs takes
         as long as to ask a few of them everything. Each example is run once, and each clause has
@@ -209,13 +214,15 @@ class ChunkRun:
         whole, broad = ends[:WHOLE_FIRST], ends[WHOLE_FIRST:]
         waiting: dict[int, ClauseResult] = {}
         done: set[int] = set()
-        for numbers, most in ((whole, None), (broad, 1), (chunk.numbers, None)):
+        soon, later = broad[:_SOON], broad[_SOON:]
+        more = (soon, _MORE_OF_SOON), (broad[:1], None), (later, _MORE)
+        for numbers, most in ((whole, None), (broad, 1), *more, (chunk.numbers, None)):
             left = [number for number in numbers if number not in done]
             order = replace(chunk.order, most=most)
             results = supervisor.run_candidate(chunk.index, left, order)
             for number, result in zip(left, results, strict=False):
                 if most is not None and result.planned is not None:
-                    waiting[number] = result
+                    waiting[number] = _together(waiting.get(number), result)
                     continue
                 done.add(number)
                 yield number, _together(waiting.get(number), result)

@@ -230,7 +230,8 @@ def test_nothing_is_explored_after_the_first_failure() -> None:
 def test_until_a_first_failure_every_clause_is_asked_one_example_soon() -> None:
     """After three clauses each other one gets one example, before any of them gets all of its own.
 
-    A clause is given once, with all its examples and the seconds of both parts.
+    Then each of those that find most gets a few, and the first of them all. A clause is given once,
+    with all its examples and the seconds of all parts.
     """
     slugs = ("mask.golden", "shape.output", "numerics.scale", "gradients.golden", "mask.bias")
     tasks = [replace(TASKS[0], id=slug, family=slug.partition(".")[0]) for slug in slugs]
@@ -253,12 +254,13 @@ def test_until_a_first_failure_every_clause_is_asked_one_example_soon() -> None:
     run.run()
     first, others = slugs[:3], slugs[3:]
     assert calls[:5] == [*((slug, None) for slug in first), *((slug, 1) for slug in others)]
-    assert calls[5:] == [(slug, None) for slug in (*slugs[3:], "shape.dtype")]
+    assert calls[5:7] == [(slug, 8) for slug in others]
+    assert calls[7:] == [(slug, None) for slug in (*others, "shape.dtype")]
     results = run.results_of(0)
     assert [(one.id, one.status, one.examples) for one in results] == [
         (task.id, "passed", 4) for task in tasks
     ]
-    assert [one.seconds for one in results] == [0.5, 0.5, 0.5, 1.0, 1.0, 0.5]
+    assert [one.seconds for one in results] == [0.5, 0.5, 0.5, 1.5, 1.5, 0.5]
 
 
 def test_a_clause_whose_time_is_up_after_one_example_says_so() -> None:
