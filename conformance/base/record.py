@@ -190,11 +190,11 @@ class SiteEntry(TypedDict, total=False):
         Numbers that the file says, None where it does not, or where nothing is capped.
     mask, mask_inputs
         Its masks, each with ``role``, ``axes`` and ``tensor``; the inputs that reach them.
-    causal, window
-        Whether it hides the later keys while the caller hides nothing, None: not known; and how
-        many keys a query sees then, None: all up to its own.
-    misplaced
-        What a query sees then, where that is causality with a mistake; else "".
+    causal, window, misplaced
+        Whether it hides the later keys while the caller hides nothing, None: not known; how many
+        keys a query sees then, None: all up to its own; and which, where that is a mistake, or "".
+    otherwise
+        Those of ``same_as`` that see other keys then: index, causal, window, misplaced of each.
     sinks
         Whether each head has one more score beside those of the keys.
     """
@@ -211,6 +211,7 @@ class SiteEntry(TypedDict, total=False):
     causal: bool | None
     window: int | None
     misplaced: str
+    otherwise: list[dict[str, Any]]
     scale: float | None
     softcap: float | None
     sinks: bool

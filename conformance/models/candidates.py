@@ -24,7 +24,7 @@ from ..graphs.protocol import GraphRefused
 from ..graphs.reading import MODEL_ROLES
 from ..graphs.sidecar import GraphDeclaration, read_declaration, sidecar_of
 from .cutting import Cut, CutFile, cut
-from .mask_facts import MaskFacts, mask_facts, misplaced_rules
+from .mask_facts import MaskFacts, mask_facts, misplaced_rules, with_rules_told_apart
 from .model_inputs import UnknownInputError
 from .opening import LENGTHS, open_model
 from .recognition import model_sites
@@ -196,7 +196,9 @@ def describe_sites(sites: Sites) -> list[SiteEntry]:
     """Each attention of a model as plain data, in order: the ``site`` of a record."""
     facts = mask_facts(sites)
     cuts = {site.index: cut(sites.graph, site) for site in sites.sites}
-    return [_described(site, cuts, facts[site.index]) for site in sites.sites]
+    return with_rules_told_apart(
+        [_described(site, cuts, facts[site.index]) for site in sites.sites]
+    )
 
 
 def _described(site: Site, cuts: dict[int, Cut], facts: MaskFacts) -> SiteEntry:

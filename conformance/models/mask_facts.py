@@ -122,6 +122,19 @@ def rule_of(allowed: Any) -> Rule:
     return Rule(causal=None)
 
 
+def with_rules_told_apart(described: list[SiteEntry]) -> list[SiteEntry]:
+    """Attentions that say which of those that are the same see other keys: masks are no part."""
+    rules = {
+        entry["index"]: {name: entry.get(name) for name in Rule._fields} for entry in described
+    }
+    for entry in described:
+        own = rules[entry["index"]]
+        other = [index for index in entry["same_as"] if rules[index] != own]
+        if other:
+            entry["otherwise"] = [{"index": index, **rules[index]} for index in other]
+    return described
+
+
 def misplaced_rules(described: Iterable[SiteEntry]) -> list[str]:
     """A sentence for each way in which attentions are causal but for a mistake."""
     found: dict[str, list[str]] = {}

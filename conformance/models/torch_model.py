@@ -30,7 +30,7 @@ from .candidates import (
     whole_candidate,
 )
 from .in_place import HIDES, Activations, as_heads, assembled
-from .mask_facts import Rule, misplaced_rules, rule_of
+from .mask_facts import Rule, misplaced_rules, rule_of, with_rules_told_apart
 from .model_inputs import ModelCall, UnknownInputError
 from .opening import (
     ATTENTION_MASK,
@@ -333,10 +333,11 @@ def _described(engine: TorchEngine, model: WholeModel) -> tuple[list[SiteEntry],
     engine.sites = tuple(sites)
     digests = {site.index: digest(engine.recording, site) for site in sites}
     shown = {site.index: site for site in engine._placed(plain)}  # noqa: SLF001 (its own)
-    return [
+    described = (
         _entry(engine.recording, site, digests, _rule(plain, shown.get(site.index, site)))
         for site in sites
-    ], tuple(lost)
+    )
+    return with_rules_told_apart(list(described)), tuple(lost)
 
 
 def _recording(engine: TorchEngine, call: ModelCall) -> ModuleRecording | GraphRefused:

@@ -426,9 +426,18 @@ def site(candidate: Record) -> str:
         site_heads(entry),
         site_mask(entry),
         site_causality(entry),
-        f"the same as {', '.join(map(str, same))}" if same else "",
+        f"the same as {', '.join(map(str, same))}{_otherwise(entry)}" if same else "",
     ]
     return ", ".join(filter(None, parts))
+
+
+def _otherwise(entry: Record) -> str:
+    """`` (but 1, 3 causal)``: those of the same attentions that see other keys, and which."""
+    seeing: dict[str, list[str]] = {}
+    for other in entry.get("otherwise") or ():
+        seeing.setdefault(site_causality(other), []).append(str(other.get("index")))
+    said = "; ".join(f"{', '.join(own)} {words}" for words, own in seeing.items())
+    return f" (but {said})" if said else ""
 
 
 def site_heads(entry: Record) -> str:

@@ -11,8 +11,15 @@ import pytest
 from little_graphs import node
 from whole_models import written
 
+from conformance.base.record import SiteEntry
 from conformance.models.candidates import model_candidates
-from conformance.models.mask_facts import MaskFacts, mask_facts, misplaced_rules, rule_of
+from conformance.models.mask_facts import (
+    MaskFacts,
+    mask_facts,
+    misplaced_rules,
+    rule_of,
+    with_rules_told_apart,
+)
 from conformance.models.sites import find_sites
 
 PADDED = MaskFacts(causal=False, window=None, inputs=("attention_mask",))
@@ -111,3 +118,20 @@ def test_a_model_whose_mask_is_the_wrong_way_round_says_so(tmp_path: Path) -> No
     path = written(tmp_path / "graph.onnx", middle)
     made = model_candidates(path, find_sites(path), None)
     assert any("the wrong way round" in line for line in made[0][1].warnings)
+
+
+def test_attentions_that_are_the_same_may_see_other_keys() -> None:
+    """Each says which do, and what these see; where all see the same, nothing is said."""
+
+    def entry(index: int, window: int | None, count: int = 3) -> SiteEntry:
+        same = [other for other in range(count) if other != index]
+        return SiteEntry(
+            index=index, nodes=[], scope="", same_as=same, causal=True, window=window, misplaced=""
+        )
+
+    seen = {"causal": True, "window": None, "misplaced": ""}
+    first, second, third = with_rules_told_apart([entry(0, 4), entry(1, None), entry(2, 4)])
+    assert first["otherwise"] == third["otherwise"] == [{"index": 1, **seen}]
+    assert [other["index"] for other in second["otherwise"]] == [0, 2]
+    alike = with_rules_told_apart([entry(0, 4, 2), entry(1, 4, 2)])
+    assert all("otherwise" not in one for one in alike)

@@ -64,6 +64,10 @@ def test_the_line_says_where_and_what() -> None:
         ),
         ({"causal": False, "same_as": []}, "not causal"),
         ({"scope": ""}, "attention 2, 8 heads"),
+        (
+            {"otherwise": [{"index": 4, "causal": True, "window": 3}]},
+            "the same as 3, 4 (but 4 causal in a window of 3 keys)",
+        ),
     ],
 )
 def test_what_is_not_known_is_left_out(changes: dict[str, Any], words: str) -> None:
