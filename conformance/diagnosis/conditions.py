@@ -329,6 +329,12 @@ FINER: Final[tuple[Condition, ...]] = (
         otherwise="where no weights are returned",
     ),
     Condition(
+        "dropout",
+        "with a dropout probability",
+        lambda inputs: inputs.dropout is not None,
+        otherwise="without a dropout probability",
+    ),
+    Condition(
         "nothing before",
         "with a window of no key before the query",
         lambda inputs: inputs.window is not None and inputs.window[0] == 0,

@@ -17,6 +17,7 @@ from ..calls.calling import CandidateFailure
 from ..calls.devices import CPU, kind_of
 from ..clauses.subject import Subject
 from ..problems.caching import draws_cache
+from ..problems.combinations import HARDLY
 from ..problems.fitting import causal_flag, fitted_geometry, one_at_a_time
 from ..problems.problem import MaskPlan, Problem
 from ..problems.space import Space
@@ -86,6 +87,7 @@ _KEYWORDS: Final = (
     ("window", None, (1, 1)),
     ("window", None, (4, 3)),
     ("sinks", False, True),
+    ("dropout", None, HARDLY),
 )
 
 

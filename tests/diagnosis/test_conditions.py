@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from examples import core
+from examples import CLAUSES, core, problem
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -14,9 +14,10 @@ from candidates.broken._prepared import Prepared
 from candidates.eager import Call, EagerCore
 from conformance import Semantics
 from conformance.clauses.subject import Subject
-from conformance.diagnosis import diagnose
+from conformance.diagnosis import Diagnostician, diagnose
 from conformance.diagnosis.answer_facts import never_with, only_with
 from conformance.diagnosis.conditions import CONDITIONS
+from conformance.problems.combinations import HARDLY
 
 FIVE_FORMS = ["keep", "drop", "keep_int", "bias", "lengths"]
 PROMISES: dict[str, Any] = {
@@ -114,3 +115,21 @@ def test_conditions_need_answers_that_differ_in_them_alone() -> None:
     assert len({one.name for one in CONDITIONS}) == len(CONDITIONS)
     assert only_with([], []) == []
     assert never_with([], []) == []
+
+
+def test_what_goes_wrong_with_dropout_alone_is_named() -> None:
+    """A call that asks for dropout often takes another path, on which other mistakes are made."""
+
+    class CausalLostToDropout(EagerCore):
+        """The causal flag is dropped where weights are."""
+
+        def allowed(self, call: Call) -> Tensor | None:
+            """What may be attended."""
+            return super().allowed(call.replace(causal=False) if call.dropout else call)
+
+    promises = {**PROMISES, "features": ["dropout"]}
+    subject = Subject(core(CausalLostToDropout(), **promises), "float32")
+    failing = problem(causal=True, dropout=HARDLY, key_length=4, query_length=4)
+    entry, *_ = Diagnostician(subject).explain(CLAUSES["numerics.options"], failing)
+    assert entry["name"] == "causal-ignored"
+    assert entry["text"] == "the causal flag is ignored (only with a dropout probability)"

@@ -289,7 +289,10 @@ def _mean(_attention: golden.Attention, logits: Tensor) -> Tensor:
 
 
 def _floored(floor: float) -> Callable[[golden.Attention, Tensor], Tensor]:
-    return lambda _attention, logits: row_largest(logits).clamp_min(floor)
+    def largest(_attention: golden.Attention, logits: Tensor) -> Tensor:
+        return row_largest(logits).maximum(torch.tensor(floor).to(logits))  # minus infinity in half
+
+    return largest
 
 
 def _along(axis: int) -> Callable[[golden.Attention, Tensor], Tensor]:

@@ -49,6 +49,20 @@ def test_nothing_is_read_where_no_row_is_lost() -> None:
     assert not list(shift_statements(answer))
 
 
+def test_a_floor_that_half_precision_cannot_hold_is_none() -> None:
+    """It is tried like the others where rows of float16 vanish."""
+
+    def nothing(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return query.new_zeros(*query.shape[:-1], value.shape[-1]) * key.shape[-1]
+
+    subject = Subject(core(nothing, **{**BARE_FLOAT32, "dtypes": ["float16"]}), "float16")
+    problem = plain_problem(subject)
+    assert problem is not None
+    answer = answer_to(subject, subject.inputs(problem.replace(values="large-logits")))
+    assert answer is not None
+    assert not list(shift_statements(answer))
+
+
 @pytest.mark.parametrize(("distance", "late"), [(1.7, False), (9.0, True)])
 def test_the_distance_that_small_logits_are_raised_to_is_read(
     distance: float,
