@@ -29,7 +29,7 @@ from ...graphs.server import size_text
 from ..clause_run import PlannedClause, Progress
 from ..isolation.zygote import new_client
 from .messages import Event, Inbox, LastWords, Loaded, Order, Ready, RunOptions
-from .usage import MemoryLimit, Patience, process_state
+from .usage import MemoryLimit, Patience, kill_group, process_state
 from .worker import ALIVE, BROKEN_DEVICE, SAFE_PATH, SAFE_PATH_BY_US, serve
 
 DEFAULT_TIMEOUT: Final = 30.0
@@ -37,6 +37,8 @@ _AFTER_A_HANG: Final = 5.0
 _LOADING_FACTOR: Final = 2.0  # importing a library and building a module takes longer than a call
 _START_LIMIT: Final = 300.0  # importing torch from a cold disk
 _FAREWELL: Final = 2.0
+_STARTS: Final = 20
+_MOMENT: Final = 0.05
 _IN_A_ROW: Final = 3
 _HANGS_IN_ALL: Final = 8  # each of them takes seconds
 _GONE: Final = "the worker is gone"
@@ -104,12 +106,10 @@ class Supervisor:
         with contextlib.suppress(OSError):  # the worker says so if it needs one
             self._scratch = tempfile.mkdtemp(prefix="conformance-")
         arguments = (worker_end, output, zygote, self._scratch)
-        context = self._context
-        process = context.Process(  # type: ignore[attr-defined]  # every context has it
-            target=serve, args=arguments, name="conformance-worker"
-        )
+        context: Any = self._context  # every one has processes
+        process = context.Process(target=serve, args=arguments, name="conformance-worker")
         with _STARTING, _safe_path(), _without_script(), _cleaning_quietly(), no_interrupt(context):
-            process.start()
+            start_process(process)
             self._process, self._inbox = process, Inbox(own_end)
         worker_end.close()
         output.close()
@@ -397,7 +397,7 @@ class Supervisor:
         process = self._process
         if process is not None:
             with contextlib.suppress(ValueError):  # it has ended by itself meanwhile
-                _kill_group(process)
+                kill_group(process)
 
     def dismiss(self) -> None:
         """Let the worker end by itself, without waiting for that."""
@@ -414,7 +414,7 @@ class Supervisor:
         """End the worker and what it started, as it may be stuck where no signal is handled."""
         process, self._process = self._process, None
         if process is not None:
-            _kill_group(process)
+            kill_group(process)
             process.join(_FAREWELL)  # the memory of a hundred processes takes seconds to be freed
             if process.exitcode is not None:
                 process.close()
@@ -426,16 +426,14 @@ class Supervisor:
             self._scratch = None
 
 
-def _kill_group(process: BaseProcess) -> None:
-    pid = process.pid
-    if pid is not None and hasattr(os, "killpg"):
-        group = pid  # of a worker that has ended by itself: its group outlives it
-        with contextlib.suppress(ProcessLookupError):
-            group = os.getpgid(pid)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if group == pid:  # once the worker has its own group, never this process's
-                os.killpg(pid, signal.SIGKILL)
-    process.kill()
+def start_process(process: BaseProcess) -> None:
+    """Start a process; if what forks it was killed, Python starts that anew once it has ended."""
+    for _ in range(_STARTS):
+        with contextlib.suppress(EOFError, ConnectionError):
+            process.start()
+            return
+        time.sleep(_MOMENT)
+    process.start()
 
 
 @contextlib.contextmanager
@@ -472,8 +470,7 @@ def _cleaning_quietly() -> Iterator[None]:
 def _without_script() -> Iterator[None]:
     """Hide the user's script from a process that starts meanwhile.
 
-    It would import the script again, and come here again where that has no
-    ``if __name__ == "__main__":``. A worker needs nothing of it.
+    It would import it again, of which a worker needs nothing.
     """
     script = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -487,8 +484,7 @@ def _without_script() -> Iterator[None]:
 def _safe_path() -> Iterator[None]:
     """Keep the working folder off the path of a process that starts meanwhile.
 
-    It would come first while the standard library is imported, and a user's ``signal.py`` or
-    ``array.py`` would be taken for the library's.
+    A user's ``signal.py`` or ``array.py`` would be taken for the standard library's.
     """
     if os.environ.get(SAFE_PATH):
         yield

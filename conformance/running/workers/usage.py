@@ -1,5 +1,7 @@
 """What a process uses: one that hangs, one that a busy machine starves, one that takes much memory.
 
+And how it is ended, with all that it has started.
+
 The limit of a call is wall time, as one waits for it: a worker that sleeps or waits for itself uses
 nothing else. Where the limit is reached, the kernel says what its threads do.
 """
@@ -7,12 +9,15 @@ nothing else. Where the limit is reached, the kernel says what its threads do.
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final
 
@@ -192,3 +197,16 @@ class MemoryLimit:
             return False
         self._looked, self.used = now, self._used()
         return self.used > self.most
+
+
+def kill_group(process: BaseProcess) -> None:
+    """End a worker at once, and what it started where it has a group of its own."""
+    pid = process.pid
+    if pid is not None and hasattr(os, "killpg"):
+        group = pid  # of a worker that has ended by itself: its group outlives it
+        with contextlib.suppress(ProcessLookupError):
+            group = os.getpgid(pid)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if group == pid:  # once the worker has its own group, never this process's
+                os.killpg(pid, signal.SIGKILL)
+    process.kill()

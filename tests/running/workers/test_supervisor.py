@@ -9,6 +9,7 @@ import time
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from workspaces import KERNEL, write
@@ -19,7 +20,7 @@ from conformance.base.results import ClauseResult
 from conformance.errors import UsageError
 from conformance.running.clause_run import PlannedClause
 from conformance.running.workers.messages import Order, RunOptions
-from conformance.running.workers.supervisor import Supervisor
+from conformance.running.workers.supervisor import Supervisor, start_process
 from conformance.running.workers.usage import ProcessState
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -404,3 +405,23 @@ def test_half_a_message_is_not_waited_for_without_end(folder: Path) -> None:
     assert half.violation is not None
     assert half.violation.kind == "hung"
     assert time.monotonic() - began < 60.0
+
+
+def test_what_forks_workers_may_have_been_killed() -> None:
+    """Its end is seen after a moment: a start is tried again, and what lasts is raised."""
+
+    class Process:
+        def __init__(self, failures: int) -> None:
+            self.left = failures
+
+        def start(self) -> None:
+            self.left -= 1
+            if self.left >= 0:
+                raise (EOFError, ConnectionRefusedError)[self.left % 2]
+
+    once: Any = Process(3)
+    never: Any = Process(1000)
+    start_process(once)
+    assert once.left == -1
+    with pytest.raises(ConnectionError):
+        start_process(never)
