@@ -21,7 +21,9 @@ from ..mistaken_answer import declared_with_every_key
 from ..mistakes import DeclaredCall, NamedMistake
 from ..mistakes._steps import (
     BLOCKS,
+    admitted_by_mask,
     emptied,
+    has_bias,
     present,
     relogited,
     row_largest,
@@ -29,7 +31,7 @@ from ..mistakes._steps import (
     weighing,
 )
 from ..mistakes.named_mistake import CoreChange
-from ..mistakes.softmaxes import shifted
+from ..mistakes.softmaxes import Shift, shifted
 from .reading import ROOM, Number, Reading, in_digits, numbers, roundest, statement
 
 _TINY: Final = torch.finfo(torch.float64).tiny
@@ -273,32 +275,36 @@ def weighed_by(
     return core
 
 
-def _over_every_key(attention: golden.Attention, _logits: Tensor) -> Tensor:
+def _over_every_key(_call: DeclaredCall, attention: golden.Attention, _logits: Tensor) -> Tensor:
     return unmasked_logits(attention).amax(dim=-1, keepdim=True)
 
 
-def _but_for_additive_masks(attention: golden.Attention, _logits: Tensor) -> Tensor:
-    logits, bias = unmasked_logits(attention), attention.bias
-    hidden = logits if bias is None else logits.masked_fill(torch.isneginf(bias), -math.inf)
-    return row_largest(hidden)
+def _but_for_additive_masks(
+    call: DeclaredCall, attention: golden.Attention, _logits: Tensor
+) -> Tensor:
+    """Minus infinities that are added to logits leave no larger one."""
+    logits = unmasked_logits(attention)
+    if has_bias(call.inputs):
+        logits = logits.masked_fill(~admitted_by_mask(call), -math.inf)
+    return row_largest(logits)
 
 
-def _mean(_attention: golden.Attention, logits: Tensor) -> Tensor:
+def _mean(_call: DeclaredCall, _attention: golden.Attention, logits: Tensor) -> Tensor:
     hidden = torch.isneginf(logits)
     return logits.masked_fill(hidden, 0.0).mean(dim=-1, keepdim=True)
 
 
-def _floored(floor: float) -> Callable[[golden.Attention, Tensor], Tensor]:
-    def largest(_attention: golden.Attention, logits: Tensor) -> Tensor:
+def _floored(floor: float) -> Shift:
+    def largest(_call: DeclaredCall, _attention: golden.Attention, logits: Tensor) -> Tensor:
         return row_largest(logits).maximum(torch.tensor(floor).to(logits))  # minus infinity in half
 
     return largest
 
 
-def _along(axis: int) -> Callable[[golden.Attention, Tensor], Tensor]:
+def _along(axis: int) -> Shift:
     """The largest along another axis; nothing is subtracted where there is none."""
 
-    def largest(_attention: golden.Attention, logits: Tensor) -> Tensor:
+    def largest(_call: DeclaredCall, _attention: golden.Attention, logits: Tensor) -> Tensor:
         most = logits.amax(dim=axis, keepdim=True)
         return torch.where(torch.isneginf(most), 0.0, most)
 
@@ -306,7 +312,7 @@ def _along(axis: int) -> Callable[[golden.Attention, Tensor], Tensor]:
 
 
 # What is subtracted from the logits of a row in place of their largest, in words.
-_SHIFTS: Final[tuple[tuple[str, Callable[[golden.Attention, Tensor], Tensor]], ...]] = (
+_SHIFTS: Final[tuple[tuple[str, Shift], ...]] = (
     ("the largest one of hidden keys as well", _over_every_key),
     ("the largest one of keys that a mask of truth values hides as well", _but_for_additive_masks),
     ("their mean, with zeros for hidden keys", _mean),
@@ -317,7 +323,7 @@ _SHIFTS: Final[tuple[tuple[str, Callable[[golden.Attention, Tensor], Tensor]], .
     *(
         (
             f"the number {number:g}",
-            lambda _a, logits, by=number: torch.full_like(logits[..., :1], by),
+            lambda _call, _a, logits, by=number: torch.full_like(logits[..., :1], by),
         )
         for number in (5.0, 10.0, 20.0, 30.0, 50.0, 80.0, 100.0)
     ),

@@ -113,8 +113,12 @@ def _less(
     return _in_working_dtype(weights, wide=wide)
 
 
+# What is subtracted from the logits of each row: of a call, its attention and its logits.
+Shift = Callable[[DeclaredCall, golden.Attention, Tensor], Tensor]
+
+
 def shifted(
-    shift: Callable[[golden.Attention, Tensor], Tensor],
+    shift: Shift,
     divisor: Callable[[Tensor], Tensor],
     *,
     wide: bool,
@@ -126,7 +130,7 @@ def shifted(
 
     def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
         logits, given = _filled(call, attention, logits_with_sinks(attention), wide=wide)
-        exponentials = torch.exp(logits - shift(attention, logits).to(logits.dtype))
+        exponentials = torch.exp(logits - shift(call, attention, logits).to(logits.dtype))
         total = exponentials.sum(dim=-1, keepdim=True)
         weights = (exponentials / divisor(total)).double()[..., : attention.logits.shape[-1]]
         weights = torch.where(given, attention.weights, weights)
