@@ -153,6 +153,9 @@ def observe_gradients(subject: Subject, problem: Problem) -> ObservedGradients |
 
 def near(actual: Tensor, expected: Tensor, bound: Tensor) -> bool:
     """Whether every element lies within its bound, or is NaN where that is expected."""
+    apart = (actual.double() - expected).abs()
+    if not bool(apart.isnan().any()):  # as most are: to look closer takes far longer
+        return bool((apart <= bound).all())
     return bool((_apart(actual, expected) <= bound).all())
 
 

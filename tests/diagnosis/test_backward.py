@@ -18,6 +18,8 @@ from conformance._golden import golden
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.diagnosis.backward import BackwardDiagnostician
+from conformance.diagnosis.mistakes.backward_pass import gradients_with
+from conformance.diagnosis.mistakes.named_mistake import BackwardSteps, Gradients
 from conformance.oracle.oracle import evaluate
 from conformance.problems.inputs import Inputs
 
@@ -72,6 +74,20 @@ def test_a_backward_pass_begins_once_for_each_problem(monkeypatch: pytest.Monkey
     counts = Counter(map(id, begun))  # the failing problem is one of the battery, too
     assert len(counts) > 1
     assert max(counts.values()) <= 2
+
+
+def test_few_wrong_passes_are_acted_out_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong gradients of sizes that all differ come first: they refute most wrong passes."""
+    acted: list[Any] = []
+
+    def counted(begin: Any, upstream: Tensor, steps: BackwardSteps) -> Gradients:
+        acted.append(steps)
+        return gradients_with(begin, upstream, steps)
+
+    monkeypatch.setattr("conformance.diagnosis.backward.gradients_with", counted)
+    assert names(gradients.GradientsHalved) == ["gradients-halved"]
+    counts = Counter(map(id, acted))
+    assert sum(count > 1 for count in counts.values()) < len(counts) / 4
 
 
 def cut(*names: str, inputs: str) -> Candidate:

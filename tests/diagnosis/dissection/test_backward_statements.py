@@ -14,13 +14,20 @@ from candidates.broken._backward import HandWritten, Steps
 from candidates.broken._prepared import Prepared
 from candidates.broken.gradients import LargeTilesOverwrittenBackward
 from candidates.broken.prepared_gradients import NormTakenForConstant, RotatedOnBackward
+from candidates.broken.reported.training import BiasGradientIsZero
 from conformance import Semantics
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.diagnosis.backward import BackwardDiagnostician
+from conformance.diagnosis.dissection import backward
 from conformance.diagnosis.dissection.backward import _OF_CATALOGUE
-from conformance.diagnosis.dissection.backward_steps import ROLES, Backward, read_variants
-from conformance.diagnosis.dissection.backward_variants import VARIANTS
+from conformance.diagnosis.dissection.backward_steps import (
+    ROLES,
+    Backward,
+    Variant,
+    read_variants,
+)
+from conformance.diagnosis.dissection.backward_variants import RIGHT, VARIANTS
 from conformance.diagnosis.mistakes import BACKWARD
 from conformance.diagnosis.mistakes.backward_pass import backward_call
 
@@ -254,6 +261,20 @@ def test_what_fits_no_variant_stays_unknown() -> None:
     unknown = entry(core(Shifted()))
     assert unknown["name"] == "unknown-mistake"
     assert unknown["facts"]["gradients"] == ["value"]
+
+
+def test_of_zeros_no_variant_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any variant times 0 is zero: the right pass says as much."""
+    tried: list[Any] = []
+    multiples = backward._multiples
+
+    def counted(variant: Variant, role: str, wrong: Any) -> Any:
+        tried.append(variant)
+        return multiples(variant, role, wrong)
+
+    monkeypatch.setattr(backward, "_multiples", counted)
+    assert entry(BiasGradientIsZero)["name"] == "gradient of additive mask: zero"
+    assert set(tried) == {RIGHT}
 
 
 def test_names_of_numbers_are_in_the_catalogue() -> None:
