@@ -13,7 +13,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..._golden import golden
 from ...declare.declaration import SEQUENCES, mixed_in
 from ...problems.arrangements import there
 from ...problems.inputs import Inputs
@@ -52,11 +51,6 @@ def _either(call: DeclaredCall) -> Inputs | None:
     if not inputs.causal or inputs.keep is None:
         return None
     return inputs.replace(keep=inputs.keep | (keys_ahead(call) <= 0), causal=False)
-
-
-def _positions_count(point: golden.Semantics, alignment: str) -> bool:
-    """Whether places of tokens change heads or scores, queries aligned in one way."""
-    return mixed_in(point) is not None and point.causal_alignment == alignment
 
 
 @dataclass(frozen=True)
@@ -290,13 +284,13 @@ CAUSALITY: Final[tuple[NamedMistake, ...]] = (
         "compare positions of tokens, not of blocks",
         *({"inputs": _in_place_of_triangle(_by_blocks(size))} for size in _BLOCKS),
     ),
-    # Where positions are turned into queries and keys, the triangle alone may stand elsewhere.
+    # The triangle alone may stand elsewhere, and positions and windows where they should.
     *named("causal-top-left", "mask.causal-alignment")(
         "the causal diagonal starts at the first query and key (top-left)",
         "align it at the last query and key (bottom-right), as declared: diagonal=Lk - Lq",
         {
             "inputs": _in_place_of_triangle(lambda call: keys_ahead(call, bottom_right=False) <= 0),
-            "fits": lambda point: _positions_count(point, "bottom-right"),
+            "fits": lambda point: point.causal_alignment == "bottom-right",
             "base": {"rotary": "halves"},
         },
         {
@@ -312,7 +306,7 @@ CAUSALITY: Final[tuple[NamedMistake, ...]] = (
         "align it at the first query and key (top-left), as declared: diagonal=0",
         {
             "inputs": _in_place_of_triangle(lambda call: keys_ahead(call, bottom_right=True) <= 0),
-            "fits": lambda point: _positions_count(point, "top-left"),
+            "fits": lambda point: point.causal_alignment == "top-left",
             "base": {"rotary": "halves", "causal_alignment": "top-left"},
         },
         {

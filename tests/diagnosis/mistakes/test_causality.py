@@ -1,4 +1,4 @@
-"""Packed sequences that are told apart where they do not begin or end are named."""
+"""Misplaced diagonals are named, and packed sequences told apart where they do not begin or end."""
 
 from __future__ import annotations
 
@@ -85,3 +85,32 @@ def test_keys_of_neighbouring_sequences_are_named(
     entry: dict[str, Any]
     (entry,) = diagnose(Subject(packed(bounds, diagonal), "float32"))
     assert (entry["name"], condition in entry["text"]) == (name, True), entry["text"]
+
+
+def test_a_triangle_that_is_misplaced_beside_a_right_window_is_named() -> None:
+    """The diagonal alone starts at the first key; the window stands where it should."""
+
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        causal: bool = False,
+        window: tuple[int, int] | None = None,
+    ) -> Tensor:
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        queries, keys = scores.shape[-2:]
+        ahead = torch.arange(keys) - torch.arange(keys - queries, keys)[:, None]
+        hidden = torch.zeros_like(ahead, dtype=torch.bool)
+        if window is not None:
+            left, right = (side if side >= 0 else math.inf for side in window)
+            hidden = (ahead < -left) | (ahead > right)
+        if causal:
+            hidden |= torch.ones_like(hidden).triu(1)
+        return scores.masked_fill(hidden, -math.inf).softmax(-1).nan_to_num(0.0) @ value
+
+    declare = conformance.core(
+        dtypes=["float32"], causal="bottom-right", features=["window"], empty_rows="any"
+    )
+    (entry,) = diagnose(Subject(declare(attend), "float32"))
+    assert entry["name"] == "causal-top-left"
