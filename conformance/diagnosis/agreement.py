@@ -204,10 +204,9 @@ class BatteryAnswer:
         return _lies_within(error, array_of(acted.bound), judged)
 
     def judged_with(self, acted: MistakenAnswer) -> Array | None:
-        """The elements at which a mistake is judged, None for all.
-
-        Not those where it may overflow, nor rows without keys about which nothing is promised.
-        """
+        """The elements at which a mistake is judged, None for all: those that are promised."""
+        if not self.fits:  # rows that are open lie elsewhere, and are NaN
+            return array_of(~acted.output.isnan())
         unjudged = acted.unjudged(self.subject.declaration, lambda: self._right_rows)
         if self._rows_open is not None:
             unjudged = self._rows_open if unjudged is None else unjudged | self._rows_open

@@ -215,7 +215,10 @@ def answer_from(
         output = output[0]
     if not isinstance(output, Tensor) or not output.is_floating_point():
         return None
-    if inputs.batched and tuple(output.shape) == presented_shape(inputs):
+    fits = tuple(output.shape) == presented_shape(inputs)
+    # In the axes of another layout it is no right answer, though it may have the shape of one.
+    in_axes = not inputs.head_layout.has_sequences and output.dim() == len(presented_shape(inputs))
+    if inputs.batched and (fits or in_axes):
         output = canonical_output(output, inputs)
     batched = output if inputs.batched else output.unsqueeze(0)
     return BatteryAnswer(

@@ -46,6 +46,7 @@ from .layers import (
     MOST_KEYS_OF_LAYERS,
     MOST_REMEMBERED,
     LayerReader,
+    answer_order_statements,
     head_answer_statements,
     layer_answer_statements,
     query_and_key_statements,
@@ -174,6 +175,8 @@ class StatementReader:
 
     def _read(self, answer: BatteryAnswer) -> list[NamedMistake]:
         inputs = answer.inputs
+        if ordered := list(answer_order_statements(answer)):
+            return ordered
         if not inputs.is_layer:
             reading = read(self.subject, inputs, self.known, finite=False)
             said = [] if reading is None or not _is_legible(reading) else self._of(reading)

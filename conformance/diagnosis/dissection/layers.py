@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import permutations
 from typing import Any, Final
 
 import torch
@@ -302,6 +304,56 @@ def head_answer_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
             "multiply the answers of heads by nothing: weights sum to one",
             core=core,
         )
+
+
+# The axes of an answer of heads, and of a layer, by the number of them.
+_AXES: Final = {4: ("B", "H", "Lq", "D"), 3: ("B", "Lq", "E")}
+
+
+def answer_order_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
+    """Axes of the answer in another order: exchanged, or its numbers viewed in another shape."""
+    exact = answer.exact.output
+    axes = _AXES.get(exact.dim())
+    is_own = answer.inputs.head_layout.is_own  # else the letters would not be the user's
+    if (
+        not is_own
+        or axes is None
+        or answer.fits
+        or sorted(answer.output.shape) != sorted(exact.shape)
+    ):
+        return
+    open_rows = answer.subject.declaration.empty_rows == "any"
+    for order in permutations(range(exact.dim())):
+        for words, change in (
+            ("its axes are", partial(torch.permute, dims=order)),
+            ("its numbers, one after another, are viewed as", partial(_viewed_as, order=order)),
+        ):
+            changed = change(exact)
+            if changed.shape == answer.output.shape and _answers(answer, changed):
+                listed, own = (", ".join(names) for names in ([axes[at] for at in order], axes))
+                yield statement(
+                    f"answer: {words.removeprefix('its ')} {listed}",
+                    f"the answer is [{own}], but {words} [{listed}]",
+                    f"return the answer as [{own}], in the order of the query's axes",
+                    output=partial(_reordered, change, open_rows),
+                )
+
+
+def _viewed_as(output: Tensor, order: Sequence[int]) -> Tensor:
+    return output.reshape([output.shape[axis] for axis in order])
+
+
+def _reordered(
+    change: Callable[[Tensor], Tensor],
+    open_rows: bool,  # noqa: FBT001
+    call: DeclaredCall,
+    output: Tensor,
+) -> Tensor:
+    """The answer in another order; rows without keys are NaN where these are open."""
+    if open_rows:
+        empty = ~call.inputs.allowed(call.semantics).any(dim=-1)
+        output = output.masked_fill(call.inputs.answer_rows(empty, call.semantics), torch.nan)
+    return change(output)
 
 
 def _answers(answer: BatteryAnswer, expected: Tensor) -> bool:

@@ -289,6 +289,50 @@ def test_a_function_of_what_the_output_matrix_gets_is_stated(
     assert entry["fix"]
 
 
+def _core(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None = None) -> Tensor:
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    scores = scores if keep is None else scores.masked_fill(~keep, -torch.inf)
+    answer: Tensor = torch.softmax(scores, -1) @ value
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("ordered", "name"),
+    [
+        (lambda out: out.transpose(0, 1), "answer: axes are H, B, Lq, D"),
+        (
+            lambda out: out.reshape(*out.shape[:2], out.shape[3], out.shape[2]),
+            "answer: numbers, one after another, are viewed as B, H, D, Lq",
+        ),
+    ],
+    ids=["exchanged", "viewed"],
+)
+def test_axes_of_the_answer_in_another_order_are_stated(
+    ordered: Callable[[Tensor], Tensor], name: str
+) -> None:
+    """Exchanged, or viewed in another shape; rows without keys are open wherever they lie."""
+
+    @conformance.core(masks=["keep"], empty_rows="any")
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        return ordered(_core(query, key, value, keep))
+
+    (entry,) = diagnose(Subject(attend, "float32"))
+    assert entry["name"] == name
+    assert entry["fix"] == "return the answer as [B, H, Lq, D], in the order of the query's axes"
+
+
+def test_an_answer_in_the_axes_of_another_layout_is_no_right_one() -> None:
+    """Heads before tokens where tokens come first: wrong at all sizes, not where they are alike."""
+
+    @conformance.core(layout="BSHD")
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return _core(*(each.transpose(1, 2) for each in (query, key, value)))
+
+    subject = Subject(attend, "float32")
+    assert all(answer.margin > 1.0 for answer in observe(subject) if answer.inputs.generic)
+    assert [one["name"] for one in diagnose(subject)] == ["answer-with-tokens-before-heads"]
+
+
 class HeadsAlone(torch.nn.Module):
     """A layer without an output projection, whose scores go through a function of their own."""
 
