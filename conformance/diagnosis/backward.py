@@ -178,6 +178,7 @@ def _proposals(observed: Sequence[ObservedGradients]) -> Iterator[NamedMistake]:
     """Multiples of a layer's gradients are read at once, other statements are tried."""
     with suppress(NotExpressible):
         yield from factor_statements(observed)
+    yield from backward_statements(observed, soon=True)
     yield from backward_statements(observed)
 
 

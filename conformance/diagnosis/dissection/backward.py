@@ -92,8 +92,8 @@ class Form:
 
     @property
     def where(self) -> str:
-        """The conditions in words."""
-        return in_words(self.conditions)
+        """The conditions in words, as they follow a sentence."""
+        return f" (only {in_words(self.conditions)})" if self.conditions else ""
 
 
 class BackwardReading:
@@ -151,17 +151,20 @@ class BackwardReading:
         return not near(values, exact.value, room(values, exact.value, exact.worst))
 
 
-def backward_statements(observed: Sequence[ObservedGradients]) -> list[NamedMistake]:
+def backward_statements(
+    observed: Sequence[ObservedGradients], *, soon: bool = False
+) -> list[NamedMistake]:
     """What the candidate may compute in place of wrong gradients, the simplest statement first.
 
     Each is a proposal that is to be checked on all that was observed, and on more. None where a
-    wrong gradient fits no variant.
+    wrong gradient fits no variant. ``soon`` gives a number times right gradients alone: nothing
+    that is said of variants is as simple.
     """
     try:
         with torch.no_grad():
             readings = [BackwardReading(each) for each in observed]
             wrong = [role for role in ROLES if any(each.is_wrong(role) for each in readings)]
-            variants = [*VARIANTS, *_of_what_was_read(readings)]
+            variants = [RIGHT] if soon else [*VARIANTS, *_of_what_was_read(readings)]
             forms = [_forms(role, variants, readings) for role in wrong]
     except (NotExpressible, ValueError, LookupError):
         return []
@@ -177,7 +180,8 @@ def backward_statements(observed: Sequence[ObservedGradients]) -> list[NamedMist
         return steps + any(id(form.variant) in partial for form in forms), words, place
 
     combined = sorted(product(*chosen), key=complexity)[:MOST_STATEMENTS]
-    return [_statement(parts, readings) for parts in combined]
+    simple = (parts for parts in combined if not soon or complexity(parts)[0] == 1)
+    return [_statement(parts, readings) for parts in simple]
 
 
 def _forms(
@@ -250,7 +254,6 @@ def _factor(actual: Tensor, values: Tensor) -> float:
 def _closed_forms(reading: BackwardReading, factor: float, role: str) -> Iterator[Multiple]:
     """What a number may be: one, the scale and its powers, shares of the mask, sizes."""
     call = reading.backward.call
-
     same = model.SAME_READ + torch.finfo(call.inputs.query.dtype).eps
 
     def close(value: float) -> bool:
@@ -264,8 +267,9 @@ def _closed_forms(reading: BackwardReading, factor: float, role: str) -> Iterato
         Multiple("default scale / scale", lambda call: call.default_scale / call.attention.scale),
     ]
     if role == "bias":
-        some.append(Multiple("1 / the number of pairs that share an element", _share_of_pairs))
-        some.append(Multiple("the number of pairs that share an element", _pairs_of_element))
+        pairs = "the number of pairs that share an element"
+        some.append(Multiple(f"1 / {pairs}", lambda call: 1.0 / _pairs_of_element(call)))
+        some.append(Multiple(pairs, _pairs_of_element))
     yield from (one for one in some if call.attention.scale and close(one.value(call)))
     if abs(factor) <= same:
         yield Multiple("0", lambda _call: 0.0)
@@ -275,10 +279,6 @@ def _closed_forms(reading: BackwardReading, factor: float, role: str) -> Iterato
 
 def _of_sizes(number: Number) -> Multiple:
     return Multiple(number.words, lambda call: number.value(call.inputs.geometry))
-
-
-def _share_of_pairs(call: BackwardCall) -> float:
-    return 1.0 / _pairs_of_element(call)
 
 
 def _pairs_of_element(call: BackwardCall) -> float:
@@ -421,7 +421,7 @@ def _changed(forms: Sequence[Form], readings: Sequence[BackwardReading]) -> Iter
         if form.variant is not RIGHT:
             groups.setdefault((id(form.variant), form.where), []).append(form)
     for same in groups.values():
-        variant, where = same[0].variant, _only(same[0])
+        variant, where = same[0].variant, same[0].where
         of_roles = _gradients(same, readings, each=variant.unprepared is not unprepared)
         if variant.name and _touched(variant, readings) <= {form.role for form in same}:
             yield WrongPart(variant.name, variant.words + where, variant.fix)
@@ -458,7 +458,7 @@ def _multiplied(forms: Sequence[Form], readings: Sequence[BackwardReading]) -> I
         if form.times is not ONCE:
             groups.setdefault((form.times.words, form.where), []).append(form)
     for same in groups.values():
-        words, where = same[0].times.words, _only(same[0])
+        words, where = same[0].times.words, same[0].where
         known = _OF_CATALOGUE.get((words, tuple(form.role for form in same)))
         if known is not None:
             entry = next(mistake for mistake in BACKWARD if mistake.name == known)
@@ -496,7 +496,3 @@ def _gradients(
 def _named(of_roles: str) -> str:
     """The gradients as they begin a name."""
     return of_roles.removeprefix("the ").replace("of the ", "of ")
-
-
-def _only(form: Form) -> str:
-    return f" (only {form.where})" if form.conditions else ""

@@ -44,6 +44,14 @@ class TwoAtOnce(HandWritten):
         return 2.0 * super().bias_gradient(bias, logits)
 
 
+class QueryHalved(HandWritten):
+    """The gradient of the query is halved."""
+
+    def query_gradient(self, steps: Steps, scores: Tensor) -> Tensor:
+        """Of the query."""
+        return super().query_gradient(steps, scores) / 2.0
+
+
 class RowTermAdded(HandWritten):
     """The row term of the softmax is added, and the query lacks the scale."""
 
@@ -275,6 +283,12 @@ def test_of_zeros_no_variant_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backward, "_multiples", counted)
     assert entry(BiasGradientIsZero)["name"] == "gradient of additive mask: zero"
     assert set(tried) == {RIGHT}
+
+
+def test_one_number_is_said_before_variants_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right gradients times a number are simpler than any variant: they are checked first."""
+    monkeypatch.setattr(backward, "VARIANTS", None)
+    assert entry(core(QueryHalved()))["name"] == "gradient of query: 1/2 times what it must be"
 
 
 def test_names_of_numbers_are_in_the_catalogue() -> None:
