@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final
 
 import torch
@@ -86,7 +86,7 @@ class Returned:
         """The pairs that are attended, as numbers."""
         return self.subject.golden(self.inputs).core.allowed.expand(self.exact.shape).double()
 
-    @property
+    @cached_property
     def is_right(self) -> bool:
         """Whether they are the weights."""
         return self.actual.shape == self.exact.shape and near(self.actual, self.exact, self.bound)
@@ -286,6 +286,7 @@ def explain_weights(
     wrong = [each for each in observed if not each.is_right]
     if not wrong:
         return []
+    observed.sort(key=lambda each: each.is_right)  # most contents are refuted by the first wrong
     made = _of_mistakes(mistakes, acted, wrong[0].inputs)
     ways = (_proposed(wrong), made)
     proposed: list[Content] = []
@@ -362,8 +363,7 @@ def _given(content: Content, returned: Returned) -> Tensor | None:
 def _observe(subject: Subject, every: Iterable[Inputs]) -> Iterator[Returned]:
     """What is returned as weights; inputs with rows that cannot be judged are left out."""
     for one in every:
-        inputs = one.replace(return_weights=True)
-        exact = subject.golden(inputs)
+        inputs, exact = one.replace(return_weights=True), subject.golden(one)
         if not bool((~exact.empty & exact.representable_core).all()):
             continue
         try:
@@ -378,7 +378,7 @@ def _observe(subject: Subject, every: Iterable[Inputs]) -> Iterator[Returned]:
             inputs=inputs,
             actual=taken(weights.detach()).double(),
             exact=exact.weights,
-            bound=subject.oracle.weights_bound(inputs),
+            bound=subject.oracle.weights_bound(one),
             subject=subject,
         )
 

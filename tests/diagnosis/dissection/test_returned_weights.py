@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,8 @@ from candidates.eager import Answer, Call, EagerCore
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.diagnosis import diagnose
+from conformance.diagnosis.dissection import returned_weights
+from conformance.diagnosis.dissection.returned_weights import Content, Returned
 
 Change = Callable[[Tensor, Call], Any]
 BEFORE_HIDING = "logits, before keys are hidden, with the minus infinities of an additive mask"
@@ -119,3 +122,21 @@ def test_right_weights_with_wrong_gradients_keep_that_name() -> None:
     """Where the weights themselves are right their gradient is at fault."""
     said = names(ReturnedWeightsIgnoredBackward, "gradients.weights")
     assert said == ["gradient-of-returned-weights-lost"]
+
+
+def test_most_contents_are_refuted_by_the_first_wrong_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is wrong is looked at before what is right, which many contents explain."""
+    tried: Counter[str] = Counter()
+    given = returned_weights._given
+
+    def counted(content: Content, returned: Returned) -> Tensor | None:
+        tried[content.words] += 1
+        return given(content, returned)
+
+    monkeypatch.setattr(returned_weights, "_given", counted)
+    assert names(WeightsWithoutBias, "shape.weights") == [
+        "returned weights: the weights without the numbers of an additive mask"
+    ]
+    assert sum(count > 1 for count in tried.values()) < len(tried) / 4
