@@ -67,15 +67,14 @@ class MistakenAnswer:
         exact = self.exact or self._before_steps()
         if not self.stepwise:
             return exact.bound
-        largest, before = (float(_finite(t).abs().max()) for t in (self.output, exact.output))
+        largest, before = map(_largest_finite, (self.output, exact.output))
         grown = max(1.0, largest / before) if before > 0.0 else 1.0
         room = model.ACTED_ROOM * min(grown, model.MOST_GROWN) ** 2
         # Where the right answer is next to nothing, so is its bound: numbers are rounded anyway.
         rounded = model.ACTED_ROOM * torch.finfo(self.inputs.query.dtype).eps * largest
         if grown > model.MOST_GROWN:  # exponentials that no sum divides: a logit's error is theirs
             rounded *= max(1.0, largest_size(self.core.scores))
-        wide = max(room * float(_finite(exact.bound).max()), rounded)
-        return torch.full_like(self.output, wide)
+        return torch.full_like(self.output, max(room * _largest_finite(exact.bound), rounded))
 
     @cached_property
     def exact(self) -> Golden | None:
@@ -309,6 +308,10 @@ class DiagnosedSubject(Subject):
         self.acted = ActedAnswers(self.oracle, self.declaration.semantics, self._common)
         self.answered: dict[Problem, Any] = {}  # what the candidate has answered already
 
+    def forward(self, inputs: Inputs) -> Any:
+        """What is called for some inputs: a layer that changes its weights changes no others."""
+        return super().forward(inputs.with_own_weights())
+
     def listed(self, key: Any, make: Callable[[], Iterable[Any]]) -> list[Any]:
         """A list that follows from the declaration; made once."""
         lists = {} if self._common is None else self._common.lists
@@ -486,14 +489,12 @@ def _with_every_key(
 ) -> golden.Attention:
     """Attention with keys and values that no query reads: a mistake may read them."""
     query, key, value = heads
-    count = query.shape[1]
     return dataclasses.replace(
         attention,
-        key=golden.repeat_heads(golden.position_heads(query, key, point)[1], count, point),
-        value=golden.repeat_heads(value, count, point),
+        key=golden.repeat_heads(golden.position_heads(query, key, point)[1], query.shape[1], point),
+        value=golden.repeat_heads(value, query.shape[1], point),
     )
 
 
-def _finite(tensor: Tensor) -> Tensor:
-    finite = tensor[torch.isfinite(tensor)]
-    return finite if finite.numel() else torch.zeros(1, dtype=torch.float64)
+def _largest_finite(tensor: Tensor) -> float:
+    return largest_size(tensor.nan_to_num(0.0, 0.0, 0.0))

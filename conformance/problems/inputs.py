@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Final, Literal, TypedDict
+from typing import Any, Final, Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -183,6 +183,15 @@ class Inputs(Replaceable):
         """The projections of a layer as the golden computes with them, without a history."""
         with torch.no_grad():
             return self.weights and self.weights.taking_part(golden.STANDARD)
+
+    def with_own_weights(self) -> Inputs:
+        """The inputs with projections in memory of their own, if there are any."""
+        weights = self.weights
+        if weights is None:
+            return self
+        own = {one.name: getattr(weights, one.name) for one in fields(weights)}
+        copied: dict[str, Any] = {role: w if w is None else w.clone() for role, w in own.items()}
+        return self.replace(weights=golden.ProjectionWeights(**copied))
 
     def without_mask(self) -> Inputs:
         """The inputs with every key kept and no mask handed over."""

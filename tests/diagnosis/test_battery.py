@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from examples import CLAUSES, core, plan, problem
+from examples import CLAUSES, core, layer, plan, problem
 from torch import Tensor
 
 import conformance
-from candidates.eager import EagerCore
+from candidates.eager import EagerCore, EagerLayer
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import Diagnostician, diagnose, names
 from conformance.diagnosis.battery import Observation, battery
@@ -116,3 +116,21 @@ def test_exponentials_of_half_precision_overflow_as_those_of_float32(dtype: str)
     made = conformance.core(dtypes=[dtype], scores="fused")(fused)
     (entry,) = Diagnostician(Subject(made, dtype)).explain()
     assert entry["name"] == "maximum-not-subtracted"
+
+
+class Zeroing(EagerLayer):
+    """Zeroes the matrix and bias that it is given for its output, to fill them later."""
+
+    def __init__(self, geometry: conformance.Geometry, weights: Any) -> None:
+        super().__init__(geometry, weights)
+        weights.o.zero_()
+        if weights.o_bias is not None:
+            weights.o_bias.zero_()
+
+
+def test_a_layer_that_writes_into_its_weights_is_not_judged_by_them() -> None:
+    """The zeros that it leaves are its answer, not the weights of the golden or of other layers."""
+    promises: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
+    (entry,) = diagnose(Subject(layer(Zeroing, **promises), "float32"))
+    assert entry["name"] == "answer-zero"
+    assert not diagnose(Subject(layer(**promises), "float32"))
