@@ -42,13 +42,31 @@ def hidden_by(call: DeclaredCall, part: str) -> tuple[Tensor, Tensor]:
     return (by_mask, by_structure) if part == "mask" else (by_structure, by_mask)
 
 
-def operated(part: str, change: Callable[[Tensor, Tensor], Tensor]) -> CoreChange:
-    """Something else is done to logits that one part hides; the other part hides as it should."""
+def operated(
+    part: str,
+    change: Callable[[Tensor, Tensor], Tensor],
+    *,
+    last: bool = False,
+    ruled: bool = False,
+) -> CoreChange:
+    """Something else is done to logits that one part hides; the other part hides as it should.
+
+    It is done to what the other part hides, too, where it comes ``last``. Rows without keys keep
+    what their rule gives them where they are ``ruled``.
+    """
 
     def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
         allowed, rest = hidden_by(call, part)
-        logits = change(unmasked_logits(attention), allowed)
-        return relogited(attention, logits.masked_fill(~rest, float("-inf")))
+        logits = unmasked_logits(attention)
+        if last:
+            logits = change(logits.masked_fill(~rest, -math.inf), allowed)
+        else:
+            logits = change(logits, allowed).masked_fill(~rest, -math.inf)
+        made = relogited(attention, logits)
+        if not ruled:
+            return made
+        empty = attention.empty.unsqueeze(-1)
+        return weighing(made, torch.where(empty, attention.weights, made.weights))
 
     return core
 
@@ -184,7 +202,13 @@ def _fills_of_the_wrong_sign(part: str, hidden: str) -> Iterator[NamedMistake]:
             f"{hidden} logits are filled with {name.replace('-', ' ')}"
             f"{' numbers' if name == 'positive' else ''}: {follows}",
             _FILL,
-            *({"core": operated(one, filled(fill))} for one in parts for fill in fills),
+            *(
+                {"core": operated(one, filled(fill), last=last, ruled=ruled)}
+                for one in parts
+                for fill in fills
+                for last in (False, True)[: 1 + (one == part)]
+                for ruled in (False, True)[: 1 + (fill == math.inf)]
+            ),
         )
 
 

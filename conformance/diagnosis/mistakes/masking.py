@@ -374,12 +374,15 @@ def _window_at(*, bottom_right: bool) -> InputsChange:
     return inputs_for
 
 
-def _narrower(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
-    """One key fewer on the left: a window of n shows n keys, the query's own among them."""
+def _narrower(
+    call: DeclaredCall, attention: golden.Attention, *, right: bool = False
+) -> golden.Attention | None:
+    """One key fewer on a side: a window of n shows n keys, the query's own among them."""
     window = call.inputs.window
-    if window is None or window[0] < 0:
+    if window is None or window[right] < 0:
         return None
-    hidden = keys_ahead(call) <= -window[0]
+    ahead = keys_ahead(call)
+    hidden = ahead >= window[1] if right else ahead <= -window[0]
     return relogited(attention, attention.logits.masked_fill(hidden, -math.inf))
 
 
@@ -394,6 +397,10 @@ WINDOWS: Final[tuple[NamedMistake, ...]] = (
         "a window of n shows n keys before the query's own place and n after",
         {"inputs": _rewindowed(lambda left, right: (left + (left >= 0), right))},
         {
+            "sentence": "the window shows one key more after the query than asked for",
+            "inputs": _rewindowed(lambda left, right: (left, right + (right >= 0))),
+        },
+        {
             "sentence": "the window shows one key more than asked for on both sides of the query",
             "changes": {"window_offset": 1},
         },
@@ -403,6 +410,10 @@ WINDOWS: Final[tuple[NamedMistake, ...]] = (
         "a window of n shows n keys beside the query's own",
         {"core": _narrower},
         {"inputs": _rewindowed(lambda left, right: (left - (left > 0), right))},
+        {
+            "sentence": "the window shows one key fewer after the query than asked for",
+            "core": partial(_narrower, right=True),
+        },
         {
             "sentence": "the window shows one key fewer than asked for on both sides of the query",
             "changes": {"window_offset": -1},

@@ -152,3 +152,52 @@ def test_sequences_that_are_searched_from_the_left() -> None:
     """Their first tokens are counted to the sequence before."""
     (entry,) = diagnose(Subject(searched, "float32"))
     assert entry["name"] == "sequences-begin-late"
+
+
+@pytest.mark.parametrize("ruled", [False, True], ids=["behind causality", "rows without keys kept"])
+def test_a_fill_of_plus_infinity_is_one_mistake(ruled: bool) -> None:  # noqa: FBT001
+    """Over what causality hides already, and where rows without keys are zeros by themselves."""
+
+    @conformance.core(masks=["keep"], causal="bottom-right", empty_rows="zeros" if ruled else "any")
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        keep: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        scores = scores_of(query, key)
+        seen = torch.ones_like(scores, dtype=torch.bool)
+        if causal:
+            seen = seen.tril(scores.shape[-1] - scores.shape[-2])
+            scores = scores.masked_fill(~seen, -torch.inf)
+        if keep is not None:
+            scores, seen = scores.masked_fill(~keep, torch.inf), seen & keep
+        weights = scores.softmax(-1)
+        return (weights.masked_fill(~seen.any(-1, keepdim=True), 0.0) if ruled else weights) @ value
+
+    names = [entry["name"] for entry in diagnose(Subject(attend, "float32"))]
+    assert names == ["mask-fill-plus-infinity"]
+
+
+@pytest.mark.parametrize(("fewer", "name"), [(1, "narrower"), (-1, "wider")])
+def test_a_window_that_is_one_off_after_the_query(fewer: int, name: str) -> None:
+    """Fewer or more keys on that side alone: one mistake, whose sentence says the side."""
+
+    @conformance.core(features=["window"])
+    def attend(
+        query: Tensor, key: Tensor, value: Tensor, *, window: tuple[int, int] | None = None
+    ) -> Tensor:
+        scores = scores_of(query, key)
+        if window is not None:
+            left, right = window
+            ahead = torch.arange(key.shape[2]) - torch.arange(query.shape[2])[:, None]
+            ahead -= key.shape[2] - query.shape[2]
+            hidden = (ahead < -left) & (left >= 0) | (ahead > right - fewer) & (right >= 0)
+            scores = scores.masked_fill(hidden, -torch.inf)
+        return scores.softmax(-1).nan_to_num(0.0) @ value
+
+    (entry,) = diagnose(Subject(attend, "float32"))
+    assert entry["name"] == f"window-one-{name}"
+    assert "after the query than asked for" in entry["text"]
