@@ -327,8 +327,8 @@ def _scaled_by(words: str, scale: Callable[[DeclaredCall], float | None]) -> Nam
     return statement(
         f"logits: scaled by {words}",
         f"the dot products are {'not scaled' if words == '1' else f'multiplied by {words}'}",
-        "multiply the dot products by the scale of the call, or by that which is declared, and "
-        "keep none for the next call",
+        "multiply the dot products by the scale of the call; where it has none, by the declared "
+        "one, 1/√(the head size) unless another is",
         inputs=inputs_for,
     )
 

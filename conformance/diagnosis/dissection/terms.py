@@ -306,8 +306,9 @@ def _operands() -> Iterator[Term]:
     yield from map(capped_at, _CAPS)
     for words, chosen in _CUTS:
         yield Term(words, words, _products(_channels(chosen), _same), operand=True)
+    fix = "let the softmax see the scaled dot products of each query and key as they are"
     for words, function in _FUNCTIONS:
-        yield Term(words, words, _of_scores(function), operand=True)
+        yield Term(words, words, _of_scores(function), operand=True, fix=fix)
 
 
 def _places(function: Callable[[Tensor, Tensor], Tensor]) -> TermValues:
@@ -423,6 +424,14 @@ def _added() -> Iterator[Term]:
 ALIBI: Final = Term(
     "alibi", "the declared bias by distance", lambda _call, attention: attention.alibi
 )
+# Other operands have that bias in them. Where it is all that there is, the shortest words say so.
+_ALIBI_ALONE: Final = Term(
+    "alibi alone",
+    "the ALiBi bias alone",
+    lambda _call, attention: attention.alibi,
+    operand=True,
+    fix="add the bias by distance to the scaled dot products: it does not take their place",
+)
 SCORES: Final = Term("scores", "the scores", lambda _call, a: scored(a, plain_scores(a)))
 PRODUCTS: Final = Term("products", "the scaled products", lambda _call, a: plain_scores(a))
 UNCAPPED: Final = Term(
@@ -457,5 +466,5 @@ _LINEAR: Final = tuple(
 _CAPPED: Final = tuple(
     Term(words, words, _under_cap(under), operand=True, fix=_FIX_CAP) for words, under in _UNDER_CAP
 )
-OPERANDS: Final = (UNCAPPED, *_CAPPED, *_operands(), *_IN_TURNS, _OF_GROUPS, *_LINEAR)
+OPERANDS: Final = (UNCAPPED, _ALIBI_ALONE, *_CAPPED, *_operands(), *_IN_TURNS, _OF_GROUPS, *_LINEAR)
 ADDED: Final = tuple(_added())

@@ -432,7 +432,7 @@ EXCHANGES: Final[tuple[NamedMistake, ...]] = (
     ),
     *named("query-and-key-swapped", _GOLDEN)(
         "query and key are swapped",
-        "the softmax runs over the keys of each query",
+        "multiply the queries by the transposed keys: each row of scores is of one query",
         {"inputs": _exchanged(query="key", key="query")},
     ),
     *named("query-and-value-swapped", _GOLDEN)(

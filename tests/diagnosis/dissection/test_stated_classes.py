@@ -377,6 +377,19 @@ def test_other_slopes_of_a_bias_by_distance_are_told(
     assert words in said(attend, semantics=point)["text"]
 
 
+def test_a_bias_by_distance_alone_is_told() -> None:
+    """In place of the scores: no product with a key that is the same for all keys."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ahead = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None]
+        distance = (ahead - (k.shape[2] - q.shape[2])).abs()
+        slopes = golden.alibi_slopes(q.shape[1]).to(q.dtype)[:, None, None]
+        return (slopes * distance).expand(q.shape[0], -1, -1, -1).softmax(-1) @ v
+
+    entry = said(attend, semantics=conformance.Semantics(alibi=True))
+    assert entry["text"] == "the logits are made with -1 times the ALiBi bias alone"
+
+
 @pytest.mark.nightly
 def test_heads_of_a_core_that_are_normalised_or_turned_otherwise_are_told() -> None:
     """Which of queries and keys is normalised by which rule, and how many channels are turned."""
