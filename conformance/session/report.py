@@ -256,12 +256,12 @@ def smallest(clauses: Iterable[ClauseEntry]) -> ClauseEntry:
 
 
 def _size(clause: ClauseEntry) -> tuple[bool, int, int]:
-    """Whether a failing problem is lacking, its calls, and the elements of its tensors."""
+    """Whether a problem that shows numbers is lacking, its calls, the elements of its tensors."""
     data = clause.get("counterexample") or _NONE
     problem = data.get("problem") or _NONE
     sizes = problem.get("geometry") or _NONE
-    elements = math.prod(int(sizes.get(name) or 1) for name in _SIZES)
-    return not problem, len(data.get("calls") or ()), elements
+    elements = math.prod(int(sizes.get(name, 1)) for name in _SIZES)
+    return not (problem and elements), len(data.get("calls") or ()), elements
 
 
 _PROBLEMS: Final = {

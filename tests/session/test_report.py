@@ -251,6 +251,13 @@ def test_one_mistake_is_one_cause_with_its_smallest_input() -> None:
     assert cause["counterexample"] == clauses[1]["counterexample"]
 
 
+def test_an_input_without_elements_shows_nothing() -> None:
+    """It is the smallest of all: a cause is shown on one that has numbers, if there is one."""
+    clauses = [failed("a.one", named("x"), keys=0), failed("a.two", named("x"), keys=9)]
+    assert causes_of(clauses)[0]["failure"]["id"] == "a.two"
+    assert causes_of(clauses[:1])[0]["failure"]["id"] == "a.one"
+
+
 def test_a_picture_stays_at_its_failure() -> None:
     """A cause names the failure that it shows; what was read there is not written twice."""
     drawn = {**named("x"), "picture": {"text": "a weight is wrong"}}

@@ -45,6 +45,16 @@ def test_a_cause_is_told_once() -> None:
     assert set(re.findall(r"mask\.number-\d+", text)) == {f"mask.number-{n}" for n in range(14)}
 
 
+def test_many_clauses_leave_room_for_the_next_cause() -> None:
+    """They are counted by family: the second cause has its fix and its input, too."""
+    many = [failure(f"{area}.number-{n}", "x") for area in ("mask", "shape") for n in range(40)]
+    text = "\n".join(lines([*many, failure("state.unseen", "y")]))
+    assert "explains mask.* 40, shape.* 40 (80 clauses)" in text
+    assert "mend x" in text
+    assert "mend y" in text
+    assert text.count("batch 1, heads 2") == 2
+
+
 def test_a_mistake_of_one_dtype_is_said_to_be_one() -> None:
     """Of a candidate that is right in float32, the dtype that is wrong is what to look at."""
     wrong = [failure(f"mask.number-{n}", "scale-missing", dtype="bfloat16") for n in range(2)]
