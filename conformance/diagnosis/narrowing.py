@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import and_
-from typing import Final
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -104,6 +104,8 @@ def _in_a_short_tile(size: int) -> Part:
     return _index(f"short tile of {size}", words, lambda i, n: i >= n // size * size, "query")
 
 
+# The first of these depend on what a mask keeps, the others on indices and sizes alone.
+OF_MASKS: Final = 2
 PARTS: Final[tuple[Part, ...]] = (
     Part("rows without keys", "in rows without keys", _without_keys),
     Part("rows with hidden keys", "in rows from which some key is hidden", _with_hidden_keys),
@@ -155,11 +157,11 @@ class Narrowing:
     """Some observed answers, and the conditions under which mistakes are made in them."""
 
     def __init__(self, observed: Sequence[BatteryAnswer], compared: RowComparison) -> None:
-        self.observed = observed
+        wrong = [answer for answer in observed if answer.margin > 1.0]
+        self.observed = [*wrong, *_most_alike_first(observed, wrong)]
         self._compared = compared
         # Wrong answers: those that refuted a mistake last, before any those on which most mistakes
         # have been acted out already.
-        wrong = (answer for answer in observed if answer.margin > 1.0)
         self._wrong = sorted(wrong, key=lambda answer: -compared.acted.count(answer.inputs))
 
     def explains_wrong(self, mistake: NamedMistake) -> bool:
@@ -174,11 +176,12 @@ class Narrowing:
     def narrowed(self, mistake: NamedMistake, most: int = MOST_CONDITIONS) -> Narrowed | None:
         """The mistake where alone it is made; None where it does not explain the wrong rows.
 
-        None as well where that takes more conditions than ``most``. Answers are looked at in their
-        order: the sooner one comes that the mistake does not explain, or some for which no such
-        conditions suffice, the less is computed. More rows never take fewer conditions.
+        None as well where that takes more conditions than ``most``. The sooner an answer comes that
+        the mistake does not explain, or some for which no such conditions suffice, the less is
+        computed: right answers come first that are most alike the wrong ones. More rows never take
+        fewer conditions.
         """
-        made, spared, unable, count, look = [], [], [], 0, FIRST_LOOK
+        made, spared, unable, count, telling, look = [], [], [], 0, 0, FIRST_LOOK
         for answer in self.observed:
             rows = self._compared.rows(mistake, answer)
             if rows is None or bool(rows.unexplained.any()):
@@ -190,7 +193,8 @@ class Narrowing:
                 made.append(traits[rows.made.flatten()])
                 spared.append(traits[rows.spared.flatten()])
                 count += len(spared[-1])
-                if len(made) >= look:
+                telling += bool(len(spared[-1]))
+                if telling >= look:
                     made, spared, look = [_each_once(made)], [_each_once(spared)], 2 * look
                     if len(made[0]) and _telling_apart(made[0], spared[0], most) is None:
                         return None
@@ -210,6 +214,18 @@ class Narrowing:
         )
 
 
+def _most_alike_first(
+    observed: Sequence[BatteryAnswer], wrong: Sequence[BatteryAnswer]
+) -> list[BatteryAnswer]:
+    """The right answers, first those to calls that meet most conditions which all wrong ones do.
+
+    Such a call that a mistake would spoil rules out most conditions at once.
+    """
+    common = [one for one in _OF_CALLS if all(one.holds(answer.inputs) for answer in wrong)]
+    right = (answer for answer in observed if answer.margin <= 1.0)
+    return sorted(right, key=lambda answer: -sum(one.holds(answer.inputs) for one in common))
+
+
 def _traits(answer: BatteryAnswer) -> Tensor:
     """What conditions may be about: whole numbers ``[rows, traits]``; remembered.
 
@@ -225,17 +241,34 @@ _TRAITS: Final[WeakKeyDictionary[BatteryAnswer, Tensor]] = WeakKeyDictionary()
 
 
 def _made_traits(answer: BatteryAnswer) -> Tensor:
-    inputs, shape = answer.inputs, answer.exact.output.shape[:-1]
-    axes = torch.meshgrid(*(torch.arange(size) for size in shape), indexing="ij")
-    flat = [axis.flatten() for axis in axes]
-    item, query, head = flat[0], flat[-1], flat[1] if len(flat) == len("BHL") else None
-    parts = [part.holds(inputs, item, head, query) for part in PARTS]
-    none = torch.zeros_like(item)
-    places = [query, item, none if head is None else head]
-    of_rows = torch.stack([*(none if part is None else part.long() for part in parts), *places])
+    inputs, shape = answer.inputs, tuple(answer.exact.output.shape[:-1])
+    sizes = inputs.geometry
+    counts = sizes.batch, sizes.num_heads, sizes.query_length, sizes.key_length
+    if (shape, counts) not in _OF_ROWS:
+        if len(_OF_ROWS) >= MOST_SHAPES:
+            _OF_ROWS.clear()
+        axes = torch.meshgrid(*(torch.arange(size) for size in shape), indexing="ij")
+        flat = [axis.flatten() for axis in axes]
+        item, query, head = flat[0], flat[-1], flat[1] if len(flat) == len("BHL") else None
+        parts = [part.holds(inputs, item, head, query) for part in PARTS[OF_MASKS:]]
+        none = torch.zeros_like(item)
+        places = [query, item, none if head is None else head]
+        columns = [*(none if part is None else part.long() for part in parts), *places]
+        _OF_ROWS[shape, counts] = item, head, query, torch.stack(columns)
+    item, head, query, of_rows = _OF_ROWS[shape, counts]
+    of_masks = [part.holds(inputs, item, head, query) for part in PARTS[:OF_MASKS]]
+    masked = torch.stack(
+        [torch.zeros_like(item) if one is None else one.long() for one in of_masks]
+    )
     of_call = [condition.holds(inputs) for condition in _OF_CALLS]
     of_call += [getattr(inputs.geometry, field) for field in SIZES]
-    return torch.cat([of_rows.T, torch.tensor(of_call).expand(len(item), -1)], dim=-1)
+    columns = [masked.T, of_rows.T, torch.tensor(of_call).expand(len(item), -1)]
+    return torch.cat(columns, dim=-1)
+
+
+# What follows from the shape of an answer and from sizes alone: indices, and the parts of its rows.
+_OF_ROWS: Final[dict[Any, tuple[Tensor, Tensor | None, Tensor, Tensor]]] = {}
+MOST_SHAPES: Final = 256
 
 
 _OF_CALLS: Final = tuple(

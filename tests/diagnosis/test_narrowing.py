@@ -11,7 +11,7 @@ from torch import Tensor
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
 from conformance.diagnosis.agreement import RowComparison
-from conformance.diagnosis.battery import Observation
+from conformance.diagnosis.battery import Observation, answers_to
 from conformance.diagnosis.conditions import FINER, size_limit
 from conformance.diagnosis.mistaken_answer import DiagnosedSubject, acted_answers
 from conformance.diagnosis.mistakes import named_mistakes
@@ -42,6 +42,26 @@ def test_what_takes_more_conditions_than_asked_for_ends_early() -> None:
     nothing, read = learnt(0)
     assert nothing is None
     assert read < len(observed)
+
+
+def unscaled_for_one_query_of_one_item(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The scale is lost, but only where two conditions hold together."""
+    lost = query.shape[0] == query.shape[-2] == 1
+    scale = 1.0 if lost else query.shape[-1] ** -0.5
+    return torch.softmax(query @ key.mT * scale, dim=-1) @ value
+
+
+def test_right_calls_that_are_most_alike_wrong_ones_are_read_first() -> None:
+    """Where no single condition tells them apart, few right calls suffice to see that."""
+    candidate = core(unscaled_for_one_query_of_one_item, **BARE_FLOAT32)
+    subject = DiagnosedSubject(Subject(candidate, "float32"))
+    sizes = ((1, 1), (2, 1), (1, 2), (2, 2))
+    near = [problem(batch=batch, query_length=queries) for batch, queries in sizes]
+    observed = [*Observation(subject, None).whole, *answers_to(subject, near)]
+    unscaled = next(one for one in named_mistakes() if one.name == "scale-missing")
+    compared = RowComparison(subject, acted_answers(subject))
+    assert Narrowing(observed, compared).narrowed(unscaled, 1) is None
+    assert len(compared._agreeing) <= len(observed) / 2
 
 
 def test_the_fewest_conditions_tell_inputs_apart() -> None:
