@@ -437,3 +437,16 @@ def shape_decides(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -
 def with_tables(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Needs rotary tables, which are neither keys nor values."""
     return x * cos + x.flip(-1) * sin
+
+
+def bool_is_lost(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None
+) -> Tensor:
+    """Adds a float mask; a boolean one is overwritten by its own fill, and read no more."""
+    bias = torch.zeros(query.shape[-2], key.shape[-2], dtype=query.dtype)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask.masked_fill_(attn_mask.logical_not(), float("-inf"))
+    elif attn_mask is not None:
+        bias = bias + attn_mask
+    scores = query @ key.mT / query.shape[-1] ** 0.5 + bias
+    return torch.softmax(scores, dim=-1) @ value

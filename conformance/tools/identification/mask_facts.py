@@ -213,7 +213,8 @@ def add_facts(case: Investigation) -> None:
             )
     readings = [result for result in results if isinstance(result, MaskReading)]
     _declare(case, readings)
-    idle = _without_effect(results)
+    idle = _without_effect(results, readings)
+    _observe_idle_forms(case, results, readings)
     case.unread = [name for name in _not_read(results, readings) if name not in idle]
     if not readings:
         case.idle = next((name for name in idle if not _OF_OTHERS.search(name)), "")
@@ -313,12 +314,24 @@ def _declare(case: Investigation, understood: Sequence[MaskReading]) -> None:
     _leaks(case, list(firsts.values()))
 
 
-def _without_effect(results: Sequence[MaskResult]) -> list[str]:
+def _observe_idle_forms(
+    case: Investigation, results: Sequence[MaskResult], readings: Sequence[MaskReading]
+) -> None:
+    """Record each form that a mask is taken in and hides nothing, where another form does."""
+    read = {reading.parameter.name for reading in readings}
+    for mask in results:
+        if isinstance(mask, UnreadMask) and mask.idle and mask.parameter.name in read:
+            words = f"`{mask.parameter.name}` is taken as a {mask.kind} mask, and hides no key then"
+            fix = "hide the keys that it marks, or raise for what is no additive mask"
+            case.observed.append(without_effect(f"{mask.parameter.name} ({mask.kind})", words, fix))
+
+
+def _without_effect(results: Sequence[MaskResult], readings: Sequence[MaskReading]) -> list[str]:
     """The names of the parameters on which no answer depends, in any form."""
     unread = [
         mask for mask in results if isinstance(mask, UnreadMask) and not mask.parameter.guessed
     ]
-    names = _not_read(results, ())
+    names = _not_read(results, readings)
     return [
         name for name in names if all(mask.idle for mask in unread if mask.parameter.name == name)
     ]

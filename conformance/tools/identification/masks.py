@@ -139,7 +139,11 @@ def _of_parameter(case: Probed, parameter: CallParameter) -> Iterator[MaskResult
             if added and kind is not _KINDS[0]:
                 continue  # a bias of 0 and 1
             understood = not added
-        elif result is not None and (additive is not None or lengths is not None or understood):
+        elif (
+            result is not None
+            and (additive is not None or lengths is not None or understood)
+            and not (result.idle and kind is _KINDS[0])  # nobody expects a bool to be ignored
+        ):
             continue  # another form is what the parameter is for
         if result is not None:
             yield result

@@ -214,6 +214,16 @@ def test_a_boolean_mask_that_is_added_is_told() -> None:
     assert "True is added as 1, and nothing is hidden" in fact["found"]
 
 
+def test_a_boolean_mask_that_is_lost_is_told() -> None:
+    """As of torch's own example: a mask that is taken and hides nothing is no other form."""
+    found = record("bool_is_lost")
+    facts = {entry["fact"]: entry["found"] for entry in found["facts"]}
+    assert "it changes nothing" in facts["mask attn_mask (bool)"]
+    assert "added to the logits" in facts["mask attn_mask (additive float)"]
+    (said,) = [one for one in found["deviations"] if one["mistaken"]]
+    assert said["text"] == "`attn_mask` is taken as a bool mask, and hides no key then"
+
+
 def test_rounding_is_no_order_of_tokens() -> None:
     """Float32 inside does not make the order of the keys matter."""
     assert value("rounded_to_float32", "position") is False
