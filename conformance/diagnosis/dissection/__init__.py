@@ -36,6 +36,7 @@ from .bias_statements import (
     misplaced_bias_statements,
 )
 from .by_head import head_statements
+from .comparisons import comparison_statements
 from .denominators import sink_statements, sum_statements
 from .influence import (
     exchanged_weight_statements,
@@ -94,6 +95,7 @@ OF_WEIGHTS: Final = (
     band_statements,
     window_statements,
     visibility_statements,
+    comparison_statements,
     lost_cache_statements,
     repeated_key_statements,
     additive_mask_statements,

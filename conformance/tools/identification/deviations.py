@@ -12,8 +12,8 @@ from typing import Any, Final
 from ..._golden import golden
 from ...diagnosis.mistakes import MISTAKES, NamedMistake, mistaken_conventions
 from .agreement import Probed
+from .convention import ScoreFunction, written
 from .record import Findings
-from .score_functions import ScoreFunction, written
 from .signature import CallParameter, Parameters
 
 _BIASES: Final = {"q": "query_bias", "v": "value_bias", "o": "output_bias"}

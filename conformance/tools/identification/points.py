@@ -23,7 +23,7 @@ from ...diagnosis.dissection.reading import ROOM, Reading
 from ...diagnosis.dissection.terms import ALIBI, PRODUCTS, Term
 from ...diagnosis.mistakes import DeclaredCall
 from ...tolerance import model
-from .score_functions import ScoreFunction, capped, sloped, windowed
+from .convention import ScoreFunction, capped, sloped, windowed
 
 SCALES: Final = (
     "inverse-sqrt-head-size",

@@ -11,12 +11,11 @@ import torch
 from ..._golden import golden
 from ...adapters.multihead import is_multihead
 from ...declare.declaration import DEFAULT_FEATURES, mixed_in
-from .convention import LAYER_LAYOUTS, Convention, adapter_body, header
+from .convention import LAYER_LAYOUTS, Convention, ScoreFunction, adapter_body, header, written
 from .deviations import Investigation, deviations, expected, promised
 from .implementation import Implementation
 from .points import function_in
 from .record import NO_MEANING, deviations_words
-from .score_functions import ScoreFunction, written
 
 Ties = tuple[tuple[str, str], ...]
 

@@ -50,7 +50,10 @@ def banded(
 
 
 STATED: dict[str, tuple[Callable[..., Tensor], str]] = {
-    "a reversed shift": (banded(lambda more: -more), "less the number by which keys are more"),
+    "a reversed shift": (
+        banded(lambda more: -more),
+        "queries are moved along the keys by the number of queries less that of keys",
+    ),
     "the middle": (banded(lambda more: more // 2), "moved, from the middle of the keys"),
     "a ring": (
         banded(distance=lambda before, keys: before % keys),

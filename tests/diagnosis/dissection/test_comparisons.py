@@ -1,0 +1,110 @@
+"""Comparisons that show other keys are read, and stated by what is compared in another way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from examples import core
+from torch import Tensor
+
+from conformance.clauses.subject import Subject
+from conformance.diagnosis import diagnose
+from conformance.diagnosis.battery import Observation
+from conformance.diagnosis.dissection.comparisons import Comparisons
+from conformance.diagnosis.mistaken_answer import DiagnosedSubject
+from conformance.diagnosis.mistakes import DeclaredCall
+
+Window = tuple[int, int] | None
+# What a query sees, from keys less queries, the flag, the window and the numbers of both.
+Seen = Callable[[Tensor, int, tuple[int, int], int, int], Tensor]
+
+
+def comparing(seen: Seen) -> Callable[..., Tensor]:
+    """A core that shows other keys; rows without any are zeros."""
+
+    def attend(
+        query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False, window: Window = None
+    ) -> Tensor:
+        queries, keys = query.shape[2], key.shape[2]
+        ahead = torch.arange(keys) - torch.arange(queries)[:, None]
+        shown = seen(ahead, causal, window or (-1, -1), queries, keys)
+        scores = query @ key.mT / math.sqrt(query.shape[-1])
+        weights = scores.masked_fill(~shown, -math.inf).softmax(dim=-1)
+        return weights.masked_fill(~shown.any(dim=-1, keepdim=True), 0.0) @ value
+
+    return attend
+
+
+def windowed(ahead: Tensor, window: tuple[int, int]) -> Tensor:
+    """What a window shows."""
+    left, right = window
+    return ((ahead >= -left) | (left < 0)) & ((ahead <= right) | (right < 0))
+
+
+def flag_turned(
+    ahead: Tensor, causal: int, window: tuple[int, int], queries: int, keys: int
+) -> Tensor:
+    """``if not causal``."""
+    ahead = ahead - (keys - queries)
+    return ((ahead <= 0) | bool(causal)) & windowed(ahead, window)
+
+
+def end_turned(
+    ahead: Tensor, causal: int, window: tuple[int, int], queries: int, keys: int
+) -> Tensor:
+    """The keys up to the left end of a window, in place of those from there on."""
+    ahead, (left, right) = ahead - (keys - queries), window
+    shown = (ahead <= 0) | (not causal)
+    return shown & ((ahead <= -left) | (left < 0)) & windowed(ahead, (-1, right))
+
+
+def moved(ahead: Tensor, causal: int, window: tuple[int, int], queries: int, _keys: int) -> Tensor:
+    """Queries moved by their own number."""
+    ahead = ahead - queries
+    return ((ahead <= 0) | (not causal)) & windowed(ahead, window)
+
+
+STATED: dict[str, tuple[Seen, str]] = {
+    "the flag turned round": (
+        flag_turned,
+        "band: keys after the query are hidden where the call is not causal, and shown where it is",
+    ),
+    "an end turned round": (
+        end_turned,
+        "band: before the query a window shows the keys at its end or beyond, not those within",
+    ),
+    "another number": (moved, "band: queries are moved along the keys by the number of queries"),
+}
+
+
+def candidate_of(seen: Seen) -> Subject:
+    """A subject with a window and a causal flag that ends at the last key."""
+    options = {"masks": [], "causal": "bottom-right", "features": ["window"]}
+    return Subject(
+        core(comparing(seen), **options, empty_rows="zeros", dtypes=["float32"]), "float32"
+    )
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("wrong", STATED, ids=str)
+def test_what_is_compared_otherwise_is_stated(wrong: str) -> None:
+    """A flag or an end that is turned round, and another number to move queries by, are stated."""
+    seen, name = STATED[wrong]
+    (entry,) = diagnose(candidate_of(seen))
+    assert entry["name"] == name
+    assert entry["fix"]
+
+
+def test_right_comparisons_show_what_should_be_seen() -> None:
+    """Comparisons that are all made as they should be show exactly the keys of the golden."""
+    subject = DiagnosedSubject(candidate_of(flag_turned))
+    answers = Observation(subject, None).whole
+    assert any(one.inputs.causal and one.inputs.window for one in answers)
+    for one in answers:
+        call = DeclaredCall(inputs=one.inputs, semantics=subject.declaration.semantics)
+        shown = Comparisons().shown(call).expand(one.inputs.score_shape)
+        assert torch.equal(shown, one.inputs.allowed(call.semantics))
+        assert Comparisons().inputs_for(call) is None
