@@ -20,9 +20,11 @@ from ..running.workers.supervisor import HarnessError, OutOfTime, Supervisor, Wo
 # Of a run that ends with its first failure: so many clauses come first, with all their examples.
 # They show most mistakes, in a fifth of a second.
 WHOLE_FIRST: Final = 3
-# What no first example shows a few more show, mostly of those clauses that find mistakes soonest;
-# then all those of the clause of all options together, and some of every other.
+# What no first example shows a few more show: of the next clause, which asks all options together
+# and shows within some dozens what needs two of them, of those that find mistakes soonest, and of
+# every other.
 _SOON: Final = 14
+_MOST_OF_NEXT: Final = 48
 _MORE_OF_SOON: Final = 8
 _MORE: Final = 3
 # Until so many clauses have run, no time is estimated.
@@ -214,8 +216,8 @@ class ChunkRun:
         whole, broad = ends[:WHOLE_FIRST], ends[WHOLE_FIRST:]
         waiting: dict[int, ClauseResult] = {}
         done: set[int] = set()
-        soon, later = broad[:_SOON], broad[_SOON:]
-        more = (soon, _MORE_OF_SOON), (broad[:1], None), (later, _MORE)
+        soon, later = broad[1:_SOON], broad[_SOON:]
+        more = (broad[:1], _MOST_OF_NEXT), (soon, _MORE_OF_SOON), (later, _MORE)
         for numbers, most in ((whole, None), (broad, 1), *more, (chunk.numbers, None)):
             left = [number for number in numbers if number not in done]
             order = replace(chunk.order, most=most)
