@@ -264,6 +264,7 @@ def _causes(record: Record, anchors: Anchors) -> list[tuple[Record, list[dict[st
                 "input": wording.counterexample(cause.get("counterexample") or {}),
                 "found": wording.new_words(cause, wording.failure_of(candidate, cause)),
                 "links": [(slug, details.get(slug, "")) for slug in cause["clauses"]],
+                "families": wording.by_family(cause["clauses"]),
             }
             for cause in wording.causes(candidate)
             if (cause["level"] == "MUST") is must

@@ -16,6 +16,7 @@ from ..base.printable_text import few
 from . import counterexample, wording
 from .complete import Record
 from .wording import (
+    by_family,
     cause_title,
     causes,
     counted,
@@ -33,8 +34,6 @@ WIDTH: Final = 100
 MOST_LINES: Final = 34
 # Lines of the smallest input that are shown: of more there are only numbers.
 MOST_OF_INPUT: Final = 12
-# Clauses of a cause that are listed, in a few lines; of more than that how many of each family.
-_MOST_LISTED: Final = 20
 _LONGEST: Final = 420
 # Lines of warnings, of what failed besides and of what was not tested; the rest is counted.
 _MOST_WARNED: Final = 6
@@ -140,7 +139,7 @@ def _block(candidate: Record, cause: Record, number: int, width: int, *, alone: 
     fix = _labelled("fix", cut(str(cause.get("fix") or ""), _LONGEST), width)
     fix += _labelled("line", said_line(cause), width)
     clauses = list(cause["clauses"])
-    listed = ", ".join(clauses) if len(clauses) <= _MOST_LISTED else _by_family(clauses)
+    listed = by_family(clauses) or ", ".join(clauses)
     every = f"{listed} ({counted(len(clauses), 'clause')}{_alone(candidate, cause)})"
     clause = failure_of(candidate, cause)
     # The line of the input names it, or the title.
@@ -158,12 +157,6 @@ def _block(candidate: Record, cause: Record, number: int, width: int, *, alone: 
     if tensors and len(shown) + len(tensors) <= MOST_OF_INPUT:
         versions.insert(0, [*name, *fix, *shown, *tensors, *explains])
     return _Block(versions=tuple(versions))
-
-
-def _by_family(clauses: Sequence[str]) -> str:
-    """``mask.* 5, shape.* 4``: how many of each family."""
-    families = Counter(slug.partition(".")[0] for slug in clauses)
-    return ", ".join(f"{family}.* {count}" for family, count in families.items())
 
 
 def _alone(candidate: Record, cause: Record) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -173,6 +174,18 @@ def said_line(entry: Record) -> str:
         return ""
     place = f"{'wrong or missing before ' if line.before else ''}{line.file}:{line.number}"
     return f"{place}: {line.text}" if line.text else place
+
+
+# Clauses of a cause that are listed, in a few lines; of more than that how many of each family.
+_MOST_LISTED: Final = 20
+
+
+def by_family(clauses: Sequence[str]) -> str:
+    """``mask.* 12, shape.* 9``: of many clauses how many are of each family, "" of a few."""
+    if len(clauses) <= _MOST_LISTED:
+        return ""
+    families = Counter(slug.partition(".")[0] for slug in clauses)
+    return ", ".join(f"{family}.* {count}" for family, count in families.items())
 
 
 def causes(candidate: Record) -> list[Record]:

@@ -90,6 +90,20 @@ def test_a_cause_leads_to_the_dtype_that_failed() -> None:
     assert '<a href="#f0-0"><code>mask.golden</code></a>' in render_html(of(*both))
 
 
+def test_many_clauses_of_a_cause_are_folded_away() -> None:
+    """A screen and a half of links: how many are of each family stands for them; few are listed."""
+    named = [{"name": "x", "text": "it is x", "fix": "not x", "confidence": 1.0}]
+
+    def links_of(count: int) -> str:
+        every = [result("failed", f"mask.n{number}", diagnosis=named) for number in range(count)]
+        text = render_html(of(*every))
+        return text[text.index("<dt>explains</dt>") : text.index("About this run")]
+
+    assert "<dd><details><summary>mask.* 30</summary>" in links_of(30)
+    assert "mask.n29" in links_of(30)
+    assert "<details><summary>" not in links_of(3).partition("</dl>")[0]
+
+
 def test_a_replay_names_the_dtype_where_a_clause_ran_in_several() -> None:
     """One clause failed in two dtypes: each replay says which."""
     text = page(of(*EVERY)).text
