@@ -127,6 +127,8 @@ class BackwardDiagnostician:
         observed = list(every)
         # In half precision many statements hold at first, and more problems tell little apart.
         times = MOST_TIMES if self.subject.dtype in PRECISE else 1
+        if sum(bool(each.wrong) for each in every) == 1:  # which much fits
+            observed += further_gradients(self.subject, every, time=times + 1)
         for time in range(1, times + 1):
             proposed = (one for one in _proposals(observed) if _explains(one, observed))
             further: list[ObservedGradients] = []

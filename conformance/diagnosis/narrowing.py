@@ -355,15 +355,23 @@ def telling_apart(made: Sequence[Inputs], spared: Sequence[Inputs]) -> tuple[Con
     The plainest of equally many; None where no two tell them apart.
     """
     sizes = ([inputs.geometry for inputs in some] for some in (made, spared))
-    literals = [each for one in FINER for each in (one, one.negated) if each.words]
-    literals += size_limits(*sizes)
-    common = [one for one in literals if all(one.holds(inputs) for inputs in made)]
-    left = [
-        sum(1 << index for index, inputs in enumerate(spared) if one.holds(inputs))
-        for one in common
-    ]
+    kept = [index for index in range(len(_OF_CALLS)) if all(_met(one)[index] for one in made)]
+    limited = [one for one in size_limits(*sizes) if all(map(one.holds, made))]
+    common = [*(_OF_CALLS[index] for index in kept), *limited]
+    left = [sum(1 << i for i, one in enumerate(spared) if _met(one)[index]) for index in kept]
+    left += [sum(1 << i for i, one in enumerate(spared) if limit.holds(one)) for limit in limited]
     chosen = fewest(left, len(spared), MOST_OF_CALLS)
     return None if chosen is None else tuple(common[index] for index in chosen)
+
+
+def _met(inputs: Inputs) -> list[bool]:
+    """Which conditions a call meets; remembered."""
+    if inputs not in _MET:
+        _MET[inputs] = [condition.holds(inputs) for condition in _OF_CALLS]
+    return _MET[inputs]
+
+
+_MET: Final[WeakKeyDictionary[Inputs, list[bool]]] = WeakKeyDictionary()
 
 
 def fewest(left: Sequence[int], count: int, most: int) -> tuple[int, ...] | None:

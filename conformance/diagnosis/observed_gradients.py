@@ -92,8 +92,8 @@ def further_gradients(
 ) -> list[ObservedGradients]:
     """The gradients on problems that have not been observed: other values, and other sizes.
 
-    Among them are the neighbours of the plainest wrong one, but for those that drop weights, whose
-    gradients other clauses judge. Each ``time`` has values of its own.
+    Among them are the neighbours of the plainest wrong one, but for those that drop weights where
+    it does not: other clauses judge their gradients. Each ``time`` has values of its own.
     """
     candidate, dtype = subject.candidate, subject.dtype
     wrong = sorted((each for each in observed if each.wrong), key=_size, reverse=True)
@@ -106,8 +106,9 @@ def further_gradients(
         problems += edge_problems(candidate, _BIAS, dtype=dtype)[SIZES : SIZES + 2]
     problems += _lengthened(subject)
     if wrong:
-        near_it = neighbours(subject, _telling(wrong).problem, (OWN,))
-        problems += (one for one in near_it if one.dropout is None)
+        base = _telling(wrong).problem
+        near_it = neighbours(subject, base, (OWN,))
+        problems += (one for one in near_it if base.dropout or one.dropout is None)
     other = [
         problem.replace(seed=problem.seed + time * OTHER_VALUES, overrides=None)
         for problem in problems

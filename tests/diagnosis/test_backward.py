@@ -12,7 +12,7 @@ from examples import BARE_FLOAT32, core, layer, problem
 from torch import Tensor
 
 import conformance
-from candidates.broken import gradients, modified_gradients, weight_gradients
+from candidates.broken import gradients, modified_gradients, threes, weight_gradients
 from candidates.broken._backward import HandWritten, HandWrittenLayer, Steps
 from conformance._golden import golden
 from conformance.clauses.subject import Subject
@@ -20,7 +20,9 @@ from conformance.declare.candidate import Candidate
 from conformance.diagnosis.backward import BackwardDiagnostician
 from conformance.diagnosis.mistakes.backward_pass import gradients_with
 from conformance.diagnosis.mistakes.named_mistake import BackwardSteps, Gradients
+from conformance.diagnosis.observed_gradients import further_gradients, observe_gradients
 from conformance.oracle.oracle import evaluate
+from conformance.problems.combinations import HARDLY
 from conformance.problems.inputs import Inputs
 
 NAMED = {
@@ -255,3 +257,15 @@ def test_an_answer_that_is_wrong_with_sinks_does_not_blame_the_backward_pass(
     subject = Subject(candidate, "float32")
     entries = BackwardDiagnostician(subject).explain("gradients.sinks", problem(sinks=True))
     assert [entry["name"] for entry in entries] == [name]
+
+
+def test_a_gradient_that_is_wrong_with_dropout_is_asked_for_without_other_options() -> None:
+    """Neighbours that drop weights, too, say that it is not wrong with any dropout."""
+    subject = Subject(threes.GradientOfValueWithDropoutInWindow, "float32")
+    shown = observe_gradients(subject, problem(dropout=HARDLY, window=(1, 1), scale=0.3))
+    assert shown is not None
+    assert shown.wrong == ("value",)
+    further = further_gradients(subject, [shown])
+    right = [one.problem for one in further if one.problem.dropout and not one.wrong]
+    assert any(one.window is None for one in right)
+    assert any(one.scale is None for one in right)

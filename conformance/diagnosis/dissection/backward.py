@@ -290,14 +290,16 @@ def _under_conditions(
     form: Form, wrong: Sequence[BackwardReading], right: Sequence[BackwardReading]
 ) -> Form | None:
     """A form under the conditions without which gradients are right; None where none fit."""
+    made = [reading.observed.inputs for reading in wrong]
     spared, unable = [], []
-    for reading in right:
+    for reading in reversed(right):  # the last ones were asked for next to wrong ones
         values = reading.values(form.variant, form.role)
         if values is None:
             unable.append(reading.observed.inputs)
         elif reading.spared(form.role, form.times.value(reading.backward.call) * values):
             spared.append(reading.observed.inputs)
-    made = [reading.observed.inputs for reading in wrong]
+            if not len(spared) % FEW and telling_apart(made, spared) is None:
+                return None  # more of them take no fewer conditions
     conditions = telling_apart(made, spared)
     if unable and conditions is not None:  # that it cannot be made there is a condition of it, too
         conditions = telling_apart(made, [*spared, *unable]) or conditions
