@@ -16,6 +16,7 @@ from ...problems.inputs import Inputs
 from ._steps import (
     admitted_by_mask,
     admitted_by_structure,
+    has_bias,
     has_causal,
     has_mask,
     hides_keys,
@@ -80,6 +81,14 @@ def cut_after_softmax(part: str) -> CoreChange:
         return weighing(attention, golden.softmax(logits) * allowed)
 
     return core
+
+
+def _cut_but_for_additive(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+    """Whatever hides keys cuts weights, but minus infinities that are added to the logits."""
+    allowed, _ = hidden_by(call, "both")
+    kept = admitted_by_mask(call) if has_bias(call.inputs) else torch.ones_like(allowed)
+    logits = unmasked_logits(attention).masked_fill(~kept, float("-inf"))
+    return weighing(attention, golden.softmax(logits) * allowed)
 
 
 def added_to_hidden(part: str, fill: float, *, empty_too: bool) -> InputsChange:
@@ -304,6 +313,7 @@ FILLED: Final[tuple[NamedMistake, ...]] = (
         "the weights are masked after the softmax: the rows no longer sum to one",
         "mask the logits before the softmax",
         {"core": cut_after_softmax("mask")},
+        {"core": _cut_but_for_additive, "where": hides_keys},
     ),
     *named("causal-multiplies-logits", "mask.causal", where=has_causal)(
         "the logits are multiplied by the triangle: a future key keeps a logit of 0",

@@ -9,6 +9,7 @@ import torch
 from examples import core
 from torch import Tensor
 
+from candidates.broken.masking import MaskedAfterSoftmax
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
 
@@ -50,3 +51,9 @@ def test_a_fill_near_the_least_half_has_one_name(fill: float, name: str) -> None
     (entry,) = diagnose(Subject(core(attend, dtypes=["float32"], **promises), "float32"))
     assert entry["name"] == f"mask-fill-{name}"
     assert ("-6e4 to -65504" in entry["text"]) == (name == "65000")
+
+
+def test_a_mask_after_the_softmax_has_one_name_where_an_additive_one_is_added() -> None:
+    """Masks and causality cut the weights; minus infinities are in the logits before."""
+    (entry,) = diagnose(Subject(MaskedAfterSoftmax, "float32"))
+    assert entry["name"] == "mask-multiplies-weights"
