@@ -45,8 +45,9 @@ class _Tokens:
 
 def _tokens(inputs: Inputs, name: str) -> _Tokens:
     present = there(inputs, name, getattr(inputs, name))
-    if name == "key" and present.shape[1] != inputs.geometry.key_length:
-        present = torch.ones(len(present), inputs.geometry.key_length, dtype=torch.bool)
+    length = getattr(inputs.geometry, f"{name}_length")
+    if present.shape[1] != length:
+        present = torch.ones(len(present), length, dtype=torch.bool)
     count = present.sum(-1)
     place = present.cumsum(-1) - 1
     packed = place + (count.cumsum(0) - count)[:, None]

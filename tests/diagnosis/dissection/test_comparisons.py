@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from examples import core
+from examples import core, layer, problem
 from torch import Tensor
 
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
 from conformance.diagnosis.battery import Observation
-from conformance.diagnosis.dissection.comparisons import Comparisons
+from conformance.diagnosis.dissection.comparisons import Comparisons, _tokens
 from conformance.diagnosis.mistaken_answer import DiagnosedSubject
 from conformance.diagnosis.mistakes import DeclaredCall
 
@@ -108,3 +108,11 @@ def test_right_comparisons_show_what_should_be_seen() -> None:
         shown = Comparisons().shown(call).expand(one.inputs.score_shape)
         assert torch.equal(shown, one.inputs.allowed(call.semantics))
         assert Comparisons().inputs_for(call) is None
+
+
+@pytest.mark.parametrize(("name", "axis"), [("query", 2), ("key", 3)])
+def test_tokens_of_a_layer_are_counted_by_its_lengths(name: str, axis: int) -> None:
+    """The tokens of a layer have no axis of heads: what looks like a length is their width."""
+    inputs = Subject(layer(), "float32").inputs(problem(query_length=5, key_length=7))
+    place = _tokens(inputs, name).place
+    assert place.shape[axis] == getattr(inputs.geometry, f"{name}_length")
