@@ -244,9 +244,9 @@ def _made_traits(answer: BatteryAnswer) -> Tensor:
     inputs, shape = answer.inputs, tuple(answer.exact.output.shape[:-1])
     sizes = inputs.geometry
     counts = sizes.batch, sizes.num_heads, sizes.query_length, sizes.key_length
-    if (shape, counts) not in _OF_ROWS:
-        if len(_OF_ROWS) >= MOST_SHAPES:
-            _OF_ROWS.clear()
+    if (shape, counts) not in _rows_of_shapes:
+        if len(_rows_of_shapes) >= MOST_SHAPES:
+            _rows_of_shapes.clear()
         axes = torch.meshgrid(*(torch.arange(size) for size in shape), indexing="ij")
         flat = [axis.flatten() for axis in axes]
         item, query, head = flat[0], flat[-1], flat[1] if len(flat) == len("BHL") else None
@@ -254,8 +254,8 @@ def _made_traits(answer: BatteryAnswer) -> Tensor:
         none = torch.zeros_like(item)
         places = [query, item, none if head is None else head]
         columns = [*(none if part is None else part.long() for part in parts), *places]
-        _OF_ROWS[shape, counts] = item, head, query, torch.stack(columns)
-    item, head, query, of_rows = _OF_ROWS[shape, counts]
+        _rows_of_shapes[shape, counts] = item, head, query, torch.stack(columns)
+    item, head, query, of_rows = _rows_of_shapes[shape, counts]
     of_masks = [part.holds(inputs, item, head, query) for part in PARTS[:OF_MASKS]]
     masked = torch.stack(
         [torch.zeros_like(item) if one is None else one.long() for one in of_masks]
@@ -267,7 +267,8 @@ def _made_traits(answer: BatteryAnswer) -> Tensor:
 
 
 # What follows from the shape of an answer and from sizes alone: indices, and the parts of its rows.
-_OF_ROWS: Final[dict[Any, tuple[Tensor, Tensor | None, Tensor, Tensor]]] = {}
+# No table that decides verdicts: those have names in capitals, and stay as they are.
+_rows_of_shapes: Final[dict[Any, tuple[Tensor, Tensor | None, Tensor, Tensor]]] = {}
 MOST_SHAPES: Final = 256
 
 
