@@ -302,6 +302,20 @@ def before_each_call(act: Callable[[], None]) -> Iterator[None]:
         _BEFORE_CALLS.remove(act)
 
 
+# What is entered around a candidate's code itself, where its settings of torch are kept.
+_WITHIN_CALLS: Final[list[contextlib.AbstractContextManager[Any]]] = []
+
+
+@contextlib.contextmanager
+def within_each_call(context: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+    """Enter something, such as a mode of torch, around each call that is made meanwhile."""
+    _WITHIN_CALLS.append(context)
+    try:
+        yield
+    finally:
+        _WITHIN_CALLS.remove(context)
+
+
 def guarded(
     function: Forward,
     positional: tuple[Any, ...],
@@ -346,7 +360,13 @@ def _watched(
     restore = integrity.after_call
     code = restore.__code__
     try:
-        with torch.set_grad_enabled(grad_mode), torch_state.kept():
+        with (
+            torch.set_grad_enabled(grad_mode),
+            torch_state.kept(),
+            contextlib.ExitStack() as within,
+        ):
+            for context in _WITHIN_CALLS:
+                within.enter_context(context)
             return function(*positional, **keywords)
     finally:
         if restore.__code__ is not code:  # what runs already, as this does, cannot be exchanged

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..base.mistake import NO_MISTAKE, UNKNOWN
+from ..base.results import Violation
 from ..calls.calling import CandidateFailure
 from ..calls.devices import CPU, kind_of
 from ..clauses.subject import Subject
@@ -38,6 +39,15 @@ FEWEST_WRONG: Final = 3
 FEWEST_RIGHT: Final = 3
 # Logits beyond it have exponentials that overflow float16.
 EXTREME: Final = math.log(65504.0)
+# What torch says of a number that is to be written into a tensor whose dtype cannot hold it.
+_DOES_NOT_FIT: Final = "without overflow"
+_TOO_LARGE: Final[dict[str, Any]] = {
+    "name": "number-beyond-dtype",
+    "text": "a number is written into a tensor whose dtype cannot hold it, such as -1e9 in float16",
+    "fix": "take a number of the tensor's own dtype: to hide keys torch.finfo(scores.dtype).min, "
+    "or -torch.inf",
+    "confidence": 1.0,
+}
 
 
 def unknown_entry(
@@ -81,6 +91,13 @@ def lost_search_entry(fault: str) -> dict[str, Any]:
 def unnamed_entry(text: str) -> dict[str, Any]:
     """The report's entry where no name was found, and why not."""
     return {"name": UNKNOWN, "text": text, "fix": "", "confidence": 0.0, "facts": {}}
+
+
+def beyond_dtype(raised: Violation) -> dict[str, Any] | None:
+    """The entry of a call that writes a number into a tensor whose dtype cannot hold it."""
+    if _DOES_NOT_FIT not in raised.message:
+        return None
+    return {**_TOO_LARGE, "text": f"{raised.message}: {_TOO_LARGE['text']}"}
 
 
 def _gather(

@@ -1,20 +1,13 @@
-"""Problems near a failing one: the same call with one feature changed, so that conditions show.
-
-Of a call that raises the sizes are changed, to say which of them it refuses.
-"""
+"""Problems near a failing one: the same call with one feature changed, so that conditions show."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
 from itertools import count, islice
 from math import gcd
 from typing import Any, Final
 
 from ..base.geometry import Geometry
-from ..base.results import Violation
-from ..calls.calling import CandidateFailure
-from ..calls.devices import CPU, kind_of
 from ..clauses.subject import Subject
 from ..problems.caching import draws_cache
 from ..problems.combinations import HARDLY
@@ -123,8 +116,13 @@ def with_size(subject: Subject, problem: Problem, field: str, size: int) -> Prob
     if field == "num_heads":
         heads, shared = problem.geometry.num_heads, problem.geometry.num_kv_heads
         sizes["num_kv_heads"] = size if shared == heads else gcd(size, shared)
-    resized = one_at_a_time(_resized(subject, _anew(problem), sizes), subject.candidate)
+    resized = at_sizes(subject, problem, sizes)
     return resized if getattr(resized.geometry, field) == size else None
+
+
+def at_sizes(subject: Subject, problem: Problem, sizes: dict[str, int]) -> Problem:
+    """A problem with other values at sizes as near to some as the candidate can be called with."""
+    return one_at_a_time(_resized(subject, _anew(problem), sizes), subject.candidate)
 
 
 def at_unseen_sizes(
@@ -225,136 +223,3 @@ def _masks(subject: Subject, problem: Problem) -> Iterator[dict[str, Any]]:
         for pattern in ("random", "dense"):
             plan = MaskPlan(pattern=pattern, form=form, shape=shape, finite_bias=form == "bias")
             yield {"mask": plan}
-
-
-# Sizes that a call is asked at which raises at one of them.
-_ASKED: Final = (1, 2, 3, 4, 5, 7, 8, 16, 32, 64, 128)
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    """Fields of a geometry that may be refused, in words; all get the same size.
-
-    ``equal`` is the field that the one of ``fields`` may have to be equal to, also in words.
-    """
-
-    words: str
-    fields: tuple[str, ...]
-    equal: str = ""
-    equal_words: str = ""
-
-
-_REFUSED: Final = (
-    _Sizes("the value head size", ("value_head_size",), "head_size", "the head size"),
-    _Sizes("the head size", ("head_size",)),
-    _Sizes("the number of keys", ("key_length",), "query_length", "that of queries"),
-    _Sizes("the number of queries", ("query_length",)),
-    _Sizes("the number of heads", ("num_heads",)),
-    _Sizes("the batch size", ("batch",)),
-    _Sizes("the head size of keys and values", ("head_size", "value_head_size")),
-    _Sizes("the number of queries and keys", ("query_length", "key_length")),
-)
-
-
-# What torch says of a number that is to be written into a tensor whose dtype cannot hold it.
-_DOES_NOT_FIT: Final = "without overflow"
-_TOO_LARGE: Final[dict[str, Any]] = {
-    "name": "number-beyond-dtype",
-    "text": "a number is written into a tensor whose dtype cannot hold it, such as -1e9 in float16",
-    "fix": "take a number of the tensor's own dtype: to hide keys torch.finfo(scores.dtype).min, "
-    "or -torch.inf",
-    "confidence": 1.0,
-}
-
-
-class RefusedSizes:
-    """Says at which sizes a call raises that answers at others, once for each exception's line.
-
-    Of a number that does not fit into a dtype it says that.
-    """
-
-    def __init__(self) -> None:
-        self._said: dict[tuple[Subject, str], dict[str, Any] | None] = {}
-
-    def entry(
-        self,
-        subject: Subject,
-        problem: Problem,
-        raised: Violation,
-        raises: Callable[[Problem], bool | None],
-    ) -> dict[str, Any] | None:
-        """The report's entry; None where a call raises at all sizes.
-
-        ``raises`` asks another problem, and gives None for one that cannot be asked.
-        """
-        if _DOES_NOT_FIT in raised.message:
-            return {**_TOO_LARGE, "text": f"{raised.message}: {_TOO_LARGE['text']}"}
-        if subject.candidate.kind not in ("core", "layer"):  # others declare no such sizes
-            return None
-        key = subject, f"{raised.got} {raised.message.rpartition('(')[2]}"
-        if key not in self._said:
-            if _answered_on_the_cpu(subject, problem):
-                return None
-            told = (_of_sizes(subject, problem, sizes, raises) for sizes in _REFUSED)
-            found = next(filter(None, told), None)
-            self._said[key] = found and {**found, "text": f"{raised.message}, {found['text']}"}
-        return self._said[key]
-
-
-def _answered_on_the_cpu(subject: Subject, problem: Problem) -> bool:
-    """Whether a call that raises on a device answers on the CPU, so that no size is refused."""
-    if kind_of(subject.device) == CPU:
-        return False
-    there = Subject(subject.candidate, subject.dtype)
-    try:
-        there.answer(there.inputs(problem.replace(device=CPU)))
-    except CandidateFailure:
-        return False
-    return True
-
-
-def _of_sizes(
-    subject: Subject, problem: Problem, sizes: _Sizes, raises: Callable[[Problem], bool | None]
-) -> dict[str, Any] | None:
-    """What is said where other sizes of some fields are answered; None where they are not."""
-    first = sizes.fields[0]
-    own = getattr(problem.geometry, first)
-    refused: list[int] = []
-    answered: list[int] = []
-    for size in dict.fromkeys((own, *_ASKED)):
-        other = _at_size(subject, problem, sizes.fields, size)
-        raised = None if other is None else raises(other)
-        if raised is not None:
-            (refused if raised else answered).append(size)
-    # Where other values of its own size are answered, it is not the size that is refused.
-    if own in answered or not answered:
-        return None
-    refused = sorted({own, *refused})
-    if sizes.equal and answered == [getattr(problem.geometry, sizes.equal)]:
-        where, declared = f"{sizes.words} is not {sizes.equal_words}", f'"{sizes.equal}"'
-    else:
-        some, others = (_either(each) for each in (refused, answered))
-        where, declared = f"{sizes.words} is {some}; where it is {others} it answers", str(answered)
-    geometry = {first: declared, **dict.fromkeys(sizes.fields[1:], f'"{first}"')}
-    written = ", ".join(f'"{field}": {size}' for field, size in geometry.items())
-    return {
-        "name": f"sizes: {sizes.words}",
-        "text": f"where {where}",
-        "fix": f"take every size, or declare those that it takes: geometry={{{written}}}",
-        "confidence": 1.0,
-    }
-
-
-def _at_size(
-    subject: Subject, problem: Problem, fields: Sequence[str], size: int
-) -> Problem | None:
-    """The problem with all of some fields at a size; None where it cannot be called so."""
-    resized: Problem | None = problem
-    for field in fields:
-        resized = None if resized is None else with_size(subject, resized, field, size)
-    return resized
-
-
-def _either(sizes: Sequence[int]) -> str:
-    *first, last = map(str, sizes)
-    return f"{', '.join(first)} or {last}" if first else last

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ..base.results import WRONG_ANSWERS, Violation
 from ..calls.calling import before_each_call
@@ -17,8 +17,8 @@ from ..diagnosis.chance import Chance
 from ..diagnosis.earlier_calls import changed_inputs_entry, strides_entry
 from ..diagnosis.exports.blame import Blamer
 from ..diagnosis.mistakes import NamedMistake
-from ..diagnosis.neighbours import RefusedSizes
 from ..diagnosis.ranks import diagnostician
+from ..diagnosis.refused_sizes import Asks, RefusedCall, RefusedSizes
 from ..diagnosis.statement_search import cannot_be_made
 from ..errors import fault_of
 from ..problems.problem import Problem
@@ -27,10 +27,15 @@ from .shrinking.smallest import Smallest
 
 # A cause as the report has it.
 Entry = dict[str, Any]
+Told = TypeVar("Told")
+# In the name of a tensor whose axes are read in another order: their sizes need not fit.
+_LAID_OUT: Final = " laid out as "
 # Whether a subject fails the problem in question.
 Fails = Callable[[Subject], bool]
 # Seconds that the search for a name may take: of some thousand calls each may be slow.
 LONGEST_SEARCH: Final = 300.0
+# That for the name of answers at the few sizes at which a call does not raise.
+SHORT_SEARCH: Final = 5.0
 
 
 class Causes:
@@ -69,12 +74,26 @@ class Causes:
         subject: Subject,
         problem: Problem,
         violation: Violation,
-        raises_at: Callable[[Problem], bool | None],
-    ) -> Entry | None:
-        """The cause where sizes decide whether a call raises; None for others."""
-        return self._searched(
-            subject, lambda: self._sizes.entry(subject, problem, violation, raises_at)
-        )
+        asks: Asks,
+        clause_run: ClauseRun,
+        mistaken: list[Entry],
+    ) -> list[Entry]:
+        """The causes where sizes decide whether a call raises; those known already for others.
+
+        Where calls of other sizes are answered wrongly, and what these answers are is known, that
+        is the cause.
+        """
+
+        def search() -> RefusedCall | None:
+            return self._sizes.call(subject, problem, violation, asks)
+
+        told = self._searched(subject, search)
+        if told is None:
+            return mistaken
+        if told.wrong and not mistaken:
+            answering = told.answering(subject)
+            mistaken = self.of_exception(answering, problem, clause_run, SHORT_SEARCH)
+        return told.with_names(mistaken)
 
     def unrepeatable(self, subject: Subject, fails: Fails, kind: str) -> Entry | None:
         """The cause of a failure that does not occur each time; None for others."""
@@ -88,7 +107,7 @@ class Causes:
             return None
         return self._searched(subject, lambda: strides_entry(subject, fails))
 
-    def _searched(self, subject: Subject, search: Callable[[], Entry | None]) -> Entry | None:
+    def _searched(self, subject: Subject, search: Callable[[], Told | None]) -> Told | None:
         try:
             return search()
         except Exception as error:  # noqa: BLE001 (a verdict stands though its cause stays unknown)
@@ -102,7 +121,11 @@ class Causes:
         return self._named(subject, clause_run, lambda known: known.explain(clause, problem))
 
     def of_exception(
-        self, subject: Subject, problem: Problem, clause_run: ClauseRun
+        self,
+        subject: Subject,
+        problem: Problem,
+        clause_run: ClauseRun,
+        longest: float = LONGEST_SEARCH,
     ) -> list[Entry]:
         """The mistakes of other, wrong answers that no call can make where this one raises."""
 
@@ -111,23 +134,28 @@ class Causes:
             names = {
                 one.entry["name"]
                 for one in known.explanations
-                if one.made and cannot_be_made(known.subject, one.made, inputs)
+                if one.made
+                and (
+                    _LAID_OUT in one.entry["name"]
+                    or cannot_be_made(known.subject, one.made, inputs)
+                )
             }
             return [entry for entry in entries if entry["name"] in names]
 
-        return self._named(subject, clause_run, consequences)
+        return self._named(subject, clause_run, consequences, longest)
 
     def _named(
         self,
         subject: Subject,
         clause_run: ClauseRun,
         explain: Callable[[Diagnostician], list[Entry]],
+        longest: float = LONGEST_SEARCH,
     ) -> list[Entry]:
         if subject in self._lost:
             return [self._lost[subject]]
         if subject not in self.diagnosticians:
             self.diagnosticians[subject] = diagnostician(subject, self._mistakes)
-        last = time.monotonic() + LONGEST_SEARCH
+        last = time.monotonic() + longest
 
         def before_call() -> None:
             if clause_run.is_over or time.monotonic() >= last:
@@ -137,7 +165,7 @@ class Causes:
             with before_each_call(before_call):
                 return explain(self.diagnosticians[subject])
         except _GivenUp:
-            why = "the time of the run was up" if clause_run.is_over else f"{LONGEST_SEARCH:g} s"
+            why = "the time of the run was up" if clause_run.is_over else f"{longest:g} s"
             self._lost[subject] = unnamed_entry(f"the search for a name was given up: {why}")
             return [self._lost[subject]]
         except Exception as error:  # noqa: BLE001 (a verdict stands though its cause stays unknown)

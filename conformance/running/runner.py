@@ -25,6 +25,7 @@ from ..declare.candidate import Candidate
 from ..declare.declaration import WHOLE_MODEL
 from ..diagnosis.chance import UNORDERED
 from ..diagnosis.mistakes import named_mistakes
+from ..diagnosis.refused_sizes import RAISES, RIGHT, WRONG
 from ..errors import UsageError
 from ..problems.pool import Pool
 from ..problems.problem import Problem, problem_from_json
@@ -351,13 +352,13 @@ class CandidateRun:
 
     def _of_exception(self, failing: _Failure, clause_run: ClauseRun) -> list[dict[str, Any]]:
         """Why a call raises: for a mistake that others answer wrongly by, or for its sizes."""
-        subject, problem = failing.subject, failing.problem
-        if self.candidate.eager is None:
-            mistaken = self._causes.of_exception(subject, problem, clause_run)
-            if any(entry["name"] != UNKNOWN for entry in mistaken):
-                return mistaken  # a search that broke hides no refused size
-        refused = self._causes.refused_sizes(subject, problem, failing.violation, failing.raises_at)
-        return [refused] if refused else []
+        subject, problem, mistaken = failing.subject, failing.problem, []
+        if self.candidate.eager is None:  # a search that broke hides no refused size
+            found = self._causes.of_exception(subject, problem, clause_run)
+            mistaken = [entry for entry in found if entry["name"] != UNKNOWN]
+        return self._causes.refused_sizes(
+            subject, problem, failing.violation, failing.asks, clause_run, mistaken
+        )
 
     def _is_diagnosed(self, clause: Clause, kind: str, subject: Subject) -> bool:
         """Whether another way to compute attention may explain a failure, if a law's the first."""
@@ -396,13 +397,18 @@ class _Failure:
     violation: Violation
     result: ClauseResult
 
-    def raises_at(self, problem: Problem) -> bool | None:
-        """Whether the call of another problem raises as well; None where it cannot be asked."""
+    def asks(self, problem: Problem) -> tuple[str, str] | None:
+        """What another problem's call does and says; None for one that cannot be asked."""
         try:
-            violation = examine(self.clause, self.subject, problem).violation
+            finding = examine(self.clause, self.subject, problem)
         except UsageError:  # the declaration does not hold for it
             return None
-        return violation is not None and violation.kind == self.violation.kind
+        if finding.refused:
+            return None
+        violation = finding.violation
+        if violation is None:
+            return RIGHT, ""
+        return RAISES if violation.kind == self.violation.kind else WRONG, violation.message
 
     def fails(self, asked: Subject) -> bool:
         """Whether a subject fails the problem."""
