@@ -62,7 +62,7 @@ VIEWS: Final = (
         "Write JUnit XML, for test reports of Jenkins, GitLab and others.",
     ),
     View("ctrf", "ctrf:render_ctrf", "Write CTRF, the Common Test Report Format."),
-    View("badge", "badge:render_badge", "Write the JSON of a shields.io endpoint badge."),
+    View("badge", "github:render_badge", "Write the JSON of a shields.io endpoint badge."),
 )
 # For `render` alone: `check` shows it anyway.
 TERMINAL: Final = View(

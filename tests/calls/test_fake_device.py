@@ -191,11 +191,11 @@ from fake_device import candidates
 from conformance.base.results import Violation
 from conformance.clauses.subject import Subject
 from conformance.diagnosis.battery import plain_problem
-from conformance.diagnosis.neighbours import RefusedSizes
+from conformance.diagnosis.refused_sizes import RAISES, RIGHT, RefusedSizes
 subject = Subject(candidates.forgets_a_constant, "float32", "fake:0")
 violation = Violation(kind="raised", message="raised RuntimeError: devices (k.py:1)")
-some = lambda problem: problem.geometry.key_length == 7
-print(RefusedSizes().entry(subject, plain_problem(subject), violation, some))
+some = lambda problem: (RAISES if problem.geometry.key_length == 7 else RIGHT, "")
+print(RefusedSizes().call(subject, plain_problem(subject), violation, some))
 """
 
 

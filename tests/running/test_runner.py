@@ -111,7 +111,7 @@ def _writes(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("place", "function", "slug"),
     [
-        ("neighbours.with_size", _raises, "numerics.golden"),
+        ("refused_sizes.at_sizes", _raises, "numerics.golden"),
         ("earlier_calls.Copying", _writes, "state.inputs-unchanged"),
     ],
 )

@@ -18,7 +18,7 @@ from view_records import (
     record,
 )
 
-from conformance.views.badge import render_badge
+from conformance.views.github import render_badge
 
 RAN = [result()]
 GAUGE = {"gauge": "its weights are unknown"}
