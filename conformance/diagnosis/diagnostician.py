@@ -338,9 +338,11 @@ class Diagnostician:
     def _of_gross_errors(self, search: MistakeSearch) -> Iterator[list[Explanation]]:
         """Ways to explain mistakes that no rounding makes, one after another, as far as asked.
 
-        Each is confirmed near the first failing problem.
+        Each is confirmed near the first failing problem, mistakes of the catalogue in calls in
+        which any two options meet, too.
         """
-        yield explanations_of([m for m in search.singles() if self._explain_all(m, self._near)])
+        named = [made for made in search.singles() if self._explain_all(made, self._near)]
+        yield explanations_of([made for made in named if self._explain_all(made, self._combined)])
         yield _of_precision(precision_entry(self.subject, spread_over(search.observed)))
         observed = [*search.observed, *self._near, *self._resized]
         pairs = [(answer.inputs, answer.output) for answer in observed]
