@@ -13,17 +13,23 @@ import pytest
 import torch
 from examples import BARE_FLOAT32, CLAUSES, core, problem
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.functional import elu, scaled_dot_product_attention
 
 import conformance
 from candidates.broken import MISTAKES
+from conformance._golden import golden
+from conformance.base.geometry import Geometry
 from conformance.base.profile import PROFILES
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.diagnosis import diagnose
 from conformance.diagnosis.agreement import fails_alike
+from conformance.diagnosis.battery import Observation
 from conformance.diagnosis.diagnostician import Diagnostician
+from conformance.diagnosis.mistaken_answer import MOST_KEPT_LOGITS, act
 from conformance.diagnosis.mistakes import named_mistakes
+from conformance.diagnosis.statement_search import StatementSearch
 from conformance.problems.problem import Problem
 from conformance.running.runner import CandidateRun
 from conformance.tools.teeth.mistaken_candidates import act_out_named
@@ -162,10 +168,11 @@ def test_candidates_of_one_declaration_share_what_follows_from_it() -> None:
     ]
     one, two, other = (Diagnostician(subject) for subject in subjects)
     assert [explanation.entry["name"] for explanation in one.explanations] == ["groups-tiled"]
-    with patch("conformance.diagnosis.mistaken_answer.act", side_effect=AssertionError) as acted:
+    with patch("conformance.diagnosis.mistaken_answer.act", wraps=act) as acted:
         (again,) = Diagnostician(subjects[0]).explanations
     assert again.entry["name"] == "groups-tiled"
-    assert not acted.called
+    large = [call.args[-1].geometry.logits > MOST_KEPT_LOGITS for call in acted.call_args_list]
+    assert all(large), "only what is too large to be remembered is acted out again"
     assert two.subject.oracle is one.subject.oracle is not other.subject.oracle
     assert "groups-tiled" not in [explanation.entry["name"] for explanation in two.explanations]
     alive = weakref.ref(subjects[0].candidate)
@@ -485,3 +492,37 @@ def test_by_which_rule_heads_are_normalised_is_said_with_what_to_change() -> Non
         "the root of the sum of its squares, not by the root of the mean of its squares"
     )
     assert entry["fix"].endswith("by the root of the mean of its squares")
+
+
+def test_a_name_holds_where_options_meet_of_few_answers_too() -> None:
+    """A mask that is joined by exclusive or is inverted by itself, and not beside causality."""
+
+    def build(geometry: Geometry, weights: golden.ProjectionWeights) -> Callable[..., Tensor]:
+        def forward(x: Tensor, *, causal: bool = False, keep: Tensor | None = None) -> Tensor:
+            heads = (
+                functional.linear(x, *pair).unflatten(-1, (geometry.num_heads, -1)).transpose(1, 2)
+                for pair in (
+                    (weights.q, weights.q_bias),
+                    (weights.k, weights.k_bias),
+                    (weights.v, weights.v_bias),
+                )
+            )
+            seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)
+            seen = seen.tril() if causal else seen
+            seen = seen if keep is None else seen ^ keep
+            answer = scaled_dot_product_attention(*heads, attn_mask=seen)
+            merged = answer.transpose(1, 2).flatten(2)
+            return (
+                merged
+                if weights.o is None
+                else functional.linear(merged, weights.o, weights.o_bias)
+            )
+
+        return forward
+
+    made = conformance.layer(inputs="self", causal="top-left", masks=["keep"])(build)
+    subject = Subject(made, "float32")
+    assert not Observation(subject).is_long
+    inverted = [one for one in named_mistakes() if one.name == "mask-inverted"]
+    with patch.object(StatementSearch, "explained", return_value=iter(())):
+        assert Diagnostician(subject, inverted).explanations == []
