@@ -12,8 +12,7 @@ from ..declare.declaration import Declaration
 from ..problems.materialise import TORCH_DTYPES
 from ..tolerance import Contract, Gradient, largest_size, model
 from ..tolerance.backward_pass import BackwardPass, backward_pass
-from ..tolerance.layer_backward import layer_backward
-from ..tolerance.prepared_gradients import as_prepared, largest_step
+from ..tolerance.prepared_gradients import as_prepared, largest_step, layer_backward
 from ..tolerance.visible_keys import unmerge_heads
 
 # Masks are filled in with -1e9 and less; where nothing a row sees is above this, that may decide.

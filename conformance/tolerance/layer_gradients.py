@@ -19,9 +19,15 @@ from .gradient import Gradient, GradientStatistics, Scaling
 from .gradient_scaling import Slopes, WeightedSum, noise, roundings, slopes
 from .gradients import one_of
 from .layer import head_errors, is_exact, projection_bound
-from .layer_backward import LayerBackward, ProjectionGradient, layer_backward, ones_like_tokens
 from .prepared import is_prepared, prepared_errors
-from .prepared_gradients import has_statistics, turned_heads
+from .prepared_gradients import (
+    LayerBackward,
+    ProjectionGradient,
+    has_statistics,
+    layer_backward,
+    ones_like_tokens,
+    turned_heads,
+)
 from .spread import Carried, deviations_for
 from .statistical_gradients import Propagation, propagation
 from .statistical_pairs import walk

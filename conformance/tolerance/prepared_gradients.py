@@ -3,28 +3,30 @@
 The gradients of the heads as they meet have the bounds of ``worst_gradients``, where these heads
 carry the errors of their preparation. Then the transposed Jacobian of the preparation is applied:
 with magnitudes to the errors, and with roundings of its own. Heads behind the projections of a
-layer err before they are prepared: that moves the Jacobian of a normalisation, too.
+layer err before they are prepared: that moves the Jacobian of a normalisation, too. The backward
+pass of the layer, of which each stage's bound starts, is here as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from conformance._golden import golden
 
 from . import model
-from .backward_pass import BackwardPass
+from .backward_pass import BackwardPass, backward_pass
 from .contract import Contract, gamma
 from .gradient import Gradient
 from .positions import rotated_error
 from .prepared import Norm, divisor_drift, is_prepared, norm_of, normalised_error
 from .spread import EXACT, Carried
 from .storing import UnstoredGradient, grouped_worst, stored
-from .visible_keys import sum_groups
+from .visible_keys import sum_groups, unmerge_heads, unsplit_heads
 from .worst_gradients import WorstErrors
 
 
@@ -224,3 +226,97 @@ def largest_step(attention: golden.Attention, gradients: BackwardPass) -> float:
             steps = sizes * (1.0 + heads.abs()) * inverse**model.NORM_BACKWARD_FACTORS
             largest = max(largest, float(steps.max()))
     return largest
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ProjectionGradient:
+    """The backward pass of one of the three input projections, all float64.
+
+    ``tokens [B, L, in]`` are its input (named ``input_name``), ``matrix [out, in]`` its matrix,
+    ``gradient [B, L, out]`` the gradient of its output, ``num_heads`` its heads; ``bias`` says
+    whether it has one that takes part.
+    """
+
+    input_name: str
+    tokens: Tensor
+    matrix: Tensor
+    gradient: Tensor
+    num_heads: int
+    bias: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerBackward:
+    """Golden values of the backward pass: parts "q", "k", "v", the core's and the output's.
+
+    ``gradients`` are those of the heads as they meet, ``heads`` (by "q", "k", "v") those of the
+    projected ones, for each query head: turned back and behind their normalisation.
+    """
+
+    layer: golden.MultiHeadAttention
+    contract: Contract
+    output_gradient: Tensor
+    output_matrix: Tensor | None
+    output_width: int
+    output_bias: bool
+    gradients: BackwardPass
+    heads: dict[str, Tensor]
+    parts: dict[str, ProjectionGradient]
+
+    @property
+    def semantics(self) -> golden.Semantics:
+        """The point of the layer."""
+        return self.layer.core.semantics
+
+    @property
+    def num_kv_heads(self) -> int:
+        """The number of key/value heads."""
+        return self.parts["k"].num_heads
+
+    def widened(self, product: Tensor) -> Tensor:
+        """A gradient of the output matrix with zeros in the columns that no head meets."""
+        return pad(product, (0, self.output_width - product.shape[-1]))
+
+
+def layer_backward(
+    layer: golden.MultiHeadAttention, output_gradient: Tensor, contract: Contract
+) -> LayerBackward:
+    """Evaluate it. Raises ValueError at a point of the semantics that has no bound."""
+    core, weights, matrix = layer.core, layer.weights, None
+    merged = output_gradient
+    if weights.o is not None:
+        matrix = weights.o[:, : layer.merged.shape[-1]]
+        merged = output_gradient @ matrix
+    heads = unmerge_heads(merged, core.output.shape, core.semantics)
+    gradients = backward_pass(as_prepared(core), heads)
+    query_heads, key_heads = pulled_back(core, gradients)
+    by_head = {"q": query_heads, "k": key_heads, "v": gradients.value}
+    num_kv_heads = weights.v.shape[0] // core.value.shape[-1]
+    parts = {}
+    for place, (name, gradient) in enumerate(by_head.items()):
+        count = gradient.shape[1] if name == "q" else num_kv_heads
+        grouped = sum_groups(gradient, count, core.semantics)
+        parts[name] = ProjectionGradient(
+            input_name=("query", "key", "value")[place],
+            tokens=layer.tokens[place],
+            matrix=getattr(weights, name),
+            gradient=unsplit_heads(grouped, core.semantics),
+            num_heads=count,
+            bias=getattr(weights, f"{name}_bias") is not None,
+        )
+    return LayerBackward(
+        layer=layer,
+        contract=contract,
+        output_gradient=output_gradient,
+        output_matrix=matrix,
+        output_width=0 if weights.o is None else weights.o.shape[1],
+        output_bias=weights.o_bias is not None,
+        gradients=gradients,
+        heads=by_head,
+        parts=parts,
+    )
+
+
+def ones_like_tokens(tokens: Tensor) -> Tensor:
+    """What a bias is multiplied by: ``[B, L, 1]``."""
+    return torch.ones(*tokens.shape[:-1], 1, dtype=torch.float64)

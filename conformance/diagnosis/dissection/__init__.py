@@ -38,6 +38,7 @@ from .bias_statements import (
 from .by_head import head_statements
 from .comparisons import comparison_statements
 from .denominators import sink_statements, sum_statements
+from .formulas import formula_statements, scale_statements
 from .influence import (
     exchanged_weight_statements,
     lost_cache_statements,
@@ -111,6 +112,8 @@ OF_WEIGHTS: Final = (
     sum_statements,
     tile_statements,
     logit_statements,
+    formula_statements,
+    scale_statements,
     temperature_statements,
     head_statements,
 )

@@ -71,7 +71,7 @@ class _ClampFit:
 
     def __init__(self, reading: Reading) -> None:
         attention = reading.attention
-        self.bias = _whole_bias(reading.call.inputs)
+        self.bias = whole_bias(reading.call.inputs)
         finite = 0.0 if attention.bias is None else torch.nan_to_num(attention.bias, neginf=0.0)
         reached = admitted_by_structure(reading.call).expand(self.bias.shape)
         self.used = reached & (reading.weights > CLEAR * reading.error)
@@ -125,7 +125,7 @@ def _rounded(number: float | None, digits: int) -> float | None:
     return None if number is None else float(f"{number:.{digits}g}")
 
 
-def _whole_bias(inputs: Inputs) -> Tensor:
+def whole_bias(inputs: Inputs) -> Tensor:
     """An additive mask with minus infinity at the keys that it hides: ``[B, H, Lq, Lk]``."""
     bias = torch.zeros(1, dtype=torch.float64) if inputs.bias is None else inputs.bias.double()
     if inputs.keep is not None:
@@ -142,7 +142,7 @@ def _clamped(limits: Limits, *, hides: bool, empty_too: bool) -> NamedMistake:
     def inputs_for(call: DeclaredCall) -> Inputs | None:
         if not has_bias(call.inputs):
             return None
-        bias = _whole_bias(call.inputs)
+        bias = whole_bias(call.inputs)
         kept = ~torch.isneginf(bias)
         clamped = torch.where(kept, bias, 0.0).clamp(*limits) if hides else bias.clamp(*limits)
         if not hides:
@@ -286,7 +286,7 @@ def _joined(place: Place) -> CoreChange:
             return None
         if not place.hides:
             return weighing(
-                attention, place.join(_unbiased(call, attention), _whole_bias(call.inputs))
+                attention, place.join(_unbiased(call, attention), whole_bias(call.inputs))
             )
         bias = call.inputs.bias
         given = torch.zeros(1, dtype=torch.float64) if bias is None else bias.double()
@@ -373,7 +373,7 @@ def _with_moved(move: Callable[[Tensor], Tensor], part: str) -> InputsChange:
         inputs = call.inputs
         if not has_bias(inputs):
             return None
-        bias = _whole_bias(inputs)
+        bias = whole_bias(inputs)
         kept = ~torch.isneginf(bias)
         bias = bias.masked_fill(~kept, 0.0)
         moved, seen = move(bias), move(kept)

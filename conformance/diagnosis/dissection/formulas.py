@@ -1,0 +1,327 @@
+"""Formulas of the weights that are wrong as a whole: other logits, no softmax, or other sums.
+
+Each is computed for what was read and proposed where it gives those weights. Where a formula gives
+no number, as for minus infinities that meet the values, a row may answer anything; the others tell.
+Scales are read at one head size, and confirmed at others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..._golden import golden
+from ...problems.inputs import Inputs
+from ..mistakes import DeclaredCall, NamedMistake
+from ..mistakes._steps import (
+    admitted_by_mask,
+    admitted_by_structure,
+    biased,
+    capped_scores,
+    emptied,
+    has_bias,
+    plain_scores,
+    relogited,
+    row_largest,
+    weighing,
+)
+from .bias_statements import whole_bias
+from .logits import LogitFit
+from .reading import Reading, in_digits, statement
+from .terms import ADDED, SCORES
+
+_SOFTMAX: Final = "take the softmax of the masked logits over the keys, before they meet the values"
+_SUM: Final = "divide the exponentials by their own sum over the keys that the query attends"
+_LARGEST: Final = "subtract each row's largest logit over the keys, then take the exponentials"
+_ADD: Final = "add the additive mask to the scaled scores"
+_SCORES: Final = "let the softmax see the scaled dot products of each query and key as they are"
+_CAP: Final = "cap the scaled scores once: c * tanh(scores / c)"
+_SCALE: Final = (
+    "multiply the dot products by the scale of the call, or by that which is declared: 1/√(the "
+    "head size) where there is no other"
+)
+
+_LOGARITHM: Final = "the logarithm of their softmax"
+
+WeightsOf = Callable[[DeclaredCall, golden.Attention], Tensor | None]
+
+
+@dataclass(frozen=True)
+class Formula:
+    """Weights of a call ``[B, H, Lq, Lk]``, None where they are right; ``words`` say what they are.
+
+    With ``of_logits`` they are logits, whose softmax follows; else they meet the values. With
+    ``of_mask`` they are of the shape of the mask alone.
+    """
+
+    words: str
+    fix: str
+    of: WeightsOf
+    of_logits: bool = False
+    of_mask: bool = False
+
+    def core(self, call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
+        """The attention with this formula; rows without a number are open."""
+        made = self.of(call, attention)
+        if made is None:
+            return None
+        made = made.expand_as(attention.weights)
+        if self.of_logits:
+            unknown = ~torch.isfinite(made.masked_fill(torch.isneginf(made), 0.0)).all(-1)
+            made = made.masked_fill(~attention.allowed | unknown[..., None], -math.inf)
+            answered = relogited(emptied(attention, unknown), made)
+            instead = torch.full_like(attention.output, math.nan)
+        else:
+            unknown = ~torch.isfinite(made).all(dim=-1)
+            rows = (attention.empty | unknown)[..., None]
+            instead = made @ attention.value
+            made = torch.where(rows, attention.weights, made)
+            answered = weighing(emptied(attention, unknown), made)
+        # Rows without keys have a declared answer, which what is no number spoils.
+        spoiled = (unknown & attention.empty)[..., None]
+        output = torch.where(spoiled, instead, answered.output)
+        if self.of_mask and (call.inputs.mask_shape or "")[-2:-1] == "1":
+            output = output[..., :1, :]  # a mask for all queries has one row
+        return replace(answered, output=output)
+
+    def statement(self) -> NamedMistake:
+        """The formula as a mistake."""
+        kind = "logits" if self.of_logits else "weights"
+        text = f"the {kind} are {self.words}"
+        return statement(f"{kind}: {self.words}", text, self.fix, core=self.core)
+
+
+def _hiding() -> Iterator[tuple[str, WeightsOf]]:
+    """Functions of logits that give hidden keys no number, with what these have instead."""
+    functions: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
+        ("the logits themselves, not their softmax", lambda logits: logits),
+        (_LOGARITHM, lambda logits: logits.log_softmax(-1)),
+        ("their softmax over the heads", lambda logits: logits.softmax(1)),
+        ("their softmax over the batch items", lambda logits: logits.softmax(0)),
+        ("their softmax over the queries", lambda logits: logits.softmax(-2)),
+    )
+    for words, function in functions:
+        if words != _LOGARITHM:  # stated as a function of the weights
+            yield words, partial(_of_logits, function, _none)
+        masked = partial(_of_logits, function, lambda call, _a: ~admitted_by_mask(call))
+        yield f"{words}, and zero for keys that the mask hides", masked
+        hidden = partial(_of_logits, function, lambda _call, a: ~a.allowed)
+        yield f"{words}, and zero for hidden keys", hidden
+
+
+def _none(_call: DeclaredCall, _attention: golden.Attention) -> Tensor:
+    return torch.zeros(1, dtype=torch.bool)
+
+
+def _of_logits(
+    function: Callable[[Tensor], Tensor],
+    zero: Callable[[DeclaredCall, golden.Attention], Tensor],
+    call: DeclaredCall,
+    attention: golden.Attention,
+) -> Tensor:
+    return function(attention.logits).masked_fill(zero(call, attention), 0.0)
+
+
+def _powers(attention: golden.Attention) -> Tensor:
+    """Exponentials relative to the largest of their row, zero for hidden keys."""
+    return (attention.logits - row_largest(attention.logits)).exp()
+
+
+def _largest_alone(attention: golden.Attention) -> Tensor:
+    """The exponential of each row's largest logit divided by itself, if it is a number."""
+    power = row_largest(attention.logits).float().exp().double()
+    return (power / power).expand_as(attention.weights)
+
+
+def _less_along(axis: int) -> WeightsOf:
+    """The softmax of logits less the largest along an axis, of each key."""
+
+    def logits(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
+        given = attention.logits
+        made = given - given.amax(axis, keepdim=True)
+        return torch.where(attention.empty[..., None], given, made)
+
+    return logits
+
+
+def _with_scores(scores_of: Callable[[golden.Attention], Tensor | None]) -> WeightsOf:
+    """Logits of other scores; an additive mask, a bias by distance and the mask are as they are."""
+
+    def logits(_call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
+        scores = scores_of(attention)
+        if scores is None:
+            return None
+        made = biased(attention, scores)
+        made = made if attention.bias is None else made + attention.bias
+        return made.masked_fill(~attention.allowed, -math.inf)
+
+    return logits
+
+
+def _of_scores(function: Callable[[Tensor], Tensor], attention: golden.Attention) -> Tensor:
+    return function(capped_scores(attention))
+
+
+def _under_cap(function: Callable[[Tensor, float], Tensor]) -> WeightsOf:
+    return _with_scores(
+        lambda a: None if a.softcap is None else function(plain_scores(a), a.softcap)
+    )
+
+
+def _with_bias(join: Callable[[Tensor, Tensor], Tensor]) -> WeightsOf:
+    """Logits of the scores and the additive mask, joined otherwise than as their sum."""
+
+    def logits(call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
+        if not has_bias(call.inputs):
+            return None
+        made = join(biased(attention, capped_scores(attention)), whole_bias(call.inputs))
+        return made.masked_fill(~admitted_by_structure(call), -math.inf)
+
+    return logits
+
+
+def _every() -> Iterator[Formula]:
+    yield from (Formula(words, _SOFTMAX, of) for words, of in _hiding())
+    for words, of in (
+        ("one for each key, hidden or not", lambda _call, a: _largest_alone(a)),
+        ("one for each key that is not hidden", lambda _call, a: a.allowed.double()),
+        (
+            "the exponentials, relative to the largest of their row, times their sum",
+            lambda _call, a: _powers(a) * _powers(a).sum(-1, keepdim=True),
+        ),
+        (
+            "the exponentials, relative to the largest of their row, divided by their product",
+            lambda _call, a: _powers(a) / _powers(a).prod(-1, keepdim=True),
+        ),
+        (
+            "the exponentials, relative to the largest of their row, divided by the sum of all",
+            lambda _call, a: _powers(a) / _powers(a).sum(),
+        ),
+        (
+            "the exponentials, relative to the largest of their row, divided by the item's sum",
+            lambda _call, a: _powers(a) / _powers(a).sum((1, 2, 3), keepdim=True),
+        ),
+        (
+            "the exponentials, relative to the largest of their row, divided by the head's sum",
+            lambda _call, a: _powers(a) / _powers(a).sum((2, 3), keepdim=True),
+        ),
+        (
+            "the exponentials less one, hidden keys too, divided by their sum",
+            lambda _call, a: _shares(_powers(a) - 1.0),
+        ),
+    ):
+        yield Formula(words, _SUM, of)
+    for words, axis in (("batch items", 0), ("heads", 1), ("queries", -2)):
+        said = f"relative to the largest of each key over the {words}"
+        yield Formula(said, _LARGEST, _less_along(axis), of_logits=True)
+    for words, function in (
+        ("one divided by the scores", torch.reciprocal),
+        ("the scores' size, its root with their sign", lambda s: s.sign() * s.abs().sqrt()),
+    ):
+        made = _with_scores(partial(_of_scores, function))
+        yield Formula(words, _SCORES, made, of_logits=True)
+    for words, of_cap in (
+        (
+            "c tanh(c divided by the scores), c being the softcap",
+            lambda s, c: c * (c / s.masked_fill(s == 0.0, math.nan)).tanh(),
+        ),
+        (
+            "c tanh(the scores divided by c, rounded down), c being the softcap",
+            lambda s, c: c * (s / c).floor().tanh(),
+        ),
+        ("tanh(the scores divided by c), c being the softcap", lambda s, c: (s / c).tanh()),
+        ("the scores divided by the softcap c", lambda s, c: s / c),
+    ):
+        yield Formula(words, _CAP, _under_cap(of_cap), of_logits=True)
+    alone = "the additive mask alone, without the scores"
+    of_mask = _with_bias(lambda _scores, bias: bias)
+    yield Formula(alone, _ADD, of_mask, of_logits=True, of_mask=True)
+    for words, join in (
+        ("the scores times the additive mask", torch.mul),
+        ("the scores less the additive mask", torch.sub),
+    ):
+        yield Formula(words, _ADD, _with_bias(join), of_logits=True)
+
+
+def _shares(weights: Tensor) -> Tensor:
+    return weights / weights.sum(-1, keepdim=True)
+
+
+_FORMULAS: Final = tuple(_every())
+
+
+def formula_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """Formulas that give the weights that were read, in the rows in which they give a number."""
+    if reading.nearly_right or not bool(reading.wrong.any()):
+        return
+    right, read = reading.attention, reading.weights
+    for formula in _FORMULAS:
+        made = formula.core(reading.call, right)
+        if made is None:
+            continue
+        rows = ~made.empty
+        if not rows.any() or reading.agree(made.weights[rows], right.weights[rows]):
+            continue
+        if reading.agree(read[rows], made.weights[rows]):
+            yield formula.statement()
+
+
+# Multiples and powers of the head size, and numbers of which it is the exponent.
+_TIMES: Final = (1.0, 2.0, 0.5, 4.0, 0.25, 3.0, -1.0)
+_EXPONENTS: Final = (1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 0.25, -0.25, 1.5, -1.5)
+_BASES: Final = (2.0, 0.5, -0.5, -2.0)
+
+
+def _scales() -> Iterator[tuple[str, Callable[[int], float]]]:
+    for times, power in product(_TIMES, _EXPONENTS):
+        if (times, power) != (1.0, -0.5):
+            words = f"{in_digits(times)} times " * (times != 1.0)
+            power_of = partial(_multiple_of_power, times, power)
+            yield f"{words}the head size to the power of {in_digits(power)}", power_of
+    for base in _BASES:
+        yield f"{in_digits(base)} to the power of the head size", partial(math.pow, base)
+
+
+def _multiple_of_power(times: float, power: float, size: int) -> float:
+    return times * math.pow(size, power)
+
+
+def scale_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """Scales that are another function of the head size: a multiple, a power or an exponent."""
+    fit = LogitFit(reading)
+    scores, bias = fit.column(SCORES), fit.column(ADDED[0])
+    if not fit.count or scores is None:
+        return
+    fitted = fit.alone(scores[None], [] if bias is None else [bias])
+    if not fitted or abs(fitted[0][1] - 1.0) <= 2.0 * reading.same:
+        return
+    read, size = fitted[0][1] * reading.call.scale, reading.sizes.head_size
+    for words, function in _scales():
+        if abs(function(size) - read) <= 2.0 * reading.same * abs(read):
+            for always in (True, False):
+                yield _scaled(words, function, always=always)
+
+
+def _scaled(words: str, function: Callable[[int], float], *, always: bool) -> NamedMistake:
+    def inputs_for(call: DeclaredCall) -> Inputs | None:
+        if call.inputs.scale is not None and not always:
+            return None
+        return call.inputs.replace(scale=function(call.inputs.geometry.head_size))
+
+    more = "" if always else " where the call has no scale"
+    return statement(
+        f"logits: scaled by {words}{more}",
+        f"the dot products are multiplied by {words}{more}",
+        _SCALE,
+        inputs=inputs_for,
+    )
+
+
+__all__ = ["Formula", "formula_statements", "scale_statements"]

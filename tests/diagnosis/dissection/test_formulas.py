@@ -1,0 +1,83 @@
+"""Formulas that give other weights are stated, also where hidden keys give no number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from examples import core
+from torch import Tensor
+
+from conformance.clauses.subject import Subject
+from conformance.diagnosis import diagnose
+from conformance.diagnosis.battery import Observation
+from conformance.diagnosis.dissection import read, readable
+from conformance.diagnosis.dissection.formulas import formula_statements, scale_statements
+from conformance.diagnosis.mistaken_answer import DiagnosedSubject
+
+# Weights, from the scaled scores and which keys are hidden.
+Weights = Callable[[Tensor, Tensor], Tensor]
+
+
+def weighing(weights: Weights, scale: Callable[[int], float] = lambda d: d**-0.5) -> Subject:
+    """A core with other weights or another scale, by the head size."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False) -> Tensor:
+        queries, keys = query.shape[2], key.shape[2]
+        hidden = torch.ones(queries, keys, dtype=torch.bool).triu(keys - queries + 1)
+        return weights(query @ key.mT * scale(query.shape[-1]), hidden & causal) @ value
+
+    candidate = core(attend, masks=[], causal="bottom-right", features=[], dtypes=["float32"])
+    return Subject(candidate, "float32")
+
+
+def softmax(scores: Tensor, hidden: Tensor) -> Tensor:
+    """The right weights; rows without keys are zeros."""
+    weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
+    return weights.masked_fill(hidden.all(-1, keepdim=True), 0.0)
+
+
+def no_softmax(scores: Tensor, hidden: Tensor) -> Tensor:
+    """Logits that meet the values, minus infinities too."""
+    return scores.masked_fill(hidden, -math.inf)
+
+
+def reciprocal(scores: Tensor, hidden: Tensor) -> Tensor:
+    """The scale divided by the dot products."""
+    return softmax(scores.reciprocal(), hidden)
+
+
+STATED: dict[str, tuple[Subject, str]] = {
+    "no softmax": (weighing(no_softmax), "weights: the logits themselves, not their softmax"),
+    "the reciprocal": (weighing(reciprocal), "logits: one divided by the scores"),
+    "an exponent": (
+        weighing(softmax, lambda d: 2.0**d),
+        "logits: scaled by 2 to the power of the head size",
+    ),
+    "half of the head size": (
+        weighing(softmax, lambda d: 2.0 / d),
+        "logits: scaled by 2 times the head size to the power of -1",
+    ),
+}
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("wrong", STATED, ids=str)
+def test_formulas_of_the_weights_are_stated(wrong: str) -> None:
+    """Logits in place of weights, their reciprocal, and powers of the head size are stated."""
+    subject, name = STATED[wrong]
+    (entry,) = diagnose(subject)
+    assert entry["name"] == name
+    assert entry["fix"]
+
+
+def test_no_formula_is_read_from_right_weights() -> None:
+    """The weights of a right candidate give no statement."""
+    subject = DiagnosedSubject(weighing(softmax))
+    answers = [one for one in Observation(subject, None).whole if readable(one.inputs)]
+    readings = [read(subject, one.inputs) for one in answers]
+    assert len(list(filter(None, readings))) > 1
+    for one in filter(None, readings):
+        assert not [*formula_statements(one), *scale_statements(one)]
