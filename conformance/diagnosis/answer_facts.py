@@ -22,7 +22,7 @@ from .battery import answer_to
 from .conditions import CONDITIONS, Condition, size_limit
 from .dissection.influence import influence_facts
 from .dissection.reading import in_digits
-from .mistaken_answer import declared_with_every_key
+from .mistaken_answer import DiagnosedSubject, declared_with_every_key
 from .mistakes.named_mistake import DeclaredCall
 from .narrowing import in_words, telling_apart
 
@@ -48,6 +48,10 @@ _TOO_LARGE: Final[dict[str, Any]] = {
     "or -torch.inf",
     "confidence": 1.0,
 }
+
+
+# One of so many calls that raises is said.
+_MANY: Final = 10
 
 
 def unknown_entry(
@@ -299,6 +303,33 @@ def on_device_alone(
         return entries
     alone = f"on {subject.device} alone: on the CPU this call is answered rightly"
     return [{**entry, "text": f"{entry['text']}; {alone}"} for entry in entries]
+
+
+def with_raising_calls(subject: Subject, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries, the first with a sentence about other calls where many of these raise.
+
+    One mistake may make both: a condition that is turned round computes nothing where it should.
+    """
+    calls = subject.calls if isinstance(subject, DiagnosedSubject) else {}
+    raising = [inputs for inputs, said in calls.items() if said]
+    if not entries or _MANY * len(raising) < len(calls) or not raising:
+        return entries
+    told = {inputs: calls[inputs].rpartition(" (")[2] for inputs in raising}
+    most = max(told.values(), key=list(told.values()).count)
+    alike = [inputs for inputs in raising if told[inputs] == most]
+    others = [inputs for inputs in calls if inputs not in alike]
+    words = [
+        one.words if given else one.otherwise or one.words.replace("with ", "without ", 1)
+        for one in CONDITIONS
+        for given in (True, False)
+        if all(one.holds(inputs) == given for inputs in alike)
+        and not any(one.holds(inputs) == given for inputs in others)
+    ]
+    which = f": all {words[0]}, and no others" if words else ""
+    said = f"{len(alike)} of {len(calls)} calls {calls[alike[0]]}{which}"
+    first, *rest = entries
+    texts = [key for key in ("text", "common") if key in first]  # what all failures have in common
+    return [{**first, **{key: "; ".join(filter(None, (first[key], said))) for key in texts}}, *rest]
 
 
 def shared_confidence(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:

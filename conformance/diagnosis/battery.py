@@ -202,8 +202,12 @@ def answer_to(
         forward = subject.forward(inputs)
         positional, keywords = arguments(inputs)
         output = guarded(forward, positional, keywords)
-    except CandidateFailure:
+    except CandidateFailure as failure:
+        if isinstance(subject, DiagnosedSubject) and _is_promised(subject, inputs):
+            subject.calls[inputs] = failure.violation.message
         return None
+    if isinstance(subject, DiagnosedSubject):
+        subject.calls[inputs] = ""
     return answer_from(subject, inputs, output, problem)
 
 

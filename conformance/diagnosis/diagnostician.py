@@ -13,7 +13,13 @@ from ..clauses.subject import Subject
 from ..oracle.comparison import GROSS
 from ..problems.problem import Problem
 from .agreement import BatteryAnswer, fails_alike
-from .answer_facts import on_device_alone, repeats, shared_confidence, unknown_entry
+from .answer_facts import (
+    on_device_alone,
+    repeats,
+    shared_confidence,
+    unknown_entry,
+    with_raising_calls,
+)
 from .backward import BackwardDiagnostician
 from .battery import Observation, answer_to, answers_near, answers_to_pairs, plain_problem
 from .conditions import plainness
@@ -111,6 +117,8 @@ class Diagnostician:
         if clause is not None and clause.family == "gradients" and not self._anything_wrong:
             return entries  # the answers are right, and so are the weights
         entries = on_device_alone(self.subject, entries, problem)
+        if clause is not None:
+            entries = with_raising_calls(self.subject, entries)
         return self._illustrator.illustrated(self._located(entries, problem), problem)
 
     def _explained(self, clause: Clause | None, problem: Problem | None) -> list[dict[str, Any]]:

@@ -307,6 +307,7 @@ class DiagnosedSubject(Subject):
         self.gradients = Differentiator(self)
         self.acted = ActedAnswers(self.oracle, self.declaration.semantics, self._common)
         self.answered: dict[Problem, Any] = {}  # what the candidate has answered already
+        self.calls: dict[Inputs, str] = {}  # what each call said that raised, "" of an answer
 
     def forward(self, inputs: Inputs) -> Any:
         """What is called for some inputs: a layer that changes its weights changes no others."""
@@ -322,9 +323,8 @@ class DiagnosedSubject(Subject):
 
 def acted_answers(subject: Subject) -> ActedAnswers:
     """The acted answers that a diagnosed subject shares; new ones for any other."""
-    if isinstance(subject, DiagnosedSubject):
-        return subject.acted
-    return ActedAnswers(subject.oracle, subject.declaration.semantics)
+    own = subject.acted if isinstance(subject, DiagnosedSubject) else None
+    return own or ActedAnswers(subject.oracle, subject.declaration.semantics)
 
 
 def listed(subject: Subject, key: Any, make: Callable[[], Iterable[Any]]) -> list[Any]:

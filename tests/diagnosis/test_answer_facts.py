@@ -214,3 +214,21 @@ def test_what_writes_into_its_output_changes_no_input() -> None:
     result = run_clause(BufferUsedAgain, "out.kept", explain=True)
     assert result.status == "failed"
     assert all(entry["name"] != "inputs-changed" for entry in result.diagnosis)
+
+
+def _turned_round(
+    query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = None
+) -> Tensor:
+    factor = query.shape[-1] ** -0.5 if scale is not None else scale
+    return (query @ key.mT * factor).softmax(-1) @ value
+
+
+def test_calls_that_raise_beside_a_named_mistake_are_counted() -> None:
+    """A condition turned round: the argument is ignored, and every call without it raises."""
+    attention = core(_turned_round, **{**BARE_FLOAT32, "features": ["scale"]})
+    given = problem(scale=0.3, num_heads=2, num_kv_heads=2, key_length=4, head_size=3)
+    diagnostician = Diagnostician(Subject(attention, "float32"))
+    (entry, *_) = diagnostician.explain(CLAUSES["numerics.golden"], given)
+    assert entry["name"] == "scale-argument-ignored"
+    assert "calls raised TypeError" in entry["text"]
+    assert entry["text"].endswith("all without a scale of the call, and no others")
