@@ -40,6 +40,12 @@ from .terms import ADDED, SCORES
 _SOFTMAX: Final = "take the softmax of the masked logits over the keys, before they meet the values"
 _SUM: Final = "divide the exponentials by their own sum over the keys that the query attends"
 _LARGEST: Final = "subtract each row's largest logit over the keys, then take the exponentials"
+# Sums below are held up in many ways, or vanish.
+_FAINT: Final = math.sqrt(torch.finfo(torch.float32).tiny)
+_RESCALED: Final = "rescale the sum so far where the maximum grows, and add that of the tile to it"
+_RELATIVE: Final = (
+    "take the exponentials of a tile relative to its largest logit, as they are joined"
+)
 _ADD: Final = "add the additive mask to the scaled scores"
 _SCORES: Final = "let the softmax see the scaled dot products of each query and key as they are"
 _CAP: Final = "cap the scaled scores once: c * tanh(scores / c)"
@@ -250,11 +256,66 @@ def _every() -> Iterator[Formula]:
         yield Formula(words, _ADD, _with_bias(join), of_logits=True)
 
 
+# Sizes of tiles that are no power of two, and numbers of parts that keys are cut into.
+_TILES: Final = (3, 5, 6, 7, 9, 10, 12, 20, 24, 48, 96)
+_PARTS: Final = range(2, 9)
+
+
+def _tiled() -> Iterator[Formula]:
+    """What depends on tiles of keys, or on parts: sums of the last one, and its own largest."""
+    cuts: list[tuple[str, Callable[[int], int]]] = [
+        (f"tile of {size} keys", partial(_size_of_tile, size)) for size in _TILES
+    ]
+    cuts += [
+        (f"part of the keys, one of {count},", partial(_size_of_part, count)) for count in _PARTS
+    ]
+    for words, size_of in cuts:
+        last = f"the exponentials divided by the sum of the last {words} alone"
+        yield Formula(last, _RESCALED, partial(_over_last, size_of))
+        own = f"too large by the largest one of their {words.rstrip(',')}"
+        yield Formula(own, _RELATIVE, partial(_with_own_largest, size_of), of_logits=True)
+
+
+def _size_of_tile(size: int, _keys: int) -> int:
+    return size
+
+
+def _size_of_part(count: int, keys: int) -> int:
+    return max(-(-keys // count), 1)
+
+
+def _over_last(
+    size_of: Callable[[int], int], _call: DeclaredCall, attention: golden.Attention
+) -> Tensor | None:
+    """No number in rows to which the last tile is hidden, or its exponentials vanish."""
+    keys = attention.logits.shape[-1]
+    size = size_of(keys)
+    if keys <= size:
+        return None
+    powers = _powers(attention)
+    total = powers[..., (keys - 1) // size * size :].sum(-1, keepdim=True)
+    total = torch.where(total < _FAINT, math.nan, total)
+    return powers / torch.where(attention.empty[..., None], 1.0, total)
+
+
+def _with_own_largest(
+    size_of: Callable[[int], int], _call: DeclaredCall, attention: golden.Attention
+) -> Tensor | None:
+    keys = attention.logits.shape[-1]
+    size = size_of(keys)
+    if keys <= size:
+        return None
+    tiles = attention.logits.split(size, -1)
+    lost = row_largest(attention.logits).abs() > -math.log(_FAINT)  # overflows, or vanishes
+    made = torch.cat([tile + row_largest(tile) for tile in tiles], -1)
+    return made.masked_fill(lost, math.nan)
+
+
 def _shares(weights: Tensor) -> Tensor:
     return weights / weights.sum(-1, keepdim=True)
 
 
-_FORMULAS: Final = tuple(_every())
+_FORMULAS: Final = (*_every(), *_tiled())
 
 
 def formula_statements(reading: Reading) -> Iterator[NamedMistake]:

@@ -49,8 +49,20 @@ def reciprocal(scores: Tensor, hidden: Tensor) -> Tensor:
     return softmax(scores.reciprocal(), hidden)
 
 
+def of_last_tile(scores: Tensor, hidden: Tensor) -> Tensor:
+    """Exponentials divided by the sum of the last tile of five keys."""
+    powers = softmax(scores, hidden)
+    start = (scores.shape[-1] - 1) // 5 * 5
+    total = powers[..., start:].sum(-1, keepdim=True)
+    return powers / torch.where(total == 0.0, 1.0, total)
+
+
 STATED: dict[str, tuple[Subject, str]] = {
     "no softmax": (weighing(no_softmax), "weights: the logits themselves, not their softmax"),
+    "the last tile": (
+        weighing(of_last_tile),
+        "weights: the exponentials divided by the sum of the last tile of 5 keys alone",
+    ),
     "the reciprocal": (weighing(reciprocal), "logits: one divided by the scores"),
     "an exponent": (
         weighing(softmax, lambda d: 2.0**d),
