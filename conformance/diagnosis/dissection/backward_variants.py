@@ -17,7 +17,7 @@ from torch import Tensor
 from ..._golden import golden
 from ..mistakes import BACKWARD
 from ..mistakes._steps import BLOCKS
-from ..mistakes.backward_pass import WAYS_BACK, heads_with, sum_of_groups
+from ..mistakes.backward_pass import WAYS_BACK, divided_by_saved_sums, heads_with, sum_of_groups
 from ..mistakes.named_mistake import BackwardCall, BackwardSteps, Gradients
 from .backward_steps import (
     EDGES,
@@ -416,6 +416,19 @@ def _of_other_sums() -> Iterator[Variant]:
         )
 
 
+def _by_saved_sums() -> Iterator[Variant]:
+    """Weights recomputed under another causality, over the sums that the forward pass saved."""
+    for words, causal in (
+        ("under the causal rule, in calls without it too", lambda _call: True),
+        ("under the causal rule in calls without it alone", lambda call: not call.inputs.causal),
+    ):
+        yield Variant(
+            words=f"the weights are recomputed {words}, and divided by the saved sums",
+            fix="recompute the weights exactly as the forward pass makes them: exp(S - lse)",
+            values=_with_steps(divided_by_saved_sums(causal)),
+        )
+
+
 def _attention_without(left_out: dict[str, Any]) -> Callable[[BackwardCall], golden.Attention]:
     return lambda call: call.other_attention(**left_out)
 
@@ -468,6 +481,7 @@ VARIANTS: Final[tuple[Variant, ...]] = (
     *_slopes(),
     *_recomputed(),
     *_of_other_sums(),
+    *_by_saved_sums(),
     *_preparations(),
     *_pairs(),
     *_channels(),

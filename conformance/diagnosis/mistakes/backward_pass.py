@@ -231,6 +231,26 @@ def heads_with(call: BackwardCall, wrong: BackwardSteps) -> Gradients:
     return result if wrong.heads is None else wrong.heads(call, result)
 
 
+def divided_by_saved_sums(causal: Callable[[BackwardCall], bool]) -> BackwardSteps:
+    """Weights recomputed under another causality, over the sums and the answer of the right pass.
+
+    So does a pass that saves these two alone, as those of FlashAttention (Dao et al., 2022).
+    """
+
+    def attention(call: BackwardCall) -> golden.Attention:
+        return call.other_attention(causal=causal(call))
+
+    def weights(call: BackwardCall) -> Tensor:
+        total = call.attention.logits.logsumexp(dim=-1, keepdim=True)
+        total = total.masked_fill(~torch.isfinite(total), 0.0)  # of rows without keys
+        return torch.exp(attention(call).logits - total)
+
+    def row_term(call: BackwardCall, _weights: Tensor, _of_weights: Tensor) -> Tensor:
+        return (call.upstream * call.attention.output).sum(-1, keepdim=True)
+
+    return BackwardSteps(attention=attention, weights=weights, row_term=row_term)
+
+
 def gradient_of_mask(call: BackwardCall, right: BackwardPass, logits: Tensor) -> Gradients:
     """The gradient of a core's additive mask, from that of the logits; {} where it has none."""
     bias = call.inputs.bias

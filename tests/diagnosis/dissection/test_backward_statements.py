@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from examples import core, plan, problem
 from torch import Tensor
 
+import conformance
 from candidates.broken._backward import HandWritten, Steps
 from candidates.broken._prepared import Prepared
 from candidates.broken.gradients import LargeTilesOverwrittenBackward
@@ -227,6 +229,55 @@ def test_a_wrong_gradient_is_stated(wrong: type[HandWritten], said: str) -> None
 
 
 @pytest.mark.one_in(2)
+class _OtherCausality(torch.autograd.Function):
+    """A pass back that recomputes the weights, each time under the causal rule or turned round."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, flags: Any) -> Tensor:
+        causal, again = flags
+        scores = _causal(query @ key.mT * query.shape[-1] ** -0.5, causal)
+        total = scores.logsumexp(-1, keepdim=True)
+        answer = torch.exp(scores - total) @ value
+        ctx.save_for_backward(query, key, value, answer, total)
+        ctx.causal = again(causal)
+        return answer
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (upstream,), (query, key, value, answer, total) = gradients, ctx.saved_tensors
+        scale = query.shape[-1] ** -0.5
+        weights = torch.exp(_causal(query @ key.mT * scale, ctx.causal) - total)
+        term = (upstream * answer).sum(-1, keepdim=True)
+        scores = weights * (upstream @ value.mT - term) * scale
+        return scores @ key, scores.mT @ query, weights.mT @ upstream, None
+
+
+def _causal(scores: Tensor, causal: bool) -> Tensor:  # noqa: FBT001
+    seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    return scores.masked_fill(~seen, -math.inf) if causal else scores
+
+
+@pytest.mark.parametrize(
+    ("again", "said"),
+    [
+        (lambda _causal: True, "under the causal rule, in calls without it too"),
+        (lambda causal: not causal, "under the causal rule in calls without it alone"),
+    ],
+    ids=["always", "turned round"],
+)
+def test_other_causality_in_the_pass_back_alone_is_stated(
+    again: Callable[[bool], bool], said: str
+) -> None:
+    """As of a kernel that saves the sums and forgets the flag."""
+
+    @conformance.core(causal="top-left")
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False) -> Tensor:
+        answer: Tensor = _OtherCausality.apply(query, key, value, (causal, again))
+        return answer
+
+    assert f"recomputed {said}, and divided by the saved sums" in entry(attend)["text"]
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
