@@ -208,15 +208,15 @@ def _every() -> Iterator[Formula]:
         ),
         (
             "the exponentials, relative to the largest of their row, divided by the sum of all",
-            lambda _call, a: _powers(a) / _powers(a).sum(),
+            lambda _call, a: _powers(a) / _powers(a).sum().clamp_min(_FAINT),
         ),
         (
             "the exponentials, relative to the largest of their row, divided by the item's sum",
-            lambda _call, a: _powers(a) / _powers(a).sum((1, 2, 3), keepdim=True),
+            lambda _call, a: _powers(a) / _powers(a).sum((1, 2, 3), keepdim=True).clamp_min(_FAINT),
         ),
         (
             "the exponentials, relative to the largest of their row, divided by the head's sum",
-            lambda _call, a: _powers(a) / _powers(a).sum((2, 3), keepdim=True),
+            lambda _call, a: _powers(a) / _powers(a).sum((2, 3), keepdim=True).clamp_min(_FAINT),
         ),
         (
             "the exponentials less one, hidden keys too, divided by their sum",
