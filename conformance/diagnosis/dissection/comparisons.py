@@ -369,10 +369,15 @@ class _Tables:
         """Comparisons of which no part could be right here, with their tables."""
         inputs, allowed = self.call.inputs, self.of(Comparisons())
         limited = [] if inputs.window is None else list(_lost_below(inputs.window))
+        plain: list[Tensor] = []
         for name, way in (*_ALONE, *limited):
             if not self._counts(name):
                 continue
             table = self.alone(name, way)
+            if name in ("masked", "causal"):
+                plain.append(table)
+            elif any(torch.equal(table, one) for one in plain):
+                continue  # keys counted backwards are never hidden: a lost flag says that plainly
             if not torch.equal(table, allowed):
                 yield Comparisons(**{name: way}), table  # type: ignore[arg-type]
         for parts in chain(_PAIRS, _by_tiles() if reach else ()):

@@ -10,10 +10,16 @@ import torch
 from examples import core, layer, problem
 from torch import Tensor
 
+import conformance
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
 from conformance.diagnosis.battery import Observation
-from conformance.diagnosis.dissection.comparisons import Comparisons, _tokens
+from conformance.diagnosis.dissection import read
+from conformance.diagnosis.dissection.comparisons import (
+    Comparisons,
+    _tokens,
+    comparison_statements,
+)
 from conformance.diagnosis.mistaken_answer import DiagnosedSubject
 from conformance.diagnosis.mistakes import DeclaredCall
 
@@ -116,3 +122,19 @@ def test_tokens_of_a_layer_are_counted_by_its_lengths(name: str, axis: int) -> N
     inputs = Subject(layer(), "float32").inputs(problem(query_length=5, key_length=7))
     place = _tokens(inputs, name).place
     assert place.shape[axis] == getattr(inputs.geometry, f"{name}_length")
+
+
+def test_a_flag_that_is_lost_is_no_other_order_of_the_keys() -> None:
+    """Keys that are counted backwards are never hidden either: what says that plainly is said."""
+
+    @conformance.core(causal="bottom-right")
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False) -> Tensor:
+        del causal
+        return torch.softmax(query @ key.mT / math.sqrt(query.shape[-1]), dim=-1) @ value
+
+    subject = Subject(attend, "float32")
+    reading = read(subject, subject.inputs(problem(causal=True, query_length=5, key_length=7)))
+    assert reading is not None
+    names = [one.name for one in comparison_statements(reading)]
+    assert "band: keys after the query are not hidden" in names
+    assert not any("backwards" in name for name in names)
