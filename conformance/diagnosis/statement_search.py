@@ -70,10 +70,10 @@ def explains(subject: Subject, made: Combination, answer: BatteryAnswer) -> bool
         return answer.margin <= 1.0 or any(explains(subject, (one,), answer) for one in parts)
     if len(made) == 1 and acted.output.shape != answer.exact.output.shape:
         same = acted.output.shape == answer.output.shape
-        # Of more or fewer queries: such a call may be right where shapes are broadcast, and which
-        # mask goes with which of them is no part of the mistake.
+        # Of more or fewer queries: such a call may be right where shapes are broadcast, as one row
+        # is by a mask, and which mask goes with which of them is no part of the mistake.
         if acted.inputs.geometry.query_length != answer.inputs.geometry.query_length or not same:
-            return same or answer.margin <= 1.0
+            return same or answer.margin <= 1.0 or acted.inputs.geometry.query_length == 1
     return answer.agrees(acted)
 
 

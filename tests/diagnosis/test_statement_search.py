@@ -13,9 +13,10 @@ from candidates.eager import EagerCore
 from conformance.base.mistake import UNKNOWN
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import Diagnostician, diagnose
+from conformance.diagnosis.battery import answer_from
 from conformance.diagnosis.dissection import StatementReader
 from conformance.diagnosis.mistakes import named_mistakes
-from conformance.diagnosis.statement_search import changes_answer
+from conformance.diagnosis.statement_search import changes_answer, explains
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, scale: float | Tensor) -> Tensor:
@@ -147,3 +148,17 @@ def test_one_query_broadcast_against_masks_is_no_other_mistake() -> None:
     promises = {**BARE_FLOAT32, "masks": ["keep"], "empty_rows": "zeros"}
     (entry,) = diagnose(Subject(core(queries_for_keys, **promises), "float32"))
     assert entry["name"] == "query-used-for-key"
+
+
+def test_one_row_broadcast_by_causality_is_no_other_mistake() -> None:
+    """Query and key exchanged: a single key is one row, which a mask of five queries repeats."""
+    promises = {**BARE_FLOAT32, "causal": "bottom-right", "empty_rows": "zeros"}
+    subject = Subject(core(**promises), "float32")
+    (swapped,) = (one for one in named_mistakes() if one.name == "query-and-key-swapped")
+    one, two = (
+        subject.inputs(problem(query_length=5, key_length=keys, causal=True)) for keys in (1, 2)
+    )
+    for asked, explained in ((one, True), (two, False)):
+        answer = answer_from(subject, asked, torch.full_like(subject.golden(asked).output, 9.0))
+        assert answer is not None
+        assert explains(subject, (swapped,), answer) is explained
