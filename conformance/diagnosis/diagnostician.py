@@ -82,6 +82,7 @@ class Diagnostician:
         self.subject = subject
         self.mistakes = named_mistakes() if mistakes is None else tuple(mistakes)
         self._observation = Observation(subject, observed)
+        self.small_errors = True  # whether errors that rounding may make are looked into
         self._said = ""
         self._searches = 0
         self._orders = 0
@@ -329,6 +330,8 @@ class Diagnostician:
 
     def _of_small_errors(self, search: MistakeSearch) -> list[Explanation]:
         """The scale, or the loss of precision, that explains errors which are all small."""
+        if not self.small_errors:
+            return []
         near = self._wrong_near
         pairs = [(answer.inputs, answer.output) for answer in (*search.observed, *near)]
         return _of_precision(

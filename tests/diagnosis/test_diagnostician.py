@@ -526,3 +526,18 @@ def test_a_name_holds_where_options_meet_of_few_answers_too() -> None:
     inverted = [one for one in named_mistakes() if one.name == "mask-inverted"]
     with patch.object(StatementSearch, "explained", return_value=iter(())):
         assert Diagnostician(subject, inverted).explanations == []
+
+
+def test_small_errors_are_not_looked_into_where_nobody_asks() -> None:
+    """A scale that is slightly off takes long to tell: calls that raise have no such cause."""
+
+    def scaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        answer: Tensor = (query @ key.mT * query.shape[-1] ** -0.5 * 1.00001).softmax(-1) @ value
+        return answer
+
+    known = Diagnostician(Subject(core(scaled, **BARE_FLOAT32), "float32"))
+    known.small_errors = False
+    with patch("conformance.diagnosis.diagnostician.scale_entry", side_effect=AssertionError):
+        assert known.explanations == []
+    asked = Diagnostician(Subject(core(scaled, **BARE_FLOAT32), "float32"))
+    assert [one.entry["name"] for one in asked.explanations] == ["scale-off"]
