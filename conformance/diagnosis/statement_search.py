@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 
+from ..calls.calling import say_alive
 from ..clauses.registry import Clause
 from ..clauses.subject import Subject
 from ..problems.inputs import Inputs
@@ -207,6 +208,7 @@ class StatementSearch:
         The shortest of those that the plainest answer gives which gives one.
         """
         for said in islice(self._reader.statements(self.observed), most):
+            say_alive()  # whoever waits may give up: thousands of statements ask for no call
             for one in self._search.among(said).explaining():
                 yield [(one,)]
 

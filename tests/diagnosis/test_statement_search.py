@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -162,3 +163,19 @@ def test_one_row_broadcast_by_causality_is_no_other_mistake() -> None:
         answer = answer_from(subject, asked, torch.full_like(subject.golden(asked).output, 9.0))
         assert answer is not None
         assert explains(subject, (swapped,), answer) is explained
+
+
+def test_reading_ends_when_whoever_waits_gives_up() -> None:
+    """Before the statements of each answer are tried: they ask for no call."""
+
+    class GivenUpError(Exception):
+        pass
+
+    def halved(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        answer: Tensor = (query @ key.mT * 0.37).softmax(-1) @ value * 0.83
+        return answer
+
+    known = Diagnostician(Subject(core(halved, **BARE_FLOAT32), "float32"), [])
+    told = patch("conformance.diagnosis.statement_search.say_alive", side_effect=GivenUpError)
+    with told, pytest.raises(GivenUpError):
+        _ = known.explanations
