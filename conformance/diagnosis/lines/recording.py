@@ -285,7 +285,7 @@ class RaisingRecorder(TorchFunctionMode):
         del types
         try:
             return func(*args, **(kwargs or {}))
-        except Exception:
+        except Exception:  # whatever it is, it goes on to who called
             places = places_of(sys._getframe(1))  # noqa: SLF001 (the only way to the caller's line)
             if places:
                 given = (args, kwargs or {})
