@@ -361,7 +361,7 @@ def _watched(
     function: Forward, positional: tuple[Any, ...], keywords: dict[str, Any], *, grad_mode: bool
 ) -> Any:
     """Call the candidate's code; afterwards, what it changed of the judge is restored."""
-    prepared = integrity.before_call()
+    prepared = integrity.before_call(_BEFORE_CALLS, _WITHIN_CALLS)
     restore = integrity.after_call
     code = restore.__code__
     try:

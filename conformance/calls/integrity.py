@@ -368,8 +368,7 @@ def _made_by(entry: Any, module: str) -> bool:
 
 
 _WATCH: ContextVar[tuple[Seal, list[str]] | None] = ContextVar("watch", default=None)
-# What was replaced when the candidates were loaded: of torch, which their calls get back, and of
-# the harness, which is reported.
+# What candidates replaced when loaded: of torch (their calls get it back), of the harness (told).
 _THEIRS: Final[list[tuple[Any, str, Any]]] = []
 _AT_LOAD: Final[list[str]] = []
 # The modules of the judge when candidates were loaded, and what it was made of.
@@ -423,8 +422,8 @@ def watching(sealed: Seal, changes: list[str]) -> Iterator[None]:
         _WATCH.reset(token)
 
 
-def before_call() -> tuple[Any, ...]:
-    """Prepare a call of the candidate's code: what :func:`after_call` is to be called with."""
+def before_call(*kept: list[Any]) -> tuple[Any, ...]:
+    """Prepare a call that leaves the lists ``kept`` as they are: what ``after_call`` takes."""
     watch = _WATCH.get()
     sealed, changes = watch or next(iter(_LAST), None) or (seal_as_loaded(), [])
     originals = [(owner, name, vars(owner).get(name, _GONE)) for owner, name, _ in _THEIRS]
@@ -432,7 +431,8 @@ def before_call() -> tuple[Any, ...]:
         _put(*patched)
     own = [pick(entries) for _, entries, _, pick, _ in _OWN[1]]
     codes = tuple(map(_code, _OWN[0]))
-    lists = [(held, tuple(held)) for held in (_LAST, _AS_LOADED, _THEIRS)]
+    watched: list[list[Any]] = [_LAST, _AS_LOADED, _THEIRS, *kept]
+    lists = [(held, tuple(held)) for held in watched]
     return (_OWN, own, codes, lists, watch, _TOOLS), sealed, changes, originals
 
 

@@ -17,7 +17,7 @@ from ..base.files import check_distinct, check_writable, write_text
 from ..base.printable_text import printable
 from ..base.record import record_text
 from ..errors import UsageError
-from ..views.views import TERMINAL, VIEWS, View
+from ..views import TERMINAL, VIEWS, View
 from ._options import Decorator, to_file_or_output
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ Files = Mapping[str, Path]
 def view_options(*views: View) -> Decorator:
     """An option for each view; the command gets ``views``, a dict from used options to paths.
 
-    Without arguments all of :data:`conformance.views.views.VIEWS`.
+    Without arguments all of :data:`conformance.views.VIEWS`.
     """
     offered = views or VIEWS
 

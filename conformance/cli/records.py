@@ -12,7 +12,7 @@ import click
 
 from ..base.record import EXIT_OK, EXIT_RED, Record, exit_code, read_record, record_text
 from ..errors import UsageError
-from ..views.views import COMPARED, TERMINAL, VIEWS
+from ..views import COMPARED, TERMINAL, VIEWS
 from ._options import (
     DEVICE,
     DTYPE,

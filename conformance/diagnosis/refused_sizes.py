@@ -27,7 +27,7 @@ from ..clauses.subject import Subject
 from ..problems.problem import Problem
 from .answer_facts import beyond_dtype
 from .battery import answer_to
-from .lines.recording import (
+from .lines.raising import (
     CONTIGUOUS,
     GENERAL,
     REPEAT,

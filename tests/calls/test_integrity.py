@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import conformance
 from conformance.__main__ import run
-from conformance.calls import integrity
+from conformance.calls import calling, integrity
 from conformance.clauses import masking
 from conformance.oracle import comparison, oracle
 from conformance.tolerance import attention_bound as bounds
@@ -120,6 +120,21 @@ def test_what_a_call_replaces_is_named_and_put_back(name: str) -> None:
         assert made_of() == before
     assert changes == [name]
     assert sealed.broken() == []
+
+
+def test_nothing_is_done_around_later_calls_that_a_call_asked_for() -> None:
+    """What a call adds to what is done before or around calls is taken out, and told."""
+
+    def add() -> None:
+        calling._BEFORE_CALLS.append(lambda: None)
+        calling._WITHIN_CALLS.append(contextlib.nullcontext())
+
+    changes = list[str]()
+    with integrity.watching(integrity.seal(), changes), calling.before_each_call(lambda: None):
+        before = (list(calling._BEFORE_CALLS), list(calling._WITHIN_CALLS))
+        calling.guarded(add, (), {})
+        assert before == (calling._BEFORE_CALLS, calling._WITHIN_CALLS)
+    assert changes == ["the records of what is watched"] * 2
 
 
 def test_modes_of_the_dispatcher_are_left() -> None:

@@ -14,8 +14,8 @@ from command_line import COMMAND, FEW
 from view_records import SCHEMAS, validator
 from workspaces import KERNEL, UNSCALED, write
 
+from conformance import views
 from conformance.__main__ import run
-from conformance.views import views
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 

@@ -14,9 +14,9 @@ from workspaces import KERNEL, UNSCALED, write
 from conformance.__main__ import run
 from conformance.base.files import check_writable
 from conformance.base.record import record_text
+from conformance.views import COMPARED, TERMINAL, VIEWS
 from conformance.views.html import render_teeth
 from conformance.views.teeth import render_teeth_markdown
-from conformance.views.views import COMPARED, TERMINAL, VIEWS
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 

@@ -10,13 +10,13 @@ from rendered import Reading, rendered
 from view_records import EVERY, FAILED, NASTY, RECORDS, candidate, of, record
 
 from conformance.session.comparing import ComparedRecord, joined
+from conformance.views import COMPARED
 from conformance.views.comparison import circumstances, compared, conventions, sources, value_words
 from conformance.views.comparison import render_comparison_markdown as render_markdown
 from conformance.views.comparison import show_comparison as show
 from conformance.views.html import MOST_DETAILED
 from conformance.views.html import render_comparison as render_html
 from conformance.views.html_words import complete
-from conformance.views.views import COMPARED
 
 
 def declared(name: str, **declaration: Any) -> dict[str, Any]:

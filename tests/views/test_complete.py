@@ -5,8 +5,8 @@ import copy
 import pytest
 from view_records import NASTY, RECORDS, bare
 
+from conformance.views import TERMINAL, VIEWS, View
 from conformance.views.complete import complete
-from conformance.views.views import TERMINAL, VIEWS, View
 
 
 def test_an_old_record_is_completed() -> None:

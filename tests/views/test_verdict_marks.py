@@ -11,6 +11,7 @@ from conformance.base.expected import ExpectedFailure
 from conformance.base.record import exit_code
 from conformance.base.results import ClauseResult
 from conformance.session.expectations import Stale
+from conformance.views import View
 from conformance.views.complete import complete
 from conformance.views.verdict_marks import (
     case_id,
@@ -20,7 +21,6 @@ from conformance.views.verdict_marks import (
     summary_sentence,
     whole,
 )
-from conformance.views.views import View
 
 MARKS: dict[str, tuple[ClauseResult, str, str]] = {
     "passed": (result(), "passed", "passed"),

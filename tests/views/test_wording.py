@@ -12,11 +12,10 @@ from records import PROBLEM, result
 from view_records import of
 
 from conformance.base.results import Violation
-from conformance.views import wording
+from conformance.views import TERMINAL, VIEWS, wording
 from conformance.views.complete import complete
 from conformance.views.github import all_annotations
 from conformance.views.summary import summary
-from conformance.views.views import TERMINAL, VIEWS
 
 LINE = {"file": "mine/attention.py", "number": 32, "text": "scores = query @ key.mT"}
 SAID = "mine/attention.py:32: scores = query @ key.mT"

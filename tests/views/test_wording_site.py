@@ -12,8 +12,7 @@ from view_records import OPTIONS
 from conformance.base.results import Status
 from conformance.running.workers.messages import Ready
 from conformance.session.report import build_report, candidate_entry
-from conformance.views import wording
-from conformance.views.views import TERMINAL, VIEWS
+from conformance.views import TERMINAL, VIEWS, wording
 
 SITE: dict[str, Any] = {
     "index": 2,
