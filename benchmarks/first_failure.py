@@ -6,7 +6,8 @@ second and within three. ``--by judge`` checks them through one warm ``Judge``, 
 ``--by command`` those of ``candidates/broken`` by ``conformance check … --exitfirst``, each in a
 process of its own, whose imports of torch and of the other mistakes do not count. ``--order`` runs
 all MUST clauses on a sample of them instead, and prints the order in which clauses find mistakes
-soonest, for ``conformance/session/order.py``.
+soonest, for ``conformance/session/order.py``. ``--unexplained`` leaves failures as they were drawn
+and without a name, which is what a pipeline asks for that needs the verdict alone.
 Run it from a checkout: the catalogue is partly in ``candidates/broken``.
 """
 
@@ -166,39 +167,47 @@ def breaks_must(entry: CatalogueEntry) -> bool:
     return levels.get(entry.primary, "MUST") == "MUST"
 
 
-class InProcess(ExitStack):
+class Way(ExitStack):
+    """A way to check a mistake; without ``explain`` for a verdict alone."""
+
+    def __init__(self, *, explain: bool = True) -> None:
+        super().__init__()
+        self.explain = explain
+
+
+class InProcess(Way):
     """Checks a mistake in this process, which has imported everything."""
 
     def record(self, entry: CatalogueEntry) -> str:
         """The record of a check that ends with the first failure."""
-        return check(entry.candidate, exitfirst=True).to_json()
+        return check(entry.candidate, exitfirst=True, explain=self.explain).to_json()
 
     def processor(self) -> float:
         """The seconds of a processor so far."""
         return time.process_time()
 
 
-class ByJudge(ExitStack):
+class ByJudge(Way):
     """Checks a mistake through one ``Judge``, whose processes are warm."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, explain: bool = True) -> None:
+        super().__init__(explain=explain)
         self.judge = self.enter_context(Judge())
 
     def record(self, entry: CatalogueEntry) -> str:
         """The record of a check that ends with the first failure."""
-        return self.judge.check(entry.candidate, exitfirst=True).to_json()
+        return self.judge.check(entry.candidate, exitfirst=True, explain=self.explain).to_json()
 
     def processor(self) -> float:
         """The clock: the processes that do the work are nobody's children for long."""
         return time.perf_counter()
 
 
-class ByCommand(ExitStack):
+class ByCommand(Way):
     """Checks a mistake of ``candidates/broken`` by the command, in a process of its own."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, explain: bool = True) -> None:
+        super().__init__(explain=explain)
         self.path = Path(self.enter_context(TemporaryDirectory())) / "record.json"
         judge = "import torch, conformance.diagnosis"
         catalogue = self._spent(f"{judge}, {REPOSITORY}") - self._spent(judge)
@@ -225,15 +234,14 @@ class ByCommand(ExitStack):
         return ended.ru_utime + ended.ru_stime
 
 
-Way = InProcess | ByJudge | ByCommand
-WAYS: Final[Mapping[str, type[Way]]] = {
+WAYS: Final[Mapping[str, type[InProcess | ByJudge | ByCommand]]] = {
     "check": InProcess,
     "judge": ByJudge,
     "command": ByCommand,
 }
 
 
-def first_failure(entry: CatalogueEntry, way: Way) -> FirstFailure:
+def first_failure(entry: CatalogueEntry, way: InProcess | ByJudge | ByCommand) -> FirstFailure:
     """One mistake, checked in one of the ways."""
     started, processor = time.perf_counter(), way.processor()
     record = way.record(entry)
@@ -250,11 +258,12 @@ def first_failure(entry: CatalogueEntry, way: Way) -> FirstFailure:
     )
 
 
-def main() -> None:
-    """Print an order, or the times."""
+def parsed() -> argparse.Namespace:
+    """The options of the command line; ends with one sentence where they cannot be."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--order", action="store_true", help="print the order of the clauses")
     parser.add_argument("--by", choices=tuple(WAYS), default="check", help="how they are checked")
+    parser.add_argument("--unexplained", action="store_true", help="verdicts without names")
     parser.add_argument("--sample", type=int, default=150, help="mistakes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
@@ -262,6 +271,14 @@ def main() -> None:
     options = parser.parse_args()
     if options.sample < 1:
         parser.error(f"--sample is {options.sample}: give at least 1")
+    if options.unexplained and options.by == "command":
+        parser.error("--unexplained is for --by check and --by judge: the command names failures")
+    return options
+
+
+def main() -> None:
+    """Print an order, or the times."""
+    options = parsed()
     names = sampled(options.sample, options.seed)
     if options.order:
         for slug in soonest(matrix(names, options.jobs, 30.0, options.matrix)):
@@ -277,7 +294,7 @@ def main() -> None:
     if options.by == "command":  # what is acted out stands in no file
         asked = [entry for entry in asked if entry.origin == REPOSITORY]
     rows = []
-    with WAYS[options.by]() as way:
+    with WAYS[options.by](explain=not options.unexplained) as way:
         for entry in asked:
             row = first_failure(entry, way)
             rows.append(row)
