@@ -53,7 +53,7 @@ def times_by_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     ("function", "said"),
     [
         (times_by_head, "the scores times 1 in head 0, 2 in head 1, 7 in head 2"),
-        (leaning_by_head, "times -1/2 times 2^-h in head h"),
+        (leaning_by_head, "times -0.5 times 2^-h in head h"),
         (sinks, "exp(0.5) in head 0, exp(-1) in head 1, exp(2) in head 2"),
         (talking_heads, "head 0: 1, 0.5, "),
         (talking_weights, "head 0: 1, 0.5, "),
