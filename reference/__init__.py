@@ -25,7 +25,7 @@ from .layer import (
     project_tokens,
     split_heads,
 )
-from .logits import modify
+from .logits import mask_logits, modify
 from .masks import admitted, counted, given_mask, structural_mask
 from .normalisation import normalise_heads, norms
 from .positions import frequencies, rotate, sinusoidal_positions
@@ -52,6 +52,7 @@ __all__ = [
     "cut_heads",
     "frequencies",
     "given_mask",
+    "mask_logits",
     "merge_heads",
     "modify",
     "multi_head_attention",

@@ -47,7 +47,7 @@ def masked_logits(
     scores = _scaled(query @ key.transpose(-1, -2), options, semantics)
     capped = scores if semantics.caps("bias") else cap(scores, softcap)
     modified = modify(capped, semantics)
-    logits = _mask(_add_biases(modified, options, semantics), allowed, semantics)
+    logits = mask_logits(_add_biases(modified, options, semantics), allowed, semantics)
     if semantics.caps("mask"):
         logits = cap(logits, softcap)
     return Logits(softcap=softcap, scores=scores, capped=capped, modified=modified, logits=logits)
@@ -100,7 +100,8 @@ def _add_biases(scores: Tensor, options: ScoreOptions, semantics: Semantics) -> 
     return scores + bias
 
 
-def _mask(logits: Tensor, allowed: Tensor, semantics: Semantics) -> Tensor:
+def mask_logits(logits: Tensor, allowed: Tensor, semantics: Semantics) -> Tensor:
+    """Hide the keys that are not ``allowed`` from the logits ``[B, H, Lq, Lk]``."""
     fill = semantics.mask_fill
     operations = {
         "replace": lambda: logits.masked_fill(~allowed, fill),

@@ -151,3 +151,19 @@ def test_rows_without_keys_that_no_maximum_is_taken_from_are_no_second_mistake()
     candidate = conformance.core(masks=["keep"], empty_rows="mean-of-all")(exponentials)
     names = [entry["name"] for entry in Diagnostician(Subject(candidate, "float32")).explain()]
     assert names == ["maximum-not-subtracted"]
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_finite_number_for_hidden_keys_joins_what_is_read_of_the_logits(adds: bool) -> None:  # noqa: FBT001
+    """Of what is stated of logits, a mistake of the mask hides keys with its own number."""
+
+    @conformance.core(masks=["keep"], empty_rows="any")
+    def filled(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        scores = query @ key.mT * (0.5 * query.shape[-1] ** -0.5)
+        if keep is not None:
+            fill = scores - 1e4 if adds else -1e4
+            scores = torch.where(keep, scores, fill)
+        return scores.softmax(-1) @ value
+
+    (entry,) = Diagnostician(Subject(filled, "float32")).explain()
+    assert entry["name"] == f"logits: 1/2 times the scores+mask-{'adds' if adds else 'fill'}-1e4"

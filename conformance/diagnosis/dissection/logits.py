@@ -19,7 +19,7 @@ from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..agreement import BatteryAnswer
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
-from ..mistakes._steps import emptied, plain_scores, relogited
+from ..mistakes._steps import emptied, plain_scores, relogited, with_unmasked
 from .bias_statements import LINEAR_BIASES, additive_mask_times
 from .reading import Number, Reading, logarithms, numbers, statement
 from .terms import ADDED, OPERANDS, SCORES, UNCAPPED, Term, capped_at
@@ -29,8 +29,7 @@ FEWEST_LEFT: Final = 3
 # A factor on the logits that is so near one is a loss of precision, and is measured elsewhere.
 NEARLY_RIGHT: Final = 0.1
 _TINY: Final = torch.finfo(torch.float64).tiny
-# Softcaps that are tried, from one power of ten to another; how often they are tried closer about
-# the best one, and with how many digits a softcap is said.
+# The powers of ten that softcaps are tried between; how many, how often closer; the digits said.
 CAPS_IN_TENS: Final = (-1.0, 2.5)
 NUMBER_OF_CAPS: Final = 41
 FINER_CAPS: Final = 5
@@ -361,16 +360,17 @@ def as_mistake(terms: Sequence[Term], factors: Sequence[Number]) -> NamedMistake
         parts = [term.values(call, attention) for term in terms]
         if all(part is None for part in parts) or (SCORES not in terms and None in parts):
             return None
-        sizes = call.inputs.geometry
-        logits = torch.zeros_like(attention.scores)
+        logits, bias = torch.zeros_like(attention.scores), call.inputs.bias
         for part, number in zip(parts, factors, strict=True):
             if part is not None:  # a call without a bias has the other terms
-                logits = logits + number.value(sizes) * part
-        if call.inputs.bias is not None and not own_bias:
+                logits = logits + number.value(call.inputs.geometry) * part
+        if bias is not None and not own_bias:
             logits = logits + ADDED[0].values(call, attention)  # type: ignore[operator]
         unable = torch.isnan(logits).any(dim=-1)
-        hidden = ~attention.allowed | unable[..., None]
-        return relogited(emptied(attention, unable), logits.masked_fill(hidden, float("-inf")))
+        masked = golden.mask_logits(logits, attention.allowed, attention.semantics)
+        hidden = unable[..., None] if bias is None else unable[..., None] | torch.isneginf(bias)
+        masked = masked.masked_fill(hidden, -math.inf)
+        return with_unmasked(relogited(emptied(attention, unable), masked), logits)
 
     if len(terms) == 1 and terms[0] is SCORES:
         name = f"logits: {factors[0].words} times the scores"

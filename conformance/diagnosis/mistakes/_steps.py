@@ -161,8 +161,26 @@ def _capped(attention: golden.Attention, scores: Tensor) -> Tensor:
     return scores if cap is None else cap * torch.tanh(scores / cap)
 
 
+@dataclasses.dataclass(frozen=True)
+class _OfOtherLogits(golden.Attention):
+    """An attention whose logits are made otherwise; ``unmasked`` are those of all keys."""
+
+    unmasked: Tensor
+
+
+_FIELDS: Final = dataclasses.fields(golden.Attention)
+
+
+def with_unmasked(attention: golden.Attention, logits: Tensor) -> golden.Attention:
+    """The same for whom a later mistake looks at the logits before any key is ignored."""
+    values = {each.name: getattr(attention, each.name) for each in _FIELDS}
+    return _OfOtherLogits(**values, unmasked=logits)
+
+
 def unmasked_logits(attention: golden.Attention) -> Tensor:
     """Capped scores and finite biases, before any key is ignored."""
+    if isinstance(attention, _OfOtherLogits):
+        return attention.unmasked
     bias = attention.bias
     capped = biased(attention, capped_scores(attention))
     return capped if bias is None else capped + bias.masked_fill(torch.isneginf(bias), 0.0)
