@@ -38,7 +38,7 @@ from .bias_statements import (
 from .by_head import head_statements
 from .comparisons import comparison_statements
 from .denominators import sink_statements, sum_statements
-from .formulas import formula_statements, scale_statements
+from .formulas import formula_statements, loop_statements, scale_statements
 from .influence import (
     exchanged_weight_statements,
     lost_cache_statements,
@@ -111,6 +111,7 @@ OF_WEIGHTS: Final = (
     exchanged_weight_statements,
     sum_statements,
     tile_statements,
+    loop_statements,
     logit_statements,
     formula_statements,
     scale_statements,

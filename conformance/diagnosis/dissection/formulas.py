@@ -21,6 +21,7 @@ from ..._golden import golden
 from ...problems.inputs import Inputs
 from ..mistakes import DeclaredCall, NamedMistake
 from ..mistakes._steps import (
+    BLOCKS,
     admitted_by_mask,
     admitted_by_structure,
     biased,
@@ -33,9 +34,12 @@ from ..mistakes._steps import (
     weighing,
 )
 from .bias_statements import whole_bias
+from .denominators import sum_ratio
+from .influence import tile_sizes
 from .logits import LogitFit
 from .reading import Reading, in_digits, statement
 from .terms import ADDED, SCORES
+from .tiles import SUMS
 
 _SOFTMAX: Final = "take the softmax of the masked logits over the keys, before they meet the values"
 _SUM: Final = "divide the exponentials by their own sum over the keys that the query attends"
@@ -311,6 +315,116 @@ def _with_own_largest(
     return made.masked_fill(lost, math.nan)
 
 
+# What may be in the place of exp(old - new), from the largest logit before a tile and after it.
+_CORRECTIONS: Final[tuple[tuple[str, Callable[[Tensor, Tensor], Tensor]], ...]] = (
+    ("exp(the new maximum)", lambda _old, new: new.exp()),
+    ("exp(minus the new maximum)", lambda _old, new: (-new).exp()),
+    ("exp(the old maximum)", lambda old, _new: old.exp()),
+    ("exp(old maximum + new maximum)", lambda old, new: (old + new).exp()),
+    ("exp(old maximum times new maximum)", lambda old, new: (old * new).exp()),
+    ("zero", lambda old, _new: torch.zeros_like(old)),
+)
+_RIGHT_FACTOR: Final = "exp(old maximum - new maximum)"
+_RESCALE: Final = f"multiply both sums so far by {_RIGHT_FACTOR}, then add those of the tile"
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A sum so far is multiplied by a ``factor``; what may be ``added`` is the right one."""
+
+    words: str
+    factor: Callable[[Tensor, Tensor], Tensor]
+    added: bool = False
+
+    def next(self, total: Tensor, old: Tensor, new: Tensor) -> Tensor:
+        """The sum, with what is added in its last column."""
+        made = total * self.factor(old, new)
+        if self.added:
+            made = torch.cat([made[..., :-1], made[..., -1:] + (old - new).exp()], -1)
+        return made
+
+
+_RIGHT: Final = _Step("", lambda old, new: (old - new).exp())
+_STEPS: Final = (
+    *(_Step(f"multiplied by {words}, not by {_RIGHT_FACTOR}", f) for words, f in _CORRECTIONS),
+    _Step(
+        f"added to {_RIGHT_FACTOR}, not multiplied by it",
+        lambda old, _new: torch.ones_like(old),
+        added=True,
+    ),
+    _Step(f"replaced by {_RIGHT_FACTOR}", lambda old, _new: torch.zeros_like(old), added=True),
+)
+
+
+@dataclass(frozen=True)
+class _WrongLoop:
+    """A loop over tiles of keys that corrects one sum, or both, in a wrong way."""
+
+    size: int
+    which: str
+    step: _Step
+
+    def sums(self, attention: golden.Attention) -> tuple[Tensor, Tensor]:
+        """Weights, what is added in a last column, and the divisor: NaN where it may vanish."""
+        mixing, totalling = (self.step if wrong else _RIGHT for wrong in SUMS[self.which])
+        logits = attention.logits
+        old = torch.full_like(logits[..., :1], -math.inf)
+        mixed = torch.zeros_like(torch.nn.functional.pad(logits, (0, 1)))
+        total = torch.zeros_like(mixed[..., :1])
+        unit = torch.eye(mixed.shape[-1], dtype=mixed.dtype)
+        for tile, own in zip(logits.split(self.size, -1), unit[:-1].split(self.size), strict=True):
+            largest = torch.maximum(old, tile.amax(-1, keepdim=True))
+            new = torch.where(torch.isneginf(largest), 0.0, largest)
+            powers = (tile - new).exp()
+            mixed = mixing.next(mixed, old, new) + powers @ own
+            total = totalling.next(total, old, new) + powers.sum(-1, keepdim=True)
+            old = largest
+        far = (old.abs() > -math.log(_FAINT)) & ~torch.isneginf(old)
+        off = (total.abs() < _FAINT) | (mixed.abs().amax(-1, keepdim=True) > 1.0 / _FAINT)
+        return mixed, total.masked_fill(far | off, math.nan)
+
+    def core(self, _call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        """The attention of this loop; rows without a number are open."""
+        mixed, total = self.sums(attention)
+        made = mixed / total
+        unknown = ~torch.isfinite(made).all(-1)
+        kept = (attention.empty | unknown)[..., None]
+        weights = torch.where(kept, attention.weights, made[..., :-1])
+        answered = weighing(emptied(attention, unknown), weights)
+        more = made[..., -1:].masked_fill(kept, 0.0)
+        # Rows without keys have a declared answer, which a factor that is no number spoils.
+        more = torch.where(attention.empty[..., None] & mixed.isnan(), math.nan, more)[..., :1]
+        return replace(answered, output=answered.output + more)
+
+    def statement(self) -> NamedMistake:
+        """The loop as a mistake."""
+        words = f"{self.which} {self.step.words}"
+        return statement(
+            f"tiles of {self.size}: {words}",
+            f"with tiles of {self.size} keys {words}",
+            _RESCALE,
+            core=self.core,
+        )
+
+
+def loop_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """Loops over tiles whose sums are corrected by something else than the right factor."""
+    if reading.attention.sinks is not None or reading.nearly_right:
+        return
+    right = reading.attention.weights
+    loops = [_WrongLoop(*how) for how in product(tile_sizes(reading), SUMS, _STEPS)]
+    if sum_ratio(reading) is not None:
+        sums = [which for which, (weighted, _) in SUMS.items() if not weighted]
+        loops += [_WrongLoop(*how) for how in product((*BLOCKS[1:], *_TILES), sums, _STEPS)]
+    for loop in loops:
+        made = loop.core(reading.call, reading.attention)
+        rows = ~made.empty
+        if not rows.any() or reading.agree(made.weights[rows], right[rows]):
+            continue
+        if reading.agree(reading.weights[rows], made.weights[rows]):
+            yield loop.statement()
+
+
 def _shares(weights: Tensor) -> Tensor:
     return weights / weights.sum(-1, keepdim=True)
 
@@ -383,6 +497,3 @@ def _scaled(words: str, function: Callable[[int], float], *, always: bool) -> Na
         _SCALE,
         inputs=inputs_for,
     )
-
-
-__all__ = ["Formula", "formula_statements", "scale_statements"]

@@ -7,6 +7,7 @@ A part of a cache may be lost.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import permutations
@@ -21,6 +22,7 @@ from ...base.geometry import Geometry
 from ...clauses.subject import Subject
 from ...problems.caching import with_part_of_cache
 from ...problems.inputs import Inputs
+from ...tolerance import model
 from ..battery import answer_to
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import BLOCKS, weighing
@@ -29,6 +31,8 @@ from .reading import ROOM, Reading, read, readable, statement
 from .tiles import channel_tiles
 
 Order = Callable[[int], Tensor]
+# Errors of a weight of which it must be a multiple for its part of the right one to be read.
+CLEAR: Final = 20.0
 # The axes of heads ``[B, H, L, D]``, and what one place of each is called.
 PLACES: Final = ("batch item", "head", "token", "channel")
 # Pairs of places, and keys, that a fact names.
@@ -271,7 +275,35 @@ def influence_facts(subject: Subject, inputs: Inputs) -> list[str]:
     reading = None if texts else read(subject, inputs)
     if reading is not None and reading.explained:
         texts += _other_keys(reading)
+        texts += [] if texts else _between_tiles(reading)
     return texts
+
+
+def _between_tiles(reading: Reading) -> list[str]:
+    """In which tiles of keys weights are in proportion, and from which to which they are not."""
+    return [
+        f"within each tile of {size} keys weights are in the right proportion, but not from one "
+        "tile to another"
+        for size in tile_sizes(reading)[:1]
+    ]
+
+
+def tile_sizes(reading: Reading) -> list[int]:
+    """Sizes of tiles within which weights are in the right proportion, but not from one to another.
+
+    The largest first; none where weights are right, or wrong within whatever tiles.
+    """
+    exact, read = reading.attention.weights, reading.weights
+    clear = exact > CLEAR * reading.error
+    ratio = torch.where(clear, read / exact, math.nan)
+    room = (
+        CLEAR * reading.error / exact.clamp_min(model.SMALLEST_READ)
+        + 2.0 * reading.same * ratio.abs()
+    )
+    apart = ratio.diff(dim=-1).abs() > room[..., 1:] + room[..., :-1]
+    breaks = (apart.flatten(0, -2).any(0).nonzero().flatten() + 1).tolist()
+    widest = math.gcd(*breaks)
+    return [size for size in range(widest, 1, -1) if widest % size == 0]
 
 
 def _across(subject: Subject, inputs: Inputs, axes: tuple[int, ...]) -> Iterator[str]:

@@ -159,7 +159,7 @@ _NOT_AT: Final[dict[str, Callable[[Tensor, int], Tensor]]] = {
     "at the second tile": lambda tile, _count: tile == 1,
     "at the last tile": lambda tile, count: tile == count - 1,
 }
-_SUMS: Final = {
+SUMS: Final = {
     "the weighted sum so far is": (True, False),
     "the sum of the weights so far is": (False, True),
     "both sums so far are": (True, True),
@@ -169,7 +169,7 @@ _SUMS: Final = {
 def _partly_rescaled(reading: Reading, size: int, largest: Tensor) -> Iterator[NamedMistake]:
     """Sums that are rescaled at some tiles alone."""
     attention = reading.attention
-    for (where, some), (words, sums) in product(_NOT_AT.items(), _SUMS.items()):
+    for (where, some), (words, sums) in product(_NOT_AT.items(), SUMS.items()):
         weights = _left_unscaled(attention, size, some, sums, largest)
         if bool(torch.isfinite(weights).all()) and reading.agree(reading.weights, weights):
 

@@ -41,6 +41,7 @@ _LEAST_LOST: Final = math.log(torch.finfo(torch.float16).max)
 _SMALLEST_SUM: Final = torch.finfo(torch.float32).tiny
 # Digits that a distance below the largest logit is said with.
 _MOST_DIGITS: Final = 4
+_HIDE: Final = "hide keys before the softmax: then their weights are zero, and stay so"
 _FIX: Final = "divide the exponentials by their own sum over the keys that the query attends"
 
 
@@ -108,6 +109,7 @@ _OF_WEIGHTS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
 # The same where hidden keys have what it makes of a weight of zero.
 _OF_EVERY_WEIGHT: Final[tuple[tuple[str, Callable[[golden.Attention], Tensor]], ...]] = (
     ("the logarithm of them", lambda a: a.logits.log_softmax(-1)),
+    ("with one for every hidden key", lambda a: torch.where(a.allowed, a.weights, 1.0)),
     ("the sum of them up to each key, hidden or not", lambda a: a.weights.cumsum(-1)),
     (
         "the sum of them up to each key, hidden or not, divided by the row's sum",
@@ -191,7 +193,7 @@ def weight_statements(reading: Reading) -> Iterator[NamedMistake]:
         weights, got = weights[rows], read[rows]
         if reading.agree(got, weights):
             core = weighed_by(weights_of, empty_too=name in of_every)
-            yield statement(name, text, _FIX, core=core)
+            yield statement(name, text, _HIDE if "hidden key" in name else _FIX, core=core)
             continue
         factor = float((weights * got).sum() / weights.square().sum().clamp_min(_TINY))
         if reading.agree(got, factor * weights):

@@ -14,7 +14,12 @@ from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
 from conformance.diagnosis.battery import Observation
 from conformance.diagnosis.dissection import read, readable
-from conformance.diagnosis.dissection.formulas import formula_statements, scale_statements
+from conformance.diagnosis.dissection.formulas import (
+    formula_statements,
+    loop_statements,
+    scale_statements,
+)
+from conformance.diagnosis.dissection.influence import influence_facts
 from conformance.diagnosis.mistaken_answer import DiagnosedSubject
 
 # Weights, from the scaled scores and which keys are hidden.
@@ -57,11 +62,47 @@ def of_last_tile(scores: Tensor, hidden: Tensor) -> Tensor:
     return powers / torch.where(total == 0.0, 1.0, total)
 
 
+def looping(correct: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Subject:
+    """A core that goes over tiles of four keys, and corrects the weighted sum in another way.
+
+    From the sum so far, the largest logit before a tile and the largest after it.
+    """
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        old = torch.full_like(scores[..., :1], -math.inf)
+        total, mixed = torch.zeros_like(old), torch.zeros(*scores.shape[:-1], value.shape[-1])
+        for tile, values in zip(scores.split(4, -1), value.split(4, 2), strict=True):
+            new = torch.maximum(old, tile.amax(-1, keepdim=True))
+            powers = (tile - new).exp()
+            total = total * (old - new).exp() + powers.sum(-1, keepdim=True)
+            mixed = correct(mixed, old, new) + powers @ values
+            old = new
+        return mixed / total
+
+    candidate = core(attend, masks=[], causal=None, features=[], dtypes=["float32"])
+    return Subject(candidate, "float32")
+
+
+SUM = "tiles of 4: the weighted sum so far is"
+RIGHT = "exp(old maximum - new maximum)"
 STATED: dict[str, tuple[Subject, str]] = {
     "no softmax": (weighing(no_softmax), "weights: the logits themselves, not their softmax"),
     "the last tile": (
         weighing(of_last_tile),
         "weights: the exponentials divided by the sum of the last tile of 5 keys alone",
+    ),
+    "one for hidden keys": (
+        weighing(lambda scores, hidden: softmax(scores, hidden).masked_fill(hidden, 1.0)),
+        "weights: with one for every hidden key",
+    ),
+    "another factor": (
+        looping(lambda mixed, _old, new: mixed * new.exp()),
+        f"{SUM} multiplied by exp(the new maximum), not by {RIGHT}",
+    ),
+    "added in place of multiplied": (
+        looping(lambda mixed, old, new: mixed + (old - new).exp()),
+        f"{SUM} added to {RIGHT}, not multiplied by it",
     ),
     "the reciprocal": (weighing(reciprocal), "logits: one divided by the scores"),
     "an exponent": (
@@ -92,4 +133,15 @@ def test_no_formula_is_read_from_right_weights() -> None:
     readings = [read(subject, one.inputs) for one in answers]
     assert len(list(filter(None, readings))) > 1
     for one in filter(None, readings):
-        assert not [*formula_statements(one), *scale_statements(one)]
+        assert not [*formula_statements(one), *loop_statements(one), *scale_statements(one)]
+
+
+def test_tiles_of_an_unknown_correction_are_a_fact() -> None:
+    """Of a factor that no statement knows it is said between which tiles weights go wrong."""
+    unknown = DiagnosedSubject(looping(lambda mixed, old, new: mixed * (0.3 + (old - new).exp())))
+    answers = [one.inputs for one in Observation(unknown, None).whole if readable(one.inputs)]
+    fact = (
+        "within each tile of 4 keys weights are in the right proportion, but not from one tile to "
+        "another"
+    )
+    assert [fact] in [influence_facts(unknown, one) for one in answers if one.generic]
