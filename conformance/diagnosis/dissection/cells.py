@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -440,18 +440,53 @@ _LEFT: Final = Cells(
 # Ways in which keys are hidden: a part of them may be uncovered.
 HIDDEN: Final = (
     Cells("that are hidden", lambda call: ~call.inputs.allowed(call.semantics)),
-    _both(KEPT, REACHED, "that the mask alone hides", lambda kept, reached: ~kept & reached),
+    _both(KEPT, REACHED, "that only the mask hides", lambda kept, reached: ~kept & reached),
     _both(
         REACHED,
         _LEFT,
-        "that causality or window alone hides",
+        "that only causality or the window hides",
         lambda reached, kept: ~reached & kept,
     ),
     _both(
         KEPT,
         REACHED,
-        "that both the mask and causality or window hide",
+        "that the mask hides, and causality or the window too",
         lambda kept, reached: ~kept & ~reached,
     ),
 )
 CELLS: Final = tuple(_every_kind())
+
+
+def keys_in_words(some: Sequence[Cells], hidden: Cells | None = None) -> str:
+    """A noun phrase for the keys that have some properties, and are hidden in one way."""
+    words = " ".join(one.words for one in some)
+    if hidden is None or hidden is HIDDEN[0]:
+        keys = "keys" if hidden is None else "hidden keys"
+        if words == EVERY.words:
+            return f"all {keys}"
+        return words[1:-1] if _is_noun(words) and hidden is None else f"{keys} {words}".rstrip()
+    if words.startswith("that "):
+        return f"keys {hidden.words} and {words}"
+    return f"keys {words} {hidden.words}" if words else f"keys {hidden.words}"
+
+
+def _is_noun(words: str) -> bool:
+    """Whether words are those of keys themselves, such as "(the last key)", and of nothing else."""
+    return words.startswith("(") and words.find(")") == len(words) - 1
+
+
+def of_queries(some: Sequence[Cells]) -> str:
+    """The queries all of whose keys are meant, "" where it is not all of some queries' keys."""
+    words = " ".join(one.words for one in some)
+    whole = len(some) == 1 and words.startswith("of ") and words != EVERY.words
+    return words.removeprefix("of ") if whole else ""
+
+
+def have_of(keys: str) -> str:
+    """The verb of what :func:`keys_in_words` says."""
+    return "has" if keys.startswith("the ") else "have"
+
+
+def it_of(keys: str) -> str:
+    """The pronoun of what :func:`keys_in_words` says."""
+    return "it" if keys.startswith("the ") else "them"

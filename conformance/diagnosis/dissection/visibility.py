@@ -44,7 +44,11 @@ from .cells import (
     before_last,
     from_distance,
     from_index,
+    have_of,
+    it_of,
     key_indices,
+    keys_in_words,
+    of_queries,
 )
 from .reading import ROOM, Reading, statement
 
@@ -431,13 +435,16 @@ def _texts(
     if losing:
         words = " ".join(one.words for one in losing)
         late = "" if normalised else " after the softmax"
-        names.append(f"without keys {words}{late}")
-        queries = words.removeprefix("of ") if words.startswith("of queries") else ""
-        lost = f"{queries} attend no key" if queries else f"keys {words} have no weight"
-        texts.append(f"{lost}{late}, though nothing hides them")
-        fixes.append(
-            f"let {queries} attend keys" if queries else f"let the softmax see keys {words}"
-        )
+        keys, queries = keys_in_words(losing), of_queries(losing)
+        names.append(f"no weight{late} for {keys}")
+        if queries:
+            attend = "attends" if queries.startswith("the ") else "attend"
+            texts.append(f"{queries} {attend} no key{late}, though nothing hides them")
+        else:
+            texts.append(
+                f"{keys} {have_of(keys)} no weight{late}, though nothing hides {it_of(keys)}"
+            )
+        fixes.append(f"let {queries} attend keys" if queries else f"let the softmax see {keys}")
         if words.startswith("more than ") and words.endswith(" after the query"):
             # Meant as a causal mask it hides too little, and nobody wants to see those keys.
             fixes[-1] += "; if it is meant to be causal, hide every key after the query: triu(1)"
@@ -450,11 +457,11 @@ def _texts(
         elif words == "before the query":
             fixes[-1] += "; if it is meant to be causal, hide those after it: tril, not triu"
     if showing:
-        words = " ".join((hidden.words, *(one.words for one in showing if one is not EVERY)))
+        keys = keys_in_words([one for one in showing if one is not EVERY], hidden)
         logit = "" if fill is None else f", with {fill.words}"
-        names.append(f"with keys {words}{logit}")
-        texts.append(f"keys {words} have a weight{logit}")
-        fixes.append(f"give keys {words} a logit of minus infinity")
+        names.append(f"a weight for {keys}{logit}")
+        texts.append(f"{keys} {have_of(keys)} a weight{logit}")
+        fixes.append(f"give {keys} a logit of minus infinity")
     name = "; ".join(one.removesuffix(",") for one in names)
     fix = "; ".join(one.removesuffix(",") for one in fixes)
     return f"visibility: {name}", "; ".join(texts), fix

@@ -268,7 +268,7 @@ def test_keys_cut_at_the_size_of_another_axis_are_told() -> None:
         return logits.softmax(-1) @ v[:, :, :size]
 
     (entry,) = diagnose(Subject(core(attend, **BARE_FLOAT32), "float32"))
-    lost = "visibility: without keys past as many as there are channels of a value head"
+    lost = "visibility: no weight for keys past as many as there are channels of a value head"
     assert entry["name"] == lost
 
 

@@ -9,6 +9,13 @@ from torch import Tensor
 
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
+from conformance.diagnosis.dissection.cells import (
+    CELLS,
+    EVERY,
+    HIDDEN,
+    from_index,
+    keys_in_words,
+)
 
 
 def test_a_mask_of_exchanged_axes_is_told_with_the_masks_that_show_it() -> None:
@@ -26,3 +33,16 @@ def test_a_mask_of_exchanged_axes_is_told_with_the_masks_that_show_it() -> None:
     (entry,) = diagnose(Subject(core(attend, dtypes=["float32"], **promises), "float32"))
     assert entry["name"] == "mask: keys that the mask with batch items and heads exchanged keeps"
     assert "differs between heads" in entry["text"]
+
+
+def test_kinds_of_keys_are_one_noun_phrase() -> None:
+    """Keys are named by where they lie and by what hides them, in the order of plain English."""
+    first, by_structure = from_index(15, above=True), HIDDEN[2]
+    last = next(one for one in CELLS if one.words == "(the last key)")
+    assert keys_in_words([last]) == "the last key"
+    assert keys_in_words([first], HIDDEN[0]) == "hidden keys past the first 16"
+    assert keys_in_words([], by_structure) == "keys that only causality or the window hides"
+    assert keys_in_words([first], by_structure) == (
+        "keys past the first 16 that only causality or the window hides"
+    )
+    assert keys_in_words([EVERY]) == "all keys"

@@ -78,7 +78,7 @@ STATED: dict[str, tuple[Callable[..., Tensor], str]] = {
     ),
     "rows without keys": (
         later_keys_and_own_lost,
-        "without keys at or after the query, counted from the first key",
+        "no weight for keys at or after the query, counted from the first key",
     ),
     "a bias": (
         by_logits(lambda q, k: scores(q, k) + 0.25 * torch.arange(k.shape[-2])),
@@ -90,7 +90,7 @@ STATED: dict[str, tuple[Callable[..., Tensor], str]] = {
     ),
     "another denominator": (euclidean, "sum: divided by the root of the sum of the squares"),
     "a larger denominator": (two_more, "sum: 2 added"),
-    "lost keys": (keys_lost, "visibility: without keys past the first 16"),
+    "lost keys": (keys_lost, "visibility: no weight for keys past the first 16"),
     "a factor on the answer": (
         lambda q, k, v: 0.75 * scaled_dot_product_attention(q, k, v),
         "answer: times 0.75",

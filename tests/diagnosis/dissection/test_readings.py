@@ -371,7 +371,7 @@ def test_what_loses_keys_is_not_said_to_replace_what_hides_others() -> None:
     """Keys that are lost beside those that the flag hides are described, and no mask is blamed."""
     drawn = problem(causal=True, query_length=12, key_length=12)
     lost = proposed(causal_in_tiles, visibility_statements, drawn, causal="bottom-right")
-    assert "visibility: without keys in a tile of 8 before the query's own" in lost
+    assert "visibility: no weight for keys in a tile of 8 before the query's own" in lost
     assert proposed(causal_in_tiles, table_statements, drawn, causal="bottom-right") == []
 
 

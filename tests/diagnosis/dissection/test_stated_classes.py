@@ -61,7 +61,7 @@ def two_tiles_at_most(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def test_keys_past_a_fixed_number_are_no_last_tile() -> None:
     """Where two tiles of keys are read of however many, it is not the last one that is lost."""
     entry = said(two_tiles_at_most)
-    assert entry["name"] == "visibility: without keys past the first 128"
+    assert entry["name"] == "visibility: no weight for keys past the first 128"
 
 
 @pytest.mark.nightly
@@ -506,7 +506,7 @@ def test_keys_that_a_mask_shows_stay_hidden_by_minus_infinities_that_are_added(l
         return weights.masked_fill(hidden, 0.0) @ v
 
     entry = said(attend, masks=["keep", "bias"], causal="top-left", empty_rows="zeros")
-    both = "visibility: with keys that both the mask and causality or window hide"
+    both = "visibility: a weight for keys that the mask hides, and causality or the window too"
     names = {"mask-lost-to-causal", f"{both}, unless an additive mask hides them"}
     assert entry["name"] in names
     assert (entry["name"] == "mask-lost-to-causal") is lost

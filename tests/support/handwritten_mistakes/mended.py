@@ -260,7 +260,7 @@ def merged_as_a_layer_would(query, key, value):
 
 
 @core(
-    "visibility: without keys (the last key) after the softmax+mask-inverted",
+    "visibility: no weight after the softmax for the last key+mask-inverted",
     masks=["keep"],
     empty_rows="zeros",
 )
