@@ -415,7 +415,8 @@ def loop_statements(reading: Reading) -> Iterator[NamedMistake]:
     loops = [_WrongLoop(*how) for how in product(tile_sizes(reading), SUMS, _STEPS)]
     if sum_ratio(reading) is not None:
         sums = [which for which, (weighted, _) in SUMS.items() if not weighted]
-        loops += [_WrongLoop(*how) for how in product((*BLOCKS[1:], *_TILES), sums, _STEPS)]
+        sizes = [size for size in (*BLOCKS[1:], *_TILES) if size < right.shape[-1]]
+        loops += [_WrongLoop(*how) for how in product(sizes, sums, _STEPS)]
     for loop in loops:
         made = loop.core(reading.call, reading.attention)
         rows = ~made.empty
