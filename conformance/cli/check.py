@@ -186,7 +186,7 @@ def check_command(
     candidate. Candidates run in a process of their own; what they print is not shown.
     """
     began = time.monotonic()  # what is imported now is part of the time that a run may take
-    from ..base.graph_options import GraphOptions  # noqa: PLC0415
+    from ..base.profile import GraphOptions  # noqa: PLC0415
     from ..running.isolation.zygote import check_isolated, unforeseen_seed  # noqa: PLC0415
     from ..running.workers.messages import RunOptions  # noqa: PLC0415
     from ..running.workers.pool import WorkerPool, end_warm, warm_context  # noqa: PLC0415

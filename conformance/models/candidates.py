@@ -14,7 +14,7 @@ from torch import Tensor
 from .._golden import golden
 from ..adapters.graph import GraphRequest, graph_candidate
 from ..base.expected import ExpectedFailure
-from ..base.graph_options import NO_GRAPH_OPTIONS, GraphOptions
+from ..base.profile import NO_GRAPH_OPTIONS, GraphOptions
 from ..base.record import SiteEntry
 from ..declare.candidate import Candidate
 from ..declare.promises import declare

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, cast
 
-from ..base.graph_options import NO_GRAPH_OPTIONS, GraphOptions
 from ..base.mistake import NO_MISTAKE, UNKNOWN
 from ..base.printable_text import few
+from ..base.profile import NO_GRAPH_OPTIONS, GraphOptions
 from ..base.record import SCHEMA, TOOL, CandidateEntry, CauseEntry, ClauseEntry, Record
 from ..base.results import INVERTED, SITE, ClauseResult, plain
 from ..running.workers.messages import Loaded, Ready, RunOptions, package_version, project_url

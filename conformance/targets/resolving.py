@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ..base.files import user_path
-from ..base.graph_options import NO_GRAPH_OPTIONS, GraphOptions
 from ..base.printable_text import repr_of
+from ..base.profile import NO_GRAPH_OPTIONS, GraphOptions
 from ..declare.candidate import Candidate
 from ..declare.decorators import renamed
 from ..errors import TO_CHECK, ConstructionError, DeclarationError, UsageError

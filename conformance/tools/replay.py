@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from ..base.graph_options import read_graph_options
-from ..base.profile import DTYPES, PROFILES
+from ..base.profile import DTYPES, PROFILES, read_graph_options
 from ..base.record import COMPILED_SUFFIXES, read_record
 from ..base.results import Violation
 from ..errors import UsageError, did_you_mean

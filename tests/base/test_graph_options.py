@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conformance.base.graph_options import NO_GRAPH_OPTIONS, GraphOptions, read_graph_options
+from conformance.base.profile import NO_GRAPH_OPTIONS, GraphOptions, read_graph_options
 from conformance.errors import UsageError
 
 

@@ -18,7 +18,7 @@ import conformance
 from candidates.exports import EXPORTS, by_tracing
 from candidates.models import BROKEN, MODELS
 from conformance.__main__ import run
-from conformance.base.graph_options import NO_GRAPH_OPTIONS, GraphOptions
+from conformance.base.profile import NO_GRAPH_OPTIONS, GraphOptions
 from conformance.base.record import read_record
 from conformance.declare.candidate import Candidate
 from conformance.errors import UsageError

@@ -35,6 +35,7 @@ from .bias_statements import (
     fill_of_layer_statements,
     misplaced_bias_statements,
 )
+from .bounded_logits import clamped_logit_statements, raised_logit_statements
 from .by_head import head_statements
 from .comparisons import comparison_statements
 from .denominators import sink_statements, sum_statements
@@ -75,7 +76,6 @@ from .visibility import (
 )
 from .weight_functions import (
     dropped_weight_statements,
-    raised_logit_statements,
     share_statements,
     shift_statements,
     weight_statements,
@@ -107,6 +107,7 @@ OF_WEIGHTS: Final = (
     share_statements,
     dropped_weight_statements,
     raised_logit_statements,
+    clamped_logit_statements,
     turned_weight_statements,
     exchanged_weight_statements,
     sum_statements,

@@ -53,10 +53,6 @@ def _of_products(function: Callable[[Tensor], Tensor]) -> TermValues:
     return lambda _call, a: scored(a, function(a.query @ a.key.mT) * a.scale)
 
 
-def _clamped(limit: float) -> Callable[[Tensor], Tensor]:
-    return lambda scores: scores.clamp(-limit, limit)
-
-
 def _products(query: Callable[[Tensor], Tensor], key: Callable[[Tensor], Tensor]) -> TermValues:
     """Scaled dot products of changed operands."""
 
@@ -183,7 +179,6 @@ def _exchanged(scores: Tensor) -> Tensor:
     return scores.mT if square else torch.zeros_like(scores)
 
 
-_LIMITS: Final = (0.5, 1.0, 2.0, 3.0, 4.0)
 _UNDER_CAP: Final[tuple[tuple[str, Callable[[Tensor, float], Tensor]], ...]] = (
     ("the scores with the softcap applied twice", lambda s, c: _capped(_capped(s, c), c)),
     ("c tanh(c times the scores), c being the softcap", lambda s, c: c * torch.tanh(c * s)),
@@ -297,9 +292,6 @@ def _operands() -> Iterator[Term]:
         ("the square of the dot products, scaled", torch.square),
     ):
         yield Term(words, words, _of_products(of_products), operand=True)
-    for limit in _LIMITS:
-        words = f"the scores clamped to {limit:g}"
-        yield Term(words, words, _of_scores(_clamped(limit)), operand=True)
     yield Term(
         "cached keys last", "the new keys before the cached ones", _cached_last, operand=True
     )

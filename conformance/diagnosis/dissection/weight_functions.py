@@ -25,22 +25,19 @@ from ..mistakes._steps import (
     emptied,
     has_bias,
     present,
-    relogited,
     row_largest,
     unmasked_logits,
     weighing,
 )
 from ..mistakes.named_mistake import CoreChange
 from ..mistakes.softmaxes import Shift, shifted
-from .reading import ROOM, Number, Reading, in_digits, numbers, roundest, statement
+from .reading import Number, Reading, in_digits, numbers, roundest, statement
 
 _TINY: Final = torch.finfo(torch.float64).tiny
 # The size of a logit below which no exponential vanishes or overflows in any format.
 _LEAST_LOST: Final = math.log(torch.finfo(torch.float16).max)
 # Numbers below have fewer digits in float32, in which sums are added up at the least.
 _SMALLEST_SUM: Final = torch.finfo(torch.float32).tiny
-# Digits that a distance below the largest logit is said with.
-_MOST_DIGITS: Final = 4
 _HIDE: Final = "hide keys before the softmax: then their weights are zero, and stay so"
 _FIX: Final = "divide the exponentials by their own sum over the keys that the query attends"
 
@@ -52,18 +49,32 @@ def _softmax_of_tiles(axis: int, size: int) -> Callable[[Tensor], Tensor]:
     )
 
 
-def _divided(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """A function of each logit, divided by the sum over the keys that are there.
+def _divided(function: Callable[[Tensor], Tensor], more: float = 0.0) -> Callable[[Tensor], Tensor]:
+    """A function of each logit, divided by the sum over the keys that are there and ``more``.
 
     NaN in rows whose sum has lost its digits to underflow, if it is not zero altogether.
     """
 
     def weights(logits: Tensor) -> Tensor:
         each = function(logits).masked_fill(torch.isneginf(logits), 0.0)
-        total = each.sum(dim=-1, keepdim=True)
+        total = each.sum(dim=-1, keepdim=True) + more
         return each / torch.where(total < _SMALLEST_SUM, torch.nan, total)
 
     return weights
+
+
+def _divided_by_more(reading: Reading) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
+    """Functions of each logit over their sum and a number, which the smallest sum says best."""
+    logits, got = reading.attention.logits, reading.weights.sum(dim=-1)
+    for words, function in _EACH:
+        total = function(logits).masked_fill(torch.isneginf(logits), 0.0).sum(dim=-1)
+        added = total / got - total
+        told = torch.isfinite(added) & (total > _SMALLEST_SUM)
+        if not bool(told.any()):
+            continue
+        more = float(f"{float(added[told][total[told].argmin()]):.1g}")
+        if more > 0.0:
+            yield f"{words}, divided by the row's sum and {more:g}", _divided(function, more)
 
 
 def _shares(weights: Tensor) -> Tensor:
@@ -181,7 +192,7 @@ def weight_statements(reading: Reading) -> Iterator[NamedMistake]:
             f"the weights are not the softmax of the logits, but {words}",
             _unmade(f),
         )
-        for words, f in _OF_LOGITS
+        for words, f in (*_OF_LOGITS, *_divided_by_more(reading))
     ]
     relative = "exponentials relative to the largest of their row"
     for words, axis in (("queries", -2), ("heads", 1), ("batch items", 0)):
@@ -379,56 +390,6 @@ def shift_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
                     "subtract each row's largest logit of the keys that are attended",
                     core=core,
                 )
-
-
-def raised_logit_statements(reading: Reading) -> Iterator[NamedMistake]:
-    """Logits that lie no farther than a number below the largest of their row, hidden ones or not.
-
-    The weights of all keys that are raised are one part of the row's largest.
-    """
-    weights, exact = reading.weights, reading.attention.logits
-    seen = weights > ROOM * reading.error
-    most, first = torch.where(seen, weights, 0.0).max(-1, keepdim=True)
-    shown = seen & (most > 0.0)
-    gaps = most.log() - torch.where(shown, weights, 1.0).log()
-    off = reading.logit_error.masked_fill(~shown, 0.0)
-    room = 3.0 * (model.LOGIT_READ_TO + off + off.gather(-1, first))
-    right = row_largest(exact) - exact
-    raised = shown & (right - gaps > room)
-    if not raised.any() or not bool(torch.isfinite(weights).all()):
-        return
-    read = float(gaps.flatten()[torch.where(raised, room, math.inf).argmin()])
-    for number in dict.fromkeys(float(f"{read:.{n}g}") for n in range(1, _MOST_DIGITS + 1)):
-        if bool(((gaps - right.clamp_max(number)).abs() <= room)[shown].all()):
-            hidden_too = bool((raised & ~reading.attention.allowed).any())
-            if not hidden_too:
-                yield _raised_by(number, hidden_too=False, empty_too=False)
-            for empty_too in (True, False):
-                yield _raised_by(number, hidden_too=True, empty_too=empty_too)
-            return
-
-
-def _raised_by(distance: float, *, hidden_too: bool, empty_too: bool) -> NamedMistake:
-    """No logit is farther below the row's largest; those of hidden keys neither, or they stay.
-
-    Of rows without other keys they are alike, or stay.
-    """
-
-    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        logits = attention.logits
-        raised = torch.maximum(logits, row_largest(logits) - distance)
-        seen = ~attention.empty[..., None] | empty_too if hidden_too else attention.allowed
-        return relogited(attention, raised.masked_fill(~seen, -math.inf))
-
-    words = f"no farther than {distance:g} below the row's largest"
-    too = ", nor those of hidden keys" * hidden_too
-    too += ", in rows with other keys" * (hidden_too and not empty_too)
-    return statement(
-        f"logits: {words}{too}",
-        f"lower logits are raised, so that they lie {words}{too}",
-        "leave them as they are: exponentials that vanish do no harm",
-        core=core,
-    )
 
 
 def dropped_weight_statements(reading: Reading) -> Iterator[NamedMistake]:

@@ -19,9 +19,8 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from ...base.expected import ExpectedFailure
-from ...base.graph_options import GraphOptions
 from ...base.parameter_names import OptionParameter
-from ...base.profile import WHOLE, Shard
+from ...base.profile import WHOLE, GraphOptions, Shard
 from ...base.record import SiteEntry
 from ..clause_run import PlannedClause
 

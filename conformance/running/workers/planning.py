@@ -11,9 +11,8 @@ from typing import Any, Final
 
 from ..._golden import golden
 from ...adapters.compiled import compiled_variants
-from ...base.graph_options import NO_GRAPH_OPTIONS
 from ...base.parameter_names import OptionParameter
-from ...base.profile import PROFILES
+from ...base.profile import NO_GRAPH_OPTIONS, PROFILES
 from ...base.results import ClauseResult, Violation, result_from_json
 from ...calls import torch_state
 from ...calls.calling import CandidateFailure, RowWithoutKeysRefused

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ...base.graph_options import GraphOptions
+from ...base.profile import GraphOptions
 from ...base.record import EXIT_OK, EXIT_RED, Record, exit_code
 from ...running.workers.messages import Ready, RunOptions
 from ...running.workers.supervisor import DEFAULT_TIMEOUT, HarnessError, Supervisor, WorkerLost

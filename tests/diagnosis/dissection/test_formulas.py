@@ -119,7 +119,7 @@ STATED: dict[str, tuple[Subject, str]] = {
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("wrong", STATED, ids=str)
 def test_formulas_of_the_weights_are_stated(wrong: str) -> None:
-    """Logits in place of weights, their reciprocal, and powers of the head size are stated."""
+    """Logits in place of weights, their reciprocal, and powers of the head size."""
     subject, name = STATED[wrong]
     (entry,) = diagnose(subject)
     assert entry["name"] == name

@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import pytest
 import torch
-from examples import core, plan, problem
+from examples import BARE_FLOAT32, core, plan, problem
 from torch import Tensor
 
 from conformance import Semantics
 from conformance.clauses.subject import Subject
-from conformance.diagnosis import dissection
+from conformance.diagnosis import diagnose, dissection
 from conformance.diagnosis.dissection.bias_statements import additive_mask_statements
 from conformance.diagnosis.dissection.denominators import sink_statements, sum_statements
 from conformance.diagnosis.dissection.logits import logit_statements, temperature_statements
@@ -137,6 +137,18 @@ def test_squares_of_positive_logits_are_read() -> None:
         name
         == "weights: of the logits the squares of their positive parts, divided by the row's sum"
     )
+
+
+def test_a_number_beside_the_sum_of_other_functions_is_read() -> None:
+    """Positive parts of the logits over their sum and an epsilon are stated, and confirmed."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        positive = scores(query, key).relu()
+        return positive / (positive.sum(dim=-1, keepdim=True) + 1e-6) @ value
+
+    (entry,) = diagnose(Subject(core(attend, **BARE_FLOAT32), "float32"))
+    said = "weights: of the logits their positive parts, divided by the row's sum and 1e-06"
+    assert entry["name"] == said
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from examples import BARE_FLOAT32, CLAUSES, core, problem
 from torch import Tensor
 
-import conformance
 from candidates.broken.bias import MaximumFlooredAtMinusTenThousand
 from candidates.broken.masking import MaximumOverIgnoredKeys
 from candidates.broken.reported.mask_reads import ConstantForMaximum
@@ -82,23 +80,3 @@ def test_a_floor_that_half_precision_cannot_hold_is_none() -> None:
     answer = answer_to(subject, subject.inputs(plain.replace(values="large-logits")))
     assert answer is not None
     assert not list(shift_statements(answer))
-
-
-@pytest.mark.parametrize(("distance", "late"), [(1.7, False), (9.0, True)])
-def test_the_distance_that_small_logits_are_raised_to_is_read(
-    distance: float,
-    late: bool,  # noqa: FBT001
-) -> None:
-    """With its number, and whether hidden keys are raised, too."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None) -> Tensor:
-        scores = query @ key.mT * query.shape[-1] ** -0.5
-        hidden = torch.zeros((), dtype=torch.bool) if keep is None else ~keep
-        scores = scores.masked_fill(hidden, -torch.inf)
-        raised = (scores - scores.amax(-1, keepdim=True)).clamp(min=-distance)
-        return (raised if late else raised.masked_fill(hidden, -torch.inf)).softmax(-1) @ value
-
-    declare = conformance.core(dtypes=["float32"], masks=["keep"], empty_rows="any")
-    (entry,) = diagnose(Subject(declare(attend), "float32"))
-    said = f"logits: no farther than {distance:g} below the row's largest"
-    assert entry["name"] == said + ", nor those of hidden keys" * late

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import conformance
-from conformance.base.graph_options import GraphOptions
+from conformance.base.profile import GraphOptions
 from conformance.declare.candidate import Candidate
 from conformance.errors import UsageError
 from conformance.running.workers import planning

@@ -1,0 +1,123 @@
+"""Logits that are raised or clamped: to a distance below the row's largest, or to a range."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..._golden import golden
+from ...tolerance import model
+from ..mistakes import DeclaredCall, NamedMistake
+from ..mistakes._steps import biased, capped_scores, relogited, row_largest
+from .reading import ROOM, Reading, in_digits, statement
+
+# Digits that a distance below the largest logit is said with.
+_MOST_DIGITS: Final = 4
+_SCORES: Final = "let the softmax see the scaled dot products of each query and key as they are"
+
+
+def raised_logit_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """Logits that lie no farther than a number below the largest of their row, hidden ones or not.
+
+    The weights of all keys that are raised are one part of the row's largest.
+    """
+    weights, exact = reading.weights, reading.attention.logits
+    seen = weights > ROOM * reading.error
+    most, first = torch.where(seen, weights, 0.0).max(-1, keepdim=True)
+    shown = seen & (most > 0.0)
+    gaps = most.log() - torch.where(shown, weights, 1.0).log()
+    off = reading.logit_error.masked_fill(~shown, 0.0)
+    room = 3.0 * (model.LOGIT_READ_TO + off + off.gather(-1, first))
+    right = row_largest(exact) - exact
+    raised = shown & (right - gaps > room)
+    if not raised.any() or not bool(torch.isfinite(weights).all()):
+        return
+    read = float(gaps.flatten()[torch.where(raised, room, math.inf).argmin()])
+    for number in dict.fromkeys(float(f"{read:.{n}g}") for n in range(1, _MOST_DIGITS + 1)):
+        if bool(((gaps - right.clamp_max(number)).abs() <= room)[shown].all()):
+            hidden_too = bool((raised & ~reading.attention.allowed).any())
+            if not hidden_too:
+                yield _raised_by(number, hidden_too=False, empty_too=False)
+            for empty_too in (True, False):
+                yield _raised_by(number, hidden_too=True, empty_too=empty_too)
+            return
+
+
+def _raised_by(distance: float, *, hidden_too: bool, empty_too: bool) -> NamedMistake:
+    """No logit is farther below the row's largest; those of hidden keys neither, or they stay.
+
+    Of rows without other keys they are alike, or stay.
+    """
+
+    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        logits = attention.logits
+        raised = torch.maximum(logits, row_largest(logits) - distance)
+        seen = ~attention.empty[..., None] | empty_too if hidden_too else attention.allowed
+        return relogited(attention, raised.masked_fill(~seen, -math.inf))
+
+    words = f"no farther than {distance:g} below the row's largest"
+    too = ", nor those of hidden keys" * hidden_too
+    too += ", in rows with other keys" * (hidden_too and not empty_too)
+    return statement(
+        f"logits: {words}{too}",
+        f"lower logits are raised, so that they lie {words}{too}",
+        "leave them as they are: exponentials that vanish do no harm",
+        core=core,
+    )
+
+
+def clamped_logit_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """Scores, or logits, that are clamped from above, from below or both.
+
+    Each row tells its logits less one of them: less the smallest where they are clamped from above,
+    the largest where from below, and the one that is nearest to zero where both may be.
+    """
+    attention = reading.attention
+    shown = reading.legible & attention.allowed
+    shown &= shown.sum(dim=-1, keepdim=True) > 1
+    if reading.nearly_right or not bool(shown.any()):
+        return
+    scores = capped_scores(attention).expand_as(attention.logits)
+    added = torch.where(shown, attention.logits - scores, 0.0)
+    room = 2.0 * (model.LOGIT_READ_TO + reading.logit_error)
+    for what, right, others in (("scores", scores, added), ("logits", attention.logits, None)):
+        got = reading.logits if others is None else reading.logits - others
+        for ordered in (right, -right, right.abs()):
+            first = torch.where(shown, ordered, math.inf).argmin(-1, keepdim=True)
+            gaps = got - got.gather(-1, first)
+            read = right.gather(-1, first) + gaps
+            lowered, raised = shown & (right - read > room), shown & (read - right > room)
+            most = _rounded(read[lowered].min()) if bool(lowered.any()) else None
+            least = _rounded(read[raised].max()) if bool(raised.any()) else None
+            if most is None and least is None:
+                continue
+            clamped = right.clamp(least, most)
+            apart = (clamped - clamped.gather(-1, first) - gaps).abs()
+            if bool((apart <= room)[shown].all()):
+                yield _clamped(what, least, most)
+                break
+
+
+def _rounded(number: Tensor) -> float:
+    return float(f"{float(number):.3g}")
+
+
+def _clamped(what: str, least: float | None, most: float | None) -> NamedMistake:
+    """Scores before a bias is added, or logits with it, clamped to a range."""
+
+    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        if what == "logits":
+            logits = attention.logits.clamp(least, most)
+        else:
+            scores = biased(attention, capped_scores(attention).clamp(least, most))
+            logits = scores if attention.bias is None else scores + attention.bias
+        return relogited(attention, logits.masked_fill(~attention.allowed, -math.inf))
+
+    ends = (("at least", least), ("at most", most))
+    said = " and ".join(f"{words} {in_digits(end)}" for words, end in ends if end is not None)
+    name = f"{what} are clamped to {said}"
+    return statement(f"logits: {name}", f"the {name}", _SCORES, core=core)
