@@ -207,10 +207,16 @@ def by_urgency(candidates: Iterable[Record]) -> list[Record]:
 
 
 def cause_title(cause: Record) -> str:
-    """The name of a cause and what it is, with other names that explain as much."""
-    others = [str(other["name"]) for other in cause.get("alternatives") or ()]
-    text = str(cause["text"])
-    name = " or ".join([_short_name(str(cause["name"]), text), *others])
+    """The name of a cause and what it is, with other names that explain as much.
+
+    Of a statement among them, ``kind: words``, the kind alone where the text says its words.
+    """
+    text, said = str(cause["text"]), str(cause["name"]).split("+")
+    names = [said, *(str(one["name"]).split("+") for one in cause.get("alternatives") or ())]
+    name = " or ".join(
+        "+".join(_short_name(part, text if part in said else "") for part in parts)
+        for parts in names
+    )
     return printable(f"{name}: {text}" if text and text != name else name)
 
 
@@ -263,7 +269,8 @@ def caused(clause: Record) -> str:
     """``scale-missing (the scores are not scaled): `` before what a failure says; "" if unnamed."""
     known = [entry for entry in clause.get("diagnosis") or () if entry.get("name") != UNKNOWN]
     text = cut(" ".join(str(known[0].get("text") or "").split()), _LONGEST_CODE) if known else ""
-    names = [_short_name(str(entry.get("name") or ""), text) for entry in known]
+    parts = [str(entry.get("name") or "").split("+") for entry in known]
+    names = ["+".join(_short_name(part, text) for part in each) for each in parts]
     name = " or ".join(filter(None, names)) or str(clause.get("explained_by") or "")
     return printable(f"{name} ({text}): " if name and text else f"{name}: " if name else "")
 

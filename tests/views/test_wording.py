@@ -173,3 +173,17 @@ def test_what_says_how_to_mend_it_comes_first() -> None:
         caused("#2"),
     ]
     assert [one["name"] for one in wording.by_urgency(every)] == ["#1", "model", "#0", "#2"]
+
+
+def test_a_statement_is_said_once_beside_the_names_that_complete_it() -> None:
+    """The title of a cause names both of two mistakes, and a statement by its kind."""
+    stated = "logits: 1/2 times the scores"
+    cause = {
+        "name": f"{stated}+mask-fill-1e4",
+        "text": "the logits are halved; hidden ones are filled",
+        "alternatives": [{"name": f"{stated}+mask-fill-100"}, {"name": "logits: scaled by 1/4"}],
+    }
+    assert wording.cause_title(cause) == (
+        "logits+mask-fill-1e4 or logits+mask-fill-100 or logits: scaled by 1/4: the logits are "
+        "halved; hidden ones are filled"
+    )
