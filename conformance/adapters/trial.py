@@ -88,6 +88,8 @@ PROBES: Final = (
 WIDTH: Final = 24
 HEADS: Final = 3
 HEAD_SIZE: Final = WIDTH // HEADS
+# Of heads that share keys and values: as many in a group as no other size is.
+GROUPED_HEADS: Final = 6
 # Longer than any sequence of the thorough profile.
 LONGEST: Final = 1024
 
@@ -109,14 +111,6 @@ _LENGTH_NAMES: Final = (
 ).split()
 _DROPOUT_NAMES: Final = "dropout dropout_rate dropout_p drop attn_drop attn_dropout p pdrop".split()
 _BIAS_NAMES: Final = "bias qkv_bias use_bias".split()
-_VALUES: Final[dict[str, Any]] = {
-    **dict.fromkeys(_WIDTH_NAMES, WIDTH),
-    **dict.fromkeys(_HEAD_SIZE_NAMES, HEAD_SIZE),
-    **dict.fromkeys((*HEAD_NAMES, *KV_HEAD_NAMES), HEADS),
-    **dict.fromkeys(_LENGTH_NAMES, LONGEST),
-    **dict.fromkeys(_DROPOUT_NAMES, 0.0),
-    **dict.fromkeys(_BIAS_NAMES, True),
-}
 _POSITIONAL_OR_NAMED: Final = (
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
     inspect.Parameter.KEYWORD_ONLY,
@@ -124,18 +118,22 @@ _POSITIONAL_OR_NAMED: Final = (
 
 
 def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module, str]:
-    """An instance, and how it was constructed; ConstructionError where that cannot be done."""
+    """An instance, and how it was constructed; ConstructionError where that cannot be done.
+
+    One that has to be told how many heads keys and values have gets fewer than queries have.
+    """
     required = [
         parameter.name
         for parameter in inspect.signature(kind).parameters.values()
         if parameter.default is inspect.Parameter.empty and parameter.kind in _POSITIONAL_OR_NAMED
     ]
-    unknown = [name for name in required if name.lower() not in _VALUES]
+    values = _values(num_heads, shared=any(name.lower() in KV_HEAD_NAMES for name in required))
+    unknown = [name for name in required if name.lower() not in values]
     if unknown:
         named = ", ".join(unknown)
         why = f"{kind.__name__} needs {named} to be constructed, and those names say no size"
         raise ConstructionError(why)
-    arguments = {name: _value(name.lower(), num_heads) for name in required}
+    arguments = {name: values[name.lower()] for name in required}
     text = f"{kind.__name__}({', '.join(f'{name}={value}' for name, value in arguments.items())})"
     try:
         return kind(**arguments), f"constructed as {text}"
@@ -144,12 +142,19 @@ def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module
         raise ConstructionError(why) from error
 
 
-def _value(name: str, num_heads: int | None) -> Any:
-    if num_heads is not None and name in (*HEAD_NAMES, *KV_HEAD_NAMES):
-        return num_heads
-    if num_heads is not None and name in _WIDTH_NAMES:
-        return num_heads * HEAD_SIZE
-    return _VALUES[name]
+def _values(num_heads: int | None, *, shared: bool) -> dict[str, Any]:
+    """What parameters of a constructor are given, by their names; ``shared`` heads in groups."""
+    heads = num_heads or (GROUPED_HEADS if shared else HEADS)
+    divisors = [count for count in range(1, heads) if heads % count == 0] or [1]
+    return {
+        **dict.fromkeys(_WIDTH_NAMES, heads * HEAD_SIZE),
+        **dict.fromkeys(_HEAD_SIZE_NAMES, HEAD_SIZE),
+        **dict.fromkeys(HEAD_NAMES, heads),
+        **dict.fromkeys(KV_HEAD_NAMES, divisors[len(divisors) // 2]),
+        **dict.fromkeys(_LENGTH_NAMES, LONGEST),
+        **dict.fromkeys(_DROPOUT_NAMES, 0.0),
+        **dict.fromkeys(_BIAS_NAMES, True),
+    }
 
 
 Inputs = tuple[Tensor, Tensor, Tensor]

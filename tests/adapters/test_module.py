@@ -198,6 +198,42 @@ def test_class_with_sizes_by_name() -> None:
     assert is_golden(candidate, dtype="float32")
 
 
+class Groups(nn.Module):
+    """Heads in groups, which share keys and values."""
+
+    def __init__(self, hidden_size: int, num_heads: int, num_kv_heads: int) -> None:
+        super().__init__()
+        size = hidden_size // num_heads
+        self.counts = num_heads, num_kv_heads, num_kv_heads
+        self.q_proj, self.k_proj, self.v_proj = (
+            nn.Linear(hidden_size, count * size) for count in self.counts
+        )
+        self.o_proj = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Self-attention."""
+        projections = zip((self.q_proj, self.k_proj, self.v_proj), self.counts, strict=True)
+        q, k, v = (linear(x).unflatten(-1, (n, -1)).transpose(1, 2) for linear, n in projections)
+        heads = nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        projected: Tensor = self.o_proj(heads.transpose(1, 2).flatten(2))
+        return projected
+
+
+@pytest.mark.parametrize(
+    ("heads", "shown"),
+    [
+        (None, "hidden_size=48, num_heads=6, num_kv_heads=2"),
+        (8, "hidden_size=64, num_heads=8, num_kv_heads=2"),
+        (1, "hidden_size=8, num_heads=1, num_kv_heads=1"),
+    ],
+)
+def test_class_that_is_told_its_key_value_heads(heads: int | None, shown: str) -> None:
+    """It gets fewer than heads, where it can: else the way it shares them would not be judged."""
+    candidate = conformance.module(Groups, num_heads=heads)
+    assert assumed(candidate, f"constructed as Groups({shown})")
+    assert is_golden(candidate)
+
+
 def wide_heads(geometry: Geometry) -> WideHeads:
     return WideHeads(
         geometry.query_size, geometry.head_size, geometry.value_head_size, geometry.num_heads
