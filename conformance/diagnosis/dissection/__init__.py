@@ -69,13 +69,13 @@ from .sources import (
 from .tiles import tile_statements
 from .visibility import (
     fill_statements,
-    repeated_key_statements,
     table_statements,
     visibility_statements,
     zeroed_token_statements,
 )
 from .weight_functions import (
     dropped_weight_statements,
+    repeated_key_statements,
     share_statements,
     shift_statements,
     weight_statements,

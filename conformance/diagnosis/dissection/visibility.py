@@ -5,7 +5,6 @@ The fewest properties that tell lost and uncovered keys from others; a mask read
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -141,7 +140,7 @@ def with_table(call: DeclaredCall, table: Tensor) -> Inputs:
 def visibility_statements(reading: Reading) -> Iterator[NamedMistake]:
     """The mistakes that lose the keys that are lost, and uncover those that are uncovered."""
     allowed = reading.attention.allowed
-    seen = reading.visible
+    seen = reading.visible & ~_are_alike(reading)
     expected = reading.attention.weights > 4 * reading.error
     rows = allowed.any(dim=-1, keepdim=True) & torch.isfinite(reading.weights).all(-1, keepdim=True)
     lost = expected & ~seen & rows
@@ -165,6 +164,19 @@ def visibility_statements(reading: Reading) -> Iterator[NamedMistake]:
             yield made
             if not one and made.inputs is not None and reading.call.inputs.keep is not None:
                 yield _but_for_bias(made, made.inputs)
+
+
+def _are_alike(reading: Reading) -> Tensor:
+    """Rows whose keys all have the same weight, as where finite numbers hide all of them.
+
+    Not those whose weights should be the same; none where no row has other weights. Bool
+    ``[B, H, Lq, 1]``.
+    """
+    alike = [
+        (weights - weights[..., :1]).abs().amax(-1, keepdim=True) <= ROOM * reading.error.amax()
+        for weights in (reading.weights, reading.attention.weights)
+    ]
+    return alike[0] & ~alike[1] & ~alike[0].all()
 
 
 def _but_for_bias(made: NamedMistake, change: InputsChange) -> NamedMistake:
@@ -216,51 +228,18 @@ def _limited(reading: Reading, chosen: Tensor, others: Tensor) -> Iterator[tuple
             if table is not None:
                 yield cells, table
     further = chosen.shape[-1] - 1 - int(chosen.flatten(0, -2).any(0).nonzero().amax())
-    for cells in (*_at_steps(chosen), *map(before_last, [further] if further else [])):
+    for cells in (*keys_at_steps(chosen), *map(before_last, [further] if further else [])):
         table = cells.holds(reading.call)
         if table is not None:
             yield cells, table
 
 
-def _at_steps(chosen: Tensor) -> Iterator[Cells]:
+def keys_at_steps(chosen: Tensor) -> Iterator[Cells]:
     """Keys at regular indices, where those of all rows are that."""
     indices = chosen.flatten(0, -2).any(0).nonzero().flatten()
     steps = indices.diff().unique()
     if len(indices) > 2 and len(steps) == 1:  # noqa: PLR2004 (any two are as far apart as they are)
         yield at_steps(int(indices[0]), int(steps[0]))
-
-
-def repeated_key_statements(reading: Reading) -> Iterator[NamedMistake]:
-    """Keys at regular indices that count twice, as those do that two tiles share."""
-    exact = reading.attention.weights
-    clear = reading.legible & (exact > CLEAR * reading.error)
-    ratio = torch.where(clear, reading.weights / exact, torch.inf)
-    least = ratio.argmin(-1, keepdim=True)
-    # A part of each number, and of the least that all are divided by.
-    room = ROOM * reading.error / exact.clamp_min(model.SMALLEST_READ) + reading.same
-    room = room + room.gather(-1, least)
-    ratio = ratio / ratio.gather(-1, least)
-    twice = clear & ((ratio - 2.0).abs() <= 2.0 * room)
-    if not twice.any() or not bool((twice | ~clear | ((ratio - 1.0).abs() <= room)).all()):
-        return
-    for cells in _at_steps(twice):
-        table = cells.holds(reading.call)
-        if table is not None and bool((twice == (table & clear)).all()):
-            yield statement(
-                f"visibility: keys {cells.words} twice",
-                f"keys {cells.words} count twice",
-                "let tiles of keys begin where the one before ends",
-                core=_twice(cells),
-            )
-
-
-def _twice(cells: Cells) -> CoreChange:
-    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
-        table = cells.holds(call)
-        more = math.log(2.0) * (0.0 if table is None else table.double())
-        return relogited(attention, attention.logits + more)
-
-    return core
 
 
 def _sums_to_one(reading: Reading, rows: Tensor) -> bool:

@@ -25,13 +25,16 @@ from ..mistakes._steps import (
     emptied,
     has_bias,
     present,
+    relogited,
     row_largest,
     unmasked_logits,
     weighing,
 )
 from ..mistakes.named_mistake import CoreChange
 from ..mistakes.softmaxes import Shift, shifted
-from .reading import Number, Reading, in_digits, numbers, roundest, statement
+from .cells import Cells
+from .reading import ROOM, Number, Reading, in_digits, numbers, roundest, statement
+from .visibility import CLEAR, keys_at_steps
 
 _TINY: Final = torch.finfo(torch.float64).tiny
 # The size of a logit below which no exponential vanishes or overflows in any format.
@@ -447,3 +450,36 @@ def _without(
         return left * weights.sum(dim=-1, keepdim=True) / torch.where(total == 0.0, 1.0, total)
 
     return weights_of
+
+
+def repeated_key_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """Keys at regular indices that count twice, as those do that two tiles share."""
+    exact = reading.attention.weights
+    clear = reading.legible & (exact > CLEAR * reading.error)
+    ratio = torch.where(clear, reading.weights / exact, torch.inf)
+    least = ratio.argmin(-1, keepdim=True)
+    # A part of each number, and of the least that all are divided by.
+    room = ROOM * reading.error / exact.clamp_min(model.SMALLEST_READ) + reading.same
+    room = room + room.gather(-1, least)
+    ratio = ratio / ratio.gather(-1, least)
+    twice = clear & ((ratio - 2.0).abs() <= 2.0 * room)
+    if not twice.any() or not bool((twice | ~clear | ((ratio - 1.0).abs() <= room)).all()):
+        return
+    for cells in keys_at_steps(twice):
+        table = cells.holds(reading.call)
+        if table is not None and bool((twice == (table & clear)).all()):
+            yield statement(
+                f"visibility: keys {cells.words} twice",
+                f"keys {cells.words} count twice",
+                "let tiles of keys begin where the one before ends",
+                core=_twice(cells),
+            )
+
+
+def _twice(cells: Cells) -> CoreChange:
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
+        table = cells.holds(call)
+        more = math.log(2.0) * (0.0 if table is None else table.double())
+        return relogited(attention, attention.logits + more)
+
+    return core

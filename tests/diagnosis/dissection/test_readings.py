@@ -139,6 +139,18 @@ def test_squares_of_positive_logits_are_read() -> None:
     )
 
 
+def test_a_row_that_finite_numbers_hide_whole_has_lost_its_keys() -> None:
+    """Equal weights are no sign that its keys are seen: a softmax of equal fills makes them."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        logits = scores(query, key)
+        hidden = torch.ones(logits.shape[-2:], dtype=torch.bool).triu()
+        return logits.masked_fill(hidden, -1e9).softmax(dim=-1) @ value
+
+    (entry,) = diagnose(Subject(core(attend, **BARE_FLOAT32), "float32"))
+    assert entry["name"].startswith("visibility: no weight for keys at or after the query")
+
+
 def test_a_number_beside_the_sum_of_other_functions_is_read() -> None:
     """Positive parts of the logits over their sum and an epsilon are stated, and confirmed."""
 
