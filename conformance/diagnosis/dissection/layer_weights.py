@@ -62,10 +62,11 @@ class LayerCalls:
             return
         for one in _variants(subject, self.inputs):
             answer = answer_to(subject, one)
-            if answer is None or not bool(torch.isfinite(answer.output).all()):
+            output = None if answer is None else _without_lost_rows(answer.output, one)
+            if output is None or not bool(torch.isfinite(output).all()):
                 self._answers = []
                 return
-            self._answers.append((one, answer.output))
+            self._answers.append((one, output))
 
     def reading(
         self, path: ValuePath, known: Combination = (), point: golden.Semantics | None = None
@@ -113,6 +114,13 @@ def read_layer(
 ) -> Reading | None:
     """Read the weights of a layer whose values go a known way; None where they cannot be read."""
     return LayerCalls(subject, inputs).reading(path, known)
+
+
+def _without_lost_rows(output: Tensor, inputs: Inputs) -> Tensor:
+    """The answer, with those of queries that are all NaN as if no value had a weight there."""
+    bias = known_weights(inputs).o_bias
+    nothing = torch.zeros_like(output) if bias is None else bias.to(output).expand_as(output)
+    return torch.where(output.isnan().all(dim=-1, keepdim=True), nothing, output)
 
 
 def most_tokens(sizes: Geometry) -> int:

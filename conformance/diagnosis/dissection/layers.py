@@ -65,14 +65,16 @@ class LayerReader:
         self._paths += [path for path in paths if path not in self._paths]
         wrong = [path.mistake() for path in paths if not path.right]
         yield from wrong
-        reading = self._reading(inputs, paths[0], said=bool(wrong)) if paths else None
+        # Where a single token is not attended, no path explains its answer: the right one may be.
+        first = paths[0] if paths else ValuePath()
+        reading = self._reading(inputs, first, said=bool(wrong))
         if reading is None:
             return
         parts = self._parts(reading)
         for one in parts:
-            every = (together(first, one, answers_last=True) for first in wrong)
+            every = (together(path, one, answers_last=True) for path in wrong)
             yield from every if wrong else (one,)
-        if parts and _only_scales(paths[0]):  # a factor of the weights may stand for both
+        if parts and _only_scales(first):  # a factor of the weights may stand for both
             of_weights = self._reading(inputs, ValuePath(), said=True)
             yield from [] if of_weights is None else self._parts(of_weights)
 

@@ -288,7 +288,7 @@ FILLED: Final[tuple[NamedMistake, ...]] = (
     *_fills(),
     *_fills_before_scale(),
     *_over_other_axes(),
-    *named("hidden-and-seen-exchanged", "numerics.golden")(
+    *named("hidden-and-seen-exchanged", "numerics.golden", needs="hiding")(
         "hidden keys are attended, and those that nothing hides are hidden",
         "invert the condition: masked_fill hides where it is True, where() where it is False",
         *({"core": _exchanged(lost)} for lost in ("NaN", "zeros", "mean")),

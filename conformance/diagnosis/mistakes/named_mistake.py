@@ -185,9 +185,9 @@ class NamedMistake(Mistake):
     where
         The inputs that can show it, beyond what ``changes`` and ``inputs`` decide by themselves.
     needs
-        What must be declared for the name to make sense: "mask", "causal", a dtype of "half"
-        precision, or a layout: "packed", or "sequences" of different lengths that lie one after
-        another.
+        What must be declared for the name to make sense: "mask", "causal", anything of "hiding"
+        keys, a dtype of "half" precision, or a layout: "packed", or "sequences" of different
+        lengths that lie one after another.
     base, fits
         Fields of the declared point at which alone it can be made, such as rotary positions; or a
         function that accepts such points, ``base`` then being one of them.
@@ -240,6 +240,9 @@ class NamedMistake(Mistake):
             "": True,
             "mask": bool(declared.masks),
             "causal": declared.causal is not None,
+            "hiding": bool(declared.masks)
+            or declared.causal is not None
+            or "window" in declared.features,
             "half": not {"float16", "bfloat16"}.isdisjoint(declared.dtypes),
             "packed": declared.head_layout.is_packed,
             "sequences": declared.head_layout.has_sequences,

@@ -286,6 +286,11 @@ WEIGHING: Final[tuple[NamedMistake, ...]] = (
         "return what was computed",
         {"output": lambda _call, output: torch.zeros_like(output)},
     ),
+    *named("answer-nan", _GOLDEN)(
+        "the answer is NaN",
+        "look for what divides by zero, takes infinity off infinity, or is never written",
+        {"output": lambda _call, output: torch.full_like(output, math.nan)},
+    ),
 )
 
 

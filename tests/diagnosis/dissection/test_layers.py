@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu
+from unusual_attention import OfCore
 
 import conformance
 from candidates.eager import EagerLayer
@@ -356,3 +358,16 @@ def test_a_layer_without_an_output_projection_is_searched() -> None:
     candidate = conformance.module(HeadsAlone(), inputs="self")
     (entry,) = diagnose(Subject(candidate, "float32"))
     assert entry["name"] == "unknown-mistake"
+
+
+@pytest.mark.parametrize("lost", [0.0, math.nan], ids=["zeros", "NaN"])
+def test_a_layer_whose_first_token_attends_nothing_is_read(lost: float) -> None:
+    """The answer to a single token says no way of the values there; those to many say the keys."""
+
+    def strict(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu()
+        return scores.masked_fill(hidden, -math.inf).softmax(-1).nan_to_num(nan=lost) @ value
+
+    (entry,) = diagnose(Subject(conformance.module(OfCore(strict)), "float32"))
+    assert entry["name"] == "visibility: no weight for keys at or after the query"

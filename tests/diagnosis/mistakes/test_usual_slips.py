@@ -201,3 +201,22 @@ def test_a_window_that_is_one_off_after_the_query(fewer: int, name: str) -> None
     (entry,) = diagnose(Subject(attend, "float32"))
     assert entry["name"] == f"window-one-{name}"
     assert "after the query than asked for" in entry["text"]
+
+
+@pytest.mark.parametrize("promises", [{}, {"masks": ["keep"], "causal": "bottom-right"}], ids=str)
+def test_an_answer_that_is_nan_everywhere_is_called_so(promises: dict[str, Any]) -> None:
+    """Nothing is said of masks, though a row that has lost all keys would be NaN as well."""
+
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        keep: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        del keep, causal
+        return (scores_of(query, key) / 0.0).softmax(-1) @ value
+
+    (entry,) = diagnose(Subject(conformance.core(**promises)(attend), "float32"))
+    assert entry["name"] == "answer-nan"
