@@ -31,6 +31,7 @@ from naming_corpus import MUTANTS, Mutant, load
 from naming_corpus.changed_lines import blame
 from naming_pairs import diagnosed_pair
 
+from conformance.base.limits import unsearched
 from conformance.base.mistake import UNKNOWN
 from conformance.base.profile import PROFILES
 from conformance.running.clause_run import ClauseRun
@@ -43,6 +44,7 @@ LOOKED_AT: Final = 3
 TARGET_SECONDS: Final = 1.0
 
 
+@unsearched()  # as candidates are judged
 def diagnosed(mutant: Mutant) -> dict[str, Any]:
     """The diagnosis of a mutant with its seconds; empty where no failing clause is diagnosed."""
     torch.set_num_threads(1)
