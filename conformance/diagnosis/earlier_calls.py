@@ -6,9 +6,11 @@ import contextlib
 import dataclasses
 import importlib.util
 import sys
+import time
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -36,6 +38,10 @@ from .neighbours import OWN, neighbours, with_size
 CHANGED_INPUTS: Final = "state.inputs-unchanged"
 # Layouts whose strides are not those of rows, with nothing beside the elements.
 TRANSPOSED: Final = ("channels-first", "tokens-first")
+# Seconds that executing a candidate's module again may take in all: it may do anything there, and
+# what is known by then is said.
+LONGEST_ANEW: Final = 5.0
+_SPENT: Final[WeakKeyDictionary[Subject, float]] = WeakKeyDictionary()
 _FIX: Final = "keep nothing of a call for the next one, or keep it by all that it depends on"
 # What is said of answers that are right for contiguous inputs alone.
 STRIDES_IGNORED: Final[dict[str, Any]] = {
@@ -151,10 +157,10 @@ def state_entry(subject: Subject) -> dict[str, Any] | None:
     if base is None:
         return None
     common: list[str] | None = None
-    for time in range(_TWICE):
-        problem = base.replace(seed=base.seed + time)
+    for turn in range(_TWICE):
+        problem = base.replace(seed=base.seed + turn)
         for field, size in _UNSEEN.items():
-            problem = with_size(subject, problem, field, size + 2 * time) or problem
+            problem = with_size(subject, problem, field, size + 2 * turn) or problem
         kept = [words for one in _options(subject, problem) for words in _left_over(subject, one)]
         common = kept if common is None else [words for words in common if words in kept]
     if not common:
@@ -410,10 +416,10 @@ def answers_to_clause(
 def _confirmed(subject: Subject, problem: Problem, earlier: Problem) -> bool:
     """Whether the same is seen with other values, and the first call is always right."""
     shown = False
-    for time, changes in enumerate(_OTHERWISE):
+    for turn, changes in enumerate(_OTHERWISE):
         other, before = (
             subject.inputs(
-                one.replace(overrides=None, seed=one.seed + (2 + time) * _OTHER_SEED, **changes)
+                one.replace(overrides=None, seed=one.seed + (2 + turn) * _OTHER_SEED, **changes)
             )
             for one in (problem, earlier)
         )
@@ -444,7 +450,11 @@ def _always_right_anew(subject: Subject, inputs: Inputs) -> bool:
 
 def _copy(subject: Subject) -> Subject | None:
     """The subject of a copy of its candidate that has made no call, where one can be made."""
+    spent, begun = _SPENT.get(subject, 0.0), time.monotonic()
+    if spent > LONGEST_ANEW:
+        return None
     candidate = loaded_anew(subject.candidate)
+    _SPENT[subject] = spent + time.monotonic() - begun
     if candidate is None:
         return None
     return Subject(candidate, subject.dtype, subject.device, sealed=subject.sealed)

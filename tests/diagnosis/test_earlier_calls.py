@@ -15,7 +15,7 @@ import conformance
 from conformance.base.profile import PROFILES
 from conformance.calls.calling import arguments
 from conformance.clauses.subject import Subject
-from conformance.diagnosis import diagnose
+from conformance.diagnosis import diagnose, earlier_calls
 from conformance.diagnosis.battery import plain_problem
 from conformance.diagnosis.earlier_calls import (
     SECOND_CALL,
@@ -130,6 +130,18 @@ def test_mask_kept_by_the_number_of_queries(tmp_path: Path) -> None:
     assert entry["name"].startswith("state: something of an earlier call with ")
     assert entry["name"].endswith(" keys")
     assert entry["after"]["problem"]["causal"]
+
+
+def test_a_module_that_is_slow_to_execute_is_not_executed_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once its time is up no more copies are made: a name may be missing, the failure is told."""
+    monkeypatch.setattr(earlier_calls, "LONGEST_ANEW", 0.0)
+    counted = tmp_path / "executed"
+    counting = f"with open({str(counted)!r}, 'a') as file: file.write('.')"
+    entry = diagnosis(counting + MASKS, tmp_path)
+    assert not entry["name"].startswith("state: ")
+    assert len(counted.read_text(encoding="utf-8")) < earlier_calls._COPIES
 
 
 @pytest.mark.nightly
