@@ -83,8 +83,8 @@ _MOST_HYPOTHESES: Final = 6_000
 _STRICTNESSES: Final = 2  # float64, then float32
 _TELL: Final = "pass projections={'q': …, 'k': …, 'v': …, 'o': …} with their names"
 _OTHER_ANSWERS: Final = (
-    "however its weights are read, its answers are not those of standard attention, or of the "
-    "semantics that are declared: 'conformance identify' finds what it computes, and declares it"
+    "by no reading of its weights are its answers those of standard attention, or of what is "
+    "declared: the plainest is judged. If it is meant so, 'conformance identify' declares it"
 )
 _WORDS: Final = {"q": "query", "k": "key", "v": "value", "o": "output"}
 

@@ -9,10 +9,9 @@ from itertools import chain, product
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
 from ..base.geometry import FIELDS, Geometry
-from ..calls.calling import CandidateFailure, arguments, guarded
+from ..calls.calling import CandidateFailure, arguments, guarded, is_tensor, plainly
 from ..calls.devices import taken
 from ..clauses.caches import can_cache, with_cache
 from ..clauses.numerics import largest_product
@@ -217,7 +216,8 @@ def answer_from(
     """What a candidate returned, as a float64 answer; None if it is no such tensor."""
     if isinstance(output, tuple) and output:
         output = output[0]
-    if not isinstance(output, Tensor) or not output.is_floating_point():
+    output = plainly(output) if is_tensor(output) else None  # no operator of a subclass runs here
+    if output is None or not output.is_floating_point():
         return None
     fits = tuple(output.shape) == presented_shape(inputs)
     # In the axes of another layout it is no right answer, though it may have the shape of one.

@@ -134,3 +134,22 @@ def test_a_layer_that_writes_into_its_weights_is_not_judged_by_them() -> None:
     (entry,) = diagnose(Subject(layer(Zeroing, **promises), "float32"))
     assert entry["name"] == "answer-zero"
     assert not diagnose(Subject(layer(**promises), "float32"))
+
+
+class Lying(Tensor):
+    """A tensor of which nothing can be taken off."""
+
+    def __sub__(self, other: object) -> Any:
+        """No tensor at all."""
+        del other
+        return 0
+
+
+def test_no_operator_of_an_answer_is_called() -> None:
+    """A tensor of a class of the candidate's own is looked at as the numbers that it holds."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return ((query @ key.mT).softmax(-1) @ value).as_subclass(Lying)
+
+    (entry,) = diagnose(Subject(conformance.core(attend), "float32"))
+    assert entry["name"] == "scale-missing"
