@@ -23,7 +23,7 @@ from ..errors import NonconformanceError, UsageError, did_you_mean
 from ..running.isolation.zygote import check_isolated, unforeseen_seed
 from ..running.workers.messages import RunOptions
 from ..running.workers.pool import WorkerPool, warm_context
-from ..running.workers.supervisor import DEFAULT_TIMEOUT
+from ..running.workers.supervisor import DEFAULT_TIMEOUT, Supervisor
 from ..session.checking import MakePool
 from ..session.checking import check as check_targets
 from ..session.order import SOONEST
@@ -232,6 +232,7 @@ class Judge:
             _literal(promises)
         self._promises = promises
         self._context = warm_context(promises)
+        self._is_warm = False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._count = 0
 
@@ -262,6 +263,8 @@ class Judge:
             profile, only, skip, dtypes, seed, exitfirst=exitfirst, isolated=self._isolated
         )
         options = replace(options, explain=explain, max_memory=self._max_memory)
+        if time_limit is not None and isinstance(target_or_candidate, (str, Path)):
+            self._warm_up()
         return _checked(target_or_candidate, options, time_limit, self._context, self._timeout)
 
     def check_source(
@@ -296,7 +299,17 @@ class Judge:
         )
         options = replace(options, explain=explain, max_memory=self._max_memory)
         target = self._written(text, entry, self._promises if promises is None else promises)
+        if time_limit is not None:
+            self._warm_up()
         return _checked(target, options, time_limit, self._context, self._timeout)
+
+    def _warm_up(self) -> None:
+        """Wait, once, until processes can be forked: that is nobody's time."""
+        if self._context is None or self._is_warm:
+            return
+        with Supervisor(RunOptions(targets=()), context=self._context) as supervisor:
+            supervisor.start()
+        self._is_warm = True
 
     def _written(self, text: str, entry: str, promises: dict[str, Any] | None) -> str:
         """A file with the source, each in a folder of its own, as a target."""

@@ -12,7 +12,9 @@ from torch import Tensor
 
 import conformance
 from conformance.base.files import SCRATCH
+from conformance.session.checking import check as check_targets
 from conformance.session.order import SOONEST
+from conformance.tools import judge as tools_judge
 
 UNSCALED = """
 import torch
@@ -127,6 +129,21 @@ def test_generated_source(judge: conformance.Judge) -> None:
     assert judge.check_source(mended, "attend", promises=PROMISES, only="*.golden").conforms
 
 
+def test_the_start_of_the_first_process_is_nobodys_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a first candidate's time begins, processes can be forked: that takes seconds."""
+    warm: list[bool] = []
+
+    def check(*positional: Any, **keywords: Any) -> Any:
+        warm.append(judge._is_warm)
+        return check_targets(*positional, **keywords)
+
+    monkeypatch.setattr(tools_judge, "check_targets", check)
+    with conformance.Judge() as judge:
+        for limit in (None, 60.0):
+            judge.check_source(UNSCALED, "attend", time_limit=limit, only="shape.output")
+    assert warm == [False, True]
+
+
 @pytest.mark.parametrize(
     ("hangs", "step"),
     [
@@ -138,7 +155,6 @@ def test_what_no_time_is_left_for_has_a_verdict(
     judge: conformance.Judge, hangs: str, step: str
 ) -> None:
     """A text that hangs until its time is up is inconclusive, and the reason says in what."""
-    judge.check_source(UNSCALED, "attend", only="shape.output")  # the judge is warm from here on
     report = judge.check_source(hangs, "attend", promises={}, time_limit=4.0)
     (candidate,) = report.candidates
     assert (report.verdict, candidate.verdict, candidate.name) == (
