@@ -1,9 +1,8 @@
 """Whether a candidate's call replaces what the judge is made of; what it replaced is put back.
 
-Candidate and judge share a process, where Python lets everybody replace everything. Watched is what
-a verdict depends on: the names of torch, ``math``, ``random``, ``builtins`` and the harness, and
-what intercepts calls (modes, traces, kernels, subnormal numbers). docs/judge.md says what this
-closes and what only another process could.
+In one process everybody can replace everything. Watched is what a verdict depends on: the names of
+torch, ``math``, ``random``, ``builtins`` and the harness, and what intercepts calls (modes, traces,
+kernels, subnormal numbers). docs/judge.md says what only another process could close.
 """
 
 from __future__ import annotations
@@ -24,6 +23,8 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
+
+from ..targets.loading import replaced_builtins
 
 # Kernels that somebody registered from Python for these keys would compute the golden, too.
 _HOST_KEYS: Final = ("CPU", "CompositeImplicitAutograd", "CompositeExplicitAutograd", "AutogradCPU")
@@ -91,8 +92,7 @@ _OUTSIDE: Final = (torch, torch.linalg, math, random, builtins)
 _code = attrgetter("__code__")
 _BASE: Final = torch._C.TensorBase  # noqa: SLF001 (what Tensor inherits; nobody can replace it there)
 _GONE: Final = object()
-# What torch itself puts another in the place of when its compiler is first imported.
-_REPLACED_BY_TORCH: Final = frozenset({"manual_seed"})
+_REPLACED_BY_TORCH: Final = frozenset({"manual_seed"})  # when its compiler is first imported
 # What every verdict goes through: checked after each call; the rest when a clause requires it.
 _CORE: Final = frozenset(
     f"{_HARNESS}.{name}"
@@ -379,10 +379,9 @@ _LAST: Final[list[tuple[Seal, list[str]]]] = []
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Load candidates; what they replace of the harness is reported.
+    """Load candidates; what they replace of the harness is reported, of torch theirs alone.
 
-    What they replace of torch, as a library may when it is imported, is in force during their own
-    calls only.
+    A library may replace functions of torch: its own are in force during its calls.
     """
     # A warm process has made the seal, and no call has been watched since.
     before, judges = seal() if _LAST else seal_as_loaded(), _judges()
@@ -390,6 +389,7 @@ def loading() -> Iterator[None]:
     try:
         yield
     finally:
+        _THEIRS.extend((builtins, *replaced) for replaced in replaced_builtins())
         for held in before.whole.names:
             if held.owner in (Tensor, *_OUTSIDE) and not held.as_before():
                 _THEIRS.extend((held.owner, name, new) for name, new in held.changed().items())

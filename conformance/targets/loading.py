@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import hashlib
 import importlib
@@ -71,10 +72,10 @@ def guarded(what: str, action: Callable[[], Any]) -> Any:
     """Do something that runs the user's code; whatever it raises becomes a UsageError.
 
     SystemExit is the user's too (a script that parses arguments when imported), a real Ctrl-C is
-    not.
+    not. Builtins that it replaces are put back: see :func:`replaced_builtins`.
     """
     try:
-        return action()
+        return _with_own_builtins(action)
     except KeyboardInterrupt:
         raise
     except UsageError as error:
@@ -84,6 +85,29 @@ def guarded(what: str, action: Callable[[], Any]) -> Any:
     except BaseException as error:  # noqa: BLE001 (any error of the user's code is one sentence)
         msg = f"{what}: {one_line(error)}"
         raise UsageError(msg) from None
+
+
+_REPLACED: Final[dict[str, Any]] = {}
+
+
+def _with_own_builtins(action: Callable[[], Any]) -> Any:
+    """Do something, and give each builtin its name again, without calling any of them."""
+    names = builtins.__dict__
+    before = names.copy()
+    try:
+        return action()
+    finally:
+        for name, entry in before.items():
+            if names.get(name) is not entry:
+                _REPLACED[name] = names.get(name)
+                names[name] = entry
+
+
+def replaced_builtins() -> list[tuple[str, Any]]:
+    """What users' modules have put in place of builtins since this was asked last."""
+    replaced = [*_REPLACED.items()]
+    _REPLACED.clear()
+    return replaced
 
 
 def named(name: str) -> Callable[..., Any]:

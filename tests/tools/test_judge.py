@@ -144,6 +144,14 @@ def test_the_start_of_the_first_process_is_nobodys_time(monkeypatch: pytest.Monk
     assert warm == [False, True]
 
 
+@pytest.mark.parametrize("name", ["min", "all"])
+def test_builtins_that_a_source_replaces_are_its_own(judge: conformance.Judge, name: str) -> None:
+    """The harness has its own again before it looks at what was imported."""
+    text = f"import builtins\nbuiltins.{name} = lambda *_, **__: 0\n{UNSCALED}"
+    report = judge.check_source(text, "attend", promises=PROMISES, exitfirst=True)
+    assert [cause.name for cause in report.causes] == ["scale-missing"]
+
+
 @pytest.mark.parametrize(
     ("hangs", "step"),
     [
