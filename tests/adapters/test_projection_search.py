@@ -83,7 +83,7 @@ def test_causality_that_is_declared_is_not_assumed_otherwise() -> None:
     made = conformance.module(AlwaysCausal(), causal=None, num_heads=3)
     assert not made.declaration.always_causal
     assert assumed(made, "no layout of the weights agrees with the golden reference")
-    assert "'conformance identify' finds what it computes" in made.warnings[0]
+    assert "'conformance identify' declares it" in made.warnings[0]
 
 
 @pytest.mark.parametrize("stored", [None, 9, 64])
