@@ -29,10 +29,9 @@ from ..mistakes._steps import BLOCKS, weighing
 from ..mistakes.named_mistake import Heads, InputsChange
 from .reading import ROOM, Reading, read, readable, statement
 from .tiles import channel_tiles
+from .visibility import CLEAR
 
 Order = Callable[[int], Tensor]
-# Errors of a weight of which it must be a multiple for its part of the right one to be read.
-CLEAR: Final = 20.0
 # The axes of heads ``[B, H, L, D]``, and what one place of each is called.
 PLACES: Final = ("batch item", "head", "token", "channel")
 # Pairs of places, and keys, that a fact names.

@@ -55,7 +55,8 @@ from .reading import ROOM, Reading, statement
 MOST_PROPERTIES: Final = 2
 # Kinds of keys that one reading cannot tell apart, of which others may tell the right one.
 MOST_ALIKE: Final = 6
-# Errors of a weight of which it must be a multiple for a small logit to be read from it.
+# Errors of a weight of which it must be a multiple for a small logit, or its part of the right one,
+# to be read from it.
 CLEAR: Final = 20.0
 
 
