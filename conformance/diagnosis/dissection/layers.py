@@ -22,7 +22,7 @@ from .by_head import MOST_HEADS, in_wrong_heads, wrong_heads
 from .layer_weights import read_layer
 from .logits import Composition, LogitFit, as_mistake
 from .operands import norm_terms, operand_terms, pair_terms
-from .positions import Fitted, PairProducts, families, turn_terms, turned
+from .positions import Fitted, families, turn_terms, turned
 from .projections import AddedTerms, ValuePath, value_paths
 from .reading import ROOM, HeadNumbers, Reading, head_numbers, numbers, statement, together
 from .sources import FUNCTIONS, function_of_answer, key_order_statements
@@ -210,12 +210,66 @@ def _fitted(fit: LogitFit, fixed: Sequence[Tensor]) -> Iterator[Composition]:
         return
     some = SomeRows(fit)
     for family in families(point):
-        for rounded in family.rounded(some.least(family)):
-            term = turned(family.words(rounded), family.turn(rounded))
-            made = _composed(fit, [term], fixed)
-            if made:
-                yield made[0]
-                break
+        read = some.least(family)
+        own = ((family.words(number), family.turn(number)) for number in family.rounded(read))
+        for turns in (own, *family.others(read, fit.reading.sizes.head_size)):
+            made = (_composed(fit, [turned(words, turn)], fixed) for words, turn in turns)
+            yield from next(filter(None, made), [])[:1]
+
+
+@dataclasses.dataclass(frozen=True)
+class PairProducts:
+    """What each turned pair of channels adds to a score: ``even cos t + odd sin t``.
+
+    ``even`` and ``odd [B, H, Lq, Lk, R/2]`` hold the products, ``t`` is the angle of the query less
+    that of the key; ``rest [B, H, Lq, Lk]`` is what channels add that are not turned.
+    """
+
+    even: Tensor
+    odd: Tensor
+    rest: Tensor
+    queries: Tensor
+    keys: Tensor
+    head_size: int
+    point: golden.Semantics
+
+    @classmethod
+    def of(cls, call: DeclaredCall, attention: golden.Attention) -> PairProducts:
+        """The products of a call whose point has rotary positions."""
+        point = call.semantics
+        query, key, _ = call.projected_heads()
+        query, key = (golden.normalise_heads(heads, point) for heads in (query, key))
+        key = golden.repeat_heads(key, query.shape[1], point)
+        first, second = golden.rotary_pairs(query.shape[-1], point)
+        a, b = query[..., first].unsqueeze(3), query[..., second].unsqueeze(3)
+        c, d = key[..., first].unsqueeze(2), key[..., second].unsqueeze(2)
+        size = golden.rotary_size(query.shape[-1], point)
+        lengths = query.shape[-2], key.shape[-2]
+        return cls(
+            even=(a * c + b * d) * attention.scale,
+            odd=(b * c - a * d) * -attention.scale,
+            rest=query[..., size:] @ key[..., size:].mT * attention.scale,
+            queries=golden.query_positions(*lengths, point).double(),
+            keys=torch.arange(lengths[1]).double(),
+            head_size=query.shape[-1],
+            point=point,
+        )
+
+    def rows(self, step: int) -> PairProducts:
+        """Those of every ``step``-th query."""
+        return dataclasses.replace(
+            self,
+            even=self.even[:, :, ::step],
+            odd=self.odd[:, :, ::step],
+            rest=self.rest[:, :, ::step],
+            queries=self.queries[::step],
+        )
+
+    def scores(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Scores for several angles of queries ``[N, Lq, R/2]`` and of keys ``[N, Lk, R/2]``."""
+        apart = queries[:, :, None] - keys[:, None]
+        even = torch.einsum("bhqkr,nqkr->nbhqk", self.even, apart.cos())
+        return even + torch.einsum("bhqkr,nqkr->nbhqk", self.odd, apart.sin()) + self.rest
 
 
 class SomeRows:
@@ -235,8 +289,10 @@ class SomeRows:
 
     def left(self, numbers_tried: Tensor, family: Fitted) -> Tensor:
         """How much of the logits turns by some numbers leave, each at the best factor."""
-        angles = family.angles(numbers_tried, self.products)
-        columns = self.fit.centred(self.products.scores(*angles), self.used) * self.weight
+        products = self.products
+        frequencies = golden.rotary_frequencies(products.head_size, products.point)
+        angles = family.angles(numbers_tried, frequencies, products.queries, products.keys)
+        columns = self.fit.centred(products.scores(*angles), self.used) * self.weight
         sizes = columns.square().sum(-1).clamp_min(torch.finfo(torch.float64).tiny)
         factors = (columns @ self.target) / sizes
         return (self.target - factors[:, None] * columns).square().sum(-1)

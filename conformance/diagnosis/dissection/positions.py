@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Final
 
 import torch
@@ -19,10 +20,11 @@ from torch import Tensor
 from ..._golden import golden
 from ...base.geometry import Geometry
 from ..mistakes import DeclaredCall
-from .terms import Term, TermValues
+from .terms import Term
 
 Angles = Callable[[Tensor], Tensor]
 Places = Callable[[Tensor, "PositionSizes"], Tensor]
+Base = Callable[[int, golden.Semantics], float]
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ class Turn:
         Whether they are turned at all.
     places
         Other positions ``[L]`` or ``[B, H, L]``, from the right ones.
-    exponent
-        What the logarithm of the base is multiplied by.
+    base
+        The base of the frequencies, from the head size and the declared point.
     factor
         What angles are multiplied by.
     pairs
@@ -60,8 +62,8 @@ class Turn:
         Another part of the channels that is turned.
     of_head
         Whether exponents of frequencies count all channels of a head, not those that are turned.
-    rounded
-        The dtype that frequencies are rounded to.
+    rounded, steps
+        The dtype that some of :data:`_ROUNDED` are rounded to, one after another.
     late
         Whether queries and keys are normalised after they are turned.
     """
@@ -69,7 +71,7 @@ class Turn:
     queries: bool = True
     keys: bool = True
     places: Places | None = None
-    exponent: float = 1.0
+    base: Base | None = None
     factor: float = 1.0
     pairs: str = ""
     angles: str = ""
@@ -77,7 +79,8 @@ class Turn:
     whole: bool = False
     fraction: float | None = None
     of_head: bool = False
-    rounded: torch.dtype | None = None
+    rounded: torch.dtype = torch.float64
+    steps: str = ""
     late: bool = False
 
     def scores(self, call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
@@ -124,20 +127,28 @@ class Turn:
         first, second = golden.rotary_pairs(heads.shape[-1], pairs)
         if not len(first):
             return heads
-        base = float(point.rotary_base) ** self.exponent
-        frequencies = golden.rotary_frequencies(heads.shape[-1], point.replace(rotary_base=base))
+        if self.base is not None:
+            point = point.replace(rotary_base=self.base(heads.shape[-1], point))
+        frequencies = golden.rotary_frequencies(heads.shape[-1], point)
         if self.of_head:
             frequencies = frequencies ** (2 * len(first) / heads.shape[-1])
-        if self.rounded is not None:
-            frequencies = frequencies.to(self.rounded).double()
-        angles = places[..., None] * frequencies * self.factor
+        frequencies = self._round(frequencies, "frequencies") * self.factor
+        angles = self._round(self._round(places, "positions")[..., None] * frequencies, "angles")
         if angles.dim() > 2 and angles.shape[1] != heads.shape[1]:  # noqa: PLR2004 (heads alike)
             angles = angles[:, : heads.shape[1]]
         one, two = self._angles_of(angles, first, second)
         a, b = heads[..., first], heads[..., second]
         turned = heads.clone()
-        turned[..., first], turned[..., second] = _FORMS[self.form](a, b, one, two)
+        form = _FORMS[self.form] if _TABLES not in self.steps else self._by_tables
+        turned[..., first], turned[..., second] = form(a, b, one, two)
         return turned
+
+    def _round(self, made: Tensor, step: str) -> Tensor:
+        return made.to(self.rounded).double() if step in self.steps else made
+
+    def _by_tables(self, a: Tensor, b: Tensor, s: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = (self._round(table, _TABLES) for table in (s.cos(), t.sin()))
+        return a * cos - b * sin, b * cos + a * sin
 
     def _angles_of(self, angles: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         """The angles of the first and the second channel of each pair."""
@@ -151,6 +162,16 @@ class Turn:
         return every[..., first], every[..., second]
 
 
+# What half precision may round of the tables by which heads are turned, and how that is said.
+_TABLES: Final = "sines"
+_ROUNDED: Final = (
+    "frequencies",
+    "angles",
+    "sines and cosines",
+    "angles, sines and cosines",
+    "positions, frequencies and angles",
+    "positions, frequencies, angles, sines and cosines",
+)
 Form = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 _FORMS: Final[dict[str, Form]] = {
     "turn": lambda a, b, s, t: (a * s.cos() - b * s.sin(), b * t.cos() + a * t.sin()),
@@ -178,7 +199,7 @@ _FORM_WORDS: Final = {
 def turned(words: str, turn: Turn) -> Term:
     """Products of queries and keys that are turned in a way."""
     text = f"queries and keys are not turned as declared: {words}"
-    return Term(words, words, _values(turn), operand=True, fix=_instead(turn), text=text)
+    return Term(words, words, turn.scores, operand=True, fix=_instead(turn), text=text)
 
 
 def _instead(turn: Turn) -> str:
@@ -202,7 +223,7 @@ def _instead(turn: Turn) -> str:
         (turn.whole, "cut the projection into heads first, and turn the channels of each head"),
         (turn.of_head, "divide by the number of channels that are turned: base ** (-2 i / R)"),
         (turn.late, "normalise queries and keys first, and turn them after that"),
-        (turn.rounded, "compute frequencies and angles in float32, then round sines and cosines"),
+        (turn.steps, "compute frequencies, angles, sines and cosines in float32 at least"),
     )
     return next((fix for made, fix in others if made), FIX)
 
@@ -218,10 +239,6 @@ FIX: Final = (
     "turn queries and keys by position * base ** (-2 i / R), in the pairs that are declared, "
     "with each token at its own position"
 )
-
-
-def _values(turn: Turn) -> TermValues:
-    return turn.scores
 
 
 def _of(side: str, change: Callable[[Tensor], Tensor]) -> Places:
@@ -267,8 +284,9 @@ def _turns() -> Iterator[tuple[str, Turn]]:
     yield "queries and keys that are normalised after they are turned", Turn(late=True)
     for fraction, words in ((0.5, "the first half"), (1.0, "all"), (0.25, "a quarter")):
         yield f"{words} of the channels turned", Turn(fraction=fraction)
-    for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
-        yield f"rotary frequencies rounded to {name}", Turn(rounded=dtype)
+    dtypes = ((torch.bfloat16, "bfloat16"), (torch.float16, "float16"))
+    for steps, (dtype, name) in product(_ROUNDED, dtypes):
+        yield f"rotary {steps} rounded to {name}", Turn(rounded=dtype, steps=steps)
 
 
 def _of_angles() -> Iterator[tuple[str, Turn]]:
@@ -346,74 +364,25 @@ def _one_side(side: str, places: Places) -> Places:
     return lambda at, place: places(at, place) if (side == "query") == place.of_query else at
 
 
-@dataclass(frozen=True)
-class PairProducts:
-    """What each turned pair of channels adds to a score: ``even cos t + odd sin t``.
-
-    ``even`` and ``odd [B, H, Lq, Lk, R/2]`` hold the products, ``t`` is the angle of the query less
-    that of the key; ``rest [B, H, Lq, Lk]`` is what channels add that are not turned.
-    """
-
-    even: Tensor
-    odd: Tensor
-    rest: Tensor
-    queries: Tensor
-    keys: Tensor
-    head_size: int
-    point: golden.Semantics
-
-    @classmethod
-    def of(cls, call: DeclaredCall, attention: golden.Attention) -> PairProducts:
-        """The products of a call whose point has rotary positions."""
-        point = call.semantics
-        query, key, _ = call.projected_heads()
-        query, key = (golden.normalise_heads(heads, point) for heads in (query, key))
-        key = golden.repeat_heads(key, query.shape[1], point)
-        first, second = golden.rotary_pairs(query.shape[-1], point)
-        a, b = query[..., first].unsqueeze(3), query[..., second].unsqueeze(3)
-        c, d = key[..., first].unsqueeze(2), key[..., second].unsqueeze(2)
-        size = golden.rotary_size(query.shape[-1], point)
-        lengths = query.shape[-2], key.shape[-2]
-        return cls(
-            even=(a * c + b * d) * attention.scale,
-            odd=(b * c - a * d) * -attention.scale,
-            rest=query[..., size:] @ key[..., size:].mT * attention.scale,
-            queries=golden.query_positions(*lengths, point).double(),
-            keys=torch.arange(lengths[1]).double(),
-            head_size=query.shape[-1],
-            point=point,
-        )
-
-    def rows(self, step: int) -> PairProducts:
-        """Those of every ``step``-th query."""
-        return replace(
-            self,
-            even=self.even[:, :, ::step],
-            odd=self.odd[:, :, ::step],
-            rest=self.rest[:, :, ::step],
-            queries=self.queries[::step],
-        )
-
-    def scores(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Scores for several angles of queries ``[N, Lq, R/2]`` and of keys ``[N, Lk, R/2]``."""
-        apart = queries[:, :, None] - keys[:, None]
-        even = torch.einsum("bhqkr,nqkr->nbhqk", self.even, apart.cos())
-        return even + torch.einsum("bhqkr,nqkr->nbhqk", self.odd, apart.sin()) + self.rest
+Turns = Iterator[tuple[str, Turn]]
 
 
 @dataclass(frozen=True)
 class Fitted:
     """A family of turns by one number: its words for a number, and the numbers that are tried.
 
-    ``angles`` are those of queries and keys for several numbers ``[N]``; ``rounded`` are numbers
-    near one that was read, the plainest first.
+    ``angles`` are those of queries and keys, of several numbers ``[N]``, the declared frequencies,
+    and the places of queries and keys; ``rounded`` are numbers near one that was read, the plainest
+    first. ``others`` are other families to which it is another number, by the head size that it was
+    read at: turns by that, the plainest first.
     """
 
     words: Callable[[float], str]
     turn: Callable[[float], Turn]
-    angles: Callable[[Tensor, PairProducts], tuple[Tensor, Tensor]]
+    angles: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     rounded: Callable[[float], Iterator[float]]
     grid: tuple[float, ...]
+    others: Callable[[float, int], Iterator[Turns]] = lambda _read, _size: iter(())
 
 
 def families(point: golden.Semantics) -> Iterator[Fitted]:
@@ -422,10 +391,11 @@ def families(point: golden.Semantics) -> Iterator[Fitted]:
     if base != 1.0:
         yield Fitted(
             words=lambda number: _base_words(number, base),
-            turn=lambda number: Turn(exponent=number),
+            turn=lambda number: Turn(base=lambda _size, _point: base**number),
             angles=_by_exponent,
             rounded=lambda number: _rounded_exponents(number, base),
             grid=tuple(step / 100 for step in range(-100, 251)),
+            others=partial(_stretched, point),
         )
     factors = tuple(step / 40 for step in range(-160, 161))
     yield Fitted(
@@ -445,24 +415,55 @@ def families(point: golden.Semantics) -> Iterator[Fitted]:
         )
 
 
+def _stretched(point: golden.Semantics, exponent: float, size: int) -> Iterator[Turns]:
+    """Bases that grow with an exponent of the head size or of the channels that are turned."""
+    yield from (_powers(point, exponent, size, *dimension) for dimension in _DIMENSIONS)
+
+
+def _powers(
+    point: golden.Semantics, exponent: float, size: int, words: str, of: Dimension
+) -> Turns:
+    channels = of(size, point)
+    if channels <= 2:  # noqa: PLR2004 (one pair turns by whole positions, whatever the base)
+        return
+    read = float(point.rotary_base) ** ((exponent - 1.0) * (channels - 2) / channels)
+    for number in _rounded(read):
+        if number > 0.0:
+            base = f"rotary positions of base {point.rotary_base:g} times {number:g} to the power"
+            turn = Turn(base=partial(_stretched_base, of, number))
+            yield f"{base} of d / (d - 2), d being {words}", turn
+
+
+Dimension = Callable[[int, golden.Semantics], int]
+_DIMENSIONS: Final[tuple[tuple[str, Dimension], ...]] = (
+    ("the head size", lambda size, _point: size),
+    ("the number of channels that are turned", golden.rotary_size),
+)
+
+
+def _stretched_base(of: Dimension, number: float, size: int, point: golden.Semantics) -> float:
+    channels = of(size, point)
+    return float(point.rotary_base * number ** (channels / max(channels - 2, 1)))
+
+
 def _turn_of(side: str, number: float) -> Turn:
     return Turn(places=_of(side, partial(operator.mul, number)))
 
 
-def _by_exponent(numbers: Tensor, products: PairProducts) -> tuple[Tensor, Tensor]:
-    frequencies = golden.rotary_frequencies(products.head_size, products.point)
+def _by_exponent(
+    numbers: Tensor, frequencies: Tensor, queries: Tensor, keys: Tensor
+) -> tuple[Tensor, Tensor]:
     powers = frequencies ** numbers[:, None, None]
-    return products.queries[None, :, None] * powers, products.keys[None, :, None] * powers
+    return queries[None, :, None] * powers, keys[None, :, None] * powers
 
 
-def _by_factor(numbers: Tensor, products: PairProducts, side: str) -> tuple[Tensor, Tensor]:
-    frequencies = golden.rotary_frequencies(products.head_size, products.point)
+def _by_factor(
+    numbers: Tensor, frequencies: Tensor, queries: Tensor, keys: Tensor, side: str
+) -> tuple[Tensor, Tensor]:
     factors, ones = numbers[:, None, None], torch.ones(len(numbers), 1, 1).double()
-    queries = products.queries[None, :, None] * frequencies
-    keys = products.keys[None, :, None] * frequencies
     return (
-        queries * (ones if side == "key" else factors),
-        keys * (ones if side == "query" else factors),
+        queries[None, :, None] * frequencies * (ones if side == "key" else factors),
+        keys[None, :, None] * frequencies * (ones if side == "query" else factors),
     )
 
 
@@ -470,7 +471,8 @@ def _base_words(exponent: float, base: float) -> str:
     also = {2.0: " (exponents twice as large)", 0.5: " (exponents half as large)"}
     if exponent == -1.0:
         return "rotary positions whose exponents lack their sign"
-    return f"rotary positions of base {base**exponent:.6g}{also.get(exponent, '')}"
+    more = also.get(exponent, f" instead of {base:g}")
+    return f"rotary positions of base {base**exponent:.6g}{more}"
 
 
 def _factor_words(factor: float) -> str:

@@ -200,7 +200,7 @@ STATED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "another base": (
         {"point": ROTARY, "made": ROTARY.replace(rotary_base=7300.0)},
-        ("rotary positions of base 7300",),
+        ("rotary positions of base 7300 instead of 10000",),
     ),
 }
 
