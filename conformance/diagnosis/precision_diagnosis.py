@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain, compress
+from operator import not_
 from typing import Any, Final
 
 import torch
@@ -77,8 +79,7 @@ TILED: Final[tuple[PrecisionLoss, ...]] = tuple(
 EVERY: Final = (LOSSES, TILED, EIGHT_BITS, SUMS)
 # Numbers of both are the same as long as none leaves float16's range.
 SHORT_FORMATS: Final = ("float16", "tf32")
-# From the coarsest on: it holds the fewest numbers.
-COARSER: Final = {
+COARSER: Final = {  # from the coarsest on: it holds the fewest numbers
     "float64": ("bfloat16", "float16", "tf32", "float32"),
     "float32": ("bfloat16", "float16", "tf32"),
     "float16": ("float8_e5m2", "float8_e4m3fn", "bfloat16"),
@@ -151,7 +152,7 @@ def _may_be_of_precision(subject: Subject, observed: Observed, wrong: Observed) 
     if _bits_entry(subject, wrong) is not None:
         return True
     speaking = [_Lossy(subject, *pair) for pair in few]
-    if any(_any_promising(speaking, losses) for losses in EVERY):
+    if any(_unexplained(speaking, loss.output, HALF) <= HALF for loss in chain(*EVERY)):
         return True
     elements = sum(output.numel() for _, output in wrong)
     return elements < model.FEWEST_FITTED or _epsilon_entry(subject, wrong) is not None
@@ -173,8 +174,32 @@ def _loss_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
     speaking = [one for one in (_Lossy(subject, *pair) for pair in wrong) if one.total > 0.0]
     if not speaking:
         return None
-    entries = (_entry_of(speaking, losses, subject.dtype) for losses in EVERY)
-    return next((entry for entry in entries if entry is not None), None)
+    return _entry_among_all(speaking, subject.dtype) or _entry_of_two(speaking, subject.dtype)
+
+
+def _entry_among_all(wrong: Sequence[_Lossy], dtype: str) -> dict[str, Any] | None:
+    return next(filter(None, (_entry_of(wrong, losses, dtype) for losses in EVERY)), None)
+
+
+def _entry_of_two(wrong: Sequence[_Lossy], dtype: str) -> dict[str, Any] | None:
+    """Two losses, each of which explains the answers that the other does not."""
+    soonest = min(wrong, key=lambda one: one.keys)  # either of them explains it
+    every = chain(*EVERY) if soonest.keys <= MANY_KEYS else ()  # all take too long on many
+    some = filter(partial(_explains_half, soonest), every)
+    for explained in dict.fromkeys(
+        tuple(_explains_half(one, loss) for one in wrong) for loss in some
+    ):
+        groups = [list(compress(wrong, explained)), list(compress(wrong, map(not_, explained)))]
+        both = [entry for group in groups if group and (entry := _entry_among_all(group, dtype))]
+        if len(both) == len(groups):
+            signs = {"name": "+", "text": "; ", "fix": "; "}
+            made = {key: sign.join(one[key] for one in both) for key, sign in signs.items()}
+            return {**made, "confidence": min(one["confidence"] for one in both)}
+    return None
+
+
+def _explains_half(wrong: _Lossy, loss: PrecisionLoss) -> bool:
+    return _unexplained([wrong], loss.output, HALF) <= HALF
 
 
 def loses_alike(subject: Subject, entry: dict[str, Any], observed: Observed) -> bool:
@@ -188,15 +213,11 @@ def loses_alike(subject: Subject, entry: dict[str, Any], observed: Observed) -> 
     telling = _telling(subject, wrong)
     if entry["name"] == _computed_in(_coarsest(subject, telling)) and telling.numel():
         return True
-    every = [
-        loss.output
-        for losses in EVERY
-        for loss in losses
-        if loss.name_in(subject.dtype) == entry["name"]
-    ]
+    names = entry["name"].split("+")  # either of two makes some of them
+    every = [one.output for one in chain(*EVERY) if one.name_in(subject.dtype) in names]
     acted = [_with_epsilon(entry["epsilon"])] if "epsilon" in entry else every
     speaking = [_Lossy(subject, *pair) for pair in wrong]
-    return any(all(_unexplained([one], loss, HALF) <= HALF for one in speaking) for loss in acted)
+    return all(any(_unexplained([one], loss, HALF) <= HALF for loss in acted) for one in speaking)
 
 
 def _entry_of(
@@ -222,8 +243,7 @@ def _entry_of(
     equals = [
         loss
         for part, loss in left
-        if part * model.CLEARLY_LESS <= least
-        and all(_unexplained([one], loss.output, HALF) <= HALF for one in wrong)
+        if part * model.CLEARLY_LESS <= least and all(_explains_half(one, loss) for one in wrong)
     ]
     if not equals:
         return None
@@ -243,11 +263,6 @@ def _entry_of(
         "fix": KEPT if either else best.fix,
         "confidence": (1.0 - least) / doubt,
     }
-
-
-def _any_promising(few: Sequence[_Lossy], losses: Sequence[PrecisionLoss]) -> bool:
-    """Whether some loss explains half of a few answers: most mistakes are none of precision."""
-    return any(_unexplained(few, loss.output, HALF) <= HALF for loss in losses)
 
 
 def _epsilon_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
@@ -443,8 +458,9 @@ class _Lossy:
         self._judged = judged.expand(known.output.shape)
         self._weight = known.bound[self._judged].clamp_min(model.LOST_WEIGHT).reciprocal()
         self.elements = output.numel()
+        self.keys = inputs.geometry.key_length
         # The squared errors, each in units of its bound, where nothing is lost.
-        self.total = self.left(_nothing_lost)
+        self.total = self.left(lambda core: core.output)
 
     def lacking(self, acted: LossyOutput) -> Tensor:
         """How far it is from the answer of an acted loss, in bounds, element by element."""
@@ -468,10 +484,6 @@ def _unexplained(wrong: Sequence[_Lossy], acted: LossyOutput, most: float) -> fl
             return math.inf
     part = left / total if total > 0.0 else math.inf
     return part if math.isfinite(part) else math.inf
-
-
-def _nothing_lost(core: golden.Attention) -> Tensor:
-    return core.output
 
 
 def _acted(

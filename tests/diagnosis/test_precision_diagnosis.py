@@ -405,3 +405,28 @@ def test_an_additive_mask_of_fewer_digits_has_a_name() -> None:
     (entry,) = diagnose(Subject(core(attend, **promises), "float32"))
     assert entry["name"] == "additive-mask-in-bfloat16"
     assert "rounded to bfloat16 before it is added" in entry["text"]
+
+
+def test_two_losses_of_precision_are_told_together() -> None:
+    """Nearly tied scores show one of them, many keys the other: neither explains all answers."""
+
+    def adds_up(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = (query @ key.mT) * query.shape[-1] ** -0.5
+        powers = (scores - scores.amax(-1, keepdim=True)).exp()
+        total = torch.zeros_like(powers[..., :1])
+        for place in range(powers.shape[-1]):
+            total = total + powers[..., place, None]
+        return powers / total @ value
+
+    candidate = conformance.core(dtypes=["bfloat16"], scores="fused")(adds_up)
+    subject, many = Subject(candidate, "bfloat16"), []
+    for keys in (104, 140):
+        asked = problem(dtype="bfloat16", query_length=5, key_length=keys, values="normal")
+        inputs = subject.inputs(asked)
+        many.append((inputs, subject.answer(inputs).double()))
+    entry = precision_entry(subject, many)
+    assert entry is not None
+    assert entry["text"] == (
+        "the scores are rounded to bfloat16 before the softmax; "
+        "the exponentials are added up in bfloat16 (one term after the other)"
+    )
