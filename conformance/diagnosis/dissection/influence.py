@@ -42,8 +42,14 @@ def _within_tiles(size: int) -> Order:
     return lambda count: torch.cat([part.flip(0) for part in torch.arange(count).split(size)])
 
 
-def _of_tiles(size: int) -> Order:
-    return lambda count: torch.cat([*reversed(torch.arange(count).split(size))])
+def _in_tiles(order: Order, size: int) -> Order:
+    """Whole tiles in some order; the last one may be smaller than the rest."""
+
+    def of(count: int) -> Tensor:
+        tiles = torch.arange(count).split(size)
+        return torch.cat([tiles[i] for i in order(len(tiles)).tolist()])
+
+    return of
 
 
 def _clamped(exchange: Callable[[Tensor], Tensor]) -> Order:
@@ -71,6 +77,13 @@ def _inverse(order: Order) -> Order:
     return lambda count: order(count).argsort()
 
 
+# Orders of tiles, as those of pages that a table names wrongly.
+_OF_TILES: Final[tuple[tuple[str, Order], ...]] = (
+    ("in the reverse order", lambda count: torch.arange(count).flip(0)),
+    ("of which the last comes first", lambda count: torch.arange(count).roll(1)),
+    ("of which the first comes last", lambda count: torch.arange(count).roll(-1)),
+    ("exchanged in pairs", _clamped(lambda own: own ^ 1)),
+)
 # Orders of places along an axis: place i reads what stands at ``order(count)[i]``.
 _ORDERS: Final[tuple[tuple[str, Order], ...]] = (
     ("exchanged in pairs", _clamped(lambda own: own ^ 1)),
@@ -81,7 +94,11 @@ _ORDERS: Final[tuple[tuple[str, Order], ...]] = (
     ("with their halves exchanged", lambda count: torch.arange(count).roll(count // 2)),
     ("with the first and the last exchanged", lambda count: _ends_exchanged(torch.arange(count))),
     *((f"reversed in each tile of {size}", _within_tiles(size)) for size in BLOCKS[1:]),
-    *((f"with tiles of {size} in the reverse order", _of_tiles(size)) for size in BLOCKS[1:]),
+    *(
+        (f"with tiles of {size} {words}", _in_tiles(order, size))
+        for words, order in _OF_TILES
+        for size in BLOCKS[1:]
+    ),
 )
 
 
@@ -96,7 +113,13 @@ def orders(reading: Reading) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]
     Keys where the weights explain the answer, for then each key has a weight; else other axes.
     """
     for axis in (2,) if reading.explained else (0, 1, 3):
-        for words, order in _ORDERS:
+        yield from orders_along(axis, reading.attention.value.shape[axis])
+
+
+def orders_along(axis: int, count: int) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
+    """Orders along an axis that change something of so many places."""
+    for words, order in _ORDERS:
+        if not torch.equal(order(count), torch.arange(count)):
             yield f"of {PLACES[axis]}s {words}", _ordered(order, axis)
 
 

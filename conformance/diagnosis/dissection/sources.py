@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from itertools import product
+from itertools import chain, product
 from typing import Any, Final
 
 import torch
@@ -26,6 +26,7 @@ from .influence import (
     MOVES,
     SPREAD,
     orders,
+    orders_along,
     regrouped,
 )
 from .reading import Number, Reading, numbers, statement
@@ -98,36 +99,34 @@ def key_order_statements(reading: Reading) -> Iterator[NamedMistake]:
 
 
 def operand_statements(reading: Reading) -> Iterator[NamedMistake]:
-    """Queries or keys that are laid out or read in another order of axes."""
+    """Queries or keys that are laid out or read in another order of axes or of tokens."""
     attention = reading.attention
-    for words, move in MOVES[-2 * len(AXIS_ORDERS) :]:
-        for role in ("query", "key", "query and key"):
-            query = move(attention.query) if "query" in role else attention.query
-            key = move(attention.key) if "key" in role else attention.key
-            if not math.isfinite(float(query.sum())):
-                continue
-            scores = scored(attention, query @ key.mT * attention.scale)
-            logits = scores + (0.0 if attention.bias is None else attention.bias)
-            weights = golden.softmax(logits.masked_fill(~attention.allowed, -math.inf))
-            if reading.agree(weights, reading.weights):
-                yield _statement_of_operand(role, words, move)
+    axes = product(MOVES[-2 * len(AXIS_ORDERS) :], ("query", "key", "query and key"))
+    tokens = product(orders_along(2, reading.sizes.key_length), ("key", "key and value"))
+    for (words, move), role in chain(axes, tokens):
+        query = move(attention.query) if "query" in role else attention.query
+        key = move(attention.key) if "key" in role else attention.key
+        if not math.isfinite(float(query.sum())):
+            continue
+        scores = scored(attention, query @ key.mT * attention.scale)
+        logits = scores + (0.0 if attention.bias is None else attention.bias)
+        weights = golden.softmax(logits.masked_fill(~attention.allowed, -math.inf))
+        got = move(reading.weights.mT).mT if "value" in role else reading.weights
+        if reading.agree(weights, got):
+            yield _statement_of_operand(role, words, move)
 
 
 def _statement_of_operand(role: str, words: str, move: Callable[[Tensor], Tensor]) -> NamedMistake:
     def heads(_call: DeclaredCall, before: Heads) -> Heads:
-        query, key, value = before
-        return (
-            move(query) if "query" in role else query,
-            move(key) if "key" in role else key,
-            value,
-        )
+        named = zip(("query", "key", "value"), before, strict=True)
+        query, key, value = (move(tensor) if name in role else tensor for name, tensor in named)
+        return query, key, value
 
-    return statement(
-        f"operand: {role} {words}",
-        f"the {role} {words} enters the products",
-        _OWN.format(role),
-        heads=heads,
-    )
+    text, fix = f"the {role} {words} enters the products", _OWN.format(role)
+    if words.startswith("of tokens"):
+        text = f"the {role} {words} is read in place of each one's own"
+        fix = "read keys, values and mask in one order of tokens: pages in that of their table"
+    return statement(f"operand: {role} {words}", text, fix, heads=heads)
 
 
 def _statement_of_value(words: str, move: Callable[[Tensor], Tensor]) -> NamedMistake:

@@ -32,6 +32,11 @@ def dealt(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return attend(query, key, value[:, :, order])
 
 
+def paged(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Pages of four keys in the reverse order; those of the values are in their own."""
+    return attend(query, torch.cat([*reversed(key.split(4, 2))], 2), value)
+
+
 def blended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """A tenth of the mean over the heads in each head's answer."""
     answer = attend(query, key, value)
@@ -47,6 +52,7 @@ def of_the_first(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     ("function", "said"),
     [
         (dealt, "the value of tokens in the order of even places, then odd ones"),
+        (paged, "the key of tokens with tiles of 4 in the reverse order is read"),
         (blended, "0.9 times what it should be and 0.1 times the answer averaged over the heads"),
         pytest.param(
             of_the_first, "(only for batch items from index 2 on)", marks=pytest.mark.nightly
