@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import permutations
 from typing import Final
 
@@ -116,11 +117,14 @@ def orders(reading: Reading) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]
         yield from orders_along(axis, reading.attention.value.shape[axis])
 
 
-def orders_along(axis: int, count: int) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
+@lru_cache(maxsize=64)
+def orders_along(axis: int, count: int) -> tuple[tuple[str, Callable[[Tensor], Tensor]], ...]:
     """Orders along an axis that change something of so many places."""
-    for words, order in _ORDERS:
-        if not torch.equal(order(count), torch.arange(count)):
-            yield f"of {PLACES[axis]}s {words}", _ordered(order, axis)
+    return tuple(
+        (f"of {PLACES[axis]}s {words}", _ordered(order, axis))
+        for words, order in _ORDERS
+        if not torch.equal(order(count), torch.arange(count))
+    )
 
 
 def _ordered(order: Order, axis: int) -> Callable[[Tensor], Tensor]:
