@@ -22,8 +22,11 @@ from ..oracle.oracle import known_weights
 from ..problems.inputs import Inputs
 from .agreement import BatteryAnswer
 from .battery import CUBE, BatteryEntry, answer_to, answers_at_equal_sizes, fitted_problem
+from .conditions import CONDITIONS
 from .dissection import StatementReader, statements
 from .mistaken_answer import Combination
+from .mistakes import NamedMistake
+from .narrowing import made_under
 from .search import MOST_PARTIAL, MistakeSearch
 from .statement_search import Explanation, answer_alike, explains, explanations_of
 
@@ -50,6 +53,7 @@ class PairSearch:
         self._reader = reader
         self._searching = searching
         self._unseen = unseen
+        self._kept: list[NamedMistake] = []  # what a search has judged must outlive it
 
     def explained(self, search: MistakeSearch) -> Iterator[list[Explanation]]:
         """Pairs that are searched where nothing else explains the answers."""
@@ -58,11 +62,13 @@ class PairSearch:
         more = self._searching([*search.observed, *near, *resized], search)
         yield self.confirmed(more, more.pairs())
         yield self.confirmed(search, search.supported_pairs())
-        yield self.confirmed(search, self._read_besides(search))
+        yield self.confirmed(search, self._read_besides(search, search.partial))
         # A mistake of the catalogue besides what is read.
         said = chain.from_iterable(islice(self._reader.statements(search.observed), MOST_PARTIAL))
-        partial = search.among(list(said)).partial
+        partial = [_sparing(one, search) for one in search.among(list(said)).partial]
+        self._kept += partial
         yield self.confirmed(search, search.pairs(partial))
+        yield self.confirmed(search, self._read_besides(search, partial))
         yield self.confirmed(more, more.pairs(orders=True))
         yield self._with_one_alone(search)
 
@@ -111,14 +117,29 @@ class PairSearch:
     def _explains_all(self, made: Combination, *answers: Sequence[BatteryAnswer]) -> bool:
         return all(explains(self.subject, made, one) for one in chain.from_iterable(answers))
 
-    def _read_besides(self, search: MistakeSearch) -> list[Combination]:
-        """Pairs of a mistake of the catalogue and of what is read besides it, of the first such."""
-        for one in search.partial[:MOST_PARTIAL]:
+    def _read_besides(
+        self, search: MistakeSearch, partial: Sequence[NamedMistake]
+    ) -> list[Combination]:
+        """Pairs of one of some mistakes and of what is read besides it, of the first such."""
+        for one in partial[:MOST_PARTIAL]:
             stated = statements(self.subject, search.unexplained(one), (one,))
             pairs = [pair for pair in search.completing(one, stated) if search.explains_every(pair)]
             if pairs:
                 return [min(pairs, key=lambda pair: len(pair[1].sentence))]
         return []
+
+
+def _sparing(one: NamedMistake, search: MistakeSearch) -> NamedMistake:
+    """A mistake under a condition that all wrong answers have, and no right one that it spoils."""
+    wrong = [answer.inputs for answer in search.observed if answer.margin > 1.0]
+    spoiled = [answer.inputs for answer in search.unexplained(one) if answer.margin <= 1.0]
+    conditions = (
+        condition
+        for condition in CONDITIONS
+        if all(map(condition.holds, wrong)) and not any(map(condition.holds, spoiled))
+    )
+    literal = next(conditions, None) if spoiled else None
+    return one if literal is None else made_under(one, [literal])
 
 
 def _is_small(answer: BatteryAnswer) -> bool:

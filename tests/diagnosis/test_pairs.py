@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -153,17 +154,27 @@ def test_rows_without_keys_that_no_maximum_is_taken_from_are_no_second_mistake()
     assert names == ["maximum-not-subtracted"]
 
 
-@pytest.mark.parametrize("adds", [False, True])
-def test_a_finite_number_for_hidden_keys_joins_what_is_read_of_the_logits(adds: bool) -> None:  # noqa: FBT001
+@pytest.mark.parametrize(
+    ("of_all", "instead", "said"),
+    [
+        (0.5, lambda _scores: -1e4, "+mask-fill-1e4"),
+        (1.0, lambda scores: 0.5 * scores - 1e4, "+mask-adds-1e4"),
+        (0.5, lambda scores: scores - 5e3, "+visibility: hidden keys with -5000 added to their"),
+    ],
+    ids=["filled", "only with a mask", "read"],
+)
+def test_a_finite_number_for_hidden_keys_joins_what_is_read_of_the_logits(
+    of_all: float, instead: Callable[[Tensor], Any], said: str
+) -> None:
     """Of what is stated of logits, a mistake of the mask hides keys with its own number."""
 
     @conformance.core(masks=["keep"], empty_rows="any")
     def filled(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None) -> Tensor:
-        scores = query @ key.mT * (0.5 * query.shape[-1] ** -0.5)
+        scores = query @ key.mT * (of_all * query.shape[-1] ** -0.5)
         if keep is not None:
-            fill = scores - 1e4 if adds else -1e4
-            scores = torch.where(keep, scores, fill)
+            scores = torch.where(keep, scores * (0.5 / of_all), instead(scores))
         return scores.softmax(-1) @ value
 
     (entry,) = Diagnostician(Subject(filled, "float32")).explain()
-    assert entry["name"] == f"logits: 1/2 times the scores+mask-{'adds' if adds else 'fill'}-1e4"
+    assert entry["name"].startswith(f"logits: 1/2 times the scores{said}")
+    assert ("only with a mask" in entry["text"]) == (of_all == 1.0)

@@ -163,19 +163,20 @@ class StatementReader:
                     new.setdefault(one.name, one)
             names.update(new)
             yield list(new.values())
-        if self._at_the_turn is None and any(map(_keeps_few, wrong)):
+        few = list(map(_keeps_few, wrong))  # besides what is known nothing else may be left
+        if self._at_the_turn is None and any(few) and (all(few) or not self.known):
             self._at_the_turn = self._where_hidden_keys_win()
         yield self._at_the_turn or []
 
     def _where_hidden_keys_win(self) -> list[NamedMistake]:
         """What is read where hidden keys weigh as much as the only one that is kept."""
         said: list[NamedMistake] = []
-        for inputs in () if self.known else _where_hidden_keys_win(self.subject):
+        for inputs in _where_hidden_keys_win(self.subject):
             if inputs.is_layer:
-                answer = answer_to(self.subject, inputs)
+                answer = None if self.known else answer_to(self.subject, inputs)
                 said += [] if answer is None else fill_of_layer_statements(answer)
                 continue
-            reading = read(self.subject, inputs) if readable(inputs) else None
+            reading = read(self.subject, inputs, self.known) if readable(inputs) else None
             if reading is not None:
                 said += [*fill_statements(reading), *clamped_bias_statements(reading)]
         return said
