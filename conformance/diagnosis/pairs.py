@@ -32,6 +32,8 @@ from .statement_search import Explanation, answer_alike, explains, explanations_
 
 # Keys up to which one tile holds all of them.
 FEW_KEYS: Final = 4
+# The part of the answers that may be left where one of two is told, and the other is not known.
+FEW_LEFT: Final = 0.1
 
 
 class PairSearch:
@@ -71,6 +73,7 @@ class PairSearch:
         yield self.confirmed(search, self._read_besides(search, partial))
         yield self.confirmed(more, more.pairs(orders=True))
         yield self._with_one_alone(search)
+        yield self._of_one_and_several(search, search.pairs())
 
     def _with_one_alone(self, search: MistakeSearch) -> list[Explanation]:
         """Pairs of a mistake that explains a wrong answer to what leaves one of two alone."""
@@ -101,6 +104,31 @@ class PairSearch:
             for answer in (*combined, *near)
         )
         return explained if alike else []
+
+    def _of_one_and_several(
+        self, search: MistakeSearch, pairs: Sequence[Combination]
+    ) -> list[Explanation]:
+        """The one mistake of all pairs, where it alone explains nearly every answer.
+
+        What completes it is one of several that the rest does not tell apart.
+        """
+        first = pairs[0] if pairs else ()
+        one = next((m for m in first if all(any(m is n for n in pair) for pair in pairs)), None)
+        if one is None or len(search.unexplained(one)) > FEW_LEFT * len(search.observed):
+            return []
+        combined, near, _ = self._unseen()
+        found = [pair for pair in pairs if self._explains_all(pair, combined, near)]
+        others = list(dict.fromkeys(two.name for pair in found for two in pair if two is not one))
+        if not others:
+            return []
+        listed = ", ".join(others[:MOST_PARTIAL]) + ", …" * (len(others) > MOST_PARTIAL)
+        entry = {
+            "name": one.name,
+            "text": f"{one.sentence}; besides that one of these: {listed}",
+            "fix": one.fix,
+            "confidence": 1.0 / len(others),
+        }
+        return [Explanation(entry=entry, made=(one,), others=tuple(found))]
 
     def _told_apart_at_equal_sizes(self, pairs: Sequence[Combination]) -> list[Combination]:
         """Those of some pairs that explain answers where all sizes are the same.

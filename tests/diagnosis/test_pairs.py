@@ -136,6 +136,18 @@ def test_two_that_explain_as_much_beside_one_are_named_if_they_answer_alike() ->
     assert confirmed(search, [(one, two), (one, other)]) == []
 
 
+def test_one_of_two_is_told_where_several_complete_it() -> None:
+    """Rows without keys alone show the number that hides keys, and not which number that is."""
+    promises = {"masks": ["lengths"], "causal": "bottom-right", "features": ["gqa"]}
+    diagnostician, search = diagnosing("core", "mask-fill-1e5", "query-used-for-key", **promises)
+    (one,), fills = making("query-used-for-key"), making("mask-fill-1e4", "mask-fill-1e5")
+    pairs = [(one, fill) for fill in fills]
+    (told,) = diagnostician._pairs._of_one_and_several(search, pairs)
+    assert told.entry["name"] == one.name
+    assert told.entry["text"].endswith("besides that one of these: mask-fill-1e4, mask-fill-1e5")
+    assert told.entry["confidence"] < 1.0
+
+
 def exponentials(
     query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None
 ) -> Tensor:
