@@ -363,6 +363,7 @@ class Diagnostician:
         stated = map(explanations_of, self._statements(observed, search).explained())
         yield from islice(stated, SIMPLEST)
         yield self._pairs.confirmed(search, search.pairs())
+        yield self._pairs.besides_nan(search)
         yield from stated
         if not slight:
             yield _of_precision(scale_entry(self.subject, pairs))
@@ -492,7 +493,6 @@ def _wrong(answers: Sequence[BatteryAnswer], least: float = 1.0) -> bool:
 
 
 def _asks_for_weights(clause: Clause, problem: Problem | None) -> bool:
-    """Whether a clause judges the weights that are returned."""
     return clause.id in RETURNS_WEIGHTS or (problem is not None and problem.return_weights)
 
 

@@ -75,6 +75,19 @@ class PairSearch:
         yield self._with_one_alone(search)
         yield self._of_one_and_several(search, search.pairs())
 
+    def besides_nan(self, search: MistakeSearch) -> list[Explanation]:
+        """What alone explains all answers but those that have NaN where numbers are expected.
+
+        Another mistake makes these, as torch's attention does where causality meets a scale of
+        zero. They have no part in the search, and no name is said of them.
+        """
+        left = [one for one in search.observed if not _has_nan(one)]
+        if len(left) == len(search.observed):
+            return []
+        unseen = [one for one in chain(*self._unseen()) if not _has_nan(one)]
+        singles = self._searching(left, search).singles()
+        return explanations_of([made for made in singles if self._explains_all(made, unseen)])
+
     def _with_one_alone(self, search: MistakeSearch) -> list[Explanation]:
         """Pairs of a mistake that explains a wrong answer to what leaves one of two alone."""
         _, near, resized = self._unseen()
@@ -168,6 +181,11 @@ def _sparing(one: NamedMistake, search: MistakeSearch) -> NamedMistake:
     )
     literal = next(conditions, None) if spoiled else None
     return one if literal is None else made_under(one, [literal])
+
+
+def _has_nan(answer: BatteryAnswer) -> bool:
+    """Whether an answer has NaN where a number is expected."""
+    return answer.fits and bool((answer.output.isnan() & answer.exact.output.isfinite()).any())
 
 
 def _is_small(answer: BatteryAnswer) -> bool:

@@ -306,13 +306,11 @@ class MistakeSearch:
         self._compared = earlier._compared
         places = {answer: index for index, answer in enumerate(self.observed)}
         moved = [(i, places[one]) for i, one in enumerate(earlier.observed) if one in places]
-        for before, now in (
-            (earlier._judged, self._judged),
-            (earlier._explained, self._explained),
-            (earlier._unable, self._unable),
-        ):
-            for key, bits in before.items():
-                now[key] = _bits_at(to for i, to in moved if bits >> i & 1)
+        for name in ("_judged", "_explained", "_unable"):
+            before, now = getattr(earlier, name), getattr(self, name)
+            # Most mistakes were refuted by the same few answers: each set is translated once.
+            sets = {b: _bits_at(to for i, to in moved if b >> i & 1) for b in set(before.values())}
+            now.update((key, sets[bits]) for key, bits in before.items())
 
     def _refuted(self, mistake: NamedMistake) -> int:
         """The problems that are known to speak against a mistake."""
@@ -363,9 +361,11 @@ class MistakeSearch:
 
     def _matters(self, left: NamedMistake, made: Combination, index: int) -> bool:
         answer, rest = self.observed[index], tuple(one for one in made if one is not left)
-        try:
+        acted = other = None
+        with suppress(NotExpressible):
             acted, other = (self._acted(each, answer.inputs) for each in (made, rest))
-        except NotExpressible:  # one of two is made alone
+        # One of two is made alone.
+        if acted is None or other is None or acted.output.shape != answer.output.shape:
             if not self._explains(left, index) or all(self._explains(one, index) for one in rest):
                 return False
             return answer.closeness(self._acted((left,), answer.inputs))[-1] > 0.0

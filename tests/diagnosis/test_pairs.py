@@ -166,6 +166,33 @@ def test_rows_without_keys_that_no_maximum_is_taken_from_are_no_second_mistake()
     assert names == ["maximum-not-subtracted"]
 
 
+def hiding_before_scaling(
+    query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False, scale: float | None = None
+) -> Tensor:
+    """Causality from the first query and key on, by an infinity that is scaled: by zero, too."""
+    scores = query @ key.mT
+    if causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return (scores * scale).softmax(-1) @ value
+
+
+def test_answers_that_have_nan_hide_no_name_of_the_others() -> None:
+    """They are of a scale of zero or less, which hidden logits must not be multiplied by."""
+    promises = {"causal": "bottom-right", "empty_rows": "any", "features": ["scale"]}
+    candidate = conformance.core(**promises)(hiding_before_scaling)
+    diagnostician = Diagnostician(Subject(candidate, "float32"))
+    search = diagnostician._search(diagnostician._observation.whole)
+    assert any(one.output.isnan().any() for one in search.observed)
+    explained = diagnostician._pairs.besides_nan(search)
+    assert names_of(explained) == [{"causal-top-left"}]
+    right = conformance.core(**{**promises, "causal": "top-left"})(hiding_before_scaling)
+    diagnostician = Diagnostician(Subject(right, "float32"))
+    search = diagnostician._search(diagnostician._observation.whole)
+    assert diagnostician._pairs.besides_nan(search) == []
+
+
 @pytest.mark.parametrize(
     ("of_all", "instead", "said"),
     [

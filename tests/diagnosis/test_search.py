@@ -138,6 +138,18 @@ def test_what_changes_nothing_is_no_second_mistake() -> None:
     assert not search.explains_every((reversed_values, silent))
 
 
+def test_where_two_give_another_shape_the_one_that_is_made_alone_decides() -> None:
+    """A pair that has no answer of the candidate's shape is judged as one that cannot be made."""
+    subject = DiagnosedSubject(Subject(core(reversed_alone), "float32"))
+    search = MistakeSearch(subject, Observation(subject).whole, named_mistakes())
+    named = {one.name: one for one in named_mistakes()}
+    alone, reshaping = named["values-reversed"], named["key-used-for-value"]
+    sizes = [answer.inputs.geometry for answer in search.observed]
+    place = next(i for i, size in enumerate(sizes) if size.head_size != size.value_head_size)
+    assert search._matters(alone, (alone, reshaping), place)
+    assert not search._matters(reshaping, (alone, reshaping), place)
+
+
 def reversed_and_unscaled(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
     """Values reversed, and a scale of the call is ignored."""
     return RIGHT(query, key, value.flip(-2), **{**options, "scale": None})
