@@ -181,6 +181,8 @@ def query_and_key_statements(reading: Reading, *, thorough: bool = True) -> Iter
     for composition in composed[:MOST_SAID]:
         for number in numbers(composition.factors[0], reading.sizes, reading.same):
             yield as_mistake(composition.terms, [number])
+            if number.words == "1":
+                break
 
 
 def _composed(fit: LogitFit, terms: Iterable[Term], fixed: Sequence[Tensor]) -> list[Composition]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations, product
+from itertools import chain, combinations, product
 from typing import Final
 
 import torch
@@ -28,6 +28,7 @@ from .terms import Term, TermValues
 from .value_steps import NORMS, cuts, fused, fused_bias, fused_cut, groups, other_matrices
 
 HeadsOf = Callable[[DeclaredCall], Tensor]
+Rule = Callable[[Tensor, golden.Semantics], Tensor]
 _NAMES: Final = {"q": "query", "k": "key", "v": "value"}
 _PLURALS: Final = {"q": "queries", "k": "keys"}
 
@@ -238,29 +239,52 @@ def _grouped(group: Callable[[Tensor, int], Tensor]) -> TermValues:
 
 
 def norm_terms(point: golden.Semantics) -> Iterator[Term]:
-    """Products of queries and keys that are normalised otherwise than a point declares."""
-    for query, key in product(_NORMS, _NORMS):
-        if (query, key) == (point.qk_norm, point.qk_norm):
-            continue
-        words = f"queries {_NORMS[query]}, keys {_NORMS[key]}"
-        text = f"queries are {_NORMS[query]} and keys are {_NORMS[key]}"
-        text += f": both must be {_NORMS[point.qk_norm]}"
-        fix = "normalise each head of each query and key by the declared rule, before it is turned"
-        yield Term(words, words, _normalised(query, key), operand=True, text=text, fix=fix)
+    """Products of queries and keys that are normalised otherwise than a point declares.
+
+    Both by any of the usual rules, or one of them or both in an unusual way.
+    """
+    own = _NORMS[point.qk_norm]
+    usual = product(_NORMS.values(), _NORMS.values())
+    unusual = chain(*(((words, words), (words, own), (own, words)) for words in _UNUSUAL))
+    fix = "normalise each head of each query and key by the declared rule, before it is turned"
+    for query, key in chain((pair for pair in usual if pair != (own, own)), unusual):
+        words = f"queries {query}, keys {key}"
+        text = (
+            f"queries and keys are {query}" if query == key else f"queries are {query}, keys {key}"
+        )
+        values = _normalised(_RULES[query], _RULES[key])
+        yield Term(words, words, values, operand=True, text=f"{text}: both must be {own}", fix=fix)
 
 
-def _normalised(*rules: str) -> TermValues:
+def _normalised(of_query: Rule, of_key: Rule) -> TermValues:
     def values(call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
         point = call.semantics
-        query, key = (
-            golden.normalise_heads(heads, point.replace(qk_norm=rule))
-            for heads, rule in zip(call.projected_heads()[:2], rules, strict=True)
-        )
+        query, key, _ = call.projected_heads()
+        query, key = of_query(query.double(), point), of_key(key.double(), point)
         query, key = golden.position_heads(query, key, point.replace(qk_norm="none"))
         key = golden.repeat_heads(key, query.shape[1], point)
         return query @ key.mT * attention.scale
 
     return values
+
+
+def _by_rule(rule: str) -> Rule:
+    return lambda heads, point: golden.normalise_heads(heads, point.replace(qk_norm=rule))
+
+
+def _along(axes: tuple[int, ...], power: float = 0.5) -> Rule:
+    """The declared rule along other axes, or with another power of the mean square."""
+
+    def normalised(heads: Tensor, point: golden.Semantics) -> Tensor:
+        if point.qk_norm == "layer":
+            heads = heads - heads.mean(axes, keepdim=True)
+        square = heads.square()
+        if point.qk_norm == "l2":
+            total = square.sum(axes, keepdim=True).pow(power)
+            return heads / total.clamp_min(point.qk_norm_epsilon)
+        return heads / (square.mean(axes, keepdim=True) + point.qk_norm_epsilon).pow(power)
+
+    return normalised
 
 
 _NORMS: Final = {
@@ -269,6 +293,15 @@ _NORMS: Final = {
     "l2": "divided by their length",
     "layer": "normalised to mean 0 and variance 1",
 }
+_UNUSUAL: Final[dict[str, Rule]] = {
+    "normalised along the tokens in place of the channels": _along((-2,)),
+    "normalised along tokens and channels": _along((-2, -1)),
+    "normalised along the heads in place of the channels": _along((1,)),
+    "normalised along the channels of all heads": _along((1, -1)),
+    "divided by their mean square without its root": _along((-1,), 1.0),
+    "multiplied by the root of their mean square": _along((-1,), -0.5),
+}
+_RULES: Final = {**{words: _by_rule(rule) for rule, words in _NORMS.items()}, **_UNUSUAL}
 
 
 def pair_terms() -> Iterator[Term]:

@@ -299,7 +299,8 @@ FILLED: Final[tuple[NamedMistake, ...]] = (
         {"core": operated("mask", filled(0.0))},
     ),
     *named("mask-multiplies-logits", "mask.no-leak", where=has_mask)(
-        "the logits are multiplied by the 0/1 mask: a hidden key keeps a logit of 0",
+        "a hidden key keeps a logit of 0: the logits are multiplied by the 0/1 mask, or filled "
+        "with a number near zero, as 1e-9 is and -1e9 is not",
         _FILL,
         {"core": operated("mask", filled(0.0))},
     ),

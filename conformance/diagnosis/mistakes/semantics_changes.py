@@ -88,7 +88,8 @@ POINTS: Final[tuple[NamedMistake, ...]] = (
         {"changes": {"mask_operation": "add-to-kept"}},
     ),
     *named("mask-multiplies-logits", "mask.no-leak", needs="mask")(
-        "the logits are multiplied by the 0/1 mask: a hidden key keeps a logit of 0",
+        "a hidden key keeps a logit of 0: the logits are multiplied by the 0/1 mask, or filled "
+        "with a number near zero, as 1e-9 is and -1e9 is not",
         "fill the hidden logits with minus infinity instead",
         {"changes": {"mask_operation": "multiply-logits"}},
     ),

@@ -195,3 +195,32 @@ def test_what_becomes_of_cached_heads_is_stated(stored: CachedHeads, name: str) 
     (entry,) = diagnose(subject)
     assert entry["name"] == name
     assert entry["fix"]
+
+
+@pytest.mark.parametrize(
+    ("norm", "said"),
+    [
+        (
+            lambda heads: heads * (heads.square().mean(-2, keepdim=True) + 1e-6).rsqrt(),
+            "queries and keys are normalised along the tokens in place of the channels",
+        ),
+        (
+            lambda heads: heads / (heads.square().mean(-1, keepdim=True) + 1e-6),
+            "queries and keys are divided by their mean square without its root",
+        ),
+    ],
+    ids=["tokens", "no root"],
+)
+def test_heads_that_are_normalised_in_an_unusual_way_are_told(
+    norm: Callable[[Tensor], Tensor], said: str
+) -> None:
+    """Along another axis than the channels, or by another power of their mean square."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = norm(query) @ norm(key).mT / math.sqrt(query.shape[-1])
+        return scores.softmax(-1) @ value
+
+    promises = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
+    point = conformance.Semantics(qk_norm="rms")
+    (entry,) = diagnose(Subject(core(attend, semantics=point, **promises), "float32"))
+    assert entry["text"] == f"{said}: both must be divided by the root of their mean square"
