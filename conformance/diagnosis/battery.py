@@ -27,6 +27,7 @@ from ..problems.pool import with_other_values
 from ..problems.problem import MaskPlan, Problem
 from ..problems.space import Space
 from .agreement import BatteryAnswer
+from .conditions import plainness
 from .mistaken_answer import DiagnosedSubject, listed
 from .neighbours import REACH, neighbours
 
@@ -188,6 +189,12 @@ def answers_at_equal_sizes(subject: Subject) -> list[BatteryAnswer]:
     answers = answers_to(subject, list(dict.fromkeys(problems)))
     made = (answer_to(subject, inputs) for inputs in _stretched(subject, CUBE))
     return [*answers, *filter(None, made)]
+
+
+def plainest_wrong(answers: Iterable[BatteryAnswer]) -> BatteryAnswer | None:
+    """The plainest wrong answer to a problem that was drawn, if there is one."""
+    wrong = (one for one in answers if one.problem is not None and one.margin > 1.0)
+    return min(wrong, key=lambda one: plainness(one.inputs), default=None)
 
 
 def answer_to(

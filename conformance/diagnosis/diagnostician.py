@@ -21,10 +21,16 @@ from .answer_facts import (
     with_raising_calls,
 )
 from .backward import BackwardDiagnostician
-from .battery import Observation, answer_to, answers_near, answers_to_pairs, plain_problem
-from .conditions import plainness
+from .battery import (
+    Observation,
+    answer_to,
+    answers_near,
+    answers_to_pairs,
+    plain_problem,
+    plainest_wrong,
+)
 from .dissection import StatementReader
-from .dissection.returned_weights import explain_weights
+from .dissection.returned_weights import asks_for_weights, explain_weights
 from .earlier_calls import (
     EARLIER_CALLS,
     SECOND_CALL,
@@ -55,8 +61,7 @@ from .statement_search import (
     explanations_of,
 )
 
-# The clauses that judge returned weights whatever the problem asks for, and their gradient.
-RETURNS_WEIGHTS: Final = ("shape.weights",)
+# The clause that judges the gradient of returned weights.
 OF_WEIGHTS: Final = "gradients.weights"
 # The clause that compares the answers of two devices.
 ACROSS_DEVICES: Final = "device.matches-cpu"
@@ -139,7 +144,7 @@ class Diagnostician:
             self.explanations.extend(self._of_all)
             entries = self._entries(self.explanations, clause, problem)
         if not entries and clause is not None and not self._anything_wrong:
-            entries = self._returned_weights if _asks_for_weights(clause, problem) else []
+            entries = self._returned_weights if asks_for_weights(clause, problem) else []
         searched = problem is None or problem == self._searched
         if not entries and problem is not None and not searched and self._searches_left(shown):
             near = self._search_near(problem)
@@ -157,6 +162,9 @@ class Diagnostician:
             explained = wrong_weights or self.backward.explain(clause.id, problem)
             return self._of_second_calls if explained == [SECOND_CALL] else explained
         # The answers are wrong, and wrong gradients are a consequence.
+        wrong = None if self.explanations else plainest_wrong(self._combined)
+        if wrong is not None and wrong.problem is not None and self._searches_left(wrong):
+            self.explanations.extend(self._search_near(wrong.problem))
         if self.explanations:
             asked = partial(changes_gradients, self.subject, clause, problem)
             made = [one.entry for one in self.explanations if not one.made or asked(one.made)]
@@ -176,16 +184,12 @@ class Diagnostician:
         return [order] if order else []
 
     def _of_order(self, problem: Problem | None, shown: BatteryAnswer | None) -> dict[str, Any]:
-        """What is said where earlier calls alone make an answer wrong; empty for all others.
-
-        That is the answer to the failing problem, else the plainest wrong one of the battery.
-        """
+        """What is said where earlier calls make this answer wrong, else the plainest wrong one."""
         own = problem if shown is not None and shown.margin > 1.0 else None
         if self._state and own is not None:  # the call that this answer is wrong after
             return order_entry(self.subject, own) or self._state
         if own is None and not self._state:
-            wrong = (one for one in self.observed if one.problem is not None and one.margin > 1.0)
-            plainest = min(wrong, key=lambda one: plainness(one.inputs), default=None)
+            plainest = plainest_wrong(self.observed)
             own = None if plainest is None else plainest.problem
         if own is not None and self._orders < MOST_SEARCHES:
             self._orders += 1
@@ -269,7 +273,7 @@ class Diagnostician:
     @cached_property
     def _anything_wrong(self) -> bool:
         first = self._observation.first if self._observation.is_long else []
-        return _wrong(first) or _wrong(self._observation.whole)
+        return _wrong(first) or _wrong(self._observation.whole) or _wrong(self._combined)
 
     @cached_property
     def explanations(self) -> list[Explanation]:
@@ -490,10 +494,6 @@ class Diagnostician:
 
 def _wrong(answers: Sequence[BatteryAnswer], least: float = 1.0) -> bool:
     return any(answer.margin > least for answer in answers)
-
-
-def _asks_for_weights(clause: Clause, problem: Problem | None) -> bool:
-    return clause.id in RETURNS_WEIGHTS or (problem is not None and problem.return_weights)
 
 
 def _of_precision(entry: dict[str, Any] | None) -> list[Explanation]:

@@ -22,8 +22,8 @@ from ..clauses.subject import Subject
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from .agreement import BatteryAnswer
-from .battery import answer_to, answers_near, answers_to, answers_to_pairs
-from .conditions import Condition, ScaleLimit, SizeLimit, plainness, scale_below, size_limit
+from .battery import answer_to, answers_near, answers_to, answers_to_pairs, plainest_wrong
+from .conditions import Condition, ScaleLimit, SizeLimit, scale_below, size_limit
 from .dissection import StatementReader
 from .dissection.reading import roundest
 from .earlier_calls import answers_to_clause
@@ -318,14 +318,8 @@ class StatementSearch:
     def _plainest(self, made: Combination) -> BatteryAnswer | None:
         """The plainest wrong answer to a drawn problem at which mistakes are made."""
         declared = self.subject.declaration.semantics
-        shown = [
-            answer
-            for answer in self.observed
-            if answer.problem is not None
-            and answer.margin > 1.0
-            and touches_any(made, answer.inputs, declared)
-        ]
-        return min(shown, key=lambda answer: plainness(answer.inputs), default=None)
+        shown = (one for one in self.observed if touches_any(made, one.inputs, declared))
+        return plainest_wrong(shown)
 
     def _exactly(self, group: Sequence[Narrowed]) -> list[Combination]:
         """Mistakes under their conditions, with the exact numbers of those about sizes.

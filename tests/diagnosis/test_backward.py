@@ -1,4 +1,4 @@
-"""Wrong gradients are named after the backward pass that gives them."""
+"""Wrong gradients are named after the backward pass that gives them, or the wrong answers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import pytest
 import torch
 from examples import BARE_FLOAT32, core, layer, problem
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 import conformance
 from candidates.broken import gradients, modified_gradients, threes, weight_gradients
 from candidates.broken._backward import HandWritten, HandWrittenLayer, Steps
 from conformance._golden import golden
+from conformance.base.profile import PROFILES
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.diagnosis.backward import BackwardDiagnostician
@@ -24,6 +26,7 @@ from conformance.diagnosis.observed_gradients import further_gradients, observe_
 from conformance.oracle.oracle import evaluate
 from conformance.problems.combinations import HARDLY
 from conformance.problems.inputs import Inputs
+from conformance.running.runner import CandidateRun
 
 NAMED = {
     "KeyGradientCut": "gradient-of-key-cut",
@@ -269,3 +272,126 @@ def test_a_gradient_that_is_wrong_with_dropout_is_asked_for_without_other_option
     right = [one.problem for one in further if one.problem.dropout and not one.wrong]
     assert any(one.window is None for one in right)
     assert any(one.scale is None for one in right)
+
+
+def unscaled_in_tiles(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> Tensor:
+    """Sums that are not rescaled, and a guarded division whose gradient is not."""
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    scores = scores if keep is None else scores.masked_fill(~keep, -torch.inf)
+    largest = torch.full_like(query[..., :1], -torch.inf)
+    mixed, total = torch.zeros(()), torch.zeros(())
+    for tile, values in zip(scores.split(4, -1), value.split(4, -2), strict=True):
+        grown = torch.maximum(largest, tile.amax(-1, keepdim=True))
+        finite = grown.masked_fill(torch.isneginf(grown), 0.0)
+        powers = (tile - finite).exp()
+        mixed = mixed + powers @ values
+        total = total * (largest - finite).exp() + powers.sum(-1, keepdim=True)
+        largest = grown
+    return torch.where(total > 0.0, mixed / total, 0.0)
+
+
+def test_gradients_where_no_wrong_answer_is_made_are_another_mistake() -> None:
+    """One tile is answered rightly: NaN in the gradients of an empty row is no sum's doing."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        return unscaled_in_tiles(query, key, value, keep)
+
+    candidate = core(attend, masks=["keep"], causal=None, features=["gradients"])
+    only = ("numerics.golden", "gradients.golden", "gradients.empty-row-finite")
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=only, dtypes=("float32",))
+    results = [run.run(planned) for planned in run.planned()]
+    named = {one.id: [entry["name"] for entry in one.diagnosis] for one in results}
+    assert named["numerics.golden"] == named["gradients.golden"] == ["accumulator-not-rescaled"]
+    assert named["gradients.empty-row-finite"] == []
+
+
+def test_gradients_of_a_cache_that_the_clause_draws_have_the_cause_of_the_answers() -> None:
+    """The problem itself has no cache: what goes wrong with one is made all the same."""
+
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        causal: bool = False,
+        past_key: Tensor | None = None,
+        past_value: Tensor | None = None,
+    ) -> Tensor:
+        if past_key is not None and past_value is not None:
+            key, value = torch.cat([key, past_key], 2), torch.cat([value, past_value], 2)
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        ones = torch.ones(scores.shape[-2:], dtype=torch.bool)
+        hidden = ones.triu(1 + key.shape[2] - query.shape[2]) & causal
+        return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ value
+
+    candidate = core(
+        attend,
+        masks=[],
+        causal="bottom-right",
+        features=["gradients", "kv_cache"],
+        empty_rows="any",
+    )
+    only = ("cache.golden", "gradients.cache")
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=only, dtypes=("float32",))
+    results = [run.run(planned) for planned in run.planned()]
+    named = {one.id: [entry["name"] for entry in one.diagnosis] for one in results}
+    assert named["cache.golden"] == named["gradients.cache"] == ["cache-behind-new-keys"]
+
+
+def test_gradients_where_values_are_zero_have_the_cause_of_the_answers() -> None:
+    """Weights that change no answer there change the gradient of the values."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        scores = query @ key.mT
+        if keep is not None:
+            scores = scores + (1.0 - keep.to(scores.dtype)) * -100.0
+        return (scores * query.shape[-1] ** -0.5).softmax(-1) @ value
+
+    candidate = core(attend, masks=["keep"], features=["gradients"], causal=None, empty_rows="any")
+    only = ("mask.golden", "gradients.golden")
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=only, dtypes=("float32",))
+    names = [[one["name"] for one in run.run(planned).diagnosis] for planned in run.planned()]
+    assert names == [["mask-adds-100-before-scale"]] * len(only)
+
+
+def test_gradients_of_the_one_wrong_answer_have_its_cause() -> None:
+    """Single queries, which no problem of the battery has beside a mask, lose their mask."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        return scaled_dot_product_attention(
+            query, key, value, attn_mask=keep if query.shape[2] > 1 else None
+        )
+
+    candidate = core(attend, masks=["keep"], features=["gradients"], causal=None, empty_rows="any")
+    only = ("gradients.options",)
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=only, dtypes=("float32",))
+    (result,) = [run.run(planned) for planned in run.planned()]
+    assert [entry["name"] for entry in result.diagnosis] == ["mask-ignored"]
+
+
+def test_gradients_of_what_two_options_make_wrong_have_the_cause_of_the_answers() -> None:
+    """The battery has no call with both, and the failing problem's own answer is right."""
+
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        logits = query @ key.mT * query.shape[-1] ** -0.5
+        if sinks is not None:
+            logits = torch.cat([logits, sinks.view(1, -1, 1, 1).expand_as(logits[..., :1])], -1)
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        return logits.softmax(-1)[..., : key.shape[2]] @ value
+
+    features = ["gradients", "softcap", "sinks"]
+    candidate = core(attend, masks=[], features=features, causal=None)
+    only = ("gradients.golden", "gradients.sinks")
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=only, dtypes=("float32",))
+    results = [run.run(planned) for planned in run.planned()]
+    texts = {one["text"] for result in results for one in result.diagnosis}
+    (text,) = texts
+    assert text.startswith("the sink under the softcap joins the sum")

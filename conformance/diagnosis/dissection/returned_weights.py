@@ -14,8 +14,10 @@ from torch import Tensor
 from ...base.mistake import UNKNOWN
 from ...calls.calling import CandidateFailure, arguments, guarded
 from ...calls.devices import taken
+from ...clauses.registry import Clause
 from ...clauses.subject import Subject
 from ...problems.inputs import Inputs
+from ...problems.problem import Problem
 from ...tolerance import model
 from ..battery import battery
 from ..conditions import Condition
@@ -28,8 +30,15 @@ from .reading import Number, numbers
 
 _FIX: Final = "return what the softmax gives, [B, H, Lq, Lk]: what the values are summed up with"
 _HEADS: Final = 1
+# The clause that judges returned weights whatever the problem asks for.
+RETURNS_WEIGHTS: Final = "shape.weights"
 Change = Callable[[Tensor], Tensor]
 Values = Callable[["Returned"], Tensor]
+
+
+def asks_for_weights(clause: Clause, problem: Problem | None) -> bool:
+    """Whether a clause judges the weights that are returned."""
+    return clause.id == RETURNS_WEIGHTS or (problem is not None and problem.return_weights)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
