@@ -49,6 +49,7 @@ from .layers import (
     MOST_KEYS_OF_LAYERS,
     MOST_REMEMBERED,
     LayerReader,
+    alike_row_statements,
     answer_order_statements,
     head_answer_statements,
     layer_answer_statements,
@@ -189,7 +190,7 @@ class StatementReader:
             reading = read(self.subject, inputs, self.known, finite=False)
             said = [] if reading is None or not _is_legible(reading) else self._of(reading)
             said += head_answer_statements(answer)
-            said += shift_statements(answer)
+            said += [*shift_statements(answer), *alike_row_statements(answer)]
             return [*said, *zeroed_token_statements(inputs)]
         said = [*self._layers.statements(inputs), *layer_answer_statements(answer)]
         said += head_answer_statements(answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import permutations
@@ -368,6 +369,46 @@ def head_answer_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
 
 # The axes of an answer of heads, and of a layer, by the number of them.
 _AXES: Final = {4: ("B", "H", "Lq", "D"), 3: ("B", "Lq", "E")}
+
+
+def alike_row_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
+    """One number, or NaN, in all rows of a core that have a key, or in all that have none."""
+    if answer.inputs.is_layer or not answer.fits:
+        return
+    empty = answer.exact.core.empty
+    for words, rows, fix in (
+        ("rows that have a key", ~empty, _FIX_NUMBERS),
+        ("rows without keys", empty, "answer rows without keys as declared, whatever was added up"),
+    ):
+        read, right = answer.output[rows], answer.exact.output[rows]
+        number = float(read.flatten()[0]) if read.numel() else 0.0
+        same = read.isnan() if math.isnan(number) else read == number
+        if not bool(same.all()) or bool((read == right).all()):
+            continue
+        said = "NaN" if math.isnan(number) else f"{number:.4g}"
+        yield statement(
+            f"answer: {said} in {words}",
+            f"the answer is {said} in all {words}",
+            fix,
+            core=partial(_with_rows, number, words == "rows without keys"),
+        )
+
+
+_FIX_NUMBERS: Final = (
+    "look for what divides by zero, takes infinity off infinity or multiplies it by zero: before "
+    "the first key a running maximum is minus infinity"
+)
+
+
+def _with_rows(
+    number: float,
+    without_keys: bool,  # noqa: FBT001
+    _call: DeclaredCall,
+    attention: golden.Attention,
+) -> golden.Attention:
+    rows = attention.empty if without_keys else ~attention.empty
+    output = attention.output.masked_fill(rows[..., None], number)
+    return dataclasses.replace(attention, output=output)
 
 
 def answer_order_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:

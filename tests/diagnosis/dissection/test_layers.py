@@ -371,3 +371,25 @@ def test_a_layer_whose_first_token_attends_nothing_is_read(lost: float) -> None:
 
     (entry,) = diagnose(Subject(conformance.module(OfCore(strict)), "float32"))
     assert entry["name"] == "visibility: no weight for keys at or after the query"
+
+
+@pytest.mark.parametrize(
+    ("of_rows", "of_others", "name"),
+    [(math.nan, 0.0, "answer: NaN in rows that have a key"), (None, 7.0, "7 in rows without keys")],
+)
+def test_rows_that_are_all_one_number_are_told(
+    of_rows: float | None, of_others: float, name: str
+) -> None:
+    """Those with a key, or those without, where the others are right."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        logits = query @ key.mT / math.sqrt(query.shape[-1])
+        kept = torch.ones_like(logits, dtype=torch.bool) if keep is None else keep
+        rows = logits.masked_fill(~kept, -math.inf).softmax(-1) @ value
+        made = rows if of_rows is None else torch.full_like(rows, of_rows)
+        return torch.where(kept.any(-1, keepdim=True), made, of_others)
+
+    promises = {"masks": ["keep"], "causal": None, "features": [], "empty_rows": "zeros"}
+    (entry,) = diagnose(Subject(examples.core(attend, **promises), "float32"))
+    assert entry["name"].endswith(name)
+    assert entry["fix"]
