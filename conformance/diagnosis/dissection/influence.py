@@ -306,11 +306,16 @@ def influence_facts(subject: Subject, inputs: Inputs) -> list[str]:
 
 
 def _between_tiles(reading: Reading) -> list[str]:
-    """In which tiles of keys weights are in proportion, and from which to which they are not."""
+    """In which tiles of keys weights are in proportion, and from which to which they are not.
+
+    Nothing where the first tile is not followed by another as large: its end alone is no size.
+    """
+    keys = reading.weights.shape[-1]
     return [
         f"within each tile of {size} keys weights are in the right proportion, but not from one "
         "tile to another"
         for size in tile_sizes(reading)[:1]
+        if 2 * size <= keys
     ]
 
 
@@ -338,8 +343,13 @@ def _across(subject: Subject, inputs: Inputs, axes: tuple[int, ...]) -> Iterator
     if plain is None or plain.output.shape != inputs.output_shape:
         return
     value, bound = inputs.value, subject.golden(inputs).bound
+    point = subject.declaration.semantics
     for axis in axes:
         count = value.shape[axis]
+        own = list(range(count))
+        if PLACES[axis] == "head":  # several may share values
+            places = torch.arange(count).view(1, -1, 1, 1)
+            own = golden.repeat_heads(places, plain.output.shape[axis], point).flatten().tolist()
         pairs: list[tuple[int, int]] = []
         for place in range(count):
             changed = value.clone()
@@ -349,7 +359,7 @@ def _across(subject: Subject, inputs: Inputs, axes: tuple[int, ...]) -> Iterator
                 break
             moved = (other.output - plain.output).abs() > 2.0 * ROOM * bound
             read_by = moved.transpose(0, axis).flatten(1).any(dim=-1).nonzero().flatten().tolist()
-            pairs += [(reader, place) for reader in read_by if reader != place]
+            pairs += [(reader, place) for reader in read_by if own[reader] != place]
         if pairs:
             what = "tokens" if inputs.is_layer else "values"
             yield (

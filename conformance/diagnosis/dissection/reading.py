@@ -27,12 +27,7 @@ from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..agreement import within
 from ..battery import answer_to
-from ..mistaken_answer import (
-    Combination,
-    made_on,
-    mistaken_attention,
-    mistaken_call,
-)
+from ..mistaken_answer import Combination, made_on, mistaken_attention, mistaken_call
 from ..mistakes import IMPOSSIBLE, DeclaredCall, NamedMistake, NotExpressible
 
 # Keys that one reading may have: each costs a call.
@@ -305,7 +300,12 @@ _SIZES: Final[tuple[tuple[str, Callable[[Geometry], int]], ...]] = (
     ("the number of queries", lambda sizes: sizes.query_length),
     ("the batch size", lambda sizes: sizes.batch),
     ("the width of all heads", lambda sizes: sizes.num_heads * sizes.head_size),
+    ("the width of all key/value heads", lambda sizes: sizes.num_kv_heads * sizes.head_size),
     ("the group size", lambda sizes: sizes.num_heads // max(sizes.num_kv_heads, 1)),
+    (
+        "the width of the heads of a group",
+        lambda sizes: sizes.head_size * (sizes.num_heads // max(sizes.num_kv_heads, 1)),
+    ),
 )
 _POWERS: Final = ((0.5, "√({})"), (-0.5, "1/√({})"), (1.0, "{}"), (-1.0, "1/{}"))
 # Logits of long sequences are multiplied by the logarithm of their length (Su, 2021).

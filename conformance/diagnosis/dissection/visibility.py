@@ -244,8 +244,9 @@ def keys_at_steps(chosen: Tensor) -> Iterator[Cells]:
 
 
 def _sums_to_one(reading: Reading, rows: Tensor) -> bool:
-    if reading.attention.sinks is not None:
-        return True  # a sink takes its share: the sum alone does not tell
+    if reading.attention.sinks is not None:  # they take their share: what keys have left tells
+        apart = (reading.weights - reading.attention.weights).abs()
+        return bool((apart > ROOM * reading.error)[rows & reading.visible].any())
     rows = rows & reading.visible.any(dim=-1, keepdim=True)  # a row that has lost all sums to zero
     sums = reading.weights.sum(dim=-1, keepdim=True)
     return bool(((sums - 1.0).abs()[rows] <= reading.same).all())
@@ -379,8 +380,9 @@ def _as_mistake(
         if normalised:
             left = relogited(attention, logits.masked_fill(~(admitted & ~lost), float("-inf")))
             return weighing(left, left.weights.masked_fill(lost, 0.0))
-        whole = golden.softmax(logits.masked_fill(~admitted, float("-inf")))
-        return weighing(attention, whole.masked_fill(lost, 0.0))
+        seen = logits.masked_fill(~admitted, float("-inf"))
+        every = golden.softmax(seen, sinks=attention.sinks)
+        return weighing(attention, every.masked_fill(lost, 0.0))
 
     name, text, fix = _texts(losing, showing, hidden, fill=fill, normalised=normalised)
     if fill is None and normalised and not whole:

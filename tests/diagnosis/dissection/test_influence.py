@@ -11,11 +11,13 @@ from examples import core
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as attend
 
+from candidates.eager import EagerCore
 from conformance.base.profile import PROFILES
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
 from conformance.diagnosis.battery import plain_problem
-from conformance.diagnosis.dissection.influence import influence_facts
+from conformance.diagnosis.dissection.influence import influence_facts, tile_sizes
+from conformance.diagnosis.dissection.reading import read
 from conformance.running.runner import CandidateRun
 
 
@@ -90,12 +92,31 @@ def test_stray_influence_without_a_rule_is_a_fact(axis: int, said: str) -> None:
     assert said in fact
 
 
-def test_right_answers_have_no_stray_influence() -> None:
-    """A correct core reads its own values alone."""
-    made = subject(attend)
+@pytest.mark.parametrize("sharing", [False, True])
+def test_right_answers_have_no_stray_influence(sharing: bool) -> None:  # noqa: FBT001
+    """A correct core reads its own values alone, which several heads may share."""
+    made = Subject(core(EagerCore()), "float32")
     problem = plain_problem(made)
     assert problem is not None
-    assert influence_facts(made, made.inputs(problem)) == []
+    sizes = problem.geometry.replace(num_heads=4, num_kv_heads=2 if sharing else 4)
+    assert influence_facts(made, made.inputs(problem.replace(geometry=sizes))) == []
+
+
+def test_where_one_tile_ends_is_no_size_of_tiles() -> None:
+    """Keys that are lost behind the fifth are no second tile of as many."""
+
+    def cut(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        weights = (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1)
+        return weights[..., :5] @ value[:, :, :5]
+
+    made = subject(cut)
+    problem = plain_problem(made)
+    assert problem is not None
+    inputs = made.inputs(problem)
+    reading = read(made, inputs)
+    assert reading is not None
+    assert tile_sizes(reading) == [5]
+    assert influence_facts(made, inputs) == []
 
 
 @pytest.mark.one_in(2)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import pytest
+import torch
 from examples import core
 from torch import Tensor
 
@@ -82,3 +83,33 @@ def test_the_first_terms_of_an_exponential_are_stated() -> None:
 
 def _divided(powers: Tensor) -> Tensor:
     return powers / powers.sum(-1, keepdim=True)
+
+
+def test_keys_that_are_lost_behind_the_softmax_are_so_beside_sinks() -> None:
+    """The sum of a row does not tell, as a sink has a share of it: the other weights do."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, sinks: Tensor | None = None) -> Tensor:
+        logits = query @ key.mT * query.shape[-1] ** -0.5
+        if sinks is not None:
+            logits = torch.cat([logits, sinks.view(1, -1, 1, 1).expand_as(logits[..., :1])], -1)
+        whole = key.shape[2] // 4 * 4
+        return logits.softmax(-1)[..., :whole] @ value[:, :, :whole]
+
+    candidate = core(attend, masks=[], causal=None, features=["sinks"], dtypes=["float32"])
+    (entry,) = diagnose(Subject(candidate, "float32"))
+    assert entry["name"] == (
+        "visibility: no weight after the softmax for keys past the last whole tile of 4"
+    )
+
+
+def test_a_scale_by_the_width_of_a_group_is_stated() -> None:
+    """It is right where no heads share keys, and its square root has no round number."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        group = query.shape[1] // key.shape[1]
+        key, value = (one.repeat_interleave(group, 1) for one in (key, value))
+        return (query @ key.mT * (query.shape[-1] * group) ** -0.5).softmax(-1) @ value
+
+    candidate = core(attend, masks=[], causal=None, features=["gqa"], dtypes=["float32"])
+    (entry,) = diagnose(Subject(candidate, "float32"))
+    assert "1/√(the width of the heads of a group)" in entry["text"]
