@@ -29,7 +29,7 @@ from conformance.diagnosis import diagnose
 from conformance.diagnosis.battery import answer_to, plain_problem
 from conformance.diagnosis.dissection import readings
 from conformance.diagnosis.dissection.by_head import distance_biases, head_statements
-from conformance.diagnosis.dissection.reading import Reading, head_numbers, read
+from conformance.diagnosis.dissection.reading import Reading, head_numbers, numbers, read
 from conformance.diagnosis.mistakes import NotExpressible
 from conformance.problems.problem import MaskPlan
 from conformance.tolerance import model
@@ -138,6 +138,17 @@ def test_rules_are_read_of_numbers(read: list[float], rule: str) -> None:
     assert all(one.of(three) == pytest.approx(read) for one in rules)
     with pytest.raises(NotExpressible):
         listed.of(sizes())
+
+
+@pytest.mark.parametrize(
+    ("width", "words"),
+    [(10.0, "the width of all key/value heads"), (15.0, "the width of the heads of a group")],
+)
+def test_widths_of_heads_that_share_keys_are_read(width: float, words: str) -> None:
+    """Of six heads that share the keys of two, all of size five."""
+    grouped = sizes(num_heads=6, num_kv_heads=2, head_size=5)
+    read = [one.words for one in numbers(width**-0.5, grouped, model.SAME_READ)]
+    assert f"1/√({words})" in read
 
 
 def test_a_mean_over_any_number_of_heads_is_read() -> None:

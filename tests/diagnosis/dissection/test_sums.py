@@ -100,16 +100,3 @@ def test_keys_that_are_lost_behind_the_softmax_are_so_beside_sinks() -> None:
     assert entry["name"] == (
         "visibility: no weight after the softmax for keys past the last whole tile of 4"
     )
-
-
-def test_a_scale_by_the_width_of_a_group_is_stated() -> None:
-    """It is right where no heads share keys, and its square root has no round number."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        group = query.shape[1] // key.shape[1]
-        key, value = (one.repeat_interleave(group, 1) for one in (key, value))
-        return (query @ key.mT * (query.shape[-1] * group) ** -0.5).softmax(-1) @ value
-
-    candidate = core(attend, masks=[], causal=None, features=["gqa"], dtypes=["float32"])
-    (entry,) = diagnose(Subject(candidate, "float32"))
-    assert "1/√(the width of the heads of a group)" in entry["text"]
