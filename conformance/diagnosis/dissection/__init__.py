@@ -51,6 +51,7 @@ from .layers import (
     LayerReader,
     alike_row_statements,
     answer_order_statements,
+    far_position_statements,
     head_answer_statements,
     layer_answer_statements,
     query_and_key_statements,
@@ -168,6 +169,7 @@ class StatementReader:
         if self._at_the_turn is None and any(few) and (all(few) or not self.known):
             self._at_the_turn = self._where_hidden_keys_win()
         yield self._at_the_turn or []
+        yield list(far_position_statements(wrong))
 
     def _where_hidden_keys_win(self) -> list[NamedMistake]:
         """What is read where hidden keys weigh as much as the only one that is kept."""

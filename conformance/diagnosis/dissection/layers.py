@@ -25,7 +25,17 @@ from .logits import Composition, LogitFit, as_mistake
 from .operands import norm_terms, operand_terms, pair_terms
 from .positions import Fitted, families, turn_terms, turned
 from .projections import AddedTerms, ValuePath, value_paths
-from .reading import ROOM, HeadNumbers, Reading, head_numbers, numbers, statement, together
+from .reading import (
+    MOST_KEYS,
+    ROOM,
+    HeadNumbers,
+    Number,
+    Reading,
+    head_numbers,
+    numbers,
+    statement,
+    together,
+)
 from .sources import FUNCTIONS, function_of_answer, key_order_statements
 from .terms import ADDED, SCORES, Term
 
@@ -204,6 +214,17 @@ def _kinds(reading: Reading) -> Iterator[Iterable[Term]]:
 def _of_both(fit: LogitFit, fixed: Sequence[Tensor]) -> list[Composition]:
     """Both operands made otherwise, each in its own way."""
     return _composed(fit, pair_terms(), fixed) if fit.reading.call.inputs.is_layer else []
+
+
+def far_position_statements(answers: Sequence[BatteryAnswer]) -> Iterator[NamedMistake]:
+    """Ways to turn heads, for a candidate whose wrong answers are all too long to be read."""
+    every = (one.inputs.geometry for one in answers)
+    sizes = min(every, key=lambda sizes: sizes.key_length, default=None)
+    if sizes is None or sizes.key_length <= MOST_KEYS:
+        return
+    if answers[0].subject.declaration.semantics.rotary != "none":
+        one = Number("1", lambda _sizes: 1.0)
+        yield from (as_mistake([term], [one]) for term in turn_terms(sizes))
 
 
 def _fitted(fit: LogitFit, fixed: Sequence[Tensor]) -> Iterator[Composition]:

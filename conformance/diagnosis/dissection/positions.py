@@ -20,6 +20,7 @@ from torch import Tensor
 from ..._golden import golden
 from ...base.geometry import Geometry
 from ..mistakes import DeclaredCall
+from .reading import MOST_KEYS
 from .terms import Term
 
 Angles = Callable[[Tensor], Tensor]
@@ -165,6 +166,7 @@ class Turn:
 # What half precision may round of the tables by which heads are turned, and how that is said.
 _TABLES: Final = "sines"
 _ROUNDED: Final = (
+    "positions",
     "frequencies",
     "angles",
     "sines and cosines",
@@ -210,9 +212,8 @@ def _instead(turn: Turn) -> str:
         laid, instead = (_LAID[apart], _LAID[not apart])
         return f"give both channels of a pair one angle: {instead}, not {laid}, for such pairs"
     if not turn.queries or not turn.keys:
-        sides = [
-            name for name, done in (("queries", turn.queries), ("keys", turn.keys)) if not done
-        ]
+        both = (("queries", turn.queries), ("keys", turn.keys))
+        sides = [name for name, done in both if not done]
         return f"turn the {' and '.join(sides)} as well, each token by its own position"
     if turn.form in _FORM_WORDS:
         return (
@@ -223,7 +224,7 @@ def _instead(turn: Turn) -> str:
         (turn.whole, "cut the projection into heads first, and turn the channels of each head"),
         (turn.of_head, "divide by the number of channels that are turned: base ** (-2 i / R)"),
         (turn.late, "normalise queries and keys first, and turn them after that"),
-        (turn.steps, "compute frequencies, angles, sines and cosines in float32 at least"),
+        (turn.steps, "keep positions, frequencies, angles and tables in float32 at least"),
     )
     return next((fix for made, fix in others if made), FIX)
 
@@ -235,10 +236,7 @@ _LAID: Final = {
 }
 
 
-FIX: Final = (
-    "turn queries and keys by position * base ** (-2 i / R), in the pairs that are declared, "
-    "with each token at its own position"
-)
+FIX: Final = "turn queries and keys by position * base ** (-2 i / R), in the declared pairs"
 
 
 def _of(side: str, change: Callable[[Tensor], Tensor]) -> Places:
@@ -249,11 +247,7 @@ def _of(side: str, change: Callable[[Tensor], Tensor]) -> Places:
     return places
 
 
-_SIDES: Final = {
-    "both": "queries and keys",
-    "query": "queries",
-    "key": "keys",
-}
+_SIDES: Final = {"both": "queries and keys", "query": "queries", "key": "keys"}
 
 
 def turn_terms(sizes: Geometry) -> Iterator[Term]:
@@ -299,12 +293,11 @@ def _of_angles() -> Iterator[tuple[str, Turn]]:
 def _of_places(sizes: Geometry) -> Iterator[Term]:
     longest = max(sizes.query_length, sizes.key_length)
     for side, name in _SIDES.items():
-        for number in range(1, longest - 1):
+        for number in _up_to(longest - 1):
             yield turned(
-                f"positions of {name} that end at {number}",
-                Turn(places=_of(side, partial(_clamped, number=number))),
+                f"positions of {name} that end at {number - 1}",
+                Turn(places=_of(side, partial(_clamped, number=number - 1))),
             )
-        for number in range(2, longest):
             yield turned(
                 f"positions of {name} counted modulo {number}",
                 Turn(places=_of(side, partial(_counted_modulo, number=number))),
@@ -317,7 +310,7 @@ def _of_places(sizes: Geometry) -> Iterator[Term]:
             f"positions of {name} counted from the last token",
             Turn(places=_of(side, lambda at: at.flip(0))),
         )
-    for number in (n for size in range(1, max(longest, 4)) for n in (size, -size)):
+    for number in (n for size in _up_to(max(longest, 4)) for n in (size - 1, 1 - size)):
         ahead = "ahead" if number > 0 else "behind"
         yield turned(
             f"queries that stand {abs(number)} {ahead} of their positions",
@@ -329,6 +322,12 @@ def _of_places(sizes: Geometry) -> Iterator[Term]:
         yield turned(
             f"positions of {name} at the batch item's index", Turn(places=_one_side(side, _by_item))
         )
+
+
+def _up_to(most: int) -> Iterator[int]:
+    """Numbers from two on; of many those that tables are made for."""
+    powers = (2**power for power in range(4, most.bit_length()))
+    yield from range(2, most + 1) if most < MOST_KEYS else powers
 
 
 def _from_the_other_end(at: Tensor, place: PositionSizes) -> Tensor:
@@ -442,8 +441,7 @@ _DIMENSIONS: Final[tuple[tuple[str, Dimension], ...]] = (
 
 
 def _stretched_base(of: Dimension, number: float, size: int, point: golden.Semantics) -> float:
-    channels = of(size, point)
-    return float(point.rotary_base * number ** (channels / max(channels - 2, 1)))
+    return float(point.rotary_base * number ** (of(size, point) / max(of(size, point) - 2, 1)))
 
 
 def _turn_of(side: str, number: float) -> Turn:

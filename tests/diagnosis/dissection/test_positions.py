@@ -6,17 +6,18 @@ import math
 from collections.abc import Callable
 
 import torch
-from examples import BARE_FLOAT32, core
+from examples import BARE_FLOAT32, CLAUSES, core, problem
 from torch import Tensor
 
 import conformance
 from conformance.clauses.subject import Subject
-from conformance.diagnosis import diagnose
+from conformance.diagnosis import Diagnostician
+from conformance.problems.problem import Problem
 
 Tables = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 
 
-def text_of(tables: Tables) -> str:
+def text_of(tables: Tables, failing: Problem | None = None) -> str:
     """What is said of a core that turns halves by the sines and cosines that are given."""
 
     def turned(heads: Tensor, start: int) -> Tensor:
@@ -30,7 +31,9 @@ def text_of(tables: Tables) -> str:
         return (scores / math.sqrt(query.shape[-1])).softmax(-1) @ value
 
     point = conformance.Semantics(rotary="halves")
-    (entry,) = diagnose(Subject(core(attend, **{**BARE_FLOAT32, "semantics": point}), "float32"))
+    subject = Subject(core(attend, **{**BARE_FLOAT32, "semantics": point}), "float32")
+    clause = None if failing is None else CLAUSES["numerics.golden"]
+    (entry,) = Diagnostician(subject).explain(clause, failing)
     text: str = entry["text"]
     return text
 
@@ -62,4 +65,17 @@ def test_tables_of_half_precision_are_told() -> None:
 
     assert text_of(tables).endswith(
         "rotary positions, frequencies, angles, sines and cosines rounded to bfloat16"
+    )
+
+
+def test_positions_that_are_wrong_far_out_alone_are_told() -> None:
+    """In bfloat16 whole numbers end at 256: weights of so many keys are not read."""
+
+    def tables(at: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        angles = at.bfloat16().float()[:, None] * frequencies(size)
+        return angles.cos(), angles.sin()
+
+    sizes = {"query_length": 300, "key_length": 300, "head_size": 8, "value_head_size": 8}
+    assert text_of(tables, problem(**sizes, values="normal")).endswith(
+        "rotary positions rounded to bfloat16"
     )
