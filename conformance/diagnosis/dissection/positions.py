@@ -247,7 +247,8 @@ def _of(side: str, change: Callable[[Tensor], Tensor]) -> Places:
     return places
 
 
-_SIDES: Final = {"both": "queries and keys", "query": "queries", "key": "keys"}
+# Of both in the fewest words: they are tried first.
+_SIDES: Final = {"both": "positions", "query": "positions of queries", "key": "positions of keys"}
 
 
 def turn_terms(sizes: Geometry) -> Iterator[Term]:
@@ -295,19 +296,19 @@ def _of_places(sizes: Geometry) -> Iterator[Term]:
     for side, name in _SIDES.items():
         for number in _up_to(longest - 1):
             yield turned(
-                f"positions of {name} that end at {number - 1}",
+                f"{name} that end at {number - 1}",
                 Turn(places=_of(side, partial(_clamped, number=number - 1))),
             )
             yield turned(
-                f"positions of {name} counted modulo {number}",
+                f"{name} counted modulo {number}",
                 Turn(places=_of(side, partial(_counted_modulo, number=number))),
             )
             yield turned(
-                f"positions of {name} divided by {number} and rounded down",
+                f"{name} divided by {number} and rounded down",
                 Turn(places=_of(side, partial(_divided, number=number))),
             )
         yield turned(
-            f"positions of {name} counted from the last token",
+            f"{name} counted from the last token",
             Turn(places=_of(side, lambda at: at.flip(0))),
         )
     for number in (n for size in _up_to(max(longest, 4)) for n in (size - 1, 1 - size)):
