@@ -210,7 +210,7 @@ def find(module: nn.Module, request: ModuleRequest, calling: Calling) -> ModuleP
     if len(hypotheses) > 1:
         notes.append(_confirmation(chosen, search, is_golden=is_golden))
     notes.extend(_leftovers(possible, chosen.recipe))
-    longest = _longest(chosen, search) if is_golden else None
+    longest = _longest(chosen, search) if search.trial.answered else None
     if longest is not None:
         notes.append(f"it takes at most {longest[0]} tokens, a size of its buffer {longest[1]}")
     notes.extend(trial_notes(search.trial))

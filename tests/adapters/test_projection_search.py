@@ -96,6 +96,9 @@ def test_module_takes_as_many_tokens_as_its_buffer_has(stored: int | None) -> No
         assert assumed(made, f"it takes at most {stored} tokens, a size of its buffer ahead")
         declared = conformance.module(AlwaysCausal(stored), max_length=8)
         assert declared.declaration.max_length == 8
+        wrong = conformance.module(AlwaysCausal(stored), causal=None, num_heads=3)
+        assert wrong.warnings
+        assert wrong.declaration.max_length == stored
 
 
 class OneSequence(nn.Module):
