@@ -185,10 +185,14 @@ def _labelled(label: str, text: str, width: int) -> list[Text]:
     return _wrapped(Text(" ".join(text.split())), width, head)
 
 
+def broken_into_lines(text: str, width: int) -> list[str]:
+    """A text broken between words: slugs and paths stay whole."""
+    return textwrap.wrap(text, max(width, 1), break_long_words=False, break_on_hyphens=False)
+
+
 def _wrapped(text: Text, width: int, head: Text = _NOTHING) -> list[Text]:
-    """The lines of a text behind a head, broken between words: slugs and paths stay whole."""
-    room = max(width - len(head), 1)
-    lines = textwrap.wrap(text.plain, room, break_long_words=False, break_on_hyphens=False)
+    """The lines of a text behind a head."""
+    lines = broken_into_lines(text.plain, width - len(head))
     heads = [head, *[Text(" " * len(head))] * len(lines)]
     return [
         Text.assemble(before, (line, text.style))

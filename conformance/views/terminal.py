@@ -16,7 +16,7 @@ from ..base.printable_text import printable_record
 from . import counterexample, wording
 from .complete import Record, complete, notes
 from .printing import Fitting, columns_of, fitting, indented, numeric, write
-from .summary import VERDICT_STYLES, WIDTH, summary
+from .summary import VERDICT_STYLES, WIDTH, broken_into_lines, summary
 from .wording import COLUMNS, count, counted, shown_columns, where, worst_margin
 
 _STYLES: Final = {
@@ -87,7 +87,10 @@ def _in_order(report: Record, verbosity: int, width: int) -> Iterator[Any]:
     yield from _stale(report["stale_expectations"])
     words = [candidate["verdict"] for candidate in candidates]
     line = f"{counted(len(words), 'candidate')}: {verdict_counts(words) or 'nothing was checked'}"
-    yield last_line(report, line, notes(report))
+    said = notes(report)
+    if verbosity == SUMMARY:
+        said = ["\n".join(broken_into_lines(note, width)) for note in said]
+    yield last_line(report, line, said)
 
 
 def _sites(candidates: Sequence[Record]) -> Iterator[Any]:

@@ -11,6 +11,7 @@ from conformance.base.results import ClauseResult, Violation
 from conformance.running.workers.messages import RunOptions
 from conformance.session.expectations import Stale
 from conformance.session.report import build_report, candidate_entry
+from conformance.views.summary import WIDTH
 from conformance.views.terminal import EVERYTHING, SUMMARY, show
 
 OPTIONS = RunOptions(targets=("attn.py",), profile="quick")
@@ -102,6 +103,15 @@ def test_what_shares_a_reason_stands_together() -> None:
         ]
     )
     assert "not applicable: mask.golden, mask.no-leak (no mask is declared)" in text
+
+
+def test_a_note_on_the_run_is_broken_into_lines() -> None:
+    """What isolation keeps apart is a long list, and a summary is a hundred columns wide."""
+    isolated = ", ".join(["a process of its own"] * 9)
+    more = {"isolated": isolated}
+    lines = shown([result()], verbosity=SUMMARY, more=more).splitlines()
+    assert any(line.startswith("isolated: a process") for line in lines)
+    assert max(map(len, lines)) <= WIDTH
 
 
 def test_stale_and_interrupted_are_said() -> None:
