@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ..._golden import golden
 from ...clauses.subject import Subject
 from ...oracle.extreme_logits import single_key_inputs
 from ...problems.inputs import Inputs
@@ -36,7 +37,7 @@ from .bias_statements import (
     misplaced_bias_statements,
 )
 from .bounded_logits import clamped_logit_statements, raised_logit_statements
-from .by_head import head_statements
+from .by_head import head_statements, slopes_of, tabulated_slopes
 from .comparisons import comparison_statements
 from .denominators import sink_statements, sum_statements
 from .formulas import formula_statements, loop_statements, scale_statements
@@ -92,6 +93,9 @@ ENOUGH: Final = 4
 # One query and one head, whose only kept key is lowered to a logit of minus this at the most, until
 # a part of the answer is of hidden keys.
 _ONE_QUERY: Final = (1, 1, 1, 1, 7, 6, 4, 6, 6, 4, 4)
+# Numbers of heads up to which slopes are read, and the other sizes.
+MOST_SLOPES: Final = 8
+_FEW_TOKENS: Final = (5, 7, 6, 4, 6, 6, 4, 4)
 _HIGHEST_TURN: Final = 2.0**17
 OF_WEIGHTS: Final = (
     table_statements,
@@ -142,7 +146,7 @@ class StatementReader:
         self._fitted: dict[Inputs, list[NamedMistake]] = {}
         self._first_statements: list[NamedMistake] = []
         self._at_the_turn: list[NamedMistake] | None = None
-        self._sources_read = False
+        self._sources_read = self._slopes_read = False
         self._heads_left = FEW_ANSWERS
 
     def statements(self, observed: Sequence[BatteryAnswer]) -> Iterator[list[NamedMistake]]:
@@ -191,6 +195,9 @@ class StatementReader:
         if not inputs.is_layer:
             reading = read(self.subject, inputs, self.known, finite=False)
             said = [] if reading is None or not _is_legible(reading) else self._of(reading)
+            if reading is not None and not self._slopes_read:
+                self._slopes_read = True
+                said += _slopes(self.subject, reading)
             said += head_answer_statements(answer)
             said += [*shift_statements(answer), *alike_row_statements(answer)]
             return [*said, *zeroed_token_statements(inputs)]
@@ -219,6 +226,22 @@ class StatementReader:
             said += _besides(self.subject, reading, self.known, list(first.values()))
             self._first_statements = self._first_statements or shortest
         return said
+
+
+def _slopes(subject: Subject, reading: Reading) -> Iterator[NamedMistake]:
+    """Slopes of a declared bias by distance, read at each number of heads that may be asked."""
+    slopes, tables = slopes_of(reading), {}
+    right = golden.alibi_slopes(reading.sizes.num_heads)
+    if slopes is None or reading.agree(torch.tensor(slopes), right):
+        return
+    for count in range(1, MOST_SLOPES + 1):
+        entry = BatteryEntry(sizes=(1, count, count, *_FEW_TOKENS), seed=61)
+        problem = fitted_problem(subject, entry)
+        other = None if problem is None else read(subject, subject.inputs(problem))
+        if other is not None and (read_slopes := slopes_of(other)):
+            tables[len(read_slopes)] = read_slopes
+    if tables:
+        yield tabulated_slopes(tables)
 
 
 def _where_hidden_keys_win(subject: Subject) -> Iterator[Inputs]:

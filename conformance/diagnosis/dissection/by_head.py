@@ -5,8 +5,7 @@ Numbers are those of so many heads as were read: with other numbers of heads not
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Final
 
@@ -14,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
+from ...base.geometry import Geometry
 from ...tolerance import model
-from ..mistaken_answer import mistaken_attention, mistaken_call
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import keys_ahead, weighing
 from ..mistakes.named_mistake import CoreChange
@@ -26,6 +25,8 @@ from .terms import ADDED, SCORES, Term, TermValues
 
 # Heads whose mixture is read: the equations grow with their square.
 MOST_HEADS: Final = 16
+# Heads of which every number is said.
+SAID: Final = 4
 _ONE: Final = Number("1", lambda _sizes: 1.0)
 
 
@@ -119,7 +120,7 @@ def _sloped(
         right = golden.alibi_slopes(sizes.num_heads).tolist()
         total = [own - more for own, more in zip(right, slopes, strict=True)]
         for read in head_numbers(total, sizes, reading.same):
-            yield _with_slopes(read, distance)
+            yield _with_slopes(read)
     counted = f", queries counted from the {'last' if bottom_right else 'first'} key"
     where = counted if sizes.query_length != sizes.key_length else ""
     for read in head_numbers(slopes, sizes, reading.same):
@@ -127,18 +128,52 @@ def _sloped(
         yield as_mistake([SCORES, Term(words, words, _times(read, distance))], [_ONE, _ONE])
 
 
-def _with_slopes(read: HeadNumbers, distance: Term) -> NamedMistake:
+def _with_slopes(read: HeadNumbers) -> NamedMistake:
     """Other slopes of the declared bias by distance."""
 
     def more(call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
-        of_heads, apart = read.of_heads(call.inputs.geometry), distance.values(call, attention)
-        declared = attention.alibi
-        return None if declared is None or apart is None else -of_heads * apart - declared
+        of_last = call.semantics.causal_alignment == "bottom-right"
+        of_heads, apart = (
+            read.of_heads(call.inputs.geometry),
+            _distances(call, bottom_right=of_last),
+        )
+        return None if attention.alibi is None else -of_heads * apart - attention.alibi
 
     words = f"a bias by distance whose slope is {read.words}"
     text = f"the slope of the bias by distance is {read.words}"
     fix = "give each head its slope: 2^(-8 (h + 1)/H) where H is a power of two"
     return as_mistake([SCORES, Term(words, words, more, fix=fix, text=text)], [_ONE, _ONE])
+
+
+def slopes_of(reading: Reading) -> list[float] | None:
+    """The slope of each head's bias by distance, where one is declared and nothing else is wrong.
+
+    It may be the declared one.
+    """
+    fit = LogitFit(reading, right_rows=True)
+    scores, bias = fit.column(SCORES), fit.column(ADDED[0])
+    if reading.attention.alibi is None or scores is None or not fit.count:
+        return None
+    apart = _distances(reading.call, bottom_right=alignments(reading)[0])
+    heads = range(reading.sizes.num_heads)
+    columns = [_in_head(fit, apart, head, head) for head in heads]
+    more = fit.solve([scores, *([] if bias is None else [bias])], columns)
+    right = golden.alibi_slopes(len(heads)).tolist()
+    return more and [own - extra for own, extra in zip(right, more, strict=True)]
+
+
+def tabulated_slopes(tables: Mapping[int, Sequence[float]]) -> NamedMistake:
+    """Slopes that are known of some numbers of heads, those of a few heads in words."""
+    count = max((count for count in tables if count <= SAID), default=min(tables))
+
+    def of(sizes: Geometry) -> list[float]:
+        if sizes.num_heads not in tables:
+            raise NotExpressible
+        return list(tables[sizes.num_heads])
+
+    listed = ", ".join(f"{in_digits(one)} in head {h}" for h, one in enumerate(tables[count]))
+    read = HeadNumbers(f"{listed} of {count} heads, and others of other numbers", of)
+    return _with_slopes(read)
 
 
 def _differ(reading: Reading, read: Sequence[float]) -> bool:
@@ -266,109 +301,6 @@ def _sinks(reading: Reading) -> Iterator[NamedMistake]:
         f"the softmax divides by the sum of the exponentials and {named}",
         "divide the exponentials by their own sum over the keys that the query attends",
         core=core,
-    )
-
-
-# Which heads are wrong, by index and number of heads.
-_SOME_HEADS: Final[tuple[tuple[str, Callable[[int, int], bool]], ...]] = (
-    ("the first head", lambda head, _count: head == 0),
-    ("the last head", lambda head, count: head == count - 1),
-    ("heads after the first", lambda head, _count: head > 0),
-    ("heads before the last", lambda head, count: head < count - 1),
-    ("heads of odd index", lambda head, _count: head % 2 == 1),
-    ("heads of even index", lambda head, _count: head % 2 == 0),
-)
-
-
-def wrong_heads(reading: Reading) -> Reading | None:
-    """The reading of a layer that has no heads but the wrong ones; None if all are, or none.
-
-    The rows of a layer's answers are made of all heads, and do not tell which is wrong.
-    """
-    wrong, inputs = _wrong(reading), reading.call.inputs
-    sizes, weights = inputs.geometry, inputs.weights
-    split = reading.call.semantics.head_split == "blocks" == reading.call.semantics.head_merge
-    if all(wrong) or not any(wrong) or weights is None or not split:
-        return None
-    if sizes.num_kv_heads != sizes.num_heads or inputs.past:
-        return None
-    chosen = torch.tensor([head for head, is_wrong in enumerate(wrong) if is_wrong])
-
-    def of_heads(tensor: Tensor, axis: int = 0) -> Tensor:
-        """The rows of the chosen heads, of all heads below one another."""
-        heads: Tensor = tensor.unflatten(axis, (sizes.num_heads, -1)).index_select(axis, chosen)
-        return heads.flatten(axis, axis + 1)
-
-    def of_scores(tensor: Tensor | None) -> Tensor | None:
-        return tensor if tensor is None or tensor.shape[1] == 1 else tensor[:, chosen]
-
-    biases = {name: getattr(weights, name) for name in ("q_bias", "k_bias", "v_bias")}
-    few = inputs.replace(
-        geometry=sizes.replace(num_heads=len(chosen), num_kv_heads=len(chosen)),
-        weights=golden.ProjectionWeights(
-            q=of_heads(weights.q),
-            k=of_heads(weights.k),
-            v=of_heads(weights.v),
-            o=None if weights.o is None else of_heads(weights.o, 1),
-            o_bias=weights.o_bias,
-            **{name: of_heads(bias) for name, bias in biases.items() if bias is not None},
-        ),
-        keep=of_scores(inputs.keep),
-        bias=of_scores(inputs.bias),
-        sinks=None if inputs.sinks is None else inputs.sinks[chosen],
-    )
-    alone = dataclasses.replace(
-        reading,
-        weights=reading.weights[:, chosen],
-        answer=reading.answer[:, chosen],
-        error=reading.error[:, chosen],
-        given=few,
-    )
-    return alone.against(DeclaredCall(inputs=few, semantics=reading.call.semantics))
-
-
-def _wrong(reading: Reading) -> list[bool]:
-    """Which heads have a wrong weight."""
-    wrong: list[bool] = reading.wrong.any(dim=0).flatten(1).any(dim=-1).tolist()
-    return wrong
-
-
-def in_wrong_heads(reading: Reading, proposed: Iterable[NamedMistake]) -> Iterator[NamedMistake]:
-    """Statements of :func:`wrong_heads`, made in those heads alone."""
-    wrong = _wrong(reading)
-    chosen = [head for head, is_wrong in enumerate(wrong) if is_wrong]
-    named = f"head {chosen[0]}" if len(chosen) == 1 else f"heads {', '.join(map(str, chosen))}"
-    ways = [(named, lambda head, _count: head in chosen)]
-    ways += [
-        way
-        for way in _SOME_HEADS
-        if [way[1](head, len(wrong)) for head in range(len(wrong))] == wrong
-    ]
-    for one in proposed:
-        for words, holds in ways:
-            yield _in_heads(one, words, holds)
-
-
-def _in_heads(one: NamedMistake, words: str, holds: Callable[[int, int], bool]) -> NamedMistake:
-    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        if one.inputs or one.heads:
-            other = mistaken_call(call.semantics, (one,), call.inputs)
-            changed = mistaken_attention(other, (one,), every_key=True)[1]
-        else:
-            changed = (one.core and one.core(call, attention)) or attention
-        same = changed.weights.shape == attention.weights.shape
-        if not same or changed.output.shape != attention.output.shape:
-            raise NotExpressible
-        count = attention.weights.shape[1]
-        made = torch.tensor([holds(head, count) for head in range(count)])[:, None, None]
-        return dataclasses.replace(
-            attention,
-            weights=torch.where(made, changed.weights, attention.weights),
-            output=torch.where(made, changed.output, attention.output),
-        )
-
-    return statement(
-        f"{one.name} in {words}", f"{one.sentence}, in {words} alone", one.fix, core=core
     )
 
 

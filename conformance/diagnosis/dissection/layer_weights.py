@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import torch
@@ -28,9 +28,9 @@ from ...problems.space import Space
 from ...tolerance import model
 from ..battery import answer_to
 from ..mistaken_answer import Combination, made_on, mistaken_attention, mistaken_call
-from ..mistakes import DeclaredCall, NotExpressible
+from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from .projections import ValuePath
-from .reading import ROOM, Reading
+from .reading import ROOM, Reading, statement
 
 # Equations for each unknown weight.
 TIMES: Final = 2.0
@@ -312,3 +312,106 @@ def _solve(
         return solved.reshape(shape), rest, spread.reshape(shape)
     weights = solved.reshape(batch, heads, keys, queries).transpose(-1, -2)
     return weights, rest, spread.reshape(batch, heads, 1, keys).expand(shape)
+
+
+# Which heads are wrong, by index and number of heads.
+_SOME_HEADS: Final[tuple[tuple[str, Callable[[int, int], bool]], ...]] = (
+    ("the first head", lambda head, _count: head == 0),
+    ("the last head", lambda head, count: head == count - 1),
+    ("heads after the first", lambda head, _count: head > 0),
+    ("heads before the last", lambda head, count: head < count - 1),
+    ("heads of odd index", lambda head, _count: head % 2 == 1),
+    ("heads of even index", lambda head, _count: head % 2 == 0),
+)
+
+
+def wrong_heads(reading: Reading) -> Reading | None:
+    """The reading of a layer that has no heads but the wrong ones; None if all are, or none.
+
+    The rows of a layer's answers are made of all heads, and do not tell which is wrong.
+    """
+    wrong, inputs = _wrong(reading), reading.call.inputs
+    sizes, weights = inputs.geometry, inputs.weights
+    split = reading.call.semantics.head_split == "blocks" == reading.call.semantics.head_merge
+    if all(wrong) or not any(wrong) or weights is None or not split:
+        return None
+    if sizes.num_kv_heads != sizes.num_heads or inputs.past:
+        return None
+    chosen = torch.tensor([head for head, is_wrong in enumerate(wrong) if is_wrong])
+
+    def of_heads(tensor: Tensor, axis: int = 0) -> Tensor:
+        """The rows of the chosen heads, of all heads below one another."""
+        heads: Tensor = tensor.unflatten(axis, (sizes.num_heads, -1)).index_select(axis, chosen)
+        return heads.flatten(axis, axis + 1)
+
+    def of_scores(tensor: Tensor | None) -> Tensor | None:
+        return tensor if tensor is None or tensor.shape[1] == 1 else tensor[:, chosen]
+
+    biases = {name: getattr(weights, name) for name in ("q_bias", "k_bias", "v_bias")}
+    few = inputs.replace(
+        geometry=sizes.replace(num_heads=len(chosen), num_kv_heads=len(chosen)),
+        weights=golden.ProjectionWeights(
+            q=of_heads(weights.q),
+            k=of_heads(weights.k),
+            v=of_heads(weights.v),
+            o=None if weights.o is None else of_heads(weights.o, 1),
+            o_bias=weights.o_bias,
+            **{name: of_heads(bias) for name, bias in biases.items() if bias is not None},
+        ),
+        keep=of_scores(inputs.keep),
+        bias=of_scores(inputs.bias),
+        sinks=None if inputs.sinks is None else inputs.sinks[chosen],
+    )
+    alone = dataclasses.replace(
+        reading,
+        weights=reading.weights[:, chosen],
+        answer=reading.answer[:, chosen],
+        error=reading.error[:, chosen],
+        given=few,
+    )
+    return alone.against(DeclaredCall(inputs=few, semantics=reading.call.semantics))
+
+
+def _wrong(reading: Reading) -> list[bool]:
+    """Which heads have a wrong weight."""
+    wrong: list[bool] = reading.wrong.any(dim=0).flatten(1).any(dim=-1).tolist()
+    return wrong
+
+
+def in_wrong_heads(reading: Reading, proposed: Iterable[NamedMistake]) -> Iterator[NamedMistake]:
+    """Statements of :func:`wrong_heads`, made in those heads alone."""
+    wrong = _wrong(reading)
+    chosen = [head for head, is_wrong in enumerate(wrong) if is_wrong]
+    named = f"head {chosen[0]}" if len(chosen) == 1 else f"heads {', '.join(map(str, chosen))}"
+    ways = [(named, lambda head, _count: head in chosen)]
+    ways += [
+        way
+        for way in _SOME_HEADS
+        if [way[1](head, len(wrong)) for head in range(len(wrong))] == wrong
+    ]
+    for one in proposed:
+        for words, holds in ways:
+            yield _in_heads(one, words, holds)
+
+
+def _in_heads(one: NamedMistake, words: str, holds: Callable[[int, int], bool]) -> NamedMistake:
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        if one.inputs or one.heads:
+            other = mistaken_call(call.semantics, (one,), call.inputs)
+            changed = mistaken_attention(other, (one,), every_key=True)[1]
+        else:
+            changed = (one.core and one.core(call, attention)) or attention
+        same = changed.weights.shape == attention.weights.shape
+        if not same or changed.output.shape != attention.output.shape:
+            raise NotExpressible
+        count = attention.weights.shape[1]
+        made = torch.tensor([holds(head, count) for head in range(count)])[:, None, None]
+        return dataclasses.replace(
+            attention,
+            weights=torch.where(made, changed.weights, attention.weights),
+            output=torch.where(made, changed.output, attention.output),
+        )
+
+    return statement(
+        f"{one.name} in {words}", f"{one.sentence}, in {words} alone", one.fix, core=core
+    )

@@ -19,8 +19,8 @@ from ...tolerance import model
 from ..agreement import BatteryAnswer
 from ..mistaken_answer import Combination, made_on, mistaken_call
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
-from .by_head import MOST_HEADS, in_wrong_heads, wrong_heads
-from .layer_weights import read_layer
+from .by_head import MOST_HEADS
+from .layer_weights import in_wrong_heads, read_layer, wrong_heads
 from .logits import Composition, LogitFit, as_mistake
 from .operands import norm_terms, operand_terms, pair_terms
 from .positions import Fitted, families, turn_terms, turned

@@ -217,3 +217,21 @@ def test_what_contents_decide_is_no_bias_by_distance() -> None:
     """Logits that are right, and those of other products, have none."""
     assert not list(distance_biases(read_plainly(subject(times_by_head))))
     assert not list(distance_biases(read_plainly(subject(talking_heads))))
+
+
+def test_slopes_that_no_rule_gives_are_read_of_each_number_of_heads() -> None:
+    """What is said of one number of heads is acted out at the others with their own slopes."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        heads = torch.arange(query.shape[1]) + 2.0
+        places = torch.arange(query.shape[2]) + key.shape[2] - query.shape[2]
+        apart = (torch.arange(key.shape[2]) - places[:, None]).abs()
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        return (scores - heads.pow(-1.7)[:, None, None] * apart).softmax(-1) @ value
+
+    alibi = core(attend, **{**BARE, "semantics": Semantics(alibi=True), "dtypes": ["float32"]})
+    (entry,) = diagnose(Subject(alibi, "float32"))
+    assert entry["text"] == (
+        "the slope of the bias by distance is 0.3078 in head 0, 0.1545 in head 1, 0.09473 in head "
+        "2, 0.06483 in head 3 of 4 heads, and others of other numbers"
+    )
