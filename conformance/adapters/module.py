@@ -28,7 +28,7 @@ from .calling import (
     read_calling,
     second_input,
 )
-from .packing import HeadSizes, StoredProjections, blank_weights, sizes_of
+from .packing import HeadSizes, StoredProjections, blank_weights, pinned_sizes, sizes_of
 from .projection_search import (
     ModuleProjections,
     ModuleRequest,
@@ -96,7 +96,8 @@ def understand(built: nn.Module, request: ModuleRequest) -> Understood:
     """The calling, the finding with every assumption, and the promises completed by them.
 
     Tokens come before batch, or every call is causal or of one sequence if nothing is declared of
-    that, where answers are golden only so. Raises DeclarationError with what to pass.
+    that, where answers are golden only so. Where none are, calls that seem meant causal are that.
+    Raises DeclarationError with what to pass.
     """
     if multihead.is_multihead(built):
         return _multihead(cast("nn.MultiheadAttention", built), request)
@@ -109,7 +110,12 @@ def understand(built: nn.Module, request: ModuleRequest) -> Understood:
         return assumed
     if understood[1].golden:
         return understood
-    return _assumed(built, request) or _golden_but_for_one(built, request) or understood
+    return (
+        _assumed(built, request)
+        or _golden_but_for_one(built, request)
+        or _meant_causal(built, request, understood)
+        or understood
+    )
 
 
 # What may be assumed of a module of which it is not declared, and in words.
@@ -131,7 +137,7 @@ def _assumed(built: nn.Module, request: ModuleRequest) -> Understood | None:
     for assumed, words in _ASSUMED:
         if not request.promises.keys().isdisjoint(assumed):
             continue
-        asked = dataclasses.replace(request, promises={**request.promises, **assumed})
+        asked = request.promising(assumed)
         with contextlib.suppress(DeclarationError):
             calling, finding, promises = _as_declared(built, asked)
             if finding.golden and not (
@@ -176,9 +182,7 @@ def _golden_but_for_one(built: nn.Module, request: ModuleRequest) -> Understood 
         own = {**request.promises, **assumed}
         mistaken = {**own, "semantics": declared.replace(**changes)}
         with contextlib.suppress(DeclarationError):
-            calling, finding, promises = _as_declared(
-                built, dataclasses.replace(request, promises=mistaken)
-            )
+            calling, finding, promises = _as_declared(built, request.promising(mistaken))
             if finding.golden:
                 read = words or "its weights are read as follows"
                 note = f"{read}: so it agrees with the golden reference but for {what}"
@@ -190,9 +194,22 @@ def _golden_but_for_one(built: nn.Module, request: ModuleRequest) -> Understood 
 
 def _takes_items(built: nn.Module, finding: ModuleProjections, calling: Calling) -> bool:
     """Whether a module answers a batch: if it does so wrongly, that is a mistake of it."""
-    weights = finding.recipe.read(built, finding.sizes)
-    widths = (weights.q.shape[1], weights.k.shape[1], weights.v.shape[1])
+    widths = finding.recipe.widths(built, finding.sizes)
     return Trial(built, calling, batched=True, names=()).answer(widths) is not None
+
+
+def _meant_causal(built: nn.Module, request: ModuleRequest, plain: Understood) -> Understood | None:
+    """The module as it is causal in every call, where something but agreement says that it is."""
+    assumed, words = _CAUSAL[0]
+    if plain[0].inputs != "self" or not request.promises.keys().isdisjoint((*assumed, "masks")):
+        return None
+    trial = Trial(built, plain[0], request.batched, names=())
+    why = trial.why_causal(plain[1].recipe.widths(built, plain[1].sizes))
+    if not why:
+        return None
+    calling, finding, promises = _as_declared(built, request.promising(assumed))
+    notes = (f"{words}: {why}", *finding.assumptions)
+    return calling, dataclasses.replace(finding, assumptions=notes), promises
 
 
 def _as_declared(built: nn.Module, request: ModuleRequest) -> Understood:
@@ -409,9 +426,7 @@ def module(
             raise DeclarationError(msg)
         return _of_instance(cls_or_instance, request)
     if construct is None and multihead.is_multihead(cls_or_instance) and "geometry" not in promises:
-        request = dataclasses.replace(
-            request, promises={**request.promises, "geometry": multihead.nearest}
-        )
+        request = request.promising({"geometry": multihead.nearest})
         construct = multihead.construct
     if construct is not None:
         return of_constructor(cls_or_instance, construct, request)
@@ -450,7 +465,7 @@ def _of_instance(built: nn.Module, request: ModuleRequest) -> Candidate:
             "lengths it can have"
         )
         raise DeclarationError(msg)
-    promises["geometry"] = {**declared, **_pins(weights, sizes)}
+    promises["geometry"] = {**declared, **pinned_sizes(weights, sizes)}
     promises["semantics"] = without_biases(promises.get("semantics"), recipe)
     if sizes.num_kv_heads != sizes.num_heads:
         promises["features"] = [*promises.get("features", ()), "gqa"]
@@ -482,14 +497,3 @@ def _copying_builder(
         return copies[place]
 
     return build
-
-
-def _pins(weights: golden.ProjectionWeights, sizes: HeadSizes) -> dict[str, int]:
-    merged = sizes.num_heads * sizes.value_head_size
-    return {
-        **dataclasses.asdict(sizes),
-        "query_size": weights.q.shape[1],
-        "key_size": weights.k.shape[1],
-        "value_size": weights.v.shape[1],
-        "output_size": merged if weights.o is None else weights.o.shape[0],
-    }

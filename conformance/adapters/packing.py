@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 import torch
@@ -127,6 +127,11 @@ class StoredProjections:
             biases = holder.read(module, sizes)
             result.update({f"{role}_bias": bias for role, bias in biases.items()})
         return golden.ProjectionWeights(**result)
+
+    def widths(self, module: nn.Module, sizes: HeadSizes) -> tuple[int, int, int]:
+        """The widths of what the module projects to query, key and value."""
+        weights = self.read(module, sizes)
+        return weights.q.shape[1], weights.k.shape[1], weights.v.shape[1]
 
     def write(self, module: nn.Module, sizes: HeadSizes, weights: golden.ProjectionWeights) -> None:
         """Load weights in place; a bias that is not given becomes zero.
@@ -318,3 +323,15 @@ def blank_weights(geometry: Geometry) -> golden.ProjectionWeights:
         v=torch.zeros(sizes.rows("v"), geometry.value_size),
         o=torch.zeros(geometry.output_size, sizes.num_heads * sizes.value_head_size),
     )
+
+
+def pinned_sizes(weights: golden.ProjectionWeights, sizes: HeadSizes) -> dict[str, int]:
+    """The sizes that a module with these weights has in every call."""
+    merged = sizes.num_heads * sizes.value_head_size
+    return {
+        **asdict(sizes),
+        "query_size": weights.q.shape[1],
+        "key_size": weights.k.shape[1],
+        "value_size": weights.v.shape[1],
+        "output_size": merged if weights.o is None else weights.o.shape[0],
+    }

@@ -124,6 +124,10 @@ class ModuleRequest:
         """Whether every call is causal, though nothing asks for it."""
         return bool(self.promises.get("always_causal", False))
 
+    def promising(self, more: Mapping[str, Any]) -> ModuleRequest:
+        """The same with further promises, or others."""
+        return dataclasses.replace(self, promises={**self.promises, **more})
+
 
 def check_number(name: str, value: int | None) -> None:
     """Require a number of heads to be one; DeclarationError."""
@@ -231,8 +235,7 @@ def _longest(chosen: Hypothesis, search: ProjectionSearch) -> tuple[int, str] | 
     """
     if not {"max_length", "geometry"}.isdisjoint(search.request.promises):
         return None
-    weights = chosen.recipe.read(search.trial.module, chosen.sizes)
-    return search.trial.longest((weights.q.shape[1], weights.k.shape[1], weights.v.shape[1]))
+    return search.trial.longest(chosen.recipe.widths(search.trial.module, chosen.sizes))
 
 
 def _with_any_heads(search: ProjectionSearch) -> ProjectionSearch:
@@ -391,8 +394,7 @@ def is_causal_with_masks(
 ) -> bool:
     """Whether a module that is causal without a mask is so with each one that is declared."""
     declared = declare("layer", **request.promises)
-    weights = finding.recipe.read(module, finding.sizes)
-    widths = (weights.q.shape[1], weights.k.shape[1], weights.v.shape[1])
+    widths = finding.recipe.widths(module, finding.sizes)
     trial = Trial(module, calling, batched=request.batched, names=())
     return all(
         trial.is_causal_with(widths, finding.sizes.num_heads, form, declared.mask_shapes[0])

@@ -231,6 +231,24 @@ class Trial:
                 return None if taken is None else (size, named[size])
         return None
 
+    def why_causal(self, widths: tuple[int, int, int]) -> str:
+        """Why a module that attends to itself seems to be meant causal; empty if nothing says so.
+
+        Its answers may be wrong otherwise: no answer changes with a later token, or it stores what
+        hides later keys.
+        """
+        for dtype in _DTYPES:
+            plain, other = (self._call(widths, _LENGTHS[-1], dtype, last=by) for by in (1.0, -1.0))
+            if plain is None or other is None:
+                continue
+            (*before, last), (*after, end) = plain.output.unbind(1), other.output.unbind(1)
+            same = [_is_same(*pair) for pair in zip(before, after, strict=True)]
+            if all(same) and not _is_same(last, end):
+                return "no answer changes with a later token"
+            break
+        stored = (name for name, own in self.module.named_buffers() if _is_triangle(own))
+        return next((f"its buffer {name} is a triangle" for name in stored), "")
+
     def is_causal_with(
         self, widths: tuple[int, int, int], num_heads: int, form: str, shape: str
     ) -> bool:
@@ -253,9 +271,7 @@ class Trial:
         masked = self._call(widths, lengths, torch.float64, {form: mask})
         if plain is None or masked is None or plain.output.shape != masked.output.shape:
             return True
-        before, after = plain.output[:, :-1], masked.output[:, :-1]
-        same = (after - before).abs() <= model.SAME_READ * before.abs().max()
-        return bool(same.all())
+        return _is_same(plain.output[:, :-1], masked.output[:, :-1])
 
     def _remember(self, _module: nn.Module, _inputs: Any, returned: Any) -> None:
         self.returned = type(returned)
@@ -266,9 +282,14 @@ class Trial:
         lengths: tuple[int, int],
         dtype: torch.dtype,
         options: Mapping[str, Tensor] | None = None,
+        *,
+        last: float = 1.0,
     ) -> TrialAnswer | None:
+        """The answer to drawn tokens, of which the last one of each is multiplied by a number."""
         batch = _BATCH if self.batched else 1
         inputs = draw(widths, lengths, self.calling.inputs, batch, dtype)
+        for tokens in {id(tokens): tokens for tokens in inputs}.values():
+            tokens[:, -1] *= last
         used = inputs[: {"self": 1, "memory": 2}.get(self.calling.inputs, 3)]
         if not self.batched:
             used = tuple(tokens[0] for tokens in used)
@@ -284,6 +305,22 @@ class Trial:
             return None
         output = output if self.batched else output.unsqueeze(0)
         return TrialAnswer(inputs, output, _DTYPES[dtype])
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two answers are the same but for rounding."""
+    return bool(((other - one).abs() <= model.SAME_READ * one.abs().max()).all())
+
+
+def _is_triangle(buffer: Tensor) -> bool:
+    """Whether a buffer tells later tokens from all others, as a stored causal mask does."""
+    count = buffer.shape[-1] if buffer.dim() > 1 else 0
+    if count < 2 or buffer.shape[-2] != count or buffer.numel() != count**2:  # noqa: PLR2004
+        return False
+    square = buffer.reshape(count, count)
+    later = torch.ones(count, count, dtype=torch.bool).triu(1)
+    expected = torch.where(later, square[0, -1], square[0, 0])
+    return bool(square[0, -1] != square[0, 0]) and torch.equal(square, expected)
 
 
 def draw(

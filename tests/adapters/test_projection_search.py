@@ -86,6 +86,56 @@ def test_causality_that_is_declared_is_not_assumed_otherwise() -> None:
     assert "'conformance identify' declares it" in made.warnings[0]
 
 
+class Mistaken(nn.Module):
+    """Three heads of four channels, queries, keys and values one behind the other.
+
+    ``hidden`` is the logit of later tokens, ``residual`` adds its tokens to the answer.
+    """
+
+    def __init__(self, *, hidden: float = -torch.inf, residual: bool = False) -> None:
+        super().__init__()
+        self.qkv, self.dense = nn.Linear(12, 36), nn.Linear(12, 12)
+        self.hidden, self.residual = hidden, residual
+        if not residual:
+            self.register_buffer("ahead", torch.ones(16, 16, dtype=torch.bool).triu(1))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Attention of tokens ``[B, L, 12]`` to themselves."""
+        batch, length, _ = tokens.shape
+        parts = self.qkv(tokens).chunk(3, -1)
+        query, key, value = (part.view(batch, length, 3, 4).transpose(1, 2) for part in parts)
+        ahead = torch.ones(length, length, dtype=torch.bool).triu(1)
+        ahead = ahead if self.residual else self.ahead[:length, :length]
+        weights = (query @ key.mT / 2.0).masked_fill(ahead, self.hidden).softmax(-1)
+        merged = (weights @ value).transpose(1, 2).reshape(batch, length, 12)
+        return self.dense(merged) + (tokens if self.residual else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("built", "why", "name"),
+    [
+        (Mistaken(residual=True), "no answer changes with a later token", "residual-added"),
+        (Mistaken(hidden=0.0), "its buffer ahead is a triangle", "causal-multiplies-logits"),
+    ],
+    ids=["answers", "buffer"],
+)
+def test_a_wrong_module_that_is_meant_causal_is_judged_so(
+    built: Mistaken, why: str, name: str
+) -> None:
+    """That its causality is not declared is no second mistake, which would hide the name."""
+    made = conformance.module(built, num_heads=3)
+    assert (made.declaration.causal, made.declaration.always_causal) == ("bottom-right", True)
+    assert assumed(made, f"every call is causal, bottom-right: {why}")
+    assert name in [entry["name"] for entry in Diagnostician(Subject(made, "float32")).explain()]
+
+
+def test_a_wrong_module_that_sees_every_token_is_not_taken_for_a_causal_one() -> None:
+    """Neither what it answers nor what it stores says so."""
+    mistaken = Mistaken(hidden=0.0)
+    mistaken.ahead = torch.ones(16, 16, dtype=torch.bool).tril(-1)
+    assert not conformance.module(mistaken, num_heads=3).declaration.always_causal
+
+
 @pytest.mark.parametrize("stored", [None, 9, 64])
 def test_module_takes_as_many_tokens_as_its_buffer_has(stored: int | None) -> None:
     """A right module with a triangle of a fixed size failed where more tokens were asked."""
