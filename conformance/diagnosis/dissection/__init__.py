@@ -295,6 +295,7 @@ def _of_reading(reading: Reading, of_weights: Sequence[NamedMistake]) -> Iterato
         yield from chain.from_iterable(proposer(reading) for proposer in OF_OPERANDS)
     elif reading.call.inputs.past:  # of what is cached weights say too little
         yield from shared_head_statements(reading)
+    yield from operand_statements(reading, of_tokens=True)
     yield from value_statements(reading)
     moved = [] if reading.explained else list(moved_value_statements(reading))
     if moved:

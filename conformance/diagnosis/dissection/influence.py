@@ -95,11 +95,11 @@ _ORDERS: Final[tuple[tuple[str, Order], ...]] = (
     ("with their halves exchanged", lambda count: torch.arange(count).roll(count // 2)),
     ("with the first and the last exchanged", lambda count: _ends_exchanged(torch.arange(count))),
     *((f"reversed in each tile of {size}", _within_tiles(size)) for size in BLOCKS[1:]),
-    *(
-        (f"with tiles of {size} {words}", _in_tiles(order, size))
-        for words, order in _OF_TILES
-        for size in BLOCKS[1:]
-    ),
+)
+_PAGES: Final = tuple(
+    (f"with tiles of {size} {words}", _in_tiles(order, size))
+    for words, order in _OF_TILES
+    for size in BLOCKS[1:]
 )
 
 
@@ -118,11 +118,13 @@ def orders(reading: Reading) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]
 
 
 @lru_cache(maxsize=64)
-def orders_along(axis: int, count: int) -> tuple[tuple[str, Callable[[Tensor], Tensor]], ...]:
-    """Orders along an axis that change something of so many places."""
+def orders_along(
+    axis: int, count: int, *, pages: bool = False
+) -> tuple[tuple[str, Callable[[Tensor], Tensor]], ...]:
+    """Orders along an axis that change something of so many places, all those of ``pages`` too."""
     return tuple(
         (f"of {PLACES[axis]}s {words}", _ordered(order, axis))
-        for words, order in _ORDERS
+        for words, order in (*_ORDERS, *(_PAGES if pages else _PAGES[: len(BLOCKS) - 1]))
         if not torch.equal(order(count), torch.arange(count))
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from itertools import chain, product
+from itertools import product
 from typing import Any, Final
 
 import torch
@@ -98,12 +98,16 @@ def key_order_statements(reading: Reading) -> Iterator[NamedMistake]:
             yield _statement_of_value(words, move)
 
 
-def operand_statements(reading: Reading) -> Iterator[NamedMistake]:
-    """Queries or keys that are laid out or read in another order of axes or of tokens."""
-    attention = reading.attention
+def operand_statements(reading: Reading, *, of_tokens: bool = False) -> Iterator[NamedMistake]:
+    """Queries or keys that are laid out or read in another order of axes.
+
+    Or ``of_tokens``: keys, or keys and values, in another order than values and mask, or than that.
+    """
     axes = product(MOVES[-2 * len(AXIS_ORDERS) :], ("query", "key", "query and key"))
-    tokens = product(orders_along(2, reading.sizes.key_length), ("key", "key and value"))
-    for (words, move), role in chain(axes, tokens):
+    orders_of_keys = orders_along(2, reading.sizes.key_length, pages=True)
+    tokens = product(orders_of_keys, ("key", "key and value"))
+    attention = reading.attention
+    for (words, move), role in tokens if of_tokens else axes:
         query = move(attention.query) if "query" in role else attention.query
         key = move(attention.key) if "key" in role else attention.key
         if not math.isfinite(float(query.sum())):

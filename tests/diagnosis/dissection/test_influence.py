@@ -170,3 +170,24 @@ def test_the_part_of_a_cache_that_is_used_is_stated(
     condition = entry["text"].partition(" (")[2].rstrip(")")
     assert ", ".join(filter(None, (entry["name"], condition))) == name
     assert entry["fix"]
+
+
+def test_a_cache_whose_pages_are_in_another_order_than_the_mask_is_told() -> None:
+    """Keys and values of it are exchanged alike, which shows beside a causal mask alone."""
+
+    def rotated(tensor: Tensor) -> Tensor:
+        *pages, last = tensor.split(2, 2)
+        return torch.cat([last, *pages], 2)
+
+    def attending(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False) -> Tensor:
+        logits = query @ rotated(key).mT / math.sqrt(query.shape[-1])
+        if causal:
+            later = torch.ones(logits.shape[-2:], dtype=torch.bool)
+            logits = logits.masked_fill(later.triu(key.shape[2] - query.shape[2] + 1), -math.inf)
+        return logits.softmax(-1) @ rotated(value)
+
+    promises = {"masks": [], "causal": "bottom-right", "features": [], "dtypes": ["float32"]}
+    (entry,) = diagnose(Subject(core(attending, empty_rows="any", **promises), "float32"))
+    assert entry["name"] == (
+        "operand: key and value of tokens with tiles of 2 of which the last comes first"
+    )
