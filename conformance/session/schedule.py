@@ -174,10 +174,15 @@ class ChunkRun:
     def __call__(
         self, supervisor: Supervisor, chunk: Chunk, stopping: Callable[[], bool]
     ) -> Iterator[ChunkReport]:
-        """Each clause's number and result; of the last chunk also what explains and warns."""
+        """Each clause's number and result; of the last chunk also what explains and warns.
+
+        Of a run that is stopped a failure counts as it was found, though it has no name yet.
+        """
         own = dict(chunk.before)
         for number, result in self._run(supervisor, chunk):
             if stopping():
+                if result.status == "failed":
+                    yield number, result
                 return
             own[number] = result
             yield number, result

@@ -63,6 +63,42 @@ def test_an_interrupt_leaves_a_valid_report(folder: Path, number: signal.Signals
     assert not list(folder.glob("*.tmp"))
 
 
+CALLS_END = """
+import time
+import torch
+import conformance
+
+calls = []
+
+
+@conformance.core()
+def unscaled(query, key, value):
+    calls.append(1)
+    if len(calls) == 40:
+        open("started", "w").close()
+        time.sleep(600)
+    return (query @ key.mT).softmax(-1) @ value
+"""
+
+
+def test_an_interrupt_in_the_search_for_a_name_leaves_the_failure(folder: Path) -> None:
+    """What was found before Ctrl-C is in the report as it was found, and decides the verdict."""
+    write(folder, {"attn.py": CALLS_END})
+    process = subprocess.Popen(
+        [*COMMAND, "check", "attn.py", "--profile", "quick", "-x", "--json", "out.json"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(folder / "started", process)
+    process.send_signal(signal.SIGINT)
+    assert "unscaled" in process.communicate(timeout=LONGEST)[0]
+    assert process.returncode == 130
+    report = record(folder)
+    assert (report["interrupted"], report["candidates"][0]["verdict"]) == (True, "fails")
+    failed = [one for one in report["candidates"][0]["clauses"] if one["status"] == "failed"]
+    assert [bool(one["counterexample"]) for one in failed] == [True]
+
+
 def test_an_interrupt_while_loading(folder: Path) -> None:
     """An interrupt before anything is loaded leaves a valid record, too."""
     write(folder, {"attn.py": "import time\nopen('started', 'w').close()\ntime.sleep(600)\n"})
