@@ -28,7 +28,14 @@ from .mistaken_answer import Combination
 from .mistakes import NamedMistake
 from .narrowing import made_under
 from .search import MOST_PARTIAL, MistakeSearch
-from .statement_search import Explanation, answer_alike, explains, explanations_of
+from .statement_search import (
+    SIMPLEST,
+    Explanation,
+    StatementSearch,
+    answer_alike,
+    explains,
+    explanations_of,
+)
 
 # Keys up to which one tile holds all of them.
 FEW_KEYS: Final = 4
@@ -81,12 +88,18 @@ class PairSearch:
         Another mistake makes these, as torch's attention does where causality meets a scale of
         zero. They have no part in the search, and no name is said of them.
         """
-        left = [one for one in search.observed if not _has_nan(one)]
+        left = [one for one in search.observed if _has_no_nan(one)]
         if len(left) == len(search.observed):
             return []
-        unseen = [one for one in chain(*self._unseen()) if not _has_nan(one)]
-        singles = self._searching(left, search).singles()
-        return explanations_of([made for made in singles if self._explains_all(made, unseen)])
+        more = self._searching(left, search)
+        unseen = list(filter(_has_no_nan, chain(*self._unseen())))
+        singles = [made for made in more.singles() if self._explains_all(made, unseen)]
+        _, near, resized = self._unseen()
+        left += filter(_has_no_nan, (*near, *resized))
+        searched = (self.subject, search.mistakes, search.acted, left, self._reader, more)
+        stated = StatementSearch(*searched, counts=_has_no_nan).explained()
+        found = chain([singles], islice(stated, SIMPLEST + 1))  # also under one condition
+        return explanations_of(next(filter(None, found), []))
 
     def _with_one_alone(self, search: MistakeSearch) -> list[Explanation]:
         """Pairs of a mistake that explains a wrong answer to what leaves one of two alone."""
@@ -183,9 +196,11 @@ def _sparing(one: NamedMistake, search: MistakeSearch) -> NamedMistake:
     return one if literal is None else made_under(one, [literal])
 
 
-def _has_nan(answer: BatteryAnswer) -> bool:
-    """Whether an answer has NaN where a number is expected."""
-    return answer.fits and bool((answer.output.isnan() & answer.exact.output.isfinite()).any())
+def _has_no_nan(answer: BatteryAnswer) -> bool:
+    """Whether an answer has no NaN where a number is expected."""
+    return not answer.fits or not bool(
+        (answer.output.isnan() & answer.exact.output.isfinite()).any()
+    )
 
 
 def _is_small(answer: BatteryAnswer) -> bool:

@@ -166,7 +166,8 @@ class StatementSearch:
     """What explains some ``observed`` answers, and those that a candidate is asked for besides.
 
     The ``reader`` remembers what it has read of a candidate for other searches. What an ``earlier``
-    search said of some of the answers is taken over.
+    search said of some of the answers is taken over. ``counts`` says which further answers are to
+    be explained as well.
     """
 
     def __init__(
@@ -177,6 +178,8 @@ class StatementSearch:
         observed: Sequence[BatteryAnswer],
         reader: StatementReader,
         earlier: MistakeSearch | None = None,
+        *,
+        counts: Callable[[BatteryAnswer], bool] = lambda _answer: True,
     ) -> None:
         self.subject = subject
         self.mistakes = mistakes
@@ -185,6 +188,7 @@ class StatementSearch:
         self._reader = reader
         self._rounds = 0
         self._earlier = earlier
+        self._counts = counts
         self._around: list[BatteryAnswer] = []
 
     def explained(self) -> Iterator[list[Combination]]:
@@ -274,7 +278,8 @@ class StatementSearch:
     @cached_property
     def _unseen(self) -> list[BatteryAnswer]:
         """Answers to problems in which any two options and sizes meet, with values of a round."""
-        return answers_to_pairs(self.subject, OTHER_VALUES * (self._rounds + 1))
+        unseen = answers_to_pairs(self.subject, OTHER_VALUES * (self._rounds + 1))
+        return list(filter(self._counts, unseen))
 
     def _learn(self) -> None:
         """Begin another round: what was used to confirm is observed from now on."""
@@ -313,7 +318,8 @@ class StatementSearch:
         rules = [rule for one in made for rule in one.sizes]
         seen = {one.inputs.geometry for one in (*self.observed, *self._unseen, *near)}
         at_sizes = at_unseen_sizes(self.subject, problem, rules, seen)
-        return [*near, *answers_to(self.subject, list(at_sizes))]
+        around = [*near, *answers_to(self.subject, list(at_sizes))]
+        return list(filter(self._counts, around))
 
     def _plainest(self, made: Combination) -> BatteryAnswer | None:
         """The plainest wrong answer to a drawn problem at which mistakes are made."""

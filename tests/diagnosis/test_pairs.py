@@ -167,26 +167,40 @@ def test_rows_without_keys_that_no_maximum_is_taken_from_are_no_second_mistake()
 
 
 def hiding_before_scaling(
-    query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False, scale: float | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    keep: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
 ) -> Tensor:
-    """Causality from the first query and key on, by an infinity that is scaled: by zero, too."""
+    """Causality from the first query and key on, by an infinity that is scaled: by zero, too.
+
+    From the last ones on where a mask is given.
+    """
     scores = query @ key.mT
-    if causal:
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-        scores = scores.masked_fill(hidden, -torch.inf)
+    ahead = 1 if keep is None else 1 + key.shape[2] - query.shape[2]
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(ahead) & causal
+    hidden = hidden if keep is None else hidden | ~keep
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return (scores * scale).softmax(-1) @ value
+    return (scores.masked_fill(hidden, -torch.inf) * scale).softmax(-1) @ value
 
 
-def test_answers_that_have_nan_hide_no_name_of_the_others() -> None:
+@pytest.mark.parametrize(("masks", "condition"), [([], ""), (["keep"], "without a mask")])
+def test_answers_that_have_nan_hide_no_name_of_the_others(masks: list[str], condition: str) -> None:
     """They are of a scale of zero or less, which hidden logits must not be multiplied by."""
     promises = {"causal": "bottom-right", "empty_rows": "any", "features": ["scale"]}
+    promises["masks"] = masks
     candidate = conformance.core(**promises)(hiding_before_scaling)
     diagnostician = Diagnostician(Subject(candidate, "float32"))
     search = diagnostician._search(diagnostician._observation.whole)
     assert any(one.output.isnan().any() for one in search.observed)
     explained = diagnostician._pairs.besides_nan(search)
     assert names_of(explained) == [{"causal-top-left"}]
+    assert condition in explained[0].entry["text"]
+    if masks:
+        return
     right = conformance.core(**{**promises, "causal": "top-left"})(hiding_before_scaling)
     diagnostician = Diagnostician(Subject(right, "float32"))
     search = diagnostician._search(diagnostician._observation.whole)

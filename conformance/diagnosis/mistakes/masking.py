@@ -358,16 +358,17 @@ def _rewindowed(change: Callable[[int, int], tuple[int, int] | None]) -> InputsC
     return inputs_for
 
 
-def _window_at(*, bottom_right: bool) -> InputsChange:
-    """The window is placed by an alignment, causality stays as declared."""
+def _window_at(*, bottom_right: bool, side: str = "") -> InputsChange:
+    """The window, or a side of it, is placed by an alignment; causality stays as declared."""
 
     def inputs_for(call: DeclaredCall) -> Inputs | None:
         inputs = call.inputs
         if inputs.window is None:
             return None
         left, right = inputs.window
-        ahead = keys_ahead(call, bottom_right=bottom_right)
-        admitted = ((ahead >= -left) | (left < 0)) & ((ahead <= right) | (right < 0))
+        moved, own = keys_ahead(call, bottom_right=bottom_right), keys_ahead(call)
+        first, last = (own if side == other else moved for other in ("right", "left"))
+        admitted = ((first >= -left) | (left < 0)) & ((last <= right) | (right < 0))
         keep = admitted[None, None] if inputs.keep is None else inputs.keep & admitted
         return inputs.replace(window=None, keep=keep)
 
@@ -438,10 +439,26 @@ WINDOWS: Final[tuple[NamedMistake, ...]] = (
         "the window is placed as if the first query stood at the first key",
         _ALIGN,
         {"inputs": _window_at(bottom_right=False)},
+        {
+            "sentence": "the left side of the window is placed as if counted from the first key",
+            "inputs": _window_at(bottom_right=False, side="left"),
+        },
+        {
+            "sentence": "the right side of the window is placed as if counted from the first key",
+            "inputs": _window_at(bottom_right=False, side="right"),
+        },
     ),
     *named("window-bottom-right", "mask.golden", special_of="causal-bottom-right")(
         "the window is placed as if the last query stood at the last key",
         _ALIGN,
         {"inputs": _window_at(bottom_right=True)},
+        {
+            "sentence": "the left side of the window is placed as if counted from the last key",
+            "inputs": _window_at(bottom_right=True, side="left"),
+        },
+        {
+            "sentence": "the right side of the window is placed as if counted from the last key",
+            "inputs": _window_at(bottom_right=True, side="right"),
+        },
     ),
 )
