@@ -172,7 +172,8 @@ def broadcast(subject: Subject, problem: Problem) -> Finding:
         return Finding(binding=False)
     plan = problem.mask.replace(form=form, shape=narrow, finite_bias=False)
     first = subject.inputs(problem.replace(mask=plan))
-    second = first.replace(mask_shape=wide)
+    repeated = None if first.keep is None else first.keep.expand(mask_sizes(wide, first.geometry))
+    second = first.replace(mask_shape=wide, keep=repeated)
     wording = f"the mask as {narrow} and as {wide} give different answers"
     return same_answer(subject, first, second, wording, counterfactual=first.without_mask())
 

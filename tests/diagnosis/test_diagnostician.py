@@ -446,3 +446,18 @@ def test_small_errors_are_not_looked_into_where_nobody_asks() -> None:
         assert known.explanations == []
     asked = Diagnostician(Subject(core(scaled, **BARE_FLOAT32), "float32"))
     assert [one.entry["name"] for one in asked.explanations] == ["scale-off"]
+
+
+def test_a_mask_that_is_repeated_along_an_axis_is_one_that_has_it() -> None:
+    """What transposes square masks does so to one of padding where it is handed over as square."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        if keep is not None and keep.shape[-1] == keep.shape[-2]:
+            keep = keep.mT
+        return scaled_dot_product_attention(query, key, value, attn_mask=keep)
+
+    candidate = core(attend, masks=["keep"], features=[], causal=None, empty_rows="any")
+    only = ("mask.golden", "mask.broadcast")
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=only, dtypes=("float32",))
+    names = [[one["name"] for one in run.run(planned).diagnosis] for planned in run.planned()]
+    assert names == [["mask-transposed"]] * len(only)
