@@ -102,9 +102,10 @@ def rounded_softmax(rounding: Rounding) -> LossyOutput:
 def rounded_operands(roles: str, rounding: Rounding, tile: int = 0) -> LossyOutput:
     """Rounded before their products: what ``roles`` name of query, key, weights and values.
 
-    "e" in place of "w" are the exponentials, as a fused kernel multiplies them: rounded for the
-    product with the values only, not for their sum. They are relative to the largest logit of the
-    row, or of those up to the end of each ``tile`` of keys.
+    "p" are the dot products of query and key themselves. "e" in place of "w" are the exponentials,
+    as a fused kernel multiplies them: rounded for the product with the values only, not for their
+    sum. They are relative to the largest logit of the row, or of those up to the end of each
+    ``tile`` of keys.
     """
 
     def output(core: golden.Attention) -> Tensor:
@@ -113,8 +114,10 @@ def rounded_operands(roles: str, rounding: Rounding, tile: int = 0) -> LossyOutp
             for role, heads in (("q", core.query), ("k", core.key), ("v", core.value))
         )
         weights = core.weights
-        if "q" in roles or "k" in roles:
-            apart = query @ key.transpose(-1, -2) - core.query @ core.key.transpose(-1, -2)
+        if set("qkp") & set(roles):
+            products = query @ key.transpose(-1, -2)
+            products = rounding(products) if "p" in roles else products
+            apart = products - core.query @ core.key.transpose(-1, -2)
             weights = _weights(core, _moved_logits(core, core.scale * apart))
         if "w" in roles:
             weights = rounding(weights)
@@ -336,6 +339,8 @@ _ROUNDED: Final[tuple[tuple[str, str, Callable[[Rounding], LossyOutput]], ...]] 
     _RELATIVE[1],
     ("scores-in", "the scores are rounded to {} before the softmax", rounded_scores),
     ("scores-in", "the logits, bias too, are rounded to {} before the softmax", rounded_logits),
+    ("scores-in", "the dot products are rounded to {} before the scale", _operands("p")),
+    ("scores-in", "query, key and their dot products are rounded to {}", _operands("qkp")),
     ("additive-mask-in", "the additive mask is rounded to {} before it is added", rounded_bias),
     (
         "softmax-in",
@@ -410,15 +415,13 @@ def _sums_of_format(name: str, rounding: Rounding) -> tuple[PrecisionLoss, ...]:
             what=what,
             output=acted(rounding, at_once),
             fix="declare accumulate if that is meant, or add up in float32",
-            manner=f" ({_spoken_terms(at_once)})",
+            manner=f" (rounded after every {at_once} terms)"
+            if at_once > 1
+            else " (one term after the other)",
         )
         for at_once in reversed(AT_ONCE)
         for stage, what, acted in kinds
     )
-
-
-def _spoken_terms(at_once: int) -> str:
-    return "one term after the other" if at_once == 1 else f"rounded after every {at_once} terms"
 
 
 ALLOW_TF32: Final = "declare tf32=True if that is meant"
@@ -491,10 +494,7 @@ SUMS: Final[tuple[PrecisionLoss, ...]] = tuple(
     for name in ("float32", "float16", "bfloat16")
     for loss in _sums_of_format(name, to_format(name))
 )
-ROUNDINGS: Final[dict[str, Rounding]] = {
-    **{
-        name: to_format(name)
-        for name in ("float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "float32")
-    },
+ROUNDINGS: Final[dict[str, Rounding]] = {  # the coarsest first
+    **{name: to_format(name) for name in reversed(FORMATS) if name != "float64"},
     "tf32": to_tf32,
 }

@@ -239,6 +239,25 @@ def test_rounded_stage_is_named_with_its_format(stages: tuple[str, ...], name: s
     assert "ten bits" not in entry["text"]
 
 
+@pytest.mark.parametrize(
+    ("operands", "said"),
+    [(False, "the dot products are rounded to"), (True, "query, key and their dot products are")],
+)
+def test_dot_products_that_are_rounded_before_the_scale_are_named(
+    operands: bool,  # noqa: FBT001
+    said: str,
+) -> None:
+    """A product in half precision rounds its operands and what comes of them."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        products = query.half() @ key.half().mT if operands else (query @ key.mT).half()
+        return (products.to(query.dtype) * query.shape[-1] ** -0.5).softmax(-1) @ value
+
+    entry = entry_of(core(attend, masks=[], causal=None, features=[]))
+    assert entry["name"] == "scores-in-float16"
+    assert said in entry["text"]
+
+
 def test_what_overflows_says_nothing() -> None:
     """Operands in float16 are named, though some problems lead past its largest number."""
 
