@@ -27,6 +27,8 @@ from .dissection import StatementReader, statements
 from .mistaken_answer import Combination
 from .mistakes import NamedMistake
 from .narrowing import made_under
+from .precision_diagnosis import precision_entry, spread_over
+from .scale_diagnosis import scale_entry
 from .search import MOST_PARTIAL, MistakeSearch
 from .statement_search import (
     SIMPLEST,
@@ -94,11 +96,18 @@ class PairSearch:
         more = self._searching(left, search)
         unseen = list(filter(_has_no_nan, chain(*self._unseen())))
         singles = [made for made in more.singles() if self._explains_all(made, unseen)]
+        if singles:
+            return explanations_of(singles)
+        entry = precision_entry(self.subject, spread_over(more.observed))
+        if entry is None and not more.gross:
+            entry = scale_entry(self.subject, [(one.inputs, one.output) for one in left])
+        if entry is not None:
+            return [Explanation(entry=entry)]
         _, near, resized = self._unseen()
         left += filter(_has_no_nan, (*near, *resized))
         searched = (self.subject, search.mistakes, search.acted, left, self._reader, more)
         stated = StatementSearch(*searched, counts=_has_no_nan).explained()
-        found = chain([singles], islice(stated, SIMPLEST + 1))  # also under one condition
+        found = islice(stated, SIMPLEST + 1)  # also under one condition
         return explanations_of(next(filter(None, found), []))
 
     def _with_one_alone(self, search: MistakeSearch) -> list[Explanation]:

@@ -208,6 +208,29 @@ def test_answers_that_have_nan_hide_no_name_of_the_others(masks: list[str], cond
 
 
 @pytest.mark.parametrize(
+    ("less", "name"), [(0.0, "scores-in-bfloat16"), (1e-5, "epsilon-in-the-denominator")]
+)
+def test_small_errors_are_named_beside_answers_that_have_nan(less: float, name: str) -> None:
+    """What precision or a small number loses elsewhere is not told by what is NaN."""
+
+    def attend(
+        query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False, scale: float = 0.5
+    ) -> Tensor:
+        scores = query @ key.mT
+        scores = scores if less else scores.bfloat16().to(query.dtype)
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1) & causal
+        weights = (scores.masked_fill(hidden, -torch.inf) * scale).softmax(-1)
+        total = weights.sum(-1, keepdim=True) + less * weights.amax(-1, keepdim=True)
+        return weights / total @ value
+
+    promises = {"causal": "top-left", "empty_rows": "any", "features": ["scale"], "masks": []}
+    promises["geometry"] = {"head_size": 4}
+    candidate = conformance.core(**promises)(attend)
+    names = [entry["name"] for entry in Diagnostician(Subject(candidate, "float32")).explain()]
+    assert names == [name]
+
+
+@pytest.mark.parametrize(
     ("of_all", "instead", "said"),
     [
         (0.5, lambda _scores: -1e4, "+mask-fill-1e4"),
