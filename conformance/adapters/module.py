@@ -204,12 +204,13 @@ def _meant_causal(built: nn.Module, request: ModuleRequest, plain: Understood) -
     if plain[0].inputs != "self" or not request.promises.keys().isdisjoint((*assumed, "masks")):
         return None
     trial = Trial(built, plain[0], request.batched, names=())
-    why = trial.why_causal(plain[1].recipe.widths(built, plain[1].sizes))
-    if not why:
+    if not (why := trial.why_causal(plain[1].recipe.widths(built, plain[1].sizes))):
         return None
-    calling, finding, promises = _as_declared(built, request.promising(assumed))
-    notes = (f"{words}: {why}", *finding.assumptions)
-    return calling, dataclasses.replace(finding, assumptions=notes), promises
+    with contextlib.suppress(DeclarationError):
+        calling, finding, promises = _as_declared(built, request.promising(assumed))
+        notes = (f"{words}: {why}", *finding.assumptions)
+        return calling, dataclasses.replace(finding, assumptions=notes), promises
+    return None
 
 
 def _as_declared(built: nn.Module, request: ModuleRequest) -> Understood:

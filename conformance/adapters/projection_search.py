@@ -125,7 +125,7 @@ class ModuleRequest:
         return bool(self.promises.get("always_causal", False))
 
     def promising(self, more: Mapping[str, Any]) -> ModuleRequest:
-        """The same with further promises, or others."""
+        """A request with more promises, or with others in place of its own."""
         return dataclasses.replace(self, promises={**self.promises, **more})
 
 

@@ -237,13 +237,20 @@ class Trial:
         Its answers may be wrong otherwise: no answer changes with a later token, or it stores what
         hides later keys.
         """
+        length, _ = _LENGTHS[-1]
         for dtype in _DTYPES:
-            plain, other = (self._call(widths, _LENGTHS[-1], dtype, last=by) for by in (1.0, -1.0))
-            if plain is None or other is None:
-                continue
-            (*before, last), (*after, end) = plain.output.unbind(1), other.output.unbind(1)
-            same = [_is_same(*pair) for pair in zip(before, after, strict=True)]
-            if all(same) and not _is_same(last, end):
+            turned = (None, length - 1, length - 2)
+            calls = [self._call(widths, _LENGTHS[-1], dtype, turned=at) for at in turned]
+            outputs = [one.output.nan_to_num() for one in calls if one is not None]
+            if len(outputs) < len(calls):
+                continue  # it does not take this dtype
+            plain, last, before = outputs
+            shapes = {one.shape for one in outputs}
+            if len(shapes) > 1 or plain.dim() != 3 or plain.shape[1] != length:  # noqa: PLR2004
+                break
+            # What mixes no tokens at all is not causal: each row would be of its own token.
+            mixes = not _is_same(plain[:, -1], before[:, -1])
+            if mixes and _is_same(plain[:, :-1], last[:, :-1]):
                 return "no answer changes with a later token"
             break
         stored = (name for name, own in self.module.named_buffers() if _is_triangle(own))
@@ -283,13 +290,14 @@ class Trial:
         dtype: torch.dtype,
         options: Mapping[str, Tensor] | None = None,
         *,
-        last: float = 1.0,
+        turned: int | None = None,
     ) -> TrialAnswer | None:
-        """The answer to drawn tokens, of which the last one of each is multiplied by a number."""
+        """The answer to drawn tokens, of which one has the other sign where its index is given."""
         batch = _BATCH if self.batched else 1
         inputs = draw(widths, lengths, self.calling.inputs, batch, dtype)
         for tokens in {id(tokens): tokens for tokens in inputs}.values():
-            tokens[:, -1] *= last
+            if turned is not None:
+                tokens[:, turned].neg_()
         used = inputs[: {"self": 1, "memory": 2}.get(self.calling.inputs, 3)]
         if not self.batched:
             used = tuple(tokens[0] for tokens in used)

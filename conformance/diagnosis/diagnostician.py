@@ -45,8 +45,8 @@ from .earlier_calls import (
 from .lines import LineFinder, telling
 from .mistaken_answer import Combination, DiagnosedSubject, acted_answers
 from .mistakes import NamedMistake, named_mistakes
-from .neighbours import ENLARGED, OWN, RESIZED, neighbours
-from .pairs import PairSearch
+from .neighbours import ENLARGED, OWN, RESIZED
+from .pairs import PairSearch, has_no_nan
 from .picture import Illustrator
 from .precision_diagnosis import loses_alike, plain, precision_entry, spread_over
 from .scale_diagnosis import are_slight, scale_entry
@@ -89,8 +89,7 @@ class Diagnostician:
         self._observation = Observation(subject, observed)
         self.small_errors = True  # whether errors that rounding may make are looked into
         self._said = ""
-        self._searches = 0
-        self._orders = 0
+        self._searches = self._orders = 0
         self._state: dict[str, Any] = {}
         self._illustrator = Illustrator(subject)
         self._finder = LineFinder(subject)
@@ -143,6 +142,9 @@ class Diagnostician:
             self._searched_all = True  # there is another mistake
             self.explanations.extend(self._of_all)
             entries = self._entries(self.explanations, clause, problem)
+        if not entries and clause is None and not self.explanations:
+            self.explanations.extend(self._of_combined)
+            entries = self._entries(self.explanations, clause, problem)
         if not entries and clause is not None and not self._anything_wrong:
             entries = self._returned_weights if asks_for_weights(clause, problem) else []
         searched = problem is None or problem == self._searched
@@ -162,9 +164,8 @@ class Diagnostician:
             explained = wrong_weights or self.backward.explain(clause.id, problem)
             return self._of_second_calls if explained == [SECOND_CALL] else explained
         # The answers are wrong, and wrong gradients are a consequence.
-        wrong = None if self.explanations else plainest_wrong(self._combined)
-        if wrong is not None and wrong.problem is not None and self._searches_left(wrong):
-            self.explanations.extend(self._search_near(wrong.problem))
+        if not self.explanations:
+            self.explanations.extend(self._of_combined)
         if self.explanations:
             asked = partial(changes_gradients, self.subject, clause, problem)
             made = [one.entry for one in self.explanations if not one.made or asked(one.made)]
@@ -255,14 +256,7 @@ class Diagnostician:
     @cached_property
     def _returned_weights(self) -> list[dict[str, Any]]:
         """What is returned in place of the weights; nothing where they are right."""
-        base = plain_problem(self.subject)
-        fresh = base and base.replace(seed=base.seed + OTHER_VALUES)
-        return explain_weights(
-            self.subject,
-            self.mistakes,
-            self._acted,
-            [] if fresh is None else map(self.subject.inputs, neighbours(self.subject, fresh)),
-        )
+        return explain_weights(self.subject, self.mistakes, self._acted, seed=OTHER_VALUES)
 
     @property
     def observed(self) -> list[BatteryAnswer]:
@@ -344,6 +338,12 @@ class Diagnostician:
         )
 
     @cached_property
+    def _of_combined(self) -> list[Explanation]:
+        """What explains what only two options together make wrong: the battery has no such call."""
+        wrong = plainest_wrong(self._combined)
+        return [] if wrong is None or wrong.problem is None else self._search_near(wrong.problem)
+
+    @cached_property
     def _wrong_near(self) -> list[BatteryAnswer]:
         """Wrong answers near the first failing problem: what is said must explain them, too."""
         base = self._first_problem
@@ -419,9 +419,10 @@ class Diagnostician:
         """Whether an explanation holds for the failing problem, and makes the clause fail, too."""
         if clause is None or problem is None:
             return True
-        if not explanation.made:  # a scale that is off breaks no law that holds at every scale
-            return clause.needs_golden or explanation.entry["name"] != "scale-off"
         answer = answer_to(self.subject, self.subject.inputs(problem))
+        if not explanation.made:  # a scale that is off breaks no law that holds at every scale
+            fits = clause.needs_golden or explanation.entry["name"] != "scale-off"
+            return fits and (answer is None or has_no_nan(answer))
         return any(
             fails_alike(self.subject, made, clause, problem) is not False
             or self._makes_each_answer(made, clause, problem)
@@ -430,10 +431,9 @@ class Diagnostician:
         )
 
     def explained_by(self, clause: Clause, problem: Problem) -> str:
-        """The name found for another failure that makes this clause fail as well, or "".
+        """The name found for another failure that makes this clause fail on a problem too, or "".
 
-        Each is acted out on the problem on which the clause failed. The answers may differ there:
-        that is why the failure has no name of its own.
+        The answers may differ there: that is why the failure has no name of its own.
         """
         names = (str(one.entry["name"]) for one in self._breaking(clause, problem))
         kept = str(self._state.get("name", ""))

@@ -64,7 +64,8 @@ class PairSearch:
         self._reader = reader
         self._searching = searching
         self._unseen = unseen
-        self._kept: list[NamedMistake] = []  # what a search has judged must outlive it
+        # Searches know a mistake by its identity: what they have judged must outlive them.
+        self._kept: list[NamedMistake] = []
 
     def explained(self, search: MistakeSearch) -> Iterator[list[Explanation]]:
         """Pairs that are searched where nothing else explains the answers."""
@@ -85,16 +86,17 @@ class PairSearch:
         yield self._of_one_and_several(search, search.pairs())
 
     def besides_nan(self, search: MistakeSearch) -> list[Explanation]:
-        """What alone explains all answers but those that have NaN where numbers are expected.
+        """What alone explains all answers but those that have NaN where numbers are promised.
 
         Another mistake makes these, as torch's attention does where causality meets a scale of
         zero. They have no part in the search, and no name is said of them.
         """
-        left = [one for one in search.observed if _has_no_nan(one)]
-        if len(left) == len(search.observed):
+        left = list(filter(has_no_nan, search.observed))
+        if len(left) == len(search.observed) or not any(one.margin > 1.0 for one in left):
             return []
         more = self._searching(left, search)
-        unseen = list(filter(_has_no_nan, chain(*self._unseen())))
+        combined, near, resized = (list(filter(has_no_nan, some)) for some in self._unseen())
+        unseen = [*combined, *near, *resized]
         singles = [made for made in more.singles() if self._explains_all(made, unseen)]
         if singles:
             return explanations_of(singles)
@@ -103,10 +105,9 @@ class PairSearch:
             entry = scale_entry(self.subject, [(one.inputs, one.output) for one in left])
         if entry is not None:
             return [Explanation(entry=entry)]
-        _, near, resized = self._unseen()
-        left += filter(_has_no_nan, (*near, *resized))
-        searched = (self.subject, search.mistakes, search.acted, left, self._reader, more)
-        stated = StatementSearch(*searched, counts=_has_no_nan).explained()
+        searched = [*left, *near, *resized]
+        sources = (self.subject, search.mistakes, search.acted, searched, self._reader, more)
+        stated = StatementSearch(*sources, counts=has_no_nan).explained()
         found = islice(stated, SIMPLEST + 1)  # also under one condition
         return explanations_of(next(filter(None, found), []))
 
@@ -157,9 +158,10 @@ class PairSearch:
         if not others:
             return []
         listed = ", ".join(others[:MOST_PARTIAL]) + ", …" * (len(others) > MOST_PARTIAL)
+        rest = listed if len(others) == 1 else f"one of these: {listed}"
         entry = {
             "name": one.name,
-            "text": f"{one.sentence}; besides that one of these: {listed}",
+            "text": f"{one.sentence}; besides that {rest}",
             "fix": one.fix,
             "confidence": 1.0 / len(others),
         }
@@ -183,9 +185,10 @@ class PairSearch:
     def _read_besides(
         self, search: MistakeSearch, partial: Sequence[NamedMistake]
     ) -> list[Combination]:
-        """Pairs of one of some mistakes and of what is read besides it, of the first such."""
+        """Pairs of a mistake and of what is read besides it, for the first that has any."""
         for one in partial[:MOST_PARTIAL]:
             stated = statements(self.subject, search.unexplained(one), (one,))
+            self._kept += stated
             pairs = [pair for pair in search.completing(one, stated) if search.explains_every(pair)]
             if pairs:
                 return [min(pairs, key=lambda pair: len(pair[1].sentence))]
@@ -193,7 +196,7 @@ class PairSearch:
 
 
 def _sparing(one: NamedMistake, search: MistakeSearch) -> NamedMistake:
-    """A mistake under a condition that all wrong answers have, and no right one that it spoils."""
+    """A mistake under a condition of all wrong answers that spares the right ones it spoils."""
     wrong = [answer.inputs for answer in search.observed if answer.margin > 1.0]
     spoiled = [answer.inputs for answer in search.unexplained(one) if answer.margin <= 1.0]
     conditions = (
@@ -201,15 +204,16 @@ def _sparing(one: NamedMistake, search: MistakeSearch) -> NamedMistake:
         for condition in CONDITIONS
         if all(map(condition.holds, wrong)) and not any(map(condition.holds, spoiled))
     )
-    literal = next(conditions, None) if spoiled else None
-    return one if literal is None else made_under(one, [literal])
+    sparing = next(conditions, None) if spoiled else None
+    return one if sparing is None else made_under(one, [sparing])
 
 
-def _has_no_nan(answer: BatteryAnswer) -> bool:
-    """Whether an answer has no NaN where a number is expected."""
-    return not answer.fits or not bool(
-        (answer.output.isnan() & answer.exact.output.isfinite()).any()
-    )
+def has_no_nan(answer: BatteryAnswer) -> bool:
+    """Whether an answer has no NaN where a number is promised."""
+    if not answer.fits:
+        return True
+    promised = answer.exact.output.isfinite() & answer.judged
+    return not bool((answer.output.isnan() & promised).any())
 
 
 def _is_small(answer: BatteryAnswer) -> bool:

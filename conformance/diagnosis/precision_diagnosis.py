@@ -87,8 +87,7 @@ COARSER: Final = {  # from the coarsest on: it holds the fewest numbers
 }
 # Bits that must be missing at the end of all wrong answers to say so.
 FEWEST_LOST: Final = 3
-# Mantissas of zero and of powers of two.
-EVERYWHERE: Final = torch.tensor([0.0, 0.5], dtype=torch.float64)
+EVERYWHERE: Final = torch.tensor([0.0, 0.5], dtype=torch.float64)  # mantissas of 0 and 2^n
 # Dtypes that TensorFloat-32 cuts.
 ROUNDED_SHORT: Final = ("float32", "float64")
 
@@ -193,7 +192,8 @@ def _entry_of_two(wrong: Sequence[_Lossy], dtype: str) -> dict[str, Any] | None:
         both = [entry for group in groups if group and (entry := _entry_among_all(group, dtype))]
         if len(both) == len(groups):
             signs = {"name": "+", "text": "; ", "fix": "; "}
-            made = {key: sign.join(one[key] for one in both) for key, sign in signs.items()}
+            each = {key: dict.fromkeys(one[key] for one in both) for key in signs}
+            made = {key: sign.join(each[key]) for key, sign in signs.items()}
             return {**made, "confidence": min(one["confidence"] for one in both)}
     return None
 
@@ -213,7 +213,7 @@ def loses_alike(subject: Subject, entry: dict[str, Any], observed: Observed) -> 
     telling = _telling(subject, wrong)
     if entry["name"] == _computed_in(_coarsest(subject, telling)) and telling.numel():
         return True
-    names = entry["name"].split("+")  # either of two makes some of them
+    names = entry["name"].split("+")  # either of two, and any variant, makes some of them
     every = [one.output for one in chain(*EVERY) if one.name_in(subject.dtype) in names]
     acted = [_with_epsilon(entry["epsilon"])] if "epsilon" in entry else every
     speaking = [_Lossy(subject, *pair) for pair in wrong]

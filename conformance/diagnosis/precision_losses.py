@@ -340,7 +340,6 @@ _ROUNDED: Final[tuple[tuple[str, str, Callable[[Rounding], LossyOutput]], ...]] 
     ("scores-in", "the scores are rounded to {} before the softmax", rounded_scores),
     ("scores-in", "the logits, bias too, are rounded to {} before the softmax", rounded_logits),
     ("scores-in", "the dot products are rounded to {} before the scale", _operands("p")),
-    ("scores-in", "query, key and their dot products are rounded to {}", _operands("qkp")),
     ("additive-mask-in", "the additive mask is rounded to {} before it is added", rounded_bias),
     (
         "softmax-in",
@@ -356,6 +355,7 @@ _ROUNDED: Final[tuple[tuple[str, str, Callable[[Rounding], LossyOutput]], ...]] 
     ("query-in", "the query is rounded to {} before it meets the key", _operands("q")),
     ("key-in", "the key is rounded to {} before it meets the query", _operands("k")),
     ("scores-from", "query and key are rounded to {} before their product", _operands("qk")),
+    ("scores-in", "query, key and their dot products are rounded to {}", _operands("qkp")),
     ("products-in", "the operands of both products are rounded to {}", _operands("qkwv")),
     _RELATIVE[2],
 )
@@ -494,7 +494,7 @@ SUMS: Final[tuple[PrecisionLoss, ...]] = tuple(
     for name in ("float32", "float16", "bfloat16")
     for loss in _sums_of_format(name, to_format(name))
 )
-ROUNDINGS: Final[dict[str, Rounding]] = {  # the coarsest first
-    **{name: to_format(name) for name in reversed(FORMATS) if name != "float64"},
+ROUNDINGS: Final[dict[str, Rounding]] = {
+    **{name: to_format(name) for name in FORMATS if name != "float64"},
     "tf32": to_tf32,
 }

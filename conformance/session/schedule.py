@@ -176,7 +176,7 @@ class ChunkRun:
     ) -> Iterator[ChunkReport]:
         """Each clause's number and result; of the last chunk also what explains and warns.
 
-        Of a run that is stopped a failure counts as it was found, though it has no name yet.
+        On Ctrl-C the failure that was being explained is handed over as found, without a name.
         """
         own = dict(chunk.before)
         for number, result in self._run(supervisor, chunk):

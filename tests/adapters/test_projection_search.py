@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -130,10 +132,34 @@ def test_a_wrong_module_that_is_meant_causal_is_judged_so(
 
 
 def test_a_wrong_module_that_sees_every_token_is_not_taken_for_a_causal_one() -> None:
-    """Neither what it answers nor what it stores says so."""
+    """A table of earlier tokens hides no later ones, and answers that change with these say so."""
     mistaken = Mistaken(hidden=0.0)
     mistaken.ahead = torch.ones(16, 16, dtype=torch.bool).tril(-1)
     assert not conformance.module(mistaken, num_heads=3).declaration.always_causal
+
+
+class WithoutTokens(Mistaken):
+    """Mixes the heads of each token, or answers with one row or one number in all."""
+
+    def __init__(self, answer: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(residual=True)
+        self.answer = answer
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """What no reading of the weights gives."""
+        return self.answer(self.dense(self.qkv(tokens)[..., :12].tanh()))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [lambda mixed: mixed, lambda mixed: mixed[:, -1:], lambda mixed: mixed.sum()],
+    ids=["each alone", "one row", "a number"],
+)
+def test_a_module_that_mixes_no_tokens_is_not_taken_for_a_causal_one(
+    answer: Callable[[Tensor], Tensor],
+) -> None:
+    """No answer of it changes with a later token, nor with an earlier one."""
+    assert not conformance.module(WithoutTokens(answer), num_heads=3).declaration.always_causal
 
 
 @pytest.mark.parametrize("stored", [None, 9, 64])

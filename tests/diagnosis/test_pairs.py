@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from examples import core
+from examples import CLAUSES, core, problem
 from torch import Tensor
 
 import conformance
@@ -187,24 +187,53 @@ def hiding_before_scaling(
     return (scores.masked_fill(hidden, -torch.inf) * scale).softmax(-1) @ value
 
 
-@pytest.mark.parametrize(("masks", "condition"), [([], ""), (["keep"], "without a mask")])
-def test_answers_that_have_nan_hide_no_name_of_the_others(masks: list[str], condition: str) -> None:
-    """They are of a scale of zero or less, which hidden logits must not be multiplied by."""
-    promises = {"causal": "bottom-right", "empty_rows": "any", "features": ["scale"]}
-    promises["masks"] = masks
-    candidate = conformance.core(**promises)(hiding_before_scaling)
+PROMISED = {"causal": "bottom-right", "empty_rows": "any", "features": ["scale"]}
+
+
+def beside_nan(**promises: Any) -> list[Any]:
+    """What explains the answers without NaN of what hides before it scales."""
+    candidate = conformance.core(**{**PROMISED, **promises})(hiding_before_scaling)
     diagnostician = Diagnostician(Subject(candidate, "float32"))
     search = diagnostician._search(diagnostician._observation.whole)
     assert any(one.output.isnan().any() for one in search.observed)
-    explained = diagnostician._pairs.besides_nan(search)
-    assert names_of(explained) == [{"causal-top-left"}]
-    assert condition in explained[0].entry["text"]
-    if masks:
-        return
-    right = conformance.core(**{**promises, "causal": "top-left"})(hiding_before_scaling)
-    diagnostician = Diagnostician(Subject(right, "float32"))
-    search = diagnostician._search(diagnostician._observation.whole)
-    assert diagnostician._pairs.besides_nan(search) == []
+    return diagnostician._pairs.besides_nan(search)
+
+
+@pytest.mark.parametrize(("masks", "limited"), [([], False), (["keep"], True)])
+def test_answers_that_have_nan_hide_no_name_of_the_others(
+    masks: list[str],
+    limited: bool,  # noqa: FBT001
+) -> None:
+    """They are of a scale of zero or less, which hidden logits must not be multiplied by."""
+    (explained,) = beside_nan(masks=masks)
+    assert names_of([explained]) == [{"causal-top-left"}]
+    assert ("only without a mask" in explained.entry["text"]) == limited
+
+
+def test_right_answers_beside_some_that_have_nan_have_no_name() -> None:
+    """Nothing is wrong but those."""
+    assert beside_nan(masks=[], causal="top-left") == []
+
+
+def test_a_loss_of_precision_is_no_cause_of_nan() -> None:
+    """It explains the answers that are numbers, and not the failure of one that has none."""
+
+    def attend(
+        query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False, scale: float = 0.5
+    ) -> Tensor:
+        rounded = ((query @ key.mT).bfloat16() * 1.0).to(query.dtype)
+        hidden = torch.ones(rounded.shape[-2:], dtype=torch.bool).triu(1) & causal
+        return (rounded.masked_fill(hidden, -torch.inf) * scale).softmax(-1) @ value
+
+    promises = {"causal": "top-left", "empty_rows": "any", "features": ["scale"], "masks": []}
+    promises["geometry"] = {"head_size": 4}
+    diagnostician = Diagnostician(Subject(conformance.core(**promises)(attend), "float32"))
+    plain = problem(head_size=4, values="normal")
+    named = [entry["name"] for entry in diagnostician.explain(CLAUSES["numerics.golden"], plain)]
+    assert named == ["scores-in-bfloat16"]
+    without = plain.replace(scale=0.0, causal=True)
+    named = [entry["name"] for entry in diagnostician.explain(CLAUSES["numerics.golden"], without)]
+    assert "scores-in-bfloat16" not in named
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,7 @@ class StatementReader:
         self._fitted: dict[Inputs, list[NamedMistake]] = {}
         self._first_statements: list[NamedMistake] = []
         self._at_the_turn: list[NamedMistake] | None = None
+        self._far: list[NamedMistake] = []
         self._sources_read = self._slopes_read = False
         self._heads_left = FEW_ANSWERS
 
@@ -173,7 +174,9 @@ class StatementReader:
         if self._at_the_turn is None and any(few) and (all(few) or not self.known):
             self._at_the_turn = self._where_hidden_keys_win()
         yield self._at_the_turn or []
-        yield list(far_position_statements(wrong))
+        far = list(far_position_statements(wrong))
+        self._far += far  # searches know a statement by its identity: it must outlive them
+        yield far
 
     def _where_hidden_keys_win(self) -> list[NamedMistake]:
         """What is read where hidden keys weigh as much as the only one that is kept."""
@@ -194,10 +197,11 @@ class StatementReader:
             return ordered
         if not inputs.is_layer:
             reading = read(self.subject, inputs, self.known, finite=False)
-            said = [] if reading is None or not _is_legible(reading) else self._of(reading)
-            if reading is not None and not self._slopes_read:
+            said = []
+            if reading is not None and _is_legible(reading):
+                said += self._of(reading)
+                said += [] if self._slopes_read else _slopes(self.subject, reading, self.known)
                 self._slopes_read = True
-                said += _slopes(self.subject, reading)
             said += head_answer_statements(answer)
             said += [*shift_statements(answer), *alike_row_statements(answer)]
             return [*said, *zeroed_token_statements(inputs)]
@@ -228,7 +232,7 @@ class StatementReader:
         return said
 
 
-def _slopes(subject: Subject, reading: Reading) -> Iterator[NamedMistake]:
+def _slopes(subject: Subject, reading: Reading, known: Combination) -> Iterator[NamedMistake]:
     """Slopes of a declared bias by distance, read at each number of heads that may be asked."""
     slopes, tables = slopes_of(reading), {}
     right = golden.alibi_slopes(reading.sizes.num_heads)
@@ -237,7 +241,9 @@ def _slopes(subject: Subject, reading: Reading) -> Iterator[NamedMistake]:
     for count in range(1, MOST_SLOPES + 1):
         entry = BatteryEntry(sizes=(1, count, count, *_FEW_TOKENS), seed=61)
         problem = fitted_problem(subject, entry)
-        other = None if problem is None else read(subject, subject.inputs(problem))
+        if problem is None or problem.geometry.num_heads in tables:
+            continue
+        other = read(subject, subject.inputs(problem), known)
         if other is not None and (read_slopes := slopes_of(other)):
             tables[len(read_slopes)] = read_slopes
     if tables:

@@ -26,7 +26,7 @@ from .terms import ADDED, SCORES, Term, TermValues
 # Heads whose mixture is read: the equations grow with their square.
 MOST_HEADS: Final = 16
 # Heads of which every number is said.
-SAID: Final = 4
+MOST_HEADS_SAID: Final = 4
 _ONE: Final = Number("1", lambda _sizes: 1.0)
 
 
@@ -150,9 +150,11 @@ def slopes_of(reading: Reading) -> list[float] | None:
 
     It may be the declared one.
     """
+    if reading.attention.alibi is None:
+        return None
     fit = LogitFit(reading, right_rows=True)
     scores, bias = fit.column(SCORES), fit.column(ADDED[0])
-    if reading.attention.alibi is None or scores is None or not fit.count:
+    if scores is None or not fit.count:
         return None
     apart = _distances(reading.call, bottom_right=alignments(reading)[0])
     heads = range(reading.sizes.num_heads)
@@ -164,7 +166,7 @@ def slopes_of(reading: Reading) -> list[float] | None:
 
 def tabulated_slopes(tables: Mapping[int, Sequence[float]]) -> NamedMistake:
     """Slopes that are known of some numbers of heads, those of a few heads in words."""
-    count = max((count for count in tables if count <= SAID), default=min(tables))
+    count = max((count for count in tables if count <= MOST_HEADS_SAID), default=min(tables))
 
     def of(sizes: Geometry) -> list[float]:
         if sizes.num_heads not in tables:
@@ -172,8 +174,9 @@ def tabulated_slopes(tables: Mapping[int, Sequence[float]]) -> NamedMistake:
         return list(tables[sizes.num_heads])
 
     listed = ", ".join(f"{in_digits(one)} in head {h}" for h, one in enumerate(tables[count]))
-    read = HeadNumbers(f"{listed} of {count} heads, and others of other numbers", of)
-    return _with_slopes(read)
+    heads = "1 head" if count == 1 else f"{count} heads"
+    others = ", and others of other numbers" if len(tables) > 1 else ""
+    return _with_slopes(HeadNumbers(f"{listed} of {heads}{others}", of))
 
 
 def _differ(reading: Reading, read: Sequence[float]) -> bool:

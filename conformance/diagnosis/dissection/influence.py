@@ -121,7 +121,7 @@ def orders(reading: Reading) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]
 def orders_along(
     axis: int, count: int, *, pages: bool = False
 ) -> tuple[tuple[str, Callable[[Tensor], Tensor]], ...]:
-    """Orders along an axis that change something of so many places, all those of ``pages`` too."""
+    """Orders that move one of ``count`` places along an axis; with ``pages`` all of tiles."""
     return tuple(
         (f"of {PLACES[axis]}s {words}", _ordered(order, axis))
         for words, order in (*_ORDERS, *(_PAGES if pages else _PAGES[: len(BLOCKS) - 1]))

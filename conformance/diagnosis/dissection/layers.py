@@ -397,25 +397,25 @@ def alike_row_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
     if answer.inputs.is_layer or not answer.fits:
         return
     empty = answer.exact.core.empty
-    for words, rows, fix in (
-        ("rows that have a key", ~empty, _FIX_NUMBERS),
-        ("rows without keys", empty, "answer rows without keys as declared, whatever was added up"),
-    ):
+    for without_keys, rows in ((False, ~empty), (True, empty)):
         read, right = answer.output[rows], answer.exact.output[rows]
         number = float(read.flatten()[0]) if read.numel() else 0.0
         same = read.isnan() if math.isnan(number) else read == number
-        if not bool(same.all()) or bool((read == right).all()):
+        if not bool(same.all()) or bool(((read == right) | (read.isnan() & right.isnan())).all()):
             continue
         said = "NaN" if math.isnan(number) else f"{number:.4g}"
+        words = "rows without keys" if without_keys else "rows that have a key"
         yield statement(
             f"answer: {said} in {words}",
             f"the answer is {said} in all {words}",
-            fix,
-            core=partial(_with_rows, number, words == "rows without keys"),
+            _FIX_EMPTY if without_keys else _FIX_NAN if math.isnan(number) else _FIX_NUMBER,
+            core=partial(_with_rows, number, without_keys),
         )
 
 
-_FIX_NUMBERS: Final = (
+_FIX_EMPTY: Final = "answer rows without keys as declared, whatever was added up"
+_FIX_NUMBER: Final = "compute these rows from their keys and values"
+_FIX_NAN: Final = (
     "look for what divides by zero, takes infinity off infinity or multiplies it by zero: before "
     "the first key a running maximum is minus infinity"
 )

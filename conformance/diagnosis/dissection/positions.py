@@ -326,9 +326,9 @@ def _of_places(sizes: Geometry) -> Iterator[Term]:
 
 
 def _up_to(most: int) -> Iterator[int]:
-    """Numbers from two on; of many those that tables are made for."""
+    """Whole numbers from two to ``most``; of more than are read, powers of two from 16 on."""
     powers = (2**power for power in range(4, most.bit_length()))
-    yield from range(2, most + 1) if most < MOST_KEYS else powers
+    yield from range(2, most + 1) if most <= MOST_KEYS else powers
 
 
 def _from_the_other_end(at: Tensor, place: PositionSizes) -> Tensor:

@@ -19,12 +19,13 @@ from ...clauses.subject import Subject
 from ...problems.inputs import Inputs
 from ...problems.problem import Problem
 from ...tolerance import model
-from ..battery import battery
+from ..battery import battery, plain_problem
 from ..conditions import Condition
 from ..mistaken_answer import ActedAnswers
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import admitted_by_mask, unmasked_logits
 from ..narrowing import in_words, telling_apart
+from ..neighbours import neighbours
 from ..observed_gradients import near, room
 from .reading import Number, numbers
 
@@ -282,12 +283,14 @@ def explain_weights(
     subject: Subject,
     mistakes: Iterable[NamedMistake],
     acted: ActedAnswers,
-    confirming: Iterable[Inputs],
+    *,
+    seed: int,
 ) -> list[dict[str, Any]]:
     """What is returned in place of the weights, as the report's entry; [] where it is right.
 
-    What is stated holds for all of the battery, and for inputs that are ``confirming``. It is one
-    of ``CONTENTS``, or what the weights are where one of the mistakes is made.
+    What is stated holds for all of the battery, and near the plainest problem with other values:
+    ``seed`` is added to that of their draw. It is one of ``CONTENTS``, or what the weights are
+    where one of the mistakes is made.
     """
     if "weights" not in subject.declaration.features:
         return []
@@ -301,7 +304,9 @@ def explain_weights(
     proposed: list[Content] = []
     for contents in ways:
         proposed = proposed or [one for one in contents if _explain(one, observed) is not None]
-    unseen = list(_observe(subject, confirming)) if proposed else []
+    base = plain_problem(subject) if proposed else None
+    fresh = [] if base is None else neighbours(subject, base.replace(seed=base.seed + seed))
+    unseen = list(_observe(subject, map(subject.inputs, fresh)))
     for content in proposed:
         conditions = _explain(content, observed)
         if conditions is not None and _confirmed(content, conditions, unseen):

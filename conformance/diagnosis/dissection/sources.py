@@ -99,10 +99,7 @@ def key_order_statements(reading: Reading) -> Iterator[NamedMistake]:
 
 
 def operand_statements(reading: Reading, *, of_tokens: bool = False) -> Iterator[NamedMistake]:
-    """Queries or keys that are laid out or read in another order of axes.
-
-    Or ``of_tokens``: keys, or keys and values, in another order than values and mask, or than that.
-    """
+    """Queries or keys in another order of axes, or keys ``of_tokens`` in another than the mask."""
     axes = product(MOVES[-2 * len(AXIS_ORDERS) :], ("query", "key", "query and key"))
     orders_of_keys = orders_along(2, reading.sizes.key_length, pages=True)
     tokens = product(orders_of_keys, ("key", "key and value"))
@@ -117,17 +114,19 @@ def operand_statements(reading: Reading, *, of_tokens: bool = False) -> Iterator
         weights = golden.softmax(logits.masked_fill(~attention.allowed, -math.inf))
         got = move(reading.weights.mT).mT if "value" in role else reading.weights
         if reading.agree(weights, got):
-            yield _statement_of_operand(role, words, move)
+            yield _statement_of_operand(role, words, move, of_tokens=of_tokens)
 
 
-def _statement_of_operand(role: str, words: str, move: Callable[[Tensor], Tensor]) -> NamedMistake:
+def _statement_of_operand(
+    role: str, words: str, move: Callable[[Tensor], Tensor], *, of_tokens: bool
+) -> NamedMistake:
     def heads(_call: DeclaredCall, before: Heads) -> Heads:
         named = zip(("query", "key", "value"), before, strict=True)
         query, key, value = (move(tensor) if name in role else tensor for name, tensor in named)
         return query, key, value
 
     text, fix = f"the {role} {words} enters the products", _OWN.format(role)
-    if words.startswith("of tokens"):
+    if of_tokens:
         text = f"the {role} {words} is read in place of each one's own"
         fix = "read keys, values and mask in one order of tokens: pages in that of their table"
     return statement(f"operand: {role} {words}", text, fix, heads=heads)

@@ -151,7 +151,7 @@ def visibility_statements(reading: Reading) -> Iterator[NamedMistake]:
     unread = ~lost & allowed & ~seen  # too small to be missed
     losing = _described(reading, lost, allowed & rows & ~unread & ~lost)
     fills = _fills(reading, uncovered)
-    normalised = _sums_to_one(reading, rows)
+    normalised = _is_renormalised(reading, rows)
     whole = bool((lost.any(-1) & ~seen.any(-1)).any())
     for hidden in HIDDEN:
         table = hidden.holds(reading.call)
@@ -243,8 +243,12 @@ def keys_at_steps(chosen: Tensor) -> Iterator[Cells]:
         yield at_steps(int(indices[0]), int(steps[0]))
 
 
-def _sums_to_one(reading: Reading, rows: Tensor) -> bool:
-    if reading.attention.sinks is not None:  # they take their share: what keys have left tells
+def _is_renormalised(reading: Reading, rows: Tensor) -> bool:
+    """Whether what lost keys had is shared out among the rest: they are lost before the softmax.
+
+    Rows then sum to one. Beside sinks, which have a share, the weights of other keys are larger.
+    """
+    if reading.attention.sinks is not None:
         apart = (reading.weights - reading.attention.weights).abs()
         return bool((apart > ROOM * reading.error)[rows & reading.visible].any())
     rows = rows & reading.visible.any(dim=-1, keepdim=True)  # a row that has lost all sums to zero

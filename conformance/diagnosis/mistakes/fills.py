@@ -300,7 +300,7 @@ FILLED: Final[tuple[NamedMistake, ...]] = (
     ),
     *named("mask-multiplies-logits", "mask.no-leak", where=has_mask)(
         "a hidden key keeps a logit of 0: the logits are multiplied by the 0/1 mask, or filled "
-        "with a number near zero, as 1e-9 is and -1e9 is not",
+        "with a number near zero, such as 1e-9 where -1e9 is meant",
         _FILL,
         {"core": operated("mask", filled(0.0))},
     ),

@@ -367,7 +367,8 @@ def _window_at(*, bottom_right: bool, side: str = "") -> InputsChange:
             return None
         left, right = inputs.window
         moved, own = keys_ahead(call, bottom_right=bottom_right), keys_ahead(call)
-        first, last = (own if side == other else moved for other in ("right", "left"))
+        first = own if side == "right" else moved
+        last = own if side == "left" else moved
         admitted = ((first >= -left) | (left < 0)) & ((last <= right) | (right < 0))
         keep = admitted[None, None] if inputs.keep is None else inputs.keep & admitted
         return inputs.replace(window=None, keep=keep)
@@ -440,11 +441,13 @@ WINDOWS: Final[tuple[NamedMistake, ...]] = (
         _ALIGN,
         {"inputs": _window_at(bottom_right=False)},
         {
-            "sentence": "the left side of the window is placed as if counted from the first key",
+            "sentence": "the left side of the window is placed as if the first query stood at "
+            "the first key",
             "inputs": _window_at(bottom_right=False, side="left"),
         },
         {
-            "sentence": "the right side of the window is placed as if counted from the first key",
+            "sentence": "the right side of the window is placed as if the first query stood at "
+            "the first key",
             "inputs": _window_at(bottom_right=False, side="right"),
         },
     ),
@@ -453,11 +456,13 @@ WINDOWS: Final[tuple[NamedMistake, ...]] = (
         _ALIGN,
         {"inputs": _window_at(bottom_right=True)},
         {
-            "sentence": "the left side of the window is placed as if counted from the last key",
+            "sentence": "the left side of the window is placed as if the last query stood at "
+            "the last key",
             "inputs": _window_at(bottom_right=True, side="left"),
         },
         {
-            "sentence": "the right side of the window is placed as if counted from the last key",
+            "sentence": "the right side of the window is placed as if the last query stood at "
+            "the last key",
             "inputs": _window_at(bottom_right=True, side="right"),
         },
     ),

@@ -89,7 +89,7 @@ POINTS: Final[tuple[NamedMistake, ...]] = (
     ),
     *named("mask-multiplies-logits", "mask.no-leak", needs="mask")(
         "a hidden key keeps a logit of 0: the logits are multiplied by the 0/1 mask, or filled "
-        "with a number near zero, as 1e-9 is and -1e9 is not",
+        "with a number near zero, such as 1e-9 where -1e9 is meant",
         "fill the hidden logits with minus infinity instead",
         {"changes": {"mask_operation": "multiply-logits"}},
     ),
