@@ -411,7 +411,8 @@ def _texts(name: str, value: str | Iterable[str]) -> tuple[str, ...]:
         every = tuple(value)
         if all(isinstance(text, str) for text in every):
             return every
-    msg = f"{name}={value!r:.80} is neither a text nor several: give one, or a list of them"
+    such = {"dtypes": "float32", "only": "mask.golden", "skip": "mask.*"}[name]
+    msg = f"{name}={value!r:.80} is neither a text nor several: give {such!r}, or a list of such"
     raise UsageError(msg)
 
 
