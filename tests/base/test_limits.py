@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import gc
 import time
+import weakref
 
 import pytest
 
 from conformance.base.limits import (
+    RUNS_UNSEARCHED,
     Deadline,
     left_over,
     read_bytes,
@@ -108,3 +110,19 @@ def test_what_is_no_size_of_memory(text: str) -> None:
     with pytest.raises(UsageError, match="is no size of memory"):
         read_bytes(text)
     assert read_bytes("1.5K") == 1536
+
+
+class InCycle:
+    """What refers to itself: nothing but a search frees it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_runs_leave_in_cycles_is_freed_after_some() -> None:
+    """Each run passes over what was there before, and would keep what all before it have left."""
+    left = []
+    for _ in range(3 * RUNS_UNSEARCHED):
+        with unsearched():
+            left.append(weakref.ref(InCycle()))
+    assert sum(one() is not None for one in left) < RUNS_UNSEARCHED
