@@ -307,10 +307,11 @@ def _of_places(sizes: Geometry) -> Iterator[Term]:
                 f"{name} divided by {number} and rounded down",
                 Turn(places=_of(side, partial(_divided, number=number))),
             )
-        yield turned(
-            f"{name} counted from the last token",
-            Turn(places=_of(side, lambda at: at.flip(0))),
-        )
+        if side != "both" or sizes.query_length != sizes.key_length:  # else angles are negative
+            yield turned(
+                f"{name} counted from the last token",
+                Turn(places=_of(side, lambda at: at.flip(0))),
+            )
     for number in (n for size in _up_to(max(longest, 4)) for n in (size - 1, 1 - size)):
         ahead = "ahead" if number > 0 else "behind"
         yield turned(
