@@ -295,8 +295,8 @@ class Trial:
         """The answer to drawn tokens, of which one has the other sign where its index is given."""
         batch = _BATCH if self.batched else 1
         inputs = draw(widths, lengths, self.calling.inputs, batch, dtype)
-        for tokens in {id(tokens): tokens for tokens in inputs}.values():
-            if turned is not None:
+        if turned is not None:
+            for tokens in {id(tokens): tokens for tokens in inputs}.values():
                 tokens[:, turned].neg_()
         used = inputs[: {"self": 1, "memory": 2}.get(self.calling.inputs, 3)]
         if not self.batched:

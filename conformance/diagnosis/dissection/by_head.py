@@ -133,10 +133,8 @@ def _with_slopes(read: HeadNumbers) -> NamedMistake:
 
     def more(call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
         of_last = call.semantics.causal_alignment == "bottom-right"
-        of_heads, apart = (
-            read.of_heads(call.inputs.geometry),
-            _distances(call, bottom_right=of_last),
-        )
+        of_heads = read.of_heads(call.inputs.geometry)
+        apart = _distances(call, bottom_right=of_last)
         return None if attention.alibi is None else -of_heads * apart - attention.alibi
 
     words = f"a bias by distance whose slope is {read.words}"
