@@ -1,18 +1,21 @@
 """``conformance check``: every clause on every candidate of the targets.
 
-With ``--watch`` it runs again whenever a file next to the targets changes.
+With ``--watch`` it runs again whenever a file next to the targets changes, also during a run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import click
 
@@ -236,6 +239,7 @@ def check_command(
         max_memory=max_memory,
     )
     context = warm_context() if watch else None
+    changes = Changes(targets) if watch else None
 
     def run(began: float) -> int:
         failed = last_failed(targets) if failed_first else ()
@@ -243,6 +247,7 @@ def check_command(
         with (
             progress_bar() as progress,
             on_cluster(options, cluster, per_worker, work.jobs) as machines,
+            contextlib.nullcontext() if changes is None else changes.ending(),
         ):
             report = check(
                 replace(options, first=first),
@@ -258,6 +263,8 @@ def check_command(
                     partial(WorkerPool, context=context) if machines is None else machines.make_pool
                 ),
             )
+        if changes is not None and changes.ended_run:
+            return EXIT_INTERRUPTED
         report["fail_on"] = "should" if strict else "must"
         remember_failed(targets, report)
         try:
@@ -266,10 +273,10 @@ def check_command(
             show_run(report, stream_for(views, json_path), github=github, verbosity=verbosity)
         return exit_code(report, strict=strict)
 
-    if not watch:
+    if changes is None:
         return run(began)
     try:
-        return run_again(run, targets)
+        return run_again(run, changes)
     finally:
         end_warm()
 
@@ -287,35 +294,104 @@ def check_watching() -> None:
         raise UsageError(msg)
 
 
-def run_again(run: Callable[[float], int], targets: Sequence[str]) -> int:
+class _FileChangedError(KeyboardInterrupt):
+    """A file changed while a run judged what it was before."""
+
+
+class Changes:
+    """Changes of files beside the targets, which a thread waits for; one ends the run it meets.
+
+    A verdict on what is no longer there helps nobody, and a candidate that hangs may be mended.
+    """
+
+    def __init__(self, targets: Sequence[str]) -> None:
+        self.ended_run = False
+        self._folders = list(_folders(targets))
+        self._judging = False
+        self._began, self._came, self._over = (threading.Event() for _ in range(3))
+        self._thread = threading.Thread(target=self._wait_for_all, daemon=True)
+
+    def __enter__(self) -> Self:
+        """Wait for changes from now on."""
+        signal.signal(signal.SIGUSR1, self._end_run)
+        self._thread.start()
+        self._began.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait no longer."""
+        self._over.set()
+        self._thread.join()
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """Where a change raises KeyboardInterrupt, once."""
+        self.ended_run, self._judging = False, True
+        try:
+            if self._came.is_set():
+                self._end_run()
+            yield
+        finally:
+            self._judging = False
+
+    def wait(self) -> None:
+        """Return after the next change, or at once after one that was not waited for yet."""
+        while not self._came.wait(_TIMEOUT / 1000):
+            pass
+
+    def forget(self) -> None:
+        """What changed so far is judged by the run that begins now."""
+        self._came.clear()
+
+    def _wait_for_all(self) -> None:
+        from watchfiles import PythonFilter, watch  # noqa: PLC0415 (an extra)
+
+        for changed in watch(
+            *self._folders,
+            watch_filter=PythonFilter(extra_extensions=_SUFFIXES),
+            stop_event=self._over,
+            yield_on_timeout=True,  # nothing, at first once it watches
+            rust_timeout=_TIMEOUT,
+        ):
+            self._began.set()
+            if changed:
+                self._came.set()
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    def _end_run(self, *_: object) -> None:
+        """Called in the main thread, so that nothing is ended but a run."""
+        if self._judging:
+            self._judging, self.ended_run = False, True
+            raise _FileChangedError
+
+
+def run_again(run: Callable[[float], int], changes: Changes) -> int:
     """Run at once and after every change, until Ctrl-C; the exit code of the last run's verdict.
 
     Bad input ends no watch: the next change may mend it. What is interrupted then has no verdict.
     """
-    from watchfiles import PythonFilter, watch  # noqa: PLC0415 (an extra)
-
-    matters = PythonFilter(extra_extensions=_SUFFIXES)
-    # It yields nothing at each timeout, first at once: changes during a run are reported after it.
-    changes = watch(
-        *_folders(targets), watch_filter=matters, yield_on_timeout=True, rust_timeout=_TIMEOUT
-    )
-    next(changes)
-    code = _run_once(run)
-    while code != EXIT_INTERRUPTED:
-        sys.stdout.flush()
-        click.echo("\nwaiting for a change (Ctrl-C ends)", err=True)
-        try:
-            while not next(changes):
-                pass
-        except KeyboardInterrupt:
-            break
-        code = _run_once(run)
-    return EXIT_INTERRUPTED if code == EXIT_USAGE else code
+    with changes:
+        while True:
+            changes.forget()
+            code = _run_once(run)
+            if changes.ended_run:
+                click.echo("\na file changed: it is judged anew", err=True)
+                continue
+            if code == EXIT_INTERRUPTED:
+                return code
+            sys.stdout.flush()
+            click.echo("\nwaiting for a change (Ctrl-C ends)", err=True)
+            try:
+                changes.wait()
+            except KeyboardInterrupt:
+                return EXIT_INTERRUPTED if code == EXIT_USAGE else code
 
 
 def _run_once(run: Callable[[float], int]) -> int:
     try:
         return run(time.monotonic())
+    except _FileChangedError:
+        return EXIT_INTERRUPTED
     except UsageError as error:
         click.echo(f"conformance: {printable(str(error))}", err=True)
         return EXIT_USAGE

@@ -124,16 +124,18 @@ def _overview(candidates: Sequence[Record]) -> Fitting:
     rows = []
     for candidate in candidates:
         name, verdict = candidate["name"], _styled(candidate["verdict"])
-        worst = " ".join(worst_margin(candidate)).rstrip()
+        worst, slug = worst_margin(candidate)
         numbers = [str(count(candidate, column) or "-") for column in columns]
         cells = [name, verdict, *numbers, f"{candidate['seconds']:.1f}", worst]
         counts = [
             f"{number} {column}" for column in COLUMNS if (number := count(candidate, column))
         ]
         line = Text.assemble(_styled(candidate["verdict"]), ": ", ", ".join(counts))
-        line.append(f", {wording.seconds(candidate['seconds'])}, worst margin {worst}")
+        line.append(
+            f", {wording.seconds(candidate['seconds'])}, worst margin {worst} {slug}".rstrip()
+        )
         rows.append((cells, [Text(name, style="bold"), indented(line, 2)]))
-    heads = ["candidate", "verdict", *numeric(*columns, "seconds"), "worst margin"]
+    heads = ["candidate", "verdict", *numeric(*columns, "seconds", "worst margin")]
     return fitting(heads, rows)
 
 

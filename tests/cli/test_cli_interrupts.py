@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 import psutil
@@ -286,3 +287,29 @@ def test_a_watch_runs_again_and_ends_with_an_interrupt(folder: Path) -> None:
     assert process.returncode in (0, 130), err
     assert "Traceback" not in err
     assert "my_kernel (core, attn.py:my_kernel): conforms" in out
+
+
+def test_a_change_ends_the_run_of_what_was_there_before(folder: Path) -> None:
+    """What hangs, and is mended meanwhile, is judged anew at once and not after its time limit."""
+    write(folder, {"attn.py": "while True:\n    pass\n" + KERNEL})
+    process = subprocess.Popen(
+        [*COMMAND, "check", "attn.py", *FEW, "--watch", "--timeout", "600"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until = time.monotonic() + LONGEST
+    while not any("forkserver" in line for line in _commands_below(process.pid)):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    time.sleep(3)
+    write(folder, {"attn.py": KERNEL})
+    assert process.stderr is not None
+    told = iter(process.stderr.readline, "")
+    assert "a file changed: it is judged anew" in "".join(
+        takewhile(lambda line: not line.startswith("waiting"), told)
+    )
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=LONGEST)
+    assert "my_kernel (core, attn.py:my_kernel): conforms" in out
+    assert "Traceback" not in err
