@@ -36,9 +36,13 @@ from .bias_statements import (
     fill_of_layer_statements,
     misplaced_bias_statements,
 )
-from .bounded_logits import clamped_logit_statements, raised_logit_statements
 from .by_head import head_statements, slopes_of, tabulated_slopes
-from .comparisons import comparison_statements
+from .changed_logits import (
+    clamped_logit_statements,
+    raised_logit_statements,
+    temperature_statements,
+)
+from .comparisons import comparison_statements, tiled_window_statements
 from .denominators import sink_statements, sum_statements
 from .formulas import formula_statements, loop_statements, scale_statements
 from .influence import (
@@ -58,7 +62,7 @@ from .layers import (
     query_and_key_statements,
     with_mistake,
 )
-from .logits import fitted_scales, logit_statements, temperature_statements
+from .logits import fitted_scales, logit_statements
 from .operands import source_statements
 from .reading import MOST_KEYS, Reading, read, readable, together
 from .sources import (
@@ -101,6 +105,7 @@ OF_WEIGHTS: Final = (
     table_statements,
     band_statements,
     window_statements,
+    tiled_window_statements,
     visibility_statements,
     comparison_statements,
     lost_cache_statements,

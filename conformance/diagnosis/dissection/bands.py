@@ -127,10 +127,34 @@ def band_statements(reading: Reading) -> Iterator[NamedMistake]:
         if inputs.causal or right >= 0:
             end = 0 if inputs.causal else right
             behind = most - end if most < int(ahead.max()) else None
+        if declared and not distances.words and (moved := _limited(reading, before, behind)):
+            yield _band(0, 0, moved, distances, stands=_stands(reading), own_last=False)
         if not declared or distances.words or (before, behind) != (0, 0):
-            stands = "" if declared else _STANDS[reading.call.semantics.causal_alignment]
+            stands = "" if declared else _stands(reading)
             own_last = inputs.causal or right == 0
             yield _band(before, behind, places, distances, stands=stands, own_last=own_last)
+
+
+def _limited(reading: Reading, before: int | None, behind: int | None) -> Places | None:
+    """Places that lie no farther on, or back, from the first key than where they were read.
+
+    None where the ends of the band are not moved alike, or queries stand at the first key anyway.
+    """
+    inputs = reading.call.inputs
+    more = _more_keys(inputs)
+    ends = {before} if inputs.window is not None and inputs.window[0] >= 0 else set()
+    ends |= {behind} if inputs.causal or (inputs.window or (-1, -1))[1] >= 0 else set()
+    moved = ends.pop() if len(ends) == 1 else None
+    if not moved or reading.call.semantics.causal_alignment != "bottom-right":
+        return None
+    end = more + moved
+    if moved < 0 <= end:
+        said = f"the last key, but no more than {end} keys after the first"
+        return Places(said, lambda call: min(_more_keys(call), end))
+    if end <= 0 < moved:
+        said = f"the last key, but no more than {-end} keys before the first"
+        return Places(said, lambda call: max(_more_keys(call), end))
+    return None
 
 
 def _tellable(reading: Reading, *, hidden: bool) -> Iterator[tuple[Places, Distances, bool]]:
@@ -264,63 +288,7 @@ def window_statements(reading: Reading) -> Iterator[NamedMistake]:
                 "says -1",
                 inputs=inputs_for,
             )
-    yield from _at_tiles(reading)
     yield from _besides(reading)
-
-
-@dataclass(frozen=True)
-class TiledWindow:
-    """A window whose ends lie where tiles of keys do, the sides that are named.
-
-    They are moved ``outwards``, so that tiles are shown whole, or inwards, so that parts are lost.
-    """
-
-    size: int
-    sides: tuple[str, ...]
-    outwards: bool
-
-    @property
-    def words(self) -> str:
-        """What follows "a window shows"."""
-        whole = "the whole tile" if self.outwards else "no part of a tile"
-        ends = " and ".join({"before": "begins", "after": "ends"}[side] for side in self.sides)
-        return f"{whole} of {self.size} keys in which it {ends}"
-
-    def inputs_for(self, call: DeclaredCall) -> Inputs | None:
-        """The keys that are shown, as a table."""
-        inputs = call.inputs
-        if inputs.window is None:
-            return None
-        (left, right), sizes = inputs.window, inputs.geometry
-        bottom_right = call.semantics.causal_alignment == "bottom-right"
-        ahead = _ahead(inputs, PLACES[0 if bottom_right else 1], DISTANCES[0])
-        keys = torch.arange(sizes.key_length)
-        own = keys - ahead  # where each query stands
-        first, end = own - left, own + right + 1
-        if "before" in self.sides:
-            first = (first if self.outwards else first + self.size - 1) // self.size * self.size
-        if "after" in self.sides:
-            end = (end + self.size - 1 if self.outwards else end) // self.size * self.size
-        kept = ((keys >= first) | (left < 0)) & ((keys < end) | (right < 0))
-        return with_table(
-            call, admitted_by_mask(call) & kept & ((ahead <= 0) | (not inputs.causal))
-        )
-
-
-def _at_tiles(reading: Reading) -> Iterator[NamedMistake]:
-    """Windows whose ends are rounded to those of tiles."""
-    for size, sides, outwards in product(
-        BLOCKS[1:], (("before",), ("after",), ("before", "after")), (True, False)
-    ):
-        window = TiledWindow(size, sides, outwards)
-        changed = window.inputs_for(reading.call)
-        if changed is not None and torch.equal(reading.visible, _table(changed)):
-            yield statement(
-                f"band: {window.words}",
-                f"a window shows {window.words}",
-                "go over the tiles that a window meets, and hide what lies outside it in each",
-                inputs=window.inputs_for,
-            )
 
 
 # Keys that are shown besides those of a window, from the mask ``[.., Lq, Lk]`` and their numbers.
@@ -405,6 +373,10 @@ def _of_window(change: WindowChange, places: Places, literal: Literal) -> Inputs
 
 # Where query i stands by the declared alignment.
 _STANDS: Final = {"bottom-right": "i + Lk - Lq", "top-left": "i"}
+
+
+def _stands(reading: Reading) -> str:
+    return _STANDS[reading.call.semantics.causal_alignment]
 
 
 def _keys(count: int, more: str) -> str:

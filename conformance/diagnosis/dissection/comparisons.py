@@ -21,7 +21,7 @@ from ...declare.declaration import SEQUENCES
 from ...problems.arrangements import there
 from ...problems.inputs import Inputs
 from ..mistakes import DeclaredCall, NamedMistake
-from ..mistakes._steps import admitted_by_mask, unmasked_logits
+from ..mistakes._steps import BLOCKS, admitted_by_mask, keys_ahead, unmasked_logits
 from .reading import ROOM, Reading, statement
 from .visibility import with_table
 
@@ -420,4 +420,63 @@ def comparison_statements(reading: Reading) -> Iterator[NamedMistake]:
             yield made.statement()
 
 
-__all__ = ["Comparisons", "comparison_statements"]
+@dataclass(frozen=True)
+class TiledWindow:
+    """A window whose ends lie where tiles of keys do, the sides that are named.
+
+    They are moved ``outwards``, so that tiles are shown whole, or inwards, so that parts are lost.
+    """
+
+    size: int
+    sides: tuple[str, ...]
+    outwards: bool
+
+    @property
+    def words(self) -> str:
+        """What follows "a window shows"."""
+        whole = "the whole tile" if self.outwards else "no part of a tile"
+        ends = " and ".join({"before": "begins", "after": "ends"}[side] for side in self.sides)
+        return f"{whole} of {self.size} keys in which it {ends}"
+
+    def inputs_for(self, call: DeclaredCall) -> Inputs | None:
+        """The keys that are shown, as a table."""
+        inputs = call.inputs
+        if inputs.window is None:
+            return None
+        (left, right), sizes = inputs.window, inputs.geometry
+        ahead = keys_ahead(call)
+        keys = torch.arange(sizes.key_length)
+        own = keys - ahead  # where each query stands
+        first, end = own - left, own + right + 1
+        if "before" in self.sides:
+            first = (first if self.outwards else first + self.size - 1) // self.size * self.size
+        if "after" in self.sides:
+            end = (end + self.size - 1 if self.outwards else end) // self.size * self.size
+        kept = ((keys >= first) | (left < 0)) & ((keys < end) | (right < 0))
+        return with_table(
+            call, admitted_by_mask(call) & kept & ((ahead <= 0) | (not inputs.causal))
+        )
+
+
+def tiled_window_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """Windows whose ends are rounded to those of tiles."""
+    call, seen = reading.call, reading.visible
+    if call.inputs.window is None or bool((seen == reading.attention.allowed).all()):
+        return
+    for size, sides, outwards in product(
+        BLOCKS[1:], (("before",), ("after",), ("before", "after")), (True, False)
+    ):
+        window = TiledWindow(size, sides, outwards)
+        changed = window.inputs_for(call)
+        if changed is not None and torch.equal(
+            seen, changed.allowed(call.semantics).expand_as(seen)
+        ):
+            yield statement(
+                f"band: {window.words}",
+                f"a window shows {window.words}",
+                "go over the tiles that a window meets, and hide what lies outside it in each",
+                inputs=window.inputs_for,
+            )
+
+
+__all__ = ["Comparisons", "TiledWindow", "comparison_statements", "tiled_window_statements"]

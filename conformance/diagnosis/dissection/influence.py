@@ -86,7 +86,7 @@ _OF_TILES: Final[tuple[tuple[str, Order], ...]] = (
     ("exchanged in pairs", _clamped(lambda own: own ^ 1)),
 )
 # Orders of places along an axis: place i reads what stands at ``order(count)[i]``.
-_ORDERS: Final[tuple[tuple[str, Order], ...]] = (
+ORDERS: Final[tuple[tuple[str, Order], ...]] = (
     ("exchanged in pairs", _clamped(lambda own: own ^ 1)),
     ("in the order of even places, then odd ones", _evens_first),
     ("in the order of odd places, then even ones", _odds_first),
@@ -124,7 +124,7 @@ def orders_along(
     """Orders that move one of ``count`` places along an axis; with ``pages`` all of tiles."""
     return tuple(
         (f"of {PLACES[axis]}s {words}", _ordered(order, axis))
-        for words, order in (*_ORDERS, *(_PAGES if pages else _PAGES[: len(BLOCKS) - 1]))
+        for words, order in (*ORDERS, *(_PAGES if pages else _PAGES[: len(BLOCKS) - 1]))
         if not torch.equal(order(count), torch.arange(count))
     )
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
+from ...base.geometry import Geometry
 from ...clauses.subject import Subject
 from ...oracle.yardstick import fitted_scale_error
 from ...problems.inputs import Inputs
@@ -21,7 +22,7 @@ from ..agreement import BatteryAnswer
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import emptied, plain_scores, relogited, with_unmasked
 from .bias_statements import LINEAR_BIASES, additive_mask_times
-from .reading import Number, Reading, logarithms, numbers, statement
+from .reading import Number, Reading, numbers, statement
 from .terms import ADDED, OPERANDS, SCORES, UNCAPPED, Term, capped_at
 
 # Logits that must be left over after a fit, so that it says something.
@@ -265,11 +266,11 @@ def logit_statements(reading: Reading) -> Iterator[NamedMistake]:
     """The mistakes that put together the logits that were read."""
     for composition in compositions(reading):
         if composition.terms == (SCORES,):
+            yield from _growing(composition.factors[0], reading)
             if abs(composition.factors[0] - 1.0) < NEARLY_RIGHT:
                 return
             read = composition.factors[0] * reading.call.scale
             yield from _scales(reading.call, read, reading.same)
-            yield from _growing(composition.factors[0], reading)
         if composition.terms == (SCORES, ADDED[0]) and composition.factors[0] == 1.0:
             for number in numbers(1.0 + composition.factors[1], reading.sizes, reading.same):
                 yield additive_mask_times(number)
@@ -284,10 +285,60 @@ def logit_statements(reading: Reading) -> Iterator[NamedMistake]:
             yield as_mistake(composition.terms, chosen)
 
 
+# Lengths whose logarithm logits are multiplied by (Su, 2021), and bases that are tried, besides the
+# whole number that was read: lengths of training.
+_LENGTHS: Final[tuple[tuple[str, Callable[[Geometry], int]], ...]] = (
+    ("the number of keys", lambda sizes: sizes.key_length),
+    ("the number of queries", lambda sizes: sizes.query_length),
+)
+_BASES: Final = (*(2**power for power in range(1, 18)), *(10**power for power in range(1, 6)))
+_YARN: Final = 0.1  # logits of stretched positions are 1 + 0.1 ln(how far) times larger (YaRN)
+
+
 def _growing(factor: float, reading: Reading) -> Iterator[NamedMistake]:
-    """Scores times a number and the logarithm of a length, which other lengths confirm or not."""
-    for number in logarithms(factor, reading.sizes):
-        yield as_mistake([SCORES], [number])
+    """Scores, or products before a softcap, times what grows with the logarithm of a length.
+
+    Other lengths confirm it or not.
+    """
+    for words, size in _LENGTHS:
+        if size(reading.sizes) > 1:
+            for number in _growths(factor, words, size, reading):
+                yield as_mistake([SCORES], [number])
+                yield _scaled_by(f"the scale and {number.words}", _times_the_scale(number))
+
+
+def _growths(
+    read: float, words: str, size: Callable[[Geometry], int], reading: Reading
+) -> Iterator[Number]:
+    """What a factor may be by the logarithm of a length: to a base, not below one, or a multiple.
+
+    The last may be any number, which the others are closed forms of.
+    """
+    own = math.log(size(reading.sizes))
+
+    def growth(text: str, start: float, step: float, least: float = -math.inf) -> Iterator[Number]:
+        if abs(max(least, start + step * own) - read) <= 2.0 * reading.same * abs(read):
+            yield Number(
+                text, lambda sizes: max(least, start + step * math.log(max(size(sizes), 1)))
+            )
+
+    exponent = own / read if read else 0.0
+    whole = [round(math.exp(exponent))] if 0.0 < exponent < math.log(_BASES[-1]) else []
+    for base in dict.fromkeys((*_BASES, *(one for one in whole if one > 1))):
+        over = math.log(base)
+        if read > 1.0:  # below that it is one
+            yield from growth(f"max(1, ln({words})/ln({base}))", 0.0, 1.0 / over, 1.0)
+            stretched = f"max(1, 1 + {_YARN:g} ln({words}/{base}))"
+            yield from growth(stretched, 1.0 - _YARN * over, _YARN, 1.0)
+        yield from growth(f"ln({words})/ln({base})", 0.0, 1.0 / over)
+    step = float(f"{(read - 1.0) / own:.2g}")
+    if step:
+        yield from growth(f"(1 + {step:g} ln({words}))", 1.0, step)
+    yield from growth(f"{read / own:.6g} ln({words})", 0.0, read / own)
+
+
+def _times_the_scale(number: Number) -> Callable[[DeclaredCall], float]:
+    return lambda call: call.scale * number.value(call.inputs.geometry)
 
 
 def fitted_scales(subject: Subject, answer: BatteryAnswer) -> Iterator[NamedMistake]:
@@ -396,105 +447,3 @@ def as_mistake(terms: Sequence[Term], factors: Sequence[Number]) -> NamedMistake
             "multiply each query with each key of its own head and item, and scale the product",
         )
     return statement(name, text, fix, core=core)
-
-
-@dataclass(frozen=True)
-class Temperature:
-    """A factor of the logits that changes from query to query: a power of ``a + b u``.
-
-    ``u`` is its index, or its place among the keys, or the logarithm of one and that.
-    """
-
-    a: float
-    b: float
-    power: float
-    at_place: bool
-    logarithm: bool
-
-    def steps(self, call: DeclaredCall) -> Tensor:
-        """``u`` of each query: ``[Lq]``."""
-        sizes = call.inputs.geometry
-        first = sizes.key_length - sizes.query_length if self.at_place else 0
-        index = first + torch.arange(sizes.query_length, dtype=torch.float64)
-        return index.log1p() if self.logarithm else index
-
-    def factors(self, call: DeclaredCall) -> Tensor:
-        """What logits are multiplied by: ``[Lq, 1]``, NaN where there is no number."""
-        base = self.a + self.b * self.steps(call)
-        return torch.where(base > 0.0, base, torch.nan).pow(self.power)[:, None]
-
-    @property
-    def words(self) -> str:
-        """What follows "the logits of query i are"."""
-        grown = f"{self.b:g} " * (self.b != 1.0) + ("ln(1 + i)" if self.logarithm else "i")
-        base = f"{self.a:g} + {grown}" if self.a else grown
-        root = "the root of " if abs(self.power) < 1.0 else ""
-        return f"{'divided' if self.power < 0.0 else 'multiplied'} by {root}{base}"
-
-
-_GROWTHS: Final = (1.0, -1.0, 0.5, -0.5)  # powers of what grows from query to query
-
-
-def temperature_statements(reading: Reading) -> Iterator[NamedMistake]:
-    """Logits, or scores, whose factor grows from query to query."""
-    read = _factor_of_each_query(reading)
-    if read is None:
-        return
-    queries, factors = read
-    for power, at_place, logarithm in product(_GROWTHS, (False, True), (False, True)):
-        steps = Temperature(0.0, 1.0, power, at_place, logarithm).steps(reading.call)[queries]
-        target = factors.pow(1.0 / power)
-        if not bool(torch.isfinite(steps).all()):
-            continue
-        table = torch.stack([torch.ones_like(steps), steps], dim=-1)
-        a, b = torch.linalg.lstsq(table, target[:, None]).solution[:, 0].tolist()
-        for digits in range(1, MOST_DIGITS):
-            growth = float(f"{b:.{digits}g}")
-            made = Temperature(round(a, digits), growth, power, at_place, logarithm)
-            off = (made.factors(reading.call)[queries, 0] - factors).abs()
-            if bool((off <= 2.0 * reading.same * factors).all()):
-                yield from (_at_temperature(made, scores=scores) for scores in (False, True))
-                break
-
-
-def _factor_of_each_query(reading: Reading) -> tuple[Tensor, Tensor] | None:
-    """Queries with the factors of their logits; None if they are alike, or logits no multiple."""
-    used = reading.legible & reading.attention.allowed
-    count = used.sum(-1, keepdim=True)
-
-    def centred(values: Tensor) -> Tensor:
-        values = torch.where(used, values, 0.0)
-        return torch.where(used, values - values.sum(-1, keepdim=True) / count.clamp_min(1), 0.0)
-
-    own, got = centred(reading.attention.logits), centred(reading.logits)
-    square = own.square().sum((0, 1, 3))
-    queries = (square > 1.0).nonzero().flatten()  # what tells a thousandth of a factor
-    if len(queries) < FEWEST_LEFT:
-        return None
-    factors = (own * got).sum((0, 1, 3)) / square.clamp_min(_TINY)
-    left = (got - factors[:, None] * own).abs()[:, :, queries]
-    room = 3.0 * (model.LOGIT_READ_TO + reading.logit_error)[:, :, queries]
-    factors = factors[queries]
-    alike = bool((factors - factors.mean()).abs().amax() <= NEARLY_RIGHT * factors.mean().abs())
-    if alike or not bool((factors > 0.0).all()):
-        return None
-    return (queries, factors) if bool((left <= room)[used[:, :, queries]].all()) else None
-
-
-def _at_temperature(made: Temperature, *, scores: bool) -> NamedMistake:
-    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        factors = made.factors(call)
-        bias = attention.bias if scores else None
-        added = 0.0 if bias is None else bias.nan_to_num(neginf=0.0)
-        unknown = factors[:, 0].isnan().expand(attention.empty.shape)
-        logits = (attention.logits - added) * factors.nan_to_num(nan=1.0) + added
-        return relogited(emptied(attention, unknown), logits)
-
-    where = "the query at place i among the keys" if made.at_place else "query i"
-    what = f"the {'scores' if scores else 'logits'} of {where}"
-    return statement(
-        f"logits: {what} {made.words}",
-        f"{what} are {made.words}",
-        "multiply the dot products of every query by the same scale",
-        core=core,
-    )

@@ -466,17 +466,6 @@ def in_digits(number: float) -> str:
     return f"{number:.{2 - math.floor(math.log10(apart))}f}".rstrip("0")
 
 
-def logarithms(read: float, sizes: Geometry) -> Iterator[Number]:
-    """A number that was read as a multiple of the logarithm of a length, which may be any."""
-    for words, size in _SIZES:
-        if words in _LOGARITHMS and size(sizes) > 1:
-            yield _multiple_of_logarithm(read / math.log(size(sizes)), words, size)
-
-
-def _multiple_of_logarithm(factor: float, words: str, size: Callable[[Geometry], int]) -> Number:
-    return Number(f"{factor:.4g} ln({words})", lambda sizes: factor * math.log(max(size(sizes), 1)))
-
-
 def _logarithm_of(words: str, size: Callable[[Geometry], int]) -> Number:
     return Number(f"ln({words})", lambda sizes: math.log(max(size(sizes), 1)))
 

@@ -54,6 +54,14 @@ STATED: dict[str, tuple[Callable[..., Tensor], str]] = {
         banded(lambda more: -more),
         "queries are moved along the keys by the number of queries less that of keys",
     ),
+    "a clipped shift": (
+        banded(lambda more: min(more, 3)),
+        "band: moved, from the last key, but no more than 3 keys after the first",
+    ),
+    "a shift clipped at the front": (
+        banded(lambda more: max(more, -2)),
+        "band: moved, from the last key, but no more than 2 keys before the first",
+    ),
     "the middle": (banded(lambda more: more // 2), "moved, from the middle of the keys"),
     "a ring": (
         banded(distance=lambda before, keys: before % keys),
@@ -180,38 +188,6 @@ def _front(ahead: Tensor, window: tuple[int, int], seen: Tensor, _masked: object
 
 def _either(ahead: Tensor, window: tuple[int, int], seen: Tensor, masked: bool) -> Tensor:  # noqa: FBT001
     return seen | within(ahead, window) if masked else seen & within(ahead, window)
-
-
-def _whole_tiles(ahead: Tensor, window: tuple[int, int], seen: Tensor, _masked: object) -> Tensor:
-    (left, right), keys = window, torch.arange(ahead.shape[1])
-    own = keys - ahead
-    first, end = (own - left) // 4 * 4, (own + right + 4) // 4 * 4
-    return seen & ((keys >= first) | (left < 0)) & ((keys < end) | (right < 0))
-
-
-def _cut_tiles(ahead: Tensor, window: tuple[int, int], seen: Tensor, _masked: object) -> Tensor:
-    keys = torch.arange(ahead.shape[1])
-    first = (keys - ahead - window[0] + 7) // 8 * 8
-    return seen & within(ahead, window) & ((keys >= first) | (window[0] < 0))
-
-
-@pytest.mark.parametrize(
-    ("more", "name"),
-    [
-        (_whole_tiles, "band: the whole tile of 4 keys in which it begins and ends"),
-        (_cut_tiles, "band: no part of a tile of 8 keys in which it begins"),
-    ],
-    ids=["outwards", "inwards"],
-)
-def test_a_window_that_is_rounded_to_tiles_is_stated(
-    more: Callable[..., Tensor], name: str
-) -> None:
-    """Loops over tiles that a window meets show those whole, or lose the part in it."""
-    promises = {"causal": "bottom-right", "features": ["window"], "empty_rows": "zeros"}
-    candidate = core(showing_more(more), masks=["keep"], dtypes=["float32"], **promises)
-    (entry,) = diagnose(Subject(candidate, "float32"))
-    assert entry["name"] == name
-    assert entry["fix"]
 
 
 @pytest.mark.parametrize(

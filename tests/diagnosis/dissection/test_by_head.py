@@ -65,6 +65,34 @@ def test_each_head_has_its_number(function: Callable[..., Tensor], said: str) ->
     assert said in entry["text"]
 
 
+def reordered(order: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """Scores of heads in another order, of a core whose heads share keys and values."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        groups = key.shape[1]
+        key, value = (one.repeat_interleave(query.shape[1] // groups, 1) for one in (key, value))
+        scores = order(scores_of(query, key).unflatten(1, (groups, -1))).flatten(1, 2)
+        return scores.softmax(-1) @ value
+
+    return attend
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        (lambda s: s.flip(2), "heads of each group in the reverse order"),
+        (lambda s: s.roll(1, 1), "groups of heads each in the place of the next"),
+    ],
+    ids=["in groups", "of groups"],
+)
+def test_exchanged_heads_are_told_by_the_order(
+    order: Callable[[Tensor], Tensor], said: str
+) -> None:
+    """Of whatever numbers of heads and groups."""
+    (entry,) = diagnose(subject(reordered(order), geometry={}, features=["gqa"]))
+    assert entry["name"] == f"logits: the scores of {said}"
+
+
 def growing(tensor: Tensor) -> Tensor:
     """Each head times one and half of its index."""
     return tensor * (1.0 + 0.5 * torch.arange(tensor.shape[1]))[:, None, None]

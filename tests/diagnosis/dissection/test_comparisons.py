@@ -73,7 +73,35 @@ def moved(ahead: Tensor, causal: int, window: tuple[int, int], queries: int, _ke
     return ((ahead <= 0) | (not causal)) & windowed(ahead, window)
 
 
+def whole_tiles(
+    ahead: Tensor, causal: int, window: tuple[int, int], queries: int, keys: int
+) -> Tensor:
+    """The tiles that a window meets, whole."""
+    ahead, (left, right), places = ahead - (keys - queries), window, torch.arange(keys)
+    own = places - ahead
+    first, end = (own - left) // 4 * 4, (own + right + 4) // 4 * 4
+    shown = ((places >= first) | (left < 0)) & ((places < end) | (right < 0))
+    return shown & ((ahead <= 0) | (not causal))
+
+
+def cut_tiles(
+    ahead: Tensor, causal: int, window: tuple[int, int], queries: int, keys: int
+) -> Tensor:
+    """A window from the next tile on."""
+    ahead, left, places = ahead - (keys - queries), window[0], torch.arange(keys)
+    shown = (places >= (places - ahead - left + 7) // 8 * 8) | (left < 0)
+    return shown & windowed(ahead, window) & ((ahead <= 0) | (not causal))
+
+
 STATED: dict[str, tuple[Seen, str]] = {
+    "ends outwards to tiles": (
+        whole_tiles,
+        "band: the whole tile of 4 keys in which it begins and ends",
+    ),
+    "an end inwards to tiles": (
+        cut_tiles,
+        "band: no part of a tile of 8 keys in which it begins",
+    ),
     "the flag turned round": (
         flag_turned,
         "band: keys after the query are hidden where the call is not causal, and shown where it is",

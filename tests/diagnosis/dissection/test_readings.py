@@ -16,8 +16,9 @@ from conformance import Semantics
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose, dissection
 from conformance.diagnosis.dissection.bias_statements import additive_mask_statements
+from conformance.diagnosis.dissection.changed_logits import temperature_statements
 from conformance.diagnosis.dissection.denominators import sink_statements, sum_statements
-from conformance.diagnosis.dissection.logits import logit_statements, temperature_statements
+from conformance.diagnosis.dissection.logits import logit_statements
 from conformance.diagnosis.dissection.reading import Reading, in_digits, read, statement
 from conformance.diagnosis.dissection.sources import shared_head_statements, value_statements
 from conformance.diagnosis.dissection.tiles import tile_statements
@@ -86,7 +87,37 @@ def test_a_temperature_by_length_is_read() -> None:
         return logits.softmax(dim=-1) @ value
 
     names = proposed(attend, logit_statements, problem(key_length=9))
-    assert "logits: 0.1603 ln(the number of keys) times the scores" in names
+    assert "logits: 0.160299 ln(the number of keys) times the scores" in names
+    assert "logits: ln(the number of keys)/ln(512) times the scores" in names
+
+
+@pytest.mark.parametrize(
+    ("factor", "said"),
+    [
+        (lambda keys: max(1.0, math.log(keys, 12)), "max(1, ln(the number of keys)/ln(12))"),
+        (
+            lambda keys: 1.0 + 0.1 * math.log(max(keys / 32, 1.0)),
+            "max(1, 1 + 0.1 ln(the number of keys/32))",
+        ),
+        (lambda keys: 1.0 + 0.4 * math.log(keys), "(1 + 0.4 ln(the number of keys))"),
+    ],
+    ids=["base", "stretched", "multiple"],
+)
+@pytest.mark.one_in(2)
+def test_scales_that_grow_with_the_keys_are_stated_before_a_softcap(
+    factor: Callable[[int], float], said: str
+) -> None:
+    """To the base and from the length on that the factor was read to have."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *, softcap: float | None = None) -> Tensor:
+        logits = scores(q, k) * factor(k.shape[2])
+        capped = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+        return capped.softmax(-1) @ v
+
+    (entry,) = diagnose(
+        Subject(core(attend, **{**BARE_FLOAT32, "features": ["softcap"]}), "float32")
+    )
+    assert entry["name"] == f"logits: scaled by the scale and {said}"
 
 
 def test_a_changed_additive_mask_is_read() -> None:

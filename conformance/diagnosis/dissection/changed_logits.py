@@ -1,9 +1,14 @@
-"""Logits that are raised or clamped: to a distance below the row's largest, or to a range."""
+"""Logits that are raised, clamped, or multiplied by what grows from query to query.
+
+They are raised to a distance below the largest of their row, and clamped to a range.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
 from typing import Final
 
 import torch
@@ -12,11 +17,13 @@ from torch import Tensor
 from ..._golden import golden
 from ...tolerance import model
 from ..mistakes import DeclaredCall, NamedMistake
-from ..mistakes._steps import biased, capped_scores, relogited, row_largest
+from ..mistakes._steps import biased, capped_scores, emptied, relogited, row_largest
+from .logits import FEWEST_LEFT, MOST_DIGITS, NEARLY_RIGHT
 from .reading import ROOM, Reading, in_digits, statement
 
 # Digits that a distance below the largest logit is said with.
 _MOST_DIGITS: Final = 4
+_TINY: Final = torch.finfo(torch.float64).tiny
 _SCORES: Final = "let the softmax see the scaled dot products of each query and key as they are"
 
 
@@ -121,3 +128,105 @@ def _clamped(what: str, least: float | None, most: float | None) -> NamedMistake
     said = " and ".join(f"{words} {in_digits(end)}" for words, end in ends if end is not None)
     name = f"{what} are clamped to {said}"
     return statement(f"logits: {name}", f"the {name}", _SCORES, core=core)
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """A factor of the logits that changes from query to query: a power of ``a + b u``.
+
+    ``u`` is its index, or its place among the keys, or the logarithm of one and that.
+    """
+
+    a: float
+    b: float
+    power: float
+    at_place: bool
+    logarithm: bool
+
+    def steps(self, call: DeclaredCall) -> Tensor:
+        """``u`` of each query: ``[Lq]``."""
+        sizes = call.inputs.geometry
+        first = sizes.key_length - sizes.query_length if self.at_place else 0
+        index = first + torch.arange(sizes.query_length, dtype=torch.float64)
+        return index.log1p() if self.logarithm else index
+
+    def factors(self, call: DeclaredCall) -> Tensor:
+        """What logits are multiplied by: ``[Lq, 1]``, NaN where there is no number."""
+        base = self.a + self.b * self.steps(call)
+        return torch.where(base > 0.0, base, torch.nan).pow(self.power)[:, None]
+
+    @property
+    def words(self) -> str:
+        """What follows "the logits of query i are"."""
+        grown = f"{self.b:g} " * (self.b != 1.0) + ("ln(1 + i)" if self.logarithm else "i")
+        base = f"{self.a:g} + {grown}" if self.a else grown
+        root = "the root of " if abs(self.power) < 1.0 else ""
+        return f"{'divided' if self.power < 0.0 else 'multiplied'} by {root}{base}"
+
+
+_GROWTHS: Final = (1.0, -1.0, 0.5, -0.5)  # powers of what grows from query to query
+
+
+def temperature_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """Logits, or scores, whose factor grows from query to query."""
+    read = _factor_of_each_query(reading)
+    if read is None:
+        return
+    queries, factors = read
+    for power, at_place, logarithm in product(_GROWTHS, (False, True), (False, True)):
+        steps = Temperature(0.0, 1.0, power, at_place, logarithm).steps(reading.call)[queries]
+        target = factors.pow(1.0 / power)
+        if not bool(torch.isfinite(steps).all()):
+            continue
+        table = torch.stack([torch.ones_like(steps), steps], dim=-1)
+        a, b = torch.linalg.lstsq(table, target[:, None]).solution[:, 0].tolist()
+        for digits in range(1, MOST_DIGITS):
+            growth = float(f"{b:.{digits}g}")
+            made = Temperature(round(a, digits), growth, power, at_place, logarithm)
+            off = (made.factors(reading.call)[queries, 0] - factors).abs()
+            if bool((off <= 2.0 * reading.same * factors).all()):
+                yield from (_at_temperature(made, scores=scores) for scores in (False, True))
+                break
+
+
+def _factor_of_each_query(reading: Reading) -> tuple[Tensor, Tensor] | None:
+    """Queries with the factors of their logits; None if they are alike, or logits no multiple."""
+    used = reading.legible & reading.attention.allowed
+    count = used.sum(-1, keepdim=True)
+
+    def centred(values: Tensor) -> Tensor:
+        values = torch.where(used, values, 0.0)
+        return torch.where(used, values - values.sum(-1, keepdim=True) / count.clamp_min(1), 0.0)
+
+    own, got = centred(reading.attention.logits), centred(reading.logits)
+    square = own.square().sum((0, 1, 3))
+    queries = (square > 1.0).nonzero().flatten()  # what tells a thousandth of a factor
+    if len(queries) < FEWEST_LEFT:
+        return None
+    factors = (own * got).sum((0, 1, 3)) / square.clamp_min(_TINY)
+    left = (got - factors[:, None] * own).abs()[:, :, queries]
+    room = 3.0 * (model.LOGIT_READ_TO + reading.logit_error)[:, :, queries]
+    factors = factors[queries]
+    alike = bool((factors - factors.mean()).abs().amax() <= NEARLY_RIGHT * factors.mean().abs())
+    if alike or not bool((factors > 0.0).all()):
+        return None
+    return (queries, factors) if bool((left <= room)[used[:, :, queries]].all()) else None
+
+
+def _at_temperature(made: Temperature, *, scores: bool) -> NamedMistake:
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        factors = made.factors(call)
+        bias = attention.bias if scores else None
+        added = 0.0 if bias is None else bias.nan_to_num(neginf=0.0)
+        unknown = factors[:, 0].isnan().expand(attention.empty.shape)
+        logits = (attention.logits - added) * factors.nan_to_num(nan=1.0) + added
+        return relogited(emptied(attention, unknown), logits)
+
+    where = "the query at place i among the keys" if made.at_place else "query i"
+    what = f"the {'scores' if scores else 'logits'} of {where}"
+    return statement(
+        f"logits: {what} {made.words}",
+        f"{what} are {made.words}",
+        "multiply the dot products of every query by the same scale",
+        core=core,
+    )
