@@ -38,8 +38,10 @@ from .bias_statements import (
 )
 from .by_head import head_statements, slopes_of, tabulated_slopes
 from .changed_logits import (
+    added_number_statements,
     clamped_logit_statements,
     raised_logit_statements,
+    shift_statements,
     temperature_statements,
 )
 from .comparisons import comparison_statements, tiled_window_statements
@@ -84,7 +86,6 @@ from .weight_functions import (
     dropped_weight_statements,
     repeated_key_statements,
     share_statements,
-    shift_statements,
     weight_statements,
 )
 
@@ -209,6 +210,7 @@ class StatementReader:
                 self._slopes_read = True
             said += head_answer_statements(answer)
             said += [*shift_statements(answer), *alike_row_statements(answer)]
+            said += added_number_statements(answer)
             return [*said, *zeroed_token_statements(inputs)]
         said = [*self._layers.statements(inputs), *layer_answer_statements(answer)]
         said += head_answer_statements(answer)

@@ -1,13 +1,15 @@
-"""Logits that are raised, clamped, or multiplied by what grows from query to query.
+"""Logits that are raised, clamped, multiplied, or less another number than the row's largest.
 
-They are raised to a distance below the largest of their row, and clamped to a range.
+They are raised to a distance below the largest of their row, clamped to a range, or multiplied by
+what grows from query to query.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Final
 
@@ -16,11 +18,30 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...tolerance import model
+from ..agreement import BatteryAnswer
+from ..mistaken_answer import declared_with_every_key
 from ..mistakes import DeclaredCall, NamedMistake
-from ..mistakes._steps import biased, capped_scores, emptied, relogited, row_largest
+from ..mistakes._steps import (
+    admitted_by_mask,
+    biased,
+    capped_scores,
+    emptied,
+    has_bias,
+    logits_with_sinks,
+    relogited,
+    row_largest,
+    unmasked_logits,
+)
+from ..mistakes.softmaxes import Shift, shifted
 from .logits import FEWEST_LEFT, MOST_DIGITS, NEARLY_RIGHT
 from .reading import ROOM, Reading, in_digits, statement
 
+# The size of a logit below which no exponential vanishes or overflows in any format.
+_LEAST_LOST: Final = math.log(torch.finfo(torch.float16).max)
+# Roundings of the dtype that a part of an answer is lost by where it tells a number, which is no
+# larger than this.
+_CLEARLY: Final = 32.0
+_LARGEST_ADDED: Final = 0.5
 # Digits that a distance below the largest logit is said with.
 _MOST_DIGITS: Final = 4
 _TINY: Final = torch.finfo(torch.float64).tiny
@@ -230,3 +251,165 @@ def _at_temperature(made: Temperature, *, scores: bool) -> NamedMistake:
         "multiply the dot products of every query by the same scale",
         core=core,
     )
+
+
+def _over_every_key(_call: DeclaredCall, attention: golden.Attention, _logits: Tensor) -> Tensor:
+    return unmasked_logits(attention).amax(dim=-1, keepdim=True)
+
+
+def _but_for_additive_masks(
+    call: DeclaredCall, attention: golden.Attention, _logits: Tensor
+) -> Tensor:
+    """Minus infinities that are added to logits leave no larger one."""
+    logits = unmasked_logits(attention)
+    if has_bias(call.inputs):
+        logits = logits.masked_fill(~admitted_by_mask(call), -math.inf)
+    return row_largest(logits)
+
+
+def _mean(_call: DeclaredCall, _attention: golden.Attention, logits: Tensor) -> Tensor:
+    hidden = torch.isneginf(logits)
+    return logits.masked_fill(hidden, 0.0).mean(dim=-1, keepdim=True)
+
+
+def _floored(floor: float) -> Shift:
+    def largest(_call: DeclaredCall, _attention: golden.Attention, logits: Tensor) -> Tensor:
+        return row_largest(logits).maximum(torch.tensor(floor).to(logits))  # minus infinity in half
+
+    return largest
+
+
+def _along(axis: int) -> Shift:
+    """The largest along another axis; nothing is subtracted where there is none."""
+
+    def largest(_call: DeclaredCall, _attention: golden.Attention, logits: Tensor) -> Tensor:
+        most = logits.amax(dim=axis, keepdim=True)
+        return torch.where(torch.isneginf(most), 0.0, most)
+
+    return largest
+
+
+# What is subtracted from the logits of a row in place of their largest, in words.
+_SHIFTS: Final[tuple[tuple[str, Shift], ...]] = (
+    ("the largest one of hidden keys as well", _over_every_key),
+    ("the largest one of keys that a mask of truth values hides as well", _but_for_additive_masks),
+    ("their mean, with zeros for hidden keys", _mean),
+    *(
+        (f"the largest one over the {axes}", _along(axis))
+        for axes, axis in (("queries", -2), ("heads", 1), ("batch items", 0))
+    ),
+    *(
+        (
+            f"the number {number:g}",
+            lambda _call, _a, logits, by=number: torch.full_like(logits[..., :1], by),
+        )
+        for number in (5.0, 10.0, 20.0, 30.0, 50.0, 80.0, 100.0)
+    ),
+    *(
+        (f"the largest one, or {floor:g} where that is larger", _floored(floor))
+        for floor in (-1e2, -1e3, -1e4, -3e4, -1e5)
+    ),
+)
+# What the exponentials are divided by, of their sum.
+_DIVISORS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("", lambda total: total),
+    ("", lambda total: torch.where(total == 0.0, 1.0, total)),
+    *(
+        (f", and their sum is no smaller than {least:g}", lambda t, least=least: t.clamp_min(least))
+        for least in (1e-37, 1e-30, 1e-20, 1e-12, 1e-10, 1e-9, 1e-8, 1e-6)
+    ),
+    *(
+        (f", and {more:g} is added to their sum", lambda t, more=more: t + more)
+        for more in (1e-30, 1e-20, 1e-12, 1e-10, 1e-9, 1e-8, 1e-6)
+    ),
+)
+
+
+def shift_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
+    """Numbers that may be subtracted before exponentials are taken, where rows vanish or overflow.
+
+    Each is acted out on this answer: those that make it are proposed.
+    """
+    exact, inputs = answer.exact, answer.inputs
+    if not answer.fits or not answer.output.numel():
+        return
+    lost = (answer.output == 0.0).all(-1) & ~(exact.output == 0.0).all(-1)
+    lost |= ~torch.isfinite(answer.output).all(-1) & torch.isfinite(exact.output).all(-1)
+    if not bool(lost.any()) or float(exact.core.scores.abs().amax()) < _LEAST_LOST:
+        return
+    call = DeclaredCall(inputs=inputs, semantics=answer.subject.declaration.semantics)
+    attention = declared_with_every_key(exact, call)
+    half = inputs.query.dtype.itemsize < torch.float32.itemsize
+    for wide in (False, True)[: 1 + half]:
+        for (words, shift), (more, divisor) in product(_SHIFTS, _DIVISORS):
+            core = shifted(shift, divisor, wide=wide)
+            made = call.answer_of(core(call, attention).output)
+            apart = (answer.output - made).abs().nan_to_num(nan=math.inf)
+            apart = apart.masked_fill(answer.output.isnan() & made.isnan(), 0.0)
+            size = model.SAME_READ * float(exact.output.nan_to_num(0.0).abs().amax())
+            if bool((apart <= size).all()):
+                yield statement(
+                    f"exponentials: less {words}{more}",
+                    f"what is subtracted before the exponentials are taken is {words}{more}: low "
+                    "rows vanish, or high ones overflow",
+                    "subtract each row's largest logit of the keys that are attended",
+                    core=core,
+                )
+
+
+def added_number_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
+    """A number that joins the sums of exponentials, or that these are not below.
+
+    The row whose answer is the most too small tells it. Exponentials are those of the logits
+    themselves: a number beside relative ones is a loss of precision.
+    """
+    exact, inputs = answer.exact, answer.inputs
+    if not answer.fits or inputs.is_layer or not answer.output.numel():
+        return
+    size = exact.output.square().sum(-1)
+    left = (answer.output * exact.output).sum(-1) / size
+    least = torch.finfo(inputs.query.dtype).eps
+    lost = torch.where((left > least) & torch.isfinite(left), 1.0 - left, 0.0)
+    call = DeclaredCall(inputs=inputs, semantics=answer.subject.declaration.semantics)
+    attention = declared_with_every_key(exact, call)
+    lost = lost.masked_fill(attention.empty, 0.0)
+    row = int(lost.argmax())
+    part = float(lost.flatten()[row])
+    if part < _CLEARLY * least:
+        return
+    logits = logits_with_sinks(attention)
+    for words, shift in _PLAIN_SHIFTS:
+        powers = (logits - shift(call, attention, logits)).exp().sum(-1).flatten()
+        total = float(powers[row])
+        for number, beside in ((total * part / (1.0 - part), True), (total / (1.0 - part), False)):
+            if not 0.0 < number < _LARGEST_ADDED:
+                continue
+            said = float(f"{number:.1g}")
+            divisor = partial(torch.add, other=said) if beside else partial(torch.clamp, min=said)
+            sums = f"their sum and {said:g}" if beside else f"their sum, or {said:g} if larger"
+            yield statement(
+                f"exponentials: {words}, divided by {sums}",
+                f"the exponentials are {words}, and divided by {sums}",
+                "subtract each row's largest logit first: the sum is then at least one, and needs "
+                "no number beside it",
+                core=shifted(shift, divisor, wide=False),
+            )
+
+
+def _nothing(_call: DeclaredCall, _attention: golden.Attention, logits: Tensor) -> Tensor:
+    return torch.zeros_like(logits[..., :1])
+
+
+def _nothing_of_any(_call: DeclaredCall, attention: golden.Attention, logits: Tensor) -> Tensor:
+    """No number where the exponential of a hidden logit is infinite: times zero it is none."""
+    powers = unmasked_logits(attention).to(logits.dtype).exp()
+    return torch.where(torch.isinf(powers).any(-1, keepdim=True), torch.nan, 0.0).to(logits.dtype)
+
+
+_PLAIN_SHIFTS: Final[tuple[tuple[str, Shift], ...]] = (
+    ("those of the logits as they are", _nothing),
+    (
+        "those of the logits as they are, hidden ones too until they are multiplied by zero",
+        _nothing_of_any,
+    ),
+)

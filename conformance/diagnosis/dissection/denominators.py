@@ -16,13 +16,17 @@ from torch import Tensor
 from ..._golden import golden
 from ...problems.inputs import Inputs
 from ..mistakes import DeclaredCall, NamedMistake
-from ..mistakes._steps import BLOCKS, emptied, unmasked_logits, weighing
+from ..mistakes._steps import BLOCKS, admitted_by_mask, emptied, unmasked_logits, weighing
 from ..mistakes.named_mistake import CoreChange, InputsChange
 from .reading import ROOM, Number, Reading, numbers, statement
-from .tiles import TotalOf, total_not_rescaled, total_of_first_keys, total_of_last_tile
-from .weight_functions import weighed_by
+from .weight_functions import (
+    TotalOf,
+    total_not_rescaled,
+    total_of_first_keys,
+    total_of_last_tile,
+    weighed_by,
+)
 
-_TINY: Final = torch.finfo(torch.float64).tiny
 _FIX: Final = "divide the exponentials by their own sum over the keys that the query attends"
 SinkChange = Callable[[DeclaredCall, Tensor], Tensor]
 
@@ -67,8 +71,7 @@ _CHANGES: Final[tuple[tuple[str, SinkChange], ...]] = (
     ("the sink divided by the scale", lambda call, sinks: sinks / call.scale),
 )
 _SHARE: Final = "1 / (1 + exp(sink - log-sum-exp of the row))"
-# Sums and factors in which a sink stands in another way, with what to do instead, from the
-# log-sum-exp of a row, its largest logit and the sink.
+# Sums and factors with a sink in another place: from a row's log-sum-exp, its largest and the sink.
 _ROWS: Final[tuple[tuple[str, str, Callable[[Tensor, Tensor, Tensor], Tensor]], ...]] = (
     (
         "exp(sink) joins a sum of exponentials that are relative to the row's largest logit",
@@ -174,18 +177,13 @@ def _read(reading: Reading) -> Tensor | None:
     logits = torch.where(telling, total + (share / sums).log(), torch.nan)
     by_head = logits.transpose(0, 1).flatten(1)
     middle = by_head.nanmedian(dim=1).values
-    far = (by_head - middle[:, None]).abs() > _room(reading)
+    far = (by_head - middle[:, None]).abs() > 2.0 * reading.same
     return None if bool(middle.isnan().all()) or bool(far.any()) else middle
-
-
-def _room(reading: Reading) -> float:
-    """How far two readings of one logit may differ."""
-    return 2.0 * reading.same
 
 
 def _alike(reading: Reading, expected: Tensor, read: Tensor) -> bool:
     told = ~read.isnan()
-    return bool(((expected - read).abs() <= _room(reading))[told].all())
+    return bool(((expected - read).abs() <= 2.0 * reading.same)[told].all())
 
 
 def _multiples(reading: Reading, sinks: Tensor, read: Tensor) -> Iterator[NamedMistake]:
@@ -211,12 +209,9 @@ def _and(number: Number) -> SinkChange:
 
 
 def _statement(words: str, change: SinkChange) -> NamedMistake:
-    return statement(
-        f"sinks: {words}",
-        f"{words} joins the sum of the exponentials of a head as its logit",
-        f"let the sink of the head itself be that logit, not {words}",
-        inputs=_with_sinks(change),
-    )
+    text = f"{words} joins the sum of the exponentials of a head as its logit"
+    fix = f"let the sink of the head itself be that logit, not {words}"
+    return statement(f"sinks: {words}", text, fix, inputs=_with_sinks(change))
 
 
 def _with_sinks(change: SinkChange) -> InputsChange:
@@ -275,6 +270,10 @@ def _hidden(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
     return (~attention.allowed).sum(dim=-1, keepdim=True).double().log()
 
 
+def _kept(call: DeclaredCall, attention: golden.Attention) -> Tensor:
+    return _row(admitted_by_mask(call).double().mean(-1, keepdim=True).log(), attention)
+
+
 def _hidden_too(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
     return torch.logsumexp(unmasked_logits(attention), dim=-1, keepdim=True)
 
@@ -330,6 +329,7 @@ ROWS: Final = (
     ),
     RowNumbers("the sum of the exponentials of all keys (hidden ones too)", _hidden_too),
     RowNumbers("the number of keys that are hidden", _hidden),
+    RowNumbers("the part of the keys that the mask keeps", _kept),
     RowNumbers(
         "the number of queries up to this one",
         lambda _c, a: _row(

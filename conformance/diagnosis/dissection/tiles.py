@@ -22,8 +22,6 @@ from ..mistakes._steps import BLOCKS, require, weighing
 from .reading import Reading, statement
 
 TileValues = Callable[[DeclaredCall, golden.Attention], Tensor | None]
-# The logarithm of a sum of exponentials of each row ``[B, H, Lq, 1]``.
-TotalOf = Callable[[DeclaredCall, golden.Attention], Tensor]
 _RESCALE: Final = (
     "take exponentials less the largest logit so far, and multiply both sums once by "
     "exp(old maximum - new maximum)"
@@ -122,16 +120,17 @@ def tile_statements(reading: Reading) -> Iterator[NamedMistake]:
     call, attention = reading.call, reading.attention
     if reading.nearly_right:
         return
-    for cut, (words, share) in product(_cuts(reading.sizes.key_length), _SHARES.items()):
-        core = _of_own_softmaxes(cut, share)
-        if reading.agree(reading.weights, core(call, attention).weights):
-            yield statement(
-                f"{cut.name}: a softmax of each, {words}",
-                f"{cut.each} has a softmax of its own, and their answers are {words}",
-                f"weigh the answer of each {cut.one} by exp(its log-sum-exp - that of the whole "
-                "row)",
-                core=core,
-            )
+    for cut in _cuts(reading.sizes.key_length):
+        tiles, softmaxes = _own_softmaxes(cut, attention)
+        for words, share in _SHARES.items():
+            if reading.agree(reading.weights, _shared(attention, share(tiles), softmaxes)):
+                yield statement(
+                    f"{cut.name}: a softmax of each, {words}",
+                    f"{cut.each} has a softmax of its own, and their answers are {words}",
+                    f"weigh the answer of each {cut.one} by exp(its log-sum-exp - that of the "
+                    "whole row)",
+                    core=_of_own_softmaxes(cut, share),
+                )
     for size in BLOCKS[1:]:
         if reading.sizes.key_length <= size:
             continue
@@ -278,6 +277,31 @@ def _statement(loop: Loop) -> NamedMistake:
 # Numbers of parts that keys are split into.
 _PARTS: Final = (2, 3, 4, 8)
 Tiles = Sequence[Tensor]
+
+
+def _by_exponentials(numbers: Tiles) -> Tiles:
+    parts: Tiles = golden.softmax(torch.cat(list(numbers), -1)).split(1, -1)
+    return parts
+
+
+def _rescaled(tiles: Tiles, *, at_each: bool, divisions: int) -> Tiles:
+    """Answers of a loop that rescales what it has so far, whose exponentials are divided in it.
+
+    By the sum of their own tile, or with ``at_each`` all that it has so far by the sum so far; so
+    many ``divisions`` by the sum of all follow.
+    """
+    own = torch.cat([tile.logsumexp(-1, keepdim=True) for tile in tiles], -1)
+    most = torch.cat([tile.amax(-1, keepdim=True) for tile in tiles], -1).cummax(-1).values
+    most = torch.where(torch.isneginf(most), 0.0, most)
+    sums = own.logcumsumexp(-1) - most  # what is added up at each tile, as its logarithm
+    sums = torch.where(torch.isneginf(sums), 0.0, sums)
+    shares = most - most[..., -1:] - divisions * sums[..., -1:]
+    if at_each:
+        shares = shares + own - most - sums.flip(-1).cumsum(-1).flip(-1)
+    parts: Tiles = shares.exp().split(1, -1)
+    return parts
+
+
 # How the answers of tiles become one: the share of each, of the logits of all.
 _SHARES: Final[dict[str, Callable[[Tiles], Tiles]]] = {
     "averaged": lambda tiles: [torch.ones(()) / len(tiles)] * len(tiles),
@@ -293,12 +317,17 @@ _SHARES: Final[dict[str, Callable[[Tiles], Tiles]]] = {
             [tile.logsumexp(-1, keepdim=True) - tile.amax(-1, keepdim=True) for tile in tiles]
         )
     ),
+    "rescaled in turn, then divided by the sum of all": partial(
+        _rescaled, at_each=False, divisions=1
+    ),
+    "rescaled in turn and added": partial(_rescaled, at_each=False, divisions=0),
+    "added in turn, each time divided by the sum so far": partial(
+        _rescaled, at_each=True, divisions=0
+    ),
+    "added in turn, each time divided by the sum so far, then by that of all": partial(
+        _rescaled, at_each=True, divisions=1
+    ),
 }
-
-
-def _by_exponentials(numbers: Tiles) -> Tiles:
-    parts: Tiles = golden.softmax(torch.cat(list(numbers), -1)).split(1, -1)
-    return parts
 
 
 @dataclass(frozen=True)
@@ -343,18 +372,27 @@ def _longest_first(count: int, keys: int) -> list[int]:
     return _tiles_of(-(-keys // count), keys) if keys else []
 
 
+def _own_softmaxes(cut: _Cut, attention: golden.Attention) -> tuple[Tiles, Tiles]:
+    """The logits of each tile, and their softmaxes."""
+    lengths = [length for length in cut.lengths(attention.logits.shape[-1]) if length]
+    require(bool(lengths))
+    tiles = attention.logits.split(lengths, -1)
+    return tiles, [golden.softmax(tile) for tile in tiles]
+
+
+def _shared(attention: golden.Attention, shares: Tiles, softmaxes: Tiles) -> Tensor:
+    """Weights of which each tile has a share; right ones in rows without keys."""
+    parts = [share * own for share, own in zip(shares, softmaxes, strict=True)]
+    empty = attention.empty[..., None]
+    return torch.where(empty, attention.weights, torch.cat(parts, dim=-1))
+
+
 def _of_own_softmaxes(
     cut: _Cut, share: Callable[[Tiles], Tiles]
 ) -> Callable[[DeclaredCall, golden.Attention], golden.Attention]:
     def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        lengths = [length for length in cut.lengths(attention.logits.shape[-1]) if length]
-        require(bool(lengths))
-        tiles = attention.logits.split(lengths, -1)
-        shares = zip(share(tiles), map(golden.softmax, tiles), strict=True)
-        weights = torch.cat([part * softmax for part, softmax in shares], dim=-1)
-        return weighing(
-            attention, torch.where(attention.empty[..., None], attention.weights, weights)
-        )
+        tiles, softmaxes = _own_softmaxes(cut, attention)
+        return weighing(attention, _shared(attention, share(tiles), softmaxes))
 
     return core
 
@@ -454,31 +492,3 @@ def _zeros_past(size: int, *, whole: bool) -> Callable[[Tensor], Tensor]:
         return moved
 
     return move
-
-
-def total_not_rescaled(size: int) -> TotalOf:
-    """The sum of exponentials that are relative to the largest logit up to their own tile."""
-
-    def log_values(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
-        logits = attention.logits
-        ends = (torch.arange(logits.shape[-1]) // size + 1) * size - 1
-        running = logits.cummax(dim=-1).values[..., ends.clamp_max(logits.shape[-1] - 1)]
-        relative = logits - torch.where(torch.isneginf(running), 0.0, running)
-        return torch.logsumexp(relative, -1, keepdim=True) + logits.amax(-1, keepdim=True)
-
-    return log_values
-
-
-def total_of_first_keys(size: int) -> TotalOf:
-    """The sum of the exponentials of so many first keys."""
-    return lambda _call, a: torch.logsumexp(a.logits[..., :size], dim=-1, keepdim=True)
-
-
-def total_of_last_tile(size: int) -> TotalOf:
-    """The sum of the exponentials of the keys of the last tile."""
-
-    def log_values(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
-        start = (attention.logits.shape[-1] - 1) // size * size
-        return torch.logsumexp(attention.logits[..., start:], dim=-1, keepdim=True)
-
-    return log_values

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import product
 from typing import Final
 
 import torch
@@ -16,29 +15,22 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...tolerance import model
-from ..agreement import BatteryAnswer
-from ..mistaken_answer import declared_with_every_key
 from ..mistakes import DeclaredCall, NamedMistake
 from ..mistakes._steps import (
     BLOCKS,
-    admitted_by_mask,
     emptied,
-    has_bias,
     present,
     relogited,
-    row_largest,
-    unmasked_logits,
     weighing,
 )
 from ..mistakes.named_mistake import CoreChange
-from ..mistakes.softmaxes import Shift, shifted
 from .cells import Cells
 from .reading import ROOM, Number, Reading, in_digits, numbers, roundest, statement
 from .visibility import CLEAR, keys_at_steps
 
+# The logarithm of a sum of exponentials of each row ``[B, H, Lq, 1]``.
+TotalOf = Callable[[DeclaredCall, golden.Attention], Tensor]
 _TINY: Final = torch.finfo(torch.float64).tiny
-# The size of a logit below which no exponential vanishes or overflows in any format.
-_LEAST_LOST: Final = math.log(torch.finfo(torch.float16).max)
 # Numbers below have fewer digits in float32, in which sums are added up at the least.
 _SMALLEST_SUM: Final = torch.finfo(torch.float32).tiny
 _HIDE: Final = "hide keys before the softmax: then their weights are zero, and stay so"
@@ -291,110 +283,6 @@ def weighed_by(
     return core
 
 
-def _over_every_key(_call: DeclaredCall, attention: golden.Attention, _logits: Tensor) -> Tensor:
-    return unmasked_logits(attention).amax(dim=-1, keepdim=True)
-
-
-def _but_for_additive_masks(
-    call: DeclaredCall, attention: golden.Attention, _logits: Tensor
-) -> Tensor:
-    """Minus infinities that are added to logits leave no larger one."""
-    logits = unmasked_logits(attention)
-    if has_bias(call.inputs):
-        logits = logits.masked_fill(~admitted_by_mask(call), -math.inf)
-    return row_largest(logits)
-
-
-def _mean(_call: DeclaredCall, _attention: golden.Attention, logits: Tensor) -> Tensor:
-    hidden = torch.isneginf(logits)
-    return logits.masked_fill(hidden, 0.0).mean(dim=-1, keepdim=True)
-
-
-def _floored(floor: float) -> Shift:
-    def largest(_call: DeclaredCall, _attention: golden.Attention, logits: Tensor) -> Tensor:
-        return row_largest(logits).maximum(torch.tensor(floor).to(logits))  # minus infinity in half
-
-    return largest
-
-
-def _along(axis: int) -> Shift:
-    """The largest along another axis; nothing is subtracted where there is none."""
-
-    def largest(_call: DeclaredCall, _attention: golden.Attention, logits: Tensor) -> Tensor:
-        most = logits.amax(dim=axis, keepdim=True)
-        return torch.where(torch.isneginf(most), 0.0, most)
-
-    return largest
-
-
-# What is subtracted from the logits of a row in place of their largest, in words.
-_SHIFTS: Final[tuple[tuple[str, Shift], ...]] = (
-    ("the largest one of hidden keys as well", _over_every_key),
-    ("the largest one of keys that a mask of truth values hides as well", _but_for_additive_masks),
-    ("their mean, with zeros for hidden keys", _mean),
-    *(
-        (f"the largest one over the {axes}", _along(axis))
-        for axes, axis in (("queries", -2), ("heads", 1), ("batch items", 0))
-    ),
-    *(
-        (
-            f"the number {number:g}",
-            lambda _call, _a, logits, by=number: torch.full_like(logits[..., :1], by),
-        )
-        for number in (5.0, 10.0, 20.0, 30.0, 50.0, 80.0, 100.0)
-    ),
-    *(
-        (f"the largest one, or {floor:g} where that is larger", _floored(floor))
-        for floor in (-1e2, -1e3, -1e4, -3e4, -1e5)
-    ),
-)
-# What the exponentials are divided by, of their sum.
-_DIVISORS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
-    ("", lambda total: total),
-    ("", lambda total: torch.where(total == 0.0, 1.0, total)),
-    *(
-        (f", and their sum is no smaller than {least:g}", lambda t, least=least: t.clamp_min(least))
-        for least in (1e-37, 1e-30, 1e-20, 1e-12, 1e-10, 1e-9, 1e-8, 1e-6)
-    ),
-    *(
-        (f", and {more:g} is added to their sum", lambda t, more=more: t + more)
-        for more in (1e-30, 1e-20, 1e-12, 1e-10, 1e-9, 1e-8, 1e-6)
-    ),
-)
-
-
-def shift_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
-    """Numbers that may be subtracted before exponentials are taken, where rows vanish or overflow.
-
-    Each is acted out on this answer: those that make it are proposed.
-    """
-    exact, inputs = answer.exact, answer.inputs
-    if not answer.fits or not answer.output.numel():
-        return
-    lost = (answer.output == 0.0).all(-1) & ~(exact.output == 0.0).all(-1)
-    lost |= ~torch.isfinite(answer.output).all(-1) & torch.isfinite(exact.output).all(-1)
-    if not bool(lost.any()) or float(exact.core.scores.abs().amax()) < _LEAST_LOST:
-        return
-    call = DeclaredCall(inputs=inputs, semantics=answer.subject.declaration.semantics)
-    attention = declared_with_every_key(exact, call)
-    half = inputs.query.dtype.itemsize < torch.float32.itemsize
-    for wide in (False, True)[: 1 + half]:
-        for (words, shift), (more, divisor) in product(_SHIFTS, _DIVISORS):
-            core = shifted(shift, divisor, wide=wide)
-            made = call.answer_of(core(call, attention).output)
-            apart = (answer.output - made).abs().nan_to_num(nan=math.inf)
-            apart = apart.masked_fill(answer.output.isnan() & made.isnan(), 0.0)
-            size = model.SAME_READ * float(exact.output.nan_to_num(0.0).abs().amax())
-            if bool((apart <= size).all()):
-                yield statement(
-                    f"exponentials: less {words}{more}",
-                    f"what is subtracted before the exponentials are taken is {words}{more}: low "
-                    "rows vanish, or high ones overflow",
-                    "subtract each row's largest logit of the keys that are attended",
-                    core=core,
-                )
-
-
 def dropped_weight_statements(reading: Reading) -> Iterator[NamedMistake]:
     """Weights of keys that count as zero because they are small, or not among the largest."""
     exact, allowed = reading.attention.weights, reading.attention.allowed
@@ -483,3 +371,31 @@ def _twice(cells: Cells) -> CoreChange:
         return relogited(attention, attention.logits + more)
 
     return core
+
+
+def total_not_rescaled(size: int) -> TotalOf:
+    """The sum of exponentials that are relative to the largest logit up to their own tile."""
+
+    def log_values(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
+        logits = attention.logits
+        ends = (torch.arange(logits.shape[-1]) // size + 1) * size - 1
+        running = logits.cummax(dim=-1).values[..., ends.clamp_max(logits.shape[-1] - 1)]
+        relative = logits - torch.where(torch.isneginf(running), 0.0, running)
+        return torch.logsumexp(relative, -1, keepdim=True) + logits.amax(-1, keepdim=True)
+
+    return log_values
+
+
+def total_of_first_keys(size: int) -> TotalOf:
+    """The sum of the exponentials of so many first keys."""
+    return lambda _call, a: torch.logsumexp(a.logits[..., :size], dim=-1, keepdim=True)
+
+
+def total_of_last_tile(size: int) -> TotalOf:
+    """The sum of the exponentials of the keys of the last tile."""
+
+    def log_values(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
+        start = (attention.logits.shape[-1] - 1) // size * size
+        return torch.logsumexp(attention.logits[..., start:], dim=-1, keepdim=True)
+
+    return log_values

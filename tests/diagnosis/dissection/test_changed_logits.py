@@ -1,15 +1,24 @@
-"""Logits that are raised or clamped are stated with their numbers."""
+"""Logits that are raised, clamped or less another number than their largest are stated."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from examples import BARE_FLOAT32, core
+from examples import BARE_FLOAT32, CLAUSES, core, problem
 from torch import Tensor
 
 import conformance
+from candidates.broken.bias import MaximumFlooredAtMinusTenThousand
+from candidates.broken.masking import MaximumOverIgnoredKeys
+from candidates.broken.reported.mask_reads import ConstantForMaximum
+from candidates.eager import EagerCore
 from conformance.clauses.subject import Subject
-from conformance.diagnosis import diagnose
+from conformance.declare.candidate import Candidate
+from conformance.diagnosis import Diagnostician, diagnose
+from conformance.diagnosis.battery import answer_to, plain_problem
+from conformance.diagnosis.dissection.changed_logits import shift_statements
 
 
 @pytest.mark.parametrize(
@@ -63,3 +72,93 @@ def test_the_distance_that_small_logits_are_raised_to_is_read(
     (entry,) = diagnose(Subject(declare(attend), "float32"))
     said = f"logits: no farther than {distance:g} below the row's largest"
     assert entry["name"] == said + ", nor those of hidden keys" * late
+
+
+@pytest.mark.parametrize(
+    ("candidate", "said"),
+    [
+        (ConstantForMaximum, "the number 10"),
+        (MaximumFlooredAtMinusTenThousand, "the largest one, or -10000 where that is larger"),
+    ],
+)
+def test_what_stands_in_place_of_the_largest_logit_is_read(candidate: Candidate, said: str) -> None:
+    """It shows where exponentials vanish or overflow, and is confirmed elsewhere."""
+    (entry,) = diagnose(Subject(candidate, "float32"))
+    assert entry["name"] == f"exponentials: less {said}"
+
+
+def test_what_an_additive_mask_hides_is_no_largest_logit() -> None:
+    """Minus infinity is lower than all others, where a mask of truth values leaves the logit."""
+    failing = problem(
+        batch=2,
+        num_heads=3,
+        num_kv_heads=1,
+        query_length=4,
+        key_length=4,
+        head_size=16,
+        value_head_size=1,
+        seed=964,
+        values="integers",
+        causal=True,
+        scale=1.7,
+    )
+    diagnostician = Diagnostician(Subject(MaximumOverIgnoredKeys, "float32"))
+    entry, *_ = diagnostician.explain(CLAUSES["mask.causal-combined"], failing)
+    assert entry["name"].endswith("keys that a mask of truth values hides as well")
+
+
+def test_nothing_is_read_where_no_row_is_lost() -> None:
+    """Wrong answers of usual logits are not looked at: no exponential vanishes there."""
+
+    class Doubled(EagerCore):
+        """The weights count twice."""
+
+        def mix(self, weights: Tensor, value: Tensor) -> Tensor:
+            """Twice the weighted sum."""
+            return 2.0 * super().mix(weights, value)
+
+    subject = Subject(core(Doubled(), **BARE_FLOAT32), "float32")
+    plain = plain_problem(subject)
+    assert plain is not None
+    answer = answer_to(subject, subject.inputs(plain))
+    assert answer is not None
+    assert not list(shift_statements(answer))
+
+
+def test_a_floor_that_half_precision_cannot_hold_is_none() -> None:
+    """It is tried like the others where rows of float16 vanish."""
+
+    def nothing(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return query.new_zeros(*query.shape[:-1], value.shape[-1]) * key.shape[-1]
+
+    subject = Subject(core(nothing, **{**BARE_FLOAT32, "dtypes": ["float16"]}), "float16")
+    plain = plain_problem(subject)
+    assert plain is not None
+    answer = answer_to(subject, subject.inputs(plain.replace(values="large-logits")))
+    assert answer is not None
+    assert not list(shift_statements(answer))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (lambda total: total + 3e-6, "their sum and 3e-06"),
+        (lambda total: total.clamp(min=0.2), "their sum, or 0.2 if larger"),
+    ],
+    ids=["added", "at least"],
+)
+def test_a_number_beside_the_sum_of_plain_exponentials_is_read(
+    more: Callable[[Tensor], Tensor], said: str
+) -> None:
+    """Of those that no largest logit is taken off."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        scores = scores if keep is None else scores.masked_fill(~keep, -torch.inf)
+        powers = scores.exp()
+        return powers / more(powers.sum(-1, keepdim=True)) @ value
+
+    declare = conformance.core(dtypes=["float32"], masks=["keep"], empty_rows="any")
+    (entry,) = diagnose(Subject(declare(attend), "float32"))
+    plain = "exponentials: those of the logits as they are, divided by "
+    assert entry["name"] == plain + said

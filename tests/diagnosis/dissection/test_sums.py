@@ -100,3 +100,26 @@ def test_keys_that_are_lost_behind_the_softmax_are_so_beside_sinks() -> None:
     assert entry["name"] == (
         "visibility: no weight after the softmax for keys past the last whole tile of 4"
     )
+
+
+def test_an_answer_times_what_the_mask_keeps_is_stated() -> None:
+    """The part of the keys that the mask alone leaves, whatever causality hides."""
+
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        keep: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        logits = query @ key.mT * query.shape[-1] ** -0.5
+        seen = torch.ones(logits.shape[-2:], dtype=torch.bool)
+        seen = seen.tril(key.shape[2] - query.shape[2]) if causal else seen
+        part = torch.ones(()) if keep is None else keep.float().mean(-1, keepdim=True)
+        logits = logits.masked_fill(~(seen if keep is None else seen & keep), -math.inf)
+        return part * (logits.softmax(-1).nan_to_num(0.0) @ value)
+
+    promises = {"masks": ["keep"], "causal": "bottom-right", "features": [], "dtypes": ["float32"]}
+    (entry,) = diagnose(Subject(core(attend, **promises, empty_rows="zeros"), "float32"))
+    assert entry["name"] == "answer: times the part of the keys that the mask keeps"

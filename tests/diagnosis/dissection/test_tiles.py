@@ -103,6 +103,7 @@ def online(
     keep: Tensor | None = None,
     rescaled: int = 99,
     own_maximum: bool = False,
+    divided: str = "",
 ) -> Tensor:
     """An online softmax over tiles of 16 keys, mistaken unless it is called as it stands."""
     scores = query @ key.mT / math.sqrt(query.shape[-1])
@@ -115,10 +116,12 @@ def online(
         grown = grown if own_maximum else torch.maximum(largest, grown)
         shift = torch.where(grown == -torch.inf, 0.0, grown)
         decay, powers = (largest - shift).exp(), (tile - shift).exp()
+        own, total = powers.sum(-1, keepdim=True), total * decay + powers.sum(-1, keepdim=True)
+        powers = powers / torch.where(own == 0.0, 1.0, own) if divided == "tiles" else powers
         mixed = mixed * (decay if number < rescaled else 1.0) + powers @ values
-        total = total * decay + powers.sum(-1, keepdim=True)
+        mixed = mixed / torch.where(total == 0.0, 1.0, total) if divided == "so far" else mixed
         largest = grown
-    return mixed / torch.where(total == 0.0, 1.0, total)
+    return mixed if divided == "so far" else mixed / torch.where(total == 0.0, 1.0, total)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +129,14 @@ def online(
     [
         ({"rescaled": 2}, "the weighted sum so far is not rescaled from the third tile on"),
         ({"own_maximum": True}, "the maximum is that of the tile, not the largest so far"),
+        (
+            {"divided": "tiles"},
+            "a softmax of each, rescaled in turn, then divided by the sum of all",
+        ),
+        (
+            {"divided": "so far"},
+            "a softmax of each, added in turn, each time divided by the sum so far",
+        ),
     ],
 )
 def test_tiles_at_which_a_sum_is_not_rescaled_rightly(how: dict[str, Any], name: str) -> None:
