@@ -285,13 +285,14 @@ def logit_statements(reading: Reading) -> Iterator[NamedMistake]:
             yield as_mistake(composition.terms, chosen)
 
 
-# Lengths whose logarithm logits are multiplied by (Su, 2021), and bases that are tried, besides the
-# whole number that was read: lengths of training.
+# Lengths whose logarithm logits are multiplied by (Su, 2021), and bases that are tried: lengths of
+# training, and all whole numbers that are told apart.
 _LENGTHS: Final[tuple[tuple[str, Callable[[Geometry], int]], ...]] = (
     ("the number of keys", lambda sizes: sizes.key_length),
     ("the number of queries", lambda sizes: sizes.query_length),
 )
 _BASES: Final = (*(2**power for power in range(1, 18)), *(10**power for power in range(1, 6)))
+_CLEAR_BASES: Final = 33
 _YARN: Final = 0.1  # logits of stretched positions are 1 + 0.1 ln(how far) times larger (YaRN)
 
 
@@ -322,9 +323,7 @@ def _growths(
                 text, lambda sizes: max(least, start + step * math.log(max(size(sizes), 1)))
             )
 
-    exponent = own / read if read else 0.0
-    whole = [round(math.exp(exponent))] if 0.0 < exponent < math.log(_BASES[-1]) else []
-    for base in dict.fromkeys((*_BASES, *(one for one in whole if one > 1))):
+    for base in dict.fromkeys((*range(2, _CLEAR_BASES), *_BASES)):
         over = math.log(base)
         if read > 1.0:  # below that it is one
             yield from growth(f"max(1, ln({words})/ln({base}))", 0.0, 1.0 / over, 1.0)

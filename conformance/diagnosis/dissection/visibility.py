@@ -161,7 +161,8 @@ def visibility_statements(reading: Reading) -> Iterator[NamedMistake]:
         if hidden is HIDDEN[0] and not lost.any() and () in map(_without_every, showing or ()):
             yield from filled_keys(fills)
         for one, other, fill in product(losing or (), showing or (), fills):
-            made = _as_mistake(one, other, hidden, fill=fill, normalised=normalised, whole=whole)
+            summing = normalised or not one  # other sums are another mistake where none is lost
+            made = _as_mistake(one, other, hidden, fill=fill, normalised=summing, whole=whole)
             yield made
             if not one and made.inputs is not None and reading.call.inputs.keep is not None:
                 yield _but_for_bias(made, made.inputs)
