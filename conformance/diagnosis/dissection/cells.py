@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import torch
@@ -37,22 +38,16 @@ def _index(axis: int, words: str, holds: Callable[[Tensor, int], Tensor]) -> Cel
     return Cells(words, cells)
 
 
-def _ahead(words: str, holds: Callable[[Tensor], Tensor]) -> Cells:
-    return Cells(words, lambda call: holds(keys_ahead(call)).expand(call.inputs.score_shape))
+def _ahead(
+    words: str, holds: Callable[[Tensor], Tensor], *, bottom_right: bool | None = None
+) -> Cells:
+    """Keys by how far they lie ahead, queries counted from where it is declared, or from an end."""
 
+    def cells(call: DeclaredCall) -> Tensor:
+        ahead = keys_ahead(call, bottom_right=bottom_right)
+        return holds(ahead).expand(call.inputs.score_shape)
 
-def _from_the_top(words: str, holds: Callable[[Tensor], Tensor]) -> Cells:
-    return Cells(
-        words,
-        lambda call: holds(keys_ahead(call, bottom_right=False)).expand(call.inputs.score_shape),
-    )
-
-
-def _from_the_bottom(words: str, holds: Callable[[Tensor], Tensor]) -> Cells:
-    return Cells(
-        words,
-        lambda call: holds(keys_ahead(call, bottom_right=True)).expand(call.inputs.score_shape),
-    )
+    return Cells(words, cells)
 
 
 def _mask(words: str, change: Callable[[Tensor], Tensor]) -> Cells:
@@ -206,6 +201,8 @@ def _tiles(size: int) -> Iterator[Cells]:
     yield _index(3, f"before the last tile of {size}", lambda i, n: i < (n - 1) // size * size)
     yield _index(3, f"that end a tile of {size}", lambda i, _n: i % size == size - 1)
     yield _index(3, f"that begin a tile of {size}", lambda i, _n: i % size == 0)
+    second = f"in every second tile of {size}, the second among them"
+    yield _index(3, second, lambda i, _n: i // size % 2 == 1)
     for words, holds in (
         (f"in the query's own tile of {size}", torch.eq),
         (f"in the query's own tile of {size} or one before it", torch.le),
@@ -217,6 +214,12 @@ def _tiles(size: int) -> Iterator[Cells]:
         f"before a tile of {size} that is hidden as a whole, with a visible one behind it,",
         _before_a_hidden_tile(size),
     )
+
+
+def _of_hidden_half(call: DeclaredCall) -> Tensor:
+    allowed = call.inputs.allowed(call.semantics).expand(call.inputs.score_shape)
+    hidden = ~allowed[..., : allowed.shape[-1] // 2].any(-1, keepdim=True)
+    return hidden.expand(allowed.shape)
 
 
 def _of_tiles(
@@ -383,12 +386,14 @@ def _every_kind() -> Iterator[Cells]:
         yield from _tiles(block)
     yield _index(3, "in the second half", lambda i, n: i >= n // 2)
     yield _index(3, "in the first half", lambda i, n: i < n // 2)
+    yield Cells("of queries from which the first half of the keys is hidden", _of_hidden_half)
     yield from (_past_size(*other) for other in _OTHER_SIZES)
-    for words, make in (
-        ("", _ahead),
-        (", counted from the first key,", _from_the_top),
-        (", counted from the last key,", _from_the_bottom),
+    for words, aligned in (
+        ("", None),
+        (", counted from the first key,", False),
+        (", counted from the last key,", True),
     ):
+        make = partial(_ahead, bottom_right=aligned)
         yield make(f"at the query's own place{words}", lambda ahead: ahead == 0)
         yield make(f"after the query{words}", lambda ahead: ahead > 0)
         yield make(f"before the query{words}", lambda ahead: ahead < 0)

@@ -67,6 +67,8 @@ class Turn:
         The dtype that some of :data:`_ROUNDED` are rounded to, one after another.
     late
         Whether queries and keys are normalised after they are turned.
+    cached
+        Whether of keys the cached ones alone are turned, where there are any.
     """
 
     queries: bool = True
@@ -83,6 +85,7 @@ class Turn:
     rounded: torch.dtype = torch.float64
     steps: str = ""
     late: bool = False
+    cached: bool = False
 
     def scores(self, call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
         """The scaled products of queries and keys that are turned so."""
@@ -95,9 +98,11 @@ class Turn:
         query = self._side(
             query, at, call, PositionSizes(*sizes, of_query=True), turned=self.queries
         )
-        key = self._side(
-            key, torch.arange(keys), call, PositionSizes(*sizes, of_query=False), turned=self.keys
-        )
+        places, of_keys = torch.arange(keys), PositionSizes(*sizes, of_query=False)
+        plain = self._side(key, places, call, of_keys, turned=False) if self.cached else key
+        key = self._side(key, places, call, of_keys, turned=self.keys)
+        if self.cached and call.inputs.past:
+            key = torch.where((places < call.inputs.past)[:, None], key, plain)
         key = golden.repeat_heads(key, query.shape[1], call.semantics)
         return query @ key.mT * attention.scale
 
@@ -211,6 +216,8 @@ def _instead(turn: Turn) -> str:
         apart = turn.angles == "interleaved"
         laid, instead = (_LAID[apart], _LAID[not apart])
         return f"give both channels of a pair one angle: {instead}, not {laid}, for such pairs"
+    if turn.cached:
+        return "turn every key once by its own position: cached ones before they are kept"
     if not turn.queries or not turn.keys:
         both = (("queries", turn.queries), ("keys", turn.keys))
         sides = [name for name, done in both if not done]
@@ -268,6 +275,7 @@ def _turns() -> Iterator[tuple[str, Turn]]:
     """Ways to turn heads at the right places, with a noun phrase for each."""
     yield "queries that are turned and keys that are not", Turn(keys=False)
     yield "keys that are turned and queries that are not", Turn(queries=False)
+    yield "cached keys that are turned, and new ones that are not", Turn(cached=True)
     for form, words in _FORM_WORDS.items():
         yield f"positions by which {words}", Turn(form=form)
     yield "channels turned in other pairs than the declared ones", Turn(pairs="other")
@@ -297,15 +305,15 @@ def _of_places(sizes: Geometry) -> Iterator[Term]:
         for number in _up_to(longest - 1):
             yield turned(
                 f"{name} that end at {number - 1}",
-                Turn(places=_of(side, partial(_clamped, number=number - 1))),
+                Turn(places=_of(side, partial(torch.clamp, max=number - 1))),
             )
             yield turned(
                 f"{name} counted modulo {number}",
-                Turn(places=_of(side, partial(_counted_modulo, number=number))),
+                Turn(places=_of(side, partial(torch.remainder, other=number))),
             )
             yield turned(
                 f"{name} divided by {number} and rounded down",
-                Turn(places=_of(side, partial(_divided, number=number))),
+                Turn(places=_of(side, partial(torch.floor_divide, other=number))),
             )
         if side != "both" or sizes.query_length != sizes.key_length:  # else angles are negative
             yield turned(
@@ -339,18 +347,6 @@ def _from_the_other_end(at: Tensor, place: PositionSizes) -> Tensor:
     """
     more = place.keys - place.queries
     return at if not place.of_query else at - more if at[:1].any() else at + more
-
-
-def _clamped(at: Tensor, number: int) -> Tensor:
-    return at.clamp(max=number)
-
-
-def _counted_modulo(at: Tensor, number: int) -> Tensor:
-    return at % number
-
-
-def _divided(at: Tensor, number: int) -> Tensor:
-    return at // number
 
 
 def _by_head(at: Tensor, place: PositionSizes) -> Tensor:

@@ -114,6 +114,7 @@ _OF_WEIGHTS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
 )
 # The same where hidden keys have what it makes of a weight of zero.
 _OF_EVERY_WEIGHT: Final[tuple[tuple[str, Callable[[golden.Attention], Tensor]], ...]] = (
+    ("the mean of all, for every key", lambda a: a.weights.mean().expand_as(a.weights)),
     ("the logarithm of them", lambda a: a.logits.log_softmax(-1)),
     ("with one for every hidden key", lambda a: torch.where(a.allowed, a.weights, 1.0)),
     ("the sum of them up to each key, hidden or not", lambda a: a.weights.cumsum(-1)),

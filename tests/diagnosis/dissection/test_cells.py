@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
+import pytest
+import torch
 from examples import core
 from torch import Tensor
 
@@ -46,3 +49,39 @@ def test_kinds_of_keys_are_one_noun_phrase() -> None:
         "keys past the first 16 that only causality or the window hides"
     )
     assert keys_in_words([EVERY]) == "all keys"
+
+
+def every_second(logits: Tensor, _keep: Tensor | None) -> Tensor:
+    """Steps of 16 keys of which 8 are read, where there are several queries."""
+    skipped = (torch.arange(logits.shape[-1]) % 16 >= 8) & (logits.shape[-2] > 1)
+    return logits.masked_fill(skipped, -math.inf).softmax(-1)
+
+
+def first_half(logits: Tensor, keep: Tensor | None) -> Tensor:
+    """Rows are empty where the first of two splits of the keys is."""
+    half = logits.shape[-1] // 2
+    keep = torch.ones_like(logits, dtype=torch.bool) if keep is None else keep
+    empty = ~keep.expand(logits.shape)[..., :half].any(-1, keepdim=True)
+    return logits.softmax(-1).masked_fill(empty, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        (every_second, "keys in every second tile of 8, the second among them"),
+        (first_half, "keys of queries from which the first half of the keys is hidden"),
+    ],
+)
+def test_keys_that_loops_lose_are_told_by_tiles_and_halves(
+    weights: Callable[[Tensor, Tensor | None], Tensor], said: str
+) -> None:
+    """A step twice as wide as a tile, and a split that decides for the whole row."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        logits = query @ key.mT * query.shape[-1] ** -0.5
+        logits = logits if keep is None else logits.masked_fill(~keep, -math.inf)
+        return weights(logits, keep).nan_to_num(0.0) @ value
+
+    promises = {"masks": ["keep"], "causal": None, "features": [], "empty_rows": "zeros"}
+    (entry,) = diagnose(Subject(core(attend, dtypes=["float32"], **promises), "float32"))
+    assert entry["name"] == f"visibility: no weight for {said}"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import conformance
 from conformance.clauses.subject import Subject
-from conformance.diagnosis import Diagnostician
+from conformance.diagnosis import Diagnostician, diagnose
 from conformance.problems.problem import Problem
 
 Tables = Callable[[Tensor, int], tuple[Tensor, Tensor]]
@@ -79,3 +79,35 @@ def test_positions_that_are_wrong_far_out_alone_are_told() -> None:
     assert text_of(tables, problem(**sizes, values="normal")).endswith(
         "rotary positions rounded to bfloat16"
     )
+
+
+def test_keys_that_are_turned_for_the_cache_alone_are_told() -> None:
+    """The call that brings new keys attends them as they come."""
+
+    def turned(heads: Tensor, at: Tensor) -> Tensor:
+        size = heads.shape[-1] // 2 * 2
+        one, two, rest = heads.split([size // 2, size // 2, heads.shape[-1] - size], -1)
+        angles = at[:, None] * frequencies(heads.shape[-1])
+        cosine, sine = angles.cos(), angles.sin()
+        return torch.cat([one * cosine - two * sine, two * cosine + one * sine, rest], -1)
+
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        past_key: Tensor | None = None,
+        past_value: Tensor | None = None,
+    ) -> Tensor:
+        past = 0 if past_key is None else past_key.shape[2]
+        if past_key is not None and past_value is not None:
+            key, value = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
+        places = torch.arange(key.shape[2])
+        left = (places >= past) & (past > 0)
+        query = turned(query, places[-1] + 1 - query.shape[2] + torch.arange(query.shape[2]))
+        key = torch.where(left[:, None], key, turned(key, places))
+        return (query @ key.mT / math.sqrt(query.shape[-1])).softmax(-1) @ value
+
+    promises = {"semantics": conformance.Semantics(rotary="halves"), "features": ["kv_cache"]}
+    (entry,) = diagnose(Subject(core(attend, **{**BARE_FLOAT32, **promises}), "float32"))
+    assert entry["name"] == "logits: cached keys that are turned, and new ones that are not"

@@ -44,11 +44,15 @@ def _shares_so_far(weights: Tensor, _logits: Tensor) -> Tensor:
         (lambda weights, _logits: weights.softmax(-1), "softmax-twice"),
         (lambda _weights, logits: logits.log_softmax(-1), "weights: the logarithm of them"),
         (
+            lambda weights, _logits: weights.mean().expand_as(weights),
+            "weights: the mean of all, for every key",
+        ),
+        (
             _shares_so_far,
             "weights: the sum of them up to each key, hidden or not, divided by the row's sum",
         ),
     ],
-    ids=["softmax", "logarithm", "sums"],
+    ids=["softmax", "logarithm", "mean", "sums"],
 )
 def test_what_becomes_of_weights_is_stated_where_keys_are_hidden(
     change: Callable[[Tensor, Tensor], Tensor], name: str
