@@ -45,7 +45,7 @@ from .earlier_calls import (
 from .lines import LineFinder, telling
 from .mistaken_answer import Combination, DiagnosedSubject, acted_answers
 from .mistakes import NamedMistake, named_mistakes
-from .neighbours import ENLARGED, OWN, RESIZED
+from .neighbours import ENLARGED, LENGTHENED, OWN, RESIZED
 from .pairs import PairSearch, has_no_nan
 from .picture import Illustrator
 from .precision_diagnosis import loses_alike, plain, precision_entry, spread_over
@@ -353,10 +353,10 @@ class Diagnostician:
     def _of_gross_errors(self, search: MistakeSearch) -> Iterator[list[Explanation]]:
         """Ways to explain mistakes that no rounding makes, one after another, as far as asked.
 
-        Each is confirmed near the first failing problem, mistakes of the catalogue in calls in
-        which any two options meet, too.
+        Each is confirmed near the first failing problem, the catalogue's where two options meet.
         """
-        named = [made for made in search.singles() if self._explain_all(made, self._near)]
+        near = self._near_in((LENGTHENED, ENLARGED))
+        named = [made for made in search.singles() if self._explain_all(made, near)]
         yield explanations_of([made for made in named if self._explain_all(made, self._combined)])
         yield _of_precision(precision_entry(self.subject, spread_over(search.observed)))
         observed = [*search.observed, *self._near, *self._resized]

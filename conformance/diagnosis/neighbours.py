@@ -64,6 +64,10 @@ _CHANGED: Final = (
 )
 _NEW_VALUES: Final = 1009
 OWN, ENLARGED, RESIZED = REACH = ("own", "enlarged", "resized")
+# Of those of its own sizes the ones with many keys: what differs in the length of a tile differs
+# nowhere else.
+LENGTHENED: Final = "lengthened"
+_MANY_KEYS: Final = 8
 # A failing problem with more scores has no neighbours of its own size: each would cost as much.
 MOST_SCORES: Final = 20_000
 _PAST: Final = 2
@@ -88,17 +92,20 @@ def neighbours(subject: Subject, problem: Problem, reach: Sequence[str] = REACH)
     """A problem, one with larger sizes, and each of both with one feature changed.
 
     ``reach`` says which: ``"own"`` those of its own sizes, ``"enlarged"`` those with larger sizes
-    and other options, ``"resized"`` those with each of the larger sizes changed. Their values are
-    drawn with another seed, so that what was made of the failing problem alone must hold for values
-    that were not looked at.
+    and other options, ``"resized"`` those with each of the larger sizes changed. Of its own sizes
+    ``"lengthened"`` takes those with many keys alone. Their values are drawn with another seed, so
+    that what was made of the failing problem alone must hold for values that were not looked at.
     """
     own = _anew(problem)
     large = _resized(subject, own.replace(values="normal"), _ENLARGED)
     near: list[Problem] = []
     if own.geometry.logits > MOST_SCORES:
-        own, reach = large, [part for part in reach if part == OWN]
+        own, reach = large, [part for part in reach if part in (OWN, LENGTHENED)]
     if OWN in reach:
         near += [own, *_other_sizes(subject, own), *_other_options(subject, own)]
+    if LENGTHENED in reach:
+        long = [sizes for sizes in _CHANGED if sizes.get("key_length", 0) >= _MANY_KEYS]
+        near += [own, *(_resized(subject, own, sizes) for sizes in long)]
     if ENLARGED in reach:
         near += [large, *_other_options(subject, large)]
     if RESIZED in reach:
