@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -13,6 +14,13 @@ from ..errors import DeclarationError
 UNKNOWN: Final = "unknown-mistake"
 # What its sentence begins with.
 NO_MISTAKE: Final = "no known mistake explains it"
+# Between the names of two mistakes; a sum has spaces, and the exponent of a number has digits.
+_BETWEEN: Final = re.compile(r"(?<! )\+(?=[a-z])")
+
+
+def parts_of(name: str) -> list[str]:
+    """The names of the mistakes that are made together, of which a name consists."""
+    return _BETWEEN.split(name)
 
 
 @dataclass(frozen=True, kw_only=True)

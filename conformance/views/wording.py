@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from ..base.mistake import UNKNOWN
+from ..base.mistake import UNKNOWN, parts_of
 from ..base.printable_text import few, printable
 from ..base.record import CONTRADICTED
 
@@ -211,8 +211,8 @@ def cause_title(cause: Record) -> str:
 
     Of a statement among them, ``kind: words``, the kind alone where the text says its words.
     """
-    text, said = str(cause["text"]), str(cause["name"]).split("+")
-    names = [said, *(str(one["name"]).split("+") for one in cause.get("alternatives") or ())]
+    text, said = str(cause["text"]), parts_of(str(cause["name"]))
+    names = [said, *(parts_of(str(one["name"])) for one in cause.get("alternatives") or ())]
     name = " or ".join(
         "+".join(_short_name(part, text if part in said else "") for part in parts)
         for parts in names
@@ -269,7 +269,7 @@ def caused(clause: Record) -> str:
     """``scale-missing (the scores are not scaled): `` before what a failure says; "" if unnamed."""
     known = [entry for entry in clause.get("diagnosis") or () if entry.get("name") != UNKNOWN]
     text = cut(" ".join(str(known[0].get("text") or "").split()), _LONGEST_CODE) if known else ""
-    parts = [str(entry.get("name") or "").split("+") for entry in known]
+    parts = [parts_of(str(entry.get("name") or "")) for entry in known]
     names = ["+".join(_short_name(part, text) for part in each) for each in parts]
     name = " or ".join(filter(None, names)) or str(clause.get("explained_by") or "")
     return printable(f"{name} ({text}): " if name and text else f"{name}: " if name else "")

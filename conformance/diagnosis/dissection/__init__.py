@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from functools import partial
 from itertools import chain, product
 from typing import Any, Final
 
@@ -36,10 +37,11 @@ from .bias_statements import (
     fill_of_layer_statements,
     misplaced_bias_statements,
 )
-from .by_head import head_statements, slopes_of, tabulated_slopes
+from .by_head import alignments, head_statements, slopes_of, tabulated_slopes
 from .changed_logits import (
     added_number_statements,
     clamped_logit_statements,
+    place_table,
     raised_logit_statements,
     shift_statements,
     temperature_statements,
@@ -52,6 +54,7 @@ from .influence import (
     lost_cache_statements,
     turned_weight_statements,
 )
+from .layer_weights import read_layer
 from .layers import (
     MOST_KEYS_OF_LAYERS,
     MOST_REMEMBERED,
@@ -66,6 +69,7 @@ from .layers import (
 )
 from .logits import fitted_scales, logit_statements
 from .operands import source_statements
+from .projections import ValuePath
 from .reading import MOST_KEYS, Reading, read, readable, together
 from .sources import (
     cached_head_statements,
@@ -101,6 +105,9 @@ _ONE_QUERY: Final = (1, 1, 1, 1, 7, 6, 4, 6, 6, 4, 4)
 # Numbers of heads up to which slopes are read, and the other sizes.
 MOST_SLOPES: Final = 8
 _FEW_TOKENS: Final = (5, 7, 6, 4, 6, 6, 4, 4)
+# Sizes at which a bias by place is read.
+_MANY_PLACES: Final = (1, MOST_SLOPES, MOST_SLOPES, MOST_KEYS, MOST_KEYS, 6, 32, 6, 6, 4, 4)
+_PLACES_OF_LAYERS: Final = (1, 2, 2, 48, 48, 6, 32, 6, 6, 4, 4)
 _HIGHEST_TURN: Final = 2.0**17
 OF_WEIGHTS: Final = (
     table_statements,
@@ -154,6 +161,7 @@ class StatementReader:
         self._at_the_turn: list[NamedMistake] | None = None
         self._far: list[NamedMistake] = []
         self._sources_read = self._slopes_read = False
+        self._placed: set[bool] = set()
         self._heads_left = FEW_ANSWERS
 
     def statements(self, observed: Sequence[BatteryAnswer]) -> Iterator[list[NamedMistake]]:
@@ -208,11 +216,13 @@ class StatementReader:
                 said += self._of(reading)
                 said += [] if self._slopes_read else _slopes(self.subject, reading, self.known)
                 self._slopes_read = True
+                said += self._by_place(reading)
             said += head_answer_statements(answer)
             said += [*shift_statements(answer), *alike_row_statements(answer)]
             said += added_number_statements(answer)
             return [*said, *zeroed_token_statements(inputs)]
         said = [*self._layers.statements(inputs), *layer_answer_statements(answer)]
+        said += self._by_place(*self._layers.last) if self._layers.last else ()
         said += head_answer_statements(answer)
         said += shift_statements(answer)
         if self._heads_left and not inputs.past:  # it takes a while, and few answers suffice
@@ -225,6 +235,26 @@ class StatementReader:
         if inputs.geometry.key_length > MOST_KEYS_OF_LAYERS and not self.known:
             self._fitted[inputs] = list(fitted_scales(self.subject, answer))
         return said
+
+    def _by_place(self, reading: Reading, path: ValuePath | None = None) -> Iterator[NamedMistake]:
+        """A bias by place, read again at many heads and lengths: no table tells more than it has.
+
+        Places are counted from either corner, where both fit. ``path`` is that of a layer's values.
+        """
+        for corner in alignments(reading):
+            if corner in self._placed or place_table(reading, bottom_right=corner) is None:
+                continue
+            self._placed.add(corner)
+            sizes = _MANY_PLACES if path is None else _PLACES_OF_LAYERS
+            problem = fitted_problem(self.subject, BatteryEntry(sizes=sizes, seed=67))
+            if problem is None:
+                return
+            inputs = self.subject.inputs(problem)
+            again = read if path is None else partial(read_layer, path=path)
+            long = again(self.subject, inputs, known=self.known)
+            table = None if long is None else place_table(long, bottom_right=corner)
+            if table is not None:
+                yield table.statement()
 
     @torch.inference_mode()
     def _of(self, reading: Reading) -> list[NamedMistake]:

@@ -22,14 +22,13 @@ from ..mistakes.named_mistake import CoreChange
 from .denominators import sum_ratio
 from .influence import ORDERS, Order
 from .logits import LogitFit, as_mistake
-from .reading import HeadNumbers, Number, Reading, head_numbers, in_digits, numbers, statement
+from .reading import ONE, HeadNumbers, Number, Reading, head_numbers, in_digits, numbers, statement
 from .terms import ADDED, SCORES, Term, TermValues
 
 # Heads whose mixture is read: the equations grow with their square.
 MOST_HEADS: Final = 16
 # Heads of which every number is said.
 MOST_HEADS_SAID: Final = 4
-_ONE: Final = Number("1", lambda _sizes: 1.0)
 
 
 def head_statements(reading: Reading) -> Iterator[NamedMistake]:
@@ -105,7 +104,7 @@ def _scaled(reading: Reading, factors: Sequence[float]) -> Iterator[NamedMistake
     if _differ(reading, factors):
         for read in head_numbers(factors, reading.sizes, reading.same):
             words = f"the scores times {read.words}"
-            yield as_mistake([Term(words, words, _times(read, SCORES), operand=True)], [_ONE])
+            yield as_mistake([Term(words, words, _times(read, SCORES), operand=True)], [ONE])
 
 
 def _sloped(
@@ -128,7 +127,7 @@ def _sloped(
     where = counted if sizes.query_length != sizes.key_length else ""
     for read in head_numbers(slopes, sizes, reading.same):
         words = f"the distance from query to key times {read.words}{where}"
-        yield as_mistake([SCORES, Term(words, words, _times(read, distance))], [_ONE, _ONE])
+        yield as_mistake([SCORES, Term(words, words, _times(read, distance))], [ONE, ONE])
 
 
 def _with_slopes(read: HeadNumbers) -> NamedMistake:
@@ -143,7 +142,7 @@ def _with_slopes(read: HeadNumbers) -> NamedMistake:
     words = f"a bias by distance whose slope is {read.words}"
     text = f"the slope of the bias by distance is {read.words}"
     fix = "give each head its slope: 2^(-8 (h + 1)/H) where H is a power of two"
-    return as_mistake([SCORES, Term(words, words, more, fix=fix, text=text)], [_ONE, _ONE])
+    return as_mistake([SCORES, Term(words, words, more, fix=fix, text=text)], [ONE, ONE])
 
 
 def slopes_of(reading: Reading) -> list[float] | None:
@@ -216,7 +215,7 @@ def _mixed_scores(mixture: Tensor) -> NamedMistake:
         own = SCORES.values(call, attention)
         return None if own is None else _mixed(own, mixture)
 
-    return as_mistake([Term(words, words, values, operand=True)], [_ONE])
+    return as_mistake([Term(words, words, values, operand=True)], [ONE])
 
 
 # Orders of the heads of a group, or of groups, that are exchanged for each other.
@@ -257,7 +256,7 @@ def _exchanged_scores(mixture: Tensor, reading: Reading) -> Iterator[NamedMistak
     ):
         exchange = partial(which, order)
         if torch.equal(exchange(len(mixture), groups), read):
-            yield as_mistake([_of_order(f"the scores of {heads} {words}", exchange)], [_ONE])
+            yield as_mistake([_of_order(f"the scores of {heads} {words}", exchange)], [ONE])
 
 
 def _of_order(words: str, order: Callable[[int, int], Tensor]) -> Term:
@@ -426,7 +425,7 @@ def _statement(biases: Tensor, least: int, *, bottom_right: bool) -> NamedMistak
         "a bias by how far a key lies ahead of the query (against its own place, up to "
         f"{farthest} keys apart: {named}, …)"
     )
-    return as_mistake([SCORES, Term(words, words, values)], [_ONE, _ONE])
+    return as_mistake([SCORES, Term(words, words, values)], [ONE, ONE])
 
 
 def _numbers(row: Tensor, least: int) -> str:

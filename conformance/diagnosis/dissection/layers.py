@@ -27,9 +27,9 @@ from .positions import Fitted, families, turn_terms, turned
 from .projections import AddedTerms, ValuePath, value_paths
 from .reading import (
     MOST_KEYS,
+    ONE,
     ROOM,
     HeadNumbers,
-    Number,
     Reading,
     head_numbers,
     numbers,
@@ -69,6 +69,7 @@ class LayerReader:
         self._first_statements: list[NamedMistake] = []
         self._paths: list[ValuePath] = []
         self._said: list[NamedMistake] = []
+        self.last: tuple[Reading, ValuePath] | None = None  # what was read last, and how
 
     def statements(self, inputs: Inputs) -> Iterator[NamedMistake]:
         """What the layer may compute instead, read at some inputs of a wrong answer."""
@@ -81,6 +82,7 @@ class LayerReader:
         reading = self._reading(inputs, first, said=bool(wrong))
         if reading is None:
             return
+        self.last = reading, first
         parts = self._parts(reading)
         for one in parts:
             every = (together(path, one, answers_last=True) for path in wrong)
@@ -117,9 +119,8 @@ class LayerReader:
             return parts
         for one in self._first_statements:
             besides = self._with(reading, one)
-            if besides is not None:
-                more = self._of_weights(besides, thorough=False)
-                parts += [together(one, two) for two in more]
+            more = [] if besides is None else self._of_weights(besides, thorough=False)
+            parts += [together(one, two) for two in more]
         return parts
 
     def _of_weights(self, reading: Reading, *, thorough: bool = True) -> list[NamedMistake]:
@@ -223,8 +224,7 @@ def far_position_statements(answers: Sequence[BatteryAnswer]) -> Iterator[NamedM
     if sizes is None or sizes.key_length <= MOST_KEYS:
         return
     if answers[0].subject.declaration.semantics.rotary != "none":
-        one = Number("1", lambda _sizes: 1.0)
-        yield from (as_mistake([term], [one]) for term in turn_terms(sizes))
+        yield from (as_mistake([term], [ONE]) for term in turn_terms(sizes))
 
 
 def _fitted(fit: LogitFit, fixed: Sequence[Tensor]) -> Iterator[Composition]:
@@ -383,7 +383,7 @@ def head_answer_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
         yield statement(
             f"heads: each answer times {read.words}",
             f"the answer of each head is multiplied by {read.words}",
-            "multiply the answers of heads by nothing: weights sum to one",
+            "leave the answers of heads as they are: weights sum to one",
             core=core,
         )
 

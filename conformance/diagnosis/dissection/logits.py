@@ -22,7 +22,7 @@ from ..agreement import BatteryAnswer
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import emptied, plain_scores, relogited, with_unmasked
 from .bias_statements import LINEAR_BIASES, additive_mask_times
-from .reading import Number, Reading, numbers, statement
+from .reading import ONE, Number, Reading, numbers, statement
 from .terms import ADDED, OPERANDS, SCORES, UNCAPPED, Term, capped_at
 
 # Logits that must be left over after a fit, so that it says something.
@@ -276,7 +276,7 @@ def logit_statements(reading: Reading) -> Iterator[NamedMistake]:
                 yield additive_mask_times(number)
             continue
         choices = [
-            [Number("1", lambda _sizes: 1.0)]
+            [ONE]
             if factor == 1.0 and term is SCORES
             else list(numbers(factor, reading.sizes, reading.same))
             for term, factor in zip(composition.terms, composition.factors, strict=True)

@@ -27,7 +27,7 @@ from ..battery import answer_to
 from ..mistaken_answer import Combination, made_on, mistaken_attention, mistaken_call
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes.named_mistake import Heads
-from .reading import Number, numbers, statement
+from .reading import ONE, Number, numbers, statement
 from .value_steps import (
     ALTERNATIVES,
     BIASES,
@@ -44,7 +44,6 @@ FAINT: Final = 2.0**-11
 MOST_PATHS: Final = 3
 # Pairs of a query head and a key/value head up to which values of other heads are looked for.
 MOST_PAIRS: Final = 64
-ONE: Final = Number("1", lambda _sizes: 1.0)
 NONE: Final = Number("0", lambda _sizes: 0.0)
 _TINY: Final = torch.finfo(torch.float64).tiny
 _RESIDUALS: Final = ("query", "key", "value")

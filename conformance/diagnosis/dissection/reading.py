@@ -271,6 +271,7 @@ class Number:
     value: Callable[[Geometry], float]
 
 
+ONE: Final = Number("1", lambda _sizes: 1.0)
 _CONSTANTS: Final[tuple[tuple[str, float], ...]] = (
     ("1", 1.0),
     ("-1", -1.0),

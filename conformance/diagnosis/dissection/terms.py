@@ -303,15 +303,22 @@ def _operands() -> Iterator[Term]:
         yield Term(words, words, _of_scores(function), operand=True, fix=fix)
 
 
-def _places(function: Callable[[Tensor, Tensor], Tensor]) -> TermValues:
+def _places(
+    function: Callable[[Tensor, Tensor], Tensor], *, bottom_right: bool | None = None
+) -> TermValues:
     """Of the index of the key and how far it lies ahead of the query."""
 
     def values(call: DeclaredCall, attention: golden.Attention) -> Tensor:
-        ahead = keys_ahead(call).double()
+        ahead = keys_ahead(call, bottom_right=bottom_right).double()
         keys = torch.arange(ahead.shape[-1]).double().expand_as(ahead)
         return function(keys, ahead).double().expand_as(attention.scores)
 
     return values
+
+
+def _distances(function: Callable[[Tensor], Tensor], *, bottom_right: bool | None) -> TermValues:
+    """Of how far the key lies ahead, from the declared corner or another."""
+    return _places(lambda _keys, ahead: function(ahead), bottom_right=bottom_right)
 
 
 def _bias(change: Callable[[Tensor], Tensor]) -> TermValues:
@@ -392,11 +399,16 @@ def _added() -> Iterator[Term]:
         ("one for the keys after the query", lambda _keys, ahead: ahead > 0),
         ("one for every second key", lambda keys, _ahead: keys % 2 == 0),
         ("the index of the key", lambda keys, _ahead: keys),
-        ("the distance from query to key", lambda _keys, ahead: ahead.abs()),
-        ("the logarithm of one and the distance", lambda _keys, ahead: ahead.abs().log1p()),
-        ("the square of the distance", lambda _keys, ahead: ahead.square()),
     ):
         yield Term(words, words, _places(places))
+    for words, distance in (
+        ("the distance from query to key", torch.abs),
+        ("the logarithm of one and the distance", lambda ahead: ahead.abs().log1p()),
+        ("the square of the distance", torch.square),
+    ):
+        for corner, bottom_right in (("", None), ("first", False), ("last", True)):
+            said = f"{words}, queries counted from the {corner} key" if corner else words
+            yield Term(said, said, _distances(distance, bottom_right=bottom_right))
     yield Term("slopes", "a bias by distance with a slope for each head", _slopes)
     yield ALIBI
     yield Term(

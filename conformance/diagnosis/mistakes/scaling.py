@@ -353,7 +353,10 @@ PREPARED: Final[tuple[NamedMistake, ...]] = (
         "qk-norm-epsilon",
         "epsilon is left out, or is another",
         *(
-            {"changes": {"qk_norm_epsilon": value}}
+            {
+                "changes": {"qk_norm_epsilon": value},
+                "fix": f"add the declared epsilon to the squares under the root, not {value:g}",
+            }
             for value in (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
         ),
     ),

@@ -162,3 +162,34 @@ def test_a_number_beside_the_sum_of_plain_exponentials_is_read(
     (entry,) = diagnose(Subject(declare(attend), "float32"))
     plain = "exponentials: those of the logits as they are, divided by "
     assert entry["name"] == plain + said
+
+
+NEAR = torch.tensor([0.3, -0.2, 0.5, 0.0, -0.4, 0.1, 0.7])
+
+
+def test_a_bias_by_place_is_read_as_a_table() -> None:
+    """As relative positions that are learnt have it, the same beyond an end."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        ahead = torch.arange(key.shape[2]) - torch.arange(query.shape[2])[:, None]
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        return (scores + NEAR[ahead.clamp(-3, 3) + 3]).softmax(-1) @ value
+
+    (entry,) = diagnose(Subject(core(attend, **BARE_FLOAT32), "float32"))
+    assert (
+        "0.3 at -3, -0.2 at -2, 0.5 at -1, 0 at 0, -0.4 at 1, 0.1 at 2, 0.7 at 3" in entry["text"]
+    )
+    assert "counted from the first query and key" in entry["text"]
+
+
+def test_a_bias_by_distance_from_the_other_corner_is_read() -> None:
+    """Where none is declared, neither are places: both corners come into question."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        ahead = torch.arange(key.shape[2]) - torch.arange(query.shape[2])[:, None]
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        return (scores - 0.1 * ahead.abs()).softmax(-1) @ value
+
+    (entry,) = diagnose(Subject(core(attend, **BARE_FLOAT32), "float32"))
+    distance = "-0.1 times the distance from query to key, queries counted from the first key"
+    assert entry["name"] == f"logits: {distance} added"
