@@ -21,16 +21,27 @@ from ..clauses.subject import Subject
 from ..oracle.oracle import known_weights
 from ..problems.inputs import Inputs
 from .agreement import BatteryAnswer
-from .battery import CUBE, BatteryEntry, answer_to, answers_at_equal_sizes, fitted_problem
+from .battery import (
+    CUBE,
+    BatteryEntry,
+    answer_to,
+    answers_at_equal_sizes,
+    answers_to,
+    answers_to_pairs,
+    fitted_problem,
+)
 from .conditions import CONDITIONS
 from .dissection import StatementReader, statements
 from .mistaken_answer import Combination
 from .mistakes import NamedMistake
-from .narrowing import made_under
+from .narrowing import made_under, telling_apart
+from .neighbours import at_unseen_sizes
 from .precision_diagnosis import precision_entry, spread_over
 from .scale_diagnosis import scale_entry
 from .search import MOST_PARTIAL, MistakeSearch
 from .statement_search import (
+    MOST_ROUNDS,
+    OTHER_VALUES,
     SIMPLEST,
     Explanation,
     StatementSearch,
@@ -43,6 +54,8 @@ from .statement_search import (
 FEW_KEYS: Final = 4
 # The part of the answers that may be left where one of two is told, and the other is not known.
 FEW_LEFT: Final = 0.1
+# The part that may be wrong by a second mistake, under conditions.
+PART_LEFT: Final = 0.25
 
 
 class PairSearch:
@@ -81,6 +94,7 @@ class PairSearch:
         self._kept += partial
         yield self.confirmed(search, search.pairs(partial))
         yield self.confirmed(search, self._read_besides(search, partial))
+        yield self.confirmed(more, self._besides_under_conditions(more, partial))
         yield self.confirmed(more, more.pairs(orders=True))
         yield self._with_one_alone(search)
         yield self._of_one_and_several(search, search.pairs())
@@ -193,6 +207,68 @@ class PairSearch:
             if pairs:
                 return [min(pairs, key=lambda pair: len(pair[1].sentence))]
         return []
+
+    def _besides_under_conditions(
+        self, search: MistakeSearch, partial: Sequence[NamedMistake]
+    ) -> list[Combination]:
+        """Pairs of a mistake that explains nearly all, and of what is read besides it in the rest.
+
+        That is made under the conditions that tell these calls from others which it would spoil,
+        and confirmed with other values and at sizes that nothing was learnt from.
+        """
+        observed = [*search.observed, *self._unseen()[0]]
+        for one in partial[:MOST_PARTIAL]:
+            left = [a for a in observed if not explains(self.subject, (one,), a)]
+            if not 1 < len(left) <= PART_LEFT * len(observed):
+                continue
+            stated = statements(self.subject, left, (one,))
+            self._kept += stated
+            completing = (two for two in stated if self._explains_all((one, two), left))
+            for two in sorted(completing, key=lambda two: len(two.sentence))[:MOST_PARTIAL]:
+                narrowed = self._narrowed(one, two, left, observed)
+                if narrowed is not None:
+                    return [(one, narrowed)]
+        return []
+
+    def _narrowed(
+        self,
+        one: NamedMistake,
+        two: NamedMistake,
+        left: Sequence[BatteryAnswer],
+        observed: list[BatteryAnswer],
+    ) -> NamedMistake | None:
+        """The second of two mistakes under the conditions of what the first leaves, if there are.
+
+        What speaks against them is ``observed`` from then on.
+        """
+        for round_number in range(1, MOST_ROUNDS + 1):
+            others = [a.inputs for a in observed if not explains(self.subject, (one, two), a)]
+            conditions = telling_apart([answer.inputs for answer in left], others)
+            if not conditions:
+                return None
+            narrowed = made_under(two, conditions)
+            self._kept.append(narrowed)
+            further = self._further(narrowed, left, observed, (round_number + 1) * OTHER_VALUES)
+            if self._explains_all((one, narrowed), further):
+                return narrowed
+            observed += further
+        return None
+
+    def _further(
+        self,
+        two: NamedMistake,
+        left: Sequence[BatteryAnswer],
+        observed: Sequence[BatteryAnswer],
+        seed: int,
+    ) -> list[BatteryAnswer]:
+        """Answers to calls with other values, and at sizes at which a mistake should be made."""
+        further = answers_to_pairs(self.subject, seed)
+        problem = next((one.problem for one in left if one.problem is not None), None)
+        if problem is None or not two.sizes:
+            return further
+        seen = {one.inputs.geometry for one in observed}
+        sized = at_unseen_sizes(self.subject, problem, two.sizes, seen)
+        return [*further, *answers_to(self.subject, list(sized))]
 
 
 def _sparing(one: NamedMistake, search: MistakeSearch) -> NamedMistake:

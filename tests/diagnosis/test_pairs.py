@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from examples import CLAUSES, core, problem
+from examples import BARE_FLOAT32, CLAUSES, core, problem
 from torch import Tensor
 
 import conformance
@@ -283,3 +283,17 @@ def test_a_finite_number_for_hidden_keys_joins_what_is_read_of_the_logits(
     (entry,) = Diagnostician(Subject(filled, "float32")).explain()
     assert entry["name"].startswith(f"logits: 1/2 times the scores{said}")
     assert ("only with a mask" in entry["text"]) == (of_all == 1.0)
+
+
+@pytest.mark.nightly
+def test_a_second_mistake_is_told_with_the_sizes_at_which_it_is_made() -> None:
+    """What nearly every answer is wrong by leaves a few: of numbers of keys past a tile."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        lost = key.shape[2] % 8 == 1 and key.shape[2] > 1
+        key, value = (one[:, :, : one.shape[2] - lost] for one in (key, value))
+        return (query @ key.mT / query.shape[-1]).softmax(-1) @ value
+
+    (entry,) = Diagnostician(Subject(core(attend, **BARE_FLOAT32), "float32")).explain()
+    assert entry["name"].endswith("+visibility: no weight for the last key")
+    assert "where the number of keys is one more than a multiple of 8)" in entry["text"]
