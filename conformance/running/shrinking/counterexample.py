@@ -20,6 +20,7 @@ from ...problems.arrangements import there
 from ...problems.inputs import Inputs
 from ...problems.materialise import PROJECTION_NAMES
 from ...problems.problem import Problem
+from .reduction import elements
 from .smallest import Smallest
 
 # Further calls that show the weights of a call; each shows as many keys as a value has channels.
@@ -78,7 +79,8 @@ LARGEST_STORAGE: Final = 256
 def describe(clause: str, subject: Subject, smallest: Smallest) -> dict[str, Any]:
     """Everything that rebuilds a failure, and its tensors where they have up to 64 elements.
 
-    ``problem`` rebuilds the tensors; ``inputs`` are they. ``calls`` are those that the clause made,
+    ``problem`` rebuilds the tensors; ``inputs`` are they. ``asked`` has the sizes and options that
+    a clause chose in place of the problem's. ``calls`` are those that the clause made,
     with their arguments and answers, and ``layers`` what was built for them. ``expected``, ``got``
     and ``bound`` are what the clause compared, ``relation`` which answers they are made of. A call
     whose numbers are wrong has ``attention``: the weights that were expected, and its own.
@@ -98,6 +100,8 @@ def describe(clause: str, subject: Subject, smallest: Smallest) -> dict[str, Any
     }
     if subject.candidate.kind == WHOLE_MODEL:
         data["kind"] = WHOLE_MODEL
+    elif asked := _asked(problem, smallest.recording, subject.candidate.kind):
+        data["asked"] = asked
     for call, entry in zip(smallest.recording.calls, data["calls"], strict=False):
         if "relation" in data:
             entry.update(_right(subject, call))
@@ -106,6 +110,32 @@ def describe(clause: str, subject: Subject, smallest: Smallest) -> dict[str, Any
         if violation.kind == "mutated":
             _mark_edited(call, entry)
     return data
+
+
+# The options of a call that a clause may choose for itself, in problems and inputs alike.
+_OPTIONS: Final = ("causal", "scale", "softcap", "window", "dropout")
+
+
+def _asked(problem: Problem, recording: Recording, kind: str) -> dict[str, Any]:
+    """The sizes and options of the calls, as far as none of them has those of the problem.
+
+    A clause may choose its own. Steps of several sizes, and empty tensors, are parts of a problem.
+    """
+    calls = [call.inputs for call in recording.calls]
+    if not calls:
+        return {}
+    largest = max(calls, key=lambda inputs: elements(inputs.geometry, kind))
+    asked: dict[str, Any] = {
+        name: getattr(largest, name)
+        for name in _OPTIONS
+        if all(getattr(inputs, name) != getattr(problem, name) for inputs in calls)
+    }
+    if all((inputs.sinks is not None) != problem.sinks for inputs in calls):
+        asked["sinks"] = largest.sinks is not None
+    sizes = {inputs.geometry for inputs in calls}
+    if len(sizes) == 1 and problem.geometry not in sizes and min(vars(largest.geometry).values()):
+        asked["geometry"] = dict(vars(largest.geometry))
+    return asked
 
 
 def _inputs(subject: Subject, problem: Problem) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from conformance.declare.candidate import Candidate
 from conformance.problems.problem import Problem, problem_from_json
 from conformance.running.shrinking.counterexample import describe
 from conformance.running.shrinking.smallest import Smallest, examine_recorded
+from conformance.views import wording
 
 TINY = {"batch": 1, "num_heads": 1, "num_kv_heads": 1, "query_length": 2, "key_length": 2}
 
@@ -159,3 +160,17 @@ def test_failure_that_did_not_repeat_has_no_calls() -> None:
     )
     shown = describe("numerics.golden", subject, smallest)
     assert (shown["calls"], shown["repeated"], shown["got"]) == ([], False, 2.0)
+
+
+def test_sizes_and_options_that_a_clause_chose_are_those_that_are_shown() -> None:
+    """A softcap of the clause's own is shown; sizes of the problem that were asked stay."""
+
+    def uncapped(query: Tensor, key: Tensor, value: Tensor, **keywords: Any) -> Tensor:
+        answer: Tensor = core()(query, key, value, **{**keywords, "softcap": None})
+        return answer
+
+    shown = described(core(uncapped), "softcap.golden", problem(**TINY, seed=1))
+    assert shown["asked"] == {"softcap": 0.5}
+    assert "keys 2" in wording.counterexample(shown)
+    assert "softcap 0.5" in wording.counterexample(shown)
+    assert "asked" not in described(core(first_row_doubled), "numerics.golden", problem(**TINY))
