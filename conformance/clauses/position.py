@@ -32,6 +32,13 @@ _has_alibi = requires(
 )
 
 
+def _with_heads(subject: Subject, problem: Problem) -> Problem:
+    """A problem with another number of heads, by its seed, each with keys of its own."""
+    count = HEADS[problem.seed % len(HEADS)]
+    wanted = problem.geometry.replace(num_heads=count, num_kv_heads=count)
+    return problem.replace(geometry=fitted_geometry(wanted, subject.candidate, DISTANCES))
+
+
 @clause(
     "bias.alibi",
     sentence=(
@@ -45,23 +52,17 @@ _has_alibi = requires(
     counterfactual="no biases, or slopes of one geometric sequence whatever the number of heads",
     applies=(_has_alibi,),
     subtle=True,
+    resized=_with_heads,
 )
 def alibi(subject: Subject, problem: Problem) -> Finding:
     """Numbers of heads from 1 to 12, as far as they are free, against the golden."""
-    inputs = subject.inputs(_with_heads(subject, problem))
+    inputs = subject.inputs(problem)
     wording = "linear biases are not what is declared"
     finding = measures_golden(subject, inputs, wording)
     yardstick = subject.yardstick(inputs)
     far = ~((_otherwise(subject, inputs) - yardstick.output).abs() <= yardstick.bound)
     shows = bool((far & yardstick.judged).any())
     return finding.only_if(shows)
-
-
-def _with_heads(subject: Subject, problem: Problem) -> Problem:
-    """A problem with another number of heads, by its seed, each with keys of its own."""
-    count = HEADS[problem.seed % len(HEADS)]
-    wanted = problem.geometry.replace(num_heads=count, num_kv_heads=count)
-    return problem.replace(geometry=fitted_geometry(wanted, subject.candidate, DISTANCES))
 
 
 def _otherwise(subject: Subject, inputs: Inputs) -> Tensor:
@@ -96,32 +97,8 @@ EXTENDED = (
 ENCODINGS = Space(kinds=("positions",), values=("normal", "integers"))
 
 
-@clause(
-    "position.formula",
-    sentence=(
-        "Channel 2j of position i is sin(i / 10000^(2j/d)) and channel 2j + 1 the cosine, added to "
-        "the input."
-    ),
-    source=SOURCE,
-    space=ENCODINGS,
-    counterfactual="the input without positions",
-)
-def formula(subject: Subject, problem: Problem) -> Finding:
-    """Input plus table, against the float64 table; some have far positions or many channels."""
-    inputs = subject.inputs(_extended(subject, problem))
-    tokens = inputs.key
-    table = golden.sinusoidal_positions(tokens.shape[-2], tokens.shape[-1])
-    expected = tokens.double() + table
-    bound = position_bound(tokens, inputs.query.dtype)
-    agreement = compare(
-        subject.answer(inputs), expected, bound, wording="the encoding is not the sinusoidal one"
-    )
-    binding = moves(expected, tokens.double(), bound)
-    return Finding.of(agreement, binding=binding)
-
-
 def _extended(subject: Subject, problem: Problem) -> Problem:
-    """A problem with more positions or channels, by its seed; reduced ones stay as they are."""
+    """A problem with more positions or channels, by its seed."""
     length, width = EXTENDED[problem.seed % len(EXTENDED)]
     longest = subject.declaration.max_length or length
     sizes = problem.geometry
@@ -131,6 +108,31 @@ def _extended(subject: Subject, problem: Problem) -> Problem:
     if width:
         sizes = sizes.replace(**dict.fromkeys(WIDTHS, width))
     return problem.replace(geometry=sizes)
+
+
+@clause(
+    "position.formula",
+    sentence=(
+        "Channel 2j of position i is sin(i / 10000^(2j/d)) and channel 2j + 1 the cosine, added to "
+        "the input."
+    ),
+    source=SOURCE,
+    space=ENCODINGS,
+    counterfactual="the input without positions",
+    resized=_extended,
+)
+def formula(subject: Subject, problem: Problem) -> Finding:
+    """Input plus table, against the float64 table; some have far positions or many channels."""
+    inputs = subject.inputs(problem)
+    tokens = inputs.key
+    table = golden.sinusoidal_positions(tokens.shape[-2], tokens.shape[-1])
+    expected = tokens.double() + table
+    bound = position_bound(tokens, inputs.query.dtype)
+    agreement = compare(
+        subject.answer(inputs), expected, bound, wording="the encoding is not the sinusoidal one"
+    )
+    binding = moves(expected, tokens.double(), bound)
+    return Finding.of(agreement, binding=binding)
 
 
 @clause(
@@ -256,27 +258,6 @@ def is_rotary(candidate: Candidate) -> str:
     return ""
 
 
-@clause(
-    "position.rotary",
-    sentence=(
-        "Each pair of channels of query and key is turned by position times base^(-2i/R), in the "
-        "declared pairing, and values are not."
-    ),
-    source=f"{ROTARY_SOURCE}, equation 34; GPT-J and GPT-NeoX pair channels in two ways",
-    space=FORMULA,
-    needs_golden=True,
-    counterfactual="the other pairing, another base, or no rotation",
-    applies=(is_rotary,),
-    subtle=True,
-)
-def rotary(subject: Subject, problem: Problem) -> Finding:
-    """Near and far positions against the golden."""
-    inputs = _with_few_kept_keys(subject.inputs(_far(subject, problem)))
-    other = _other(subject, inputs, problem.seed)
-    wording = "rotary positions are not what is declared"
-    return measures_golden(subject, inputs, wording, counterfactual=other)
-
-
 def _far(subject: Subject, problem: Problem) -> Problem:
     """A problem with other lengths and head sizes, by its seed, as far as they are free."""
     if problem.past:
@@ -297,6 +278,28 @@ def _gets_many_keys(subject: Subject, problem: Problem) -> bool:
     """Whether the problem gets many keys; layers would project them all for one or two queries."""
     half = problem.dtype == "bfloat16" and subject.candidate.kind == "core"
     return half and problem.seed % MANY_KEYS_EVERY == 1
+
+
+@clause(
+    "position.rotary",
+    sentence=(
+        "Each pair of channels of query and key is turned by position times base^(-2i/R), in the "
+        "declared pairing, and values are not."
+    ),
+    source=f"{ROTARY_SOURCE}, equation 34; GPT-J and GPT-NeoX pair channels in two ways",
+    space=FORMULA,
+    needs_golden=True,
+    counterfactual="the other pairing, another base, or no rotation",
+    applies=(is_rotary,),
+    subtle=True,
+    resized=_far,
+)
+def rotary(subject: Subject, problem: Problem) -> Finding:
+    """Near and far positions against the golden."""
+    inputs = _with_few_kept_keys(subject.inputs(problem))
+    other = _other(subject, inputs, problem.seed)
+    wording = "rotary positions are not what is declared"
+    return measures_golden(subject, inputs, wording, counterfactual=other)
 
 
 def _with_few_kept_keys(inputs: Inputs) -> Inputs:

@@ -201,6 +201,9 @@ class Clause:
     subtle
         Whether a coarse precision may hide what it checks: then it does not apply, where other
         clauses would be untestable. A declared ``precision`` may hide it from any clause.
+    resized
+        Gives a drawn problem the sizes that the clause needs. The check gets what this returns: so
+        its sizes are those that are made smaller and shown. None leaves problems as they are.
 
     Raises DeclarationError (a ValueError) for a field that no clause can have.
     """
@@ -217,6 +220,11 @@ class Clause:
     explained: bool = True
     subtle: bool = False
     of_repetition: bool = False
+    resized: Callable[[Subject, Problem], Problem] | None = None
+
+    def asked(self, subject: Subject, drawn: Problem) -> Problem:
+        """The problem that is asked in place of a drawn one."""
+        return drawn if self.resized is None else self.resized(subject, drawn)
 
     def __post_init__(self) -> None:
         reason = why_not(self)
@@ -289,6 +297,7 @@ def clause(
     explained: bool = True,
     subtle: bool = False,
     of_repetition: bool = False,
+    resized: Callable[[Subject, Problem], Problem] | None = None,
 ) -> Callable[[Check], Check]:
     """Register the decorated check as a clause of the specification.
 
@@ -316,6 +325,7 @@ def clause(
                 explained=explained,
                 subtle=subtle,
                 of_repetition=of_repetition,
+                resized=resized,
             )
         )
         return check

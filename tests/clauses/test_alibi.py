@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from examples import core, failing, run_clause
+from examples import CLAUSES, core, failing, run_clause
 
 from candidates.broken._prepared import Prepared
 from candidates.broken.linear_biases import OneSequenceOfSlopes
 from candidates.legitimate.distances import counted_from_the_first_key, with_linear_biases
 from conformance import Semantics
+from conformance.clauses.subject import Subject
+from conformance.problems.problem import problem_from_json
+from conformance.running.shrinking.smallest import smallest_failure
 
 
 class Linear(Prepared):
@@ -49,3 +52,22 @@ def test_powers_of_two_hide_it() -> None:
     promises = {"masks": [], "features": [], "semantics": Semantics(alibi=True)}
     four = core(OneSequenceOfSlopes.function, geometry={"num_heads": 4}, **promises)
     assert run_clause(four, "bias.alibi").status == "passed"
+
+
+def test_the_input_that_is_shown_is_the_one_that_was_asked() -> None:
+    """One sequence of slopes shows with three heads or more: the failing input has as many."""
+    promises = {"masks": [], "features": [], "semantics": Semantics(alibi=True)}
+    wrong = core(OneSequenceOfSlopes.function, **promises)
+    result = run_clause(wrong, "bias.alibi")
+    assert result.violation is not None
+    assert result.counterexample is not None
+    smallest = smallest_failure(
+        CLAUSES["bias.alibi"],
+        Subject(wrong, "float32"),
+        problem_from_json(result.counterexample["problem"]),
+        result.violation,
+        tries=60,
+    )
+    sizes = smallest.problem.geometry
+    assert smallest.recording.calls[0].inputs.geometry == sizes
+    assert (sizes.num_heads, sizes.query_length, sizes.head_size) == (3, 1, 1)
