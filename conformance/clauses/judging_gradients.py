@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from .._golden import golden
 from ..base.results import Violation
 from ..calls.differentiating import CACHED_NAMES, INPUT_NAMES, KEYWORD_LEAVES, Gradients
 from ..declare.candidate import Candidate
-from ..oracle.comparison import compare, moves
+from ..oracle.comparison import Comparison, compare, moves
 from ..oracle.gradient_oracle import GradientAnswer, separate_cache, why_unknown
 from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
@@ -197,7 +197,7 @@ def compare_gradients(
         margin = max(margin, agreement.margin)
         if name in ("query", "key", "value", "x", "context"):
             binding = binding and moves(gradient.value, gradient.value / 2.0, allowed)
-        violation = violation or agreement.violation
+        violation = violation or of_gradient(name, agreement)
         if violation is None and generic:
             violation = in_common(name, gradients.by_name[name], gradient)
     return Finding(binding=binding, margin=margin, violation=violation)
@@ -261,6 +261,14 @@ def with_shared_errors(gradient: Gradient, key_length: int) -> Gradient:
 def described(name: str) -> str:
     """What a gradient belongs to, in words for a message."""
     return DESCRIPTIONS.get(name, name)
+
+
+def of_gradient(name: str, comparison: Comparison) -> Violation | None:
+    """How a gradient is wrong, with what it is the gradient of; None where it agrees."""
+    violation = comparison.violation
+    if violation is None or not violation.compared:
+        return violation
+    return replace(violation, compared={**violation.compared, "gradient": described(name)})
 
 
 def axes_of(name: str, inputs: Inputs) -> tuple[str, ...]:
@@ -328,7 +336,7 @@ def first_wrong(
             axes=axes_of(name, inputs),
         )
         if agreement.violation is not None:
-            return agreement.violation
+            return of_gradient(name, agreement)
     return None
 
 
@@ -379,7 +387,7 @@ def same_gradients(
         finding = Finding(
             binding=finding.binding,
             margin=margin,
-            violation=finding.violation or agreement.violation,
+            violation=finding.violation or of_gradient(name, agreement),
         )
     return finding
 

@@ -239,7 +239,10 @@ def _compared(data: Table) -> Iterator[Line]:
     law = bool(data.get("relation"))
     marked = beyond(got, expected, bound, data.get("judged"), law=law)
     digits = _telling_digits(got, expected, marked)
-    yield from _tensor("expected", expected, note=origin(data), digits=digits)
+    if is_shown(data.get("upstream")):
+        yield from _tensor("upstream", data["upstream"], note="the gradient of the answer")
+    notes = filter(None, (gradient(data), origin(data)))
+    yield from _tensor("expected", expected, note=", ".join(notes), digits=digits)
     yield from _tensor("got", got, marked=marked, note=f"{MARK} beyond the bound", digits=digits)
     yield from _tensor("bound", {**bound, "values": _rounded(bound["values"])})
 
@@ -263,6 +266,11 @@ def _rounded(values: Any) -> Any:
     if isinstance(values, list):
         return [_rounded(entry) for entry in values]
     return f"{float(values):.2g}"
+
+
+def gradient(data: Table) -> str:
+    """What was compared where that is a gradient: ``the gradient of key``; else ""."""
+    return f"the gradient of {data['gradient']}" if data.get("gradient") else ""
 
 
 def origin(data: Table) -> str:

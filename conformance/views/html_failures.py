@@ -25,6 +25,7 @@ _ANSWER_AXES: Final[Mapping[int, tuple[str, ...]]] = {
     3: ("batch", "query", "channel"),
 }
 _MASK_AXES: Final = {len(WEIGHT_AXES): WEIGHT_AXES}
+_ANY_AXES: Final = (*WEIGHT_AXES, "channel", "row", "column")
 _MASKS: Final = ("keep", "drop", "keep_int", "bias")
 
 
@@ -113,11 +114,18 @@ def compared(data: Record, measured: Record) -> list[Heat]:
     rank = len(got["shape"])
     axes = (_MASK_AXES if "key" in measured else _ANSWER_AXES).get(rank, ())
     scale, what = ("weight", " weights") if axes == WEIGHT_AXES else ("signed", "")
+    if of := counterexample.gradient(data):
+        named = tuple(name for name in measured if name in _ANY_AXES)
+        axes = named if len(named) == rank else ()
+        scale, what = "signed", f": {of}"
     end = largest_of(expected, got)
     shown = [
         heat(f"{name}{what}", table, scale=scale, largest=end, axes=axes)
         for name, table in (("expected", expected), ("got", got))
     ]
+    if counterexample.is_shown(upstream := data.get("upstream")):
+        axes_of_answer = _ANSWER_AXES.get(len(upstream["shape"]), ())
+        shown.insert(0, heat("upstream: the gradient of the answer", upstream, axes=axes_of_answer))
     over = ratios(got, expected, bound, data.get("judged"))
     if over is not None:
         shown.append(heat("error / bound", over, scale="ratio", axes=axes))

@@ -148,7 +148,10 @@ def _block(candidate: Record, cause: Record, number: int, width: int, *, alone: 
     short = [] if said else _labelled("explains", few(clauses), width)
     shown = _labelled("input", _input(clause), width)
     numbers = [*shown, *_labelled("found", cut(new_words(cause, clause), _LONGEST), width)]
-    lines = counterexample.block(clause.get("counterexample") or {})
+    data = clause.get("counterexample") or {}
+    lines = counterexample.block(data)
+    if len(shown) + len(lines) > MOST_OF_INPUT:
+        lines = counterexample.block({**data, "upstream": None})
     tensors = [Text(cut(f"{'':{_INDENT + _LABEL}}{line}", width - 1)) for line in lines]
     least = [[*name, *fix, *short], _one_line(head.plain + title, width, "bold red")]
     if not alone:

@@ -80,7 +80,8 @@ def describe(clause: str, subject: Subject, smallest: Smallest) -> dict[str, Any
     """Everything that rebuilds a failure, and its tensors where they have up to 64 elements.
 
     ``problem`` rebuilds the tensors; ``inputs`` are they. ``asked`` has the sizes and options that
-    a clause chose in place of the problem's. ``calls`` are those that the clause made,
+    a clause chose in place of the problem's. Of gradients, ``gradient`` says what they belong to,
+    and ``upstream`` is the gradient of the answer. ``calls`` are those that the clause made,
     with their arguments and answers, and ``layers`` what was built for them. ``expected``, ``got``
     and ``bound`` are what the clause compared, ``relation`` which answers they are made of. A call
     whose numbers are wrong has ``attention``: the weights that were expected, and its own.
@@ -102,6 +103,8 @@ def describe(clause: str, subject: Subject, smallest: Smallest) -> dict[str, Any
         data["kind"] = WHOLE_MODEL
     elif asked := _asked(problem, smallest.recording, subject.candidate.kind):
         data["asked"] = asked
+    if "gradient" in data and (upstream := _upstream(smallest.recording)) is not None:
+        data["upstream"] = upstream
     for call, entry in zip(smallest.recording.calls, data["calls"], strict=False):
         if "relation" in data:
             entry.update(_right(subject, call))
@@ -136,6 +139,12 @@ def _asked(problem: Problem, recording: Recording, kind: str) -> dict[str, Any]:
     if len(sizes) == 1 and problem.geometry not in sizes and min(vars(largest.geometry).values()):
         asked["geometry"] = dict(vars(largest.geometry))
     return asked
+
+
+def _upstream(recording: Recording) -> dict[str, Any] | None:
+    """The gradient of the answer that flowed back, None where there were several or none."""
+    tables = [table(backward.upstream) for backward in recording.pulled]
+    return tables[0] if tables and all(one == tables[0] for one in tables) else None
 
 
 def _inputs(subject: Subject, problem: Problem) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from conformance.problems.problem import Problem, problem_from_json
 from conformance.running.shrinking.counterexample import describe
 from conformance.running.shrinking.smallest import Smallest, examine_recorded
 from conformance.views import wording
+from conformance.views.counterexample import block
+from conformance.views.html_failures import compared
 
 TINY = {"batch": 1, "num_heads": 1, "num_kv_heads": 1, "query_length": 2, "key_length": 2}
 
@@ -174,3 +176,22 @@ def test_sizes_and_options_that_a_clause_chose_are_those_that_are_shown() -> Non
     assert "keys 2" in wording.counterexample(shown)
     assert "softcap 0.5" in wording.counterexample(shown)
     assert "asked" not in described(core(first_row_doubled), "numerics.golden", problem(**TINY))
+
+
+def test_a_gradient_says_what_it_belongs_to_and_what_flowed_back() -> None:
+    """The text and the tables of the page name the input and hold the gradient of the answer."""
+
+    def detached(query: Tensor, key: Tensor, value: Tensor, **keywords: Any) -> Tensor:
+        answer: Tensor = core()(query, key.detach() + 0.5 * (key - key.detach()), value, **keywords)
+        return answer
+
+    example = problem(**TINY, head_size=1, value_head_size=1)
+    shown = described(core(detached), "gradients.golden", example)
+    assert shown["gradient"] == "key"
+    assert shown["upstream"]["shape"] == [1, 1, 2, 1]
+    text = "\n".join(block(shown))
+    assert "upstream  [" in text
+    assert "(the gradient of key)" in text
+    measured = {"batch": 0, "head": 0, "key": 0, "channel": 0}
+    titles = [table.title for table in compared(shown, measured)]
+    assert titles[:2] == ["upstream: the gradient of the answer", "expected: the gradient of key"]
