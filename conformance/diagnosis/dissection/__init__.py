@@ -46,7 +46,11 @@ from .changed_logits import (
     shift_statements,
     temperature_statements,
 )
-from .comparisons import comparison_statements, tiled_window_statements
+from .comparisons import (
+    comparison_statements,
+    long_length_statements,
+    tiled_window_statements,
+)
 from .denominators import sink_statements, sum_statements
 from .formulas import formula_statements, loop_statements, scale_statements
 from .influence import (
@@ -188,7 +192,7 @@ class StatementReader:
         if self._at_the_turn is None and any(few) and (all(few) or not self.known):
             self._at_the_turn = self._where_hidden_keys_win()
         yield self._at_the_turn or []
-        far = list(far_position_statements(wrong))
+        far = [*far_position_statements(wrong), *long_length_statements(wrong)]
         self._far += far  # searches know a statement by its identity: it must outlive them
         yield far
 

@@ -7,7 +7,7 @@ otherwise, and queries moved by another number than the declared one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, combinations, product
@@ -20,6 +20,7 @@ from ..._golden import golden
 from ...declare.declaration import SEQUENCES
 from ...problems.arrangements import there
 from ...problems.inputs import Inputs
+from ..agreement import BatteryAnswer
 from ..mistakes import DeclaredCall, NamedMistake
 from ..mistakes._steps import BLOCKS, admitted_by_mask, keys_ahead, unmasked_logits
 from .reading import ROOM, Reading, statement
@@ -198,15 +199,29 @@ _RIGHT: Final = (
         )
     ),
 )
-_MASKED: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
-    ("", lambda kept: kept),
+
+
+def _wrapped(least: int, call: DeclaredCall, kept: Tensor) -> Tensor:
+    """Lengths that are kept in eight bits, from minus ``least`` on; other masks as they are."""
+    if call.inputs.mask_form != "lengths":
+        return kept
+    length = (kept.sum(-1, keepdim=True) + least) % 256 - least
+    return torch.arange(kept.shape[-1]) < length
+
+
+_MASKED: Final[tuple[tuple[str, Callable[[DeclaredCall, Tensor], Tensor]], ...]] = (
+    ("", lambda _call, kept: kept),
     (
         "the mask shows what it should hide, and a call without one hides every key",
-        lambda kept: ~kept,
+        lambda _call, kept: ~kept,
     ),
 )
+_LENGTHS: Final = (
+    ("lengths past 127 are negative, as in a signed byte", partial(_wrapped, 128)),
+    ("lengths past 255 start from zero again, as in a byte", partial(_wrapped, 0)),
+)
 _FIXES: Final = (
-    "hide the keys that the mask hides",
+    "hide the keys that the mask hides, of any length",
     "hide the keys after each query where the call is causal, and only there",
     "let query i see the keys from i - left on, where left is not -1",
     "let query i see the keys up to i + right, where right is not -1",
@@ -223,7 +238,7 @@ class Comparisons:
     begin before the end of the query's tile.
     """
 
-    masked: tuple[str, Callable[[Tensor], Tensor]] = _MASKED[0]
+    masked: tuple[str, Callable[[DeclaredCall, Tensor], Tensor]] = _MASKED[0]
     causal: _Way = _CAUSAL[0]
     left: _Way = _LEFT[0]
     right: _Way = _RIGHT[0]
@@ -249,7 +264,7 @@ class Comparisons:
             shown = shown & (keys.place // of_keys * of_keys <= last)
         if inputs.window is not None:
             shown = shown & self.left.shows(ahead, left) & self.right.shows(ahead, right)
-        return shown & self.masked[1](admitted_by_mask(call))
+        return shown & self.masked[1](call, admitted_by_mask(call))
 
     def inputs_for(self, call: DeclaredCall) -> Inputs | None:
         """The inputs with what is shown as a table; None where that is what should be."""
@@ -296,8 +311,7 @@ def _lost_below(window: tuple[int, int]) -> Iterator[tuple[str, object]]:
             continue
         for least in range(window[index] + 1, window[index] + 1 + _MOST_ABOVE):
             said = f"a window of fewer than {least} keys {words} the query hides none {words} it"
-            way: object = _Way(said, _where_limited(shows[index], least))
-            yield name, way
+            yield name, _Way(said, _where_limited(shows[index], least))
 
 
 def _in_other_ways() -> Iterator[tuple[str, object]]:
@@ -336,6 +350,13 @@ def _by_tiles() -> Iterator[dict[str, object]]:
         anew = _COUNTED[_TILES.index(of_keys) + len(_COUNTED) - len(_TILES)]
         yield {"causal": never, "reach": (of_queries, of_keys)}
         yield {"key": anew, "reach": (of_queries, of_keys)}
+
+
+def long_length_statements(wrong: Sequence[BatteryAnswer]) -> Iterator[NamedMistake]:
+    """Lengths that eight bits do not hold, of more keys than those hold."""
+    inputs = (answer.inputs for answer in wrong)
+    if any(one.mask_form == "lengths" and one.geometry.key_length > 127 for one in inputs):  # noqa: PLR2004
+        yield from (Comparisons(masked=one).statement() for one in _LENGTHS)
 
 
 class _Tables:
@@ -477,6 +498,3 @@ def tiled_window_statements(reading: Reading) -> Iterator[NamedMistake]:
                 "go over the tiles that a window meets, and hide what lies outside it in each",
                 inputs=window.inputs_for,
             )
-
-
-__all__ = ["Comparisons", "TiledWindow", "comparison_statements", "tiled_window_statements"]

@@ -44,7 +44,7 @@ from .tiles import SUMS
 _SOFTMAX: Final = "take the softmax of the masked logits over the keys, before they meet the values"
 _SUM: Final = "divide the exponentials by their own sum over the keys that the query attends"
 _LARGEST: Final = "subtract each row's largest logit over the keys, then take the exponentials"
-# Sums below are held up in many ways, or vanish.
+# Below are sums that are held up in many ways.
 _FAINT: Final = math.sqrt(torch.finfo(torch.float32).tiny)
 _RESCALED: Final = "rescale the sum so far where the maximum grows, and add that of the tile to it"
 _RELATIVE: Final = (
@@ -57,7 +57,6 @@ _SCALE: Final = (
     "multiply the dot products by the scale of the call, or by that which is declared: 1/√(the "
     "head size) where there is no other"
 )
-
 _LOGARITHM: Final = "the logarithm of their softmax"
 
 WeightsOf = Callable[[DeclaredCall, golden.Attention], Tensor | None]
@@ -322,6 +321,7 @@ _CORRECTIONS: Final[tuple[tuple[str, Callable[[Tensor, Tensor], Tensor]], ...]] 
     ("exp(the old maximum)", lambda old, _new: old.exp()),
     ("exp(old maximum + new maximum)", lambda old, new: (old + new).exp()),
     ("exp(old maximum times new maximum)", lambda old, new: (old * new).exp()),
+    ("2^(old times new maximum), to base two", lambda old, new: (old * new / math.log(2)).exp()),
     ("zero", lambda old, _new: torch.zeros_like(old)),
 )
 _RIGHT_FACTOR: Final = "exp(old maximum - new maximum)"

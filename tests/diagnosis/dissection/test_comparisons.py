@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from examples import core, layer, problem
+from examples import CLAUSES, core, layer, plan, problem
 from torch import Tensor
 
 import conformance
 from conformance.clauses.subject import Subject
-from conformance.diagnosis import diagnose
+from conformance.diagnosis import Diagnostician, diagnose
 from conformance.diagnosis.battery import Observation
 from conformance.diagnosis.dissection import read
 from conformance.diagnosis.dissection.comparisons import (
@@ -166,3 +166,23 @@ def test_a_flag_that_is_lost_is_no_other_order_of_the_keys() -> None:
     names = [one.name for one in comparison_statements(reading)]
     assert "band: keys after the query are not hidden" in names
     assert not any("backwards" in name for name in names)
+
+
+@pytest.mark.nightly
+def test_lengths_that_eight_bits_do_not_hold_are_told() -> None:
+    """Past 127 they are negative, which shows with more keys than are read one by one."""
+
+    def attend(
+        query: Tensor, key: Tensor, value: Tensor, *, lengths: Tensor | None = None
+    ) -> Tensor:
+        scores = query @ key.mT / math.sqrt(query.shape[-1])
+        if lengths is not None:
+            lengths = lengths.to(torch.int8)[:, None, None, None]
+            scores = scores.masked_fill(torch.arange(key.shape[2]) >= lengths, -math.inf)
+        return scores.softmax(-1).nan_to_num(0.0) @ value
+
+    promises = {"masks": ["lengths"], "features": [], "empty_rows": "zeros", "dtypes": ["float32"]}
+    subject = Subject(core(attend, causal=None, **promises), "float32")
+    failing = problem(key_length=168, mask=plan("full", form="lengths", shape="B"))
+    (entry,) = Diagnostician(subject).explain(CLAUSES["numerics.any-length"], failing)
+    assert entry["name"] == "band: lengths past 127 are negative, as in a signed byte"
