@@ -312,6 +312,7 @@ _SHIFTS: Final[tuple[tuple[str, Shift], ...]] = (
         for floor in (-1e2, -1e3, -1e4, -3e4, -1e5)
     ),
 )
+_ADDED: Final = (1e-30, 1e-20, 1e-12, 1e-10, 1e-9, 1e-8, 1e-6)
 # What the exponentials are divided by, of their sum.
 _DIVISORS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("", lambda total: total),
@@ -320,10 +321,7 @@ _DIVISORS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
         (f", and their sum is no smaller than {least:g}", lambda t, least=least: t.clamp_min(least))
         for least in (1e-37, 1e-30, 1e-20, 1e-12, 1e-10, 1e-9, 1e-8, 1e-6)
     ),
-    *(
-        (f", and {more:g} is added to their sum", lambda t, more=more: t + more)
-        for more in (1e-30, 1e-20, 1e-12, 1e-10, 1e-9, 1e-8, 1e-6)
-    ),
+    *((f", and {more:g} is added to their sum", lambda t, more=more: t + more) for more in _ADDED),
 )
 
 
@@ -342,17 +340,24 @@ def shift_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
     call = DeclaredCall(inputs=inputs, semantics=answer.subject.declaration.semantics)
     attention = declared_with_every_key(exact, call)
     half = inputs.query.dtype.itemsize < torch.float32.itemsize
+
+    def is_made(core: Callable[[DeclaredCall, golden.Attention], golden.Attention]) -> bool:
+        made = call.answer_of(core(call, attention).output)
+        apart = (answer.output - made).abs().nan_to_num(nan=math.inf)
+        apart = apart.masked_fill(answer.output.isnan() & made.isnan(), 0.0)
+        size = model.SAME_READ * float(exact.output.nan_to_num(0.0).abs().amax())
+        return bool((apart <= size).all())
+
+    for (words, shift), more in product(_PLAIN_SHIFTS, _ADDED):  # no row may have a part left
+        if is_made(shifted(shift, partial(torch.add, other=more), wide=False)):
+            yield _with_number(words, shift, more, beside=True)
     for wide in (False, True)[: 1 + half]:
-        for (words, shift), (more, divisor) in product(_SHIFTS, _DIVISORS):
+        for (words, shift), (added, divisor) in product(_SHIFTS, _DIVISORS):
             core = shifted(shift, divisor, wide=wide)
-            made = call.answer_of(core(call, attention).output)
-            apart = (answer.output - made).abs().nan_to_num(nan=math.inf)
-            apart = apart.masked_fill(answer.output.isnan() & made.isnan(), 0.0)
-            size = model.SAME_READ * float(exact.output.nan_to_num(0.0).abs().amax())
-            if bool((apart <= size).all()):
+            if is_made(core):
                 yield statement(
-                    f"exponentials: less {words}{more}",
-                    f"what is subtracted before the exponentials are taken is {words}{more}: low "
+                    f"exponentials: less {words}{added}",
+                    f"what is subtracted before the exponentials are taken is {words}{added}: low "
                     "rows vanish, or high ones overflow",
                     "subtract each row's largest logit of the keys that are attended",
                     core=core,
@@ -386,16 +391,20 @@ def added_number_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
         for number, beside in ((total * part / (1.0 - part), True), (total / (1.0 - part), False)):
             if not 0.0 < number < _LARGEST_ADDED:
                 continue
-            said = float(f"{number:.1g}")
-            divisor = partial(torch.add, other=said) if beside else partial(torch.clamp, min=said)
-            sums = f"their sum and {said:g}" if beside else f"their sum, or {said:g} if larger"
-            yield statement(
-                f"exponentials: {words}, divided by {sums}",
-                f"the exponentials are {words}, and divided by {sums}",
-                "subtract each row's largest logit first: the sum is then at least one, and needs "
-                "no number beside it",
-                core=shifted(shift, divisor, wide=False),
-            )
+            yield _with_number(words, shift, float(f"{number:.1g}"), beside=beside)
+
+
+def _with_number(words: str, shift: Shift, number: float, *, beside: bool) -> NamedMistake:
+    """Exponentials over their sum and a number, or the number where the sum is smaller."""
+    divisor = partial(torch.add, other=number) if beside else partial(torch.clamp, min=number)
+    sums = f"their sum and {number:g}" if beside else f"their sum, or {number:g} if larger"
+    return statement(
+        f"exponentials: {words}, divided by {sums}",
+        f"the exponentials are {words}, and divided by {sums}",
+        "subtract each row's largest logit first: the sum is then at least one, and needs no "
+        "number beside it",
+        core=shifted(shift, divisor, wide=False),
+    )
 
 
 def _nothing(_call: DeclaredCall, _attention: golden.Attention, logits: Tensor) -> Tensor:

@@ -380,7 +380,7 @@ class _WrongLoop:
             total = totalling.next(total, old, new) + powers.sum(-1, keepdim=True)
             old = largest
         far = (old.abs() > -math.log(_FAINT)) & ~torch.isneginf(old)
-        off = (total.abs() < _FAINT) | (mixed.abs().amax(-1, keepdim=True) > 1.0 / _FAINT)
+        off = (total.abs() < _FAINT) | (mixed.abs().amax(-1, keepdim=True) > _FAINT**-0.75)
         return mixed, total.masked_fill(far | off, math.nan)
 
     def core(self, _call: DeclaredCall, attention: golden.Attention) -> golden.Attention:

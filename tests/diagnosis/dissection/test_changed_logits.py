@@ -144,8 +144,9 @@ def test_a_floor_that_half_precision_cannot_hold_is_none() -> None:
     [
         (lambda total: total + 3e-6, "their sum and 3e-06"),
         (lambda total: total.clamp(min=0.2), "their sum, or 0.2 if larger"),
+        (lambda total: total + 1e-20, "their sum and 1e-20"),
     ],
-    ids=["added", "at least"],
+    ids=["added", "at least", "tiny"],
 )
 def test_a_number_beside_the_sum_of_plain_exponentials_is_read(
     more: Callable[[Tensor], Tensor], said: str
