@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from ..mistakes import DeclaredCall
-from ..mistakes._steps import BLOCKS, admitted_by_mask, admitted_by_structure, keys_ahead
+from ..mistakes._steps import (
+    BLOCKS,
+    admitted_by_mask,
+    admitted_by_structure,
+    keys_ahead,
+    past_window,
+)
 
 
 @dataclass(frozen=True)
@@ -149,11 +155,10 @@ def _by_structure(call: DeclaredCall) -> Tensor:
     return admitted_by_structure(call).expand(call.inputs.score_shape)
 
 
-EVERY: Final = Cells(
-    "of every kind", lambda call: torch.ones(call.inputs.score_shape, dtype=torch.bool)
-)
+EVERY: Final = Cells("of every kind", lambda call: torch.ones(call.inputs.score_shape).bool())
 KEPT: Final = _mask("that the mask keeps", lambda table: table)
 REACHED: Final = Cells("that causality and window leave", _by_structure)
+CACHED: Final = Cells("that are cached", _cached)
 
 
 def key_indices(call: DeclaredCall) -> Tensor:
@@ -369,6 +374,7 @@ _TABLE_CHANGES: Final[tuple[tuple[str, str, Callable[[Tensor], Tensor]], ...]] =
 def _every_kind() -> Iterator[Cells]:
     yield from (KEPT, _not(KEPT, "that the mask hides"))
     yield from (REACHED, _not(REACHED, "that causality or window hides"))
+    yield from (CACHED, _not(CACHED, "that are new"))  # before indices that they may have, too
     yield _both(
         KEPT, REACHED, "that the mask keeps, or causality and window leave", torch.logical_or
     )
@@ -402,7 +408,6 @@ def _every_kind() -> Iterator[Cells]:
         yield make(f"one after the query{words}", lambda ahead: ahead == 1)
         yield make(f"more than one after the query{words}", lambda ahead: ahead > 1)
         yield make(f"one before the query{words}", lambda ahead: ahead == -1)
-    yield Cells("that are cached", _cached)
     yield Cells("in the last cached place", _place(last=True))
     yield Cells("in the first new place", _place(last=False))
     yield Cells(
@@ -424,7 +429,6 @@ def _every_kind() -> Iterator[Cells]:
             _of_hidden_places(bottom_right=bottom_right, own=True),
             of_mask=True,
         )
-    yield _not(Cells("", _cached), "that are new")
     yield Cells(
         "that the mask keeps with its columns moved by the number of cached keys",
         _moved_by_cache,
@@ -446,18 +450,14 @@ _LEFT: Final = Cells(
 HIDDEN: Final = (
     Cells("that are hidden", lambda call: ~call.inputs.allowed(call.semantics)),
     _both(KEPT, REACHED, "that only the mask hides", lambda kept, reached: ~kept & reached),
-    _both(
-        REACHED,
-        _LEFT,
-        "that only causality or the window hides",
-        lambda reached, kept: ~reached & kept,
-    ),
+    _both(REACHED, _LEFT, "that only causality or the window hides", lambda r, left: ~r & left),
     _both(
         KEPT,
         REACHED,
         "that the mask hides, and causality or the window too",
         lambda kept, reached: ~kept & ~reached,
     ),
+    Cells("before the window", past_window),
 )
 CELLS: Final = tuple(_every_kind())
 
@@ -471,7 +471,8 @@ def keys_in_words(some: Sequence[Cells], hidden: Cells | None = None) -> str:
             return f"all {keys}"
         return words[1:-1] if _is_noun(words) and hidden is None else f"{keys} {words}".rstrip()
     if words.startswith("that "):
-        return f"keys {hidden.words} and {words}"
+        joined = " and" if hidden.words.startswith("that ") else ""
+        return f"keys {hidden.words}{joined} {words}"
     return f"keys {words} {hidden.words}" if words else f"keys {hidden.words}"
 
 

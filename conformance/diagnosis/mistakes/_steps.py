@@ -223,6 +223,15 @@ def admitted_by_structure(call: DeclaredCall) -> Tensor:
     return call.inputs.structure(call.semantics)
 
 
+def past_window(call: DeclaredCall) -> Tensor | None:
+    """What a window alone hides before its queries: bool, score's shape; None without that side."""
+    inputs, window = call.inputs, call.inputs.window
+    if window is None or window[0] < 0:
+        return None
+    without = inputs.replace(window=(-1, window[1])).structure(call.semantics)
+    return (without & ~inputs.structure(call.semantics)).expand(inputs.score_shape)
+
+
 def admitted_by_mask(call: DeclaredCall) -> Tensor:
     """What the mask of the call, where it counts, admits: bool, four axes.
 

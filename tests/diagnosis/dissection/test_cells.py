@@ -13,6 +13,7 @@ from torch import Tensor
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
 from conformance.diagnosis.dissection.cells import (
+    CACHED,
     CELLS,
     EVERY,
     HIDDEN,
@@ -49,6 +50,36 @@ def test_kinds_of_keys_are_one_noun_phrase() -> None:
         "keys past the first 16 that only causality or the window hides"
     )
     assert keys_in_words([EVERY]) == "all keys"
+    assert keys_in_words([CACHED], HIDDEN[-1]) == "keys before the window that are cached"
+
+
+def test_a_window_that_hides_no_cached_key_is_told() -> None:
+    """As where it is laid over the new keys alone; its other side hides what it should."""
+
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        window: tuple[int, int] | None = None,
+        past_key: Tensor | None = None,
+        past_value: Tensor | None = None,
+    ) -> Tensor:
+        past = 0 if past_key is None else past_key.shape[2]
+        if past_key is not None and past_value is not None:
+            key, value = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
+        logits = query @ key.mT * query.shape[-1] ** -0.5
+        indices = torch.arange(key.shape[2])
+        ahead = indices - torch.arange(query.shape[2])[:, None] - (key.shape[2] - query.shape[2])
+        left, right = (
+            math.inf if window is None or side < 0 else side for side in window or (0, 0)
+        )
+        seen = ((ahead >= -left) | (indices < past)) & (ahead <= right)
+        return logits.masked_fill(~seen, -math.inf).softmax(-1).nan_to_num(0.0) @ value
+
+    promises = {"masks": [], "causal": None, "features": ["kv_cache", "window"]}
+    (entry,) = diagnose(Subject(core(attend, dtypes=["float32"], **promises), "float32"))
+    assert entry["name"] == "visibility: a weight for keys before the window that are cached"
 
 
 def every_second(logits: Tensor, _keep: Tensor | None) -> Tensor:
