@@ -17,6 +17,7 @@ from ..mistakes._steps import (
     admitted_by_structure,
     keys_ahead,
     past_window,
+    up_to_folded_place,
 )
 
 
@@ -394,11 +395,8 @@ def _every_kind() -> Iterator[Cells]:
     yield _index(3, "in the first half", lambda i, n: i < n // 2)
     yield Cells("of queries from which the first half of the keys is hidden", _of_hidden_half)
     yield from (_past_size(*other) for other in _OTHER_SIZES)
-    for words, aligned in (
-        ("", None),
-        (", counted from the first key,", False),
-        (", counted from the last key,", True),
-    ):
+    first, last = ", counted from the first key,", ", counted from the last key,"
+    for words, aligned in (("", None), (first, False), (last, True)):
         make = partial(_ahead, bottom_right=aligned)
         yield make(f"at the query's own place{words}", lambda ahead: ahead == 0)
         yield make(f"after the query{words}", lambda ahead: ahead > 0)
@@ -408,6 +406,9 @@ def _every_kind() -> Iterator[Cells]:
         yield make(f"one after the query{words}", lambda ahead: ahead == 1)
         yield make(f"more than one after the query{words}", lambda ahead: ahead > 1)
         yield make(f"one before the query{words}", lambda ahead: ahead == -1)
+    for by_query, by in ((True, "query by query"), (False, "head by head")):
+        words = f"up to the query's place where a group's heads are rows, {by},"
+        yield Cells(words, partial(up_to_folded_place, by_query=by_query))
     yield Cells("in the last cached place", _place(last=True))
     yield Cells("in the first new place", _place(last=False))
     yield Cells(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -185,6 +186,9 @@ _UNDER_CAP: Final[tuple[tuple[str, Callable[[Tensor, float], Tensor]], ...]] = (
     ("tanh(c times the scores), c being the softcap", lambda s, c: torch.tanh(c * s)),
     ("the scores under half of the softcap", lambda s, c: _capped(s, c / 2.0)),
     ("the scores under twice the softcap", lambda s, c: _capped(s, 2.0 * c)),
+    # Kernels that work to the base 2 multiply scores by log2(e): behind the softcap, not before.
+    ("the scores under ln(2) times the softcap", lambda s, c: _capped(s, c * math.log(2.0))),
+    ("the scores under the softcap times log2(e)", lambda s, c: _capped(s, c / math.log(2.0))),
     ("the scores under the square of the softcap", lambda s, c: _capped(s, c * c)),
     ("the scores under one divided by the softcap", lambda s, c: _capped(s, 1.0 / c)),
     ("the scores clamped to half of the softcap", lambda s, c: s.clamp(-c / 2.0, c / 2.0)),

@@ -223,6 +223,22 @@ def admitted_by_structure(call: DeclaredCall) -> Tensor:
     return call.inputs.structure(call.semantics)
 
 
+def up_to_folded_place(call: DeclaredCall, *, by_query: bool) -> Tensor | None:
+    """Keys up to the place of a row where the heads of a group are rows of one query; None for one.
+
+    Rows stand query by query, each in all heads, else head by head. Counted from the last key as
+    declared. Bool, in the shape of scores.
+    """
+    sizes = call.inputs.geometry
+    group = sizes.num_heads // max(sizes.num_kv_heads, 1)
+    if group == 1:
+        return None
+    head = (torch.arange(sizes.num_heads) % group)[:, None, None]
+    query = torch.arange(sizes.query_length)[:, None]
+    rows = query * group + head if by_query else head * sizes.query_length + query
+    return (keys_ahead(call) <= rows - query).expand(call.inputs.score_shape)
+
+
 def past_window(call: DeclaredCall) -> Tensor | None:
     """What a window alone hides before its queries: bool, score's shape; None without that side."""
     inputs, window = call.inputs, call.inputs.window

@@ -116,3 +116,26 @@ def test_keys_that_loops_lose_are_told_by_tiles_and_halves(
     promises = {"masks": ["keep"], "causal": None, "features": [], "empty_rows": "zeros"}
     (entry,) = diagnose(Subject(core(attend, dtypes=["float32"], **promises), "float32"))
     assert entry["name"] == f"visibility: no weight for {said}"
+
+
+@pytest.mark.parametrize(("by_query", "said"), [(True, "query by query"), (False, "head by head")])
+def test_places_of_rows_that_are_folded_heads_are_told(
+    by_query: bool,  # noqa: FBT001
+    said: str,
+) -> None:
+    """The heads of a group are rows of one product, whose indices are taken for places."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False) -> Tensor:
+        groups, shift = query.unflatten(1, (key.shape[1], -1)), key.shape[2] - query.shape[2]
+        rows = groups.transpose(2, 3) if by_query else groups
+        logits = rows.flatten(2, 3) @ key.mT * query.shape[-1] ** -0.5
+        if causal:
+            seen = torch.ones_like(logits, dtype=torch.bool).tril(shift)
+            logits = logits.masked_fill(~seen, -math.inf)
+        output = logits.softmax(-1).nan_to_num(0.0) @ value
+        split = output.unflatten(2, rows.shape[2:4])
+        return (split.transpose(2, 3) if by_query else split).flatten(1, 2)
+
+    promises = {"masks": [], "causal": "bottom-right", "features": ["gqa"]}
+    (entry,) = diagnose(Subject(core(attend, dtypes=["float32"], **promises), "float32"))
+    assert entry["name"].endswith(f"up to the query's place where a group's heads are rows, {said}")

@@ -328,11 +328,28 @@ def capped_twice(
     return torch.softmax(logits, dim=-1) @ value
 
 
-def test_a_softcap_that_is_applied_twice_is_read() -> None:
+def capped_behind_log2e(
+    query: Tensor, key: Tensor, value: Tensor, *, softcap: float | None = None
+) -> Tensor:
+    """Exponentials to the base 2 of scores that meet the softcap in its units."""
+    logits = scores(query, key) / math.log(2.0)
+    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    return torch.softmax(logits * math.log(2.0), dim=-1) @ value
+
+
+@pytest.mark.parametrize(
+    ("attend", "said"),
+    [
+        (capped_twice, "the scores with the softcap applied twice"),
+        (capped_behind_log2e, "the scores under ln(2) times the softcap"),
+    ],
+)
+def test_a_softcap_that_is_applied_otherwise_is_read(
+    attend: Callable[..., Tensor], said: str
+) -> None:
     """What takes the place of the softcap is among the terms of logits."""
     drawn = problem(softcap=1.5, query_length=5, key_length=7)
-    names = proposed(capped_twice, logit_statements, drawn, features=["softcap"])
-    assert "logits: the scores with the softcap applied twice" in names
+    assert f"logits: {said}" in proposed(attend, logit_statements, drawn, features=["softcap"])
 
 
 @pytest.mark.parametrize(
