@@ -235,6 +235,20 @@ _REDUCTIONS: Final[tuple[tuple[str, Change], ...]] = (
 )
 
 
+# The same numbers in other axes; the first can be made of one batch item alone.
+_SHAPES: Final[tuple[tuple[str, Change], ...]] = (
+    ("the weights without the axis of batch items", lambda w: w.reshape(w.shape[1:])),
+    ("the weights of batch items and heads in one axis", lambda w: w.flatten(0, 1)),
+    ("the weights of heads and queries in one axis", lambda w: w.flatten(1, 2)),
+)
+
+
+def _in_groups(returned: Returned) -> Tensor:
+    batch, heads, *rest = returned.exact.shape
+    groups = returned.inputs.geometry.num_kv_heads
+    return returned.exact.view(batch, groups, heads // groups, *rest)
+
+
 def _changed(change: Change, *, everywhere: bool = False, squeezed: bool = False) -> Values:
     """The weights changed; ``everywhere`` is for all heads, ``squeezed`` without the axis."""
 
@@ -248,8 +262,9 @@ def _changed(change: Change, *, everywhere: bool = False, squeezed: bool = False
 
 
 def _of_weights() -> Iterator[Content]:
-    for words, change in _CHANGES:
+    for words, change in (*_CHANGES, *_SHAPES):
         yield Content(words, _changed(change))
+    yield Content("the weights with an axis of groups and one of their heads", _in_groups)
     for words, change in _REDUCTIONS:
         yield Content(words, _changed(change, everywhere=True))
         yield Content(f"{words}, [B, 1, Lq, Lk]", _changed(change))

@@ -83,6 +83,18 @@ def names(candidate: Candidate, clause: str) -> list[str]:
         (returning(of_another_scale), "the weights of scale-missing"),
         (returning(mean), "the mean of the weights over the heads, [B, Lq, Lk]"),
         (returning(halved_with_the_flag), "1/2 times the weights"),
+        (
+            returning(lambda weights, _call: weights.flatten(0, 1)),
+            "the weights of batch items and heads in one axis",
+        ),
+        (
+            returning(lambda weights, _call: weights.reshape(weights.shape[1:])),
+            "the weights without the axis of batch items",
+        ),
+        (
+            returning(lambda weights, call: weights.unflatten(1, (call.key.shape[1], -1))),
+            "the weights with an axis of groups and one of their heads",
+        ),
     ],
 )
 def test_what_is_returned_as_weights_is_said(candidate: Candidate, name: str) -> None:
