@@ -27,6 +27,7 @@ NAMES = (
     "grouped",
     "factory",
     "in_a_dict",
+    "padded_causal",
     "causal_by_default",
     "causal_unless_told",
     "normalised",

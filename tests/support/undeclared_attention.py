@@ -237,6 +237,15 @@ def always_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores.masked_fill(hidden, -math.inf).softmax(-1) @ v
 
 
+def padded_causal(q: Tensor, k: Tensor, v: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    """Always causal, with a mask of keys ``[B, Lk]``: rows whose keys it hides are NaN."""
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    hidden = ~torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if padding_mask is not None:
+        hidden = hidden | ~padding_mask[:, None, None]
+    return scores.masked_fill(hidden, -math.inf).softmax(-1) @ v
+
+
 def causal_by_default(
     q: Tensor,
     k: Tensor,

@@ -322,7 +322,6 @@ _CORRECTIONS: Final[tuple[tuple[str, Callable[[Tensor, Tensor], Tensor]], ...]] 
     ("exp(old maximum + new maximum)", lambda old, new: (old + new).exp()),
     ("exp(old maximum times new maximum)", lambda old, new: (old * new).exp()),
     ("2^(old times new maximum), to base two", lambda old, new: (old * new / math.log(2)).exp()),
-    ("zero", lambda old, _new: torch.zeros_like(old)),
 )
 _RIGHT_FACTOR: Final = "exp(old maximum - new maximum)"
 _RESCALE: Final = f"multiply both sums so far by {_RIGHT_FACTOR}, then add those of the tile"
@@ -345,12 +344,12 @@ class _Step:
 
 
 _RIGHT: Final = _Step("", lambda old, new: (old - new).exp())
+_LOST: Final = _Step("multiplied by zero", lambda old, _new: torch.zeros_like(old))
 _STEPS: Final = (
     *(_Step(f"multiplied by {words}, not by {_RIGHT_FACTOR}", f) for words, f in _CORRECTIONS),
+    _LOST,
     _Step(
-        f"added to {_RIGHT_FACTOR}, not multiplied by it",
-        lambda old, _new: torch.ones_like(old),
-        added=True,
+        f"added to {_RIGHT_FACTOR}, not multiplied", lambda _o, n: torch.ones_like(n), added=True
     ),
     _Step(f"replaced by {_RIGHT_FACTOR}", lambda old, _new: torch.zeros_like(old), added=True),
 )
@@ -413,6 +412,8 @@ def loop_statements(reading: Reading) -> Iterator[NamedMistake]:
         return
     right = reading.attention.weights
     loops = [_WrongLoop(*how) for how in product(tile_sizes(reading), SUMS, _STEPS)]
+    # Where both sums are lost, other statements say so: the keys of earlier tiles have no weight.
+    loops = [one for one in loops if one.step is not _LOST or not all(SUMS[one.which])]
     if sum_ratio(reading) is not None:
         sums = [which for which, (weighted, _) in SUMS.items() if not weighted]
         sizes = [size for size in (*BLOCKS[1:], *_TILES) if size < right.shape[-1]]
@@ -420,9 +421,8 @@ def loop_statements(reading: Reading) -> Iterator[NamedMistake]:
     for loop in loops:
         made = loop.core(reading.call, reading.attention)
         rows = ~made.empty
-        if not rows.any() or reading.agree(made.weights[rows], right[rows]):
-            continue
-        if reading.agree(reading.weights[rows], made.weights[rows]):
+        told = rows.any() and not reading.agree(made.weights[rows], right[rows])
+        if told and reading.agree(reading.weights[rows], made.weights[rows]):
             yield loop.statement()
 
 

@@ -12,7 +12,7 @@ import torch
 from ..._golden import golden
 from ...problems.inputs import Inputs
 from .agreement import Probed
-from .caller import Caller, ProbeAnswer, masked
+from .caller import Caller, ProbeAnswer, masked, rows_with_keys
 from .convention import MaskUse
 from .signature import CallParameter
 
@@ -123,7 +123,16 @@ def _holds(case: Probed, use: MaskUse, reading: MaskReading, more_keys: int) -> 
     inputs = case.caller.draw(sizes, seed=4)
     inputs = masked(inputs, reading.form, use.shape, 4)
     answer = _answer(case.caller, use, inputs)
-    return answer is not None and case.judge.fits(reading.point, [answer])
+    return answer is not None and _fits_with_keys(case, reading.point, answer)
+
+
+def _fits_with_keys(case: Probed, point: golden.Semantics, answer: ProbeAnswer) -> bool:
+    """Whether the rows that have a key are those of a point: what the others are is not known yet.
+
+    Causality in every call leaves the first rows none where the mask hides the first keys.
+    """
+    rows = rows_with_keys(case.judge.read(answer.inputs), point)
+    return case.judge.fits(point, [answer.compared(rows)])
 
 
 def _of_parameter(case: Probed, parameter: CallParameter) -> Iterator[MaskResult]:
@@ -191,7 +200,7 @@ def _boolean(
     if not taken:
         return None
     for reading in _readings(case.point):
-        fitting = [use for use, answer in taken if case.judge.fits(reading, [answer])]
+        fitting = [use for use, answer in taken if _fits_with_keys(case, reading, answer)]
         if fitting:
             break
     else:

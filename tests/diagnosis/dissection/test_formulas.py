@@ -102,7 +102,7 @@ STATED: dict[str, tuple[Subject, str]] = {
     ),
     "added in place of multiplied": (
         looping(lambda mixed, old, new: mixed + (old - new).exp()),
-        f"{SUM} added to {RIGHT}, not multiplied by it",
+        f"{SUM} added to {RIGHT}, not multiplied",
     ),
     "the reciprocal": (weighing(reciprocal), "logits: one divided by the scores"),
     "an exponent": (

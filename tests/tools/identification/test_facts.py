@@ -48,6 +48,7 @@ def test_inputs_and_order_of_axes(name: str, inputs: str, axes: str) -> None:
     [
         ("tokens_first", "mask key_padding_mask (bool)", "drop", ["BK"]),
         ("valid_length_attention", "mask valid_lens (lengths)", "lengths", ["B", "BQ"]),
+        ("padded_causal", "mask padding_mask (bool)", "keep", ["BK"]),
         ("torch_sequence_first", "mask attn_mask (bool)", "drop", ["QK", "BHQK"]),
         ("torch_sequence_first", "mask attn_mask (additive float)", "bias", ["QK", "BHQK"]),
         ("torch_sequence_first", "mask key_padding_mask (bool)", "drop", ["BK"]),
