@@ -162,6 +162,10 @@ class Explanation:
         return (self.made, *self.others)
 
 
+# One less than a multiple of 32: tiles of each size leave another rest.
+_UNEVEN: Final = 31
+
+
 class StatementSearch:
     """What explains some ``observed`` answers, and those that a candidate is asked for besides.
 
@@ -303,8 +307,8 @@ class StatementSearch:
 
         They tell the conditions from others that hold for as many of the calls observed so far;
         those on sizes are asked for at sizes that no answer was observed at.
-        Where only some rows are concerned, one call has twice as many queries: the last one may
-        have been the only one of its kind.
+        Where only some rows are concerned, calls have more than twice as many queries: the last one
+        may have been the only one of its kind, and tiles of several sizes may end alike.
         """
         plainest = self._plainest(made)
         if plainest is None or plainest.problem is None:
@@ -313,8 +317,9 @@ class StatementSearch:
         problem = plainest.problem.replace(seed=seed)
         near = answers_near(self.subject, problem, (OWN,))
         if any(one.rows is not None for one in made):
-            queries = 2 * problem.geometry.query_length
-            near += filter(None, [self._with_size(plainest, "query_length", queries)])
+            twice = 2 * problem.geometry.query_length
+            more = (self._with_size(plainest, "query_length", n) for n in (twice, twice | _UNEVEN))
+            near += filter(None, more)
         rules = [rule for one in made for rule in one.sizes]
         seen = {one.inputs.geometry for one in (*self.observed, *self._unseen, *near)}
         at_sizes = at_unseen_sizes(self.subject, problem, rules, seen)

@@ -179,3 +179,15 @@ def test_reading_ends_when_whoever_waits_gives_up() -> None:
     told = patch("conformance.diagnosis.statement_search.say_alive", side_effect=GivenUpError)
     with told, pytest.raises(GivenUpError):
         _ = known.explanations
+
+
+def test_rows_past_the_tiles_of_one_size_are_told_from_those_of_another() -> None:
+    """Tiles of 4 and of 8 end alike at many numbers of queries: one is asked at which none do."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        output = (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
+        whole = query.shape[2] // 8 * 8 or query.shape[2]
+        return torch.cat([output[:, :, :whole], torch.zeros_like(output[:, :, whole:])], 2)
+
+    (entry,) = diagnose(Subject(core(attend, **BARE_FLOAT32), "float32"))
+    assert "past the last whole tile of 8" in entry["text"]
