@@ -92,6 +92,7 @@ from .visibility import (
 )
 from .weight_functions import (
     dropped_weight_statements,
+    lowest_added_statements,
     repeated_key_statements,
     share_statements,
     weight_statements,
@@ -223,7 +224,7 @@ class StatementReader:
                 said += self._by_place(reading)
             said += head_answer_statements(answer)
             said += [*shift_statements(answer), *alike_row_statements(answer)]
-            said += added_number_statements(answer)
+            said += [*added_number_statements(answer), *lowest_added_statements(answer)]
             return [*said, *zeroed_token_statements(inputs)]
         said = [*self._layers.statements(inputs), *layer_answer_statements(answer)]
         said += self._by_place(*self._layers.last) if self._layers.last else ()

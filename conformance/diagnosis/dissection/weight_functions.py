@@ -15,9 +15,12 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...tolerance import model
+from ..agreement import BatteryAnswer
 from ..mistakes import DeclaredCall, NamedMistake
 from ..mistakes._steps import (
     BLOCKS,
+    admitted_by_mask,
+    admitted_by_structure,
     emptied,
     present,
     relogited,
@@ -339,6 +342,28 @@ def _without(
         return left * weights.sum(dim=-1, keepdim=True) / torch.where(total == 0.0, 1.0, total)
 
     return weights_of
+
+
+def lowest_added_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
+    """Lowest numbers that two rules add to hidden logits, where rows without keys have means."""
+    inputs, declared = answer.inputs, answer.subject.declaration.semantics
+    two = inputs.masked and (inputs.causal or inputs.window is not None)
+    if two and not inputs.is_layer and declared.empty_rows == "mean-of-all":
+        yield statement(
+            "visibility: no weight for keys that two rules hide, in rows without keys",
+            "mask and causality each add the lowest number to the logits of hidden keys: where "
+            "both do, the sum is minus infinity, and a row of such keys alone is NaN",
+            "join what hides keys first, and let the lowest number take the place of their logits",
+            core=_lowest_added,
+        )
+
+
+def _lowest_added(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+    """Rows without keys have the mean of those that one rule hides, NaN where there is none."""
+    once = (admitted_by_mask(call) ^ admitted_by_structure(call)).expand(attention.weights.shape)
+    mean = once.double() / once.sum(-1, keepdim=True)
+    weights = torch.where(attention.empty[..., None], mean, attention.weights)
+    return weighing(attention, weights)
 
 
 def repeated_key_statements(reading: Reading) -> Iterator[NamedMistake]:

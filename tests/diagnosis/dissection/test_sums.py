@@ -127,3 +127,29 @@ def test_an_answer_times_what_the_mask_keeps_is_stated() -> None:
     promises = {"masks": ["keep"], "causal": "bottom-right", "features": [], "dtypes": ["float32"]}
     (entry,) = diagnose(Subject(core(attend, **promises, empty_rows="zeros"), "float32"))
     assert entry["name"] == "answer: times the part of the keys that the mask keeps"
+
+
+def test_lowest_numbers_that_two_rules_add_are_stated() -> None:
+    """A key that mask and causality hide has no weight where others have that of the mean."""
+
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        keep: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        logits = query @ key.mT * query.shape[-1] ** -0.5
+        lowest = torch.full_like(logits, torch.finfo(logits.dtype).min)
+        if causal:
+            logits = logits + lowest.triu(1 + key.shape[2] - query.shape[2])
+        if keep is not None:
+            logits = logits + lowest.masked_fill(keep, 0.0)
+        return logits.softmax(-1) @ value
+
+    promises = {"masks": ["keep"], "causal": "bottom-right", "features": [], "dtypes": ["float32"]}
+    (entry,) = diagnose(Subject(core(attend, **promises, empty_rows="mean-of-all"), "float32"))
+    assert entry["name"] == (
+        "visibility: no weight for keys that two rules hide, in rows without keys"
+    )
