@@ -398,7 +398,7 @@ def test_heads_of_a_core_that_are_normalised_or_turned_otherwise_are_told() -> N
         return scaled(q, k / (k.square().mean(-1, keepdim=True) + 1e-6).sqrt()).softmax(-1) @ v
 
     entry = said(of_keys, semantics=conformance.Semantics(qk_norm="rms"))
-    assert entry["text"].startswith("queries are left as they are and keys are divided")
+    assert entry["text"].startswith("queries are left as they are, keys divided")
 
 
 @pytest.mark.nightly
