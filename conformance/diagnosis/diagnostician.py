@@ -49,7 +49,7 @@ from .neighbours import ENLARGED, LENGTHENED, OWN, RESIZED
 from .pairs import PairSearch, has_no_nan
 from .picture import Illustrator
 from .precision_diagnosis import loses_alike, plain, precision_entry, spread_over
-from .scale_diagnosis import are_slight, scale_entry
+from .scale_diagnosis import are_slight, in_numbers, scale_entry
 from .search import MistakeSearch
 from .statement_search import (
     OTHER_VALUES,
@@ -121,7 +121,7 @@ class Diagnostician:
             return entries
         if clause is not None and clause.family == "gradients" and not self._anything_wrong:
             return entries  # the answers are right, and so are the weights
-        entries = on_device_alone(self.subject, entries, problem)
+        entries = in_numbers(self.subject, on_device_alone(self.subject, entries, problem), problem)
         if clause is not None:
             entries = with_raising_calls(self.subject, entries)
         return self._illustrator.illustrated(self._located(entries, problem), problem)

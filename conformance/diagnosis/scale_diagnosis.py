@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -11,8 +12,10 @@ from ..calls.calling import CandidateFailure
 from ..clauses.subject import Subject
 from ..oracle.yardstick import fitted_scale_error
 from ..problems.inputs import Inputs
+from ..problems.problem import Problem
 from ..tolerance import model
 from ..tolerance.fit import Fit
+from .battery import answer_to
 from .precision_diagnosis import Observed, agrees, probed
 
 _FIX_ROUNDED: Final = (
@@ -158,3 +161,29 @@ def _scale(least: float, most: float, where: str) -> dict[str, Any]:
         "confidence": 1.0,
         "scale_error": largest,
     }
+
+
+def in_numbers(
+    subject: Subject, entries: list[dict[str, Any]], problem: Problem | None
+) -> list[dict[str, Any]]:
+    """Names of a scale with the number that it is here, where sizes do not tell which rule it is.
+
+    That is so of a graph, whose head size is one number, and where several names explain as much.
+    """
+    fixed = subject.candidate.kind == "graph" or len(entries) > 1
+    ruled = all(re.match("scale-(?!off$)", str(entry["name"])) for entry in entries)
+    if problem is None or not fixed or not ruled:
+        return entries
+    answer = answer_to(subject, subject.inputs(problem))
+    error = (
+        None if answer is None else fitted_scale_error(subject.oracle, answer.inputs, answer.output)
+    )
+    if answer is None or error is None:
+        return entries
+    right = answer.exact.core.scale
+    here = f"the scores are multiplied by {right * (1.0 + error):.4g}, not by {right:.4g}"
+    fix = f"multiply them by {right:.6g}"
+    return [
+        {**entry, "text": f"{here}, as where {entry['text']}", "fix": f"{fix}: {entry['fix']}"}
+        for entry in entries
+    ]

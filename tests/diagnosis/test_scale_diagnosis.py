@@ -13,7 +13,7 @@ from candidates.eager import Call, EagerCore
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose, scale_diagnosis
 from conformance.diagnosis.precision_diagnosis import precision_entry
-from conformance.diagnosis.scale_diagnosis import scale_entry
+from conformance.diagnosis.scale_diagnosis import in_numbers, scale_entry
 from conformance.oracle.oracle import Oracle
 from conformance.oracle.yardstick import fitted_scale_error
 from conformance.problems.inputs import Inputs
@@ -128,3 +128,16 @@ def test_a_mistake_of_every_scale_is_one(
 
     (entry,) = diagnose(Subject(core(attend, **{**BARE_FLOAT32, "features": ["scale"]}), "float32"))
     assert entry["name"] == name
+
+
+def test_rules_of_a_scale_that_fit_alike_come_with_their_number() -> None:
+    """At one head size several rules give it: the number is what can be known, and mended."""
+    subject, _ = two_answers((2.0, 2.0))
+    example = problem(seed=0, query_length=9, key_length=12, head_size=4)
+    rules = [{"name": name, "text": "a rule", "fix": "another"} for name in ("scale-a", "scale-b")]
+    told = in_numbers(subject, rules, example)
+    assert [one["text"] for one in told] == [
+        "the scores are multiplied by 1, not by 0.5, as where a rule"
+    ] * 2
+    assert {one["fix"] for one in told} == {"multiply them by 0.5: another"}
+    assert in_numbers(subject, rules[:1], example) == rules[:1]
