@@ -12,7 +12,9 @@ from ..errors import DeclarationError
 
 # The name of a diagnosis that found none.
 UNKNOWN: Final = "unknown-mistake"
-# What its sentence begins with.
+# That of a failure that other attempts do not show.
+UNREPEATABLE: Final = "answers-not-repeatable"
+# What the sentence of an unknown one begins with.
 NO_MISTAKE: Final = "no known mistake explains it"
 # Between the names of two mistakes; a sum has spaces, and the exponent of a number has digits.
 _BETWEEN: Final = re.compile(r"(?<! )\+(?=[a-z])")

@@ -413,6 +413,10 @@ def read_answer(returned: Any, inputs: Inputs) -> Answer:
     )
 
 
+# What is said of the weights, which are many.
+_HAVE: Final = {"weights": "have"}
+
+
 def _tensor(value: Any, what: str, shape: tuple[int, ...], inputs: Inputs) -> Tensor:
     if isinstance(value, Stranger):
         message = f"the {what} is {_describe(value.value)}, not {value.wanted}"
@@ -431,17 +435,18 @@ def _tensor(value: Any, what: str, shape: tuple[int, ...], inputs: Inputs) -> Te
         failure = raised(error, f"its answer was fetched from {held.device}")
         raise CandidateFailure(failure) from error
     shown = shape if inputs.batched else shape[1:]
+    has = f"the {what} {_HAVE.get(what, 'has')}"
     if tuple(tensor.shape) != tuple(shown):
         _refuse(
             "shape",
-            f"the {what} has shape {list(tensor.shape)} where {list(shown)} is expected",
+            f"{has} shape {list(tensor.shape)} where {list(shown)} is expected",
             expected=list(shown),
             got=list(tensor.shape),
         )
     if tensor.is_complex() or not tensor.is_floating_point():
         _refuse(
             "dtype",
-            f"the {what} has dtype {tensor.dtype}, not a floating-point one",
+            f"{has} dtype {tensor.dtype}, not a floating-point one",
             expected=str(inputs.query.dtype),
             got=str(tensor.dtype),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -257,6 +257,10 @@ def require_gradients(
     return {name: tensor.requires_grad_() for name, tensor in tensors.items()}
 
 
+# The kind of violation of an answer that no gradient can flow back from.
+LOST: Final = "type"
+
+
 def lost(message: str) -> CandidateFailure:
     """The failure of a candidate that promises gradients and has none."""
-    return CandidateFailure(Violation(kind="type", message=message))
+    return CandidateFailure(Violation(kind=LOST, message=message))

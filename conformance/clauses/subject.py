@@ -77,8 +77,8 @@ def was_written(before: Snapshot) -> bool:
         )
 
 
-_LOST: Final = "the answer does not require a gradient, though the inputs do"
-_LOST_HERE: Final = f"{_LOST}, though that to a plain question does"
+_LOST: Final = "the answer does not require a gradient, though {} {}"
+_LOST_HERE: Final = f"{_LOST}; the answer to a plain call, where all inputs do, requires one"
 _NONE: Final = "its answer requires no gradient, and gradients are no promise of its own"
 _REFUSES: Final = "it refuses inputs that require gradients, which are no promise of its own"
 
@@ -139,7 +139,7 @@ class Differentiator:
             other_parameters=tuple(forward.parameters()) if isinstance(forward, nn.Module) else (),
         )
         if not taped.returned.requires_grad:
-            self._without_history()
+            self._without_history(names)
         return taped
 
     def pull(self, taped: Taped, upstream: Tensor, *, again: bool = False) -> Gradients:
@@ -174,16 +174,19 @@ class Differentiator:
         if self.subject.answers(inputs.replace(grad_mode=False)):
             raise NotDifferentiable(_REFUSES) from failure
 
-    def _without_history(self) -> None:
-        """Raise for an answer that requires no gradient.
+    def _without_history(self, names: tuple[str, ...] | None) -> None:
+        """Raise for an answer that requires no gradient, though some arguments do.
 
         CandidateFailure where gradients are promised or a plain call's answer requires one, else
         NotDifferentiable.
         """
+        roles = self.subject.declaration.positional
+        alone = "" if names is None else " and ".join(roles[int(one.split()[-1])] for one in names)
+        which = (alone, "alone does") if alone else ("the inputs", "do")
         if self._promised:
-            raise lost(_LOST)
+            raise lost(_LOST.format(*which))
         if self._has_history:
-            raise lost(_LOST_HERE)
+            raise lost(_LOST_HERE.format(*which))
         raise NotDifferentiable(_NONE)
 
     @cached_property

@@ -26,6 +26,8 @@ from .mistaken_answer import DiagnosedSubject, declared_with_every_key
 from .mistakes.named_mistake import DeclaredCall
 from .narrowing import in_words, telling_apart
 
+# The clause that compares the answers of two devices.
+ACROSS_DEVICES: Final = "device.matches-cpu"
 _AXIS_NAMES: Final = {
     "batch": ("batch item", "batch items"),
     "head": ("head", "heads"),

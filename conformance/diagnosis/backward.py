@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -10,9 +11,14 @@ from typing import Any, Final
 import torch
 
 from ..base.mistake import NO_MISTAKE, UNKNOWN
+from ..calls.calling import CandidateFailure
+from ..calls.differentiating import INPUT_NAMES, LOST, NotDifferentiable, Taped
 from ..clauses.judging_gradients import described, has_empty_rows
-from ..clauses.subject import Subject
+from ..clauses.registry import Clause
+from ..clauses.subject import Differentiator, Subject
 from ..oracle.gradient_oracle import why_unknown
+from ..problems.fitting import fitted_geometry
+from ..problems.inputs import Inputs
 from ..problems.materialise import TORCH_DTYPES
 from ..problems.problem import Problem
 from ..tolerance import model
@@ -24,8 +30,10 @@ from .earlier_calls import (
     STRIDES_IGNORED,
     ignores_strides,
     keeps_state,
+    loaded_anew,
     state_entry,
 )
+from .mistaken_answer import act
 from .mistakes import BACKWARD, NamedMistake, NotExpressible
 from .mistakes.backward_pass import gradients_with
 from .mistakes.named_mistake import Gradients
@@ -39,6 +47,7 @@ from .observed_gradients import (
     observe_gradients,
     room,
 )
+from .statement_search import Explanation
 
 MOST_REPORTED: Final = 6
 # How often statements are made, each time of more problems.
@@ -324,3 +333,85 @@ def _factor(observed: ObservedGradients) -> float | None:
     left = float((actual - factor * expected).square().sum())
     total = float((actual - expected).square().sum())
     return factor if left <= model.NEARLY_NOTHING * total else None
+
+
+# As many queries as keys, and more than one, so that every input has an influence.
+_SEVERAL: Final = 3
+
+
+class _NotingDifferentiator(Differentiator):
+    """Keeps the inputs, and the arguments that required gradients, of an answer without any."""
+
+    lost: tuple[Inputs, tuple[str, ...]] | None = None
+
+    def tape(self, inputs: Inputs, **options: Any) -> Taped:
+        """A recorded call, as for any candidate."""
+        try:
+            return super().tape(inputs, **options)
+        except CandidateFailure as failure:
+            if failure.violation.kind == LOST:
+                self.lost = inputs, options.get("names") or ()
+            raise
+
+
+def loses_history(
+    explanations: Sequence[Explanation], subject: Subject, clause: Clause, problem: Problem
+) -> str:
+    """The name of mistakes that leave inputs whose gradient is lost without any influence, or "".
+
+    Asked on a problem with as many queries as keys, where right answers depend on each input.
+    """
+    wanted = problem.geometry.replace(query_length=_SEVERAL, key_length=_SEVERAL)
+    sizes = fitted_geometry(wanted, subject.candidate, clause.space)
+    larger = problem.replace(geometry=sizes, values="normal", overrides=None)
+    asked = Subject(subject.candidate, subject.dtype, subject.device, sealed=subject.sealed)
+    asked.gradients = noting = _NotingDifferentiator(asked)
+    with suppress(CandidateFailure, NotDifferentiable):
+        clause.check(asked, larger)
+    if noting.lost is None or noting.lost[0].mode != "separate":
+        return ""
+    inputs, names = noting.lost
+    roles = [INPUT_NAMES["separate"][int(name.removeprefix("input "))] for name in names]
+    changed = inputs.with_tokens(**{role: getattr(inputs, role).flip(-2) + 1.0 for role in roles})
+    right = [asked.oracle.output(one) for one in (inputs, changed)]
+    if not roles or torch.equal(*right):
+        return ""
+    point = subject.declaration.semantics
+    for one in explanations:
+        with suppress(NotExpressible):
+            ways = (act(asked.oracle, point, one.made, each).output for each in (inputs, changed))
+            if one.made and torch.equal(*ways):
+                return str(one.entry["name"])
+    return ""
+
+
+class _NoCopyError(Exception):
+    """No copy of a candidate can be made."""
+
+
+def passes_anew(subject: Subject, clause: Clause, problem: Problem) -> bool:
+    """Whether a clause passes where each call is the first of a copy of the candidate."""
+    candidate = subject.candidate
+
+    def fresh() -> Callable[..., Any]:
+        copy = loaded_anew(candidate)
+        if copy is None and candidate.kind != "layer":
+            raise _NoCopyError
+        return (copy or candidate).function
+
+    def built(*given: Any, **options: Any) -> Callable[..., Any]:
+        def forward(*positional: Any, **keywords: Any) -> Any:
+            return fresh()(*given, **options)(*positional, **keywords)
+
+        return forward
+
+    def core(*positional: Any, **keywords: Any) -> Any:
+        return fresh()(*positional, **keywords)
+
+    function = built if candidate.kind == "layer" else core
+    other = dataclasses.replace(candidate, function=function)
+    asked = Subject(other, subject.dtype, subject.device, sealed=subject.sealed)
+    try:
+        return clause.check(asked, problem).violation is None
+    except (CandidateFailure, NotDifferentiable, _NoCopyError):
+        return False

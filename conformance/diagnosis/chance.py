@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ..base.mistake import UNREPEATABLE
 from ..calls.calling import Answer, Arguments, CandidateFailure, Forward
 from ..calls.devices import CPU, forked_random, kind_of, seed_random, synchronise
 from ..calls.differentiating import Taped
@@ -28,7 +29,6 @@ _FIX: Final = (
 # So often that a race, which has few answers, hardly gives one to each seed.
 _SEEDS: Final = (1, 2) * 6
 UNORDERED: Final = "streams-not-ordered"
-UNREPEATABLE: Final = "answers-not-repeatable"
 # How often a call must be right when its device is waited for, before its streams are blamed.
 _TIMES: Final = 4
 # How often a failing call is made again; on a CPU, where races are rare, it is enough that it fails

@@ -8,19 +8,16 @@ from itertools import chain, islice
 from typing import Any, Final
 
 from ..base.record import LineEntry
+from ..base.results import WRONG_ANSWERS
+from ..calls.differentiating import LOST
 from ..clauses.registry import Clause
 from ..clauses.subject import Subject
 from ..oracle.comparison import GROSS
 from ..problems.problem import Problem
+from . import answer_facts
+from . import earlier_calls as earlier
 from .agreement import BatteryAnswer, fails_alike
-from .answer_facts import (
-    on_device_alone,
-    repeats,
-    shared_confidence,
-    unknown_entry,
-    with_raising_calls,
-)
-from .backward import BackwardDiagnostician
+from .backward import BackwardDiagnostician, loses_history, passes_anew
 from .battery import (
     Observation,
     answer_to,
@@ -29,19 +26,7 @@ from .battery import (
     plain_problem,
     plainest_wrong,
 )
-from .dissection import StatementReader
-from .dissection.returned_weights import asks_for_weights, explain_weights
-from .earlier_calls import (
-    EARLIER_CALLS,
-    SECOND_CALL,
-    answers_to_clause,
-    keeps_state,
-    makes_law_fail,
-    of_second_calls,
-    order_entry,
-    second_calls,
-    state_entry,
-)
+from .dissection import StatementReader, returned_weights
 from .lines import LineFinder, telling
 from .mistaken_answer import Combination, DiagnosedSubject, acted_answers
 from .mistakes import NamedMistake, named_mistakes
@@ -59,12 +44,12 @@ from .statement_search import (
     changes_gradients,
     explains,
     explanations_of,
+    of_precision,
+    only_one,
+    some_wrong,
+    weights_follow,
 )
 
-# The clause that judges the gradient of returned weights.
-OF_WEIGHTS: Final = "gradients.weights"
-# The clause that compares the answers of two devices.
-ACROSS_DEVICES: Final = "device.matches-cpu"
 # Failing problems whose neighbours are searched for what explains them.
 MOST_SEARCHES: Final = 2
 
@@ -119,11 +104,12 @@ class Diagnostician:
             entries = self._explained(clause, problem)
         if not entries:  # nothing is known of what has no golden answer
             return entries
-        if clause is not None and clause.family == "gradients" and not self._anything_wrong:
+        if clause is not None and clause.family == "gradients" and not self.anything_wrong:
             return entries  # the answers are right, and so are the weights
-        entries = in_numbers(self.subject, on_device_alone(self.subject, entries, problem), problem)
+        entries = answer_facts.on_device_alone(self.subject, entries, problem)
+        entries = in_numbers(self.subject, entries, problem)
         if clause is not None:
-            entries = with_raising_calls(self.subject, entries)
+            entries = answer_facts.with_raising_calls(self.subject, entries)
         return self._illustrator.illustrated(self._located(entries, problem), problem)
 
     def _explained(self, clause: Clause | None, problem: Problem | None) -> list[dict[str, Any]]:
@@ -134,7 +120,7 @@ class Diagnostician:
         # A wrong answer is what explains its gradients, also where it is the only one.
         if clause is not None and problem is not None and clause.family == "gradients":
             right = shown is None or shown.margin <= 1.0
-            if right or self._anything_wrong:
+            if right or self.anything_wrong:
                 return self._of_gradients(clause, problem)
         self._first_problem = self._first_problem or problem
         entries = self._entries(self.explanations, clause, problem)
@@ -145,31 +131,34 @@ class Diagnostician:
         if not entries and clause is None and not self.explanations:
             self.explanations.extend(self._of_combined)
             entries = self._entries(self.explanations, clause, problem)
-        if not entries and clause is not None and not self._anything_wrong:
-            entries = self._returned_weights if asks_for_weights(clause, problem) else []
+        if not entries and clause is not None and not self.anything_wrong:
+            judged = returned_weights.asks_for_weights(clause, problem)
+            entries = self._returned_weights if judged else []
         searched = problem is None or problem == self._searched
         if not entries and problem is not None and not searched and self._searches_left(shown):
             near = self._search_near(problem)
             self.explanations.extend(near)
             entries = self._entries(near, clause, problem)
         if entries:
-            return shared_confidence(entries)
-        if clause is None and not self._anything_wrong:
+            return answer_facts.shared_confidence(entries)
+        if clause is None and not self.anything_wrong:
             return []
         return self._of_earlier_calls(problem, shown) or [self._unknown(clause, shown)]
 
     def _of_gradients(self, clause: Clause, problem: Problem) -> list[dict[str, Any]]:
-        if not self._anything_wrong:
-            wrong_weights = self._returned_weights if clause.id == OF_WEIGHTS else []
+        if not self.anything_wrong:
+            wrong_weights = (
+                self._returned_weights if clause.id == returned_weights.OF_WEIGHTS else []
+            )
             explained = wrong_weights or self.backward.explain(clause.id, problem)
-            return self._of_second_calls if explained == [SECOND_CALL] else explained
+            return self._of_second_calls if explained == [earlier.SECOND_CALL] else explained
         # The answers are wrong, and wrong gradients are a consequence.
         if not self.explanations:
             self.explanations.extend(self._of_combined)
         if self.explanations:
             asked = partial(changes_gradients, self.subject, clause, problem)
             made = [one.entry for one in self.explanations if not one.made or asked(one.made)]
-            return shared_confidence(made)
+            return answer_facts.shared_confidence(made)
         return self._of_earlier_calls(None, None) or [self._unknown(clause, None)]
 
     def _of_earlier_calls(
@@ -179,7 +168,8 @@ class Diagnostician:
         if self._of_state is not None:
             self._state = self._of_state
             return [self._state]
-        if problem is not None and not self._anything_wrong and keeps_state(self.subject, problem):
+        kept = problem is not None and not self.anything_wrong
+        if kept and problem is not None and earlier.keeps_state(self.subject, problem):
             return self._of_second_calls
         order = self._of_order(problem, shown)
         return [order] if order else []
@@ -188,13 +178,13 @@ class Diagnostician:
         """What is said where earlier calls make this answer wrong, else the plainest wrong one."""
         own = problem if shown is not None and shown.margin > 1.0 else None
         if self._state and own is not None:  # the call that this answer is wrong after
-            return order_entry(self.subject, own) or self._state
+            return earlier.order_entry(self.subject, own) or self._state
         if own is None and not self._state:
             plainest = plainest_wrong(self.observed)
             own = None if plainest is None else plainest.problem
         if own is not None and self._orders < MOST_SEARCHES:
             self._orders += 1
-            self._state = order_entry(self.subject, own) or {}
+            self._state = earlier.order_entry(self.subject, own) or {}
         return self._state
 
     def _located(
@@ -230,23 +220,26 @@ class Diagnostician:
 
     def _unknown(self, clause: Clause | None, shown: BatteryAnswer | None) -> dict[str, Any]:
         """The entry without a name: what all wrong answers share is said at one clause alone."""
-        further = self._near if self._anything_wrong else ()
+        further = self._near if self.anything_wrong else ()
         said = self._said
         if self.explanations:  # those of the other wrong answers say what these have in common
             said = f"{self.explanations[0].entry['name']} explains other wrong answers, not this"
-        entry = unknown_entry(self.subject, self.observed, shown, said=said, further=further)
+        entry = answer_facts.unknown_entry(
+            self.subject, self.observed, shown, said=said, further=further
+        )
         if clause is not None and entry["common"] and not said:
             self._said = f"{clause.id} says what the wrong answers have in common"
         return entry
 
     @cached_property
     def _of_state(self) -> dict[str, Any] | None:
-        return state_entry(self.subject)
+        return earlier.state_entry(self.subject)
 
     @cached_property
     def _of_second_calls(self) -> list[dict[str, Any]]:
         """What is said where the first call is answered rightly, and not the second."""
-        return of_second_calls(Diagnostician(second_calls(self.subject), self.mistakes).explain())
+        second = Diagnostician(earlier.second_calls(self.subject), self.mistakes)
+        return earlier.of_second_calls(second.explain())
 
     @cached_property
     def backward(self) -> BackwardDiagnostician:
@@ -254,9 +247,17 @@ class Diagnostician:
         return BackwardDiagnostician(self.subject)
 
     @cached_property
+    def _for_weights(self) -> Diagnostician:
+        """Explains the answers to calls that all ask for the weights."""
+        return Diagnostician(returned_weights.calls_for_weights(self.subject), self.mistakes)
+
+    @cached_property
     def _returned_weights(self) -> list[dict[str, Any]]:
         """What is returned in place of the weights; nothing where they are right."""
-        return explain_weights(self.subject, self.mistakes, self._acted, seed=OTHER_VALUES)
+        if self._for_weights.anything_wrong:
+            return returned_weights.of_calls_for_weights(self._for_weights.explain())
+        asked = self.subject, self.mistakes, self._acted
+        return returned_weights.explain_weights(*asked, seed=OTHER_VALUES)
 
     @property
     def observed(self) -> list[BatteryAnswer]:
@@ -265,9 +266,12 @@ class Diagnostician:
         return self._observation.first if enough else self._observation.whole
 
     @cached_property
-    def _anything_wrong(self) -> bool:
-        first = self._observation.first if self._observation.is_long else []
-        return _wrong(first) or _wrong(self._observation.whole) or _wrong(self._combined)
+    def anything_wrong(self) -> bool:
+        """Whether some answer to the battery is wrong."""
+        seen = self._observation
+        return some_wrong(seen.first if seen.is_long else []) or any(
+            map(some_wrong, (seen.whole, self._combined))
+        )
 
     @cached_property
     def explanations(self) -> list[Explanation]:
@@ -287,21 +291,15 @@ class Diagnostician:
         if not self._observation.is_long:
             return []
         search = self._first_search = self._search(self._observation.first)
-        if search.wrong and not repeats(self.subject, search.observed[0]):
+        if search.wrong and not answer_facts.repeats(self.subject, search.observed[0]):
             return []
         ways = self._of_gross_errors(search) if search.gross else [self._of_gross_near(search)]
-        explanations = self._only_one(next(filter(None, ways), []))
+        plainest = next(filter(None, ways), [])
+        explanations = only_one(self.subject, plainest, self._observation.others)
         made = explanations[0].made if len(explanations) == 1 else None
         if made is None or (made and not self._explain_all(made, self._combined)):
             return []
         return explanations
-
-    def _only_one(self, explanations: list[Explanation]) -> list[Explanation]:
-        """The explanations of several that further answers leave, until it is one."""
-        others, left = self._observation.others, list(explanations)
-        while len(left) > 1 and (answer := next(others, None)) is not None:
-            left = [one for one in left if not one.made or explains(self.subject, one.made, answer)]
-        return left
 
     @cached_property
     def _of_all(self) -> list[Explanation]:
@@ -309,7 +307,7 @@ class Diagnostician:
         if not self._observation.whole:
             return []
         search = self._search(self._observation.whole, self._first_search)
-        if search.wrong and not repeats(self.subject, search.observed[0]):
+        if search.wrong and not answer_facts.repeats(self.subject, search.observed[0]):
             return []  # what answers at random makes no mistake that could be acted out
         if not search.gross:
             return self._of_gross_near(search) or self._of_small_errors(search)
@@ -321,7 +319,7 @@ class Diagnostician:
         base = self._first_problem
         near = [] if base is None else answers_near(self.subject, base, (OWN, ENLARGED))
         wrong = [answer for answer in near if answer.margin > 1.0]
-        if not _wrong(wrong, GROSS):
+        if not some_wrong(wrong, GROSS):
             return []
         named = self._search([*search.observed, *wrong], search).singles()
         return explanations_of([made for made in named if self._explain_all(made, self._combined)])
@@ -332,7 +330,7 @@ class Diagnostician:
             return []
         near = self._wrong_near
         pairs = [(answer.inputs, answer.output) for answer in (*search.observed, *near)]
-        return _of_precision(
+        return of_precision(
             scale_entry(self.subject, pairs)
             or precision_entry(self.subject, [*spread_over(search.observed), *plain(near)])
         )
@@ -358,19 +356,19 @@ class Diagnostician:
         near = self._near_in((LENGTHENED, ENLARGED))
         named = [made for made in search.singles() if self._explain_all(made, near)]
         yield explanations_of([made for made in named if self._explain_all(made, self._combined)])
-        yield _of_precision(precision_entry(self.subject, spread_over(search.observed)))
+        yield of_precision(precision_entry(self.subject, spread_over(search.observed)))
         observed = [*search.observed, *self._near, *self._resized]
         pairs = [(answer.inputs, answer.output) for answer in observed]
         slight = are_slight(self.subject, pairs)  # reading would state each scale by itself
         if slight:
-            yield _of_precision(scale_entry(self.subject, pairs))
+            yield of_precision(scale_entry(self.subject, pairs))
         stated = map(explanations_of, self._statements(observed, search).explained())
         yield from islice(stated, SIMPLEST)
         yield self._pairs.confirmed(search, search.pairs())
         yield self._pairs.besides_nan(search)
         yield from stated
         if not slight:
-            yield _of_precision(scale_entry(self.subject, pairs))
+            yield of_precision(scale_entry(self.subject, pairs))
 
     @cached_property
     def _near(self) -> list[BatteryAnswer]:
@@ -409,7 +407,7 @@ class Diagnostician:
         """What explains every answer of the battery and of the neighbours of a problem."""
         near = answers_near(self.subject, problem)
         observed = [*self._observation.whole, *near]
-        if not _wrong(observed, GROSS):
+        if not some_wrong(observed, GROSS):
             return []
         return explanations_of(next(filter(None, self._statements(observed).explained()), []))
 
@@ -430,14 +428,26 @@ class Diagnostician:
             if answer is None or explains(self.subject, made, answer)
         )
 
-    def explained_by(self, clause: Clause, problem: Problem) -> str:
+    def explained_by(self, clause: Clause, problem: Problem, kind: str = "value") -> str:
         """The name found for another failure that makes this clause fail on a problem too, or "".
 
-        The answers may differ there: that is why the failure has no name of its own.
+        Where there is no answer, as the ``kind`` of its violation says, no wrong one explains it.
         """
-        names = (str(one.entry["name"]) for one in self._breaking(clause, problem))
-        kept = str(self._state.get("name", ""))
-        return next(names, "") or (kept if makes_law_fail(self.subject, clause, problem) else "")
+        kept, asked = str(self._state.get("name", "")), (self.subject, clause, problem)
+        if kind in WRONG_ANSWERS:
+            names = (str(one.entry["name"]) for one in self._breaking(clause, problem))
+            kept_here = kept if earlier.makes_law_fail(*asked) else ""
+            if (
+                name := next(names, "")
+                or kept_here
+                or weights_follow(
+                    *asked, lambda: self._returned_weights, lambda: self._for_weights.explanations
+                )
+            ):
+                return name
+        elif kind == LOST and (name := loses_history(self.explanations, *asked)):
+            return name
+        return kept if kept and passes_anew(*asked) else ""
 
     def _of_law(self, clause: Clause, problem: Problem) -> list[dict[str, Any]]:
         """What makes a clause fail that compares answers with each other alone.
@@ -449,16 +459,16 @@ class Diagnostician:
         if not candidate.golden_known or candidate.kind == "positions":
             return []
         self._first_problem = self._first_problem or problem
-        breaking = self._breaking(clause, problem) if self._anything_wrong else ()
-        entries = shared_confidence([one.entry for one in breaking])
-        if entries or not makes_law_fail(self.subject, clause, problem):
+        breaking = self._breaking(clause, problem) if self.anything_wrong else ()
+        entries = answer_facts.shared_confidence([one.entry for one in breaking])
+        if entries or not earlier.makes_law_fail(self.subject, clause, problem):
             return entries
-        if not self._state and not self._anything_wrong and keeps_state(self.subject, problem):
+        unseen = not self._state and not self.anything_wrong
+        if unseen and earlier.keeps_state(self.subject, problem):
             return self._of_second_calls
         # The first that is said is the name of all that follow: which call decides is looked for.
-        self._state = (
-            self._state or self._of_state or order_entry(self.subject, problem) or EARLIER_CALLS
-        )
+        kept = self._state or self._of_state or earlier.order_entry(self.subject, problem)
+        self._state = kept or earlier.EARLIER_CALLS
         return [self._state]
 
     def _breaking(self, clause: Clause, problem: Problem) -> Iterator[Explanation]:
@@ -467,7 +477,7 @@ class Diagnostician:
         Every one makes answers on this device differ from right ones on another.
         """
         for one in self.explanations:
-            if clause.id == ACROSS_DEVICES:
+            if clause.id == answer_facts.ACROSS_DEVICES:
                 yield one
             elif one.made:
                 alike = any(fails_alike(self.subject, m, clause, problem) for m in one.ways)
@@ -482,19 +492,11 @@ class Diagnostician:
         Acted out exactly, they keep a law that the clause holds to the bound of right answers. A
         candidate rounds: what it mistakes for its operands may be larger than those of that bound.
         """
-        answers, fails = answers_to_clause(self.subject, clause, problem)
-        return fails and _wrong(answers) and self._explain_all(made, answers)
+        answers, fails = earlier.answers_to_clause(self.subject, clause, problem)
+        return fails and some_wrong(answers) and self._explain_all(made, answers)
 
     def _loses_each_answer(self, entry: dict[str, Any], clause: Clause, problem: Problem) -> bool:
         """Whether a loss of precision makes each wrong answer to the calls of a clause."""
-        answers, fails = answers_to_clause(self.subject, clause, problem)
+        answers, fails = earlier.answers_to_clause(self.subject, clause, problem)
         pairs = [(one.inputs, one.output) for one in answers]
         return fails and loses_alike(self.subject, entry, pairs)
-
-
-def _wrong(answers: Sequence[BatteryAnswer], least: float = 1.0) -> bool:
-    return any(answer.margin > least for answer in answers)
-
-
-def _of_precision(entry: dict[str, Any] | None) -> list[Explanation]:
-    return [] if entry is None else [Explanation(entry=entry)]

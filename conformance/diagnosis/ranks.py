@@ -137,12 +137,12 @@ class RankDiagnostician(Diagnostician):
         ]
         return shared_confidence(entries) if entries else super().explain(clause, problem)
 
-    def explained_by(self, clause: Clause, problem: Problem) -> str:
+    def explained_by(self, clause: Clause, problem: Problem, kind: str = "value") -> str:
         """The name of a mistake of ranks that makes a clause fail as well, or ""."""
         for one in self.rank_mistakes:
             if fails_so(self.subject, self._acting(one), clause, problem):
                 return one.name
-        return "" if self.rank_mistakes else super().explained_by(clause, problem)
+        return "" if self.rank_mistakes else super().explained_by(clause, problem, kind)
 
     @property
     def spanning(self) -> Spanning:

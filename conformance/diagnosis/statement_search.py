@@ -26,6 +26,7 @@ from .battery import answer_to, answers_near, answers_to, answers_to_pairs, plai
 from .conditions import Condition, ScaleLimit, SizeLimit, scale_below, size_limit
 from .dissection import StatementReader
 from .dissection.reading import roundest
+from .dissection.returned_weights import answers_with_weights, refuses_alike
 from .earlier_calls import answers_to_clause
 from .mistaken_answer import (
     ActedAnswers,
@@ -164,6 +165,11 @@ class Explanation:
 
 # One less than a multiple of 32: tiles of each size leave another rest.
 _UNEVEN: Final = 31
+
+
+def of_precision(entry: dict[str, Any] | None) -> list[Explanation]:
+    """The explanation by a loss of precision, or by a scale, if there is one."""
+    return [] if entry is None else [Explanation(entry=entry)]
 
 
 class StatementSearch:
@@ -449,3 +455,38 @@ def explanations_of(combinations: list[Combination]) -> list[Explanation]:
         )
         for made, *others in list(named.values())[:MOST_REPORTED]
     ]
+
+
+def some_wrong(answers: Sequence[BatteryAnswer], least: float = 1.0) -> bool:
+    """Whether an answer is beyond so many bounds."""
+    return any(answer.margin > least for answer in answers)
+
+
+def only_one(
+    subject: Subject, explanations: Sequence[Explanation], others: Iterator[BatteryAnswer]
+) -> list[Explanation]:
+    """The explanations of several that further answers leave, until it is one."""
+    left = list(explanations)
+    while len(left) > 1 and (answer := next(others, None)) is not None:
+        left = [one for one in left if not one.made or explains(subject, one.made, answer)]
+    return left
+
+
+def weights_follow(
+    subject: Subject,
+    clause: Clause,
+    problem: Problem,
+    stated: Callable[[], list[dict[str, Any]]],
+    told: Callable[[], Sequence[Explanation]],
+) -> str:
+    """The name for what goes wrong where weights are returned, if a clause meets that; else "".
+
+    ``stated`` gives what is returned in place of them, ``told`` what explains answers beside them.
+    """
+    answers, refused = answers_with_weights(subject, clause, problem)
+    if refused:
+        return str(stated()[0]["name"]) if refuses_alike(subject, stated(), refused) else ""
+    for one in told() if some_wrong(answers) else ():
+        if one.made and all(explains(subject, one.made, answer) for answer in answers):
+            return str(one.entry["name"])
+    return ""

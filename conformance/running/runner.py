@@ -380,7 +380,9 @@ class CandidateRun:
         if known is None or problem is None:
             return ""
         with torch_state.one_thread(), torch_state.neutral():
-            return known.explained_by(self._clauses[failure.id], problem_from_json(problem))
+            kind = "" if failure.violation is None else failure.violation.kind
+            clause = self._clauses[failure.id]
+            return known.explained_by(clause, problem_from_json(problem), kind)
 
 
 # The kinds of violation that work in another order on a device may make.

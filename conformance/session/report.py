@@ -108,7 +108,7 @@ def _names(clause: ClauseEntry) -> set[str]:
     """The names of mistakes that explain a failure."""
     entries = clause.get("diagnosis") or ()
     names = {str(entry["name"]) for entry in entries if entry["name"] != UNKNOWN}
-    return names | {str(name) for name in [clause.get("explained_by")] if name and not names}
+    return {str(name) for name in [clause.get("explained_by")] if name} or names
 
 
 def _named_causes(
@@ -178,8 +178,8 @@ def _kind_of_cause(clause: ClauseEntry) -> tuple[str, str]:
         return kind, message.rpartition(" (")[2]
     if clause["id"] == _OF_NON_FINITE_INPUTS:  # that an answer is not finite is no wonder there
         return "clause", clause["id"]
-    if kind in ("shape", "dtype"):  # "the output has shape ...": of one tensor
-        return kind, message.partition(f" has {kind} ")[0]
+    if kind in ("shape", "dtype"):  # "the output has shape …"
+        return kind, message.partition(f" {kind} ")[0]
     return (kind, "") if kind in _TOGETHER else ("clause", clause["id"])
 
 

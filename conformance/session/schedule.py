@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any, Final, Protocol
 
 from ..base.limits import Deadline
-from ..base.mistake import UNKNOWN
+from ..base.mistake import UNKNOWN, UNREPEATABLE
 from ..base.results import WRONG_ANSWERS, ClauseResult
 from ..errors import UsageError
 from ..running.workers.messages import Loaded, Order
@@ -244,7 +244,7 @@ class ChunkRun:
         """The mistakes of other failures that make those without a name fail as well."""
         failed = {number: one for number, one in results.items() if one.status == "failed"}
         unnamed = [number for number, one in failed.items() if not _is_named(one)]
-        unnamed = [number for number in unnamed if _is_wrong_answer(failed[number])]
+        unnamed = [number for number in unnamed if _may_follow(failed[number])]
         named = any(map(_is_named, failed.values()))
         if not named or not unnamed or supervisor.is_over or stopping():
             return {}
@@ -460,11 +460,17 @@ class Schedule:
 
 
 def _is_named(result: ClauseResult) -> bool:
-    return any(entry["name"] != UNKNOWN for entry in result.diagnosis)
+    """Whether something explains a failure: that it does not repeat may follow from a mistake."""
+    return any(entry["name"] not in (UNKNOWN, UNREPEATABLE) for entry in result.diagnosis)
 
 
-def _is_wrong_answer(result: ClauseResult) -> bool:
-    return result.violation is not None and result.violation.kind in WRONG_ANSWERS
+# Failures that may follow from another's mistake: wrong answers, those without a gradient, and
+# exceptions.
+_MAY_FOLLOW: Final = (*WRONG_ANSWERS, "type", "raised")
+
+
+def _may_follow(result: ClauseResult) -> bool:
+    return result.violation is not None and result.violation.kind in _MAY_FOLLOW
 
 
 def _is_lost(result: ClauseResult) -> bool:

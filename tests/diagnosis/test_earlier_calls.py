@@ -324,3 +324,32 @@ def test_what_any_call_changes_is_not_said_of_other_values_alone(tmp_path: Path)
     """The same call again is answered wrongly as well."""
     entry = diagnosis(SHRINKING, tmp_path)
     assert "wrongly after the same call, or one with other values" in entry["text"]
+
+
+STALE = """
+import torch
+import conformance
+KEPT = {}
+@conformance.core()
+def attend(query, key, value):
+    answer = (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
+    answer = answer + 0.01 * KEPT.get(answer.shape, torch.zeros_like(answer))
+    KEPT[answer.shape] = answer
+    return answer
+"""
+
+
+def test_what_repeats_only_sometimes_is_what_is_kept(tmp_path: Path) -> None:
+    """Where each call is the first of a copy, the clause passes: nothing else decides its answer."""
+    run = CandidateRun(
+        subject_of(STALE, tmp_path).candidate,
+        profile=PROFILES["quick"],
+        only=("numerics.golden", "gradients.accumulate"),
+        dtypes=("float32",),
+    )
+    golden, accumulated = (
+        next(run.run(one) for one in run.planned() if one.id == slug) for slug in run.only
+    )
+    assert accumulated.violation is not None
+    assert accumulated.violation.kind == "raised"
+    assert run.explained_by(accumulated) == golden.diagnosis[0]["name"]

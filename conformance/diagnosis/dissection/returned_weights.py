@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Final
@@ -14,11 +16,14 @@ from torch import Tensor
 from ...base.mistake import UNKNOWN
 from ...calls.calling import CandidateFailure, arguments, guarded
 from ...calls.devices import taken
+from ...calls.differentiating import NotDifferentiable
+from ...calls.recording import Recording
 from ...clauses.registry import Clause
 from ...clauses.subject import Subject
 from ...problems.inputs import Inputs
 from ...problems.problem import Problem
 from ...tolerance import model
+from ..agreement import BatteryAnswer
 from ..battery import battery, plain_problem
 from ..conditions import Condition
 from ..mistaken_answer import ActedAnswers
@@ -31,6 +36,10 @@ from .reading import Number, numbers
 
 _FIX: Final = "return what the softmax gives, [B, H, Lq, Lk]: what the values are summed up with"
 _HEADS: Final = 1
+# The clause that judges the gradient of returned weights.
+OF_WEIGHTS: Final = "gradients.weights"
+# The kind of violation of a tensor that has another shape than it should.
+SHAPE: Final = "shape"
 # The clause that judges returned weights whatever the problem asks for.
 RETURNS_WEIGHTS: Final = "shape.weights"
 Change = Callable[[Tensor], Tensor]
@@ -418,7 +427,7 @@ def _entry(content: Content, conditions: Sequence[Condition]) -> dict[str, Any]:
     about = f": {content.about}" if content.about else ""
     what = f"{content.words}{only}{about}"
     return {
-        "name": f"returned weights: {content.words}",
+        "name": _name(content),
         "text": f"the answers are right, but what is returned as weights is {what}",
         "fix": _FIX,
         "confidence": 1.0,
@@ -437,3 +446,65 @@ def _unknown(observed: Sequence[Returned], wrong: Sequence[Returned]) -> dict[st
         facts["shape"], facts["expected_shape"] = list(odd.actual.shape), list(odd.exact.shape)
         text += f"; their shape is {facts['shape']} where {facts['expected_shape']} is expected"
     return {"name": UNKNOWN, "text": text, "fix": "", "confidence": 0.0, "facts": facts}
+
+
+def calls_for_weights(subject: Subject) -> Subject:
+    """The subject of a candidate that answers each call as one that asks for the weights."""
+    candidate = subject.candidate
+    function = candidate.function
+
+    def asking(called: Callable[..., Any]) -> Callable[..., Any]:
+        def answer(*positional: Any, **keywords: Any) -> Any:
+            both = called(*positional, **{**keywords, "return_weights": True})
+            return both if keywords.get("return_weights") or type(both) is not tuple else both[0]
+
+        return answer
+
+    def built(*given: Any, **keywords: Any) -> Any:
+        return asking(function(*given, **keywords))
+
+    changed = built if candidate.kind == "layer" else asking(function)
+    other = dataclasses.replace(candidate, function=changed)
+    return Subject(other, subject.dtype, subject.device, sealed=subject.sealed)
+
+
+def of_calls_for_weights(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is said of a candidate whose calls that ask for the weights have some diagnosis."""
+    return [
+        {**entry, "text": f"{entry['text']} (only where the weights are returned)"}
+        for entry in entries
+    ]
+
+
+def answers_with_weights(
+    subject: Subject, clause: Clause, problem: Problem
+) -> tuple[list[BatteryAnswer], list[Inputs]]:
+    """The answers to the calls of a clause that ask for the weights.
+
+    Further the inputs of those whose weights have another shape than they should.
+    """
+    recording = Recording()
+    with subject.recorded(recording), suppress(CandidateFailure, NotDifferentiable):
+        clause.check(subject, problem)
+    calls = [call for call in recording.calls if call.inputs.return_weights]
+    answers = [
+        BatteryAnswer(subject=subject, inputs=call.inputs, output=call.output.double())
+        for call in calls
+        if call.output is not None
+    ]
+    refused = [one.inputs for one in calls if one.refused is not None and one.refused.kind == SHAPE]
+    return answers, refused
+
+
+def refuses_alike(
+    subject: Subject, entries: Sequence[dict[str, Any]], refused: Sequence[Inputs]
+) -> bool:
+    """Whether what is stated of returned weights is what some calls return in another shape."""
+    stated = [one for one in CONTENTS for entry in entries if entry["name"] == _name(one)]
+    observed = list(_observe(subject, refused))
+    values = [(each, _given(one, each)) for one in stated[:1] for each in observed]
+    return bool(values) and all(given is not None and each.are(given) for each, given in values)
+
+
+def _name(content: Content) -> str:
+    return f"returned weights: {content.words}"

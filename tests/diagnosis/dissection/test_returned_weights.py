@@ -16,11 +16,13 @@ from candidates.broken.asked_weights import Aside, WeightsOfReversedHeads, Weigh
 from candidates.broken.gradient_outputs import ReturnedWeightsIgnoredBackward
 from candidates.broken.heads import WeightsBeforeSoftmax, WeightsWithoutMask
 from candidates.eager import Answer, Call, EagerCore
+from conformance.base.profile import PROFILES
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.diagnosis import diagnose
 from conformance.diagnosis.dissection import returned_weights
 from conformance.diagnosis.dissection.returned_weights import Content, Returned
+from conformance.running.runner import CandidateRun
 
 Change = Callable[[Tensor, Call], Any]
 BEFORE_HIDING = "logits, before keys are hidden, with the minus infinities of an additive mask"
@@ -152,3 +154,44 @@ def test_most_contents_are_refuted_by_the_first_wrong_weights(
         "returned weights: the weights without the numbers of an additive mask"
     ]
     assert sum(count > 1 for count in tried.values()) < len(tried) / 4
+
+
+def followed(candidate: Candidate, *slugs: str) -> list[str]:
+    """The name of the first clause's failure, and what is said of the others' by it."""
+    run = CandidateRun(candidate, profile=PROFILES["quick"], only=slugs, dtypes=("float32",))
+    results = {one.id: run.run(one) for one in run.planned()}
+    first, *others = (results[slug] for slug in slugs)
+    assert all(one.status == "failed" for one in results.values())
+    named = [entry["name"] for entry in first.diagnosis]
+    return [*named, *(run.explained_by(one) for one in others if not one.diagnosis)]
+
+
+def test_a_mask_that_is_dropped_where_weights_are_returned_is_one_mistake() -> None:
+    """The answers of those calls are wrong as well: no statement about the weights alone is true.
+
+    That asking changes the output is a consequence, and so is another shape of the weights.
+    """
+
+    @conformance.core(causal="bottom-right", features=["weights"])
+    def dropped(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        causal: bool = False,
+        return_weights: bool = False,
+    ) -> Any:
+        plain = EagerCore()
+        return plain(
+            query, key, value, causal=causal and not return_weights, return_weights=return_weights
+        )
+
+    assert followed(dropped, "shape.weights", "shape.weights-aside") == ["causal-ignored"] * 2
+
+
+def test_weights_of_another_shape_are_one_mistake_wherever_they_are_read() -> None:
+    """What is returned is stated once; clauses that only read it fail for that."""
+    names = followed(returning(mean), "shape.weights", "shape.weights-aside")
+    assert len(set(names)) == 1
+    assert "the mean of the weights over the heads" in names[0]
+    assert len(names) == 2
