@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from ..base.geometry import Geometry
+from ..clauses.subject import Subject
 from ..problems.inputs import Inputs
 from .mistakes._steps import (
     has_cache,
@@ -410,3 +412,31 @@ def plainness(inputs: Inputs) -> tuple[int, int]:
     """What is smaller for the plainer of two calls: options, then sizes."""
     options = sum(condition.holds(inputs) for condition in CONDITIONS)
     return options, inputs.geometry.logits
+
+
+def calls_for_weights(subject: Subject) -> Subject:
+    """The subject of a candidate that answers each call as one that asks for the weights."""
+    candidate = subject.candidate
+    function = candidate.function
+
+    def asking(called: Callable[..., Any]) -> Callable[..., Any]:
+        def answer(*positional: Any, **keywords: Any) -> Any:
+            both = called(*positional, **{**keywords, "return_weights": True})
+            return both if keywords.get("return_weights") or type(both) is not tuple else both[0]
+
+        return answer
+
+    def built(*given: Any, **keywords: Any) -> Any:
+        return asking(function(*given, **keywords))
+
+    changed = built if candidate.kind == "layer" else asking(function)
+    other = dataclasses.replace(candidate, function=changed)
+    return Subject(other, subject.dtype, subject.device, sealed=subject.sealed)
+
+
+def of_calls_for_weights(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is said of a candidate whose calls that ask for the weights have some diagnosis."""
+    return [
+        {**entry, "text": f"{entry['text']} (only where the weights are returned)"}
+        for entry in entries
+    ]

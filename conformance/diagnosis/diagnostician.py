@@ -26,6 +26,7 @@ from .battery import (
     plain_problem,
     plainest_wrong,
 )
+from .conditions import calls_for_weights, of_calls_for_weights
 from .dissection import StatementReader, returned_weights
 from .lines import LineFinder, telling
 from .mistaken_answer import Combination, DiagnosedSubject, acted_answers
@@ -249,13 +250,13 @@ class Diagnostician:
     @cached_property
     def _for_weights(self) -> Diagnostician:
         """Explains the answers to calls that all ask for the weights."""
-        return Diagnostician(returned_weights.calls_for_weights(self.subject), self.mistakes)
+        return Diagnostician(calls_for_weights(self.subject), self.mistakes)
 
     @cached_property
     def _returned_weights(self) -> list[dict[str, Any]]:
         """What is returned in place of the weights; nothing where they are right."""
         if self._for_weights.anything_wrong:
-            return returned_weights.of_calls_for_weights(self._for_weights.explain())
+            return of_calls_for_weights(self._for_weights.explain())
         asked = self.subject, self.mistakes, self._acted
         return returned_weights.explain_weights(*asked, seed=OTHER_VALUES)
 
@@ -269,9 +270,8 @@ class Diagnostician:
     def anything_wrong(self) -> bool:
         """Whether some answer to the battery is wrong."""
         seen = self._observation
-        return some_wrong(seen.first if seen.is_long else []) or any(
-            map(some_wrong, (seen.whole, self._combined))
-        )
+        long = seen.is_long and some_wrong(seen.first)
+        return long or some_wrong(seen.whole) or some_wrong(self._combined)
 
     @cached_property
     def explanations(self) -> list[Explanation]:
@@ -431,19 +431,15 @@ class Diagnostician:
     def explained_by(self, clause: Clause, problem: Problem, kind: str = "value") -> str:
         """The name found for another failure that makes this clause fail on a problem too, or "".
 
-        Where there is no answer, as the ``kind`` of its violation says, no wrong one explains it.
+        No wrong answer explains a violation of a ``kind`` that has none.
         """
         kept, asked = str(self._state.get("name", "")), (self.subject, clause, problem)
         if kind in WRONG_ANSWERS:
-            names = (str(one.entry["name"]) for one in self._breaking(clause, problem))
+            names = (one.entry["name"] for one in self._breaking(clause, problem))
             kept_here = kept if earlier.makes_law_fail(*asked) else ""
-            if (
-                name := next(names, "")
-                or kept_here
-                or weights_follow(
-                    *asked, lambda: self._returned_weights, lambda: self._for_weights.explanations
-                )
-            ):
+            if name := next(names, "") or kept_here:
+                return str(name)
+            if name := weights_follow(*asked, lambda: (self._returned_weights, self._for_weights)):
                 return name
         elif kind == LOST and (name := loses_history(self.explanations, *asked)):
             return name

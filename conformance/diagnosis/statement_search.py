@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, islice
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -472,21 +472,29 @@ def only_one(
     return left
 
 
+class Explaining(Protocol):
+    """Whatever has explanations of answers."""
+
+    @property
+    def explanations(self) -> list[Explanation]:
+        """What explains them."""
+
+
 def weights_follow(
     subject: Subject,
     clause: Clause,
     problem: Problem,
-    stated: Callable[[], list[dict[str, Any]]],
-    told: Callable[[], Sequence[Explanation]],
+    weights: Callable[[], tuple[list[dict[str, Any]], Explaining]],
 ) -> str:
     """The name for what goes wrong where weights are returned, if a clause meets that; else "".
 
-    ``stated`` gives what is returned in place of them, ``told`` what explains answers beside them.
+    ``weights`` gives what is returned in place of them, and what explains answers beside them.
     """
     answers, refused = answers_with_weights(subject, clause, problem)
     if refused:
-        return str(stated()[0]["name"]) if refuses_alike(subject, stated(), refused) else ""
-    for one in told() if some_wrong(answers) else ():
+        stated, _ = weights()
+        return str(stated[0]["name"]) if refuses_alike(subject, stated, refused) else ""
+    for one in weights()[1].explanations if some_wrong(answers) else ():
         if one.made and all(explains(subject, one.made, answer) for answer in answers):
             return str(one.entry["name"])
     return ""

@@ -122,7 +122,7 @@ def test_wrong_shape_says_both() -> None:
         ),
         (
             lambda output: (output, output.new_zeros(2, 5, 7)),
-            "the weights has shape [2, 5, 7] where [2, 4, 5, 7] is expected",
+            "the weights have shape [2, 5, 7] where [2, 4, 5, 7] is expected",
         ),
     ],
 )

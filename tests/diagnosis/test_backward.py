@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import conformance
 from candidates.broken import gradients, modified_gradients, threes, weight_gradients
 from candidates.broken._backward import HandWritten, HandWrittenLayer, Steps
+from candidates.eager import EagerLayer
 from conformance._golden import golden
 from conformance.base.profile import PROFILES
 from conformance.clauses.subject import Subject
@@ -395,3 +396,23 @@ def test_gradients_of_what_two_options_make_wrong_have_the_cause_of_the_answers(
     texts = {one["text"] for result in results for one in result.diagnosis}
     (text,) = texts
     assert text.startswith("the sink under the softcap joins the sum")
+
+
+def test_a_gradient_of_what_is_not_read_is_no_second_cause() -> None:
+    """The keys of a layer that reads queries in their place alone require none."""
+
+    def builder(*given: Any) -> Any:
+        right = EagerLayer(*given)
+
+        def forward(query: Tensor, key: Tensor, value: Tensor) -> Any:
+            return right(query, query if query.shape == key.shape else key, value)
+
+        return forward
+
+    only = ("numerics.golden", "gradients.alone")
+    wrong = conformance.layer()(builder)
+    run = CandidateRun(wrong, profile=PROFILES["quick"], only=only, dtypes=("float32",))
+    alone, shown = sorted((run.run(one) for one in run.planned()), key=lambda one: one.id)
+    assert "though key alone does" in alone.reason
+    name = shown.diagnosis[0]["name"]
+    assert (name, run.explained_by(alone)) == ("query-used-for-key", name)

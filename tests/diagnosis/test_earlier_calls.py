@@ -340,7 +340,7 @@ def attend(query, key, value):
 
 
 def test_what_repeats_only_sometimes_is_what_is_kept(tmp_path: Path) -> None:
-    """Where each call is the first of a copy, the clause passes: nothing else decides its answer."""
+    """Where each call is the first of a copy, the clause passes: nothing else decides."""
     run = CandidateRun(
         subject_of(STALE, tmp_path).candidate,
         profile=PROFILES["quick"],

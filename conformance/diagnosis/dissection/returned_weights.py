@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -446,34 +445,6 @@ def _unknown(observed: Sequence[Returned], wrong: Sequence[Returned]) -> dict[st
         facts["shape"], facts["expected_shape"] = list(odd.actual.shape), list(odd.exact.shape)
         text += f"; their shape is {facts['shape']} where {facts['expected_shape']} is expected"
     return {"name": UNKNOWN, "text": text, "fix": "", "confidence": 0.0, "facts": facts}
-
-
-def calls_for_weights(subject: Subject) -> Subject:
-    """The subject of a candidate that answers each call as one that asks for the weights."""
-    candidate = subject.candidate
-    function = candidate.function
-
-    def asking(called: Callable[..., Any]) -> Callable[..., Any]:
-        def answer(*positional: Any, **keywords: Any) -> Any:
-            both = called(*positional, **{**keywords, "return_weights": True})
-            return both if keywords.get("return_weights") or type(both) is not tuple else both[0]
-
-        return answer
-
-    def built(*given: Any, **keywords: Any) -> Any:
-        return asking(function(*given, **keywords))
-
-    changed = built if candidate.kind == "layer" else asking(function)
-    other = dataclasses.replace(candidate, function=changed)
-    return Subject(other, subject.dtype, subject.device, sealed=subject.sealed)
-
-
-def of_calls_for_weights(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What is said of a candidate whose calls that ask for the weights have some diagnosis."""
-    return [
-        {**entry, "text": f"{entry['text']} (only where the weights are returned)"}
-        for entry in entries
-    ]
 
 
 def answers_with_weights(
