@@ -35,6 +35,7 @@ from .earlier_calls import (
 )
 from .mistaken_answer import act
 from .mistakes import BACKWARD, NamedMistake, NotExpressible
+from .mistakes.backward import EVERY_RULE
 from .mistakes.backward_pass import gradients_with
 from .mistakes.named_mistake import Gradients
 from .observed_gradients import (
@@ -125,8 +126,12 @@ class BackwardDiagnostician:
 
     def _by_gradients(self, every: Sequence[ObservedGradients]) -> list[NamedMistake]:
         """The mistakes that explain every gradient, each name once."""
-        ordered = sorted(every, key=_dearness)
-        return list({m.name: m for m in BACKWARD if _explains(m, ordered)}.values())
+        ordered, declared = sorted(every, key=_dearness), self.subject.declaration
+        made = {m.name: m for m in BACKWARD if _explains(m, ordered)}
+        rules = (declared.masks, declared.causal, "window" in declared.features)
+        if len(made) > 1 and sum(map(bool, rules)) == 1:
+            made.pop(EVERY_RULE, None)
+        return list(made.values())
 
     def _read(self, every: Sequence[ObservedGradients]) -> list[NamedMistake]:
         """The simplest statement that explains every gradient, and those of further problems.

@@ -429,12 +429,9 @@ class Diagnostician:
         )
 
     def explained_by(self, clause: Clause, problem: Problem, kind: str = "value") -> str:
-        """The name found for another failure that makes this clause fail on a problem too, or "".
-
-        No wrong answer explains a violation of a ``kind`` that has none.
-        """
+        """The name of another failure's mistake that makes this clause fail too, or ""."""
         kept, asked = str(self._state.get("name", "")), (self.subject, clause, problem)
-        if kind in WRONG_ANSWERS:
+        if kind in WRONG_ANSWERS:  # no wrong answer explains a violation without one
             names = (one.entry["name"] for one in self._breaking(clause, problem))
             kept_here = kept if earlier.makes_law_fail(*asked) else ""
             if name := next(names, "") or kept_here:

@@ -248,8 +248,9 @@ def _untested(candidate: Record, width: int) -> Iterator[list[Text]]:
 def _left_over(candidate: Record, width: int) -> Iterator[Text]:
     """A line each for what was assumed, what passed, and what did not apply."""
     if assumed := candidate["declaration"].get("assumptions") or ():
-        # Why is left out, so that what a mask means is read before the line ends.
-        line = f"assumed: {_GROUNDS.sub('', '; '.join(map(str, assumed)))}"
+        # Why is left out, and what a mask means comes first: the line may be cut.
+        said = sorted(map(str, assumed), key=lambda one: "mask" not in _GROUNDS.sub("", one))
+        line = f"assumed: {_GROUNDS.sub('', '; '.join(said))}"
         yield from _one_line(line, width, "dim")
     count = Counter(one["status"] for one in wording.worst_results(candidate["clauses"]))
     margin, slug = wording.worst_margin(candidate)

@@ -59,6 +59,13 @@ def test_a_wrong_backward_pass_gets_its_name(candidate: str, name: str) -> None:
     assert names(getattr(home, candidate)) == [name]
 
 
+def test_a_rule_that_is_not_declared_is_not_said_to_be_forgotten() -> None:
+    """Where the causal rule alone hides keys, it is what was forgotten, not masks."""
+    promises = {**BARE_FLOAT32, "causal": "bottom-right"}
+    forgotten = core(gradients.CausalForgottenBackward.function, **promises)
+    assert names(forgotten) == ["causal-forgotten-backward"]
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("candidate", [core(HandWritten()), layer(HandWrittenLayer)])
 def test_right_gradients_get_no_name(candidate: Candidate) -> None:

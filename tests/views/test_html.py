@@ -359,3 +359,12 @@ def test_the_attention_to_be_mended_comes_before_its_model() -> None:
     names = ("layers.1.attention", "scale-missing", "sites-in-place", "int-nonzero")
     first = [causes.index(name) for name in names]
     assert first == sorted(first)
+
+
+def test_causes_stand_before_what_was_assumed() -> None:
+    """Warnings and assumptions follow the causes; the list is closed where there are some."""
+    declaration = {"kind": "layer", "assumptions": ["x is the query"]}
+    one = candidate([FAILED], declaration=declaration, warnings=["look out"])
+    shown = render_html(record(one))
+    assert shown.index('id="causes"') < shown.index("look out") < shown.index("x is the query")
+    assert '<details class="assumed"><summary>' in shown

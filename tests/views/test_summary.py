@@ -150,7 +150,7 @@ def test_slugs_stay_whole() -> None:
 
 
 def test_what_a_mask_is_taken_for_is_said_before_the_line_ends() -> None:
-    """Why is left out of the line of assumptions, so that the polarity of a mask is in it."""
+    """The polarity of a mask comes first of the assumptions, and why is left out."""
     assumed = [
         "input x: x, axes BLE (by behaviour: a change of one row changes other rows of the answer)",
         "input mask: drop, axes BK (by behaviour: 1 takes a key out of the answer)",
@@ -159,7 +159,7 @@ def test_what_a_mask_is_taken_for_is_said_before_the_line_ends() -> None:
     entry = candidate_entry(loaded(kind="graph", declaration=declaration), [result()], {})
     (candidate,) = complete({"candidates": [entry]})["candidates"]
     shown = [line.plain for line in summary(candidate, 100)]
-    assert "assumed: input x: x, axes BLE; input mask: drop, axes BK" in shown
+    assert "assumed: input mask: drop, axes BK; input x: x, axes BLE" in shown
 
 
 def test_a_call_that_is_cut_to_no_items_is_said_to_be() -> None:

@@ -18,6 +18,8 @@ from .named_mistake import BackwardCall, BackwardSteps, Gradients, NamedMistake,
 
 GOLDEN_GRADIENTS: Final = "gradients.golden"
 _SHARED: Final = "add up the gradients of all query heads that read a key/value head"
+# The mistake that forgets several rules at once: of one rule another name says more.
+EVERY_RULE: Final = "masks-forgotten-backward"
 _RECOMPUTE: Final = "recompute the weights exactly as the forward pass makes them"
 _ADD_UP: Final = "add up over items and tokens"
 
@@ -234,7 +236,7 @@ ATTENTION: Final[tuple[NamedMistake, ...]] = (
         _RECOMPUTE,
         *_recomputed(_without(causal=False)),
     ),
-    *_backward("masks-forgotten-backward", "gradients.options")(
+    *_backward(EVERY_RULE, "gradients.options")(
         "the backward pass recomputes the weights with every key, whatever hides it",
         _RECOMPUTE,
         *_recomputed(_without(keep=None, causal=False, window=None)),
