@@ -256,7 +256,12 @@ class Diagnostician:
     def _returned_weights(self) -> list[dict[str, Any]]:
         """What is returned in place of the weights; nothing where they are right."""
         if self._for_weights.anything_wrong:
-            return of_calls_for_weights(self._for_weights.explain())
+            told, wrong = self._for_weights.explain(), "wrong where the weights are returned"
+            named = {one.entry["name"] for one in self._for_weights.explanations}
+            told = [entry for entry in told if entry["name"] in named]  # nothing of earlier calls
+            return of_calls_for_weights(told) or [
+                answer_facts.unnamed_entry(f"answers are {wrong}")
+            ]
         asked = self.subject, self.mistakes, self._acted
         return returned_weights.explain_weights(*asked, seed=OTHER_VALUES)
 

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
-from examples import CLAUSES, core, problem
+from examples import BARE_FLOAT32, CLAUSES, core, problem
 from torch import Tensor
 
 import conformance
-from candidates.broken.asked_weights import Aside, WeightsOfReversedHeads, WeightsWithoutBias
+from candidates.broken.asked_weights import (
+    Aside,
+    DropoutWithWeights,
+    WeightsOfReversedHeads,
+    WeightsWithoutBias,
+)
 from candidates.broken.gradient_outputs import ReturnedWeightsIgnoredBackward
 from candidates.broken.heads import WeightsBeforeSoftmax, WeightsWithoutMask
 from candidates.eager import Answer, Call, EagerCore
@@ -20,8 +26,10 @@ from conformance.base.profile import PROFILES
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.diagnosis import diagnose
+from conformance.diagnosis.diagnostician import Diagnostician
 from conformance.diagnosis.dissection import returned_weights
 from conformance.diagnosis.dissection.returned_weights import Content, Returned
+from conformance.diagnosis.earlier_calls import EARLIER_CALLS
 from conformance.running.runner import CandidateRun
 
 Change = Callable[[Tensor, Call], Any]
@@ -195,3 +203,14 @@ def test_weights_of_another_shape_are_one_mistake_wherever_they_are_read() -> No
     assert len(set(names)) == 1
     assert "the mean of the weights over the heads" in names[0]
     assert len(names) == 2
+
+
+def test_answers_that_chance_decides_beside_weights_are_not_said_to_be_kept() -> None:
+    """What no acted mistake explains has no name, however earlier calls seem to change it."""
+    subject = Subject(
+        core(DropoutWithWeights.function, **{**BARE_FLOAT32, "features": ["weights"]}), "float32"
+    )
+    asked = Diagnostician(subject)
+    with patch.object(Diagnostician, "_of_state", EARLIER_CALLS):
+        (entry,) = asked._returned_weights
+    assert entry["name"] == "unknown-mistake"
