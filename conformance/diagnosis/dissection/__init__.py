@@ -275,11 +275,15 @@ class StatementReader:
 
 
 def _slopes(subject: Subject, reading: Reading, known: Combination) -> Iterator[NamedMistake]:
-    """Slopes of a declared bias by distance, read at each number of heads that may be asked."""
+    """Slopes of a declared bias by distance, read at each number of heads that may be asked.
+
+    By a rule where one gives them all, else one after another.
+    """
     slopes, tables = slopes_of(reading), {}
     right = golden.alibi_slopes(reading.sizes.num_heads)
     if slopes is None or reading.agree(torch.tensor(slopes), right):
         return
+    others: list[Reading] = []
     for count in range(1, MOST_SLOPES + 1):
         entry = BatteryEntry(sizes=(1, count, count, *_FEW_TOKENS), seed=61)
         problem = fitted_problem(subject, entry)
@@ -288,8 +292,19 @@ def _slopes(subject: Subject, reading: Reading, known: Combination) -> Iterator[
         other = read(subject, subject.inputs(problem), known)
         if other is not None and (read_slopes := slopes_of(other)):
             tables[len(read_slopes)] = read_slopes
-    if tables:
+            others.append(other)
+    rules = [
+        rule
+        for rule in (head_statements(others[-1]) if others else ())
+        if all(_is_made(with_mistake(subject, other, (*known, rule))) for other in others)
+    ]
+    yield from rules
+    if tables and not rules:
         yield tabulated_slopes(tables)
+
+
+def _is_made(reading: Reading | None) -> bool:
+    return reading is not None and _is_explained(reading)
 
 
 def _where_hidden_keys_win(subject: Subject) -> Iterator[Inputs]:
