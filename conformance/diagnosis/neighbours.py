@@ -64,10 +64,10 @@ _CHANGED: Final = (
 )
 _NEW_VALUES: Final = 1009
 OWN, ENLARGED, RESIZED = REACH = ("own", "enlarged", "resized")
-# Of those of its own sizes the ones with many keys: what differs in the length of a tile differs
-# nowhere else.
+# Of those of its own sizes the ones with more heads, tokens or channels: what differs in the length
+# of a tile, or in the order of a group, differs nowhere else.
 LENGTHENED: Final = "lengthened"
-_MANY_KEYS: Final = 8
+_MANY: Final = 6
 # A failing problem with more scores has no neighbours of its own size: each would cost as much.
 MOST_SCORES: Final = 20_000
 _PAST: Final = 2
@@ -93,7 +93,7 @@ def neighbours(subject: Subject, problem: Problem, reach: Sequence[str] = REACH)
 
     ``reach`` says which: ``"own"`` those of its own sizes, ``"enlarged"`` those with larger sizes
     and other options, ``"resized"`` those with each of the larger sizes changed. Of its own sizes
-    ``"lengthened"`` takes those with many keys alone. Their values are drawn with another seed, so
+    ``"lengthened"`` takes the larger ones alone. Their values are drawn with another seed, so
     that what was made of the failing problem alone must hold for values that were not looked at.
     """
     own = _anew(problem)
@@ -104,7 +104,7 @@ def neighbours(subject: Subject, problem: Problem, reach: Sequence[str] = REACH)
     if OWN in reach:
         near += [own, *_other_sizes(subject, own), *_other_options(subject, own)]
     if LENGTHENED in reach:
-        long = [sizes for sizes in _CHANGED if sizes.get("key_length", 0) >= _MANY_KEYS]
+        long = [sizes for sizes in _CHANGED if max(sizes.values()) >= _MANY]
         near += [own, *(_resized(subject, own, sizes) for sizes in long)]
     if ENLARGED in reach:
         near += [large, *_other_options(subject, large)]

@@ -344,13 +344,13 @@ class _Step:
 
 
 _RIGHT: Final = _Step("", lambda old, new: (old - new).exp())
-_LOST: Final = _Step("multiplied by zero", lambda old, _new: torch.zeros_like(old))
+_LOST: Final = _Step(
+    f"multiplied by zero, not by {_RIGHT_FACTOR}", lambda o, _: torch.zeros_like(o)
+)
 _STEPS: Final = (
     *(_Step(f"multiplied by {words}, not by {_RIGHT_FACTOR}", f) for words, f in _CORRECTIONS),
     _LOST,
-    _Step(
-        f"added to {_RIGHT_FACTOR}, not multiplied", lambda _o, n: torch.ones_like(n), added=True
-    ),
+    _Step(f"added to {_RIGHT_FACTOR}, not multiplied", lambda _, n: torch.ones_like(n), added=True),
     _Step(f"replaced by {_RIGHT_FACTOR}", lambda old, _new: torch.zeros_like(old), added=True),
 )
 
