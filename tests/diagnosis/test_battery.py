@@ -87,11 +87,11 @@ def test_the_first_answers_of_a_long_battery_have_every_feature() -> None:
 
 @pytest.mark.nightly  # it takes two searches
 def test_a_name_that_explains_the_first_answers_is_not_given_to_another_failure() -> None:
-    """Values reversed everywhere, and one more mistake where three options meet."""
+    """Values reversed everywhere, and one more mistake in calls that no search makes."""
 
     def two(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
         answer: Any = RIGHT(query, key, value.flip(-2), **options)
-        several = {"scale", "softcap", "window", "keep", "causal"} <= set(options)
+        several = {"scale", "softcap", "keep"} <= set(options) and options.get("window") == (3, 2)
         return answer + 1.0 if several else answer
 
     diagnostician = Diagnostician(Subject(core(two), "float32"))

@@ -389,9 +389,8 @@ def added_number_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
         powers = (logits - shift(call, attention, logits)).exp().sum(-1).flatten()
         total = float(powers[row])
         for number, beside in ((total * part / (1.0 - part), True), (total / (1.0 - part), False)):
-            if not 0.0 < number < _LARGEST_ADDED:
-                continue
-            yield _with_number(words, shift, float(f"{number:.1g}"), beside=beside)
+            if 0.0 < number < _LARGEST_ADDED:
+                yield _with_number(words, shift, float(f"{number:.1g}"), beside=beside)
 
 
 def _with_number(words: str, shift: Shift, number: float, *, beside: bool) -> NamedMistake:
@@ -419,15 +418,11 @@ def _nothing_of_any(_call: DeclaredCall, attention: golden.Attention, logits: Te
 
 _PLAIN_SHIFTS: Final[tuple[tuple[str, Shift], ...]] = (
     ("those of the logits as they are", _nothing),
-    (
-        "those of the logits as they are, hidden ones too until they are multiplied by zero",
-        _nothing_of_any,
-    ),
+    ("those of the logits as they are, hidden ones too until multiplied by zero", _nothing_of_any),
 )
 
 
-# Places of which the number is said.
-_FARTHEST_SAID: Final = 3
+_FARTHEST_SAID: Final = 3  # of the places of which the number is said
 
 
 @dataclass(frozen=True)
@@ -483,10 +478,8 @@ def place_table(reading: Reading, *, bottom_right: bool) -> PlaceTable | None:
         head = torch.arange(both.shape[1]) % heads
         places = (head[:, None, None] * count + ahead[:, :-1] - first).expand(both.shape)[both]
         weight, steps = room.square().reciprocal(), more.diff(dim=-1)[both]
-        sums, weights = (
-            torch.zeros(heads * count, dtype=torch.float64).index_add(0, places, each)
-            for each in (steps * weight, weight)
-        )
+        none = torch.zeros(heads * count, dtype=torch.float64)
+        sums, weights = (none.index_add(0, places, each) for each in (steps * weight, weight))
         read = torch.where(weights > 0.0, sums / weights, 0.0)
         known = (weights > 0.0).unflatten(0, (heads, count))
         fits = len(steps) >= int(known.sum()) + FEWEST_LEFT
