@@ -257,7 +257,7 @@ def require_gradients(
     return {name: tensor.requires_grad_() for name, tensor in tensors.items()}
 
 
-# The kind of violation of an answer that no gradient can flow back from.
+# The kind of violation of an answer that no gradient can flow back from, as of one of another type.
 LOST: Final = "type"
 
 

@@ -222,7 +222,7 @@ class Clause:
     of_repetition: bool = False
     resized: Callable[[Subject, Problem], Problem] | None = None
 
-    def asked(self, subject: Subject, drawn: Problem) -> Problem:
+    def problem_for(self, subject: Subject, drawn: Problem) -> Problem:
         """The problem that is asked in place of a drawn one."""
         return drawn if self.resized is None else self.resized(subject, drawn)
 

@@ -77,7 +77,7 @@ def was_written(before: Snapshot) -> bool:
         )
 
 
-_LOST: Final = "the answer does not require a gradient, though {} {}"
+_LOST: Final = "the answer does not require a gradient, though {}"
 _LOST_HERE: Final = f"{_LOST}; the answer to a plain call, where all inputs do, requires one"
 _NONE: Final = "its answer requires no gradient, and gradients are no promise of its own"
 _REFUSES: Final = "it refuses inputs that require gradients, which are no promise of its own"
@@ -139,7 +139,7 @@ class Differentiator:
             other_parameters=tuple(forward.parameters()) if isinstance(forward, nn.Module) else (),
         )
         if not taped.returned.requires_grad:
-            self._without_history(names)
+            self._without_history(names, bias=bias)
         return taped
 
     def pull(self, taped: Taped, upstream: Tensor, *, again: bool = False) -> Gradients:
@@ -174,19 +174,20 @@ class Differentiator:
         if self.subject.answers(inputs.replace(grad_mode=False)):
             raise NotDifferentiable(_REFUSES) from failure
 
-    def _without_history(self, names: tuple[str, ...] | None) -> None:
+    def _without_history(self, names: tuple[str, ...] | None, *, bias: bool) -> None:
         """Raise for an answer that requires no gradient, though some arguments do.
 
         CandidateFailure where gradients are promised or a plain call's answer requires one, else
         NotDifferentiable.
         """
-        roles = self.subject.declaration.positional
-        alone = "" if names is None else " and ".join(roles[int(one.split()[-1])] for one in names)
-        which = (alone, "alone does") if alone else ("the inputs", "do")
+        positional = self.subject.declaration.positional
+        roles = [] if names is None else [positional[int(name.split()[-1])] for name in names]
+        roles += ["the additive mask"] * (bias and names is not None)
+        which = f"{roles[0]} alone requires one" if len(roles) == 1 else "the inputs do"
         if self._promised:
-            raise lost(_LOST.format(*which))
+            raise lost(_LOST.format(which))
         if self._has_history:
-            raise lost(_LOST_HERE.format(*which))
+            raise lost(_LOST_HERE.format(which))
         raise NotDifferentiable(_NONE)
 
     @cached_property

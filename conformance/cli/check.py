@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import click
 
@@ -285,6 +285,8 @@ def check_command(
 _SUFFIXES: Final = (".onnx", ".conformance.toml", ".data", ".pt", ".safetensors")
 
 _TIMEOUT: Final = 200  # milliseconds
+# Runs in a row that changes may end.
+_MOST_ENDED: Final = 3
 
 
 def check_watching() -> None:
@@ -308,59 +310,87 @@ class Changes:
         self.ended_run = False
         self._folders = list(_folders(targets))
         self._judging = False
+        self._trouble = ""
+        self._ended = 0
+        self._before: Any = signal.SIG_DFL
         self._began, self._came, self._over = (threading.Event() for _ in range(3))
         self._thread = threading.Thread(target=self._wait_for_all, daemon=True)
 
     def __enter__(self) -> Self:
         """Wait for changes from now on."""
-        signal.signal(signal.SIGUSR1, self._end_run)
+        self._before = signal.signal(signal.SIGUSR1, self._end_run)
         self._thread.start()
         self._began.wait()
+        try:
+            self._require_watching()
+        except UsageError:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         """Wait no longer."""
         self._over.set()
         self._thread.join()
+        signal.signal(signal.SIGUSR1, self._before)
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:
-        """Where a change raises KeyboardInterrupt, once."""
-        self.ended_run, self._judging = False, True
+        """Where a change raises KeyboardInterrupt, once.
+
+        Of some runs in a row that are ended, as where a candidate writes files itself, the next is
+        not.
+        """
+        self.ended_run, self._judging = False, self._ended < _MOST_ENDED
         try:
             if self._came.is_set():
                 self._end_run()
             yield
         finally:
             self._judging = False
+            self._ended = self._ended + 1 if self.ended_run else 0
 
     def wait(self) -> None:
         """Return after the next change, or at once after one that was not waited for yet."""
         while not self._came.wait(_TIMEOUT / 1000):
             pass
+        self._require_watching()
 
     def forget(self) -> None:
         """What changed so far is judged by the run that begins now."""
         self._came.clear()
 
+    def _require_watching(self) -> None:
+        if self._trouble:
+            msg = f"--watch cannot wait for changes: {self._trouble}"
+            raise UsageError(msg)
+
     def _wait_for_all(self) -> None:
         from watchfiles import PythonFilter, watch  # noqa: PLC0415 (an extra)
 
-        for changed in watch(
-            *self._folders,
-            watch_filter=PythonFilter(extra_extensions=_SUFFIXES),
-            stop_event=self._over,
-            yield_on_timeout=True,  # nothing, at first once it watches
-            rust_timeout=_TIMEOUT,
-        ):
+        try:
+            for changed in watch(
+                *self._folders,
+                watch_filter=PythonFilter(extra_extensions=_SUFFIXES),
+                stop_event=self._over,
+                yield_on_timeout=True,  # nothing, at first once it watches
+                rust_timeout=_TIMEOUT,
+            ):
+                self._began.set()
+                if changed:
+                    self._came.set()
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        except Exception as error:  # noqa: BLE001 (of the system, in words of its own)
+            self._trouble = str(error) or type(error).__name__
             self._began.set()
-            if changed:
-                self._came.set()
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            self._came.set()
 
     def _end_run(self, *_: object) -> None:
-        """Called in the main thread, so that nothing is ended but a run."""
-        if self._judging:
+        """Called in the main thread, so that nothing is ended but a run.
+
+        Nor is one that Ctrl-C ends already: from then on further ones are ignored.
+        """
+        if self._judging and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             self._judging, self.ended_run = False, True
             raise _FileChangedError
 

@@ -12,7 +12,7 @@ import torch
 
 from ..base.mistake import NO_MISTAKE, UNKNOWN
 from ..calls.calling import CandidateFailure
-from ..calls.differentiating import INPUT_NAMES, LOST, NotDifferentiable, Taped
+from ..calls.differentiating import INPUT_NAMES, NotDifferentiable, Taped
 from ..clauses.judging_gradients import described, has_empty_rows
 from ..clauses.registry import Clause
 from ..clauses.subject import Differentiator, Subject
@@ -348,15 +348,17 @@ class _NotingDifferentiator(Differentiator):
     """Keeps the inputs, and the arguments that required gradients, of an answer without any."""
 
     lost: tuple[Inputs, tuple[str, ...]] | None = None
+    _taped: Inputs | None = None
 
     def tape(self, inputs: Inputs, **options: Any) -> Taped:
         """A recorded call, as for any candidate."""
-        try:
-            return super().tape(inputs, **options)
-        except CandidateFailure as failure:
-            if failure.violation.kind == LOST:
-                self.lost = inputs, options.get("names") or ()
-            raise
+        self._taped = inputs
+        return super().tape(inputs, **options)
+
+    def _without_history(self, names: tuple[str, ...] | None, *, bias: bool) -> None:
+        if self._taped is not None:
+            self.lost = self._taped, names or ()
+        super()._without_history(names, bias=bias)
 
 
 def loses_history(
@@ -390,18 +392,18 @@ def loses_history(
     return ""
 
 
-class _NoCopyError(Exception):
-    """No copy of a candidate can be made."""
-
-
 def passes_anew(subject: Subject, clause: Clause, problem: Problem) -> bool:
-    """Whether a clause passes where each call is the first of a copy of the candidate."""
+    """Whether a clause passes where each call is the first of a copy of the candidate.
+
+    False where no copy can be made of what is not built anew for each call anyway.
+    """
     candidate = subject.candidate
+    lacking: list[str] = []
 
     def fresh() -> Callable[..., Any]:
         copy = loaded_anew(candidate)
         if copy is None and candidate.kind != "layer":
-            raise _NoCopyError
+            lacking.append(candidate.name)
         return (copy or candidate).function
 
     def built(*given: Any, **options: Any) -> Callable[..., Any]:
@@ -417,6 +419,6 @@ def passes_anew(subject: Subject, clause: Clause, problem: Problem) -> bool:
     other = dataclasses.replace(candidate, function=function)
     asked = Subject(other, subject.dtype, subject.device, sealed=subject.sealed)
     try:
-        return clause.check(asked, problem).violation is None
-    except (CandidateFailure, NotDifferentiable, _NoCopyError):
+        return clause.check(asked, problem).violation is None and not lacking
+    except (CandidateFailure, NotDifferentiable):
         return False

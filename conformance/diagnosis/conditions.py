@@ -422,7 +422,8 @@ def calls_for_weights(subject: Subject) -> Subject:
     def asking(called: Callable[..., Any]) -> Callable[..., Any]:
         def answer(*positional: Any, **keywords: Any) -> Any:
             both = called(*positional, **{**keywords, "return_weights": True})
-            return both if keywords.get("return_weights") or type(both) is not tuple else both[0]
+            one = keywords.get("return_weights") or not isinstance(both, tuple)
+            return both if one else both[0]
 
         return answer
 

@@ -31,7 +31,7 @@ from .dissection import StatementReader, returned_weights
 from .lines import LineFinder, telling
 from .mistaken_answer import Combination, DiagnosedSubject, acted_answers
 from .mistakes import NamedMistake, named_mistakes
-from .neighbours import ENLARGED, LENGTHENED, OWN, RESIZED
+from .neighbours import ENLARGED, GROWN, OWN, RESIZED
 from .pairs import PairSearch, has_no_nan
 from .picture import Illustrator
 from .precision_diagnosis import loses_alike, plain, precision_entry, spread_over
@@ -358,7 +358,7 @@ class Diagnostician:
 
         Each is confirmed near the first failing problem, the catalogue's where two options meet.
         """
-        near = self._near_in((LENGTHENED, ENLARGED))
+        near = self._near_in((GROWN, ENLARGED))
         named = [made for made in search.singles() if self._explain_all(made, near)]
         yield explanations_of([made for made in named if self._explain_all(made, self._combined)])
         yield of_precision(precision_entry(self.subject, spread_over(search.observed)))

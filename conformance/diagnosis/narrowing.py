@@ -33,7 +33,7 @@ FIRST_LOOK: Final = 4
 # Indices that show a step between them, and sizes of tiles of which every second one is wrong.
 _FEWEST_REGULAR: Final = 2
 _TILES: Final = (2, 4, 8, 16, 32, 64)
-_ORDINALS: Final = ("first", "second")
+_ORDINALS: Final = ("first, third", "second, fourth")
 
 
 @dataclass(frozen=True)
@@ -338,7 +338,7 @@ def _regular(axis: str, made: Tensor) -> Iterator[_Regular]:
     for size in _TILES:
         odd = first // size % 2
         if bool((indices // size % 2 == odd).all()):
-            words = f"for {several} in every second tile of {size}, the {_ORDINALS[odd]} among them"
+            words = f"for {several} in the {_ORDINALS[odd]}, … tile of {size}"
             yield _regularly(axis, words, partial(_in_tile, size, odd))
 
 

@@ -64,9 +64,9 @@ _CHANGED: Final = (
 )
 _NEW_VALUES: Final = 1009
 OWN, ENLARGED, RESIZED = REACH = ("own", "enlarged", "resized")
-# Of those of its own sizes the ones with more heads, tokens or channels: what differs in the length
-# of a tile, or in the order of a group, differs nowhere else.
-LENGTHENED: Final = "lengthened"
+# Of those of its own sizes the ones of which a size is at least so large: mistakes that differ in
+# the length of a tile, or in the order of a group, differ nowhere else.
+GROWN: Final = "grown"
 _MANY: Final = 6
 # A failing problem with more scores has no neighbours of its own size: each would cost as much.
 MOST_SCORES: Final = 20_000
@@ -92,18 +92,18 @@ def neighbours(subject: Subject, problem: Problem, reach: Sequence[str] = REACH)
     """A problem, one with larger sizes, and each of both with one feature changed.
 
     ``reach`` says which: ``"own"`` those of its own sizes, ``"enlarged"`` those with larger sizes
-    and other options, ``"resized"`` those with each of the larger sizes changed. Of its own sizes
-    ``"lengthened"`` takes the larger ones alone. Their values are drawn with another seed, so
+    and other options, ``"resized"`` those with each of the larger sizes changed. Of those of
+    its own sizes ``"grown"`` takes the larger ones. Their values are drawn with another seed, so
     that what was made of the failing problem alone must hold for values that were not looked at.
     """
     own = _anew(problem)
     large = _resized(subject, own.replace(values="normal"), _ENLARGED)
     near: list[Problem] = []
     if own.geometry.logits > MOST_SCORES:
-        own, reach = large, [part for part in reach if part in (OWN, LENGTHENED)]
+        own, reach = large, [part for part in reach if part in (OWN, GROWN)]
     if OWN in reach:
         near += [own, *_other_sizes(subject, own), *_other_options(subject, own)]
-    if LENGTHENED in reach:
+    if GROWN in reach:
         long = [sizes for sizes in _CHANGED if max(sizes.values()) >= _MANY]
         near += [own, *(_resized(subject, own, sizes) for sizes in long)]
     if ENLARGED in reach:

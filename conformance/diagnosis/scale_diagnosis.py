@@ -18,6 +18,8 @@ from ..tolerance.fit import Fit
 from .battery import answer_to
 from .precision_diagnosis import Observed, agrees, probed
 
+# Names of one scale for all scores, by a rule.
+_RULE: Final = re.compile(r"scale-(?!off$|forgotten-|compounds-)[a-z0-9-]+")
 _FIX_ROUNDED: Final = (
     "compute the scale in double precision, as numbers of Python are, and use it once"
 )
@@ -171,7 +173,7 @@ def in_numbers(
     That is so of a graph, whose head size is one number, and where several names explain as much.
     """
     fixed = subject.candidate.kind == "graph" or len(entries) > 1
-    ruled = all(re.match("scale-(?!off$)", str(entry["name"])) for entry in entries)
+    ruled = all(_RULE.fullmatch(str(entry["name"])) for entry in entries)
     if problem is None or not fixed or not ruled:
         return entries
     answer = answer_to(subject, subject.inputs(problem))

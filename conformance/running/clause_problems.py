@@ -122,13 +122,13 @@ class ClauseProblems:
         yield from remembered
         for number, problem in enumerate(self._pool.in_turn(*self._place)):
             if shard.owns(number):
-                yield self._asked(problem)
+                yield self._problem_for(problem)
         self._count(exactly=True)
         if tally.is_decided:
             return
         for number, problem in enumerate(self._pool.further(*self._place), tally.main):
             if shard.owns(number):
-                yield self._asked(problem)
+                yield self._problem_for(problem)
             if tally.binding:  # of the further examples only a binding one decides
                 return
 
@@ -145,11 +145,11 @@ class ClauseProblems:
         turn = (number - 1) * shard.count + shard.index
         drawn = self._pool.drawn(*self._place, turn=turn)
         self._tally.planned = len(drawn)
-        yield from map(self._asked, drawn)
+        yield from map(self._problem_for, drawn)
 
-    def _asked(self, drawn: Problem) -> Problem:
-        """A drawn problem with the sizes that the clause needs."""
-        return self._clause.asked(self._subject, drawn)
+    def _problem_for(self, drawn: Problem) -> Problem:
+        """A drawn problem with the sizes that the clause needs; what is remembered has them."""
+        return self._clause.problem_for(self._subject, drawn)
 
     def _remembered(self) -> list[Problem]:
         if self._memory is None or self._tally.shard.index > 1:

@@ -464,8 +464,8 @@ def _is_named(result: ClauseResult) -> bool:
     return any(entry["name"] not in (UNKNOWN, UNREPEATABLE) for entry in result.diagnosis)
 
 
-# Failures that may follow from another's mistake: wrong answers, those without a gradient, and
-# exceptions.
+# Failures that may follow from another's mistake: wrong answers, those of another type or
+# without a gradient, and exceptions.
 _MAY_FOLLOW: Final = (*WRONG_ANSWERS, "type", "raised")
 
 

@@ -115,7 +115,9 @@ def _binding(clause: Clause) -> Iterator[Evidence]:
     for candidate in correct_candidates():
         if candidate.kind != "core" or clause.not_applicable(candidate):
             continue
-        for problem in edge_problems(candidate, clause.space, dtype=_DTYPE):
+        subject = Subject(candidate, _DTYPE)
+        for drawn in edge_problems(candidate, clause.space, dtype=_DTYPE):
+            problem = clause.problem_for(subject, drawn)
             sizes = problem.geometry
             if max(sizes.query_length, sizes.key_length) <= LARGEST:
                 example = _tried(clause, candidate, problem)

@@ -52,8 +52,8 @@ def counterexample(data: Record) -> str:
     """One line: the sizes of a failing problem and what is special about it."""
     problem = data.get("problem")
     problem = problem if isinstance(problem, Mapping) else data
-    asked = data.get("asked")  # what a clause chose in place of the problem's own
-    problem = {**problem, **asked} if isinstance(asked, Mapping) else problem
+    chosen = data.get("chosen")  # what a clause chose in place of the problem's own
+    problem = {**problem, **chosen} if isinstance(chosen, Mapping) else problem
     parts = [*_problem_parts(problem, whole=data.get("kind") == "model"), *_emptied(data)]
     return ", ".join(parts)
 

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import watchfiles
 from command_line import COMMAND, FEW, record
 from view_records import of
 from workspaces import KERNEL, UNSCALED, write
 
 from conformance.base.record import record_text
+from conformance.cli.check import Changes
+from conformance.errors import UsageError
 
 # No run that was interrupted takes so long: one that does was not.
 LONGEST = 300  # seconds
@@ -298,18 +304,37 @@ def test_a_change_ends_the_run_of_what_was_there_before(folder: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    until = time.monotonic() + LONGEST
-    while not any("forkserver" in line for line in _commands_below(process.pid)):
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    time.sleep(3)
-    write(folder, {"attn.py": KERNEL})
-    assert process.stderr is not None
-    told = iter(process.stderr.readline, "")
-    assert "a file changed: it is judged anew" in "".join(
-        takewhile(lambda line: not line.startswith("waiting"), told)
-    )
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=LONGEST)
+    ending = threading.Timer(LONGEST, process.kill)  # so that no line is waited for without end
+    ending.start()
+    try:
+        while not any("forkserver" in line for line in _commands_below(process.pid)):
+            assert process.poll() is None
+            time.sleep(0.05)
+        time.sleep(3)
+        write(folder, {"attn.py": KERNEL})
+        assert process.stderr is not None
+        told = iter(process.stderr.readline, "")
+        said = "".join(takewhile(lambda line: not line.startswith("waiting"), told))
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=LONGEST)
+    finally:
+        ending.cancel()
+        process.kill()
+    assert "a file changed: it is judged anew" in said
     assert "my_kernel (core, attn.py:my_kernel): conforms" in out
     assert "Traceback" not in err
+
+
+def test_a_watch_that_cannot_wait_for_changes_says_why(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the system has no room for another watched folder: nothing is waited for."""
+
+    def refusing(*_folders: Path, **_options: Any) -> Any:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(watchfiles, "watch", refusing)
+    before = signal.getsignal(signal.SIGUSR1)
+    with pytest.raises(UsageError, match=r"cannot wait for changes: .*no space"):
+        Changes([str(folder)]).__enter__()
+    assert signal.getsignal(signal.SIGUSR1) is before

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from examples import BARE_FLOAT32, core, layer, problem
+from examples import BARE_FLOAT32, CLAUSES, core, layer, problem
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -20,7 +20,7 @@ from conformance._golden import golden
 from conformance.base.profile import PROFILES
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
-from conformance.diagnosis.backward import BackwardDiagnostician
+from conformance.diagnosis.backward import BackwardDiagnostician, passes_anew
 from conformance.diagnosis.mistakes.backward_pass import gradients_with
 from conformance.diagnosis.mistakes.named_mistake import BackwardSteps, Gradients
 from conformance.diagnosis.observed_gradients import further_gradients, observe_gradients
@@ -420,6 +420,18 @@ def test_a_gradient_of_what_is_not_read_is_no_second_cause() -> None:
     wrong = conformance.layer()(builder)
     run = CandidateRun(wrong, profile=PROFILES["quick"], only=only, dtypes=("float32",))
     alone, shown = sorted((run.run(one) for one in run.planned()), key=lambda one: one.id)
-    assert "though key alone does" in alone.reason
+    assert "though key alone requires one" in alone.reason
     name = shown.diagnosis[0]["name"]
     assert (name, run.explained_by(alone)) == ("query-used-for-key", name)
+
+
+def test_what_cannot_be_copied_passes_nothing_anew() -> None:
+    """A clause that wants a refusal does not take ours, for want of a copy, for the candidate's."""
+
+    def accepting(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        count = min(key.shape[2], value.shape[2])
+        scores = query @ key[:, :, :count].mT * query.shape[-1] ** -0.5
+        return scores.softmax(-1) @ value[:, :, :count]
+
+    subject = Subject(core(accepting, **BARE_FLOAT32), "float32")
+    assert not passes_anew(subject, CLAUSES["shape.rejects-mismatch"], problem())

@@ -104,4 +104,4 @@ def test_rows_at_a_regular_step_and_in_every_second_tile_are_told() -> None:
         return str(entry["text"])
 
     assert "(only for queries 2, 5, 8, …)" in words(lambda index: index % 3 == 2)
-    assert "every second tile of 2, the second among them" in words(lambda i: i // 2 % 2 == 1)
+    assert "the second, fourth, … tile of 2" in words(lambda i: i // 2 % 2 == 1)

@@ -134,10 +134,13 @@ def test_rules_of_a_scale_that_fit_alike_come_with_their_number() -> None:
     """At one head size several rules give it: the number is what can be known, and mended."""
     subject, _ = two_answers((2.0, 2.0))
     example = problem(seed=0, query_length=9, key_length=12, head_size=4)
-    rules = [{"name": name, "text": "a rule", "fix": "another"} for name in ("scale-a", "scale-b")]
+    names = ("scale-missing", "scale-hard-coded-eighth")
+    rules = [{"name": name, "text": "a rule", "fix": "another"} for name in names]
     told = in_numbers(subject, rules, example)
     assert [one["text"] for one in told] == [
         "the scores are multiplied by 1, not by 0.5, as where a rule"
     ] * 2
     assert {one["fix"] for one in told} == {"multiply them by 0.5: another"}
     assert in_numbers(subject, rules[:1], example) == rules[:1]
+    pairs = [{**one, "name": f"{one['name']}+mask-ignored"} for one in rules]
+    assert in_numbers(subject, pairs, example) == pairs

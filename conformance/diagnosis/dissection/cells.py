@@ -207,8 +207,7 @@ def _tiles(size: int) -> Iterator[Cells]:
     yield _index(3, f"before the last tile of {size}", lambda i, n: i < (n - 1) // size * size)
     yield _index(3, f"that end a tile of {size}", lambda i, _n: i % size == size - 1)
     yield _index(3, f"that begin a tile of {size}", lambda i, _n: i % size == 0)
-    second = f"in every second tile of {size}, the second among them"
-    yield _index(3, second, lambda i, _n: i // size % 2 == 1)
+    yield _index(3, f"in the second, fourth, … tile of {size}", lambda i, _n: i // size % 2 == 1)
     for words, holds in (
         (f"in the query's own tile of {size}", torch.eq),
         (f"in the query's own tile of {size} or one before it", torch.le),
@@ -407,7 +406,7 @@ def _every_kind() -> Iterator[Cells]:
         yield make(f"more than one after the query{words}", lambda ahead: ahead > 1)
         yield make(f"one before the query{words}", lambda ahead: ahead == -1)
     for by_query, by in ((True, "query by query"), (False, "head by head")):
-        words = f"up to the query's place where a group's heads are rows, {by},"
+        words = f"up to the index of the row, where a group's heads are folded into rows {by},"
         yield Cells(words, partial(up_to_folded_place, by_query=by_query))
     yield Cells("in the last cached place", _place(last=True))
     yield Cells("in the first new place", _place(last=False))

@@ -40,10 +40,9 @@ from .terms import ADDED, SCORES, Term
 
 # The size of a logit below which no exponential vanishes or overflows in any format.
 _LEAST_LOST: Final = math.log(torch.finfo(torch.float16).max)
-# Roundings of the dtype that a part of an answer is lost by where it tells a number, which is no
-# larger than this.
+# A row must be too small by so many roundings before a number is read from it.
 _CLEARLY: Final = 32.0
-_LARGEST_ADDED: Final = 0.5
+_LARGEST_ADDED: Final = 0.5  # of the numbers that are looked for
 # Digits that a distance below the largest logit is said with.
 _MOST_DIGITS: Final = 4
 _TINY: Final = torch.finfo(torch.float64).tiny
@@ -335,7 +334,7 @@ def shift_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
         return
     lost = (answer.output == 0.0).all(-1) & ~(exact.output == 0.0).all(-1)
     lost |= ~torch.isfinite(answer.output).all(-1) & torch.isfinite(exact.output).all(-1)
-    if not bool(lost.any()) or float(exact.core.scores.abs().amax()) < _LEAST_LOST:
+    if not bool(lost.any()) or not bool((exact.core.scores.abs() >= _LEAST_LOST).any()):
         return
     call = DeclaredCall(inputs=inputs, semantics=answer.subject.declaration.semantics)
     attention = declared_with_every_key(exact, call)
@@ -422,10 +421,10 @@ _PLAIN_SHIFTS: Final[tuple[tuple[str, Shift], ...]] = (
 )
 
 
-_FARTHEST_SAID: Final = 3  # of the places of which the number is said
+_MOST_SAID: Final = 7  # places of which the number is said, the query's own in the middle
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PlaceTable:
     """Numbers by how far a key lies ahead of its query, counted from the first ones or the last.
 
@@ -447,13 +446,14 @@ class PlaceTable:
 
     def statement(self) -> NamedMistake:
         """The scores with what it adds."""
-        clear = self.values[0] * (self.values[0].abs() > model.LOGIT_READ_TO)
+        head = int(self.values.abs().amax(-1).argmax())
+        clear = self.values[head] * (self.values[head].abs() > model.LOGIT_READ_TO)
         read = dict(enumerate(clear.tolist(), start=self.first))
-        said = [place for place in read if abs(place) <= _FARTHEST_SAID]
+        said = sorted(sorted(read, key=abs)[:_MOST_SAID])
         listed = ", ".join(f"{in_digits(read[place])} at {place}" for place in said)
-        of_first = " in head 0, and others in others" if len(self.values) > 1 else ""
+        of_head = f" in head {head}, in others other numbers" if len(self.values) > 1 else ""
         corner = "last" if self.bottom_right else "first"
-        words = f"a bias by how far the key lies ahead of the query, {listed}{of_first} (places "
+        words = f"a bias by how far the key lies ahead of the query, {listed}{of_head} (places "
         words += f"from {min(read)} to {max(read)}, counted from the {corner} query and key)"
         text = f"the logits have one more term, {words}"
         fix = "add nothing to the scaled scores, or take it as the additive mask"

@@ -79,7 +79,7 @@ LARGEST_STORAGE: Final = 256
 def describe(clause: str, subject: Subject, smallest: Smallest) -> dict[str, Any]:
     """Everything that rebuilds a failure, and its tensors where they have up to 64 elements.
 
-    ``problem`` rebuilds the tensors; ``inputs`` are they. ``asked`` has the sizes and options that
+    ``problem`` rebuilds the tensors; ``inputs`` are they. ``chosen`` has the sizes and options that
     a clause chose in place of the problem's. Of gradients, ``gradient`` says what they belong to,
     and ``upstream`` is the gradient of the answer. ``calls`` are those that the clause made,
     with their arguments and answers, and ``layers`` what was built for them. ``expected``, ``got``
@@ -101,8 +101,8 @@ def describe(clause: str, subject: Subject, smallest: Smallest) -> dict[str, Any
     }
     if subject.candidate.kind == WHOLE_MODEL:
         data["kind"] = WHOLE_MODEL
-    elif asked := _asked(problem, smallest.recording, subject.candidate.kind):
-        data["asked"] = asked
+    elif chosen := _chosen(problem, smallest.recording, subject.candidate.kind):
+        data["chosen"] = chosen
     if "gradient" in data and (upstream := _upstream(smallest.recording)) is not None:
         data["upstream"] = upstream
     for call, entry in zip(smallest.recording.calls, data["calls"], strict=False):
@@ -119,7 +119,7 @@ def describe(clause: str, subject: Subject, smallest: Smallest) -> dict[str, Any
 _OPTIONS: Final = ("causal", "scale", "softcap", "window", "dropout")
 
 
-def _asked(problem: Problem, recording: Recording, kind: str) -> dict[str, Any]:
+def _chosen(problem: Problem, recording: Recording, kind: str) -> dict[str, Any]:
     """The sizes and options of the calls, as far as none of them has those of the problem.
 
     A clause may choose its own. Steps of several sizes, and empty tensors, are parts of a problem.

@@ -192,7 +192,7 @@ class _CallRecorder(Control):
         self.calls = []
         for problem in edge_problems(self.candidate, clause.space, dtype=self.dtype, most=most):
             try:
-                clause.check(self, clause.asked(self, problem))
+                clause.check(self, clause.problem_for(self, problem))
             except CandidateFailure:  # the golden itself refuses the last call
                 del self.calls[-1:]
         return [inputs for inputs in self.calls if not inputs.return_weights]

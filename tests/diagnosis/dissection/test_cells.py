@@ -99,7 +99,7 @@ def first_half(logits: Tensor, keep: Tensor | None) -> Tensor:
 @pytest.mark.parametrize(
     ("weights", "said"),
     [
-        (every_second, "keys in every second tile of 8, the second among them"),
+        (every_second, "keys in the second, fourth, … tile of 8"),
         (first_half, "keys of queries from which the first half of the keys is hidden"),
     ],
 )
@@ -138,4 +138,4 @@ def test_places_of_rows_that_are_folded_heads_are_told(
 
     promises = {"masks": [], "causal": "bottom-right", "features": ["gqa"]}
     (entry,) = diagnose(Subject(core(attend, dtypes=["float32"], **promises), "float32"))
-    assert entry["name"].endswith(f"up to the query's place where a group's heads are rows, {said}")
+    assert entry["name"].endswith(f"where a group's heads are folded into rows {said}")

@@ -172,10 +172,10 @@ def test_sizes_and_options_that_a_clause_chose_are_those_that_are_shown() -> Non
         return answer
 
     shown = described(core(uncapped), "softcap.golden", problem(**TINY, seed=1))
-    assert shown["asked"] == {"softcap": 0.5}
+    assert shown["chosen"] == {"softcap": 0.5}
     assert "keys 2" in wording.counterexample(shown)
     assert "softcap 0.5" in wording.counterexample(shown)
-    assert "asked" not in described(core(first_row_doubled), "numerics.golden", problem(**TINY))
+    assert "chosen" not in described(core(first_row_doubled), "numerics.golden", problem(**TINY))
 
 
 def test_a_gradient_says_what_it_belongs_to_and_what_flowed_back() -> None:
