@@ -35,7 +35,9 @@ def shard_result(main: str, further: str, shard: Shard, *, subtle: bool = False)
         count=lambda *_place: len(main),
         further=lambda *_place: further,
     )
-    clause = SimpleNamespace(id="mask.golden", space=None, asked=lambda _subject, drawn: drawn)
+    clause = SimpleNamespace(
+        id="mask.golden", space=None, problem_for=lambda _subject, drawn: drawn
+    )
     subject = SimpleNamespace(dtype="float32", device="cpu", candidate=None)
     terms = Terms(counterfactual="no mask", subtle=subtle, excused=subtle)
     tally = Tally(terms=terms, shard=shard)
