@@ -37,11 +37,10 @@ from .bias_statements import (
     fill_of_layer_statements,
     misplaced_bias_statements,
 )
-from .by_head import alignments, head_statements, slopes_of, tabulated_slopes
+from .by_head import alignments, head_statements, place_table, slopes_of, tabulated_slopes
 from .changed_logits import (
     added_number_statements,
     clamped_logit_statements,
-    place_table,
     raised_logit_statements,
     shift_statements,
     temperature_statements,

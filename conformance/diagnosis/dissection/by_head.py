@@ -1,11 +1,13 @@
 """What differs from head to head: mixed heads, scales, biases by distance, sinks, wrong heads.
 
-Numbers are those of so many heads as were read: with other numbers of heads nothing is said.
+Numbers are those of so many heads as were read: with other numbers of heads nothing is said. A
+table of biases by place may be that of all heads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Final
@@ -21,7 +23,7 @@ from ..mistakes._steps import keys_ahead, weighing
 from ..mistakes.named_mistake import CoreChange
 from .denominators import sum_ratio
 from .influence import ORDERS, Order
-from .logits import LogitFit, as_mistake
+from .logits import FEWEST_LEFT, LogitFit, as_mistake
 from .reading import ONE, HeadNumbers, Number, Reading, head_numbers, in_digits, numbers, statement
 from .terms import ADDED, SCORES, Term, TermValues
 
@@ -357,85 +359,89 @@ def _sinks(reading: Reading) -> Iterator[NamedMistake]:
     )
 
 
-# Biases that are read at once: the equations grow with their number.
-MOST_BIASES: Final = 600
-# Distances on either side of a query whose biases are named.
-NAMED: Final = 2
+_MOST_SAID: Final = 7  # places of which the number is said, the query's own in the middle
 
 
-def distance_biases(reading: Reading) -> Iterator[NamedMistake]:
-    """A bias of each head that depends on the distance alone, by where queries may be counted from.
+@dataclass(frozen=True, eq=False)
+class PlaceTable:
+    """Numbers by how far a key lies ahead of its query, counted from the first ones or the last.
 
-    It is known for the distances that were read: at longer lengths it cannot be acted out.
+    ``values`` are ``[H, places]``, or ``[1, places]`` where all heads have the same: those of the
+    place ``first``, and of the following ones.
     """
-    fit = LogitFit(reading)
-    scores, bias = fit.column(SCORES), fit.column(ADDED[0])
-    fixed = [column for column in (scores, bias) if column is not None]
-    if scores is None or not fit.count or fit.solve(fixed, []) is not None:
-        return
-    for bottom_right in alignments(reading):
-        ahead = keys_ahead(reading.call, bottom_right=bottom_right)
-        table = _table(fit, ahead, fixed)
-        if table is not None:
-            yield _statement(table, int(ahead.min()), bottom_right=bottom_right)
+
+    values: Tensor
+    first: int
+    bottom_right: bool
+
+    def added(self, call: DeclaredCall, *, beyond: bool) -> Tensor:
+        """What it adds to the logits ``[B, H, Lq, Lk]``.
+
+        What lies farther than it was read has the number of its end where that holds ``beyond``.
+        Raises NotExpressible for other heads, and for such a place where nothing is known of it.
+        """
+        heads, count = call.inputs.geometry.num_heads, self.values.shape[-1]
+        ahead = keys_ahead(call, bottom_right=self.bottom_right) - self.first
+        outside = not beyond and bool(((ahead < 0) | (ahead >= count)).any())
+        if 1 < len(self.values) < heads or outside:
+            raise NotExpressible
+        return self.values[:heads, ahead.clamp(0, count - 1)].expand(call.inputs.score_shape)
+
+    def statement(self, *, beyond: bool = True) -> NamedMistake:
+        """The scores with what it adds."""
+        head = int(self.values.abs().amax(-1).argmax())
+        clear = self.values[head] * (self.values[head].abs() > model.LOGIT_READ_TO)
+        read = dict(enumerate(clear.tolist(), start=self.first))
+        said = sorted(sorted(read, key=abs)[:_MOST_SAID])
+        listed = ", ".join(f"{in_digits(read[place])} at {place}" for place in said)
+        of_head = f" in head {head}, in others other numbers" if len(self.values) > 1 else ""
+        corner = "last" if self.bottom_right else "first"
+        words = f"a bias by how far the key lies ahead of the query, {listed}{of_head} (places "
+        words += f"from {min(read)} to {max(read)}, counted from the {corner} query and key)"
+        text = f"the logits have one more term, {words}"
+        fix = "add nothing to the scaled scores, or take it as the additive mask"
+        added = partial(self.added, beyond=beyond)
+        term = Term(words, words, lambda call, _attention: added(call), fix=fix, text=text)
+        return as_mistake([SCORES, term], [ONE, ONE])
 
 
-def _table(fit: LogitFit, ahead: Tensor, fixed: list[Tensor]) -> Tensor | None:
-    """The bias of each head by how far keys lie ahead ``[H, distances]``, NaN where none was read.
+def place_table(reading: Reading, *, bottom_right: bool) -> PlaceTable | None:
+    """What is added to the logits by the place of the key alone, if that explains all of them."""
+    attention, call = reading.attention, reading.call
+    scores, bias = (term.values(call, attention) for term in (SCORES, ADDED[0]))
+    shown = reading.legible & attention.allowed
+    if scores is None or attention.alibi is not None or not bool((shown & reading.wrong).any()):
+        return None  # of slopes of a declared bias more is said elsewhere
+    more = torch.where(shown, reading.logits - scores - (0.0 if bias is None else bias), 0.0)
+    both = shown[..., 1:] & shown[..., :-1]
+    off = torch.where(shown, model.LOGIT_READ_TO + reading.logit_error, 0.0)
+    room = 3.0 * (off[..., 1:] + off[..., :-1])[both]
+    ahead = keys_ahead(call, bottom_right=bottom_right)
+    first, count = int(ahead.amin()), int(ahead.amax() - ahead.amin())
+    for heads in (1, both.shape[1]):  # a row tells how much more a key has than the one before
+        head = torch.arange(both.shape[1]) % heads
+        places = (head[:, None, None] * count + ahead[:, :-1] - first).expand(both.shape)[both]
+        weight, steps = room.square().reciprocal(), more.diff(dim=-1)[both]
+        none = torch.zeros(heads * count, dtype=torch.float64)
+        sums, weights = (none.index_add(0, places, each) for each in (steps * weight, weight))
+        read = torch.where(weights > 0.0, sums / weights, 0.0)
+        known = (weights > 0.0).unflatten(0, (heads, count))
+        fits = len(steps) >= int(known.sum()) + FEWEST_LEFT
+        if fits and bool(((steps - read[places]).abs() <= room).all()) and bool(known.any()):
+            return _from_steps(read.unflatten(0, (heads, count)), known, first, bottom_right)
+    return None
 
-    From the least distance on, against the query's own place, or the nearest one that was read.
-    """
-    heads, least = fit.reading.sizes.num_heads, int(ahead.min())
-    count = int(ahead.max()) - least + 1
-    if heads * count > MOST_BIASES:
+
+def _from_steps(steps: Tensor, known: Tensor, first: int, bottom_right: bool) -> PlaceTable | None:  # noqa: FBT001
+    """The table whose neighbours differ by steps; None where it is not known in one piece."""
+    every = known.all(dim=0).nonzero().flatten().tolist()
+    if not every or every[-1] - every[0] + 1 != len(every):
         return None
-    used = fit.used.any(dim=0).flatten(1)
-    of_distance = torch.nn.functional.one_hot((ahead - least).flatten(), count).T.bool()
-    read = (used[:, None] & of_distance).any(dim=-1)
-    nearest = (torch.arange(count) + least).abs().expand(heads, -1).masked_fill(~read, count)
-    own = torch.nn.functional.one_hot(nearest.argmin(dim=1), count).bool()
-    columns = []
-    for head, distance in (read & ~own).nonzero().tolist():
-        table = torch.zeros_like(fit.reading.weights)
-        table[:, head] = of_distance[distance].reshape(ahead.shape).double()
-        columns.append(fit.centred(table))
-    solved = fit.solve(fixed, columns)
-    if solved is None:
-        return None
-    biases = torch.where(read, 0.0, torch.nan).double()
-    biases[read & ~own] = torch.tensor(solved, dtype=torch.float64)
-    return biases
-
-
-def _statement(biases: Tensor, least: int, *, bottom_right: bool) -> NamedMistake:
-    def values(call: DeclaredCall, attention: golden.Attention) -> Tensor:
-        index = keys_ahead(call, bottom_right=bottom_right) - least
-        if attention.scores.shape[1] != len(biases):
-            raise NotExpressible
-        if bool((index < 0).any()) or bool((index >= biases.shape[1]).any()):
-            raise NotExpressible
-        table = biases[:, index]
-        if bool((torch.isnan(table) & attention.allowed).any()):
-            raise NotExpressible
-        return table.nan_to_num().expand_as(attention.scores)
-
-    named = "; ".join(f"head {head}: {_numbers(row, least)}" for head, row in enumerate(biases))
-    farthest = max(-least, least + biases.shape[1] - 1)
-    words = (
-        "a bias by how far a key lies ahead of the query (against its own place, up to "
-        f"{farthest} keys apart: {named}, …)"
-    )
-    return as_mistake([SCORES, Term(words, words, values)], [ONE, ONE])
-
-
-def _numbers(row: Tensor, least: int) -> str:
-    """The biases next to a query's own place."""
-    near = [ahead for ahead in range(-NAMED, NAMED + 1) if ahead]
-    return ", ".join(
-        f"{float(row[ahead - least]):+.4g} at {ahead:+d}"
-        for ahead in near
-        if 0 <= ahead - least < len(row) and not bool(row[ahead - least].isnan())
-    )
+    values = torch.nn.functional.pad(steps[:, every].cumsum(-1), (1, 0))
+    own = min(max(-first - every[0], 0), len(every))
+    values = values - values[:, own : own + 1]
+    some = bool((values.abs() > model.LOGIT_READ_TO).any())
+    return PlaceTable(values, first + every[0], bottom_right) if some else None
 
 
 def _of_other_heads(reading: Reading) -> Iterator[NamedMistake]:

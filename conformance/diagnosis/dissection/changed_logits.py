@@ -1,7 +1,7 @@
 """Logits that are raised, clamped, multiplied, or less another number than the row's largest.
 
-They are raised to a distance below the largest of their row, clamped to a range, multiplied by what
-grows from query to query, or have a number added that a table gives for the place of their key.
+They are raised to a distance below the largest of their row, clamped to a range, or multiplied by
+what grows from query to query.
 """
 
 from __future__ import annotations
@@ -20,23 +20,21 @@ from ..._golden import golden
 from ...tolerance import model
 from ..agreement import BatteryAnswer
 from ..mistaken_answer import declared_with_every_key
-from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
+from ..mistakes import DeclaredCall, NamedMistake
 from ..mistakes._steps import (
     admitted_by_mask,
     biased,
     capped_scores,
     emptied,
     has_bias,
-    keys_ahead,
     logits_with_sinks,
     relogited,
     row_largest,
     unmasked_logits,
 )
 from ..mistakes.softmaxes import Shift, shifted
-from .logits import FEWEST_LEFT, MOST_DIGITS, NEARLY_RIGHT, as_mistake
-from .reading import ONE, ROOM, Reading, in_digits, statement
-from .terms import ADDED, SCORES, Term
+from .logits import FEWEST_LEFT, MOST_DIGITS, NEARLY_RIGHT
+from .reading import ROOM, Reading, in_digits, statement
 
 # The size of a logit below which no exponential vanishes or overflows in any format.
 _LEAST_LOST: Final = math.log(torch.finfo(torch.float16).max)
@@ -419,82 +417,3 @@ _PLAIN_SHIFTS: Final[tuple[tuple[str, Shift], ...]] = (
     ("those of the logits as they are", _nothing),
     ("those of the logits as they are, hidden ones too until multiplied by zero", _nothing_of_any),
 )
-
-
-_MOST_SAID: Final = 7  # places of which the number is said, the query's own in the middle
-
-
-@dataclass(frozen=True, eq=False)
-class PlaceTable:
-    """Numbers by how far a key lies ahead of its query, counted from the first ones or the last.
-
-    ``values`` are ``[H, places]``, or ``[1, places]`` where all heads have the same: those of the
-    place ``first``, and of the following ones. What lies farther has the number of the end.
-    """
-
-    values: Tensor
-    first: int
-    bottom_right: bool
-
-    def added(self, call: DeclaredCall) -> Tensor:
-        """What it adds to the logits ``[B, H, Lq, Lk]``; raises NotExpressible for other heads."""
-        heads, count = call.inputs.geometry.num_heads, self.values.shape[-1]
-        if 1 < len(self.values) < heads:
-            raise NotExpressible
-        ahead = keys_ahead(call, bottom_right=self.bottom_right) - self.first
-        return self.values[:heads, ahead.clamp(0, count - 1)].expand(call.inputs.score_shape)
-
-    def statement(self) -> NamedMistake:
-        """The scores with what it adds."""
-        head = int(self.values.abs().amax(-1).argmax())
-        clear = self.values[head] * (self.values[head].abs() > model.LOGIT_READ_TO)
-        read = dict(enumerate(clear.tolist(), start=self.first))
-        said = sorted(sorted(read, key=abs)[:_MOST_SAID])
-        listed = ", ".join(f"{in_digits(read[place])} at {place}" for place in said)
-        of_head = f" in head {head}, in others other numbers" if len(self.values) > 1 else ""
-        corner = "last" if self.bottom_right else "first"
-        words = f"a bias by how far the key lies ahead of the query, {listed}{of_head} (places "
-        words += f"from {min(read)} to {max(read)}, counted from the {corner} query and key)"
-        text = f"the logits have one more term, {words}"
-        fix = "add nothing to the scaled scores, or take it as the additive mask"
-        term = Term(words, words, lambda call, _attention: self.added(call), fix=fix, text=text)
-        return as_mistake([SCORES, term], [ONE, ONE])
-
-
-def place_table(reading: Reading, *, bottom_right: bool) -> PlaceTable | None:
-    """What is added to the logits by the place of the key alone, if that explains all of them."""
-    attention, call = reading.attention, reading.call
-    scores, bias = (term.values(call, attention) for term in (SCORES, ADDED[0]))
-    shown = reading.legible & attention.allowed
-    if scores is None or attention.alibi is not None or not bool((shown & reading.wrong).any()):
-        return None  # of slopes of a declared bias more is said elsewhere
-    more = torch.where(shown, reading.logits - scores - (0.0 if bias is None else bias), 0.0)
-    both = shown[..., 1:] & shown[..., :-1]
-    off = torch.where(shown, model.LOGIT_READ_TO + reading.logit_error, 0.0)
-    room = 3.0 * (off[..., 1:] + off[..., :-1])[both]
-    ahead = keys_ahead(call, bottom_right=bottom_right)
-    first, count = int(ahead.amin()), int(ahead.amax() - ahead.amin())
-    for heads in (1, both.shape[1]):  # a row tells how much more a key has than the one before
-        head = torch.arange(both.shape[1]) % heads
-        places = (head[:, None, None] * count + ahead[:, :-1] - first).expand(both.shape)[both]
-        weight, steps = room.square().reciprocal(), more.diff(dim=-1)[both]
-        none = torch.zeros(heads * count, dtype=torch.float64)
-        sums, weights = (none.index_add(0, places, each) for each in (steps * weight, weight))
-        read = torch.where(weights > 0.0, sums / weights, 0.0)
-        known = (weights > 0.0).unflatten(0, (heads, count))
-        fits = len(steps) >= int(known.sum()) + FEWEST_LEFT
-        if fits and bool(((steps - read[places]).abs() <= room).all()) and bool(known.any()):
-            return _from_steps(read.unflatten(0, (heads, count)), known, first, bottom_right)
-    return None
-
-
-def _from_steps(steps: Tensor, known: Tensor, first: int, bottom_right: bool) -> PlaceTable | None:  # noqa: FBT001
-    """The table whose neighbours differ by steps; None where it is not known in one piece."""
-    every = known.all(dim=0).nonzero().flatten().tolist()
-    if not every or every[-1] - every[0] + 1 != len(every):
-        return None
-    values = torch.nn.functional.pad(steps[:, every].cumsum(-1), (1, 0))
-    own = min(max(-first - every[0], 0), len(every))
-    values = values - values[:, own : own + 1]
-    some = bool((values.abs() > model.LOGIT_READ_TO).any())
-    return PlaceTable(values, first + every[0], bottom_right) if some else None

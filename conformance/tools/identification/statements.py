@@ -13,7 +13,7 @@ from ...diagnosis.agreement import BatteryAnswer
 from ...diagnosis.chance import random_entry
 from ...diagnosis.diagnostician import Diagnostician
 from ...diagnosis.dissection import OF_WEIGHTS
-from ...diagnosis.dissection.by_head import distance_biases, head_statements
+from ...diagnosis.dissection.by_head import alignments, head_statements, place_table
 from ...diagnosis.dissection.layers import query_and_key_statements
 from ...diagnosis.dissection.reading import statement, together
 from ...diagnosis.mistaken_answer import Combination
@@ -138,8 +138,11 @@ def _of_places(weights: Weights) -> Iterator[tuple[Proposal, Statement]]:
             at = against_proposal(reading, proposal)
             if any(True for _ in head_statements(at)):
                 continue  # which is plainer
-            for bias in distance_biases(at):
-                yield proposal, Statement(text=bias.sentence, made=(bias,), heads=heads)
+            for corner in alignments(at):
+                table = place_table(at, bottom_right=corner)
+                if table is not None:
+                    bias = table.statement(beyond=False)
+                    yield proposal, Statement(text=bias.sentence, made=(bias,), heads=heads)
 
 
 def _windowed(band: Band, base: golden.Semantics) -> tuple[Proposal, Statement]:

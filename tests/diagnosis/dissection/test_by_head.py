@@ -28,7 +28,7 @@ from conformance.declare.candidate import Candidate
 from conformance.diagnosis import diagnose
 from conformance.diagnosis.battery import answer_to, plain_problem
 from conformance.diagnosis.dissection import readings
-from conformance.diagnosis.dissection.by_head import distance_biases, head_statements
+from conformance.diagnosis.dissection.by_head import head_statements, place_table
 from conformance.diagnosis.dissection.reading import Reading, head_numbers, numbers, read
 from conformance.diagnosis.mistakes import NotExpressible
 from conformance.problems.problem import MaskPlan
@@ -233,18 +233,17 @@ def read_plainly(one: Subject) -> Reading:
 
 def test_a_table_of_distances_is_read() -> None:
     """The biases of each head against its own place are those of the table."""
-    of_places = distance_biases(read_plainly(subject(table_of_distances)))
-    texts = " ".join(one.sentence for one in of_places)
-    table = torch.sin(torch.arange(3.0 * 41)).reshape(3, 41)
-    named = f"{float(table[1, 21] - table[1, 20]):+.4g} at +1"
-    assert f"head 1: {float(table[1, 18] - table[1, 20]):+.4g} at -2" in texts
-    assert named in texts
+    table = place_table(read_plainly(subject(table_of_distances)), bottom_right=False)
+    assert table is not None
+    made = torch.sin(torch.arange(3.0 * 41)).reshape(3, 41)[:, 20 + table.first :]
+    made = made[:, : table.values.shape[-1]] - made[:, -table.first, None]
+    assert torch.allclose(table.values.float(), made, atol=model.LOGIT_READ_TO)
 
 
 def test_what_contents_decide_is_no_bias_by_distance() -> None:
     """Logits that are right, and those of other products, have none."""
-    assert not list(distance_biases(read_plainly(subject(times_by_head))))
-    assert not list(distance_biases(read_plainly(subject(talking_heads))))
+    for one in (times_by_head, talking_heads):
+        assert place_table(read_plainly(subject(one)), bottom_right=False) is None
 
 
 def test_slopes_that_no_rule_gives_are_read_of_each_number_of_heads() -> None:
