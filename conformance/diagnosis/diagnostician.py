@@ -359,7 +359,7 @@ class Diagnostician:
         Each is confirmed near the first failing problem, the catalogue's where two options meet.
         """
         near = self._near_in((GROWN, ENLARGED))
-        named = [made for made in search.singles() if self._explain_all(made, near)]
+        named = [made for made in self._pairs.singles(search) if self._explain_all(made, near)]
         yield explanations_of([made for made in named if self._explain_all(made, self._combined)])
         yield of_precision(precision_entry(self.subject, spread_over(search.observed)))
         observed = [*search.observed, *self._near, *self._resized]

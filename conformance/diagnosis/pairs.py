@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain, islice, permutations
 from typing import Final
 
@@ -20,7 +21,7 @@ from .._golden import golden
 from ..clauses.subject import Subject
 from ..oracle.oracle import known_weights
 from ..problems.inputs import Inputs
-from .agreement import BatteryAnswer
+from .agreement import BatteryAnswer, within
 from .battery import (
     CUBE,
     BatteryEntry,
@@ -33,7 +34,7 @@ from .battery import (
 from .conditions import CONDITIONS
 from .dissection import StatementReader, statements
 from .mistaken_answer import Combination
-from .mistakes import NamedMistake
+from .mistakes import DeclaredCall, NamedMistake, NotExpressible
 from .narrowing import made_under, telling_apart
 from .neighbours import at_unseen_sizes
 from .precision_diagnosis import precision_entry, spread_over
@@ -56,6 +57,8 @@ FEW_KEYS: Final = 4
 FEW_LEFT: Final = 0.1
 # The part that may be wrong by a second mistake, under conditions.
 PART_LEFT: Final = 0.25
+# Answers with rows of zeros that say which mistakes make NaN.
+MOST_ZEROED: Final = 2
 
 
 class PairSearch:
@@ -124,6 +127,24 @@ class PairSearch:
         stated = StatementSearch(*sources, counts=has_no_nan).explained()
         found = islice(stated, SIMPLEST + 1)  # also under one condition
         return explanations_of(next(filter(None, found), []))
+
+    def singles(self, search: MistakeSearch) -> list[Combination]:
+        """Mistakes that alone explain every answer, else those that do with zeros for their NaN."""
+        return search.singles() or self._with_zeros_for_nan(search)
+
+    def _with_zeros_for_nan(self, search: MistakeSearch) -> list[Combination]:
+        """What explains every answer where rows that it makes NaN are set to zero."""
+        zeroed = [answer for answer in search.observed if _has_zeroed_rows(answer)]
+        variants: list[NamedMistake] = []
+        for one in search.mistakes if zeroed else ():
+            with suppress(NotExpressible):
+                for answer in zeroed[:MOST_ZEROED]:
+                    touched = search.acted.touches(one, answer.inputs)
+                    if touched and not search.acted.of(one, answer.inputs).all_finite:
+                        variants.append(_zeros_for_nan(one))
+                        break
+        self._kept += variants
+        return search.among(variants).singles() if variants else []
 
     def _with_one_alone(self, search: MistakeSearch) -> list[Explanation]:
         """Pairs of a mistake that explains a wrong answer to what leaves one of two alone."""
@@ -290,6 +311,32 @@ def has_no_nan(answer: BatteryAnswer) -> bool:
         return True
     promised = answer.exact.output.isfinite() & answer.judged
     return not bool((answer.output.isnan() & promised).any())
+
+
+def _has_zeroed_rows(answer: BatteryAnswer) -> bool:
+    """Whether a wrong row is that of heads which answer nothing."""
+    if answer.wrong is None or not bool((rows := answer.wrong.any(dim=-1)).any()):
+        return False
+    call = DeclaredCall(inputs=answer.inputs, semantics=answer.subject.declaration.semantics)
+    nothing = call.answer_of(torch.zeros_like(answer.exact.core.output))
+    zeroed = within(answer.output, nothing, answer.exact.bound).all(dim=-1)
+    return bool((zeroed & rows).any())
+
+
+def _zeros_for_nan(one: NamedMistake) -> NamedMistake:
+    """A mistake whose weights and answers of heads are zero where they would be NaN."""
+
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        changed = attention if one.core is None else one.core(call, attention) or attention
+        nan = changed.output.isnan().any(dim=-1, keepdim=True)
+        return dataclasses.replace(
+            changed,
+            output=changed.output.masked_fill(nan, 0.0),
+            weights=changed.weights.masked_fill(changed.weights.isnan(), 0.0),
+        )
+
+    sentence = f"{one.sentence}, and rows that it makes NaN are set to zero"
+    return dataclasses.replace(one, core=core, sentence=sentence)
 
 
 def _is_small(answer: BatteryAnswer) -> bool:

@@ -15,6 +15,7 @@ import conformance
 from candidates.eager import EagerCore
 from conformance import Candidate
 from conformance.clauses.subject import Subject
+from conformance.diagnosis import diagnose
 from conformance.diagnosis.battery import Observation
 from conformance.diagnosis.diagnostician import Diagnostician
 from conformance.diagnosis.mistaken_answer import Combination, DiagnosedSubject, act
@@ -297,3 +298,32 @@ def test_a_second_mistake_is_told_with_the_sizes_at_which_it_is_made() -> None:
     (entry,) = Diagnostician(Subject(core(attend, **BARE_FLOAT32), "float32")).explain()
     assert entry["name"].endswith("+visibility: no weight for the last key")
     assert "where the number of keys is one more than a multiple of 8)" in entry["text"]
+
+
+@pytest.mark.parametrize("causal", [None, "bottom-right"])
+def test_rows_that_a_mistake_makes_nan_and_that_are_set_to_zero_hide_no_name(
+    causal: str | None,
+) -> None:
+    """A bias that is subtracted makes NaN of rows with a hidden key: nobody sees them as NaN."""
+
+    def subtracting(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        bias: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        logits = query @ key.mT * query.shape[-1] ** -0.5
+        if causal:
+            future = torch.ones(logits.shape[-2:], dtype=torch.bool)
+            future = future.triu(1 + key.shape[2] - query.shape[2])
+            logits = logits.masked_fill(future, -torch.inf)
+        logits = logits if bias is None else logits - bias
+        weights: Tensor = torch.softmax(logits, dim=-1).nan_to_num(0.0)
+        return weights @ value
+
+    declared = {**BARE_FLOAT32, "masks": ["bias"], "causal": causal, "empty_rows": "zeros"}
+    (entry,) = diagnose(Subject(core(subtracting, **declared), "float32"))
+    assert entry["name"] == "bias-subtracted"
+    assert "rows that it makes NaN are set to zero" in entry["text"]

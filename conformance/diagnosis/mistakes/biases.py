@@ -22,7 +22,7 @@ from ._steps import (
     unmasked_logits,
     weighing,
 )
-from .fills import filled, operated
+from .fills import filled, increased, operated
 from .named_mistake import (
     CoreChange,
     DeclaredCall,
@@ -44,11 +44,16 @@ def _rebiased(change: Callable[[Tensor], Tensor]) -> InputsChange:
     return inputs_for
 
 
-def _plus_infinities_too(change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """The steps of a change of the bias that makes plus of minus infinity: such rows are NaN."""
+def _plus_infinities_too(
+    change: Callable[[Tensor], Tensor], *, last: bool = False
+) -> dict[str, Any]:
+    """The steps of a change of the bias that makes plus of minus infinity: such rows are NaN.
+
+    Where it comes ``last``, those of keys are, too, that causality or a window has hidden already.
+    """
     return {
         "inputs": _rebiased(change),
-        "core": operated("mask", filled(math.inf)),
+        "core": operated("mask", increased(math.inf) if last else filled(math.inf), last=last),
         "where": has_bias,
     }
 
@@ -142,6 +147,7 @@ BIASES: Final[tuple[NamedMistake, ...]] = (
         "add it",
         {"inputs": _rebiased(lambda bias: -bias)},
         _plus_infinities_too(lambda bias: -bias),
+        _plus_infinities_too(lambda bias: -bias, last=True),
     ),
     *named("bias-doubled", _BIAS)(
         "the bias is added twice",

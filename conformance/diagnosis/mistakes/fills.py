@@ -115,7 +115,8 @@ def filled(fill: float) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda logits, allowed: torch.where(allowed, logits, fill)
 
 
-def _added(fill: float) -> Callable[[Tensor, Tensor], Tensor]:
+def increased(fill: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """A number is added to the hidden logits."""
     return lambda logits, allowed: torch.where(allowed, logits, logits + fill)
 
 
@@ -194,7 +195,7 @@ def _fills() -> list[NamedMistake]:
             entries += named(f"{part}-adds-{text}", clause, where=where, needs=part)(
                 f"about -{text} is added to {hidden} logits: high ones stay visible",
                 _FILL,
-                {"core": operated(part, _added(fill))},
+                {"core": operated(part, increased(fill))},
             )
         entries += _fills_of_the_wrong_sign(part, hidden)
     return entries
@@ -225,7 +226,7 @@ def _before_scale(fill: float, *, added: bool) -> CoreChange:
     """A number is filled in for a hidden dot product, or added to it, before the scale."""
 
     def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
-        make = _added if added else filled
+        make = increased if added else filled
         return operated("mask", make(fill * attention.scale))(call, attention)
 
     return core
