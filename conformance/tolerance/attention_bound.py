@@ -153,47 +153,33 @@ def most_core_bound(
     Each step of that bound for the largest numbers alone. ``carried`` are the largest errors of
     query, key and value heads.
     """
-    semantics, bias = attention.semantics, attention.bias
-    unusual = (attention.sinks, attention.alibi, attention.softcap, semantics.score_mod)
+    semantics = attention.semantics
+    unusual = attention.alibi is not None or semantics.score_mod is not None
     prepared = semantics.rotary != "none" or semantics.qk_norm != "none"
-    if prepared or any(one is not None for one in unusual) or not is_normalised(semantics):
+    if prepared or unusual or not is_normalised(semantics):
         return math.inf
-    if attention.output.numel() == 0 or contract.exact or bool(attention.empty.any()):
+    if attention.output.numel() == 0 or contract.exact:
         return math.inf
-    query, key, value = map(largest_size, (attention.query, attention.key, attention.value))
+    if semantics.empty_rows.startswith("mean") and bool(attention.empty.any()):
+        return math.inf
     logit = largest_size(attention.logits.nan_to_num(nan=math.inf, neginf=0.0))
-    of_query, of_key, of_value = carried
-    size, length, scale = attention.query.shape[-1], attention.logits.shape[-1], attention.scale
-    unit, stored, scale = contract.accumulator_roundoff, contract.unit_roundoff, abs(scale)
-    # As in exponent_error; what a query's error is multiplied by is a key less their mean.
-    query += of_query
-    relative = gamma(size + model.SCORE_ROUNDINGS, unit) + contract.operand_error
-    scaling = contract.pre_scaling_roundings * stored * (1.0 + stored)
-    if contract.scales_query_alone:
-        of_query += query * scaling
-    else:
-        relative += scaling
-    error = query * ((key + of_key) * relative + of_key) + of_query * 2.0 * key
-    error = size * error * scale + contract.accumulator_underflow * (size + 2) * (1.0 + scale)
-    if contract.score_roundoff:
-        rounding = model.SCORE_STORES * contract.score_roundoff
-        error = error * (1.0 + rounding) + largest_size(attention.scores) * rounding
-    if bias is not None:
-        added = largest_size(bias.nan_to_num(nan=math.inf, neginf=0.0)) * max(1.0, scale)
-        error += model.BIAS_ROUNDINGS * unit * (largest_size(attention.modified) + added)
-        error = error * (1.0 + contract.score_roundoff) + logit * contract.score_roundoff
+    length = attention.logits.shape[-1]
+    if attention.sinks is not None:  # one more key, whose logit a row may add
+        logit, length = max(logit, largest_size(attention.sinks)), length + 1
+    unit, stored = contract.accumulator_roundoff, contract.unit_roundoff
+    error = _most_logit_error(attention, contract, logit, carried[0], carried[1])
     error += 2.0 * model.EXPONENT_ROUNDINGS * unit * logit + exponential_error(length, contract)
     if not error <= model.LARGEST_GROWTH:
         return math.inf
     # As in weighted_sum_error; no weight grows more than this, and no sum shrinks more.
-    growth = math.expm1(error)
+    growth, value = math.expm1(error), largest_size(attention.value)
     most, count = (1.0 + growth) ** 2, math.log(length)
     product, division = sum_roundings(length, contract)
     sums = min((logit + count) * unit, count) * model.LOG_SUM_EXP_ROUNDINGS
     merged = 2.0 * math.ceil(length / contract.key_block) * contract.merge_roundings * unit
     moved = 4.0 * growth * (1.0 + growth) * (1.0 + division)
     bound = value * (moved + most * (product + sums) + division + merged)
-    bound += of_value * most * (1.0 + product) + length * contract.weight_underflow * value
+    bound += carried[2] * most * (1.0 + product) + length * contract.weight_underflow * value
     bound += length * (value + 1.0) * contract.accumulator_underflow
     bound += model.PARTIAL_STORES * contract.underflow
     bound = bound * (1.0 + stored) + value * stored + contract.underflow
@@ -202,9 +188,51 @@ def most_core_bound(
     return math.inf if math.isnan(bound) else bound
 
 
+def _most_logit_error(
+    attention: golden.Attention, contract: Contract, logit: float, of_query: float, of_key: float
+) -> float:
+    """A number that no error of a logit exceeds, the exponential's own left out.
+
+    As in :func:`exponent_error`. A product is no larger than that of the vectors' lengths; what a
+    query's error is multiplied by is a key less their mean.
+    """
+    size, scale, bias = attention.query.shape[-1], abs(attention.scale), attention.bias
+    unit, stored = contract.accumulator_roundoff, contract.unit_roundoff
+    of_query, of_key = math.sqrt(size) * of_query, math.sqrt(size) * of_key
+    query, key = largest_norm(attention.query) + of_query, largest_norm(attention.key)
+    relative = gamma(size + model.SCORE_ROUNDINGS, unit) + contract.operand_error
+    scaling = contract.pre_scaling_roundings * stored * (1.0 + stored)
+    if contract.scales_query_alone:
+        of_query += query * scaling
+    else:
+        relative += scaling
+    error = query * ((key + of_key) * relative + of_key) + of_query * 2.0 * key
+    error = error * scale + contract.accumulator_underflow * (size + 2) * (1.0 + scale)
+    if contract.score_roundoff:
+        rounding = model.SCORE_STORES * contract.score_roundoff
+        error = error * (1.0 + rounding) + largest_size(attention.scores) * rounding
+    if attention.softcap is not None:  # it makes no error larger
+        capping = model.SOFTCAP_ROUNDINGS * unit + model.SOFTCAP_STORES * contract.score_roundoff
+        error += capping * largest_size(attention.capped)
+    if bias is not None:
+        added = largest_size(bias.nan_to_num(nan=math.inf, neginf=0.0)) * max(1.0, scale)
+        most = max(largest_size(attention.modified), logit)  # that of a sink, too
+        error += model.BIAS_ROUNDINGS * unit * (most + added)
+        error = error * (1.0 + contract.score_roundoff) + logit * contract.score_roundoff
+    if attention.sinks is not None:
+        rounding = model.SINK_STORES * contract.score_roundoff
+        error = error * (1.0 + rounding) + 2.0 * logit * rounding
+    return error
+
+
 def largest_size(tensor: Tensor) -> float:
     """The size of the largest number; no number where there is such."""
     return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
+def largest_norm(tensor: Tensor) -> float:
+    """The largest length of a vector along the last axis; no number where there is such."""
+    return largest_size(torch.linalg.vector_norm(tensor, dim=-1))
 
 
 def without_empty_rows(attention: golden.Attention, live: LiveKeys) -> golden.Attention:

@@ -14,6 +14,7 @@ from conformance._golden import golden
 
 from . import model
 from .attention_bound import (
+    largest_norm,
     largest_size,
     least_one_sided_bound,
     most_core_bound,
@@ -212,8 +213,10 @@ def most_layer_bound(layer: golden.MultiHeadAttention, contract: Contract) -> fl
     if weights.o is None or not math.isfinite(of_heads):
         return of_heads
     matrix = weights.o[:, : merged.shape[-1]]
-    incoming = of_heads / contract.sides
-    most = _most_projected(merged, matrix, weights.o_bias, layer.output, contract, incoming)
+    incoming, output = of_heads / contract.sides, layer.output
+    if layer.core.semantics.empty_rows == "nan":
+        merged, output = merged.nan_to_num(nan=0.0), output.nan_to_num(nan=0.0)
+    most = _most_projected(merged, matrix, weights.o_bias, output, contract, incoming)
     most *= contract.sides * (1.0 + model.UNIT_ROUNDOFF["float32"])
     return math.inf if math.isnan(most) else most
 
@@ -226,13 +229,17 @@ def _most_projected(
     contract: Contract,
     incoming: float = 0.0,
 ) -> float:
-    """A number that no element of :func:`projection_bound` exceeds, of its largest numbers."""
+    """A number that no element of :func:`projection_bound` exceeds.
+
+    A product is no larger than that of the vectors' lengths.
+    """
     unit, terms = contract.unit_roundoff, matrix.shape[1]
+    root = math.sqrt(terms)
     relative = gamma(terms + 1, contract.accumulator_roundoff) + contract.operand_error
-    lost = contract.accumulator_underflow / relative if relative else 0.0
-    size = (largest_size(tokens) + lost) * relative + incoming * (1.0 + relative)
+    lost = root * contract.accumulator_underflow / relative if relative else 0.0
+    size = (largest_norm(tokens) + lost) * relative + root * incoming * (1.0 + relative)
     added = 0.0 if bias is None else largest_size(bias)
-    error = terms * size * (largest_size(matrix) + lost) + added * relative
+    error = size * (largest_norm(matrix) + lost) + added * relative
     product = largest_size(result) + added
     error = (error * (1.0 + unit) + product * unit) * (1.0 + unit) + product * unit
     return error + terms * contract.accumulator_underflow + 2.0 * contract.underflow
