@@ -294,6 +294,11 @@ def _both(one: Cells, other: Cells, words: str, join: Callable[[Tensor, Tensor],
     return Cells(words, holds, of_mask=one.of_mask or other.of_mask)
 
 
+def _exchanged(axis: int) -> Callable[[Tensor], Tensor]:
+    """Tables that are broadcast along the queries in place of another axis of the same size."""
+    return lambda t: t.transpose(axis, 2) if t.shape[axis] == t.shape[2] else t
+
+
 # What may stand for the table of a mask, or of a bias: other places of it.
 TABLE_MOVES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("of the first batch item", lambda t: t[:1].expand_as(t)),
@@ -317,18 +322,14 @@ TABLE_MOVES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("of the query before", lambda t: t.roll(1, 2)),
     ("of the query after", lambda t: t.roll(-1, 2)),
     ("with batch items and heads exchanged", lambda t: t.transpose(0, 1).reshape(t.shape)),
+    ("with batch items and as many queries exchanged", _exchanged(0)),
+    ("with heads and as many queries exchanged", _exchanged(1)),
 )
 
 
 def _averaged(axis: int) -> Callable[[Tensor], Tensor]:
     """Means of numbers along an axis; what is hidden anywhere along it is minus infinity then."""
-
-    def move(table: Tensor) -> Tensor:
-        whole = table.dtype == torch.bool
-        mean = table.all(axis, keepdim=True) if whole else table.mean(axis, keepdim=True)
-        return mean.expand_as(table)
-
-    return move
+    return lambda t: _along(axis, torch.all if t.dtype == torch.bool else torch.mean)(t)
 
 
 # What may stand for the numbers of an additive mask and for its table of minus infinities.
