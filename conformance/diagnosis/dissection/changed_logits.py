@@ -278,11 +278,15 @@ def _floored(floor: float) -> Shift:
     return largest
 
 
-def _along(axis: int) -> Shift:
-    """The largest along another axis; nothing is subtracted where there is none."""
+def _along(*axes: int, every: bool = False) -> Shift:
+    """The largest along other axes, of hidden keys as well where it is that of ``every`` key.
 
-    def largest(_call: DeclaredCall, _attention: golden.Attention, logits: Tensor) -> Tensor:
-        most = logits.amax(dim=axis, keepdim=True)
+    Nothing is subtracted where there is none.
+    """
+
+    def largest(_call: DeclaredCall, attention: golden.Attention, logits: Tensor) -> Tensor:
+        most = unmasked_logits(attention) if every else logits
+        most = most.amax(dim=axes, keepdim=True)
         return torch.where(torch.isneginf(most), 0.0, most)
 
     return largest
@@ -296,6 +300,15 @@ _SHIFTS: Final[tuple[tuple[str, Shift], ...]] = (
     *(
         (f"the largest one over the {axes}", _along(axis))
         for axes, axis in (("queries", -2), ("heads", 1), ("batch items", 0))
+    ),
+    *(
+        (f"the largest one {of}{more}", _along(*axes, every=every))
+        for of, axes in (
+            ("of the head", (2, 3)),
+            ("of the batch item", (1, 2, 3)),
+            ("of the whole tensor", (0, 1, 2, 3)),
+        )
+        for more, every in (("", False), (", hidden keys included", True))
     ),
     *(
         (

@@ -194,3 +194,28 @@ def test_a_bias_by_distance_from_the_other_corner_is_read() -> None:
     (entry,) = diagnose(Subject(core(attend, **BARE_FLOAT32), "float32"))
     distance = "-0.1 times the distance from query to key, queries counted from the first key"
     assert entry["name"] == f"logits: {distance} added"
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        ((0, 1, 2, 3), "the largest one of the whole tensor, hidden keys included"),
+        ((1, 2, 3), "the largest one of the batch item, hidden keys included"),
+    ],
+)
+def test_the_largest_logit_of_many_rows_lets_low_ones_vanish(
+    axes: tuple[int, ...], said: str
+) -> None:
+    """One maximum for all rows, taken before the mask is applied to the exponentials."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        if not scores.numel():
+            return scores @ value
+        powers = (scores - scores.amax(axes, keepdim=True)).exp()
+        powers = powers if keep is None else powers * keep
+        return powers / powers.sum(-1, keepdim=True).clamp_min(1e-38) @ value
+
+    declared = {**BARE_FLOAT32, "masks": ["keep"], "empty_rows": "zeros"}
+    (entry,) = diagnose(Subject(core(attend, **declared), "float32"))
+    assert f" is {said}: low rows vanish" in entry["text"]
