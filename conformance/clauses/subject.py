@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
-from typing import Final
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -257,6 +257,23 @@ class Subject:
         names = [*self._replaced, *self.sealed.broken()]
         self._replaced.clear()
         return names
+
+    def like(self, candidate: Candidate | None = None) -> Subject:
+        """The subject of another candidate, or of this one anew, with this one's dtype and device.
+
+        What has been replaced for good is known to both.
+        """
+        return Subject(candidate or self.candidate, self.dtype, self.device, sealed=self.sealed)
+
+    def called_otherwise(self, change: Callable[[Forward], Forward]) -> Subject:
+        """The subject of this candidate with each of its forwards changed."""
+        function = self.candidate.function
+
+        def built(*given: Any, **options: Any) -> Forward:
+            return change(function(*given, **options))
+
+        changed = built if self.candidate.kind == "layer" else change(function)
+        return self.like(dataclasses.replace(self.candidate, function=changed))
 
     def _materialise(self, problem: Problem) -> Inputs:
         inputs = materialise(problem, self.candidate)

@@ -371,7 +371,7 @@ def loses_history(
     wanted = problem.geometry.replace(query_length=_SEVERAL, key_length=_SEVERAL)
     sizes = fitted_geometry(wanted, subject.candidate, clause.space)
     larger = problem.replace(geometry=sizes, values="normal", overrides=None)
-    asked = Subject(subject.candidate, subject.dtype, subject.device, sealed=subject.sealed)
+    asked = subject.like()
     asked.gradients = noting = _NotingDifferentiator(asked)
     with suppress(CandidateFailure, NotDifferentiable):
         clause.check(asked, larger)
@@ -416,8 +416,7 @@ def passes_anew(subject: Subject, clause: Clause, problem: Problem) -> bool:
         return fresh()(*positional, **keywords)
 
     function = built if candidate.kind == "layer" else core
-    other = dataclasses.replace(candidate, function=function)
-    asked = Subject(other, subject.dtype, subject.device, sealed=subject.sealed)
+    asked = subject.like(dataclasses.replace(candidate, function=function))
     try:
         return clause.check(asked, problem).violation is None and not lacking
     except (CandidateFailure, NotDifferentiable):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -416,8 +415,6 @@ def plainness(inputs: Inputs) -> tuple[int, int]:
 
 def calls_for_weights(subject: Subject) -> Subject:
     """The subject of a candidate that answers each call as one that asks for the weights."""
-    candidate = subject.candidate
-    function = candidate.function
 
     def asking(called: Callable[..., Any]) -> Callable[..., Any]:
         def answer(*positional: Any, **keywords: Any) -> Any:
@@ -427,12 +424,7 @@ def calls_for_weights(subject: Subject) -> Subject:
 
         return answer
 
-    def built(*given: Any, **keywords: Any) -> Any:
-        return asking(function(*given, **keywords))
-
-    changed = built if candidate.kind == "layer" else asking(function)
-    other = dataclasses.replace(candidate, function=changed)
-    return Subject(other, subject.dtype, subject.device, sealed=subject.sealed)
+    return subject.called_otherwise(asking)
 
 
 def of_calls_for_weights(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:

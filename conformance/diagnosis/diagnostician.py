@@ -221,8 +221,7 @@ class Diagnostician:
 
     def _unknown(self, clause: Clause | None, shown: BatteryAnswer | None) -> dict[str, Any]:
         """The entry without a name: what all wrong answers share is said at one clause alone."""
-        further = self._near if self.anything_wrong else ()
-        said = self._said
+        further, said = self._near if self.anything_wrong else (), self._said
         if self.explanations:  # those of the other wrong answers say what these have in common
             said = f"{self.explanations[0].entry['name']} explains other wrong answers, not this"
         entry = answer_facts.unknown_entry(
@@ -441,7 +440,8 @@ class Diagnostician:
             kept_here = kept if earlier.makes_law_fail(*asked) else ""
             if name := next(names, "") or kept_here:
                 return str(name)
-            if name := weights_follow(*asked, lambda: (self._returned_weights, self._for_weights)):
+            ways = lambda: self._returned_weights, lambda: self._for_weights.explanations
+            if name := weights_follow(*asked, *ways):
                 return name
         elif kind == LOST and (name := loses_history(self.explanations, *asked)):
             return name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib.util
 import sys
 import time
@@ -70,8 +69,6 @@ EARLIER_CALLS: Final[dict[str, Any]] = {
 
 def second_calls(subject: Subject) -> Subject:
     """The subject of a candidate that answers each call with its second answer to it."""
-    candidate = subject.candidate
-    function = candidate.function
 
     def twice(called: Callable[..., Any]) -> Callable[..., Any]:
         def answer(*positional: Any, **keywords: Any) -> Any:
@@ -80,12 +77,7 @@ def second_calls(subject: Subject) -> Subject:
 
         return answer
 
-    def built(*given: Any, **keywords: Any) -> Any:
-        return twice(function(*given, **keywords))
-
-    repeated = built if candidate.kind == "layer" else twice(function)
-    other = dataclasses.replace(candidate, function=repeated)
-    return Subject(other, subject.dtype, subject.device, sealed=subject.sealed)
+    return subject.called_otherwise(twice)
 
 
 def of_second_calls(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -457,7 +449,7 @@ def _copy(subject: Subject) -> Subject | None:
     _SPENT[subject] = spent + time.monotonic() - begun
     if candidate is None:
         return None
-    return Subject(candidate, subject.dtype, subject.device, sealed=subject.sealed)
+    return subject.like(candidate)
 
 
 def loaded_anew(candidate: Candidate) -> Candidate | None:

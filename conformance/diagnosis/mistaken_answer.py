@@ -265,7 +265,7 @@ class CommonAnswers:
         self.oracle = _QuickOracle(subject.declaration, subject.dtype)
         # What a candidate computes has no part in it, and is not kept alive.
         like = dataclasses.replace(subject.candidate, function=like_nobody, eager=None, graph=None)
-        other = Subject(like, subject.dtype, subject.device, sealed=subject.sealed)
+        other = subject.like(like)
         self.inputs = lru_cache(maxsize=MOST_PROBLEMS)(other.inputs.__wrapped__)
         self.acted: dict[tuple[int, int], Acted] = {}
         self.touched: WeakKeyDictionary[Inputs, dict[int, bool]] = WeakKeyDictionary()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
+from ..base.mistake import parts_of
 from ..calls.calling import CandidateFailure
 from ..clauses.numerics import LONG
 from ..clauses.precision import AVERAGED, NEARLY_TIED
@@ -213,7 +214,7 @@ def loses_alike(subject: Subject, entry: dict[str, Any], observed: Observed) -> 
     telling = _telling(subject, wrong)
     if entry["name"] == _computed_in(_coarsest(subject, telling)) and telling.numel():
         return True
-    names = entry["name"].split("+")  # either of two, and any variant, makes some of them
+    names = parts_of(entry["name"])  # either of two, and any variant, makes some of them
     every = [one.output for one in chain(*EVERY) if one.name_in(subject.dtype) in names]
     acted = [_with_epsilon(entry["epsilon"])] if "epsilon" in entry else every
     speaking = [_Lossy(subject, *pair) for pair in wrong]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, islice
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 
@@ -472,29 +472,23 @@ def only_one(
     return left
 
 
-class Explaining(Protocol):
-    """Whatever has explanations of answers."""
-
-    @property
-    def explanations(self) -> list[Explanation]:
-        """What explains them."""
-
-
 def weights_follow(
     subject: Subject,
     clause: Clause,
     problem: Problem,
-    weights: Callable[[], tuple[list[dict[str, Any]], Explaining]],
+    in_their_place: Callable[[], list[dict[str, Any]]],
+    of_answers: Callable[[], list[Explanation]],
 ) -> str:
     """The name for what goes wrong where weights are returned, if a clause meets that; else "".
 
-    ``weights`` gives what is returned in place of them, and what explains answers beside them.
+    The functions give what is returned in place of the weights, and what explains the answers that
+    are returned together with them.
     """
     answers, refused = answers_with_weights(subject, clause, problem)
     if refused:
-        stated, _ = weights()
+        stated = in_their_place()
         return str(stated[0]["name"]) if refuses_alike(subject, stated, refused) else ""
-    for one in weights()[1].explanations if some_wrong(answers) else ():
+    for one in of_answers() if some_wrong(answers) else ():
         if one.made and all(explains(subject, one.made, answer) for answer in answers):
             return str(one.entry["name"])
     return ""

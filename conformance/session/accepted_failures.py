@@ -10,7 +10,7 @@ from datetime import date
 from typing import Final
 
 from ..base.expected import ExpectedFailure
-from ..base.mistake import UNKNOWN
+from ..base.mistake import UNKNOWN, parts_of
 from ..base.results import ClauseResult
 from ..running.workers.messages import Loaded
 from .expectations import Selection, concerning, covers, diagnoses, is_announced, judge, not_holding
@@ -92,7 +92,8 @@ def announcements(
     for name, result in failures:
         # Only so many pairs of mistakes are tried, and what has no name today may have one in the
         # next version: neither is expected.
-        diagnosed = [word for word in diagnoses(result) if word != UNKNOWN and "+" not in word]
+        names = (name for name in diagnoses(result) if name != UNKNOWN)
+        diagnosed = [name for name in names if len(parts_of(name)) == 1]
         kind = "" if result.violation is None else result.violation.kind
         diagnosis = diagnosed[0] if diagnosed else None
         group = _Group(candidate=name, clause=result.id, kind=kind, diagnosis=diagnosis)
