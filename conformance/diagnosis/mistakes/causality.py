@@ -116,6 +116,12 @@ class _Sequences:
         ahead = self.keys.index - (self.queries.index + shift)[:, None]
         return torch.ones_like(ahead, dtype=torch.bool), ahead
 
+    def joined(self, group_of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """Sequences of one group, from their numbers, as one sequence."""
+        groups = group_of(torch.arange(len(self.keys.counts)))
+        queries, keys = (_joined(tokens, groups) for tokens in (self.queries, self.keys))
+        return replace(self, queries=queries, keys=keys).right
+
     def between(self, starts: Tensor, ends: Tensor, *, moved: bool = True) -> tuple[Tensor, Tensor]:
         """The keys of each sequence from one index ``[B]`` to before another.
 
@@ -187,6 +193,12 @@ def _cut_at(counts: Tensor, total: int) -> _Packed:
     ends = counts.cumsum(0)
     item = (ends <= torch.arange(total)[:, None]).sum(dim=-1).clamp(max=len(counts) - 1)
     return _Packed(counts, ends - counts, item)
+
+
+def _joined(tokens: _Packed, groups: Tensor) -> _Packed:
+    """Tokens cut where the group of a sequence is not that of the one before."""
+    joined = groups[:, None] == groups.unique()
+    return _cut_at((tokens.counts[:, None] * joined).sum(0), len(tokens.item))
 
 
 def _cut_alike(tokens: _Packed) -> _Packed:
@@ -342,6 +354,20 @@ OF_SEQUENCES: Final[tuple[NamedMistake, ...]] = (
         "hide the keys of other sequences: cu_seqlens says where each begins",
         attrgetter("together"),
         attrgetter("with_every_key"),
+    ),
+    *(
+        mistake
+        for words, group_of in (
+            ("all but the first sequence attend", lambda number: number.clamp(max=1)),
+            ("all but the last sequence attend", lambda number: number // max(1, len(number) - 1)),
+            ("two neighbouring sequences each attend", lambda number: number // 2),
+        )
+        for mistake in _sequences(
+            "sequences-not-separated",
+            f"tokens of {words} each other, as if they were one",
+            "hide the keys of other sequences: cu_seqlens says where each begins",
+            methodcaller("joined", group_of),
+        )
     ),
     *(
         mistake

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -85,6 +86,46 @@ def test_keys_of_neighbouring_sequences_are_named(
     entry: dict[str, Any]
     (entry,) = diagnose(Subject(packed(bounds, diagonal), "float32"))
     assert (entry["name"], condition in entry["text"]) == (name, True), entry["text"]
+
+
+@pytest.mark.parametrize(
+    ("cuts", "said"),
+    [
+        (lambda starts: [*starts[:2], starts[-1]], "all but the first sequence attend each other"),
+        (lambda starts: [0, *starts[-2:]], "all but the last sequence attend each other"),
+        (lambda starts: [*starts[:-1:2], starts[-1]], "two neighbouring sequences each attend"),
+    ],
+)
+def test_sequences_of_which_some_are_not_separated(
+    cuts: Callable[[list[int]], list[int]], said: str
+) -> None:
+    """Offsets of which only some are obeyed: which sequences are one is said."""
+
+    @conformance.core(layout="varlen", empty_rows="zeros")
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        max_seqlen_q: int,  # noqa: ARG001 (the layout's)
+        max_seqlen_k: int,  # noqa: ARG001
+    ) -> Tensor:
+        of_queries, of_keys = (cuts(starts.tolist()) for starts in (cu_seqlens_q, cu_seqlens_k))
+        answers = []
+        for (first, last), (begin, end) in zip(
+            pairwise(of_queries), pairwise(of_keys), strict=True
+        ):
+            logits = torch.einsum("qhd,khd->hqk", query[first:last], key[begin:end])
+            weights = (logits * query.shape[-1] ** -0.5).softmax(-1).nan_to_num(0.0)
+            answers.append(torch.einsum("hqk,khd->qhd", weights, value[begin:end]))
+        return torch.cat(answers)
+
+    entry: dict[str, Any]
+    (entry,) = diagnose(Subject(attend, "float32"))
+    assert entry["name"] == "sequences-not-separated"
+    assert said in entry["text"]
 
 
 def test_a_triangle_that_is_misplaced_beside_a_right_window_is_named() -> None:
