@@ -110,7 +110,8 @@ UNLIMITED: Final = ClauseRun()
 class Progress:
     """The problem in progress, the counts before it, and the failure where there is one.
 
-    ``examples`` are all problems that were begun, those of a reduction too.
+    ``examples`` are all problems that were begun, those of a reduction too. ``on_failure`` is
+    called when a failure is there.
     """
 
     problem: dict[str, Any] | None = None
@@ -118,12 +119,14 @@ class Progress:
     counted: dict[str, Any] = field(default_factory=dict)
     trail: dict[str, Any] | None = None
     failure: ClauseResult | None = None
+    on_failure: Callable[[], None] = lambda: None
 
     def receive(self, tag: str, payload: Any) -> None:
         """Remember an event of the worker: an ``example`` or a ``failure``."""
         if tag == "failure":
             self.failure = result_from_json(payload)
             self.trail = self.failure.trail
+            self.on_failure()
             return
         self.problem, self.counted = payload
         # A clause that was laid aside has had examples before.

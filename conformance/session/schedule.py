@@ -347,6 +347,7 @@ class Schedule:
         )
         slugs = [slug for index in candidates for slug in self._applicable(index).values()]
         self._estimate = Estimate(slugs, jobs=self.jobs)
+        self.pool.announce_failures(self._found)
         if whole:
             self._work([self._whole(index) for index in candidates])
         else:
@@ -445,6 +446,10 @@ class Schedule:
         if not loaded.planned[number].reason and not chunk.explains:
             self._estimate.add(result.id, result.seconds)
         self._show(chunk.order.round, f"{loaded.name} {result.id}")
+
+    def _found(self, loaded: Loaded, slug: str) -> None:
+        """Show what failed while its smallest input and its cause are looked for."""
+        self._show(0, f"{loaded.name} fails {slug}: looking for the cause")
 
     def _show(self, number: int, activity: str) -> None:
         """Show how far the run is, and the time left: as estimated, and never beyond the limit."""

@@ -33,6 +33,7 @@ class Worker:
     def __init__(self, says: Callable[[str, Order], ClauseResult]) -> None:
         self.says = says
         self.calls: list[tuple[str, str]] = []
+        self.on_failure: Callable[[Loaded, str], None] = lambda _loaded, _slug: None
 
     def run_candidate(
         self, _index: int, numbers: Sequence[int], order: Order
@@ -60,6 +61,10 @@ class Pool:
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
+
+    def announce_failures(self, on_failure: Any) -> None:
+        """Have the worker tell what fails."""
+        self.worker.on_failure = on_failure
 
     def work(self, parts: list[Chunk], do: Any, receive: Any, *, admits: Any) -> None:
         """Do every part in this thread."""
@@ -96,7 +101,7 @@ def spread(worker: Worker, **more: Any) -> Schedule:
         pool=Pool(worker),  # type: ignore[arg-type]
         loaded=candidates,
         judge=lambda _loaded, clause_result: clause_result,
-        progress=lambda _activity, _done, _total, _left=None: None,
+        progress=more.pop("progress", lambda _activity, _done, _total, _left=None: None),
         **more,
     )
 
@@ -109,6 +114,20 @@ def test_one_worker_asks_in_the_order_of_the_plan() -> None:
     assert worker.calls == [("run", slug) for slug in SLUGS]
     assert [clause_result.id for clause_result in run.results_of(0)] == list(SLUGS)
     assert run.warnings == {0: [TAMPERED]}
+
+
+def test_what_fails_is_shown_before_its_result() -> None:
+    """The search for its cause may take seconds, in which nothing else would move."""
+    shown: list[str] = []
+
+    def says(slug: str, _order: Order) -> ClauseResult:
+        worker.on_failure(loaded(planned=TASKS), slug)
+        return result("failed", slug, examples=1)
+
+    worker = Worker(says)
+    spread(worker, progress=lambda activity, *_: shown.append(activity)).run()
+    name = loaded().name
+    assert shown[:2] == [f"{name} fails {SLUGS[0]}: looking for the cause", f"{name} {SLUGS[0]}"]
 
 
 def test_failures_of_a_spread_candidate_are_explained_in_order() -> None:

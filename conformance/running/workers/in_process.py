@@ -55,7 +55,12 @@ class InProcess(Supervisor):
         clause = self._loaded[index].planned[number]
         if order.seconds == 0.0:
             return self._in_time(Progress().cut(clause, 0.0))
-        return self._in_time(run_clause(self._plans[index].run, clause, order))
+
+        def tell(tag: str, _what: Any) -> None:
+            if tag == "failure":
+                self.on_failure(self._loaded[index], clause.id)
+
+        return self._in_time(run_clause(self._plans[index].run, clause, order, tell))
 
     def perform(
         self,

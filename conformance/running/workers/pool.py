@@ -123,6 +123,14 @@ class WorkerPool:
         self._loaded = self._supervisors[0].load()
         return self._loaded
 
+    def announce_failures(self, on_failure: Callable[[Loaded, str], None]) -> None:
+        """Have each failure on this machine told when it is found, in the thread that finds it.
+
+        ``on_failure`` gets the candidate and the clause before the failure is made small and named.
+        """
+        for supervisor in self._supervisors:
+            supervisor.on_failure = on_failure
+
     def work(
         self,
         jobs: Sequence[Job],

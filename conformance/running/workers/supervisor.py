@@ -88,6 +88,8 @@ class Supervisor:
         self._memory: MemoryLimit | None = None
         self._lost = ""  # how the last clause lost the worker, also after its failure was found
         self._abandoned = False
+        # Is called with each failure that is found, before it is made small and diagnosed.
+        self.on_failure: Callable[[Loaded, str], None] = lambda _loaded, _slug: None
 
     def __enter__(self) -> Self:
         return self
@@ -219,8 +221,9 @@ class Supervisor:
         return self._run(index, number, order, self._timeout)
 
     def _run(self, index: int, number: int, order: Order, limit: float) -> ClauseResult:
-        clause = self._loaded[index].planned[number]
-        started, progress = time.perf_counter(), Progress()
+        loaded = self._loaded[index]
+        clause, started = loaded.planned[number], time.perf_counter()
+        progress = Progress(on_failure=lambda: self.on_failure(loaded, clause.id))
         if order.failure is not None:
             progress.failure = result_from_json(order.failure)
         if self._deadline is not None:

@@ -123,6 +123,19 @@ def test_a_slow_candidate_is_named_and_does_not_hang(folder: Path) -> None:
     assert result.seconds > 1.0, "the whole took no longer than a call may: it proves nothing"
 
 
+def test_a_failure_is_told_while_its_cause_is_looked_for(folder: Path) -> None:
+    """Before the candidate has been called for that: this one then ends its process."""
+    write(folder, {"attn.py": called("os._exit(3)")})
+    told: list[tuple[str, str]] = []
+    options = RunOptions(targets=("attn.py",), profile="quick", only=("numerics.scale",))
+    with Supervisor(options, timeout=20.0) as supervisor:
+        supervisor.start()
+        (loaded,) = supervisor.load()
+        supervisor.on_failure = lambda failing, slug: told.append((failing.name, slug))
+        list(supervisor.run_candidate(0))
+    assert told == [(loaded.name, "numerics.scale")]
+
+
 @pytest.mark.parametrize(
     ("body", "end"),
     [
