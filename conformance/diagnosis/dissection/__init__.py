@@ -37,7 +37,14 @@ from .bias_statements import (
     fill_of_layer_statements,
     misplaced_bias_statements,
 )
-from .by_head import alignments, head_statements, place_table, slopes_of, tabulated_slopes
+from .by_head import (
+    PlaceTable,
+    alignments,
+    head_statements,
+    place_table,
+    slopes_of,
+    tabulated_slopes,
+)
 from .changed_logits import (
     added_number_statements,
     clamped_logit_statements,
@@ -112,6 +119,7 @@ _FEW_TOKENS: Final = (5, 7, 6, 4, 6, 6, 4, 4)
 # Sizes at which a bias by place is read.
 _MANY_PLACES: Final = (1, MOST_SLOPES, MOST_SLOPES, MOST_KEYS, MOST_KEYS, 6, 32, 6, 6, 4, 4)
 _PLACES_OF_LAYERS: Final = (1, 2, 2, 48, 48, 6, 32, 6, 6, 4, 4)
+_FAR_PLACES_OF_LAYERS: Final = (1, 2, 2, 5, 320, 6, 32, 6, 6, 4, 4)
 _HIGHEST_TURN: Final = 2.0**17
 OF_WEIGHTS: Final = (
     table_statements,
@@ -249,16 +257,23 @@ class StatementReader:
             if corner in self._placed or place_table(reading, bottom_right=corner) is None:
                 continue
             self._placed.add(corner)
-            sizes = _MANY_PLACES if path is None else _PLACES_OF_LAYERS
-            problem = fitted_problem(self.subject, BatteryEntry(sizes=sizes, seed=67))
-            if problem is None:
-                return
-            inputs = self.subject.inputs(problem)
-            again = read if path is None else partial(read_layer, path=path)
-            long = again(self.subject, inputs, known=self.known)
-            table = None if long is None else place_table(long, bottom_right=corner)
-            if table is not None:
-                yield table.statement()
+            of_layers = (_PLACES_OF_LAYERS, _FAR_PLACES_OF_LAYERS)
+            tables = [
+                self._placed_at(sizes, path, bottom_right=corner)
+                for sizes in ((_MANY_PLACES,) if path is None else of_layers)
+            ]
+            if tables[0] is not None:
+                yield tables[0].with_more(tables[-1]).statement()
+
+    def _placed_at(
+        self, sizes: tuple[int, ...], path: ValuePath | None, *, bottom_right: bool
+    ) -> PlaceTable | None:
+        problem = fitted_problem(self.subject, BatteryEntry(sizes=sizes, seed=67))
+        if problem is None:
+            return None
+        again = read if path is None else partial(read_layer, path=path)
+        long = again(self.subject, self.subject.inputs(problem), known=self.known)
+        return None if long is None else place_table(long, bottom_right=bottom_right)
 
     @torch.inference_mode()
     def _of(self, reading: Reading) -> list[NamedMistake]:

@@ -387,6 +387,16 @@ class PlaceTable:
             raise NotExpressible
         return self.values[:heads, ahead.clamp(0, count - 1)].expand(call.inputs.score_shape)
 
+    def with_more(self, far: PlaceTable | None) -> PlaceTable:
+        """It with the places of another one that lie before its first and behind its last."""
+        if far is None or len(far.values) not in (1, len(self.values)):
+            return self
+        before = max(self.first - far.first, 0)
+        more = far.values.expand(len(self.values), -1)
+        behind = more[:, self.first + self.values.shape[-1] - far.first :]
+        values = torch.cat([more[:, :before], self.values, behind], dim=-1)
+        return PlaceTable(values, self.first - before, self.bottom_right)
+
     def statement(self, *, beyond: bool = True) -> NamedMistake:
         """The scores with what it adds."""
         head = int(self.values.abs().amax(-1).argmax())

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from examples import BARE, core, layer, sizes
+from examples import BARE, BARE_FLOAT32, core, layer, sizes
 from torch import Tensor
+from torch.nn.functional import linear
 from unusual_attention import (
     MIXTURE,
     leaning_by_head,
@@ -22,7 +23,7 @@ from unusual_attention import (
 from candidates.broken._prepared import Prepared
 from candidates.broken.linear_biases import SlopesFromOne
 from candidates.eager import Call, EagerCore, EagerLayer
-from conformance import Semantics
+from conformance import Geometry, Semantics
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.diagnosis import diagnose
@@ -238,6 +239,28 @@ def test_a_table_of_distances_is_read() -> None:
     made = torch.sin(torch.arange(3.0 * 41)).reshape(3, 41)[:, 20 + table.first :]
     made = made[:, : table.values.shape[-1]] - made[:, -table.first, None]
     assert torch.allclose(table.values.float(), made, atol=model.LOGIT_READ_TO)
+
+
+def test_a_bias_of_a_layer_by_far_distances_is_told() -> None:
+    """Buckets that grow with the distance, as T5 has them, go on behind those that are read."""
+
+    def bucketed(sizes: Geometry, weights: Any) -> Callable[..., Tensor]:
+        def forward(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            q, k, v = (
+                linear(tokens, getattr(weights, name), getattr(weights, f"{name}_bias"))
+                .unflatten(-1, (sizes.num_heads, -1))
+                .transpose(1, 2)
+                for name, tokens in zip("qkv", (query, key, value), strict=True)
+            )
+            apart = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None]
+            bucket = apart.abs().clamp(min=1).log2().long() + 10 * (apart > 0)
+            heads = (scores_of(q, k) + 0.1 * bucket).softmax(-1) @ v
+            return linear(heads.transpose(1, 2).flatten(2), weights.o, weights.o_bias)
+
+        return forward
+
+    (entry,) = diagnose(Subject(layer(bucketed, **BARE_FLOAT32), "float32"))
+    assert "a bias by how far the key lies ahead of the query" in entry["text"]
 
 
 def test_what_contents_decide_is_no_bias_by_distance() -> None:
