@@ -304,6 +304,10 @@ def _rearranged(order: Callable[..., tuple[Any, ...]]) -> dict[str, Any]:
     return {"point": change}
 
 
+def _from_last(index: Tensor) -> Tensor:
+    return index.amax() - index if index.numel() else index
+
+
 def _modified(name: str, text: str, *ways: dict[str, Any]) -> list[NamedMistake]:
     shared = {
         "base": {"score_mod": leaning},
@@ -395,5 +399,15 @@ PREPARED: Final[tuple[NamedMistake, ...]] = (
         "the function gets its indices in another order",
         _rearranged(lambda batch, head, query, key: (batch, head, key, query)),
         _rearranged(lambda batch, head, query, key: (head, batch, query, key)),
+        {
+            **_rearranged(lambda batch, head, query, key: (batch, head, query, _from_last(key))),
+            "sentence": "the function gets the index of each key counted from the last one, or "
+            "keys and values stand in the reverse order",
+        },
+        {
+            **_rearranged(lambda batch, head, query, key: (batch, head, _from_last(query), key)),
+            "sentence": "the function gets the index of each query counted from the last one, or "
+            "queries stand in the reverse order, and their answers in the right one",
+        },
     ),
 )

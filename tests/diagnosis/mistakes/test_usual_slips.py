@@ -220,3 +220,24 @@ def test_an_answer_that_is_nan_everywhere_is_called_so(promises: dict[str, Any])
 
     (entry,) = diagnose(Subject(conformance.core(**promises)(attend), "float32"))
     assert entry["name"] == "answer-nan"
+
+
+@pytest.mark.parametrize("role", ["key", "query"])
+def test_an_index_of_a_score_function_that_is_counted_from_the_end(role: str) -> None:
+    """A table of biases by place whose axis is flipped: no token stands elsewhere."""
+
+    def slanted(score: Tensor, _b: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return score + torch.sin(1.3 * (query - 2 * key) + head)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = scores_of(query, key)
+        heads, queries, keys = map(torch.arange, scores.shape[1:])
+        queries = queries.flip(0) if role == "query" else queries
+        keys = keys.flip(0) if role == "key" else keys
+        none, heads, queries = torch.zeros(1), heads[:, None, None], queries[:, None]
+        return slanted(scores, none, heads, queries, keys).to(query.dtype).softmax(-1) @ value
+
+    point = conformance.Semantics(score_mod=slanted)
+    (entry,) = diagnose(Subject(conformance.core(attend, semantics=point), "float32"))
+    assert entry["name"] == "score-mod-indices"
+    assert f"the index of each {role} counted from the last one" in entry["text"]
