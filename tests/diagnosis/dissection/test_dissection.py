@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import onnx
 import pytest
 import torch
-from examples import BARE_FLOAT32, core
+from examples import BARE_FLOAT32, core, problem
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import conformance
 from candidates.broken._graphs import HEADS, Eager, Parts, node, put_together
 from conformance.clauses.subject import Subject
-from conformance.diagnosis import diagnose
+from conformance.diagnosis import diagnose, dissection
 from conformance.diagnosis.battery import observe
 from conformance.diagnosis.dissection import readings, statements
+from conformance.diagnosis.dissection.reading import Reading, read, statement
+from conformance.diagnosis.mistakes import NamedMistake
+from conformance.diagnosis.mistakes._steps import weighing
 
 Weights = Callable[[Tensor], Tensor]
 
@@ -283,3 +286,40 @@ def texts_of(made: onnx.ModelProto, folder: Path, source: Eager | None = None) -
     finally:
         assert candidate.graph is not None
         candidate.graph.process.close()
+
+
+def test_what_is_read_besides_equal_changes_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Statements that give the same weights leave the same, and each is said with all of it."""
+    read_of: list[Reading] = []
+
+    def counted(reading: Reading) -> Iterator[NamedMistake]:
+        read_of.append(reading)
+        yield statement("the rest: of it", "the rest of it", "mend it")
+
+    monkeypatch.setattr(dissection, "OF_WEIGHTS", (counted,))
+    subject = Subject(
+        core(lambda q, k, v: torch.softmax(scores(q, k), dim=-1).square() @ v, **BARE_FLOAT32),
+        "float32",
+    )
+    reading = read(subject, subject.inputs(problem(key_length=7)))
+    assert reading is not None
+    halves = (halved("one: half"), halved("another: half"))
+    farther = statement("none: ten", "tenfold", "mend it", core=times(10.0))
+    names = [one.name for one in dissection._besides(subject, reading, (), (*halves, farther))]
+    assert len(read_of) == 1
+    assert names == [
+        "one: half; the rest: of it",
+        "the rest: of it; one: half",
+        "another: half; the rest: of it",
+        "the rest: of it; another: half",
+    ]
+
+
+def halved(name: str) -> NamedMistake:
+    """Weights of half the size."""
+    return statement(name, "half of the weights", "mend it", core=times(0.5))
+
+
+def times(factor: float) -> Callable[..., Any]:
+    """All weights times a factor."""
+    return lambda _call, attention: weighing(attention, factor * attention.weights)

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from conformance import Semantics
 from conformance.clauses.subject import Subject
-from conformance.diagnosis import diagnose, dissection
+from conformance.diagnosis import diagnose
 from conformance.diagnosis.dissection.bias_statements import additive_mask_statements
 from conformance.diagnosis.dissection.changed_logits import temperature_statements
 from conformance.diagnosis.dissection.denominators import sink_statements, sum_statements
 from conformance.diagnosis.dissection.logits import logit_statements
-from conformance.diagnosis.dissection.reading import Reading, in_digits, read, statement
+from conformance.diagnosis.dissection.reading import Reading, in_digits, read
 from conformance.diagnosis.dissection.sources import shared_head_statements, value_statements
 from conformance.diagnosis.dissection.tiles import tile_statements
 from conformance.diagnosis.dissection.visibility import (
@@ -32,7 +32,6 @@ from conformance.diagnosis.dissection.weight_functions import (
     weight_statements,
 )
 from conformance.diagnosis.mistakes import NamedMistake
-from conformance.diagnosis.mistakes._steps import weighing
 from conformance.problems.problem import Problem
 
 Proposer = Callable[[Reading], Iterator[NamedMistake]]
@@ -403,40 +402,6 @@ def test_weights_that_are_right_to_the_digits_that_are_read_say_nothing(proposer
         return torch.softmax((1.0 + 2.0**-13) * scores(query, key), dim=-1) @ value
 
     assert proposed(attend, proposer, problem(query_length=3, key_length=17)) == []
-
-
-def test_what_is_read_besides_equal_changes_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Statements that give the same weights leave the same, and each is said with all of it."""
-    read_of: list[Reading] = []
-
-    def counted(reading: Reading) -> Iterator[NamedMistake]:
-        read_of.append(reading)
-        yield statement("the rest: of it", "the rest of it", "mend it")
-
-    monkeypatch.setattr(dissection, "OF_WEIGHTS", (counted,))
-    subject = Subject(core(lambda q, k, v: softmaxed(q, k).square() @ v, **PLAIN), "float32")
-    reading = read(subject, subject.inputs(problem(key_length=7)))
-    assert reading is not None
-    halves = (halved("one: half"), halved("another: half"))
-    farther = statement("none: ten", "tenfold", "mend it", core=times(10.0))
-    names = [one.name for one in dissection._besides(subject, reading, (), (*halves, farther))]
-    assert len(read_of) == 1
-    assert names == [
-        "one: half; the rest: of it",
-        "the rest: of it; one: half",
-        "another: half; the rest: of it",
-        "the rest: of it; another: half",
-    ]
-
-
-def halved(name: str) -> NamedMistake:
-    """Weights of half the size."""
-    return statement(name, "half of the weights", "mend it", core=times(0.5))
-
-
-def times(factor: float) -> Callable[..., Any]:
-    """All weights times a factor."""
-    return lambda _call, attention: weighing(attention, factor * attention.weights)
 
 
 def test_what_loses_keys_is_not_said_to_replace_what_hides_others() -> None:

@@ -480,33 +480,3 @@ def test_an_answer_times_the_part_of_keys_that_a_mask_keeps_is_told() -> None:
 
     entry = said(attend, masks=["keep"], empty_rows="zeros")
     assert entry["name"] == "answer: times the part of all keys of all queries that is not hidden"
-
-
-@pytest.mark.parametrize("lost", [True, False])
-def test_keys_that_a_mask_shows_stay_hidden_by_minus_infinities_that_are_added(lost: bool) -> None:  # noqa: FBT001 (two cases)
-    """What makes rows NaN whose keys an additive mask hides is no second mistake."""
-
-    def attend(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        keep: Tensor | None = None,
-        bias: Tensor | None = None,
-        causal: bool = False,
-    ) -> Tensor:
-        logits = scaled(q, k) if bias is None else scaled(q, k) + bias
-        hidden = torch.zeros(logits.shape, dtype=torch.bool)
-        hidden = hidden if keep is None else hidden | ~keep
-        hidden = hidden if bias is None else hidden | bias.isneginf()
-        if causal:
-            later = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1)
-            hidden = later.expand_as(hidden) if lost else hidden ^ later
-        weights = logits.masked_fill(hidden, -math.inf).softmax(-1)
-        return weights.masked_fill(hidden, 0.0) @ v
-
-    entry = said(attend, masks=["keep", "bias"], causal="top-left", empty_rows="zeros")
-    both = "visibility: a weight for keys that the mask hides, and causality or the window too"
-    names = {"mask-lost-to-causal", f"{both}, unless an additive mask hides them"}
-    assert entry["name"] in names
-    assert (entry["name"] == "mask-lost-to-causal") is lost
