@@ -14,6 +14,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Final, Self
 
+from .._golden import golden
 from ..base.files import scratch, write_text
 from ..base.limits import Deadline, read_bytes
 from ..base.profile import DTYPES, PROFILES
@@ -228,10 +229,8 @@ class Judge:
         self._timeout = timeout
         self._isolated = isolated
         self._max_memory = None if max_memory is None else read_bytes(str(max_memory), "max_memory")
-        if promises is not None:
-            _literal(promises)
-        self._promises = promises
-        self._context = warm_context(promises)
+        self._promises = None if promises is None else _literals(promises)
+        self._context = warm_context(self._promises)
         self._is_warm = False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._count = 0
@@ -286,7 +285,8 @@ class Judge:
 
         entry
             The name in the text: a declared candidate, a module, or a function, which ``promises``
-            declare: keywords of ``conformance.core`` as literals, such as ``{"masks": ["keep"]}``.
+            declare: keywords of ``conformance.core`` as literals, such as ``{"masks": ["keep"]}``,
+            and ``"semantics"`` as a :class:`Semantics` or the fields that differ from the standard.
             Without them a function of three arguments or more is a core that promises nothing.
 
         Source that does not compile, or raises when it is imported, is a UsageError that says so.
@@ -325,7 +325,7 @@ class Judge:
         folder.mkdir()
         declared = _PLAIN if promises is None else _DECLARED
         text = _COOKIE.sub(r"\1 \2", text)
-        text += declared.format(entry=entry, promises=_literal(promises or {}))
+        text += declared.format(entry=entry, promises=_literals(promises or {}))
         write_text(text, folder / "generated.py")
         return f"{folder / 'generated.py'}:{entry}"
 
@@ -336,7 +336,10 @@ _DECLARED: Final = """
 
 import conformance as _conformance
 
-{entry} = _conformance.core(**{promises})({entry})
+_promises = {promises}
+if "semantics" in _promises:
+    _promises["semantics"] = _conformance.Semantics(**_promises["semantics"])
+{entry} = _conformance.core(**_promises)({entry})
 """
 
 
@@ -351,20 +354,23 @@ if _inspect.isfunction(globals().get("{entry}")):
 """
 
 
-def _literal(promises: dict[str, Any]) -> str:
-    """Promises as code; raises UsageError for what is no literal."""
-    text = "..."
+def _literals(promises: dict[str, Any]) -> dict[str, Any]:
+    """Promises as literals, the semantics by its fields; raises UsageError for others."""
+    text = f"{promises!r:.80}"
     try:
-        text = repr(promises)
-        named = isinstance(promises, dict) and all(isinstance(name, str) for name in promises)
-        if named and ast.literal_eval(text) == promises:
-            return text
-    except (ValueError, SyntaxError, RecursionError):
+        semantics = promises.get("semantics")
+        if isinstance(semantics, golden.Semantics):
+            differing = golden.STANDARD.differences(semantics)
+            fields = {name: chosen for name, (_, chosen) in differing.items()}
+            promises = {**promises, "semantics": fields}
+        named = all(isinstance(name, str) for name in promises)
+        fits = isinstance(promises.get("semantics", {}), dict)
+        if named and fits and ast.literal_eval(repr(promises)) == promises:
+            return promises
+    except (AttributeError, TypeError, ValueError, SyntaxError, RecursionError):
         pass
-    msg = (
-        f"promises={text:.80} is no dict of literals by name: declare the candidate in the source "
-        "itself"
-    )
+    instead = "declare the candidate in the source itself"
+    msg = f"promises={text} is no dict of literals by name: {instead}"
     raise UsageError(msg)
 
 

@@ -192,6 +192,8 @@ def test_what_dies_takes_nothing_along(judge: conformance.Judge) -> None:
         (UNSCALED, "class", None, "entry='class' is no name"),
         (UNSCALED, "attend", {"masks": object()}, "no dict of literals"),
         (UNSCALED, "attend", {1: 2}, "no dict of literals"),
+        (UNSCALED, "attend", {"semantics": "none"}, "no dict of literals"),
+        (UNSCALED, "attend", {"semantics": {"scales": "none"}}, "scales"),
         (UNSCALED, "attend", {"masks": ["keeps"]}, "keeps"),
     ],
 )
@@ -254,6 +256,14 @@ def test_no_time_is_refused(timeout: Any) -> None:
     """A Judge waits for a number of seconds."""
     with pytest.raises(conformance.UsageError, match="is no time: give seconds above 0"):
         conformance.Judge(timeout=timeout)
+
+
+@pytest.mark.parametrize("semantics", [{"scale": "none"}, conformance.Semantics(scale="none")])
+def test_promised_semantics(semantics: object) -> None:
+    """Source may be declared to compute otherwise than the standard, by a point or its fields."""
+    promises = {**PROMISES, "semantics": semantics}
+    with conformance.Judge(promises=promises) as judge:
+        assert judge.check_source(UNSCALED, "attend", only="numerics.golden").conforms
 
 
 def test_promises_of_a_judge(judge: conformance.Judge) -> None:

@@ -14,6 +14,7 @@ from torch.fx.experimental import symbolic_shapes
 from ...base.limits import uncollected
 
 with uncollected():
+    from ..._golden import golden
     from ...base.profile import PROFILES
     from ...calls import integrity, torch_state
     from ...calls.calling import Forward
@@ -105,4 +106,7 @@ if PROMISED in os.environ:
     # The first candidate that makes promises which nobody can make is refused, with the reason.
     # Whatever else goes wrong here, that candidate is judged without what was computed for it.
     with uncollected(), contextlib.suppress(*_CANNOT_PREPARE):
-        prepare(ast.literal_eval(os.environ[PROMISED]))
+        promised = ast.literal_eval(os.environ[PROMISED])
+        if "semantics" in promised:
+            promised["semantics"] = golden.Semantics(**promised["semantics"])
+        prepare(promised)
