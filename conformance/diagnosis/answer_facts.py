@@ -18,13 +18,14 @@ from ..oracle.comparison import AXES
 from ..problems.problem import Problem
 from ..tolerance import model
 from .agreement import BatteryAnswer
-from .battery import answer_to
+from .battery import answer_to, plainest_wrong
 from .conditions import CONDITIONS, Condition, size_limit
 from .dissection.influence import influence_facts
 from .dissection.reading import in_digits
 from .mistaken_answer import DiagnosedSubject, declared_with_every_key
 from .mistakes.named_mistake import DeclaredCall
 from .narrowing import in_words, telling_apart
+from .neighbours import right_with_fewer
 
 # The clause that compares the answers of two devices.
 ACROSS_DEVICES: Final = "device.matches-cpu"
@@ -130,6 +131,7 @@ def _gather(
         one = None if only_shown else _plainest(wrong)
     if wrong and not only_shown:
         common.append(which_go_wrong(facts, observed, wrong, further))
+        common += right_with_fewer(subject, plainest_wrong([*wrong, *further]), answer_to)
     if one is not None:
         which = "this example" if one is shown else "the plainest wrong problem"
         example += _of_answer(subject, facts, one, which)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import count, islice
 from math import gcd
 from typing import Any, Final
@@ -12,8 +12,11 @@ from ..clauses.subject import Subject
 from ..problems.caching import draws_cache
 from ..problems.combinations import HARDLY
 from ..problems.fitting import causal_flag, fitted_geometry, one_at_a_time
+from ..problems.inputs import Inputs
 from ..problems.problem import MaskPlan, Problem
 from ..problems.space import Space
+from .agreement import BatteryAnswer
+from .conditions import SIZES
 from .mistakes.named_mistake import SizeRule
 
 # Larger sizes, at which few mistakes look alike; no two are equal, so that axes are told apart.
@@ -68,6 +71,9 @@ OWN, ENLARGED, RESIZED = REACH = ("own", "enlarged", "resized")
 # the length of a tile, or in the order of a group, differ nowhere else.
 GROWN: Final = "grown"
 _MANY: Final = 6
+# Sizes of which some number may decide, and how many of them most problems have.
+_LONG: Final = ("key_length", "query_length", "head_size", "batch", "num_heads")
+_FEW: Final = 16
 # A failing problem with more scores has no neighbours of its own size: each would cost as much.
 MOST_SCORES: Final = 20_000
 _PAST: Final = 2
@@ -125,6 +131,34 @@ def with_size(subject: Subject, problem: Problem, field: str, size: int) -> Prob
         sizes["num_kv_heads"] = size if shared == heads else gcd(size, shared)
     resized = at_sizes(subject, problem, sizes)
     return resized if getattr(resized.geometry, field) == size else None
+
+
+def right_with_fewer(
+    subject: Subject,
+    wrong: BatteryAnswer | None,
+    ask: Callable[[Subject, Inputs], BatteryAnswer | None],
+) -> Iterator[str]:
+    """With how many of one size a wrong problem begins to go wrong, in words; found by halving.
+
+    Nothing of such sizes as most problems have: what decides there are others.
+    """
+    problem = None if wrong is None else wrong.problem
+    if problem is None:
+        return
+
+    def is_right(field: str, size: int) -> bool:
+        other = with_size(subject, problem, field, size)
+        answer = None if other is None else ask(subject, subject.inputs(other))
+        return answer is not None and answer.margin <= 1.0
+
+    for field in _LONG:
+        right, many = _FEW, int(getattr(problem.geometry, field))
+        if many <= right or not is_right(field, right) or is_right(field, many):
+            continue
+        while many - right > 1:
+            middle = (right + many) // 2
+            right, many = (middle, many) if is_right(field, middle) else (right, middle)
+        yield f"the plainest goes right with {right} {SIZES[field][0]}, and wrong with {many}"
 
 
 def at_sizes(subject: Subject, problem: Problem, sizes: dict[str, int]) -> Problem:

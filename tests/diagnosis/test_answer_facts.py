@@ -181,6 +181,13 @@ def test_plain_sizes_that_decide_are_said(
     assert entry["facts"]["never_with"] == []
 
 
+def test_the_size_from_which_on_an_answer_is_wrong_is_said() -> None:
+    """What no name explains, and one wrong problem shows alone, is told with its number of keys."""
+    strange = strange_where(lambda _query, key: key.shape[2] > 100)
+    (entry,) = diagnose(Subject(core(strange, **PROMISES), "float32"))
+    assert "the plainest goes right with 100 keys, and wrong with 101" in entry["text"]
+
+
 def _scaled_in_place(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return (query.mul_(query.shape[-1] ** -0.5) @ key.mT).softmax(-1) @ value
 

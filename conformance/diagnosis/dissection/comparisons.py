@@ -56,10 +56,6 @@ def _tokens(inputs: Inputs, name: str) -> _Tokens:
     return _Tokens(place.view(shape), packed.view(shape), count.view(-1, 1, 1, 1))
 
 
-def _same_place(tokens: _Tokens) -> Tensor:
-    return tokens.place
-
-
 def _anew(size: int, tokens: _Tokens) -> Tensor:
     return tokens.place % size
 
@@ -72,7 +68,7 @@ def _last_of_tile(size: int, tokens: _Tokens) -> Tensor:
 Counting = Callable[[_Tokens], Tensor]
 Shift = Callable[[Tensor, Tensor], Tensor]
 # How tokens may be counted, in words that follow "queries are" or "keys are".
-_PLAIN: Final[tuple[str, Counting]] = ("", _same_place)
+_PLAIN: Final[tuple[str, Counting]] = ("", lambda tokens: tokens.place)
 _COUNTED: Final[tuple[tuple[str, Counting], ...]] = (
     ("counted on from one sequence to the next", lambda tokens: tokens.packed),
     ("counted backwards", lambda tokens: -tokens.place),
@@ -85,6 +81,7 @@ _OF_QUERIES: Final[tuple[tuple[str, Counting], ...]] = (
         for n in _TILES
     ),
 )
+_COUNTED_OTHERWISE: Final = (*product(("query",), _OF_QUERIES), *product(("key",), _COUNTED))
 # How far queries are moved along the keys, from their number and that of keys.
 _SHIFTS: Final[dict[str, Shift]] = {
     "bottom-right": lambda queries, keys: keys - queries,
@@ -201,12 +198,16 @@ _RIGHT: Final = (
 )
 
 
+def _in_byte(least: int, number: Tensor) -> Tensor:
+    """Numbers that are kept in eight bits, from minus ``least`` on."""
+    return (number + least) % 256 - least
+
+
 def _wrapped(least: int, call: DeclaredCall, kept: Tensor) -> Tensor:
-    """Lengths that are kept in eight bits, from minus ``least`` on; other masks as they are."""
+    """Lengths that are kept in eight bits; other masks as they are."""
     if call.inputs.mask_form != "lengths":
         return kept
-    length = (kept.sum(-1, keepdim=True) + least) % 256 - least
-    return torch.arange(kept.shape[-1]) < length
+    return torch.arange(kept.shape[-1]) < _in_byte(least, kept.sum(-1, keepdim=True))
 
 
 _MASKED: Final[tuple[tuple[str, Callable[[DeclaredCall, Tensor], Tensor]], ...]] = (
@@ -216,10 +217,13 @@ _MASKED: Final[tuple[tuple[str, Callable[[DeclaredCall, Tensor], Tensor]], ...]]
         lambda _call, kept: ~kept,
     ),
 )
-_LENGTHS: Final = (
-    ("lengths past 127 are negative, as in a signed byte", partial(_wrapped, 128)),
-    ("lengths past 255 start from zero again, as in a byte", partial(_wrapped, 0)),
+_BYTES: Final = (
+    ("past 127 are negative, as in a signed byte", 128),
+    ("past 255 start from zero again, as in a byte", 0),
 )
+_LENGTHS: Final = tuple((f"lengths {words}", partial(_wrapped, least)) for words, least in _BYTES)
+_PLACES: Final = tuple((f"places {words}", partial(_in_byte, least)) for words, least in _BYTES)
+_REACH: Final = "the keys of tiles of {1} are gone over up to the last query of a tile of {0}"
 _FIXES: Final = (
     "hide the keys that the mask hides, of any length",
     "hide the keys after each query where the call is causal, and only there",
@@ -227,6 +231,7 @@ _FIXES: Final = (
     "let query i see the keys up to i + right, where right is not -1",
     "count queries and keys in their own sequence, and move query i by Lk - Lq or 0, as declared",
     "hide the keys after each query inside of tiles, too",
+    "count places in integers of 32 bits or more",
 )
 
 
@@ -246,6 +251,7 @@ class Comparisons:
     key: tuple[str, Counting] = _PLAIN
     shift: tuple[str, Shift] | None = None
     reach: tuple[int, int] | None = None
+    places: tuple[str, Callable[[Tensor], Tensor]] = ("", lambda place: place)
 
     def shown(self, call: DeclaredCall, tokens: tuple[_Tokens, _Tokens] | None = None) -> Tensor:
         """The keys that each query sees: bool, broadcastable to ``[B, H, Lq, Lk]``.
@@ -255,7 +261,8 @@ class Comparisons:
         inputs = call.inputs
         queries, keys = tokens or (_tokens(inputs, "query"), _tokens(inputs, "key"))
         move = _SHIFTS[call.semantics.causal_alignment] if self.shift is None else self.shift[1]
-        ahead = self.key[1](keys) - self.query[1](queries) - move(queries.count, keys.count)
+        moved = self.query[1](queries) + move(queries.count, keys.count)
+        ahead = self.places[1](self.key[1](keys)) - self.places[1](moved)
         left, right = inputs.window or (-1, -1)
         shown = self.causal.shows(ahead, inputs.causal)
         if self.reach is not None and inputs.causal:
@@ -286,17 +293,13 @@ class Comparisons:
         if self.shift is not None:
             words.append(f"queries are moved along the keys by {self.shift[0]}")
         ways = (self.masked[0], self.causal.words, self.left.words, self.right.words)
-        reach = ""
-        if self.reach is not None:
-            reach = "the keys of tiles of {1} are gone over up to the last query of a tile of {0}"
-            reach = reach.format(*self.reach)
-        said = [*ways, "; ".join(words), reach]
+        reach = "" if self.reach is None else _REACH.format(*self.reach)
+        said = [*ways, "; ".join(words), reach, self.places[0]]
         return [(one, fix) for one, fix in zip(said, _FIXES, strict=True) if one]
 
     def statement(self) -> NamedMistake:
         """What is compared otherwise, as a mistake."""
-        text = "; ".join(one for one, _ in self.parts)
-        fix = "; ".join(fix for _, fix in self.parts)
+        text, fix = map("; ".join, zip(*self.parts, strict=True))
         return statement(f"band: {text}", text, fix, inputs=self.inputs_for)
 
 
@@ -321,14 +324,9 @@ def _in_other_ways() -> Iterator[tuple[str, object]]:
         yield from ((name, one) for one in ways[1:])
 
 
-def _counted_otherwise() -> Iterator[tuple[str, object]]:
-    yield from (("query", one) for one in _OF_QUERIES)
-    yield from (("key", one) for one in _COUNTED)
-
-
 def _pairs() -> Iterator[dict[str, object]]:
     """Two parts that are made in another way."""
-    sides, counted = list(_in_other_ways()), list(_counted_otherwise())
+    sides, counted = list(_in_other_ways()), _COUNTED_OTHERWISE
     shifts = [("shift", one) for one in _OTHER_SHIFTS]
     for one, other in chain(combinations(sides, 2), product(counted, shifts)):
         if one[0] != other[0]:
@@ -338,7 +336,7 @@ def _pairs() -> Iterator[dict[str, object]]:
 _ALONE: Final = (
     *_in_other_ways(),
     *(("shift", one) for one in _OTHER_SHIFTS),
-    *_counted_otherwise(),
+    *_COUNTED_OTHERWISE,
 )
 _PAIRS: Final = tuple(_pairs())
 
@@ -353,10 +351,12 @@ def _by_tiles() -> Iterator[dict[str, object]]:
 
 
 def long_length_statements(wrong: Sequence[BatteryAnswer]) -> Iterator[NamedMistake]:
-    """Lengths that eight bits do not hold, of more keys than those hold."""
-    inputs = (answer.inputs for answer in wrong)
-    if any(one.mask_form == "lengths" and one.geometry.key_length > 127 for one in inputs):  # noqa: PLR2004
+    """Lengths and places that eight bits do not hold, of more keys than those hold."""
+    inputs = [one.inputs for one in wrong if one.inputs.geometry.key_length > 127]  # noqa: PLR2004
+    if any(one.mask_form == "lengths" for one in inputs):
         yield from (Comparisons(masked=one).statement() for one in _LENGTHS)
+    if any(one.causal or one.window is not None for one in inputs):
+        yield from (Comparisons(places=one).statement() for one in _PLACES)
 
 
 class _Tables:

@@ -186,3 +186,19 @@ def test_lengths_that_eight_bits_do_not_hold_are_told() -> None:
     failing = problem(key_length=168, mask=plan("full", form="lengths", shape="B"))
     (entry,) = Diagnostician(subject).explain(CLAUSES["numerics.any-length"], failing)
     assert entry["name"] == "band: lengths past 127 are negative, as in a signed byte"
+
+
+def test_places_that_eight_bits_do_not_hold_are_told() -> None:
+    """Past 127 they are negative: one causal call of the battery shows it, with many keys."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False) -> Tensor:
+        scores = query @ key.mT / math.sqrt(query.shape[-1])
+        if causal:
+            queries, keys = (torch.arange(n) for n in scores.shape[-2:])
+            places = (queries + len(keys) - len(queries)).to(torch.int8)
+            scores = scores.masked_fill(keys.to(torch.int8) > places[:, None], -math.inf)
+        return scores.softmax(-1).nan_to_num(0.0) @ value
+
+    promises = {"masks": [], "features": [], "empty_rows": "any", "dtypes": ["float32"]}
+    (entry,) = diagnose(Subject(core(attend, causal="bottom-right", **promises), "float32"))
+    assert entry["name"] == "band: places past 127 are negative, as in a signed byte"
