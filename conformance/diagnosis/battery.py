@@ -21,7 +21,7 @@ from ..oracle.extreme_logits import lowered_key, single_key_inputs
 from ..problems.arrangements import canonical_output, presented_shape
 from ..problems.caching import draws_cache
 from ..problems.combinations import options_together
-from ..problems.fitting import causal_flag, draft_geometry
+from ..problems.fitting import causal_flag, draft_geometry, fitted_geometry
 from ..problems.inputs import Inputs
 from ..problems.pool import with_other_values
 from ..problems.problem import MaskPlan, Problem
@@ -209,7 +209,8 @@ def answer_to(
         positional, keywords = arguments(inputs)
         output = guarded(forward, positional, keywords)
     except CandidateFailure as failure:
-        if isinstance(subject, DiagnosedSubject) and _is_promised(subject, inputs):
+        promised = _is_promised(subject, inputs) and can_be_asked(subject, inputs)
+        if isinstance(subject, DiagnosedSubject) and promised:
             subject.calls[inputs] = failure.violation.message
         return None
     if isinstance(subject, DiagnosedSubject):
@@ -248,6 +249,12 @@ def battery(subject: Subject) -> Iterator[Inputs]:
 
 def _promised(subject: Subject) -> Iterator[tuple[Inputs, Problem | None]]:
     return (drawn for drawn in _every(subject) if _is_promised(subject, drawn[0]))
+
+
+def can_be_asked(subject: Subject, inputs: Inputs) -> bool:
+    """Whether the declaration allows the lengths of some inputs: a window has so many places."""
+    fitted = fitted_geometry(inputs.geometry, subject.candidate, Space())
+    return fitted.key_length == inputs.geometry.key_length
 
 
 def _is_promised(subject: Subject, inputs: Inputs) -> bool:

@@ -18,8 +18,7 @@ from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..tolerance import model
 from .agreement import within
-from .dissection.layer_weights import read_layer
-from .dissection.layers import MOST_KEYS_OF_LAYERS
+from .dissection.layer_weights import MOST_KEYS_OF_LAYERS, read_layer
 from .dissection.projections import ValuePath
 from .dissection.reading import ROOM, Reading, read, readable
 from .mistakes import IMPOSSIBLE

@@ -172,6 +172,12 @@ def leaning_by_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (scores_of(q, k) - slopes * apart(q, k).abs()).softmax(-1) @ v
 
 
+def leaning_without_rule(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A slope by distance for each head that none of its neighbours tells."""
+    slopes = torch.sin(torch.arange(q.shape[-3]).square() + 1.0)[:, None, None]
+    return (scores_of(q, k) - slopes * apart(q, k).abs()).softmax(-1) @ v
+
+
 MIXTURE = torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.0, -0.5], [0.25, 0.0, 1.0]])
 
 
@@ -191,6 +197,12 @@ def table_of_distances(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (scores_of(q, k) + table[:, apart(q, k).clamp(-20, 20) + 20]).softmax(-1) @ v
 
 
+def of_nine_places(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A bias that a table holds for each pair of places in a window of nine."""
+    table = torch.sin(torch.arange(3.0 * 81).square()).reshape(3, 9, 9)
+    return (scores_of(q, k) + table).softmax(-1) @ v
+
+
 layer_sliding = OfCore(sliding)
 layer_leaning = OfCore(leaning_by_head)
 layer_sinks = OfCore(sinks)
@@ -199,6 +211,7 @@ layer_temperatures = OfCore(temperatures)
 layer_talking = OfCore(talking_heads)
 layer_talking_weights = OfCore(talking_weights)
 layer_table = OfCore(table_of_distances)
+layer_window = OfCore(of_nine_places)
 layer_normed = Normed(odd_scale)
 layer_alike = OfCore(alike)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, product
 from typing import Any, Final
 
@@ -48,6 +48,7 @@ from .by_head import (
 from .changed_logits import (
     added_number_statements,
     clamped_logit_statements,
+    pair_statements,
     raised_logit_statements,
     shift_statements,
     temperature_statements,
@@ -64,9 +65,8 @@ from .influence import (
     lost_cache_statements,
     turned_weight_statements,
 )
-from .layer_weights import read_layer
+from .layer_weights import MOST_KEYS_OF_LAYERS, read_layer
 from .layers import (
-    MOST_KEYS_OF_LAYERS,
     MOST_REMEMBERED,
     LayerReader,
     alike_row_statements,
@@ -119,6 +119,7 @@ _FEW_TOKENS: Final = (5, 7, 6, 4, 6, 6, 4, 4)
 # Sizes at which a bias by place is read.
 _MANY_PLACES: Final = (1, MOST_SLOPES, MOST_SLOPES, MOST_KEYS, MOST_KEYS, 6, 32, 6, 6, 4, 4)
 _PLACES_OF_LAYERS: Final = (1, 2, 2, 48, 48, 6, 32, 6, 6, 4, 4)
+_SEVERAL_ITEMS: Final = (8, 2, 2, 9, 9, 6, 32, 6, 6, 4, 4)
 _FAR_PLACES_OF_LAYERS: Final = (1, 2, 2, 5, 320, 6, 32, 6, 6, 4, 4)
 _HIGHEST_TURN: Final = 2.0**17
 OF_WEIGHTS: Final = (
@@ -264,16 +265,29 @@ class StatementReader:
             ]
             if tables[0] is not None:
                 yield tables[0].with_more(tables[-1]).statement()
+        if self._has_fixed_lengths and (several := self._read_at(_SEVERAL_ITEMS, path)):
+            yield from pair_statements(several)
+
+    @cached_property
+    def _has_fixed_lengths(self) -> bool:
+        """Whether nothing but some lengths can be asked: a window of so many places."""
+        sizes = (_PLACES_OF_LAYERS, _FAR_PLACES_OF_LAYERS)
+        asked = (fitted_problem(self.subject, BatteryEntry(sizes=each, seed=67)) for each in sizes)
+        lengths = {one.geometry.key_length for one in asked if one is not None}
+        return len(lengths) == 1
 
     def _placed_at(
         self, sizes: tuple[int, ...], path: ValuePath | None, *, bottom_right: bool
     ) -> PlaceTable | None:
+        long = self._read_at(sizes, path)
+        return None if long is None else place_table(long, bottom_right=bottom_right)
+
+    def _read_at(self, sizes: tuple[int, ...], path: ValuePath | None) -> Reading | None:
         problem = fitted_problem(self.subject, BatteryEntry(sizes=sizes, seed=67))
         if problem is None:
             return None
         again = read if path is None else partial(read_layer, path=path)
-        long = again(self.subject, self.subject.inputs(problem), known=self.known)
-        return None if long is None else place_table(long, bottom_right=bottom_right)
+        return again(self.subject, self.subject.inputs(problem), known=self.known)
 
     @torch.inference_mode()
     def _of(self, reading: Reading) -> list[NamedMistake]:

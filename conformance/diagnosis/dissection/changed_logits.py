@@ -1,7 +1,7 @@
 """Logits that are raised, clamped, multiplied, or less another number than the row's largest.
 
-They are raised to a distance below the largest of their row, clamped to a range, or multiplied by
-what grows from query to query.
+They are raised to a distance below the largest of their row, clamped to a range, multiplied by what
+grows from query to query, or have a number added for each pair of query and key.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..._golden import golden
 from ...tolerance import model
 from ..agreement import BatteryAnswer
 from ..mistaken_answer import declared_with_every_key
-from ..mistakes import DeclaredCall, NamedMistake
+from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import (
     admitted_by_mask,
     biased,
@@ -33,13 +33,15 @@ from ..mistakes._steps import (
     unmasked_logits,
 )
 from ..mistakes.softmaxes import Shift, shifted
-from .logits import FEWEST_LEFT, MOST_DIGITS, NEARLY_RIGHT
-from .reading import ROOM, Reading, in_digits, statement
+from .logits import FEWEST_LEFT, MOST_DIGITS, NEARLY_RIGHT, as_mistake
+from .reading import ONE, ROOM, Reading, in_digits, statement
+from .terms import ADDED, SCORES, Term
 
 # The size of a logit below which no exponential vanishes or overflows in any format.
 _LEAST_LOST: Final = math.log(torch.finfo(torch.float16).max)
 # A row must be too small by so many roundings before a number is read from it.
 _CLEARLY: Final = 32.0
+_FEWEST_ITEMS: Final = 2  # of a batch that say that inputs change nothing
 _LARGEST_ADDED: Final = 0.5  # of the numbers that are looked for
 # Digits that a distance below the largest logit is said with.
 _MOST_DIGITS: Final = 4
@@ -430,3 +432,46 @@ _PLAIN_SHIFTS: Final[tuple[tuple[str, Shift], ...]] = (
     ("those of the logits as they are", _nothing),
     ("those of the logits as they are, hidden ones too until multiplied by zero", _nothing_of_any),
 )
+
+
+def pair_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """A number of each head for each pair of places, the same whatever the inputs are.
+
+    It is read of several batch items, and known for these heads and lengths alone.
+    """
+    attention, call = reading.attention, reading.call
+    scores, bias = (term.values(call, attention) for term in (SCORES, ADDED[0]))
+    shown = reading.legible & attention.allowed
+    count, always = shown.sum(dim=0), shown.all(dim=0)
+    if scores is None or bool((count < _FEWEST_ITEMS).any()) or not bool(always.any(-1).all()):
+        return
+
+    def against_mean(table: Tensor, sign: float) -> Tensor:
+        """A row's numbers and their mean: its weights do not tell what all of its keys have."""
+        mean = torch.where(always, table, 0.0).sum(-1, keepdim=True) / always.sum(-1, keepdim=True)
+        return torch.where(shown, table + sign * mean, 0.0)
+
+    more = reading.logits - scores - (0.0 if bias is None else bias)
+    more = against_mean(more, -1.0)
+    room = 6.0 * against_mean(model.LOGIT_READ_TO + reading.logit_error, 1.0)
+    table = more.sum(dim=0) / count
+    alike = ((more - table).abs() <= room) | ~shown
+    if not bool(alike.all()) or not bool((shown & (table.abs() > room)).any()):
+        return
+
+    def values(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
+        if attention.scores.shape[1:] != table.shape:
+            raise NotExpressible
+        return table.expand_as(attention.scores)
+
+    heads, queries, keys = table.shape
+    head, query, key = (int(one) for one in torch.unravel_index(table.abs().argmax(), table.shape))
+    largest = in_digits(float(table[head, query, key]))
+    words = (
+        "a number of each head for each pair of query and key that no input changes, "
+        f"{largest} at query {query} and key {key} of head {head} "
+        f"(against the mean of the row; with {heads} heads, {queries} queries and {keys} keys)"
+    )
+    text = f"the logits have one more term, {words}"
+    fix = "add nothing to the scaled scores, or declare what is added: score_mod of the semantics"
+    yield as_mistake([SCORES, Term(words, words, values, fix=fix, text=text)], [ONE, ONE])

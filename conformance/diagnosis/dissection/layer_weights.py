@@ -26,24 +26,41 @@ from ...problems.inputs import Inputs
 from ...problems.problem import Problem
 from ...problems.space import Space
 from ...tolerance import model
-from ..battery import answer_to
+from ..battery import answer_to, can_be_asked
 from ..mistaken_answer import Combination, made_on, mistaken_attention, mistaken_call
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from .projections import ValuePath
 from .reading import ROOM, Reading, statement
 
+# Keys of a layer whose weights are read: the time grows with the cube of their number. More where a
+# layer takes no fewer.
+MOST_KEYS_OF_LAYERS: Final = 40
+MOST_KEYS_ASKED: Final = 64
 # Equations for each unknown weight.
 TIMES: Final = 2.0
 # Weights of one item that are read together, and answers that are asked for.
 MOST_UNKNOWN: Final = 400
 MOST_CALLS: Final = 16
 # Numbers that say what each head's answer adds to that of the layer: 8 bytes each.
-MOST_NUMBERS: Final = 20_000_000
+MOST_NUMBERS: Final = 24_000_000
 # Widths of tokens that leave the values of all keys independent.
 WIDER: Final = 1.25
 # Tokens that are compared with each other.
 FEWEST_TOKENS: Final = 3
 _SEED: Final = 17
+
+
+def few_tokens(subject: Subject, inputs: Inputs) -> Inputs | None:
+    """Some inputs, or the first tokens of those that are too long; None if they cannot be cut."""
+    keys = inputs.geometry.key_length
+    if keys <= MOST_KEYS_OF_LAYERS:
+        return inputs
+    if inputs.masked or inputs.mode != "self" or inputs.past:
+        return None
+    cut = inputs.map_tokens(lambda tokens: tokens[:, :MOST_KEYS_OF_LAYERS].contiguous())
+    if can_be_asked(subject, cut):
+        return cut
+    return inputs if keys <= MOST_KEYS_ASKED else None
 
 
 class LayerCalls:

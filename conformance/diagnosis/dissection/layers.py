@@ -20,7 +20,7 @@ from ..agreement import BatteryAnswer
 from ..mistaken_answer import Combination, made_on, mistaken_call
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from .by_head import MOST_HEADS
-from .layer_weights import in_wrong_heads, read_layer, wrong_heads
+from .layer_weights import few_tokens, in_wrong_heads, read_layer, wrong_heads
 from .logits import Composition, LogitFit, as_mistake
 from .operands import norm_terms, operand_terms, pair_terms
 from .positions import Fitted, families, turn_terms, turned
@@ -49,9 +49,8 @@ POINTS: Final = 33
 MOST_REMEMBERED: Final = 3
 # How many compositions of a kind are put into words.
 MOST_SAID: Final = 4
-# Keys of a layer whose weights are read: the time grows with the cube of their number.
+# Keys of a layer whose weights are read in any case.
 FEW_KEYS: Final = 12
-MOST_KEYS_OF_LAYERS: Final = 40
 
 
 class LayerReader:
@@ -96,14 +95,10 @@ class LayerReader:
 
         Many tokens cost time: they are read where nothing is ``said`` already of fewer.
         """
-        keys = inputs.geometry.key_length
-        if keys > FEW_KEYS and (said or self._said):
+        if inputs.geometry.key_length > FEW_KEYS and (said or self._said):
             return None
-        if keys > MOST_KEYS_OF_LAYERS:
-            if inputs.masked or inputs.mode != "self" or inputs.past:
-                return None  # not to be cut short
-            inputs = inputs.map_tokens(lambda tokens: tokens[:, :MOST_KEYS_OF_LAYERS].contiguous())
-        reading = read_layer(self.subject, inputs, path, self.known)
+        few = few_tokens(self.subject, inputs)
+        reading = None if few is None else read_layer(self.subject, few, path, self.known)
         return reading if reading is not None and reading.explained else None
 
     @torch.inference_mode()

@@ -23,7 +23,7 @@ from ...clauses.subject import Subject
 from ...oracle.oracle import known_weights
 from ...problems.inputs import Inputs
 from ...tolerance import model
-from ..battery import answer_to
+from ..battery import answer_to, can_be_asked
 from ..mistaken_answer import Combination, made_on, mistaken_attention, mistaken_call
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes.named_mistake import Heads
@@ -274,7 +274,7 @@ def probes(subject: Subject, inputs: Inputs, known: Combination = ()) -> list[Pr
     if subject.candidate.draws_weights and small and not plain.past:
         chosen.append(plain.replace(weights=_with_faint_queries(known_weights(plain))))
     every = []
-    for one in chosen:
+    for one in (one for one in chosen if can_be_asked(subject, one)):
         with suppress(NotExpressible):  # what is known may be impossible at these sizes
             every.append(Probe(subject, one, known))
     return [probe for probe in every if probe.readable]

@@ -223,6 +223,11 @@ class Caller:
         other.convention = self.convention.replace(**changes)
         return other
 
+    def at_length(self, length: int) -> Caller:
+        """A copy whose probes all have so many queries and keys."""
+        pinned = (("query_length", str(length)), ("key_length", str(length)))
+        return dataclasses.replace(self, sizes=SizeRule(changes=(*pinned, *self.sizes.changes)))
+
     @property
     def kind(self) -> str:
         """``core`` or ``layer``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from ...tolerance.positions import position_bound
 from . import callers
 from .agreement import PointJudge
 from .behaviour import learned_besides
-from .caller import Caller, ProbeAnswer, Refusal
+from .caller import FREE, Caller, ProbeAnswer, Refusal
 from .contradictions import contradictions
 from .deviations import Investigation, deviations
 from .implementation import Implementation, read_attentions
@@ -176,6 +177,11 @@ def _identify(
     if implementation.declared is not None and not implementation.declared.weights_known:
         return _without_weights(callers, findings)
     opened = _first_golden(callers, implementation.parameters)
+    length = _wanted_length(opened) if isinstance(opened, str) else None
+    if length is not None:  # it may take so many tokens alone, as a window does
+        pinned = (caller.at_length(length) for caller in _opened(implementation))
+        again = _first_golden(pinned, implementation.parameters)
+        opened = opened if isinstance(again, str) else again
     if isinstance(opened, str):
         return opened
     if isinstance(opened, Unread):
@@ -289,6 +295,19 @@ def _first_golden(
             shown = list(observed[0].output.shape)
             refusals.append(Refusal("type", f"returned a tensor of shape {shown}"))
     return _first_further(unread) if unread else _refused(refusals, parameters)
+
+
+# How torch says that a tensor of its own has another size than one that was given.
+_OTHER_SIZE: Final = re.compile(r"tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
+
+
+def _wanted_length(refused: str) -> int | None:
+    """The number of tokens that a refusal speaks of, where it was given another."""
+    found = _OTHER_SIZE.search(refused)
+    sizes = [int(size) for size in found.groups()] if found else []
+    given = {FREE.query_length, FREE.key_length}
+    others = [size for size in sizes if size not in given and size > 1]
+    return others[0] if len(others) == 1 else None
 
 
 def _refused(refusals: list[Refusal], parameters: Parameters) -> str:

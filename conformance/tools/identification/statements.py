@@ -14,6 +14,7 @@ from ...diagnosis.chance import random_entry
 from ...diagnosis.diagnostician import Diagnostician
 from ...diagnosis.dissection import OF_WEIGHTS
 from ...diagnosis.dissection.by_head import alignments, head_statements, place_table
+from ...diagnosis.dissection.changed_logits import pair_statements
 from ...diagnosis.dissection.layers import query_and_key_statements
 from ...diagnosis.dissection.reading import statement, together
 from ...diagnosis.mistaken_answer import Combination
@@ -138,11 +139,10 @@ def _of_places(weights: Weights) -> Iterator[tuple[Proposal, Statement]]:
             at = against_proposal(reading, proposal)
             if any(True for _ in head_statements(at)):
                 continue  # which is plainer
-            for corner in alignments(at):
-                table = place_table(at, bottom_right=corner)
-                if table is not None:
-                    bias = table.statement(beyond=False)
-                    yield proposal, Statement(text=bias.sentence, made=(bias,), heads=heads)
+            tables = (place_table(at, bottom_right=corner) for corner in alignments(at))
+            biases = [table.statement(beyond=False) for table in tables if table is not None]
+            for bias in biases or pair_statements(at):
+                yield proposal, Statement(text=bias.sentence, made=(bias,), heads=heads)
 
 
 def _windowed(band: Band, base: golden.Semantics) -> tuple[Proposal, Statement]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from examples import BARE_FLOAT32, CLAUSES, core, problem
 from torch import Tensor
+from unusual_attention import layer_window
 
 import conformance
 from candidates.broken.bias import MaximumFlooredAtMinusTenThousand
@@ -17,8 +18,9 @@ from candidates.eager import EagerCore
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.diagnosis import Diagnostician, diagnose
-from conformance.diagnosis.battery import answer_to, plain_problem
+from conformance.diagnosis.battery import answer_to, can_be_asked, plain_problem
 from conformance.diagnosis.dissection.changed_logits import shift_statements
+from conformance.diagnosis.mistaken_answer import DiagnosedSubject
 
 
 @pytest.mark.parametrize(
@@ -219,3 +221,28 @@ def test_the_largest_logit_of_many_rows_lets_low_ones_vanish(
     declared = {**BARE_FLOAT32, "masks": ["keep"], "empty_rows": "zeros"}
     (entry,) = diagnose(Subject(core(attend, **declared), "float32"))
     assert f" is {said}: low rows vanish" in entry["text"]
+
+
+def test_a_table_of_all_pairs_of_places_is_read_of_a_window() -> None:
+    """It holds for the only lengths that can be asked; calls of fewer tokens are nobody's fault."""
+    window = conformance.module(
+        layer_window, inputs="self", geometry={"query_length": 9, "key_length": 9}
+    )
+    (entry,) = diagnose(Subject(window, "float32"))
+    said = "logits: a number of each head for each pair of query and key that no input changes"
+    assert entry["name"].startswith(said)
+    assert "with 3 heads, 9 queries and 9 keys" in entry["name"]
+
+
+def test_a_call_of_lengths_that_are_not_declared_is_no_raised_one() -> None:
+    """What a window makes of one token is not counted among the calls that raised."""
+    window = conformance.module(
+        layer_window, inputs="self", geometry={"query_length": 9, "key_length": 9}
+    )
+    subject = DiagnosedSubject(Subject(window, "float32"))
+    asked = subject.inputs(plain_problem(subject))
+    one = asked.map_tokens(lambda tokens: tokens[:, :1].contiguous())
+    assert can_be_asked(subject, asked)
+    assert not can_be_asked(subject, one)
+    assert answer_to(subject, one) is None
+    assert not any(subject.calls.values())

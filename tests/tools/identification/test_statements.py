@@ -35,7 +35,14 @@ def record(name: str) -> dict[str, Any]:
             "and exp(0.5) in head 0, exp(-1) in head 1, exp(2) in head 2",
         ),
         ("layer_temperatures", "the scores times 4 in head 0, 8 in head 1, 14 in head 2"),
-        ("layer_table", "head 0: -1.664 at -2, -0.7631 at -1"),
+        (
+            "layer_table",
+            "0 at 0, -0.3718 at 1, -1.316 at 2, -1.965 at 3 in head 2, in others other",
+        ),
+        (
+            "layer_window",
+            "a number of each head for each pair of query and key that no input changes",
+        ),
     ],
 )
 def test_what_a_declaration_cannot_say(name: str, said: str) -> None:
@@ -71,10 +78,18 @@ def test_the_nearest_point_is_named() -> None:
 @pytest.mark.nightly
 def test_numbers_of_heads_that_may_be_others() -> None:
     """A function of any number of heads is stated for the number that was read."""
-    result = record("leaning_by_head")
+    result = record("leaning_without_rule")
     assert not result["identified"]
     assert "with 3 heads the logits have one more term" in result["reason"]
-    assert "-0.5 in head 0, -0.25 in head 1, -0.125 in head 2" in result["reason"]
+    assert "-0.8415 in head 0, -0.9093 in head 1, 0.9589 in head 2" in result["reason"]
+
+
+@pytest.mark.nightly
+def test_a_rule_for_numbers_of_heads() -> None:
+    """Where one rule gives the numbers of all heads, it is stated for any number of them."""
+    (stated,) = record("leaning_by_head")["statements"]
+    assert stated["heads"] is None
+    assert "the distance from query to key times -0.5 times 2^-h in head h" in stated["text"]
 
 
 @pytest.mark.nightly
