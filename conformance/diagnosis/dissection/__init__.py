@@ -98,6 +98,7 @@ from .visibility import (
 )
 from .weight_functions import (
     dropped_weight_statements,
+    gated_answer_statements,
     lowest_added_statements,
     repeated_key_statements,
     share_statements,
@@ -230,13 +231,13 @@ class StatementReader:
                 said += [] if self._slopes_read else _slopes(self.subject, reading, self.known)
                 self._slopes_read = True
                 said += self._by_place(reading)
-            said += head_answer_statements(answer)
+            said += [*head_answer_statements(answer), *gated_answer_statements(answer)]
             said += [*shift_statements(answer), *alike_row_statements(answer)]
             said += [*added_number_statements(answer), *lowest_added_statements(answer)]
             return [*said, *zeroed_token_statements(inputs)]
         said = [*self._layers.statements(inputs), *layer_answer_statements(answer)]
         said += self._by_place(*self._layers.last) if self._layers.last else ()
-        said += head_answer_statements(answer)
+        said += [*head_answer_statements(answer), *gated_answer_statements(answer)]
         said += shift_statements(answer)
         if self._heads_left and not inputs.past:  # it takes a while, and few answers suffice
             self._heads_left -= 1

@@ -1,13 +1,16 @@
 """What weights are in place of the softmax: a function of the right ones, or of the logits.
 
-A function may drop the small ones, limit all, or add a share of every key.
+A function may drop the small ones, limit all, or add a share of every key. Answers have gates.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
+from itertools import product
 from typing import Final
 
 import torch
@@ -16,7 +19,7 @@ from torch import Tensor
 from ..._golden import golden
 from ...tolerance import model
 from ..agreement import BatteryAnswer
-from ..mistakes import DeclaredCall, NamedMistake
+from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import (
     BLOCKS,
     admitted_by_mask,
@@ -425,3 +428,73 @@ def total_of_last_tile(size: int) -> TotalOf:
         return torch.logsumexp(attention.logits[..., start:], dim=-1, keepdim=True)
 
     return log_values
+
+
+# What answers may be multiplied by: a function of tensors of their shape.
+_GATES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("", torch.Tensor.clone),
+    ("the sigmoid of ", torch.sigmoid),
+    ("the SiLU of ", torch.nn.functional.silu),
+    ("the GELU of ", torch.nn.functional.gelu),
+    ("the hyperbolic tangent of ", torch.tanh),
+    ("the positive part of ", torch.relu),
+)
+
+
+def _tokens(call: DeclaredCall) -> Tensor:
+    if not call.inputs.is_layer:
+        raise NotExpressible
+    return call.inputs.query.double()
+
+
+# With whether it is behind the output projection of a layer.
+_SOURCES: Final[tuple[tuple[str, bool, Callable[[DeclaredCall], Tensor]], ...]] = (
+    ("its query", False, lambda call: call.projected_heads()[0]),
+    (
+        "the query's token",
+        False,
+        lambda call: golden.split_heads(_tokens(call), call.inputs.geometry.num_heads),
+    ),
+    ("the query's token", True, _tokens),
+)
+
+
+def gated_answer_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
+    """The answers of heads, or of a layer, times a function of their query or its token."""
+    exact = answer.exact
+    call = DeclaredCall(inputs=answer.inputs, semantics=answer.subject.declaration.semantics)
+    if not answer.fits or not answer.output.numel():
+        return
+    for (of_source, behind, source), (of_gate, gate) in product(_SOURCES, _GATES):
+        change = partial(_gated, source, gate)
+        with suppress(NotExpressible, ValueError):
+            made = change(call, exact.output if behind else exact.core.output)
+            apart = (answer.output - (made if behind else call.answer_of(made))).abs()
+            size = model.SAME_READ * float(exact.output.nan_to_num(0.0).abs().amax())
+            if bool((apart <= size).all()):
+                yield _times(f"{of_gate}{of_source}", change, behind=behind)
+
+
+def _gated(
+    source: Callable[[DeclaredCall], Tensor],
+    gate: Callable[[Tensor], Tensor],
+    call: DeclaredCall,
+    output: Tensor,
+) -> Tensor:
+    number = source(call)
+    if number.shape != output.shape:
+        raise NotExpressible
+    return output * gate(number)
+
+
+def _times(words: str, change: Callable[..., Tensor], *, behind: bool) -> NamedMistake:
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        return dataclasses.replace(attention, output=change(call, attention.output))
+
+    of, steps = ("the layer", {"output": change}) if behind else ("each head", {"core": core})
+    return statement(
+        f"answer: that of {of} times {words}",
+        f"the answer of {of} is multiplied by {words}, channel by channel",
+        "return the weighted sums of the values: a gate is no part of attention",
+        **steps,
+    )

@@ -11,7 +11,7 @@ import examples
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu
+from torch.nn.functional import gelu, silu
 from unusual_attention import OfCore
 
 import conformance
@@ -215,6 +215,19 @@ def test_what_a_layer_computes_instead_is_stated(wrong: str) -> None:
     for entry in entries:
         assert all(part in entry["text"] for part in words), entry["text"]
         assert entry["fix"]
+
+
+def test_a_gate_of_the_answer_is_told_by_what_it_is_made_of() -> None:
+    """The sigmoid of the query's token behind the output matrix, or the SiLU of a head's query."""
+
+    def gated(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return _core(query, key, value) * silu(query)
+
+    (entry,) = diagnose(subject_of(layer(answer_of=lambda answer, x: answer * torch.sigmoid(x))))
+    assert "of the layer is multiplied by the sigmoid of the query's token" in entry["text"]
+    same = {"geometry": {"head_size": 4, "value_head_size": 4}}
+    (entry,) = diagnose(subject_of(examples.core(gated, **examples.BARE_FLOAT32, **same)))
+    assert "of each head is multiplied by the SiLU of its query" in entry["text"]
 
 
 def test_heads_taken_for_items_are_stated() -> None:
