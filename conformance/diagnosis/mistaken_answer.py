@@ -158,17 +158,13 @@ class MistakenAnswer:
         """Rows of the answer that have no key, though that is not what decides them."""
         if not self.has_empty_rows:
             return None
-        empty = self.core.empty
-        if declaration.empty_rows == "any":
-            return self._of_answer(empty)
-        had_keys = self.given.allowed(declaration.semantics).any(dim=-1)
-        if had_keys.shape != empty.shape:
-            return None
-        emptied = empty & had_keys
+        empty, had_keys = self.core.empty, self.given.allowed(declaration.semantics).any(dim=-1)
+        emptied = empty & had_keys if had_keys.shape == empty.shape else torch.zeros_like(empty)
+        rows = self._of_answer(empty if declaration.empty_rows == "any" else emptied)
         if not bool(emptied.any()):
-            return None
+            return rows if bool(rows.any()) else None
         emptied, spared = self._of_answer(emptied), right()
-        return emptied if spared is None or spared.shape != emptied.shape else emptied & ~spared
+        return rows if spared is None or spared.shape != rows.shape else rows & ~(emptied & spared)
 
     def empties_rows(self, declared: golden.Semantics) -> bool:
         """Whether it leaves rows without keys that have some: what they answer is open."""

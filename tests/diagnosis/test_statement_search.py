@@ -191,3 +191,17 @@ def test_rows_past_the_tiles_of_one_size_are_told_from_those_of_another() -> Non
 
     (entry,) = diagnose(Subject(core(attend, **BARE_FLOAT32), "float32"))
     assert "past the last whole tile of 8" in entry["text"]
+
+
+def test_right_rows_speak_against_a_mistake_that_takes_their_keys() -> None:
+    """Also where rows without keys may return anything: the last query alone is one of several."""
+
+    def behind_tiles(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        answer = attend(query, key, value, query.shape[-1] ** -0.5)
+        answer[:, :, query.shape[2] // 16 * 16 or query.shape[2] :] = 0.0
+        return answer
+
+    declared = {**BARE_FLOAT32, "empty_rows": "any"}
+    (entry,) = diagnose(Subject(core(behind_tiles, **declared), "float32"))
+    assert entry["name"] == "answer-zero"
+    assert "past the last whole tile of 16" in entry["text"]
