@@ -21,6 +21,7 @@ from .agreement import BatteryAnswer
 from .battery import answer_to, plainest_wrong
 from .conditions import CONDITIONS, Condition, size_limit
 from .dissection.influence import influence_facts
+from .dissection.layer_weights import with_values_of_one
 from .dissection.reading import in_digits
 from .mistaken_answer import DiagnosedSubject, declared_with_every_key
 from .mistakes.named_mistake import DeclaredCall
@@ -269,11 +270,11 @@ def _stray_influence(
 def _values_of_one(
     subject: Subject, facts: dict[str, Any], wrong: Sequence[BatteryAnswer]
 ) -> list[str]:
-    """A core's answer to values that are all one, which must stay so."""
+    """The answer to values that are all one, which must stay so."""
     plain = next((answer for answer in wrong if not answer.inputs.masked), None)
-    if plain is None or plain.inputs.is_layer or facts.get("repeats") is False:
+    ones = None if plain is None else with_values_of_one(subject, plain.inputs)
+    if ones is None or facts.get("repeats") is False:
         return []
-    ones = plain.inputs.with_tokens(value=torch.ones_like(plain.inputs.value))
     try:
         sums = subject.answer(ones).double()
     except CandidateFailure:
@@ -286,9 +287,8 @@ def _values_of_one(
         # Of rows whose answer is zero that says nothing: they are not wrong at these values.
         return [] if facts.get("answer") == "zero" else ["values that are all one stay so"]
     facts["ones_become"] = [least, most]
-    if math.isnan(least):
-        return ["values that are all one become NaN"]
-    return [f"values that are all one become {in_digits(least)} to {in_digits(most)}"]
+    said = ["NaN"] if math.isnan(least) else dict.fromkeys(map(in_digits, (least, most)))
+    return [f"values that are all one become {' to '.join(said)}"]
 
 
 def on_device_alone(

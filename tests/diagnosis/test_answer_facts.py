@@ -8,14 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from examples import BARE_FLOAT32, CLAUSES, core, problem, run_clause
+from examples import BARE_FLOAT32, CLAUSES, core, layer, problem, run_clause
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from candidates.broken.buffers import BufferUsedAgain
+from conformance import Geometry, ProjectionWeights
+from conformance._golden import golden
 from conformance.base.profile import PROFILES
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import Diagnostician, diagnose
+from conformance.diagnosis.answer_facts import unknown_entry
+from conformance.diagnosis.battery import observe
 from conformance.running.runner import CandidateRun
 
 
@@ -40,6 +44,25 @@ def test_constant_factor_is_told() -> None:
     assert "0.75 times what is expected" in text
     assert facts["ones_stay"] is False
     assert facts["ones_become"] == pytest.approx([0.75, 1.0])
+
+
+def test_what_the_weights_of_a_layer_sum_to_is_told() -> None:
+    """A second softmax that is subtracted leaves a half of values that are all one."""
+
+    def halved(sizes: Geometry, weights: ProjectionWeights) -> Callable[..., Tensor]:
+        def forward(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            plain, count = golden.STANDARD, sizes.num_heads
+            projected = golden.project_tokens((query, key, value), weights, plain)
+            heads = golden.cut_heads(projected, count, count, plain)
+            other = golden.attend(heads[0], heads[1].flip(2), heads[2]).output
+            merged = golden.merge_heads(golden.attend(*heads).output - 0.5 * other)
+            return golden.project_output(merged, weights, plain).to(query.dtype)
+
+        return forward
+
+    subject = Subject(layer(halved, **BARE_FLOAT32), "float32")
+    entry = unknown_entry(subject, observe(subject), None)
+    assert "values that are all one become 0.5" in entry["text"]
 
 
 def test_constant_difference_is_told() -> None:

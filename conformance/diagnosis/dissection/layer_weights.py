@@ -186,6 +186,26 @@ def _with_other_values(inputs: Inputs, count: int) -> list[Inputs]:
     return [inputs.with_tokens(value=value) for value in drawn]
 
 
+def with_values_of_one(subject: Subject, inputs: Inputs) -> Inputs | None:
+    """The inputs with values that are all one, of a layer the answers of heads averaged.
+
+    None where a layer has weights of its own, or no bias that makes values one whatever is given.
+    """
+    if not inputs.is_layer:
+        return inputs.with_tokens(value=torch.ones_like(inputs.value))
+    weights = known_weights(inputs)
+    if not subject.candidate.draws_weights or weights.v_bias is None or weights.o is None:
+        return None
+    made = dataclasses.replace(
+        weights,
+        v=torch.zeros_like(weights.v),
+        v_bias=torch.ones_like(weights.v_bias),
+        o=torch.full_like(weights.o, 1.0 / weights.o.shape[-1]),
+        o_bias=None if weights.o_bias is None else torch.zeros_like(weights.o_bias),
+    )
+    return inputs.replace(weights=made, generic=False)
+
+
 def _wide_enough(subject: Subject, inputs: Inputs) -> Inputs | None:
     """The inputs, or others of the same lengths whose tokens can be told apart by their values."""
     if inputs.past:
