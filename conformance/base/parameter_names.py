@@ -1,13 +1,14 @@
-"""The roles of parameters, read from their names in a module."""
+"""The parameters of functions and modules: their roles by name, and those of functions in C."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Any, Final
 
 # The kinds of parameters that take an argument by its place.
 POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -156,3 +157,32 @@ def undeclared_options(
         if option and not open_ended and parameter.name not in declared:
             may_stay = any(fnmatchcase(parameter.name, glob) for glob in accepted)
             yield OptionParameter(name=parameter.name, option=option, accepted=may_stay)
+
+
+def signature_in_docstring(function: Callable[..., Any]) -> inspect.Signature | None:
+    """The signature that begins the docstring of a function in C; None where none does."""
+    name = getattr(function, "__name__", "")
+    text = getattr(function, "__doc__", None) or ""
+    match = re.match(rf"\s*{re.escape(name)}(\([^()]*\))", text) if name else None
+    try:
+        (parsed,) = ast.parse(f"def f{match.group(1)}: pass" if match else "").body
+    except (SyntaxError, ValueError):
+        return None
+    if not isinstance(parsed, ast.FunctionDef):
+        return None
+    arguments = parsed.args
+    given = len(arguments.args) - len(arguments.defaults)
+    defaults = [inspect.Parameter.empty] * given + list(map(_value, arguments.defaults))
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    pairs = zip(arguments.args, defaults, strict=True)
+    return inspect.Signature(
+        [inspect.Parameter(one.arg, kind, default=default) for one, default in pairs]
+    )
+
+
+def _value(default: ast.expr) -> Any:
+    """The value of a literal, the text of any other expression."""
+    try:
+        return ast.literal_eval(default)
+    except ValueError:
+        return ast.unparse(default)

@@ -40,6 +40,21 @@ def neutral() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def outside() -> Iterator[None]:
+    """Run outside of the modes that a caller has entered: inference, autocast, another device.
+
+    What is judged under them is the caller's circumstances, and no gradient is to be had.
+    """
+    with contextlib.ExitStack() as modes:
+        modes.enter_context(torch.inference_mode(mode=False))
+        for device in filter(torch.is_autocast_enabled, _AUTOCAST_ON):
+            modes.enter_context(torch.autocast(device, enabled=False))
+        if _default_device() != NEUTRAL.device:
+            modes.enter_context(NEUTRAL.device)
+        yield
+
+
+@contextlib.contextmanager
 def kept() -> Iterator[None]:
     """Call a candidate under its own settings, and put the present ones back afterwards.
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from ..base.parameter_names import POSITIONAL, option_of, role_of
+from ..base.parameter_names import POSITIONAL, option_of, role_of, signature_in_docstring
 from ..errors import TO_CHECK
 from .target_strings import is_path
 
@@ -37,9 +37,13 @@ def declaration_lines(function: Callable[..., Any], target: str) -> str:
     """What to paste for a function of query, key and value, below a sentence; "" for another."""
     where, _, name = target.rpartition(":")
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        signature = inspect.signature(function)
     except (TypeError, ValueError):  # written in C
-        return ""
+        said = signature_in_docstring(function)
+        if said is None:
+            return ""
+        signature = said
+    parameters = list(signature.parameters.values())
     if not all(part.isidentifier() for part in name.split(".")):
         return ""
     if _projects(parameters):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ..base.files import user_path
+from ..base.parameter_names import signature_in_docstring
 from ..base.printable_text import repr_of
 from ..base.profile import NO_GRAPH_OPTIONS, GraphOptions
 from ..declare.candidate import Candidate
@@ -483,7 +484,7 @@ def _called(value: Any, target: str) -> Any:
     try:
         signature = inspect.signature(value)
     except Exception:  # noqa: BLE001 (written in C, or it says no true one: calling it will tell)
-        return guarded(f"{target}() raised", value)
+        signature = signature_in_docstring(value) or inspect.Signature()
     try:
         signature.bind()
     except TypeError:

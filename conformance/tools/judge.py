@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -176,7 +177,8 @@ def check(
         A target as on the command line (``"package.module:object"``, a file, a folder), which runs
         in a process of its own; or an object: a declared candidate, a ``torch.nn.Module``, a list
         of candidates, a callable that returns one. An object runs in this process, where nothing
-        can stop what hangs.
+        can stop what hangs, outside of inference mode, autocast and default devices that are
+        entered; in one thread at a time.
     profile, only, skip, dtypes, seed
         As on the command line; ``only`` and ``skip`` are globs of clauses, one or several.
     exitfirst
@@ -430,6 +432,10 @@ def _check_seconds(name: str, value: float) -> None:
         raise UsageError(msg)
 
 
+# What a call changes is looked for in the whole process: another check would be taken for that.
+_ONE_AT_A_TIME: Final = threading.RLock()
+
+
 def _checked(
     target: Any,
     options: RunOptions,
@@ -440,15 +446,18 @@ def _checked(
     """The report on a target, in workers of a context, or on an object, in this process."""
     if time_limit is not None:
         _check_seconds("time_limit", time_limit)
+    ask = partial(check_targets, timeout=timeout, max_time=time_limit)
     if isinstance(target, (str, Path)):
         options = replace(options, targets=(str(target),))
-        make_pool: MakePool = partial(WorkerPool, context=context)
+        record = ask(options, make_pool=partial(WorkerPool, context=context))
     elif options.isolated:
         msg = "an object lives in this process: name a target for isolated=True, or give its source"
         raise UsageError(msg)
     else:
-        make_pool = _in_process(target)
-    record = check_targets(options, timeout=timeout, max_time=time_limit, make_pool=make_pool)
+        from ..calls import torch_state  # noqa: PLC0415 (loads torch)
+
+        with _ONE_AT_A_TIME, torch_state.outside():
+            record = ask(options, make_pool=_in_process(target))
     if record["interrupted"]:
         raise KeyboardInterrupt
     # As the command says without --strict, so that every view counts the same.

@@ -383,3 +383,14 @@ def test_score_mod_that_fails_is_refused(answer: str) -> None:
 
     with pytest.raises(DeclarationError, match="score_mod fails on scores"):
         conformance.core(semantics=conformance.Semantics(score_mod=change))
+
+
+def test_the_record_of_a_function_holds_no_address() -> None:
+    """Two runs on the same candidate say the same of the function that it declares."""
+
+    def shifted(score: Any, *_indices: Any) -> Any:
+        return score + 1.0
+
+    declared = declare("core", semantics=conformance.Semantics(score_mod=shifted))
+    said = declared.as_json()["semantics"]["score_mod"]
+    assert said.endswith("shifted>")

@@ -121,3 +121,10 @@ def test_what_is_no_core_is_not_called_one(
     )
     assert core.startswith("blocked(q, k, v, causal), paste into parts.py:")
     assert core.endswith("options be found: conformance identify parts.py:blocked\n")
+
+
+def test_a_function_in_c(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its docstring says what it takes: it is declared like any other, and not called."""
+    text = said("torch.nn.functional:scaled_dot_product_attention", capsys)
+    assert "takes (query, key, value, attn_mask, " in text
+    assert "        return scaled_dot_product_attention(query, key, value)\n" in text

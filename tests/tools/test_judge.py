@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +257,39 @@ def test_no_time_is_refused(timeout: Any) -> None:
     """A Judge waits for a number of seconds."""
     with pytest.raises(conformance.UsageError, match="is no time: give seconds above 0"):
         conformance.Judge(timeout=timeout)
+
+
+def fused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A right core."""
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value)
+
+
+OF_STATE = ("numerics.golden", "gradients.golden", "state.*")
+
+
+def test_checks_in_several_threads_wait_for_each_other() -> None:
+    """What one of them sets up is not taken for what another's candidate has changed."""
+    with ThreadPoolExecutor(2) as threads:
+        candidates = [conformance.core()(fused) for _ in range(3)]
+        checks = [threads.submit(conformance.check, one, only=OF_STATE) for one in candidates]
+        assert all(check.result().conforms for check in checks)
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        torch.inference_mode,
+        torch.no_grad,
+        lambda: torch.autocast("cpu"),
+        lambda: torch.device("meta"),
+    ],
+    ids=["inference", "no-grad", "autocast", "meta"],
+)
+def test_modes_of_the_caller_are_not_the_candidates(mode: Callable[[], Any]) -> None:
+    """Inside of a mode that changes what torch computes the verdict is that of outside."""
+    with mode():
+        report = conformance.check(conformance.core()(fused), only=OF_STATE)
+    assert report.conforms, report.candidates[0].reason
 
 
 @pytest.mark.parametrize("semantics", [{"scale": "none"}, conformance.Semantics(scale="none")])

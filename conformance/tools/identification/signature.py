@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
-from ...base.parameter_names import POSITIONAL, role_of
+from ...base.parameter_names import POSITIONAL, role_of, signature_in_docstring
 
 # Longer words first: "attention_mask_bias" is a bias.
 _WORDS: Final[dict[str, tuple[str, ...]]] = {
@@ -105,7 +103,10 @@ def read_parameters(function: Callable[..., Any]) -> Parameters:
     try:
         signature = inspect.signature(called)
     except Exception:  # noqa: BLE001 (written in C, or the user's object answers anything)
-        return _from_docstring(called)
+        said = signature_in_docstring(called)
+        if said is None:
+            return Parameters((), open_ended=True)
+        signature = said
     entries = []
     open_ended = False
     for position, parameter in enumerate(signature.parameters.values()):
@@ -138,34 +139,6 @@ def read_parameters(function: Callable[..., Any]) -> Parameters:
             if name not in named
         ]
     return Parameters(tuple(entries), open_ended, str(signature))
-
-
-def _from_docstring(function: Callable[..., Any]) -> Parameters:
-    """A function in C often begins its docstring with its signature."""
-    name = getattr(function, "__name__", "")
-    text = getattr(function, "__doc__", None) or ""
-    match = re.match(rf"\s*{re.escape(name)}(\([^()]*\))", text) if name else None
-    try:
-        parsed = ast.parse(f"def f{match.group(1)}: pass" if match else "").body
-    except SyntaxError:
-        parsed = []
-    if not parsed or not isinstance(parsed[0], ast.FunctionDef):
-        return Parameters((), open_ended=True)
-    arguments = parsed[0].args
-    names = [entry.arg for entry in arguments.args]
-    defaults = [None] * (len(names) - len(arguments.defaults)) + list(arguments.defaults)
-    entries = [
-        CallParameter(
-            entry,
-            position,
-            default is None,
-            True,  # noqa: FBT003 (fields in order)
-            _meaning(entry, ast.unparse(default) if default is not None else None),
-            "" if default is None else ast.unparse(default),
-        )
-        for position, (entry, default) in enumerate(zip(names, defaults, strict=True))
-    ]
-    return Parameters(tuple(entries), open_ended=False, text=f"({', '.join(names)})")
 
 
 def _meaning(name: str, default: object) -> str:
