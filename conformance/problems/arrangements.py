@@ -174,8 +174,9 @@ def there(inputs: Inputs, name: str, heads: Tensor) -> Tensor:
         return torch.ones(shape, dtype=torch.bool)
     if inputs.present is not None:
         return inputs.present[0 if name == "query" else 1]
-    keep = inputs.keep.expand(inputs.geometry.batch, 1, *inputs.score_shape[2:])
-    return keep.any(dim=-1 if name == "query" else -2).squeeze(1)
+    # A mistake that is acted out may hide other keys in each head.
+    keep = inputs.keep.any(dim=1).expand(inputs.geometry.batch, *inputs.score_shape[2:])
+    return keep.any(dim=-1 if name == "query" else -2)
 
 
 def sequence_keywords(inputs: Inputs) -> dict[str, Any]:

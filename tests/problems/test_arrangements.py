@@ -16,6 +16,7 @@ from conformance.problems.arrangements import (
     canonical_tokens,
     present_output,
     presented_shape,
+    there,
     with_equal_sequences,
 )
 from conformance.problems.fitting import fitted_geometry
@@ -111,6 +112,18 @@ def test_sequences_that_have_the_one_without_the_other(pattern: str, letter: str
         output = torch.ones(presented_shape(inputs))
         assert torch.equal(present_output(canonical_output(output, inputs), inputs), output)
     assert lacking == {0, 1, 2}
+
+
+def test_tokens_that_some_head_has_are_there() -> None:
+    """A mistake that is acted out may hide other keys of a sequence in each head."""
+    inputs = inputs_of("varlen").replace(present=None)
+    assert inputs.keep is not None
+    of_heads = inputs.keep.repeat(1, 2, 1, 1)
+    of_heads[:, 1] = False
+    changed = inputs.replace(keep=of_heads)
+    for name in ("query", "key"):
+        heads = getattr(inputs, name)
+        assert torch.equal(there(changed, name, heads), there(inputs, name, heads))
 
 
 def test_query_and_key_are_one_object_only_where_their_offsets_are_one() -> None:
