@@ -48,6 +48,7 @@ from .by_head import (
 from .changed_logits import (
     added_number_statements,
     clamped_logit_statements,
+    lost_row_statements,
     pair_statements,
     raised_logit_statements,
     shift_statements,
@@ -203,6 +204,7 @@ class StatementReader:
             self._at_the_turn = self._where_hidden_keys_win()
         yield self._at_the_turn or []
         far = [*far_position_statements(wrong), *long_length_statements(wrong)]
+        far += lost_row_statements(wrong)
         self._far += far  # searches know a statement by its identity: it must outlive them
         yield far
 
@@ -325,15 +327,11 @@ def _slopes(subject: Subject, reading: Reading, known: Combination) -> Iterator[
     rules = [
         rule
         for rule in (head_statements(others[-1]) if others else ())
-        if all(_is_made(with_mistake(subject, other, (*known, rule))) for other in others)
+        if all(_is_explained(with_mistake(subject, other, (*known, rule))) for other in others)
     ]
     yield from rules
     if tables and not rules:
         yield tabulated_slopes(tables)
-
-
-def _is_made(reading: Reading | None) -> bool:
-    return reading is not None and _is_explained(reading)
 
 
 def _where_hidden_keys_win(subject: Subject) -> Iterator[Inputs]:
@@ -434,9 +432,9 @@ def _are_equal(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def _is_explained(reading: Reading) -> bool:
+def _is_explained(reading: Reading | None) -> bool:
     """Whether weights are what they should be, as far as it can be read."""
-    return reading.nearly_right or not bool(reading.wrong.any())
+    return reading is not None and (reading.nearly_right or not bool(reading.wrong.any()))
 
 
 def readings(

@@ -7,11 +7,12 @@ grows from query to query, or have a number added for each pair of query and key
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from typing import Final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -374,6 +375,23 @@ def shift_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
                     "subtract each row's largest logit of the keys that are attended",
                     core=core,
                 )
+
+
+# What answers with lost rows say, and how many of extreme values are asked.
+_OF_LOST_ROWS: Final[WeakKeyDictionary[BatteryAnswer, list[NamedMistake]]] = WeakKeyDictionary()
+_FEW_EXTREME: Final = 6
+
+
+def lost_row_statements(wrong: Sequence[BatteryAnswer]) -> list[NamedMistake]:
+    """What is subtracted before exponentials, as the first answers to extreme values say.
+
+    Remembered: those answers are the same in each round of a search.
+    """
+    extreme = [one for one in wrong if not one.inputs.generic][:_FEW_EXTREME]
+    for one in extreme:
+        if one not in _OF_LOST_ROWS:
+            _OF_LOST_ROWS[one] = list(shift_statements(one))
+    return list(chain.from_iterable(_OF_LOST_ROWS[one] for one in extreme))
 
 
 def added_number_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:

@@ -246,3 +246,19 @@ def test_a_call_of_lengths_that_are_not_declared_is_no_raised_one() -> None:
     assert not can_be_asked(subject, one)
     assert answer_to(subject, one) is None
     assert not any(subject.calls.values())
+
+
+def test_what_extreme_values_alone_show_is_told() -> None:
+    """Of the battery alone: rows vanish, or lose a part that a small number in the sum takes."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        if not scores.numel():
+            return scores @ value
+        powers = (scores - scores.amax(-1, keepdim=True)).exp()
+        powers = powers if keep is None else powers.masked_fill(~keep, 0.0)
+        return powers / (powers.sum(-1, keepdim=True) + 1e-20) @ value
+
+    declared = {**BARE_FLOAT32, "masks": ["keep"], "empty_rows": "zeros"}
+    (entry,) = diagnose(Subject(core(attend, **declared), "float32"))
+    assert "the largest one of hidden keys as well, and 1e-20 is added" in entry["text"]
