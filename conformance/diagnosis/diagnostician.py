@@ -7,6 +7,7 @@ from functools import cached_property, partial
 from itertools import chain, islice
 from typing import Any, Final
 
+from ..base.mistake import UNKNOWN
 from ..base.record import LineEntry
 from ..base.results import WRONG_ANSWERS
 from ..calls.differentiating import LOST
@@ -99,14 +100,16 @@ class Diagnostician:
         ``picture`` where wrong weights can be read, unless its name has one of a problem as small
         already. Entries have the ``line`` that makes the mistake where it can be known.
         """
+        candidate = self.subject.candidate
+        if not candidate.golden_known or candidate.kind == "positions":
+            return []
         if clause is not None and problem is not None and not clause.explained:
             entries = self._of_law(clause, problem)
         else:
             entries = self._explained(clause, problem)
-        if not entries:  # nothing is known of what has no golden answer
-            return entries
-        if clause is not None and clause.family == "gradients" and not self.anything_wrong:
-            return entries  # the answers are right, and so are the weights
+        of_gradients = clause is not None and clause.family == "gradients"
+        if not entries or (of_gradients and not self.anything_wrong):
+            return entries  # where the answers are right, so are the weights
         entries = answer_facts.on_device_alone(self.subject, entries, problem)
         entries = in_numbers(self.subject, entries, problem)
         if clause is not None:
@@ -114,9 +117,6 @@ class Diagnostician:
         return self._illustrator.illustrated(self._located(entries, problem), problem)
 
     def _explained(self, clause: Clause | None, problem: Problem | None) -> list[dict[str, Any]]:
-        candidate = self.subject.candidate
-        if not candidate.golden_known or candidate.kind == "positions":
-            return []
         shown = None if problem is None else answer_to(self.subject, self.subject.inputs(problem))
         # A wrong answer is what explains its gradients, also where it is the only one.
         if clause is not None and problem is not None and clause.family == "gradients":
@@ -443,6 +443,9 @@ class Diagnostician:
             ways = lambda: self._returned_weights, lambda: self._for_weights.explanations
             if name := weights_follow(*asked, *ways):
                 return name
+            answers, fails = earlier.answers_to_clause(*asked)
+            if fails and not self.explanations and some_wrong(answers):
+                return UNKNOWN  # it compares wrong answers that have no name
         elif kind == LOST and (name := loses_history(self.explanations, *asked)):
             return name
         return kept if kept and passes_anew(*asked) else ""
@@ -453,9 +456,6 @@ class Diagnostician:
         A way to answer that breaks it, if the answers to the battery have been explained by one,
         or what is kept of earlier calls.
         """
-        candidate = self.subject.candidate
-        if not candidate.golden_known or candidate.kind == "positions":
-            return []
         self._first_problem = self._first_problem or problem
         breaking = self._breaking(clause, problem) if self.anything_wrong else ()
         entries = answer_facts.shared_confidence([one.entry for one in breaking])

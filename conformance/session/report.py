@@ -86,7 +86,8 @@ def causes_of(clauses: Iterable[ClauseEntry]) -> list[CauseEntry]:
     1. Failures whose diagnoses share a name have one cause. Where several names would do, as few
        causes are taken as explain all of them. A failure that a mistake was seen to explain,
        although its own diagnosis has no name (``explained_by``), has that cause, too.
-    2. Failures that no known mistake explains are one cause, ``unknown-mistake``.
+    2. Failures that no known mistake explains are one cause, ``unknown-mistake``, with those that
+       compare answers which it makes wrong.
     3. Failures that show by themselves that they are one thing are one cause: exceptions of one
        line, answers that are not finite, of a wrong shape, dtype or type, inputs that a call
        changes, a crash, no answer in time, what blames one attention, or masks, of a model. Where
@@ -108,7 +109,8 @@ def _names(clause: ClauseEntry) -> set[str]:
     """The names of mistakes that explain a failure."""
     entries = clause.get("diagnosis") or ()
     names = {str(entry["name"]) for entry in entries if entry["name"] != UNKNOWN}
-    return {str(name) for name in [clause.get("explained_by")] if name} or names
+    explained = clause.get("explained_by")
+    return {str(explained)} if explained and explained != UNKNOWN else names
 
 
 def _named_causes(
@@ -162,7 +164,8 @@ def _alike(unnamed: Sequence[ClauseEntry]) -> Iterable[list[ClauseEntry]]:
     groups: dict[tuple[str, str], list[ClauseEntry]] = {}
     for clause in unnamed:
         kind = _kind_of_cause(clause)
-        key = (UNKNOWN, "") if clause.get("diagnosis") or kind in studied else kind
+        told = clause.get("diagnosis") or clause.get("explained_by") == UNKNOWN
+        key = (UNKNOWN, "") if told or kind in studied else kind
         groups.setdefault(key, []).append(clause)
     return groups.values()
 

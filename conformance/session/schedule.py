@@ -243,10 +243,13 @@ class ChunkRun:
     ) -> dict[int, str]:
         """The mistakes of other failures that make those without a name fail as well."""
         failed = {number: one for number, one in results.items() if one.status == "failed"}
-        unnamed = [number for number, one in failed.items() if not _is_named(one)]
-        unnamed = [number for number in unnamed if _may_follow(failed[number])]
         named = any(map(_is_named, failed.values()))
-        if not named or not unnamed or supervisor.is_over or stopping():
+        if not named and not any(one.diagnosis for one in failed.values()):
+            return {}
+        # Where nothing has a name, what has been looked into has none either.
+        asked = {n: one for n, one in failed.items() if not (_is_named if named else _is_told)(one)}
+        unnamed = [number for number, one in asked.items() if _may_follow(one)]
+        if not unnamed or supervisor.is_over or stopping():
             return {}
         with contextlib.suppress(WorkerLost, OutOfTime, UsageError, HarnessError):
             entries = [failed[number].as_json() for number in unnamed]
@@ -467,6 +470,11 @@ class Schedule:
 def _is_named(result: ClauseResult) -> bool:
     """Whether something explains a failure: that it does not repeat may follow from a mistake."""
     return any(entry["name"] not in (UNKNOWN, UNREPEATABLE) for entry in result.diagnosis)
+
+
+def _is_told(result: ClauseResult) -> bool:
+    """Whether anything was said of a failure, if only that it is unknown."""
+    return bool(result.diagnosis)
 
 
 # Failures that may follow from another's mistake: wrong answers, those of another type or

@@ -273,7 +273,8 @@ def caused(clause: Record) -> str:
     text = cut(" ".join(str(known[0].get("text") or "").split()), _LONGEST_CODE) if known else ""
     parts = [parts_of(str(entry.get("name") or "")) for entry in known]
     names = ["+".join(_short_name(part, text) for part in each) for each in parts]
-    name = " or ".join(filter(None, names)) or str(clause.get("explained_by") or "")
+    explained = str(clause.get("explained_by") or "")
+    name = " or ".join(filter(None, names)) or ("" if explained == UNKNOWN else explained)
     return printable(f"{name} ({text}): " if name and text else f"{name}: " if name else "")
 
 
@@ -309,6 +310,8 @@ def raised_at(violation: Record) -> list[tuple[str, str]]:
 
 def _explained(clause: Record) -> str:
     name = clause.get("explained_by")
+    if name == UNKNOWN:
+        return "answers that are wrong in other failures, too, make this clause fail"
     return f"{name}, the mistake of other failures, makes this clause fail, too" if name else ""
 
 

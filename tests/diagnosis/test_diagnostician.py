@@ -20,6 +20,7 @@ import conformance
 from candidates.broken import MISTAKES
 from conformance._golden import golden
 from conformance.base.geometry import Geometry
+from conformance.base.mistake import UNKNOWN
 from conformance.base.profile import PROFILES
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
@@ -87,6 +88,8 @@ def test_a_law_that_breaks_by_rounding_has_the_cause_of_the_wrong_answers(
     assert explanation.entry["name"] == "groups-tiled"
     assert fails_alike(subject, explanation.made, CLAUSES[SLUG], shown) is False
     assert diagnostician.explained_by(CLAUSES[SLUG], shown) == name
+    diagnostician.explanations.clear()
+    assert diagnostician.explained_by(CLAUSES[SLUG], shown) == UNKNOWN
 
 
 @pytest.mark.one_in(2)

@@ -291,6 +291,13 @@ def test_what_a_mistake_explains_without_a_name_joins_it() -> None:
     assert (second["name"], second["clauses"]) == ("unknown-mistake", ["a.three"])
 
 
+def test_what_compares_wrong_answers_without_a_name_joins_them() -> None:
+    """A law that such answers break is no cause of its own."""
+    facts = named("unknown-mistake", 0.0)
+    (cause,) = causes_of([failed("a.one", facts), failed("a.two", explained_by="unknown-mistake")])
+    assert (cause["name"], cause["clauses"]) == ("unknown-mistake", ["a.one", "a.two"])
+
+
 def test_what_is_left_stands_alone() -> None:
     """A failure without any diagnosis is called after its clause; what passed has no cause."""
     causes = causes_of(
