@@ -78,7 +78,7 @@ from .layers import (
     query_and_key_statements,
     with_mistake,
 )
-from .logits import fitted_scales, logit_statements
+from .logits import fitted_scales, logit_statements, two_softmax_statements
 from .operands import source_statements
 from .projections import ValuePath
 from .reading import MOST_KEYS, Reading, read, readable, together
@@ -152,6 +152,7 @@ OF_WEIGHTS: Final = (
     scale_statements,
     temperature_statements,
     head_statements,
+    two_softmax_statements,
 )
 # Cores whose heads are turned, too: of a layer another says it.
 OF_CORES: Final = (*OF_WEIGHTS, query_and_key_statements)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from operator import itemgetter
 from typing import Final
@@ -20,7 +21,7 @@ from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..agreement import BatteryAnswer
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
-from ..mistakes._steps import emptied, plain_scores, relogited, with_unmasked
+from ..mistakes._steps import emptied, plain_scores, relogited, scored, weighing, with_unmasked
 from .bias_statements import LINEAR_BIASES, additive_mask_times
 from .reading import ONE, Number, Reading, numbers, statement
 from .terms import ADDED, OPERANDS, SCORES, UNCAPPED, Term, capped_at
@@ -446,3 +447,54 @@ def as_mistake(terms: Sequence[Term], factors: Sequence[Number]) -> NamedMistake
             "multiply each query with each key of its own head and item, and scale the product",
         )
     return statement(name, text, fix, core=core)
+
+
+# How the channels of a head are cut in two; how many times the declared scale each half may have.
+_Cut = Callable[[Tensor], tuple[Tensor, ...]]
+_HALVES: Final[tuple[tuple[str, _Cut], ...]] = (
+    ("the first half of a head's channels", lambda heads: heads.chunk(2, dim=-1)),
+    ("a head's even channels", lambda heads: (heads[..., ::2], heads[..., 1::2])),
+)
+_OF_HALVES: Final = ((", each with the scale of half as many channels", math.sqrt(2.0)), ("", 1.0))
+
+
+def two_softmax_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """Weights that are a sum of two softmaxes, of the two halves of the channels of a head."""
+    attention, read, sizes = reading.attention, reading.weights, reading.sizes
+    rows = ~attention.empty & torch.isfinite(read).all(dim=-1)
+    if sizes.head_size % 2 or attention.sinks is not None or not bool(rows.any()):
+        return
+    for (half, cut), (scaled, factor) in product(_HALVES, _OF_HALVES):
+        both = torch.stack(_softmaxes(attention, cut, factor), dim=-1)[rows]
+        read_of = read[rows].flatten()[:, None]
+        solved = torch.linalg.lstsq(both.flatten(0, 1), read_of).solution[:, 0]
+        small = bool(solved.abs().amin() <= reading.same)
+        if small or not reading.agree(read[rows], both @ solved):
+            continue
+        for times in product(*(numbers(n, sizes, reading.same) for n in solved.tolist())):
+            own, other = (f"{each.words} times ".removeprefix("1 times ") for each in times)
+            words = f"{own}the softmax of {half}, {other}that of the others{scaled}"
+            yield statement(
+                f"weights: {words}",
+                f"the weights are a sum: {words}",
+                "take one softmax, of the products of all channels",
+                core=partial(_summed, cut, factor, times),
+            )
+
+
+def _softmaxes(attention: golden.Attention, cut: _Cut, factor: float) -> list[Tensor]:
+    """The weights of each part of the channels alone."""
+    bias = 0.0 if attention.bias is None else attention.bias.nan_to_num(neginf=0.0)
+    parts = zip(cut(attention.query), cut(attention.key), strict=True)
+    scores = (scored(attention, factor * attention.scale * q @ k.mT) + bias for q, k in parts)
+    return [golden.softmax(each.masked_fill(~attention.allowed, -math.inf)) for each in scores]
+
+
+def _summed(
+    cut: _Cut, factor: float, times: Sequence[Number], call: DeclaredCall, a: golden.Attention
+) -> golden.Attention:
+    if a.query.shape[-1] % 2:
+        raise NotExpressible
+    both = _softmaxes(a, cut, factor)
+    total = sum(n.value(call.inputs.geometry) * w for n, w in zip(times, both, strict=True))
+    return weighing(a, torch.where(a.empty[..., None], a.weights, total))

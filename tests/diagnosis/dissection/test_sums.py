@@ -153,3 +153,17 @@ def test_lowest_numbers_that_two_rules_add_are_stated() -> None:
     assert entry["name"] == (
         "visibility: no weight for keys that two rules hide, in rows without keys"
     )
+
+
+def test_a_second_softmax_that_is_subtracted_is_told() -> None:
+    """Each of one half of a head's channels: the weights sum to what is left of one."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        halves = zip(query.chunk(2, -1), key.chunk(2, -1), strict=True)
+        one, other = ((q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) for q, k in halves)
+        return (one - 0.8 * other) @ value
+
+    declared = {"masks": [], "causal": None, "features": [], "geometry": {"head_size": 8}}
+    (entry,) = diagnose(Subject(core(attend, **declared), "float32"))
+    assert "the softmax of the first half of a head's channels, -0.8 times that" in entry["text"]
+    assert "each with the scale of half as many channels" in entry["text"]
