@@ -33,7 +33,7 @@ from .battery import (
 )
 from .conditions import CONDITIONS
 from .dissection import StatementReader, statements
-from .mistaken_answer import Combination
+from .mistaken_answer import Combination, act
 from .mistakes import DeclaredCall, NamedMistake, NotExpressible
 from .narrowing import made_under, telling_apart
 from .neighbours import at_unseen_sizes
@@ -164,9 +164,11 @@ class PairSearch:
         told = search.told_apart(pairs) or self._told_apart_at_equal_sizes(pairs)
         if not told:
             return []
-        combined, near, _ = self._unseen()
+        combined, near, resized = self._unseen()
         orders = chain.from_iterable(map(permutations, told))
         found = [one for one in orders if self._explains_all(one, combined, near)]
+        every = (*search.observed, *combined, *near, *resized)
+        found = [one for one in found if not any(self._by_width(one, answer) for answer in every)]
         explained = explanations_of(found)
         first = explained[0].made if explained else ()
         alike = all(
@@ -175,6 +177,23 @@ class PairSearch:
             for answer in (*combined, *near)
         )
         return explained if alike else []
+
+    def _by_width(self, made: Combination, answer: BatteryAnswer) -> bool:
+        """Whether a pair explains what one of it does not, and both answer the same there.
+
+        Then it is no change but the wider bound of the other that explains the answer.
+        """
+        oracle, declared = self.subject.oracle, self.subject.declaration.semantics
+        for one in made if answer.fits else ():
+            if explains(self.subject, (one,), answer):
+                continue
+            with suppress(NotExpressible):
+                alone = act(oracle, declared, (one,), answer.inputs).output
+                both = act(oracle, declared, made, answer.inputs).output
+                same = alone.shape == both.shape == answer.output.shape
+                if same and bool(within(both, alone, answer.exact.bound).all()):
+                    return True
+        return False
 
     def _of_one_and_several(
         self, search: MistakeSearch, pairs: Sequence[Combination]

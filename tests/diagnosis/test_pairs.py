@@ -327,3 +327,20 @@ def test_rows_that_a_mistake_makes_nan_and_that_are_set_to_zero_hide_no_name(
     (entry,) = diagnose(Subject(core(subtracting, **declared), "float32"))
     assert entry["name"] == "bias-subtracted"
     assert "rows that it makes NaN are set to zero" in entry["text"]
+
+
+def test_a_wider_bound_is_no_second_mistake() -> None:
+    """What changes nothing where the first mistake alone is refuted completes no pair."""
+
+    @conformance.core(masks=["lengths"], dtypes=["bfloat16"], empty_rows="any")
+    def attend(q: Tensor, k: Tensor, v: Tensor, *, lengths: Tensor | None = None) -> Tensor:
+        scores = q.float() @ k.float().mT * q.shape[-1] ** -0.5
+        if lengths is not None:  # one key more, but for lengths that end a tile of eight
+            ends, places = lengths[:, None, None, None], torch.arange(k.shape[2])
+            shown = (places < ends) | ((places == ends) & (ends % 8 != 0))
+            scores = scores.masked_fill(~shown, -torch.inf)
+        return (scores.softmax(-1) @ v.float()).to(q.dtype)
+
+    (cause,) = conformance.check(attend, only=["mask.golden"]).causes
+    assert "+" not in cause.name
+    assert "starts-at-zero" not in cause.text
