@@ -153,7 +153,7 @@ def _gradients_and_answer(subject: Subject, problem: Problem) -> Finding:
         values=LIVELY,
         patterns=("dense", "full", "random"),
         least=(("key_length", 3),),
-        share=0.15,
+        share=0.25,
         kinds=("core",),
     ),
     needs_golden=True,

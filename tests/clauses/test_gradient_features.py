@@ -213,3 +213,20 @@ def test_weights_recomputed_without_the_sink_are_detected() -> None:
 def test_a_gradient_of_zero_for_the_sinks_is_detected() -> None:
     """Query, key and value are right, the sinks learn nothing."""
     assert "the gradient of the sinks is wrong" in status(SinkGradientZero, "gradients.sinks")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_mask_of_all_items_whose_gradient_is_that_of_the_first(dtype: str) -> None:
+    """Quick asks for enough sums over items to see it, also where half precision hides most."""
+
+    @conformance.core(masks=["bias"], empty_rows="any", dtypes=[dtype])
+    def attend(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None) -> Tensor:
+        logits = q.float() @ k.float().mT * q.shape[-1] ** -0.5
+        if bias is not None and bias.shape[0] < q.shape[0]:
+            others = bias.detach().expand(q.shape[0] - 1, *bias.shape[1:])
+            bias = torch.cat([bias, others])
+        logits = logits if bias is None else logits + bias.float()
+        return (logits.softmax(-1) @ v.float()).to(q.dtype)
+
+    report = conformance.check(attend, only=["gradients.bias"], explain=False)
+    assert [clause.status for clause in report.clauses] == ["failed"]
