@@ -214,7 +214,8 @@ def _tiles(size: int) -> Iterator[Cells]:
         (f"in a tile of {size} after the query's own", torch.gt),
         (f"in a tile of {size} before the query's own", torch.lt),
     ):
-        yield Cells(words, _of_tiles(size, holds))
+        yield Cells(words, _of_tiles(size, holds, bottom_right=False))
+        yield Cells(f"{words}, by its place,", _of_tiles(size, holds, bottom_right=None))
     yield Cells(
         f"before a tile of {size} that is hidden as a whole, with a visible one behind it,",
         _before_a_hidden_tile(size),
@@ -228,14 +229,14 @@ def _of_hidden_half(call: DeclaredCall) -> Tensor:
 
 
 def _of_tiles(
-    size: int, holds: Callable[[Tensor, Tensor], Tensor]
+    size: int, holds: Callable[[Tensor, Tensor], Tensor], *, bottom_right: bool | None
 ) -> Callable[[DeclaredCall], Tensor]:
-    """Keys by the numbers of their tile and of that in which the query's index lies."""
+    """Keys by the numbers of their tile and of that in which the query's index or place lies."""
 
     def cells(call: DeclaredCall) -> Tensor:
-        shape = call.inputs.score_shape
-        keys, queries = torch.arange(shape[-1]) // size, torch.arange(shape[-2]) // size
-        return holds(keys, queries[:, None]).expand(shape)
+        keys = torch.arange(call.inputs.score_shape[-1])
+        queries = keys - keys_ahead(call, bottom_right=bottom_right)
+        return holds(keys // size, queries // size).expand(call.inputs.score_shape)
 
     return cells
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from examples import core
+from examples import BARE_FLOAT32, core
 from torch import Tensor
 
 from conformance.clauses.subject import Subject
@@ -139,3 +139,20 @@ def test_places_of_rows_that_are_folded_heads_are_told(
     promises = {"masks": [], "causal": "bottom-right", "features": ["gqa"]}
     (entry,) = diagnose(Subject(core(attend, dtypes=["float32"], **promises), "float32"))
     assert entry["name"].endswith(f"where a group's heads are folded into rows {said}")
+
+
+def test_keys_before_the_tile_of_the_query_are_told_by_its_place() -> None:
+    """Of a causal call with more keys than queries: the query stands at one of the last keys."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False) -> Tensor:
+        logits = query @ key.mT * query.shape[-1] ** -0.5
+        keys = torch.arange(key.shape[2])
+        places = torch.arange(query.shape[2])[:, None] + key.shape[2] - query.shape[2]
+        if causal:
+            shown = (keys <= places) & (keys // 8 == places // 8)
+            logits = logits.masked_fill(~shown, -torch.inf)
+        return logits.softmax(-1).nan_to_num(0.0) @ value
+
+    declared = {**BARE_FLOAT32, "causal": "bottom-right", "empty_rows": "any"}
+    (entry,) = diagnose(Subject(core(attend, **declared), "float32"))
+    assert "keys in a tile of 8 before the query's own, by its place, have no" in entry["text"]
