@@ -40,6 +40,10 @@ KINDS: Final = (
 )
 # The kinds of failure that another way to compute attention may explain.
 WRONG_ANSWERS: Final = ("value", "shape", "finite")
+# How a record says numbers that JSON has not.
+NOT_FINITE: Final = ("nan", "inf", "-inf")
+# An answer that is no number says less of what is wrong than one of so many times the elements.
+ELEMENTS_OF_NO_NUMBER: Final = 8
 # Where a violation of a whole model says which attention is to blame, by its index.
 SITE: Final = "site"
 # Where it says which masks hide by 1, with which it is answered rightly.

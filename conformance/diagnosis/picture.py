@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import chain
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from ..base.record import Number, PictureEntry
+from ..base.results import ELEMENTS_OF_NO_NUMBER
 from ..clauses.subject import Subject
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
@@ -67,7 +69,8 @@ class Illustrator:
         drawn = picture(self.subject, self.subject.inputs(problem))
         if drawn is None:
             return entries
-        self._smallest[name] = size
+        finite = all(math.isfinite(float(one)) for one in chain.from_iterable(drawn["got"]))
+        self._smallest[name] = size if finite else ELEMENTS_OF_NO_NUMBER * size
         return [{**entries[0], "picture": drawn}, *entries[1:]]
 
 

@@ -15,7 +15,14 @@ from ..base.mistake import NO_MISTAKE, UNKNOWN
 from ..base.printable_text import few
 from ..base.profile import NO_GRAPH_OPTIONS, GraphOptions
 from ..base.record import SCHEMA, TOOL, CandidateEntry, CauseEntry, ClauseEntry, Record
-from ..base.results import INVERTED, SITE, ClauseResult, plain
+from ..base.results import (
+    ELEMENTS_OF_NO_NUMBER,
+    INVERTED,
+    NOT_FINITE,
+    SITE,
+    ClauseResult,
+    plain,
+)
 from ..running.workers.messages import Loaded, Ready, RunOptions, package_version, project_url
 from .expectations import Stale
 
@@ -264,6 +271,8 @@ def _size(clause: ClauseEntry) -> tuple[bool, int, int]:
     problem = data.get("problem") or _NONE
     sizes = problem.get("geometry") or _NONE
     elements = math.prod(int(sizes.get(name, 1)) for name in _SIZES)
+    if (clause.get("violation") or _NONE).get("got") in NOT_FINITE:
+        elements *= ELEMENTS_OF_NO_NUMBER
     return not (problem and elements), len(data.get("calls") or ()), elements
 
 

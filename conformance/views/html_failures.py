@@ -8,6 +8,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any, Final
 
+from ..base.results import NOT_FINITE
 from . import counterexample, html_words, wording
 from .complete import Record
 from .failure_picture import is_named, picture_of
@@ -160,7 +161,7 @@ LONGEST_MESSAGE: Final = 2000
 DETAILED: Final = ("error", "fail", "unexpected", "should", "expected")
 _SHARES: Final = 4
 # Numbers that are texts in a record; the message has them.
-_NUMBERS: Final = ("nan", "inf", "-inf")
+
 _REASONS: Final = {
     "expected-failure": "expected because",
     "unexpected-pass": "reason",
@@ -313,7 +314,7 @@ def _pairs(clause: Record, data: Record) -> Iterator[tuple[str, Any]]:
     # What was expected and what came, unless the message or a tensor shows it.
     for name in ("expected", "got"):
         value = violation.get(name)
-        if isinstance(value, (str, list)) and value and value not in _NUMBERS:
+        if isinstance(value, (str, list)) and value and value not in NOT_FINITE:
             yield name, html_words.short(str(value), 300)
     yield "smallest input", wording.counterexample(data) if data else ""
     if data.get("repeated") is False:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from ...base.results import NOT_FINITE
+
 Record = Mapping[str, Any]
 COMPARED: Final = ("value", "finite")
 # Kinds of violations where a call returned nothing.
@@ -149,7 +151,7 @@ def literal(value: Any) -> str:
         inside = ", ".join(map(literal, value))
         return f"({inside},)" if len(value) == 1 else f"({inside})"
     if isinstance(value, str):
-        return value if value in ("nan", "inf", "-inf") else repr(value)
+        return value if value in NOT_FINITE else repr(value)
     return repr(value)
 
 
