@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
@@ -66,7 +67,8 @@ def declaration_lines(function: Callable[..., Any], target: str) -> str:
     lines = [*_head(where, name), "", "", "@conformance.core()"]
     lines += ["def declared(query, key, value):", f"    return {name}({call})"]
     notes = _notes(parameters, inputs, needed)
-    into = where if is_path(where) else "a file of yours"
+    own = f"{where}/__init__.py" if Path(where).is_dir() else where
+    into = own if is_path(where) else "a file of yours"
     shown = "".join(f"\n      {line}".rstrip() if line else "\n" for line in lines)
     found = f"or let its axes, masks and options be found: conformance identify {target}"
     return f"{TO_CHECK}{name}{_shown(parameters)}, paste into {into}{notes}:{shown}\n    {found}"

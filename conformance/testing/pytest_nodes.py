@@ -60,6 +60,13 @@ class ClauseItem(pytest.Item):
         finally:
             self.user_properties.extend(self.case.properties())
 
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """A clause that failed, by its cause alone: the short summary has one line for it."""
+        error = excinfo.value
+        if isinstance(error, pytest.fail.Exception) and not error.pytrace:
+            return str(error)
+        return super().repr_failure(excinfo, style)
+
     def reportinfo(self) -> tuple[Path, None, str]:
         """No line, and not the test's own name: pytest would show its dots as ``::``."""
         return self.path, None, f"{self.case.candidate}: {self.case.id}"

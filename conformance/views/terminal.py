@@ -12,7 +12,7 @@ from typing import IO, Any, Final
 
 from rich.text import Text
 
-from ..base.printable_text import printable_record
+from ..base.printable_text import few, printable_record
 from . import counterexample, wording
 from .complete import Record, complete, notes
 from .printing import Fitting, columns_of, fitting, indented, numeric, write
@@ -30,6 +30,7 @@ _STYLES: Final = {
     **VERDICT_STYLES,
 }
 _LABEL_WIDTH: Final = 11
+_MOST_WARNINGS: Final = 5  # of candidates that have no text of their own
 _EXPLAINED: Final = ("error", "failed", "unexpected-pass")
 _GROUPED: Final = {
     "untestable": "untestable",
@@ -84,6 +85,7 @@ def _in_order(report: Record, verbosity: int, width: int) -> Iterator[Any]:
         yield Text("")
         yield _overview(candidates)
         yield from _sites(candidates)
+        yield from _warned(candidates, width)
     yield from _stale(report["stale_expectations"])
     words = [candidate["verdict"] for candidate in candidates]
     line = f"{counted(len(words), 'candidate')}: {verdict_counts(words) or 'nothing was checked'}"
@@ -98,6 +100,19 @@ def _sites(candidates: Sequence[Record]) -> Iterator[Any]:
     for candidate in candidates:
         if not _needs_words(candidate) and (site := wording.site(candidate)):
             yield indented(Text(f"{candidate['name']}: {site}"), 0)
+
+
+def _warned(candidates: Sequence[Record], width: int) -> Iterator[Any]:
+    """The warnings on candidates that have no text below the table, each once."""
+    names: dict[str, list[str]] = {}
+    for candidate in candidates:
+        for sentence in () if _needs_words(candidate) else candidate.get("warnings", ()):
+            names.setdefault(str(sentence), []).append(str(candidate["name"]))
+    for sentence, warned in list(names.items())[:_MOST_WARNINGS]:
+        lines = broken_into_lines(f"warning: {few(warned)}: {sentence}", width)
+        yield Text("\n".join(lines), style="bold yellow")
+    if len(names) > _MOST_WARNINGS:
+        yield Text(f"and {counted(len(names) - _MOST_WARNINGS, 'more warning')}: see --json")
 
 
 def verdict_counts(words: Sequence[str]) -> str:

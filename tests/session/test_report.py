@@ -258,6 +258,15 @@ def test_an_input_without_elements_shows_nothing() -> None:
     assert causes_of(clauses[:1])[0]["failure"]["id"] == "a.one"
 
 
+def test_an_input_whose_answer_is_no_number_says_less() -> None:
+    """One more key that shows numbers is worth more; many more are not."""
+    nan = {"kind": "finite", "message": "nan", "got": "nan"}
+    clauses = [failed("a.one", named("x"), keys=1, violation=nan), failed("a.two", named("x"))]
+    assert causes_of(clauses)[0]["failure"]["id"] == "a.two"
+    clauses[1] = failed("a.two", named("x"), keys=99)
+    assert causes_of(clauses)[0]["failure"]["id"] == "a.one"
+
+
 def test_a_picture_stays_at_its_failure() -> None:
     """A cause names the failure that it shows; what was read there is not written twice."""
     drawn = {**named("x"), "picture": {"text": "a weight is wrong"}}

@@ -123,6 +123,12 @@ def test_what_is_no_core_is_not_called_one(
     assert core.endswith("options be found: conformance identify parts.py:blocked\n")
 
 
+def test_a_function_of_a_package(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The lines belong into a file, and a package has one of its own."""
+    write(folder, {"pack/__init__.py": "def attend(q, k, v):\n    return v\n"})
+    assert "paste into pack/__init__.py:" in said("pack:attend", capsys)
+
+
 def test_a_function_in_c(capsys: pytest.CaptureFixture[str]) -> None:
     """Its docstring says what it takes: it is declared like any other, and not called."""
     text = said("torch.nn.functional:scaled_dot_product_attention", capsys)

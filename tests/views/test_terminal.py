@@ -83,6 +83,17 @@ def test_several_candidates_in_a_table() -> None:
     assert "3 candidates: 1 conforms, 1 fails, 1 conforms-with-deviations" in text
 
 
+def test_warnings_on_conforming_candidates_are_shown_once() -> None:
+    """What several conforming candidates are warned of stands below their table."""
+    names, warnings = ("mine", "yours"), ["a call changed what judges it"]
+    entries = [candidate_entry(loaded(name), [result()], READY.sentences) for name in names]
+    entries = [{**entry, "warnings": warnings} for entry in entries]
+    file = io.StringIO()
+    show(build_report(READY, OPTIONS, entries, seconds=1.5), file, SUMMARY)
+    assert file.getvalue().count("a call changed") == 1
+    assert "warning: mine, yours: a call changed what judges it\n" in file.getvalue()
+
+
 def test_a_failed_should_among_several_is_one_line() -> None:
     """What does not decide the verdict does not crowd out what does."""
     should = FAILED.replace(level="SHOULD")
