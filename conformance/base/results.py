@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, Literal, Self, get_args
@@ -42,8 +43,10 @@ KINDS: Final = (
 WRONG_ANSWERS: Final = ("value", "shape", "finite")
 # How a record says numbers that JSON has not.
 NOT_FINITE: Final = ("nan", "inf", "-inf")
+# The sizes whose product says which of two problems is the smaller.
+_SIZES: Final = ("batch", "num_heads", "query_length", "key_length", "head_size", "value_head_size")
 # An answer that is no number says less of what is wrong than one of so many times the elements.
-ELEMENTS_OF_NO_NUMBER: Final = 8
+_ELEMENTS_OF_NO_NUMBER: Final = 8
 # Where a violation of a whole model says which attention is to blame, by its index.
 SITE: Final = "site"
 # Where it says which masks hide by 1, with which it is answered rightly.
@@ -184,3 +187,9 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return str(value)
+
+
+def elements_shown(sizes: Mapping[str, Any], *, finite: bool) -> int:
+    """How much there is to read of a failure at some sizes, by which the smallest is chosen."""
+    elements = math.prod(int(sizes.get(name, 1)) for name in _SIZES)
+    return elements if finite else _ELEMENTS_OF_NO_NUMBER * elements

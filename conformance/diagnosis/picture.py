@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import asdict
 from itertools import chain
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..base.record import Number, PictureEntry
-from ..base.results import ELEMENTS_OF_NO_NUMBER
+from ..base.results import elements_shown
 from ..clauses.subject import Subject
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
@@ -29,15 +30,6 @@ from .mistakes import IMPOSSIBLE
 MOST_SHOWN: Final = 16
 # Failing problems of one diagnosis on which a picture is looked for.
 MOST_TRIES: Final = 4
-# The sizes whose product says which of two problems is the smaller.
-_SIZES: Final = (
-    "batch",
-    "num_heads",
-    "query_length",
-    "key_length",
-    "head_size",
-    "value_head_size",
-)
 # By what part the error of a hidden key counts more: of equal ones it says most.
 _OF_HIDDEN: Final = 1e-6
 # Digits of two weights: more where they do not differ in these.
@@ -62,7 +54,8 @@ class Illustrator:
         if not entries or problem is None:
             return entries
         name = str(entries[0]["name"])
-        size = math.prod(getattr(problem.geometry, each) for each in _SIZES)
+        sizes = asdict(problem.geometry)
+        size = elements_shown(sizes, finite=True)
         if self._tries[name] >= MOST_TRIES or size >= self._smallest.get(name, math.inf):
             return entries
         self._tries[name] += 1
@@ -70,7 +63,7 @@ class Illustrator:
         if drawn is None:
             return entries
         finite = all(math.isfinite(float(one)) for one in chain.from_iterable(drawn["got"]))
-        self._smallest[name] = size if finite else ELEMENTS_OF_NO_NUMBER * size
+        self._smallest[name] = elements_shown(sizes, finite=finite)
         return [{**entries[0], "picture": drawn}, *entries[1:]]
 
 

@@ -212,13 +212,13 @@ def loses_alike(subject: Subject, entry: dict[str, Any], observed: Observed) -> 
     if not wrong or any(_too_far(subject, *pair) for pair in wrong):
         return False
     telling = _telling(subject, wrong)
-    if entry["name"] == _computed_in(_coarsest(subject, telling)) and telling.numel():
+    if telling.numel() and entry["name"] == _computed_in(_coarsest(subject, telling)):
         return True
     names = parts_of(entry["name"])  # either of two, and any variant, makes some of them
     every = [one.output for one in chain(*EVERY) if one.name_in(subject.dtype) in names]
     acted = [_with_epsilon(entry["epsilon"])] if "epsilon" in entry else every
-    speaking = [_Lossy(subject, *pair) for pair in wrong]
-    return all(any(_unexplained([one], loss, HALF) <= HALF for loss in acted) for one in speaking)
+    each = (_Lossy(subject, *pair) for pair in wrong)
+    return all(any(_unexplained([one], loss, HALF) <= HALF for loss in acted) for one in each)
 
 
 def _entry_of(
@@ -426,10 +426,8 @@ def _coarse(name: str, answers: Tensor) -> dict[str, Any]:
         spoken, confidence = TEN_BITS, 1.0 / len(SHORT_FORMATS)
     return {
         "name": _computed_in(name),
-        "text": (
-            f"its answers are all numbers of {spoken}: "
-            "it computes in that inside, or rounds its answer to it"
-        ),
+        "text": f"its answers are all numbers of {spoken}: "
+        "it computes in that inside, or rounds its answer to it",
         "fix": KEPT,
         "confidence": confidence,
     }

@@ -5,7 +5,6 @@ Failures are grouped by cause: one mistake that fails many clauses is said once.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -15,18 +14,10 @@ from ..base.mistake import NO_MISTAKE, UNKNOWN
 from ..base.printable_text import few
 from ..base.profile import NO_GRAPH_OPTIONS, GraphOptions
 from ..base.record import SCHEMA, TOOL, CandidateEntry, CauseEntry, ClauseEntry, Record
-from ..base.results import (
-    ELEMENTS_OF_NO_NUMBER,
-    INVERTED,
-    NOT_FINITE,
-    SITE,
-    ClauseResult,
-    plain,
-)
+from ..base.results import INVERTED, NOT_FINITE, SITE, ClauseResult, elements_shown, plain
 from ..running.workers.messages import Loaded, Ready, RunOptions, package_version, project_url
 from .expectations import Stale
 
-_SIZES: Final = ("batch", "num_heads", "query_length", "key_length", "head_size", "value_head_size")
 _NONE: Final[Mapping[str, Any]] = {}
 # What a diagnosis says of its failure alone.
 _OF_FAILURES: Final = ("facts", "common", "example", "picture", "line")
@@ -50,9 +41,7 @@ _FIXES_OF_CLAUSES: Final = {
         "let nothing that is not finite be computed for a row without keys, such as 0 / 0: where() "
         "and nan_to_num() mend the answer, and not the gradient"
     ),
-    "out.written": (
-        "write every element of the buffer, whatever it holds before: copy_() and not add_()"
-    ),
+    "out.written": "write every element of the buffer, whatever is in it: copy_() and not add_()",
     "state.dropout": (
         "drop each weight by itself, drawn anew for each call, and divide those that are kept by "
         "1 - p: torch.nn.functional.dropout does that"
@@ -269,10 +258,8 @@ def _size(clause: ClauseEntry) -> tuple[bool, int, int]:
     """Whether a problem that shows numbers is lacking, its calls, the elements of its tensors."""
     data = clause.get("counterexample") or _NONE
     problem = data.get("problem") or _NONE
-    sizes = problem.get("geometry") or _NONE
-    elements = math.prod(int(sizes.get(name, 1)) for name in _SIZES)
-    if (clause.get("violation") or _NONE).get("got") in NOT_FINITE:
-        elements *= ELEMENTS_OF_NO_NUMBER
+    finite = (clause.get("violation") or _NONE).get("got") not in NOT_FINITE
+    elements = elements_shown(problem.get("geometry") or _NONE, finite=finite)
     return not (problem and elements), len(data.get("calls") or ()), elements
 
 
