@@ -161,27 +161,42 @@ def undeclared_options(
 
 def signature_in_docstring(function: Callable[..., Any]) -> inspect.Signature | None:
     """The signature that begins the docstring of a function in C; None where none does."""
-    name = getattr(function, "__name__", "")
-    text = getattr(function, "__doc__", None) or ""
-    match = re.match(rf"\s*{re.escape(name)}(\([^()]*\))", text) if name else None
+    name, text = (getattr(function, each, None) for each in ("__name__", "__doc__"))
+    if not isinstance(name, str) or not isinstance(text, str) or not name:
+        return None
+    match = re.match(rf"\s*{re.escape(name)}(\([^()]*\))", text)
     try:
-        (parsed,) = ast.parse(f"def f{match.group(1)}: pass" if match else "").body
+        parsed = ast.parse(f"def f{match.group(1)}: pass" if match else "").body
+        if len(parsed) != 1 or not isinstance(parsed[0], ast.FunctionDef):
+            return None
+        return inspect.Signature(list(_parameters(parsed[0].args)))
     except (SyntaxError, ValueError):
         return None
-    if not isinstance(parsed, ast.FunctionDef):
-        return None
-    arguments = parsed.args
-    given = len(arguments.args) - len(arguments.defaults)
-    defaults = [inspect.Parameter.empty] * given + list(map(_value, arguments.defaults))
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    pairs = zip(arguments.args, defaults, strict=True)
-    return inspect.Signature(
-        [inspect.Parameter(one.arg, kind, default=default) for one, default in pairs]
-    )
 
 
-def _value(default: ast.expr) -> Any:
-    """The value of a literal, the text of any other expression."""
+def _parameters(arguments: ast.arguments) -> Iterator[inspect.Parameter]:
+    """What a signature takes, in order."""
+    kind = inspect.Parameter
+    placed = [*arguments.posonlyargs, *arguments.args]
+    lacking: list[ast.expr | None] = [None] * (len(placed) - len(arguments.defaults))
+    for place, (one, default) in enumerate(
+        zip(placed, [*lacking, *arguments.defaults], strict=True)
+    ):
+        alone = place < len(arguments.posonlyargs)
+        own = kind.POSITIONAL_ONLY if alone else kind.POSITIONAL_OR_KEYWORD
+        yield kind(one.arg, own, default=_value(default))
+    if arguments.vararg is not None:
+        yield kind(arguments.vararg.arg, kind.VAR_POSITIONAL)
+    for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        yield kind(one.arg, kind.KEYWORD_ONLY, default=_value(default))
+    if arguments.kwarg is not None:
+        yield kind(arguments.kwarg.arg, kind.VAR_KEYWORD)
+
+
+def _value(default: ast.expr | None) -> Any:
+    """The value of a literal, the text of any other expression; empty where there is none."""
+    if default is None:
+        return inspect.Parameter.empty
     try:
         return ast.literal_eval(default)
     except ValueError:

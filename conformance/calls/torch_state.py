@@ -43,7 +43,8 @@ def neutral() -> Iterator[None]:
 def outside() -> Iterator[None]:
     """Run outside of the modes that a caller has entered: inference, autocast, another device.
 
-    What is judged under them is the caller's circumstances, and no gradient is to be had.
+    Under them the caller's settings would be judged, and inference mode allows no gradient. What
+    ``no_grad`` switches off is set for each call anyway.
     """
     with contextlib.ExitStack() as modes:
         modes.enter_context(torch.inference_mode(mode=False))

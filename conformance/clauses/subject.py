@@ -261,7 +261,7 @@ class Subject:
     def like(self, candidate: Candidate | None = None) -> Subject:
         """The subject of another candidate, or of this one anew, with this one's dtype and device.
 
-        What has been replaced for good is known to both.
+        Both know what the candidate's calls have replaced in torch, so that it is put back once.
         """
         return Subject(candidate or self.candidate, self.dtype, self.device, sealed=self.sealed)
 

@@ -75,9 +75,9 @@ OWN_KEYWORDS: Final = frozenset(
 # The mask form of layout="varlen": lengths that arrive as these keywords, in every call.
 SEQUENCES: Final = "sequences"
 SEQUENCE_KEYWORDS: Final = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
-# What a record holds of a declaration, in this order.
 # Where the text of a function or an object says at which address it lies.
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-fA-F]+")
+# What a record holds of a declaration, in this order.
 _IN_JSON: Final = (
     "kind masks mask_shapes causal always_causal empty_rows features inputs batched dtypes devices "
     "accumulate tf32 scores precision position layout arrays operator mixed memory strides "

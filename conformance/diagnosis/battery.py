@@ -252,7 +252,7 @@ def _promised(subject: Subject) -> Iterator[tuple[Inputs, Problem | None]]:
 
 
 def can_be_asked(subject: Subject, inputs: Inputs) -> bool:
-    """Whether the declaration allows the lengths of some inputs: a window has so many places."""
+    """Whether the declaration allows the number of keys: a window has so many places."""
     fitted = fitted_geometry(inputs.geometry, subject.candidate, Space())
     return fitted.key_length == inputs.geometry.key_length
 

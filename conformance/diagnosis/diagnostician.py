@@ -443,9 +443,8 @@ class Diagnostician:
             ways = lambda: self._returned_weights, lambda: self._for_weights.explanations
             if name := weights_follow(*asked, *ways):
                 return name
-            answers, fails = earlier.answers_to_clause(*asked)
-            if fails and not self.explanations and some_wrong(answers):
-                return UNKNOWN  # it compares wrong answers that have no name
+            if not self.explanations and earlier.compares_wrong_answers(*asked):
+                return UNKNOWN
         elif kind == LOST and (name := loses_history(self.explanations, *asked)):
             return name
         return kept if kept and passes_anew(*asked) else ""

@@ -405,6 +405,17 @@ def answers_to_clause(
     return answers, fails and len(answers) == len(recording.calls)
 
 
+def compares_wrong_answers(subject: Subject, clause: Clause, problem: Problem) -> bool:
+    """Whether a clause fails that meets a wrong answer to a call as any other.
+
+    What only tensors make wrong that are shared, or lie elsewhere in memory, is another mistake.
+    """
+    answers, fails = answers_to_clause(subject, clause, problem)
+    given = ((one, one.inputs) for one in answers if not one.inputs.shared)
+    plain = (one for one, its in given if {its.layout, its.mask_layout} == {"contiguous"})
+    return fails and any(one.margin > 1.0 for one in plain)
+
+
 def _confirmed(subject: Subject, problem: Problem, earlier: Problem) -> bool:
     """Whether the same is seen with other values, and the first call is always right."""
     shown = False

@@ -163,7 +163,9 @@ class MistakenAnswer:
         rows = self._of_answer(empty if declaration.empty_rows == "any" else emptied)
         if not bool(emptied.any()):
             return rows if bool(rows.any()) else None
-        emptied, spared = self._of_answer(emptied), right()
+        # Of one key the mean of all values is the right answer, whatever a row without keys gets.
+        spared = right() if self.given.geometry.key_length > 1 else None
+        emptied = self._of_answer(emptied)
         return rows if spared is None or spared.shape != rows.shape else rows & ~(emptied & spared)
 
     def empties_rows(self, declared: golden.Semantics) -> bool:

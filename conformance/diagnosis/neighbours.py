@@ -146,19 +146,24 @@ def right_with_fewer(
     if problem is None:
         return
 
-    def is_right(field: str, size: int) -> bool:
+    def is_right(field: str, size: int) -> bool | None:
+        """Whether such a call is answered rightly; None where it cannot be made, or is refused."""
         other = with_size(subject, problem, field, size)
         answer = None if other is None else ask(subject, subject.inputs(other))
-        return answer is not None and answer.margin <= 1.0
+        return None if answer is None else answer.margin <= 1.0
 
     for field in _LONG:
         right, many = _FEW, int(getattr(problem.geometry, field))
-        if many <= right or not is_right(field, right) or is_right(field, many):
+        if many <= right or not is_right(field, right) or is_right(field, many) is not False:
             continue
-        while many - right > 1:
+        said = True
+        while said and many - right > 1:
             middle = (right + many) // 2
-            right, many = (middle, many) if is_right(field, middle) else (right, middle)
-        yield f"the plainest goes right with {right} {SIZES[field][0]}, and wrong with {many}"
+            answered = is_right(field, middle)
+            right, many = (middle, many) if answered else (right, middle)
+            said = answered is not None
+        if said:
+            yield f"the plainest goes right with {right} {SIZES[field][0]}, and wrong with {many}"
 
 
 def at_sizes(subject: Subject, problem: Problem, sizes: dict[str, int]) -> Problem:

@@ -254,7 +254,14 @@ class ChunkRun:
         with contextlib.suppress(WorkerLost, OutOfTime, UsageError, HarnessError):
             entries = [failed[number].as_json() for number in unnamed]
             names = supervisor.perform(index, EXPLAINED, entries)
-            return {number: name for number, name in zip(unnamed, names, strict=True) if name}
+            told = any(_is_told(one) and not _is_named(one) for one in failed.values())
+            pairs = zip(unnamed, names, strict=True)
+            # What is unknown itself is nobody's consequence, and of nothing where all has a name.
+            return {
+                number: name
+                for number, name in pairs
+                if name and (name != UNKNOWN or (told and not _is_told(failed[number])))
+            }
         return {}
 
     def _warnings(

@@ -213,7 +213,7 @@ def _most_logit_error(
         error = error * (1.0 + rounding) + largest_size(attention.scores) * rounding
     if attention.softcap is not None:  # it makes no error larger
         capping = model.SOFTCAP_ROUNDINGS * unit + model.SOFTCAP_STORES * contract.score_roundoff
-        error += capping * largest_size(attention.capped)
+        error += capping * max(largest_size(attention.capped), logit)  # that of a sink, too
     if bias is not None:
         added = largest_size(bias.nan_to_num(nan=math.inf, neginf=0.0)) * max(1.0, scale)
         most = max(largest_size(attention.modified), logit)  # that of a sink, too
@@ -232,7 +232,10 @@ def largest_size(tensor: Tensor) -> float:
 
 def largest_norm(tensor: Tensor) -> float:
     """The largest length of a vector along the last axis; no number where there is such."""
-    return largest_size(torch.linalg.vector_norm(tensor, dim=-1))
+    largest = largest_size(tensor)  # squares of what is next to nothing, or huge, are lost
+    if not 0.0 < largest < math.inf:
+        return largest
+    return largest * largest_size(torch.linalg.vector_norm(tensor / largest, dim=-1))
 
 
 def without_empty_rows(attention: golden.Attention, live: LiveKeys) -> golden.Attention:

@@ -83,11 +83,11 @@ class LiveKeys:
         return tokens if self.attended is None else tokens.masked_fill(~self.attended, 0.0)
 
     def mean(self, tokens: Tensor) -> Tensor:
-        """The mean over attended keys, ``[B, H, 1, D]``, of tokens that are zero elsewhere."""
+        """The mean over attended keys, ``[B, H, 1, D]``."""
         if self.attended is None:
             return tokens.mean(dim=-2, keepdim=True)
         count = self.attended.sum(dim=-2, keepdim=True).clamp_min_(1)
-        return tokens.sum(dim=-2, keepdim=True).div_(count)
+        return self.only_attended(tokens).sum(dim=-2, keepdim=True).div_(count)
 
     def several(self) -> Tensor | bool:
         """The rows ``[B, H, Lq, 1]`` that attend several keys; True or False if all or none."""

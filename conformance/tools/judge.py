@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from keyword import iskeyword
@@ -178,7 +179,7 @@ def check(
         in a process of its own; or an object: a declared candidate, a ``torch.nn.Module``, a list
         of candidates, a callable that returns one. An object runs in this process, where nothing
         can stop what hangs, outside of inference mode, autocast and default devices that are
-        entered; in one thread at a time.
+        entered; in one thread at a time, for which others wait no longer than their ``time_limit``.
     profile, only, skip, dtypes, seed
         As on the command line; ``only`` and ``skip`` are globs of clauses, one or several.
     exitfirst
@@ -358,8 +359,9 @@ if _inspect.isfunction(globals().get("{entry}")):
 
 def _literals(promises: dict[str, Any]) -> dict[str, Any]:
     """Promises as literals, the semantics by its fields; raises UsageError for others."""
-    text = f"{promises!r:.80}"
+    text = "..."
     try:
+        text = f"{promises!r:.80}"
         semantics = promises.get("semantics")
         if isinstance(semantics, golden.Semantics):
             differing = golden.STANDARD.differences(semantics)
@@ -436,6 +438,18 @@ def _check_seconds(name: str, value: float) -> None:
 _ONE_AT_A_TIME: Final = threading.RLock()
 
 
+@contextlib.contextmanager
+def _alone(time_limit: float | None) -> Iterator[None]:
+    """While no other thread checks an object; raises UsageError after the time for the check."""
+    if not _ONE_AT_A_TIME.acquire(timeout=-1 if time_limit is None else time_limit):
+        msg = f"another thread checked objects for all of time_limit={time_limit:g} s: use a Judge"
+        raise UsageError(msg)
+    try:
+        yield
+    finally:
+        _ONE_AT_A_TIME.release()
+
+
 def _checked(
     target: Any,
     options: RunOptions,
@@ -456,7 +470,7 @@ def _checked(
     else:
         from ..calls import torch_state  # noqa: PLC0415 (loads torch)
 
-        with _ONE_AT_A_TIME, torch_state.outside():
+        with _alone(time_limit), torch_state.outside():
             record = ask(options, make_pool=_in_process(target))
     if record["interrupted"]:
         raise KeyboardInterrupt

@@ -160,8 +160,6 @@ LONGEST_MESSAGE: Final = 2000
 # The kinds of results that have details, the most urgent first.
 DETAILED: Final = ("error", "fail", "unexpected", "should", "expected")
 _SHARES: Final = 4
-# Numbers that are texts in a record; the message has them.
-
 _REASONS: Final = {
     "expected-failure": "expected because",
     "unexpected-pass": "reason",

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from conformance.base.parameter_names import role_of
+from conformance.base.parameter_names import role_of, signature_in_docstring
 
 
 @pytest.mark.parametrize(
@@ -40,3 +43,22 @@ def test_vague_names(path: str) -> None:
 def test_names_that_say_nothing(path: str) -> None:
     """Unknown words, or two roles that are never fused, say nothing."""
     assert role_of(path) == ("", False)
+
+
+@pytest.mark.parametrize(
+    ("text", "signature"),
+    [
+        ("attend(query, key, scale=0.5)\n\nAttention.", "(query, key, scale=0.5)"),
+        ("attend(query, key, scale=None, /) -> Tensor", "(query, key, scale=None, /)"),
+        ("attend(query, *, causal=False)", "(query, *, causal=False)"),
+        ("attend(*args, **kwargs)", "(*args, **kwargs)"),
+        ("attend(query, query)", None),
+        ("Attends.", None),
+        ("other(query)", None),
+        (7, None),
+    ],
+)
+def test_the_signature_of_a_function_in_c(text: Any, signature: str | None) -> None:
+    """It is what begins a docstring; nothing where that is no signature, or no text."""
+    read = signature_in_docstring(SimpleNamespace(__name__="attend", __doc__=text))  # type: ignore[arg-type]
+    assert (None if read is None else str(read)) == signature

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from records import loaded, result
 
-from conformance.base.results import ClauseResult
+from conformance.base.results import ClauseResult, Violation
 from conformance.running.clause_run import PlannedClause
 from conformance.running.workers.messages import Loaded, Order
-from conformance.session.schedule import CONTRADICTIONS, TAMPERED, Chunk, Schedule
+from conformance.session.schedule import CONTRADICTIONS, EXPLAINED, TAMPERED, Chunk, Schedule
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
@@ -128,6 +128,26 @@ def test_what_fails_is_shown_before_its_result() -> None:
     spread(worker, progress=lambda activity, *_: shown.append(activity)).run()
     name = loaded().name
     assert shown[:2] == [f"{name} fails {SLUGS[0]}: looking for the cause", f"{name} {SLUGS[0]}"]
+
+
+@pytest.mark.parametrize("name", ["unknown-mistake", "scale-missing"])
+def test_only_what_nobody_has_looked_into_follows_from_the_unknown(name: str) -> None:
+    """A failure that is unknown itself follows from a named one at most."""
+    told = {"name": "unknown-mistake", "text": "", "fix": "", "confidence": 0.0}
+    violation = Violation(kind="value", message="off")
+    diagnoses = dict(zip(SLUGS, ([told], [], [{**told, "name": "scale-missing"}]), strict=True))
+
+    class Naming(Worker):
+        def perform(self, _index: int, job: str, failures: Sequence[Any] = ()) -> list[str]:
+            return [name] * len(failures) if job == EXPLAINED else [job]
+
+    def says(slug: str, _order: Order) -> ClauseResult:
+        return result("failed", slug, violation=violation, diagnosis=diagnoses[slug])
+
+    run = spread(Naming(says))
+    run.run()
+    named = name != "unknown-mistake"
+    assert [one.explained_by for one in run.results_of(0)] == [name if named else None, name, None]
 
 
 def test_failures_of_a_spread_candidate_are_explained_in_order() -> None:

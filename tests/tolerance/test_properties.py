@@ -31,6 +31,7 @@ from conformance.tolerance import (
     most_core_bound,
     most_layer_bound,
 )
+from conformance.tolerance.attention_bound import largest_norm
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 # Independent tokens of moderate size: what the statistical bound speaks of.
@@ -141,6 +142,35 @@ def test_most_of_the_bound_with_a_bias(inputs: CoreInputs, order: Any, contract:
     )
     bound = core_bound(attention, contract)
     assert float(bound.max()) <= most_core_bound(attention, contract)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_keys_that_a_bias_hides_have_no_part_in_the_bound(dtype: str) -> None:
+    """Neither in what all keys have in common, whatever fill a mask would give them."""
+    draw = torch.Generator().manual_seed(0)
+    key, value = (torch.randn(1, 1, 400, 4, generator=draw).double() for _ in range(2))
+    query, hidden = torch.ones(1, 1, 3, 4).double(), torch.full((1, 1, 3, 400), -math.inf).double()
+    hidden[..., :3] = 0.0
+    contract = contract_for(declare("core"), dtype, 0.25)
+    bounds = []
+    for fill in (-math.inf, -1e4):
+        attention = golden.attend(
+            query,
+            1.0 + 0.01 * key,
+            value.sign(),
+            bias=hidden,
+            scale=0.25,
+            semantics=golden.STANDARD.replace(mask_fill=fill),
+        )
+        bounds.append(core_bound(attention, contract))
+        assert float(bounds[-1].max()) <= most_core_bound(attention, contract)
+    assert same(*bounds)
+
+
+def test_most_of_the_bound_of_numbers_next_to_nothing() -> None:
+    """Squares that float64 loses make no length zero."""
+    tensor = torch.full((1, 4), 1e-170, dtype=torch.float64)
+    assert largest_norm(tensor) == pytest.approx(2e-170)
 
 
 def test_most_of_the_bound_tells_a_gross_error_from_rounding() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -273,6 +274,24 @@ def test_checks_in_several_threads_wait_for_each_other() -> None:
         candidates = [conformance.core()(fused) for _ in range(3)]
         checks = [threads.submit(conformance.check, one, only=OF_STATE) for one in candidates]
         assert all(check.result().conforms for check in checks)
+
+
+def test_a_check_waits_no_longer_than_its_time_limit() -> None:
+    """What another thread checks may take longer: the wait ends with a sentence."""
+    entered, left = threading.Event(), threading.Event()
+
+    def waits(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        entered.set()
+        left.wait(60.0)
+        return fused(query, key, value)
+
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(conformance.check, conformance.core()(waits), only="shape.output")
+        assert entered.wait(60.0)
+        with pytest.raises(conformance.UsageError, match="another thread checked objects"):
+            conformance.check(conformance.core()(fused), only="shape.output", time_limit=0.5)
+        left.set()
+        assert first.result().conforms
 
 
 @pytest.mark.parametrize(

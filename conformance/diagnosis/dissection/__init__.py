@@ -274,7 +274,7 @@ class StatementReader:
 
     @cached_property
     def _has_fixed_lengths(self) -> bool:
-        """Whether nothing but some lengths can be asked: a window of so many places."""
+        """Whether the candidate takes one number of keys alone: a window of so many places."""
         sizes = (_PLACES_OF_LAYERS, _FAR_PLACES_OF_LAYERS)
         asked = (fitted_problem(self.subject, BatteryEntry(sizes=each, seed=67)) for each in sizes)
         lengths = {one.geometry.key_length for one in asked if one is not None}

@@ -189,7 +189,8 @@ def _with_other_values(inputs: Inputs, count: int) -> list[Inputs]:
 def with_values_of_one(subject: Subject, inputs: Inputs) -> Inputs | None:
     """The inputs with values that are all one, of a layer the answers of heads averaged.
 
-    None where a layer has weights of its own, or no bias that makes values one whatever is given.
+    None where a layer has weights of its own, no output matrix, or no bias that makes values one
+    whatever is given.
     """
     if not inputs.is_layer:
         return inputs.with_tokens(value=torch.ones_like(inputs.value))

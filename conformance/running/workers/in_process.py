@@ -99,6 +99,7 @@ class InProcessPool(WorkerPool):
     ) -> None:
         """Do every job in turn, in this thread."""
         del most
+        self._supervisors[0].on_failure = self._on_failure
         with unsearched():
             for job in jobs:
                 if not admits(job, None):

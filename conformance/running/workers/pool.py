@@ -103,6 +103,7 @@ class WorkerPool:
             for _ in range(jobs)
         ]
         self._loaded: list[Loaded] = []
+        self._on_failure: Callable[[Loaded, str], None] = lambda _loaded, _slug: None
 
     def __enter__(self) -> Self:
         return self
@@ -124,12 +125,11 @@ class WorkerPool:
         return self._loaded
 
     def announce_failures(self, on_failure: Callable[[Loaded, str], None]) -> None:
-        """Have each failure on this machine told when it is found, in the thread that finds it.
+        """Have each failure on this machine told when it is found, in the thread of :meth:`work`.
 
         ``on_failure`` gets the candidate and the clause before the failure is made small and named.
         """
-        for supervisor in self._supervisors:
-            supervisor.on_failure = on_failure
+        self._on_failure = on_failure
 
     def work(
         self,
@@ -148,12 +148,17 @@ class WorkerPool:
         worker cannot go on.
         """
         waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        reports: queue.SimpleQueue[tuple[Job, Reported] | Future[None]] = queue.SimpleQueue()
+        reports: Reports[Job, Reported] = queue.SimpleQueue()
         stop = threading.Event()
         for job in jobs:
             waiting.put(job)
 
+        def on_failure(loaded: Loaded, slug: str) -> None:
+            reports.put(lambda: self._on_failure(loaded, slug))
+
         workers = self._supervisors[: max(1, min(most or len(jobs), len(jobs)))]
+        for worker in workers:
+            worker.on_failure = on_failure
         with ThreadPoolExecutor(len(workers)) as threads:
             running = {
                 threads.submit(self._drive, worker, waiting, reports.put, stop, do, admits): worker
@@ -230,8 +235,12 @@ def plans_of(loaded: Iterable[Loaded]) -> list[list[tuple[str, str, str, bool]]]
     ]
 
 
+# Reports of jobs, threads that have ended, and what else is to be done in the thread of a run.
+Reports = queue.SimpleQueue[tuple[Job, Reported] | Future[None] | Callable[[], None]]
+
+
 def _receive(
-    reports: queue.SimpleQueue[tuple[Job, Reported] | Future[None]],
+    reports: Reports[Job, Reported],
     threads: int,
     receive: Callable[[Job, Reported], None],
 ) -> None:
@@ -244,6 +253,9 @@ def _receive(
         if isinstance(event, tuple):
             receive(*event)
             continue
+        if not isinstance(event, Future):
+            event()
+            continue
         threads -= 1
         error = event.exception()
         if isinstance(error, (HarnessError, UsageError, OutOfTime)):
@@ -254,7 +266,7 @@ def _receive(
 
 
 def _drain(
-    reports: queue.SimpleQueue[tuple[Job, Reported] | Future[None]],
+    reports: Reports[Job, Reported],
     receive: Callable[[Job, Reported], None],
 ) -> None:
     """Hand on what is left after the threads have ended."""
