@@ -144,7 +144,9 @@ class PairSearch:
                         variants.append(_zeros_for_nan(one))
                         break
         self._kept += variants
-        return search.among(variants).singles() if variants else []
+        found = search.among(variants).singles() if variants else []
+        wrong = [answer for answer in search.observed if answer.margin > 1.0]
+        return [made for made in found if any(_makes_numbers(made, one, search) for one in wrong)]
 
     def _with_one_alone(self, search: MistakeSearch) -> list[Explanation]:
         """Pairs of a mistake that explains a wrong answer to what leaves one of two alone."""
@@ -330,6 +332,14 @@ def has_no_nan(answer: BatteryAnswer) -> bool:
         return True
     promised = answer.exact.output.isfinite() & answer.judged
     return not bool((answer.output.isnan() & promised).any())
+
+
+def _makes_numbers(made: Combination, answer: BatteryAnswer, search: MistakeSearch) -> bool:
+    """Whether a mistake makes numbers of a wrong row: of zeros alone any would, set to zero."""
+    acted = search.acted.of(made[0], answer.inputs).output
+    if answer.wrong is None or acted.shape != answer.wrong.shape:
+        return False
+    return bool((answer.wrong & (acted != 0.0)).any())
 
 
 def _has_zeroed_rows(answer: BatteryAnswer) -> bool:

@@ -344,3 +344,18 @@ def test_a_wider_bound_is_no_second_mistake() -> None:
     (cause,) = conformance.check(attend, only=["mask.golden"]).causes
     assert "+" not in cause.name
     assert "starts-at-zero" not in cause.text
+
+
+def test_rows_of_zeros_are_not_told_as_what_becomes_nan_and_zero() -> None:
+    """Any mistake would do that makes nothing but NaN of them."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        weights = torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, dim=-1)
+        answer = weights @ v
+        if keep is None:
+            return answer
+        return torch.where(keep.all(dim=-1, keepdim=True), answer, 0.0)
+
+    promises = {**BARE_FLOAT32, "masks": ["keep"], "empty_rows": "zeros"}
+    (entry,) = diagnose(Subject(core(attend, **promises), "float32"))
+    assert entry["name"] == "answer-zero"
