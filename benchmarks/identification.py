@@ -18,9 +18,8 @@ from torch import nn
 
 import candidates.broken
 from candidates.broken import _kit
-from conformance.running.workers.messages import RunOptions
-from conformance.tools.identification.implementation import implementation_of, implementations_of
-from conformance.tools.identification.job import identify
+from conformance.identification.implementation import implementation_at, implementation_of
+from conformance.identification.job import identify
 
 COLUMNS: Final = (
     "kind, inputs, axes",
@@ -69,7 +68,7 @@ def names() -> list[str]:
 def record_of(name: str) -> dict[str, Any]:
     """The record of one row, made in this process."""
     if name in VARIANTS:
-        thing = implementations_of(RunOptions(targets=(VARIANTS[name],)))[0]
+        thing = implementation_at(VARIANTS[name])
     else:
         value = MODULES[name]() if name in MODULES else _mistake(name)
         thing = implementation_of(value, target=name, name="it", imports=(), expression="it")

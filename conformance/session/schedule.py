@@ -111,7 +111,7 @@ def _trail(before: ClauseResult, more: ClauseResult) -> dict[str, Any] | None:
     return {**before.trail, "explored": explored}
 
 
-CONTRADICTIONS: Final = "conformance.tools.identification.contradictions:job"
+CONTRADICTIONS: Final = "conformance.identification.contradictions:job"
 TROUBLE: Final = "conformance.running.workers.planning:trouble_job"
 TAMPERED: Final = "conformance.running.workers.planning:tampered_job"
 OF_TAMPERING: Final = "state.untampered"

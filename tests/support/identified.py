@@ -7,8 +7,8 @@ from typing import Any
 
 import undeclared_attention
 
-from conformance.tools.identification.implementation import implementation_of
-from conformance.tools.identification.job import identify
+from conformance.identification.implementation import implementation_of
+from conformance.identification.job import identify
 
 NAMES = (
     "token_attention",

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
-from ..._golden import golden
-from ...adapters.trial import duplicate
-from ...base.geometry import Geometry
-from ...diagnosis.mistakes.semantics_changes import filled_mistake
-from ...oracle.extreme_logits import single_key_inputs
-from ...oracle.oracle import evaluate
-from ...problems.inputs import Inputs
+from .._golden import golden
+from ..adapters.trial import duplicate
+from ..base.geometry import Geometry
+from ..diagnosis.mistakes.semantics_changes import filled_mistake
+from ..oracle.extreme_logits import single_key_inputs
+from ..oracle.oracle import evaluate
+from ..problems.inputs import Inputs
 from .agreement import Probed
 from .caller import ProbeAnswer, Refusal, masked, random_keep
 from .causality import empty_row_rules

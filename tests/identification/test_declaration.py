@@ -13,13 +13,13 @@ from _paths import CHECKOUT
 from identified import NAMES, record
 from torch import Tensor
 
+from conformance.identification import job
+from conformance.identification.implementation import implementation_of
+from conformance.identification.record import check_lines
 from conformance.running.workers.messages import RunOptions
 from conformance.session.checking import check
 from conformance.targets.resolving import resolve
-from conformance.tools.identification import job
-from conformance.tools.identification.implementation import implementation_of
-from conformance.tools.identification.record import check_lines
-from conformance.tools.identification.session import identify, write_checked
+from conformance.tools.identify import identify, write_checked
 from conformance.views.tool_texts import show_identification
 
 pytestmark = pytest.mark.usefixtures("warm_workers")

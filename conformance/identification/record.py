@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ..._golden import golden
-from ...base.geometry import Geometry
-from ...base.record import GREEN
-from ...base.results import plain
+from .._golden import golden
+from ..base.geometry import Geometry
+from ..base.record import GREEN
+from ..base.results import plain
 from .caller import Caller
 from .convention import Convention
 from .plain_reading import PlainReading

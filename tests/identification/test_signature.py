@@ -8,8 +8,8 @@ import pytest
 from torch import nn
 from torch.nn import functional
 
-from conformance.tools.identification.record import parameters_words
-from conformance.tools.identification.signature import Parameters, read_parameters
+from conformance.identification.record import parameters_words
+from conformance.identification.signature import Parameters, read_parameters
 
 
 @pytest.mark.parametrize(

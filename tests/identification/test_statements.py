@@ -10,8 +10,8 @@ import pytest
 import unusual_attention
 from unusual_attention import MIXTURE
 
-from conformance.tools.identification.implementation import implementation_of
-from conformance.tools.identification.job import identify
+from conformance.identification.implementation import implementation_of
+from conformance.identification.job import identify
 from conformance.views.tool_texts import show_identification
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from ...base.parameter_names import POSITIONAL, role_of, signature_in_docstring
+from ..base.parameter_names import POSITIONAL, role_of, signature_in_docstring
 
 # Longer words first: "attention_mask_bias" is a bias.
 _WORDS: Final[dict[str, tuple[str, ...]]] = {

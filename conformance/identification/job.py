@@ -12,12 +12,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..._golden import golden
-from ...base.results import plain
-from ...calls.calling import CandidateFailure, guarded
-from ...errors import UsageError
-from ...targets.resolving import how_to_pass
-from ...tolerance.positions import position_bound
+from .._golden import golden
+from ..base.results import plain
+from ..calls.calling import CandidateFailure, guarded
+from ..errors import UsageError
+from ..targets.resolving import how_to_pass
+from ..tolerance.positions import position_bound
 from . import callers
 from .agreement import PointJudge
 from .behaviour import learned_besides

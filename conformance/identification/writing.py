@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import torch
 
-from ..._golden import golden
-from ...adapters.multihead import is_multihead
-from ...declare.declaration import DEFAULT_FEATURES, mixed_in
+from .._golden import golden
+from ..adapters.multihead import is_multihead
+from ..declare.declaration import DEFAULT_FEATURES, mixed_in
 from .convention import LAYER_LAYOUTS, Convention, ScoreFunction, adapter_body, header, written
 from .deviations import Investigation, deviations, expected, promised
 from .implementation import Implementation

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import torch
 
-from ..._golden import golden
-from ...problems.inputs import Inputs
+from .._golden import golden
+from ..problems.inputs import Inputs
 from .agreement import Probed
 from .caller import Caller, ProbeAnswer, masked, rows_with_keys
 from .convention import MaskUse

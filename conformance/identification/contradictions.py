@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..._golden import golden
-from ...base.geometry import Geometry, Pins
-from ...declare.candidate import Candidate
-from ...declare.declaration import Declaration
-from ...problems.materialise import TORCH_DTYPES, in_dtype
+from .._golden import golden
+from ..base.geometry import Geometry, Pins
+from ..declare.candidate import Candidate
+from ..declare.declaration import Declaration
+from ..problems.materialise import TORCH_DTYPES, in_dtype
 from .agreement import PointJudge, Probed
 from .caller import Caller, ProbeAnswer, SizeRule, draw_weights, masked, rows_with_keys
 from .causality import LONG_KEYS, LONG_QUERIES, RULES, empty_row_rules

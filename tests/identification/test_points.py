@@ -10,24 +10,24 @@ import torch
 import unusual_attention
 
 from conformance import STANDARD
-from conformance.tools.identification.agreement import PointJudge
-from conformance.tools.identification.behaviour import order_matters
-from conformance.tools.identification.caller import Caller
-from conformance.tools.identification.callers import (
+from conformance.identification.agreement import PointJudge
+from conformance.identification.behaviour import order_matters
+from conformance.identification.caller import Caller
+from conformance.identification.callers import (
     Understood,
     function_callers,
     module_callers,
     understood,
 )
-from conformance.tools.identification.implementation import implementation_of
-from conformance.tools.identification.plain_reading import (
+from conformance.identification.implementation import implementation_of
+from conformance.identification.plain_reading import (
     PlainReading,
     Weights,
     observe,
     read_further,
     read_plain,
 )
-from conformance.tools.identification.points import Factor, round_numbers
+from conformance.identification.points import Factor, round_numbers
 
 BY_HEAD = (
     "score + torch.tensor([-0.5, -0.25, -0.125], dtype=score.dtype)[head] * (query - key).abs()"

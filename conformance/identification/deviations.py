@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from ..._golden import golden
-from ...diagnosis.mistakes import MISTAKES, NamedMistake, mistaken_conventions
+from .._golden import golden
+from ..diagnosis.mistakes import MISTAKES, NamedMistake, mistaken_conventions
 from .agreement import Probed
 from .convention import ScoreFunction, written
 from .record import Findings

@@ -6,20 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from ...base.files import write_text
-from ...base.profile import DTYPES
-from ...base.record import GREEN, CandidateEntry, ClauseEntry
-from ...errors import UsageError
-from ...running.workers.messages import RunOptions, package_version
-from ...running.workers.supervisor import DEFAULT_TIMEOUT, Supervisor, WorkerLost
-from ...session.checking import check
-from .record import CHECK_PROFILE, check_lines
+from ..base.files import write_text
+from ..base.profile import DTYPES
+from ..base.record import GREEN, CandidateEntry, ClauseEntry
+from ..errors import UsageError
+from ..identification.record import CHECK_PROFILE, check_lines
+from ..running.workers.messages import RunOptions, package_version
+from ..running.workers.supervisor import DEFAULT_TIMEOUT, Supervisor, WorkerLost
+from ..session.checking import check
 
 SCHEMA: Final = 1
 # The clauses that are checked in all dtypes but the first.
 _NUMBERS: Final = ("*.golden", "shape.output", "shape.dtype", "mask.forms-agree")
-LOADER: Final = "conformance.tools.identification.implementation:implementations_of"
-JOB: Final = "conformance.tools.identification.job:identify"
+LOADER: Final = "conformance.tools.identification_job:plans_of"
+JOB: Final = "conformance.tools.identification_job:run"
 Progress = Callable[[str, int, int], None]
 
 

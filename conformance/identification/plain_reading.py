@@ -10,14 +10,14 @@ from typing import Any, Final
 
 import torch
 
-from ..._golden import golden
-from ...clauses.subject import Subject
-from ...diagnosis.dissection.layer_weights import WIDER, LayerCalls, most_tokens
-from ...diagnosis.dissection.projections import ValuePath
-from ...diagnosis.dissection.reading import Reading, read
-from ...diagnosis.dissection.value_steps import ALTERNATIVES, Steps
-from ...diagnosis.mistaken_answer import Combination
-from ...problems.inputs import Inputs
+from .._golden import golden
+from ..clauses.subject import Subject
+from ..diagnosis.dissection.layer_weights import WIDER, LayerCalls, most_tokens
+from ..diagnosis.dissection.projections import ValuePath
+from ..diagnosis.dissection.reading import Reading, read
+from ..diagnosis.dissection.value_steps import ALTERNATIVES, Steps
+from ..diagnosis.mistaken_answer import Combination
+from ..problems.inputs import Inputs
 from .agreement import PointJudge
 from .behaviour import order_matters
 from .caller import Caller, ProbeAnswer, Refusal

@@ -11,15 +11,15 @@ from typing import Any, Final
 
 from torch import nn
 
-from ..._golden import golden
-from ...adapters.calling import Calling, second_input
-from ...adapters.module import understand
-from ...adapters.projection_search import ModuleProjections, ModuleRequest
-from ...adapters.trial import duplicate, put_in_dtype
-from ...base.geometry import Geometry
-from ...calls.calling import CandidateFailure, guarded
-from ...errors import DeclarationError, UsageError
-from ...problems.materialise import TORCH_DTYPES, in_dtype
+from .._golden import golden
+from ..adapters.calling import Calling, second_input
+from ..adapters.module import understand
+from ..adapters.projection_search import ModuleProjections, ModuleRequest
+from ..adapters.trial import duplicate, put_in_dtype
+from ..base.geometry import Geometry
+from ..calls.calling import CandidateFailure, guarded
+from ..errors import DeclarationError, UsageError
+from ..problems.materialise import TORCH_DTYPES, in_dtype
 from .caller import Caller, SizeRule, draw_weights
 from .convention import CORE_LAYOUTS, LAYER_LAYOUTS, Convention, Layout
 from .implementation import Implementation

@@ -8,10 +8,10 @@ from torch import Tensor
 
 import candidates
 import conformance
+from conformance.identification.contradictions import contradictions
 from conformance.running.workers.messages import RunOptions
 from conformance.session.checking import check
 from conformance.targets.resolving import resolve
-from conformance.tools.identification.contradictions import contradictions
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 

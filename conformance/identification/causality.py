@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from ..._golden import golden
-from ...declare.declaration import BY_CAUSALITY
+from .._golden import golden
+from ..declare.declaration import BY_CAUSALITY
 from .agreement import PointJudge, Probed
 from .caller import Caller, ProbeAnswer, Refusal, draw_keep, masked
 from .convention import MaskUse

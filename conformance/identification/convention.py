@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ...base.results import Replaceable
+from ..base.results import Replaceable
 
 
 @dataclass(frozen=True, kw_only=True)

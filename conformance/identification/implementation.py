@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -14,20 +13,19 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from ...adapters.trial import instance_of
-from ...base.files import user_path
-from ...declare.candidate import Candidate
-from ...errors import ConstructionError, UsageError
-from ...graphs.protocol import GraphRefused
-from ...models.candidates import describe_sites
-from ...models.model_inputs import UnknownInputError
-from ...models.recognition import is_model, may_be_model
-from ...models.sites import Sites, find_sites
-from ...models.torch_model import open_torch_model
-from ...running.workers.messages import Loaded, RunOptions
-from ...targets.loading import attribute, guarded, import_dotted, import_path, put_on_path
-from ...targets.resolving import checked_name, how_to_make, require_there
-from ...targets.target_strings import (
+from ..adapters.trial import instance_of
+from ..base.files import user_path
+from ..declare.candidate import Candidate
+from ..errors import ConstructionError, UsageError
+from ..graphs.protocol import GraphRefused
+from ..models.candidates import describe_sites
+from ..models.model_inputs import UnknownInputError
+from ..models.recognition import is_model, may_be_model
+from ..models.sites import Sites, find_sites
+from ..models.torch_model import open_torch_model
+from ..targets.loading import attribute, guarded, import_dotted, import_path, put_on_path
+from ..targets.resolving import checked_name, how_to_make, require_there
+from ..targets.target_strings import (
     ENTRY_POINTS,
     is_graph,
     is_path,
@@ -60,32 +58,14 @@ class Implementation:
     expression: str
     declared: Candidate | None = None
 
-    def loaded(self) -> Loaded:
-        """Plain data for the supervisor, with no clause to run."""
-        return Loaded(
-            name=self.name,
-            target=self.target,
-            kind=self.form,
-        )
-
     @property
     def parameters(self) -> Parameters:
         """The parameters of what is called."""
         return read_parameters(self.value)
 
 
-def implementations_of(
-    options: RunOptions, tell: Callable[[str, str], None] = lambda _what, _name: None
-) -> list[Implementation]:
-    """The object that each target names; raises UsageError with one sentence."""
-    implementations = []
-    for target in options.targets:
-        tell("loading", target)
-        implementations.append(_implementation(target))
-    return implementations
-
-
-def _implementation(target: str) -> Implementation:
+def implementation_at(target: str) -> Implementation:
+    """The object that a target names; raises UsageError with one sentence."""
     if is_graph(target):
         path, sites = open_graph(target)
         return Implementation(

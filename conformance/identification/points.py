@@ -14,15 +14,15 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..._golden import golden
-from ...base.geometry import Geometry
-from ...diagnosis.dissection.layers import SomeRows
-from ...diagnosis.dissection.logits import LogitFit
-from ...diagnosis.dissection.positions import families
-from ...diagnosis.dissection.reading import ROOM, Reading
-from ...diagnosis.dissection.terms import ALIBI, PRODUCTS, Term
-from ...diagnosis.mistakes import DeclaredCall
-from ...tolerance import model
+from .._golden import golden
+from ..base.geometry import Geometry
+from ..diagnosis.dissection.layers import SomeRows
+from ..diagnosis.dissection.logits import LogitFit
+from ..diagnosis.dissection.positions import families
+from ..diagnosis.dissection.reading import ROOM, Reading
+from ..diagnosis.dissection.terms import ALIBI, PRODUCTS, Term
+from ..diagnosis.mistakes import DeclaredCall
+from ..tolerance import model
 from .convention import ScoreFunction, capped, sloped, windowed
 
 SCALES: Final = (

@@ -6,20 +6,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..._golden import golden
-from ...clauses.subject import Subject
-from ...diagnosis import battery
-from ...diagnosis.agreement import BatteryAnswer
-from ...diagnosis.chance import random_entry
-from ...diagnosis.diagnostician import Diagnostician
-from ...diagnosis.dissection import OF_WEIGHTS
-from ...diagnosis.dissection.by_head import alignments, head_statements, place_table
-from ...diagnosis.dissection.changed_logits import pair_statements
-from ...diagnosis.dissection.layers import query_and_key_statements
-from ...diagnosis.dissection.reading import statement, together
-from ...diagnosis.mistaken_answer import Combination
-from ...diagnosis.mistakes import NamedMistake, named_mistakes
-from ...diagnosis.statement_search import Explanation
+from .._golden import golden
+from ..clauses.subject import Subject
+from ..diagnosis import battery
+from ..diagnosis.agreement import BatteryAnswer
+from ..diagnosis.chance import random_entry
+from ..diagnosis.diagnostician import Diagnostician
+from ..diagnosis.dissection import OF_WEIGHTS
+from ..diagnosis.dissection.by_head import alignments, head_statements, place_table
+from ..diagnosis.dissection.changed_logits import pair_statements
+from ..diagnosis.dissection.layers import query_and_key_statements
+from ..diagnosis.dissection.reading import statement, together
+from ..diagnosis.mistaken_answer import Combination
+from ..diagnosis.mistakes import NamedMistake, named_mistakes
+from ..diagnosis.statement_search import Explanation
 from .agreement import PointJudge
 from .behaviour import order_matters
 from .caller import Caller, ProbeAnswer

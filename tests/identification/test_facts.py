@@ -11,9 +11,9 @@ from torch import Tensor
 
 from conformance import Semantics
 from conformance._golden import golden
-from conformance.tools.identification.investigation import other_readings
-from conformance.tools.identification.job import find_positions
-from conformance.tools.identification.record import Findings
+from conformance.identification.investigation import other_readings
+from conformance.identification.job import find_positions
+from conformance.identification.record import Findings
 
 
 def value(name: str, fact: str) -> Any:

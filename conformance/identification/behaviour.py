@@ -11,12 +11,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ...base.profile import DTYPES
-from ...calls.calling import CandidateFailure, arguments, guarded
-from ...declare.promises import declare
-from ...oracle.oracle import Oracle
-from ...problems.inputs import Inputs
-from ...problems.materialise import TORCH_DTYPES
+from ..base.profile import DTYPES
+from ..calls.calling import CandidateFailure, arguments, guarded
+from ..declare.promises import declare
+from ..oracle.oracle import Oracle
+from ..problems.inputs import Inputs
+from ..problems.materialise import TORCH_DTYPES
 from .agreement import Probed
 from .caller import FREE, Caller, ProbeAnswer, Refusal, masked, random_keep
 from .convention import MaskUse, compiled

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from ..._golden import golden
-from ...base.geometry import Geometry
-from ...calls.calling import CandidateFailure, arguments, guarded
-from ...declare.candidate import Candidate
-from ...declare.decorators import core, layer
-from ...problems.inputs import Inputs
-from ...problems.materialise import TORCH_DTYPES, projection_shapes, token_shapes
+from .._golden import golden
+from ..base.geometry import Geometry
+from ..calls.calling import CandidateFailure, arguments, guarded
+from ..declare.candidate import Candidate
+from ..declare.decorators import core, layer
+from ..problems.inputs import Inputs
+from ..problems.materialise import TORCH_DTYPES, projection_shapes, token_shapes
 from .convention import Convention, compiled
 
 # Pairwise different, so that no axis can stand in for another.

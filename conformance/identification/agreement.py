@@ -12,13 +12,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ..._golden import golden
-from ...declare.declaration import Declaration
-from ...declare.promises import declare
-from ...diagnosis.mistaken_answer import Combination, act
-from ...diagnosis.mistakes import NotExpressible
-from ...oracle.oracle import Oracle, evaluate
-from ...problems.inputs import Inputs
+from .._golden import golden
+from ..declare.declaration import Declaration
+from ..declare.promises import declare
+from ..diagnosis.mistaken_answer import Combination, act
+from ..diagnosis.mistakes import NotExpressible
+from ..oracle.oracle import Oracle, evaluate
+from ..problems.inputs import Inputs
 from .caller import Caller, ProbeAnswer
 
 

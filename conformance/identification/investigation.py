@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from ..._golden import golden
-from ...problems.inputs import Inputs
+from .._golden import golden
+from ..problems.inputs import Inputs
 from . import causality, mask_facts, switches
 from .behaviour import (
     accepted_mismatches,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from identified import record
 
-from conformance.tools.identification.signature import CallParameter, Parameters
-from conformance.tools.identification.switches import plain_options
+from conformance.identification.signature import CallParameter, Parameters
+from conformance.identification.switches import plain_options
 
 
 def fact(name: str, wanted: str) -> dict[str, Any]:

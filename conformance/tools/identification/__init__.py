@@ -1,1 +1,0 @@
-"""``conformance identify``: what an undeclared implementation computes, by calling it."""
