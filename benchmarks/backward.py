@@ -19,8 +19,8 @@ from conformance.calls.calling import guarded
 from conformance.calls.differentiating import COMPUTING_GRADIENTS, Taped
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
+from conformance.identification.opening import resolve
 from conformance.problems.problem import Problem
-from conformance.targets.resolving import resolve
 
 LIMIT = 1.1
 ROUNDS = 200

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Final
 
 from conformance.clauses.registry import all_clauses
+from conformance.identification.opening import resolve
 from conformance.problems.combinations import combinations
 from conformance.problems.covering import cover
-from conformance.targets.resolving import resolve
 
 TARGETS: Final = (
     "candidates/eager.py:eager_core",
@@ -33,7 +33,7 @@ RUN: Final = """
 import sys, time
 from conformance.base.profile import PROFILES
 from conformance.running.runner import CandidateRun
-from conformance.targets.resolving import resolve
+from conformance.identification.opening import resolve
 (candidate,) = resolve(sys.argv[1:])
 run = CandidateRun(candidate, profile=PROFILES["quick"])
 plan = run.planned()

@@ -35,13 +35,13 @@ from conformance.base.profile import PROFILES, Profile
 from conformance.clauses.registry import all_clauses
 from conformance.declare.candidate import Candidate
 from conformance.declare.promises import declare
+from conformance.identification.opening import resolve
 from conformance.oracle.oracle import evaluate
 from conformance.problems.inputs import Inputs
 from conformance.problems.materialise import materialise
 from conformance.problems.pool import Pool
 from conformance.problems.problem import Problem
 from conformance.running.runner import CandidateRun
-from conformance.targets.resolving import resolve
 from conformance.tolerance import (
     Contract,
     Statistics,

@@ -26,11 +26,11 @@ import conformance
 from conformance.base.geometry import Geometry
 from conformance.calls.calling import arguments, build_forward, guarded, read_answer
 from conformance.declare.candidate import Candidate
+from conformance.identification.opening import resolve
 from conformance.oracle.comparison import Comparison
 from conformance.oracle.long_sequences import LongGolden
 from conformance.problems.materialise import materialise
 from conformance.problems.problem import Problem
-from conformance.targets.resolving import resolve
 
 LENGTH = 32768
 HEAD_SIZE = 64

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from conformance.base.profile import PROFILES
 from conformance.declare.candidate import Candidate
+from conformance.identification.opening import resolve
 from conformance.running.runner import CandidateRun
-from conformance.targets.resolving import resolve
 
 LIMITS = {"quick": 10.0, "default": 60.0}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from conformance import Candidate
-from conformance.targets.resolving import resolve_one
+from conformance.identification.opening import resolve_one
 
 from .mutants import MUTANTS, Mutant, Text
 

@@ -14,9 +14,9 @@ from conformance.base.expected import ExpectedFailure
 from conformance.base.profile import Profile
 from conformance.base.results import ClauseResult
 from conformance.declare.candidate import Candidate
+from conformance.identification.opening import resolve
 from conformance.running.runner import CandidateRun
 from conformance.session.expectations import judge
-from conformance.targets.resolving import resolve
 
 HONEST: Final = ("passed", "not-applicable", "expected-failure")
 # SHOULD clauses that correct candidates fail and say nothing about, since verdicts allow it. Their

@@ -6,6 +6,7 @@ import functools
 import json
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
 from typing import (
@@ -217,12 +218,25 @@ class SiteEntry(TypedDict, total=False):
     sinks: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What is known of a candidate that nobody declared: its promises are the harness' own reading.
+
+    ``unread`` says why its answers were not explained, "" where they were. ``mistakes`` are what it
+    does otherwise than is promised, as seen when it was read.
+    """
+
+    unread: str = ""
+    mistakes: tuple[str, ...] = ()
+
+
 class CandidateEntry(TypedDict, total=False):
     """One candidate: its verdict, and a result for each clause, dtype and device.
 
     ``beside`` holds the options of a graph. ``shard`` is what :mod:`conformance.session.merging`
     needs for the verdict. ``source`` names the record of a comparison that it comes from. ``site``
     is there for an attention of a whole model, ``sites`` for the model: all that can be judged.
+    ``reading`` is there for what nobody declared.
     """
 
     target: str
@@ -232,6 +246,7 @@ class CandidateEntry(TypedDict, total=False):
     declaration: dict[str, Any]
     site: SiteEntry
     sites: list[SiteEntry]
+    reading: dict[str, Any]
     beside: Any
     verdict: Required[str]
     verdict_reason: str

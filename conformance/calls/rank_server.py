@@ -33,7 +33,7 @@ from ..base.printable_text import printable
 from ..base.results import Violation
 from ..declare.candidate import Candidate
 from ..errors import UsageError
-from ..targets.resolving import resolve_one
+from ..targets.resolving import find
 from .calling import in_eval, is_tensor, plainly, raised
 from .devices import bits_of
 
@@ -221,7 +221,7 @@ class _Rank:
 
     def _loaded(self) -> Candidate:
         source = self._source
-        every = resolve_one(source.target)
+        every = [each for each in find(source.target) if isinstance(each, Candidate)]
         named = every if len(every) == 1 else [each for each in every if each.name == source.name]
         if len(named) != 1:
             several = f"{len(named)} candidates" if named else "no candidate"

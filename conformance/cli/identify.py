@@ -56,7 +56,7 @@ def identify_command(
     Exit code: 0 when it was identified, also if the check of its declaration fails; 1 when it was
     not; 2 for bad input, 3 when the harness failed, 130 when it was interrupted.
     """
-    from ..identify import identify, write_checked  # noqa: PLC0415 (--help must not pay for it)
+    from ..tools.identify import identify, write_checked  # noqa: PLC0415 (--help must not pay for it)
     from ..views.tool_texts import show_identification  # noqa: PLC0415
 
     if output is not None:

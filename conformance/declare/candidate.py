@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._golden import golden
-from ..base.record import SiteEntry
+from ..base.record import Reading, SiteEntry
 from ..graphs.opened import OpenedGraph
 from .declaration import WHOLE_MODEL, Declaration
 
@@ -35,6 +35,8 @@ class Candidate:
         Sentences for the record, such as what else a file holds that is not judged.
     site
         Where in a whole model it lies, for an attention of one.
+    reading
+        How it was read, for one that nobody declared.
     isolated
         Whether ``function`` only sends calls to another process, where the candidate runs.
     """
@@ -49,6 +51,7 @@ class Candidate:
     declared_on: tuple[str, ...] = ()
     eager: Candidate | None = None
     warnings: tuple[str, ...] = ()
+    reading: Reading | None = None
     isolated: bool = False
     site: SiteEntry | None = None
     first_name: str = ""

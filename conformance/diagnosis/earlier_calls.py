@@ -476,7 +476,8 @@ def loaded_anew(candidate: Candidate) -> Candidate | None:
         where, name = split_target(candidate.target)
         module = object_of(where)
         copy = _executed_again(module) if isinstance(module, ModuleType) else None
-        found = [] if copy is None else [one for one, _ in candidates_in(copy, where, name)]
+        every = [] if copy is None else [one for one, _ in candidates_in(copy, where, name)]
+        found = [one for one in every if isinstance(one, Candidate)]
     except UsageError:
         return None
     names = (candidate.name, candidate.first_name)

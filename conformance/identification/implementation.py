@@ -23,8 +23,9 @@ from ..models.model_inputs import UnknownInputError
 from ..models.recognition import is_model, may_be_model
 from ..models.sites import Sites, find_sites
 from ..models.torch_model import open_torch_model
+from ..targets.declaring import how_to_make
 from ..targets.loading import attribute, guarded, import_dotted, import_path, put_on_path
-from ..targets.resolving import checked_name, how_to_make, require_there
+from ..targets.resolving import checked_name, require_there
 from ..targets.target_strings import (
     ENTRY_POINTS,
     is_graph,
@@ -79,9 +80,18 @@ def implementation_at(target: str) -> Implementation:
 
 
 def implementation_of(
-    value: Any, *, target: str, name: str, imports: tuple[str, ...], expression: str
+    value: Any,
+    *,
+    target: str,
+    name: str,
+    imports: tuple[str, ...],
+    expression: str,
+    whole: bool = True,
 ) -> Implementation:
-    """The implementation in an object; a factory is called. Raises UsageError."""
+    """The implementation in an object; a factory is called. Raises UsageError.
+
+    ``whole`` says that a module may be a whole model.
+    """
     value, expression = _only(value, target, expression)
     form, declared = _form(value, target), None
     if form == "factory":
@@ -100,7 +110,7 @@ def implementation_of(
         value, expression = value.function, f"{expression}.function"
     if form == "module":
         value, expression = _built(value, expression)
-        attentions = _attentions_of(value, target)
+        attentions = _attentions_of(value, target) if whole else None
         if attentions is not None:
             return Implementation(
                 target=target, name=name, form="model", value=attentions, imports=(), expression=""

@@ -16,7 +16,7 @@ from .._golden import golden
 from ..base.results import plain
 from ..calls.calling import CandidateFailure, guarded
 from ..errors import UsageError
-from ..targets.resolving import how_to_pass
+from ..targets.declaring import how_to_pass
 from ..tolerance.positions import position_bound
 from . import callers
 from .agreement import PointJudge
@@ -173,6 +173,36 @@ def _identify(
     """Fill findings and record; returns why nothing could be identified, or ""."""
     if _takes_one(implementation):
         return _positions(implementation, findings, record)
+    case = read_case(implementation, findings, record, tell, as_observed=as_observed)
+    if isinstance(case, str):
+        return case
+    tell("probing", "the declaration")
+    changed = golden.STANDARD.differences(case.point)
+    record["semantics"] = {name: pair[1] for name, pair in changed.items()}
+    differing = deviations(case)
+    record["deviations"] = [deviation.as_json() for deviation in differing]
+    record["mistaken"] = deviations_words(sum(deviation.mistaken for deviation in differing))
+    if not case.beyond:
+        record["declaration"] = declaration_text(implementation, case)
+    record["beyond"] = case.beyond
+    if implementation.declared is not None:
+        tell("probing", "what is declared")
+        record["contradictions"] = contradictions(implementation.declared)
+    return ""
+
+
+def read_case(
+    implementation: Implementation,
+    findings: Findings,
+    record: dict[str, Any],
+    tell: Tell,
+    *,
+    as_observed: bool = False,
+) -> Investigation | str:
+    """Everything that probes show of an implementation, or why nothing could be identified.
+
+    What can be stated without being identified goes into ``record``.
+    """
     callers = _opened(implementation)
     if implementation.declared is not None and not implementation.declared.weights_known:
         return _without_weights(callers, findings)
@@ -204,19 +234,7 @@ def _identify(
     if read.made:
         case.beyond.append(f"{read.words}, which no declaration can say")
     investigate(case, read, lambda what: tell("probing", what))
-    tell("probing", "the declaration")
-    changed = golden.STANDARD.differences(case.point)
-    record["semantics"] = {name: pair[1] for name, pair in changed.items()}
-    differing = deviations(case)
-    record["deviations"] = [deviation.as_json() for deviation in differing]
-    record["mistaken"] = deviations_words(sum(deviation.mistaken for deviation in differing))
-    if not case.beyond:
-        record["declaration"] = declaration_text(implementation, case)
-    record["beyond"] = case.beyond
-    if implementation.declared is not None:
-        tell("probing", "what is declared")
-        record["contradictions"] = contradictions(implementation.declared)
-    return ""
+    return case
 
 
 def _takes_one(implementation: Implementation) -> bool:

@@ -23,7 +23,7 @@ Ties = tuple[tuple[str, str], ...]
 _OWN_KEYWORDS: Final = ("causal_alignment", "empty_rows")
 
 
-def _declared_name(implementation: Implementation) -> str:
+def declared_name(implementation: Implementation) -> str:
     """What the declared function is called: a declared candidate's name need not be Python's."""
     return "_".join(["declared", *re.findall(r"\w+", implementation.name)])
 
@@ -31,7 +31,7 @@ def _declared_name(implementation: Implementation) -> str:
 def declaration_text(implementation: Implementation, case: Investigation) -> str:
     """A file that imports the implementation, adapts the call and declares the observation."""
     convention = case.caller.convention
-    name = _declared_name(implementation)
+    name = declared_name(implementation)
     promises = promises_of(case)
     if implementation.form == "module":
         promises |= {"unchecked": repr(case.unchecked)} if case.unchecked else {}
@@ -50,7 +50,7 @@ def declaration_text(implementation: Implementation, case: Investigation) -> str
 
 def positions_text(implementation: Implementation, longest: int) -> str:
     """A file that declares a position encoding."""
-    name = _declared_name(implementation)
+    name = declared_name(implementation)
     only = ["", "", f'__conformance__ = ["{name}"]'] if implementation.declared is not None else []
     lines = [
         f'"""Found by: conformance identify {implementation.target}"""',

@@ -346,9 +346,16 @@ class CandidateRun:
             reason=violation.message,
             violation=violation,
             counterexample=describe(clause.id, subject, smallest),
-            diagnosis=diagnosis,
+            diagnosis=self._catalogued(diagnosis),
             blame=causes.blame(subject, clause, smallest, on_example) if in_time else None,
         )
+
+    def _catalogued(self, diagnosis: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """A diagnosis, of what nobody declared with whether the catalogue has each name."""
+        if self.candidate.reading is None:
+            return diagnosis
+        known = self._causes.catalogues
+        return [{**entry, "catalogued": known(str(entry["name"]))} for entry in diagnosis]
 
     def _of_exception(self, failing: _Failure, clause_run: ClauseRun) -> list[dict[str, Any]]:
         """Why a call raises: for a mistake that others answer wrongly by, or for its sizes."""

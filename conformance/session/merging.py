@@ -12,7 +12,7 @@ from ..base.expected import ExpectedFailure, Place
 from ..base.limits import NOT_FINISHED, NOT_RUN, spoken
 from ..base.parameter_names import OptionParameter
 from ..base.profile import Shard
-from ..base.record import CandidateEntry, Record
+from ..base.record import CandidateEntry, Reading, Record
 from ..base.results import ClauseResult, Status, Violation, plain, result_from_json
 from ..errors import DeclarationError, UsageError
 from ..running.tally import BINDING, INAPPLICABLE, NOTHING, REFUSED, Tally, Terms
@@ -296,6 +296,7 @@ def _candidate(shards: Sequence[ShardRecord], first: ShardRecord, index: int) ->
             mistaken=tuple(judging.get("mistaken", ())),
             expected=tuple(_expectation(expected_entry) for expected_entry in judging["expected"]),
             location=entry.get("location"),
+            reading=_reading(entry),
             unchecked=tuple(
                 OptionParameter(**parameter) for parameter in entry.get("unchecked", ())
             ),
@@ -305,6 +306,11 @@ def _candidate(shards: Sequence[ShardRecord], first: ShardRecord, index: int) ->
         sentences={clause["id"]: clause.get("requirement", "") for clause in entry["clauses"]},
         warnings=tuple(dict.fromkeys(warnings)),
     )
+
+
+def _reading(entry: CandidateEntry) -> Reading | None:
+    own = entry.get("reading")
+    return None if own is None else Reading(unread=own["unread"], mistakes=tuple(own["mistakes"]))
 
 
 def _entry_of(shard: ShardRecord, index: int) -> CandidateEntry | None:

@@ -263,6 +263,51 @@ def _size(clause: ClauseEntry) -> tuple[bool, int, int]:
     return not (problem and elements), len(data.get("calls") or ()), elements
 
 
+# Laws that hold whatever a candidate computes; where its axes and masks were read, the others, too.
+_LAWS: Final = frozenset(
+    "state.repeatable state.no-memory state.answer-kept state.grad-mode state.inputs-unchanged "
+    "state.answer-is-fresh state.call-order state.untampered state.unseen "
+    "state.eval-deterministic gradients.inputs-unchanged gradients.interleaved "
+    "gradients.accumulate".split()
+)
+_LAWS_OF_WHAT_WAS_READ: Final = frozenset(
+    "equivariance.batch-independent mask.no-leak mask.causal".split()
+)
+
+
+def certain_results(loaded: Loaded, results: Sequence[ClauseResult]) -> list[ClauseResult]:
+    """The results, of what nobody declared without the failures that a wrong reading explains.
+
+    A failure is certain where the catalogue names the mistake, where that was seen when the
+    candidate was read, and where a law is broken that holds for any reading. Any other clause could
+    not be tested: what it compares with is a guess.
+    """
+    reading = loaded.reading
+    if reading is None or reading.mistakes:
+        return list(results)
+    named = {str(entry["name"]) for one in results for entry in one.diagnosis if _is_known(entry)}
+    laws = _LAWS if reading.unread else _LAWS | _LAWS_OF_WHAT_WAS_READ
+
+    def is_certain(result: ClauseResult) -> bool:
+        names = {result.explained_by, *(str(entry["name"]) for entry in result.diagnosis)}
+        kind = "" if result.violation is None else result.violation.kind
+        return bool(names & named) or (result.id in laws and kind != "raised")
+
+    return [
+        result
+        if result.status != "failed" or result.level != "MUST" or is_certain(result)
+        else result.replace(status="untestable", reason=f"{_GUESSED}: {result.reason}")
+        for result in results
+    ]
+
+
+_GUESSED: Final = "what is promised was guessed, and is not kept"
+
+
+def _is_known(entry: Mapping[str, Any]) -> bool:
+    return bool(entry.get("catalogued"))
+
+
 _PROBLEMS: Final = {
     "stale": "stale expected failures",
     "expired": "expired expected failures",
@@ -283,10 +328,12 @@ def verdict(
 
     ``missing`` says what was not run, without which nothing but a failure is certain.
     """
+    results = certain_results(loaded, results)
     for outcome in (
         _error(results),
         _fails(results, stale),
         ("inconclusive", missing) if missing and not interrupted else None,
+        _unread(loaded, results, interrupted=interrupted),
         _inconclusive(results, interrupted=interrupted),
     ):
         if outcome:
@@ -377,6 +424,22 @@ def _inconclusive(results: Sequence[ClauseResult], *, interrupted: bool) -> tupl
     return None
 
 
+def _unread(
+    loaded: Loaded, results: Sequence[ClauseResult], *, interrupted: bool
+) -> tuple[str, str] | None:
+    """That promises of ours are not kept, where nobody declared any."""
+    guessed = [result.id for result in results if result.reason.startswith(_GUESSED)]
+    if loaded.reading is None or not guessed or interrupted:
+        return None
+    unread = loaded.reading.unread or "on small inputs its answers are those that were read"
+    identify = f"'conformance identify {loaded.target}'" if loaded.target else "identify"
+    why = (
+        f"it declares nothing, and {unread}; held against standard attention {_some(guessed)} "
+        f"would fail, which may be meant: declare it ({identify} says what is known of it)"
+    )
+    return "inconclusive", why
+
+
 def _some(slugs: Iterable[str]) -> str:
     return few(list(dict.fromkeys(slugs)), 4)
 
@@ -396,6 +459,7 @@ def candidate_entry(
 
     ``graph_options`` are in the entry of a graph, so that a replay can open the same again.
     """
+    results = certain_results(loaded, results)
     word, reason = verdict(loaded, results, stale, interrupted=interrupted, missing=missing)
     clauses = cast(
         "list[ClauseEntry]",
@@ -409,6 +473,7 @@ def candidate_entry(
         "declaration": loaded.declaration,
         **({"site": loaded.site} if loaded.site is not None else {}),
         **({"sites": list(loaded.sites)} if loaded.sites else {}),
+        **({} if loaded.reading is None else {"reading": asdict(loaded.reading)}),
         **({"beside": graph_options.beside()} if loaded.kind == "graph" or loaded.site else {}),
         "verdict": word,
         "verdict_reason": reason,

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from ..base.parameter_names import POSITIONAL, option_of, role_of, signature_in_docstring
-from ..errors import TO_CHECK
+from ..errors import TO_CHECK, ConstructionError, DeclarationError
 from .target_strings import is_path
 
 _MOST: Final = 6
@@ -153,3 +153,18 @@ def _is_attention(value: Any) -> bool:
         return False
     parameters = list(inspect.signature(value).parameters.values())
     return _projects(parameters) or bool(_inputs(parameters))
+
+
+def how_to_make(error: ConstructionError) -> str:
+    """Why a class that a target names cannot be constructed, and how to name an instance."""
+    return (
+        f"{error.why}: write a function without arguments that returns an instance in a file of "
+        "yours, and name it as FILE.py:function"
+    )
+
+
+def how_to_pass(error: DeclarationError, value: Any) -> str:
+    """Why a module's layer cannot be found, and where to say what it lacks."""
+    made = f"conformance.module({(value if isinstance(value, type) else type(value)).__name__}, …)"
+    where = f"in a file of yours, where 'layer = {made}' is the candidate FILE.py:layer"
+    return f"{error}; what to pass is said {where}"

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -21,9 +22,9 @@ from ..base.printable_text import repr_of
 from ..base.profile import NO_GRAPH_OPTIONS, GraphOptions
 from ..declare.candidate import Candidate
 from ..declare.decorators import renamed
-from ..errors import TO_CHECK, ConstructionError, DeclarationError, UsageError
+from ..errors import TO_CHECK, UsageError
 from ..graphs.process import limited
-from .declaring import declaration_lines, undeclared_in
+from .declaring import undeclared_in
 from .loading import (
     attribute,
     closest,
@@ -34,7 +35,6 @@ from .loading import (
     shown_path,
     target_of_module,
 )
-from .preflight import check_layer
 from .target_strings import (
     ENTRY_POINTS,
     exists,
@@ -46,7 +46,6 @@ from .target_strings import (
 
 if TYPE_CHECKING:
     from ..adapters.source import ExportSource
-    from ..models.torch_model import TorchModel
 
 
 _NOT_CANDIDATES: Final = ("__main__", "conftest", "setup")
@@ -56,22 +55,33 @@ _ACCEPTED: Final = (
 )
 
 
-def resolve(targets: Iterable[str]) -> list[Candidate]:
-    """Every candidate that the targets name, under names that are unique.
+@dataclass(frozen=True, kw_only=True)
+class Undeclared:
+    """A module, or a function with parameters, of which nothing is declared.
+
+    ``site`` is the number of the attention of a whole model that the target names.
+    """
+
+    value: Any
+    target: str
+    site: int | None = None
+
+    def located(self, target: str) -> Undeclared:
+        """The object with the target that it comes from."""
+        return self if self.target == target else replace(self, target=target)
+
+
+# What a target names: a candidate, or what has to be read first.
+Resolved = Candidate | Undeclared
+
+
+def find(target: str, graph_options: GraphOptions = NO_GRAPH_OPTIONS) -> list[Resolved]:
+    """Everything that one target names, the layers not yet built.
+
+    ``graph_options`` are the user's for graphs; other targets take none.
 
     Raises UsageError with one sentence for a target that is missing, that fails on import, that is
     no candidate or that contradicts its declaration.
-    """
-    candidates = unique_names([result for target in targets for result in resolve_one(target)])
-    for candidate in candidates:
-        check_layer(candidate)
-    return candidates
-
-
-def resolve_one(target: str, graph_options: GraphOptions = NO_GRAPH_OPTIONS) -> list[Candidate]:
-    """The candidates of one target, their layers not yet built.
-
-    ``graph_options`` are the user's for graphs; other targets take none.
     """
     with limited(graph_options.seconds, graph_options.memory):
         result = list(_once(_find(target, graph_options)))
@@ -137,16 +147,17 @@ def unique_names(candidates: Iterable[Candidate]) -> list[Candidate]:
     return result
 
 
-def _once(candidates: Iterable[tuple[Candidate, str]]) -> Iterator[Candidate]:
-    """Each candidate object once, however many names it has, located at the first of them."""
+def _once(entries: Iterable[tuple[Resolved, str]]) -> Iterator[Resolved]:
+    """Each object once, however many names it has, located at the first of them."""
     yielded: set[int] = set()
-    for candidate, place in candidates:
-        if id(candidate) not in yielded:
-            yielded.add(id(candidate))
-            yield candidate.located(place)
+    for entry, place in entries:
+        own = id(entry.value) if isinstance(entry, Undeclared) else id(entry)
+        if own not in yielded:
+            yielded.add(own)
+            yield entry.located(place)
 
 
-def _find(target: str, graph_options: GraphOptions) -> Iterable[tuple[Candidate, str]]:
+def _find(target: str, graph_options: GraphOptions) -> Iterable[tuple[Resolved, str]]:
     if is_graph(target):
         return _graphs(target, graph_options)
     if graph_options.names():
@@ -167,19 +178,15 @@ def _find(target: str, graph_options: GraphOptions) -> Iterable[tuple[Candidate,
     return candidates_in(import_dotted(checked_name(where)), where, name)
 
 
-def _attention(target: str, number: int) -> list[tuple[Candidate, str]]:
+def _attention(target: str, number: int) -> list[tuple[Resolved, str]]:
     """One attention of a module that is a whole model."""
-    from ..models.torch_model import torch_model_candidates  # noqa: PLC0415 (only for models)
-
     value = object_of(target)
     if callable(value) and not _is_candidate(value):
         value = _called(value, target)
-    made = _whole_model(value, target)[0] if _is_module(value) else None
-    if made is None:
+    if not is_module(value):
         msg = f"{target} is no whole model that has an attention #{number}"
         raise UsageError(msg)
-    every = torch_model_candidates(made, _short_name(target), number)
-    return [(candidate, f"{target}#{number}") for _, candidate in every]
+    return [(Undeclared(value=value, target=target, site=number), f"{target}#{number}")]
 
 
 def _graphs(target: str, graph_options: GraphOptions) -> list[tuple[Candidate, str]]:
@@ -263,7 +270,7 @@ def require_there(path: Path, where: str) -> None:
         raise UsageError(msg)
 
 
-def _from_path(path: Path, where: str, name: str | None) -> Iterable[tuple[Candidate, str]]:
+def _from_path(path: Path, where: str, name: str | None) -> Iterable[tuple[Resolved, str]]:
     require_there(path, where)
     if path.is_dir() and not (path / "__init__.py").is_file():
         if name is not None:
@@ -276,7 +283,7 @@ def _from_path(path: Path, where: str, name: str | None) -> Iterable[tuple[Candi
     return candidates_in(import_path(path), where, name)
 
 
-def _from_folder(folder: Path) -> Iterator[tuple[Candidate, str]]:
+def _from_folder(folder: Path) -> Iterator[tuple[Resolved, str]]:
     """Every file and package of a plain folder that may declare a candidate.
 
     None that belongs to tests or is hidden, and none that never mentions ``conformance``: what a
@@ -302,7 +309,7 @@ def _passed_over(name: str) -> bool:
     return name in _NOT_CANDIDATES or name.startswith((".", "test_")) or name == "tests"
 
 
-def _from_entry_point(entry: EntryPoint) -> Iterable[tuple[Candidate, str]]:
+def _from_entry_point(entry: EntryPoint) -> Iterable[tuple[Resolved, str]]:
     loaded = guarded(f"the registered candidate {entry.name!r} cannot be loaded", entry.load)
     if isinstance(loaded, ModuleType):
         return _declared_in(loaded, entry.name)
@@ -311,7 +318,7 @@ def _from_entry_point(entry: EntryPoint) -> Iterable[tuple[Candidate, str]]:
 
 def candidates_in(
     module: ModuleType, where: str, name: str | None
-) -> Iterable[tuple[Candidate, str]]:
+) -> Iterable[tuple[Resolved, str]]:
     """The candidates of a module, or of what it calls a name, each with its target."""
     if name is None:
         return _declared_in(module, where)
@@ -321,7 +328,7 @@ def candidates_in(
     return candidates_of(result, f"{where}:{name}")
 
 
-def _declared_in(module: ModuleType, where: str) -> Iterator[tuple[Candidate, str]]:
+def _declared_in(module: ModuleType, where: str) -> Iterator[tuple[Resolved, str]]:
     """What ``__conformance__`` lists; without it every declared candidate, submodules included."""
     listed = vars(module).get("__conformance__")
     if listed is not None:
@@ -353,7 +360,7 @@ def _below(where: str, name: str) -> str:
     return str(inside) if inside.is_dir() else f"{inside}.py"
 
 
-def _listed(module: ModuleType, listed: Any, where: str) -> Iterator[tuple[Candidate, str]]:
+def _listed(module: ModuleType, listed: Any, where: str) -> Iterator[tuple[Resolved, str]]:
     if isinstance(listed, str) or not isinstance(listed, Iterable):
         msg = f"__conformance__ of {where} is {repr_of(listed)}: give a list of names or candidates"
         raise UsageError(msg)
@@ -372,112 +379,31 @@ def _has(module: ModuleType, name: str, where: str) -> bool:
     return bool(read)
 
 
-def candidates_of(value: Any, target: str) -> Iterator[tuple[Candidate, str]]:
-    """The candidates that an object is or makes; raises UsageError when it does neither."""
+def candidates_of(value: Any, target: str) -> Iterator[tuple[Resolved, str]]:
+    """What an object is or makes; raises UsageError when it is nothing that can be judged."""
     made = value if _is_candidate(value) else _called(value, target)
     for entry in made if isinstance(made, (list, tuple)) else [made]:
         if isinstance(entry, Candidate):
             yield entry, target
-        elif adapt := _adapter_of(entry):
-            yield from adapt(entry, target)
+        elif is_module(entry) or callable(entry):
+            yield Undeclared(value=entry, target=target), target
         else:
             msg = f"{target} gives {repr_of(entry)}, which is not {_ACCEPTED}"
             raise UsageError(msg)
 
 
 def _is_candidate(value: Any) -> bool:
-    return isinstance(value, (Candidate, list, tuple)) or _adapter_of(value) is not None
+    return isinstance(value, (Candidate, list, tuple)) or is_module(value)
 
 
-def _is_module(value: Any) -> bool:
+def is_module(value: Any) -> bool:
+    """Whether it is a torch module, or a class of them."""
     is_class = isinstance(value, type) and issubclass(value, torch.nn.Module)
     return is_class or isinstance(value, torch.nn.Module)
 
 
-def _short_name(target: str) -> str:
-    """The object's own name in a target."""
-    return split_target(target)[1] or target
-
-
-def _whole_model(value: Any, target: str) -> tuple[TorchModel | None, str]:
-    """The whole model that a module is, None for any other; and why nobody can tell, or ""."""
-    from ..models.model_inputs import UnknownInputError  # noqa: PLC0415 (only for modules)
-    from ..models.recognition import may_be_model  # noqa: PLC0415 (the same)
-    from ..models.torch_model import open_torch_model  # noqa: PLC0415 (the same)
-
-    if isinstance(value, type) or not may_be_model(value):
-        return None, ""
-    try:
-        return open_torch_model(value, target), ""
-    except UnknownInputError as unknown:
-        return None, str(unknown)
-
-
-def _modules(value: Any, target: str) -> list[tuple[Candidate, str]]:
-    """The candidates of a module: those of a whole model, else the one layer that it is."""
-    from ..models.torch_model import torch_model_candidates  # noqa: PLC0415 (only for modules)
-
-    made, unknown = _whole_model(value, target)
-    if made is None:
-        try:
-            return [(_wrapped(value, target), target)]
-        except UsageError as error:
-            if not unknown:
-                raise
-            msg = f"{error}; it is not judged as a whole model either: {unknown}"
-            if _embeds(value):  # nobody takes it for a layer
-                msg = f"{target} cannot be judged as a whole model: {unknown}"
-            raise UsageError(msg) from None
-    return [
-        (candidate, target if number is None else f"{target}#{number}")
-        for number, candidate in torch_model_candidates(made, _short_name(target))
-    ]
-
-
-def _embeds(value: Any) -> bool:
-    return any(isinstance(part, torch.nn.Embedding) for part in value.modules())
-
-
-def _wrapped(value: Any, target: str) -> Candidate:
-    from ..adapters.module import module  # noqa: PLC0415 (only bare modules need the adapter)
-
-    def wrap() -> Candidate:
-        try:
-            return module(value)
-        except ConstructionError as error:
-            raise UsageError(how_to_make(error)) from error
-        except DeclarationError as error:
-            raise UsageError(how_to_pass(error, value)) from error
-
-    wrapped: Candidate = guarded(f"{target} cannot be taken as a layer", wrap)
-    return wrapped
-
-
-# Objects that are no declared candidates, and the adapter that makes them one.
-_ADAPTERS: Final = ((_is_module, _modules),)
-
-
-def _adapter_of(value: Any) -> Callable[[Any, str], list[tuple[Candidate, str]]] | None:
-    return next((adapt for fits, adapt in _ADAPTERS if fits(value)), None)
-
-
-def how_to_make(error: ConstructionError) -> str:
-    """Why a class that a target names cannot be constructed, and how to name an instance."""
-    return (
-        f"{error.why}: write a function without arguments that returns an instance in a file of "
-        "yours, and name it as FILE.py:function"
-    )
-
-
-def how_to_pass(error: DeclarationError, value: Any) -> str:
-    """Why a module's layer cannot be found, and where to say what it lacks."""
-    made = f"conformance.module({(value if isinstance(value, type) else type(value)).__name__}, …)"
-    where = f"in a file of yours, where 'layer = {made}' is the candidate FILE.py:layer"
-    return f"{error}; what to pass is said {where}"
-
-
 def _called(value: Any, target: str) -> Any:
-    """What a function without arguments returns."""
+    """What a function without arguments returns; the function itself where it takes inputs."""
     if not callable(value):
         msg = f"{target} is {repr_of(value)}, which is not callable: name {_ACCEPTED}"
         raise UsageError(msg)
@@ -488,13 +414,5 @@ def _called(value: Any, target: str) -> Any:
     try:
         signature.bind()
     except TypeError:
-        parameters = ", ".join(signature.parameters)
-        msg = (
-            f"{target} takes ({parameters}) and declares nothing: decorate it with "
-            "@conformance.core or @conformance.layer"
-        )
-        if ":" in target:  # no object, whose file is not known
-            msg += f", or let 'conformance identify {target}' write that"
-            msg += declaration_lines(value, target)
-        raise UsageError(msg) from None
+        return value  # it takes inputs: it is no builder
     return guarded(f"{target}() raised", value)

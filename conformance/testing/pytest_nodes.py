@@ -14,12 +14,13 @@ from ..base.printable_text import printable
 from ..base.profile import DTYPES, PROFILES
 from ..clauses.registry import all_clauses
 from ..errors import UsageError, did_you_mean
+from ..identification.opening import open_object, resolve_one
 from ..running.workers.messages import RunOptions
 from ..running.workers.planning import CandidatePlan, check_devices, plan_candidates
 from ..session.expectations import Selection, check_clause, read_file, stale
 from ..session.order import check_selection, selected
 from ..session.report import unchecked_masks
-from ..targets.resolving import candidates_of, resolve_one, unique_names
+from ..targets.resolving import unique_names
 from ..targets.source_location import declared_expectations
 from .cases import ClauseCase, UncheckedCase
 from .suites import SuiteOptions
@@ -195,7 +196,7 @@ def _resolve(target: Any) -> Iterable[Any]:
     if isinstance(target, str):
         return resolve_one(target)
     shown = getattr(target, "name", None) or type(target).__name__
-    return [candidate for candidate, _ in candidates_of(target, str(shown))]
+    return open_object(target, str(shown))
 
 
 def _from_file(config: pytest.Config, slugs: Iterable[str]) -> tuple[ExpectedFailure, ...]:

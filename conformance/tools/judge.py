@@ -479,10 +479,11 @@ def _checked(
 
 
 def _in_process(target: Any) -> MakePool:
+    from ..identification.opening import open_object  # noqa: PLC0415
     from ..running.workers.in_process import InProcessPool  # noqa: PLC0415 (loads torch)
-    from ..targets.resolving import candidates_of, unique_names  # noqa: PLC0415
+    from ..targets.resolving import unique_names  # noqa: PLC0415
 
-    candidates = unique_names(candidate for candidate, _ in candidates_of(target, _OBJECT))
+    candidates = unique_names(open_object(target, _OBJECT))
 
     def make(
         options: RunOptions, *, jobs: int, timeout: float, deadline: Deadline | None

@@ -20,7 +20,7 @@ from conformance.calls.calling import CandidateLost, RaisedElsewhere, RanksUnusa
 from conformance.calls.ranks import Calls, Spanning, spanning
 from conformance.declare.candidate import Candidate
 from conformance.declare.decorators import renamed
-from conformance.targets.resolving import resolve_one
+from conformance.identification.opening import resolve_one
 
 SOURCE = """
     import os, time
@@ -359,7 +359,7 @@ JUDGE = """
     import sys, time
     import torch
     from conformance.calls.ranks import spanning
-    from conformance.targets.resolving import resolve_one
+    from conformance.identification.opening import resolve_one
 
     if __name__ == "__main__":
         made = spanning(resolve_one(sys.argv[1])[0])

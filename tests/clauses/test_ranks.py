@@ -12,8 +12,8 @@ from examples import SMALL
 from candidates.ranks.mistakes import MISTAKES
 from conformance.calls.ranks import spanning
 from conformance.declare.candidate import Candidate
+from conformance.identification.opening import resolve_one
 from conformance.running.runner import CandidateRun
-from conformance.targets.resolving import resolve_one
 
 CORRECT = {
     "ring": "ring_attention",

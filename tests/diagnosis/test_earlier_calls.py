@@ -24,9 +24,9 @@ from conformance.diagnosis.earlier_calls import (
     second_calls,
     state_entry,
 )
+from conformance.identification.opening import resolve_one
 from conformance.running.clause_run import ClauseRun
 from conformance.running.runner import CandidateRun
-from conformance.targets.resolving import resolve_one
 
 HEAD = """
 import torch

@@ -17,8 +17,8 @@ from conformance.clauses.subject import Subject
 from conformance.diagnosis.rank_mistakes import MISTAKES as NAMED
 from conformance.diagnosis.rank_parts import Parts, RankMistake
 from conformance.diagnosis.ranks import RankDiagnostician, acted_out, diagnostician
+from conformance.identification.opening import resolve_one
 from conformance.problems.inputs import Inputs
-from conformance.targets.resolving import resolve_one
 
 # One is named in every run: it costs seconds to start ranks.
 EVERY_RUN = ("OwnPartTwice", "GradientOnTheFirstRankAlone")

@@ -14,8 +14,8 @@ from workspaces import KERNEL, UNSCALED, write
 
 from conformance.__main__ import run
 from conformance.identification import session
+from conformance.identification.opening import resolve
 from conformance.session.checking import check
-from conformance.targets.resolving import resolve
 from conformance.views.tool_texts import show_identification
 
 pytestmark = pytest.mark.usefixtures("warm_workers")

@@ -9,9 +9,9 @@ from torch import Tensor
 import candidates
 import conformance
 from conformance.identification.contradictions import contradictions
+from conformance.identification.opening import resolve
 from conformance.running.workers.messages import RunOptions
 from conformance.session.checking import check
-from conformance.targets.resolving import resolve
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from conformance.identification import job
 from conformance.identification.implementation import implementation_of
+from conformance.identification.opening import resolve
 from conformance.identification.record import check_lines
 from conformance.running.workers.messages import RunOptions
 from conformance.session.checking import check
-from conformance.targets.resolving import resolve
 from conformance.tools.identify import identify, write_checked
 from conformance.views.tool_texts import show_identification
 

@@ -22,12 +22,12 @@ from conformance.base.profile import NO_GRAPH_OPTIONS, GraphOptions
 from conformance.base.record import read_record
 from conformance.declare.candidate import Candidate
 from conformance.errors import UsageError
+from conformance.identification.opening import resolve_one
 from conformance.models.candidates import describe_sites, model_candidates, promised_semantics
 from conformance.models.sites import Sites, find_sites
 from conformance.running.workers.messages import RunOptions
 from conformance.running.workers.pool import WorkerPool
 from conformance.session.checking import check
-from conformance.targets.resolving import resolve_one
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 

@@ -21,13 +21,13 @@ from conformance.declare.candidate import Candidate
 from conformance.declare.declaration import WHOLE_MODEL
 from conformance.graphs.process import Setting
 from conformance.graphs.protocol import GraphRefused
+from conformance.identification.opening import resolve_one
 from conformance.models.recognition import may_be_model
 from conformance.models.torch_model import (
     TorchModel,
     open_torch_model,
     torch_model_candidates,
 )
-from conformance.targets.resolving import resolve_one
 
 MODELS = """
 import torch

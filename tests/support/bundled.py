@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from examples import SMALL
 
+from conformance.identification.opening import resolve_one
 from conformance.running.runner import CandidateRun
-from conformance.targets.resolving import resolve_one
 
 HEAD: Final = "import torch\nimport conformance\n\n"
 # Runs each script where nothing of the project can be imported, one after the other.

@@ -10,8 +10,8 @@ from workspaces import KERNEL, UNSCALED, write
 
 from conformance.adapters import module as adapter
 from conformance.errors import UsageError
+from conformance.identification.opening import resolve
 from conformance.targets import resolving as targets
-from conformance.targets.resolving import resolve
 from conformance.targets.target_strings import ENTRY_POINTS
 
 UNSCALED_ALONE = f"import conformance\n{UNSCALED}"

@@ -6,7 +6,7 @@ import pytest
 from workspaces import KERNEL, write
 
 from conformance.errors import TO_CHECK, UsageError
-from conformance.targets.resolving import resolve
+from conformance.identification.opening import resolve
 
 
 def refusal(target: str) -> str:

@@ -10,7 +10,7 @@ from declared import core
 from workspaces import write
 
 from conformance.declare.candidate import Candidate
-from conformance.targets.resolving import resolve_one
+from conformance.identification.opening import resolve_one
 from conformance.targets.source_location import whereabouts
 
 FILE = """

@@ -13,6 +13,7 @@ from ..._golden import golden
 from ...base.geometry import FIELDS, Geometry
 from ...base.parameter_names import OptionParameter
 from ...base.printable_text import printable
+from ...base.record import Reading
 from ...calls.calling import CandidateLost, RaisedElsewhere
 from ...declare.candidate import Candidate
 from ...errors import UsageError
@@ -80,6 +81,7 @@ def _isolated(remote: Remote, number: int, entry: Any, weights: Any) -> Isolated
         fixed_weights=fixed,
         weights_known=field(entry, "known", bool),
         isolated=True,
+        reading=_reading(entry.get("reading")),
     )
     return Isolated(
         candidate=candidate,
@@ -87,6 +89,13 @@ def _isolated(remote: Remote, number: int, entry: Any, weights: Any) -> Isolated
         location=_location(entry.get("location")),
         held=", ".join(remote.held),
     )
+
+
+def _reading(entry: Any) -> Reading | None:
+    if entry is None:
+        return None
+    mistakes = [printable(str(one)) for one in field(entry, "mistakes", list)]
+    return Reading(unread=printable(field(entry, "unread", str)), mistakes=tuple(mistakes))
 
 
 def _option(entry: Any) -> OptionParameter:

@@ -26,8 +26,8 @@ from ...calls.weight_leaves import WeightLeaves, parameters_of
 from ...declare.candidate import Candidate
 from ...errors import UsageError
 from ...graphs.protocol import Head
+from ...identification.opening import resolve_one
 from ...targets.preflight import check_layer, unchecked_options
-from ...targets.resolving import resolve_one
 from ...targets.source_location import whereabouts
 from .declarations import as_json
 from .wire import Arena, handed_over, read, receive, send
@@ -99,6 +99,9 @@ class Served:
                     "declaration": as_json(candidate.declaration),
                     "fixed": None if fixed is None else list(held),
                     "known": candidate.weights_known,
+                    "reading": None
+                    if candidate.reading is None
+                    else dataclasses.asdict(candidate.reading),
                     "location": whereabouts(candidate),
                     "unchecked": [dataclasses.asdict(option) for option in unchecked],
                 }

@@ -21,7 +21,7 @@ from typing import Any, Final
 from ...base.expected import ExpectedFailure
 from ...base.parameter_names import OptionParameter
 from ...base.profile import WHOLE, GraphOptions, Shard
-from ...base.record import SiteEntry
+from ...base.record import Reading, SiteEntry
 from ..clause_run import PlannedClause
 
 _LAST_WORDS: Final = 2000  # bytes
@@ -85,7 +85,7 @@ class Loaded:
     why, "" when all was. ``location`` is the file and the line where it is written. ``notes`` are
     sentences that belong into the record. ``unchecked`` are parameters that look like options and
     that no call gives. ``site`` is where in a whole model an attention was cut out, ``sites`` are
-    all of a whole model.
+    all of a whole model. ``reading`` is there for what nobody declared.
     """
 
     name: str
@@ -102,6 +102,7 @@ class Loaded:
     mistaken: tuple[str, ...] = ()
     isolation: str = ""
     site: SiteEntry | None = None
+    reading: Reading | None = None
     sites: tuple[SiteEntry, ...] = ()
 
     @property

@@ -25,10 +25,11 @@ from ...declare.candidate import Candidate
 from ...declare.declaration import WHOLE_MODEL
 from ...diagnosis.mistakes import mistaken_conventions
 from ...errors import RAISED_AT, DeclarationError, UsageError, did_you_mean
+from ...identification.opening import resolve_one
 from ...problems.edges import edge_problems
 from ...problems.problem import Problem
 from ...targets.preflight import check_layer, unchecked_options
-from ...targets.resolving import resolve_one, unique_names
+from ...targets.resolving import unique_names
 from ...targets.source_location import declared_expectations, whereabouts
 from ...targets.target_strings import is_graph
 from ...tolerance import contract_for
@@ -237,6 +238,7 @@ class CandidatePlan:
             ),
             isolation="" if self.isolated is None else self.isolated.held,
             site=site,
+            reading=candidate.reading,
             sites=tuple(getattr(candidate.function, "described", ())),
         )
 

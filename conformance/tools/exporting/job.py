@@ -26,8 +26,9 @@ from ...declare.candidate import Candidate
 from ...errors import ConstructionError, UsageError
 from ...graphs.validation import read_header
 from ...running.workers.messages import Loaded, RunOptions
+from ...targets.declaring import how_to_make
 from ...targets.loading import guarded, put_on_path
-from ...targets.resolving import how_to_make, object_of
+from ...targets.resolving import object_of
 from ...targets.target_strings import is_path, split_target
 from .export_call import ExportCall, described, export_call
 from .session import SCRIPT

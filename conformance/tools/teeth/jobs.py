@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from ...adapters.module import module
 from ...base.mistake import Mistake, mistakes_in
 from ...base.profile import PROFILES, Profile
 from ...base.results import ClauseResult
@@ -23,6 +24,7 @@ from ...declare.candidate import Candidate
 from ...declare.decorators import renamed
 from ...diagnosis.mistakes import MISTAKES, NamedMistake
 from ...errors import UsageError
+from ...identification.opening import open_object, resolve_one
 from ...running.clause_run import PlannedClause
 from ...running.runner import CandidateRun
 from ...running.workers.messages import Loaded, RunOptions
@@ -39,7 +41,7 @@ from ...targets.loading import (
     registered,
     taking_in,
 )
-from ...targets.resolving import candidates_of, object_of, resolve_one
+from ...targets.resolving import is_module, object_of
 from .mistaken_candidates import act_out, act_out_named, correct_candidates
 
 LOADER: Final = "conformance.tools.teeth.jobs:plan_teeth"
@@ -249,7 +251,8 @@ def candidate_of(mistake: Mistake, origin: str) -> Candidate:
         return renamed(act_out_named(mistake), mistake.name)
     if mistake.candidate is None:
         return act_out(mistake.name, mistake.changes)
-    candidates = [candidate for candidate, _ in candidates_of(mistake.candidate, origin)]
+    made = mistake.candidate
+    candidates = [module(made)] if is_module(made) else open_object(made, origin)
     if len(candidates) != 1:
         count = len(candidates)
         msg = f"the candidate of the mistake {mistake.name!r} is {count} candidates: give one"

@@ -8,7 +8,7 @@ from _paths import CHECKOUT
 
 from candidates.onnx_operators import defects
 from conformance import Candidate, ExpectedFailure
-from conformance.targets.resolving import resolve_one
+from conformance.identification.opening import resolve_one
 
 DOCUMENT = (CHECKOUT / "docs" / "onnx-operators.md").read_text(encoding="utf-8")
 REPROS = DOCUMENT[DOCUMENT.index("## Minimal repros") :]

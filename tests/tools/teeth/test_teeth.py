@@ -18,8 +18,8 @@ from conformance.calls.ranks import Spanning
 from conformance.clauses.device import on_a_device
 from conformance.clauses.registry import all_clauses
 from conformance.diagnosis.mistakes import MISTAKES as NAMED
+from conformance.identification.opening import resolve_one
 from conformance.running.runner import CandidateRun
-from conformance.targets.resolving import resolve_one
 from conformance.tools.teeth.jobs import Bench, TeethOptions, candidate_of, entries
 
 BY_NAME = {mistake.name: mistake for mistake in MISTAKES}

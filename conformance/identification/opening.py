@@ -1,0 +1,250 @@
+"""From what a target names to candidates: undeclared code is read first, and judged as it was read.
+
+A module that is more than one attention is judged as a whole model, with the attentions in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import linecache
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from torch import nn
+
+from ..adapters import multihead
+from ..adapters.module import assuming, module
+from ..adapters.trial import instance_of
+from ..base.profile import NO_GRAPH_OPTIONS, GraphOptions
+from ..base.record import Reading
+from ..declare.candidate import Candidate
+from ..errors import (
+    ConstructionError,
+    DeclarationError,
+    UsageError,
+    fault_of,
+)
+from ..graphs.protocol import GraphRefused
+from ..models.model_inputs import UnknownInputError
+from ..models.recognition import may_be_model
+from ..models.torch_model import TorchModel, open_torch_model, torch_model_candidates
+from ..targets.declaring import declaration_lines, how_to_make, how_to_pass
+from ..targets.loading import guarded
+from ..targets.preflight import check_layer
+from ..targets.resolving import Resolved, Undeclared, candidates_of, find, unique_names
+from ..targets.target_strings import split_target
+from .deviations import Investigation, deviations
+from .implementation import Implementation, implementation_of
+from .job import read_case
+from .record import UNDETERMINED, Findings
+from .writing import declaration_text, declared_name
+
+# The facts that a verdict rests on, in the order in which they are told.
+_TOLD: Final = (
+    "kind inputs axes heads scale softmax scores softcap mask causal positions position "
+    "alternatives sizes".split()
+)
+# What declarations call the object that they declare.
+_NAME: Final = "undeclared"
+
+
+def resolve(targets: Iterable[str]) -> list[Candidate]:
+    """Every candidate that the targets name, under names that are unique.
+
+    Raises UsageError with one sentence for a target that is missing, that fails on import, that is
+    nothing that can be judged or that contradicts its declaration.
+    """
+    candidates = unique_names([result for target in targets for result in resolve_one(target)])
+    for candidate in candidates:
+        check_layer(candidate)
+    return candidates
+
+
+def resolve_one(target: str, graph_options: GraphOptions = NO_GRAPH_OPTIONS) -> list[Candidate]:
+    """The candidates of one target, their layers not yet built; raises UsageError."""
+    return list(_opened(find(target, graph_options)))
+
+
+def open_object(value: Any, shown: str) -> list[Candidate]:
+    """The candidates that an object is, makes or is read as; raises UsageError."""
+    return list(_opened(entry.located(target) for entry, target in candidates_of(value, shown)))
+
+
+def _opened(entries: Iterable[Resolved]) -> Iterator[Candidate]:
+    for entry in entries:
+        if isinstance(entry, Candidate):
+            yield entry
+        else:
+            yield from read_undeclared(entry)
+
+
+def read_undeclared(entry: Undeclared) -> list[Candidate]:
+    """What an undeclared object is judged as; raises UsageError where it can be judged as nothing.
+
+    A whole model with its attentions; an attention as the declaration says that its behaviour
+    shows; of a module whose answers nothing explains the attention inside, else the plainest
+    reading, of which no failure is certain.
+    """
+    if not isinstance(entry.value, nn.Module) and not isinstance(entry.value, type):
+        return [_function(entry)]
+    built, how = _instance(entry)
+    unknown = ""
+    if entry.site is not None or not multihead.is_multihead(built):
+        made, unknown = _whole_model(built, entry.target)
+        if made is not None:
+            return _of_model(made, entry, how)
+    if entry.site is not None:
+        msg = f"{entry.target} is no whole model that has an attention #{entry.site}"
+        raise UsageError(msg)
+    if multihead.is_multihead(built):
+        return [_plain(entry, entry.value, "")]
+    read = _read(entry, built)
+    if isinstance(read, Candidate):
+        return [_with_notes(read, how)]
+    inside = _inside(built, entry.target)
+    if inside is not None:
+        return _of_model(inside, entry, how)
+    return [_plain(entry, entry.value, read, unknown)]
+
+
+def _instance(entry: Undeclared) -> tuple[nn.Module, str]:
+    """The module itself or an instance of the class, and how that was constructed."""
+    if isinstance(entry.value, nn.Module):
+        return entry.value, ""
+    try:
+        return instance_of(entry.value, None)
+    except ConstructionError as error:
+        raise UsageError(how_to_make(error)) from error
+
+
+def _whole_model(built: nn.Module, target: str) -> tuple[TorchModel | None, str]:
+    """The whole model that a module is, None for any other; and why nobody can tell, or ""."""
+    if not may_be_model(built):
+        return None, ""
+    try:
+        return open_torch_model(built, target), ""
+    except UnknownInputError as unknown:
+        return None, str(unknown)
+
+
+def _inside(built: nn.Module, target: str) -> TorchModel | None:
+    """The module as a model, where it has an attention that can be judged alone."""
+    try:
+        made = open_torch_model(built, target, surely=True)
+    except (UnknownInputError, GraphRefused):
+        return None
+    return made if made is not None and made.engine.sites else None
+
+
+def _of_model(made: TorchModel, entry: Undeclared, how: str) -> list[Candidate]:
+    """The candidates of a module that is more than one attention."""
+    name = _short_name(entry.target)
+    target = entry.target
+    numbered = torch_model_candidates(made, name, entry.site)
+    located = (
+        candidate.located(target if number is None else f"{target}#{number}")
+        for number, candidate in numbered
+    )
+    return [_with_notes(candidate, how) for candidate in located]
+
+
+def _short_name(target: str) -> str:
+    """The object's own name in a target."""
+    return split_target(target)[1] or target
+
+
+def _with_notes(candidate: Candidate, *notes: str) -> Candidate:
+    said = [note for note in notes if note]
+    return assuming(candidate, *said) if said else candidate
+
+
+def _function(entry: Undeclared) -> Candidate:
+    """An undeclared function; raises UsageError with lines to declare it where it is not read."""
+    read = _read(entry, entry.value)
+    if isinstance(read, Candidate):
+        return read
+    msg = (
+        f"{entry.target} declares nothing, and what it computes cannot be read: {read}; decorate "
+        f"it with @conformance.core or @conformance.layer"
+    )
+    lines = declaration_lines(entry.value, entry.target) if ":" in entry.target else ""
+    raise UsageError(msg + lines)
+
+
+def _read(entry: Undeclared, value: Any) -> Candidate | str:
+    """The candidate that the declaration of what was read makes, or why nothing was read."""
+    name = getattr(value, "__name__", "") or type(value).__name__
+    findings = Findings()
+    try:
+        implementation = implementation_of(
+            value, target=entry.target, name=name, imports=(), expression=_NAME, whole=False
+        )
+        case = read_case(implementation, findings, {}, _silent)
+        if isinstance(case, str):
+            return case
+        if case.beyond:
+            return f"it computes {'; '.join(case.beyond)}"
+        return _declared(entry, implementation, case)
+    except UsageError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001 (whatever we fail at in reading, it is still judged)
+        return f"reading it failed ({fault_of(error)})"
+
+
+def _silent(_step: str, _what: str) -> None:
+    """Nobody is told how far a reading is."""
+
+
+def _declared(entry: Undeclared, implementation: Implementation, case: Investigation) -> Candidate:
+    """The candidate that identify's declaration makes, under the object's own name."""
+    right = case.promises.get("dtypes") or ["float32"]
+    case.promises["dtypes"] = ["float32"] if "float32" in right else right[:1]
+    text = declaration_text(implementation, case)
+    file = f"<declaration of {entry.target}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    scope: dict[str, Any] = {_NAME: implementation.value}
+    exec(compile(text, file, "exec"), scope)  # noqa: S102 (the text is ours)
+    candidate: Candidate = scope[declared_name(implementation)]
+    facts = case.findings.facts
+    told = [
+        f"{name}: {facts[name].description}"
+        for name in facts
+        if name.split()[0] in _TOLD and facts[name].confidence != UNDETERMINED
+    ]
+    mistaken = [one for one in deviations(case) if one.mistaken]
+    warnings = [f"{one.text}: {one.observed}; the standard is promised" for one in mistaken]
+    reading = Reading(mistakes=tuple(one.observed for one in mistaken))
+    candidate = dataclasses.replace(
+        candidate,
+        target=entry.target,
+        reading=reading,
+        warnings=(*warnings, *candidate.warnings),
+    )
+    return assuming(candidate, *told)
+
+
+def _plain(entry: Undeclared, value: Any, unread: str, unknown: str = "") -> Candidate:
+    """A module as its plainest reading; ``unknown`` says why it is no whole model, if asked."""
+
+    def wrap() -> Candidate:
+        try:
+            return module(value)
+        except ConstructionError as error:
+            raise UsageError(how_to_make(error)) from error
+        except DeclarationError as error:
+            said = how_to_pass(error, value)
+            also = f"; it is not judged as a whole model either: {unknown}" if unknown else ""
+            if unknown and _embeds(value):  # nobody takes it for a layer
+                said, also = f"{entry.target} cannot be judged as a whole model: {unknown}", ""
+            msg = f"{said}{also}"
+            raise UsageError(msg) from error
+
+    wrapped: Candidate = guarded(f"{entry.target} cannot be taken as a layer", wrap)
+    reading = Reading(unread=unread) if unread else None
+    return dataclasses.replace(wrapped, target=entry.target, reading=reading)
+
+
+def _embeds(value: Any) -> bool:
+    return isinstance(value, nn.Module) and any(
+        isinstance(part, nn.Embedding) for part in value.modules()
+    )
