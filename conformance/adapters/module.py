@@ -102,7 +102,7 @@ def understand(built: nn.Module, request: ModuleRequest) -> Understood:
     if multihead.is_multihead(built):
         return _multihead(cast("nn.MultiheadAttention", built), request)
     try:
-        understood = _as_declared(built, request)
+        understood = as_declared(built, request)
     except DeclarationError:
         assumed = _assumed(built, request)
         if assumed is None:
@@ -139,7 +139,7 @@ def _assumed(built: nn.Module, request: ModuleRequest) -> Understood | None:
             continue
         asked = request.promising(assumed)
         with contextlib.suppress(DeclarationError):
-            calling, finding, promises = _as_declared(built, asked)
+            calling, finding, promises = as_declared(built, asked)
             if finding.golden and not (
                 "batched" in assumed and _takes_items(built, finding, calling)
             ):
@@ -182,12 +182,14 @@ def _golden_but_for_one(built: nn.Module, request: ModuleRequest) -> Understood 
         own = {**request.promises, **assumed}
         mistaken = {**own, "semantics": declared.replace(**changes)}
         with contextlib.suppress(DeclarationError):
-            calling, finding, promises = _as_declared(built, request.promising(mistaken))
+            calling, finding, promises = as_declared(built, request.promising(mistaken))
             if finding.golden:
                 read = words or "its weights are read as follows"
                 note = f"{read}: so it agrees with the golden reference but for {what}"
                 notes = (note, *finding.assumptions)
-                finding = dataclasses.replace(finding, assumptions=notes, golden=False)
+                finding = dataclasses.replace(
+                    finding, assumptions=notes, golden=False, but_for_one=True
+                )
                 return calling, finding, {**promises, "semantics": own.get("semantics")}
     return None
 
@@ -207,13 +209,14 @@ def _meant_causal(built: nn.Module, request: ModuleRequest, plain: Understood) -
     if not (why := trial.why_causal(plain[1].recipe.widths(built, plain[1].sizes))):
         return None
     with contextlib.suppress(DeclarationError):
-        calling, finding, promises = _as_declared(built, request.promising(assumed))
+        calling, finding, promises = as_declared(built, request.promising(assumed))
         notes = (f"{words}: {why}", *finding.assumptions)
         return calling, dataclasses.replace(finding, assumptions=notes), promises
     return None
 
 
-def _as_declared(built: nn.Module, request: ModuleRequest) -> Understood:
+def as_declared(built: nn.Module, request: ModuleRequest) -> Understood:
+    """The module under what is declared alone; raises DeclarationError with what to pass."""
     calling = calling_of(built, request)
     turned = dataclasses.replace(calling, sequence_first=True)
     if getattr(built, "batch_first", None) is False:

@@ -160,7 +160,8 @@ class ModuleProjections:
     """Where the projections are, how they are cut into heads, and what was assumed.
 
     ``golden`` says whether the module's answer on a trial problem was the golden one; ``warnings``
-    say so where it was another. ``longest`` is the most tokens that it was seen to take.
+    say so where it was another, ``but_for_one`` where it is golden with one mistake. ``longest``
+    is the most tokens that it was seen to take.
     """
 
     recipe: StoredProjections
@@ -168,6 +169,7 @@ class ModuleProjections:
     golden: bool
     assumptions: tuple[str, ...]
     warnings: tuple[str, ...] = ()
+    but_for_one: bool = False
     longest: int | None = None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import linecache
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
@@ -15,9 +16,14 @@ from torch import nn
 from ..adapters import multihead
 from ..adapters.module import assuming, module
 from ..adapters.trial import instance_of
+from ..base.mistake import parts_of
 from ..base.profile import NO_GRAPH_OPTIONS, GraphOptions
 from ..base.record import Reading
+from ..calls.calling import before_each_call
+from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
+from ..diagnosis.mistakes import named_mistakes
+from ..diagnosis.ranks import diagnostician
 from ..errors import (
     ConstructionError,
     DeclarationError,
@@ -44,6 +50,8 @@ _TOLD: Final = (
     "kind inputs axes heads scale softmax scores softcap mask causal positions position "
     "alternatives sizes".split()
 )
+# Processor seconds in which a mistake with a name is looked for in what could not be read.
+_SECONDS_TO_NAME: Final = 2.0
 # What declarations call the object that they declare.
 _NAME: Final = "undeclared"
 
@@ -102,9 +110,39 @@ def read_undeclared(entry: Undeclared) -> list[Candidate]:
     if isinstance(read, Candidate):
         return [_with_notes(read, how)]
     inside = _inside(built, entry.target)
-    if inside is not None:
-        return _of_model(inside, entry, how)
-    return [_plain(entry, entry.value, read, unknown)]
+    if inside is None:
+        return [_plain(entry, entry.value, read, unknown)]
+    mistaken = _mistaken(entry, built, read)
+    return _of_model(inside, entry, how) if mistaken is None else [_with_notes(mistaken, how)]
+
+
+def _mistaken(entry: Undeclared, built: nn.Module, unread: str) -> Candidate | None:
+    """The plainest reading of a module, where its answers are those of a mistake with a name."""
+    try:
+        plain = _plain(entry, built, unread)
+    except UsageError:
+        return None
+    subject = Subject(plain, "float32")
+    ends = time.process_time() + _SECONDS_TO_NAME
+
+    def before_call() -> None:
+        if time.process_time() > ends:
+            raise _OutOfTimeError
+
+    names = {mistake.name for mistake in named_mistakes()}
+    try:
+        with before_each_call(before_call):
+            entries = diagnostician(subject, named_mistakes()).explain()
+    except _OutOfTimeError:
+        return None
+    except Exception:  # noqa: BLE001 (what cannot be named is no certain mistake)
+        return None
+    known = any({*parts_of(str(one["name"]))} <= names for one in entries)
+    return plain if known else None
+
+
+class _OutOfTimeError(Exception):
+    """The time to find a name for a module's answers is up."""
 
 
 def _instance(entry: Undeclared) -> tuple[nn.Module, str]:

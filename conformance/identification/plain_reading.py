@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -52,6 +53,9 @@ _MERGES: Final = ("blocks", "interleaved", "reinterpret", "tokens")
 _BIASES: Final = {"v": "value_bias", "o": "output_bias"}
 # Steps of a layer that may be taken otherwise than in the specification, together.
 _MOST_STEPS: Final = 3
+# Processor seconds for points with positions, norms, caps, windows or biases: they are proposed one
+# after the other, the likeliest first.
+_SECONDS_FURTHER: Final = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,6 +273,7 @@ def read_further(
     """The first point with positions, norms, caps, windows or biases that fits every probe."""
     ordered = order_matters(weights.caller) is not False
     by_head = weights.caller.heads_are_fixed
+    ends = time.process_time() + _SECONDS_FURTHER
 
     def proposals() -> Iterator[Proposal]:
         for reading, base in weights.readings:
@@ -277,6 +282,8 @@ def read_further(
             ):
                 weights.proposed.append(one)
                 yield one
+                if time.process_time() > ends:
+                    return
 
     judge = weights.judge(judge)
     first = first_fitting(proposals(), observed, judge, was_read=True)
