@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-import re
+import itertools
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,16 +13,14 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from ..base.parameter_names import POSITIONAL, role_of
+from ..base.parameter_names import POSITIONAL, option_of, role_of
 from ..declare.declaration import MASK_FORMS, Declaration
 from ..errors import DeclarationError, did_you_mean
+from .answers import output_of, weights_in
+from .filling import Fills, filled
 
 CallAdapter = Mapping[str, str] | Callable[..., Any]
 _COUNTS: Final = {1: "self", 2: "memory", 3: "separate"}
-# What libraries call an input of key and value that is the query where it is left out.
-_CONTEXT: Final = re.compile(
-    r"(y|xa|kv|kv_input|.*context|.*memory|key_value(_states|_input)?|encoder_(hidden_)?(states|outputs?)|cross_states)"
-)
 _MASK_WORDS: Final = ("mask", "valid_len", "length", "lens", "bias", "padding")
 
 
@@ -36,8 +34,12 @@ class Calling:
         The parameters that take query, key and value when not by position in that order.
     rename
         Our keyword to the module's.
-    absent
-        Parameters without a default that get None when the problem does not use them.
+    fills
+        What further parameters get when the problem does not use them: names and expressions.
+    wanted, guessed
+        Parameters that are to be filled, and those of them that may be tokens or anything else.
+    spare
+        Parameters that are filled where a call without them fails.
     function
         What is called instead of the module: ``function(module, *inputs, **keywords)``.
     sequence_first
@@ -47,7 +49,10 @@ class Calling:
     inputs: str
     names: tuple[str, ...] | None = None
     rename: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    absent: tuple[str, ...] = ()
+    fills: Fills = ()
+    wanted: tuple[inspect.Parameter, ...] = ()
+    guessed: tuple[str, ...] = ()
+    spare: tuple[inspect.Parameter, ...] = ()
     function: Callable[..., Any] | None = None
     sequence_first: bool = False
 
@@ -55,15 +60,15 @@ class Calling:
         self, module: nn.Module, inputs: tuple[Tensor, ...], keywords: dict[str, Any]
     ) -> Any:
         """Call the module; returns the harness' form of its answer: a tensor, or a pair."""
+        fills = filled(self.fills, inputs)
         if self.sequence_first:
             inputs = tuple(_swapped(tokens) for tokens in inputs)
-        answer = self._call(module, inputs, keywords)
-        parts = list(answer) if isinstance(answer, (tuple, list)) else [answer]
-        if self.sequence_first and parts and isinstance(parts[0], Tensor):
-            parts[0] = _swapped(parts[0])
-        if keywords.get("return_weights"):
-            return tuple(parts[:2]) if len(parts) > 1 else parts[0]
-        return parts[0] if parts else answer
+        answer = self._call(module, inputs, {**keywords}, fills)
+        output = output_of(answer, inputs[0]) if inputs else answer
+        weights = weights_in(answer, output) if keywords.get("return_weights") else None
+        if self.sequence_first and isinstance(output, Tensor):
+            output = _swapped(output)
+        return output if weights is None else (output, weights)
 
     def passed(self, forward: Callable[..., Any], declaration: Declaration) -> set[str]:
         """The parameters of a module's ``forward`` that calls pass.
@@ -73,7 +78,7 @@ class Calling:
         """
         theirs = {self.rename.get(word, word) for word in declaration.keywords}
         if self.function is None:
-            return theirs
+            return theirs | self._given(forward)
         shown = _handed_over(self.function, forward, theirs)
         if shown is not None:
             return shown
@@ -81,10 +86,28 @@ class Calling:
             theirs.update(mask_parameters(forward))
         return theirs
 
-    def _call(self, module: nn.Module, inputs: tuple[Tensor, ...], keywords: dict[str, Any]) -> Any:
+    def _given(self, forward: Callable[..., Any]) -> set[str]:
+        """The parameters of the tokens, and of positions that are filled in."""
+        parameters = inspect.signature(forward).parameters
+        count = {mode: number for number, mode in _COUNTS.items()}[self.inputs]
+        places = [entry.name for entry in _positional(list(parameters.values()))[:count]]
+        tables = [
+            name
+            for name, _ in self.fills
+            if name in parameters and option_of(parameters[name]) == "positions"
+        ]
+        return {*(self.names or places), *tables}
+
+    def _call(
+        self,
+        module: nn.Module,
+        inputs: tuple[Tensor, ...],
+        keywords: dict[str, Any],
+        fills: Mapping[str, Any],
+    ) -> Any:
         if self.function is not None:
             return self.function(module, *inputs, **keywords)
-        theirs: dict[str, Any] = dict.fromkeys(self.absent)
+        theirs = dict(fills)
         theirs.update({self.rename.get(word, word): value for word, value in keywords.items()})
         if self.names is None:
             return module(*inputs, **theirs)
@@ -128,39 +151,98 @@ def read_calling(
             )
             raise DeclarationError(msg)
         return Calling(inputs=inputs or _inputs_of_call(call), function=call)
+    return next(iter(ways_to_call(shown, forward, call, inputs)))
+
+
+def ways_to_call(
+    shown: str, forward: Callable[..., Any], call: Mapping[str, str] | None, inputs: str | None
+) -> list[Calling]:
+    """The ways in which a signature may be called, the likeliest first; raises DeclarationError.
+
+    Which of its parameters take tokens, and in which order, is for the answers to show where names
+    do not say it.
+    """
     parameters = list(inspect.signature(forward).parameters.values())
-    inputs = inputs or _infer_inputs(shown, parameters)
-    taken = [name for name in _input_names(parameters, inputs) if name]
     rename = dict(call or {})
-    required = [
-        parameter.name
-        for parameter in parameters
-        if parameter.default is inspect.Parameter.empty
-        and parameter.kind in (*POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
-        and parameter.name not in taken
-    ]
-    for name in required:
-        if not _is_mask(name) and name not in rename.values():
-            msg = (
-                f"{shown}.forward needs {name!r}, which the harness knows nothing of: pass "
-                "call=lambda module, query, key, value, **keywords: … to fill it in"
+    roles = _roles(parameters)
+    needed = [entry for entry in _named(parameters) if entry.default is entry.empty]
+    tokens = [entry for entry in needed if may_be_tokens(entry)]
+    if len(roles) == len("qkv") and inputs in (None, "separate"):
+        names = tuple(roles[role] for role in "qkv")
+        tokens = [entry for entry in tokens if entry.name in names]
+        orders = [names]
+    elif inputs is not None:
+        count = {mode: number for number, mode in _COUNTS.items()}[inputs]
+        # What is needed first, then what may be left out, each in order.
+        first = [entry.name for entry in tokens]
+        later = [entry.name for entry in _positional(parameters) if may_be_tokens(entry)]
+        taken = tuple(dict.fromkeys((*first, *later)))[:count]
+        places = tuple(entry.name for entry in _positional(parameters)[:count])
+        orders = list(itertools.permutations(taken)) if len(taken) == count else [places]
+    else:
+        orders = _orders(shown, parameters, tokens)
+    named = {entry.name: entry for entry in needed}
+    ways = []
+    for order in orders:
+        wanted = [entry for name, entry in named.items() if name not in order]
+        spare = [
+            entry
+            for entry in _named(parameters)
+            if entry.default is None and option_of(entry) == "positions" and entry.name not in order
+        ]
+        ways.append(
+            Calling(
+                inputs=_COUNTS[len(order)] if order else inputs or "self",
+                names=_by_name(parameters, order),
+                rename=rename,
+                wanted=tuple(wanted),
+                guessed=tuple(entry.name for entry in wanted if may_be_tokens(entry)),
+                spare=tuple(spare),
+                fills=tuple((entry.name, "None") for entry in wanted),
             )
-            raise DeclarationError(msg)
-    order = _by_name(parameters, inputs)
-    return Calling(inputs=inputs, names=order, rename=rename, absent=tuple(required))
+        )
+    return ways
 
 
-def second_input(forward: Callable[..., Any]) -> tuple[str, str] | None:
-    """The one required input, and the optional one for key and value; None without both."""
-    parameters = list(inspect.signature(forward).parameters.values())
-    plain = [entry for entry in parameters if not _is_mask(entry.name)]
-    required = [entry.name for entry in _positional(plain) if entry.default is entry.empty]
+def _orders(
+    shown: str, parameters: list[inspect.Parameter], tokens: list[inspect.Parameter]
+) -> list[tuple[str, ...]]:
+    """The parameters that may take query, key and value, where their names do not say it."""
     optional = [
         entry.name
-        for entry in plain
-        if entry.default is None and _CONTEXT.fullmatch(entry.name.lower())
+        for entry in _named(parameters)
+        if entry.default is None and not _is_mask(entry.name) and option_of(entry) in ("", "input")
     ]
-    return (required[0], optional[0]) if len(required) == 1 and optional else None
+    names = [entry.name for entry in tokens]
+    if not names:
+        signature = inspect.Signature(parameters)
+        msg = (
+            f"{shown}.forward{signature} does not say what it takes: pass inputs='self', "
+            "'memory' or 'separate', and call=lambda module, …: … when the arguments are not "
+            "positional"
+        )
+        raise DeclarationError(msg)
+    if len(names) > len("qkv"):
+        more = ", ".join(names[len("qkv") :])
+        first = ", ".join(names[: len("qkv")])
+        msg = (
+            f"{shown}.forward needs {more}, which the harness knows nothing of: fill it in as in "
+            f"conformance.module({shown}, call=lambda module, query, key, value: "
+            f"module({', '.join(f'{n}={r}' for n, r in zip(names, ('query', 'key', 'value'), strict=False))}, "
+            f"{', '.join(f'{n}=…' for n in names[len('qkv') :])})), which takes {first} for query, key and value"
+        )
+        raise DeclarationError(msg)
+    orders = list(itertools.permutations(names))
+    if len(names) == 1:
+        orders += [(names[0], other) for other in optional]
+    else:  # all but one may be no tokens at all
+        orders += [(name,) for name in names]
+    return orders
+
+
+def may_be_tokens(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter's name speaks of no mask and no option."""
+    return not _is_mask(parameter.name) and option_of(parameter) in ("", "input")
 
 
 def check_keywords(
@@ -318,41 +400,15 @@ def _roles(parameters: list[inspect.Parameter]) -> dict[str, str]:
     return result
 
 
-def _infer_inputs(shown: str, parameters: list[inspect.Parameter]) -> str:
-    if len(_roles(parameters)) == len("qkv"):
-        return "separate"
-    required = [
-        parameter.name
-        for parameter in _positional(parameters)
-        if parameter.default is inspect.Parameter.empty and not _is_mask(parameter.name)
-    ]
-    if not required:
-        signature = inspect.Signature(parameters)
-        msg = (
-            f"{shown}.forward{signature} does not say what it takes: pass inputs='self', "
-            "'memory' or 'separate', and call=lambda module, …: … when the arguments are not "
-            "positional"
-        )
-        raise DeclarationError(msg)
-    return _COUNTS.get(len(required), "separate")
+def _named(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
+    kinds = (*POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
+    return [parameter for parameter in parameters if parameter.kind in kinds]
 
 
-def _input_names(parameters: list[inspect.Parameter], inputs: str) -> tuple[str, ...]:
-    order = _by_name(parameters, inputs)
-    if order is not None:
-        return order
-    count = {mode: number for number, mode in _COUNTS.items()}[inputs]
-    return tuple(parameter.name for parameter in _positional(parameters)[:count])
-
-
-def _by_name(parameters: list[inspect.Parameter], inputs: str) -> tuple[str, ...] | None:
-    """The parameters of query, key and value, when they do not simply come first in that order."""
-    roles = _roles(parameters)
-    if inputs != "separate" or len(roles) < len("qkv"):
-        return None
-    names = tuple(roles[role] for role in "qkv")
-    leading = tuple(parameter.name for parameter in _positional(parameters)[: len(names)])
-    return None if leading == names else names
+def _by_name(parameters: list[inspect.Parameter], order: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The names of the tokens, when they do not simply come first in that order."""
+    leading = tuple(parameter.name for parameter in _positional(parameters)[: len(order)])
+    return None if leading == order else order
 
 
 def _inputs_of_call(call: Callable[..., Any]) -> str:

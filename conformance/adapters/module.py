@@ -26,8 +26,9 @@ from .calling import (
     check_keywords,
     mask_parameters,
     read_calling,
-    second_input,
+    ways_to_call,
 )
+from .filling import shown_fill
 from .packing import HeadSizes, StoredProjections, blank_weights, pinned_sizes, sizes_of
 from .projection_search import (
     ModuleProjections,
@@ -102,9 +103,9 @@ def understand(built: nn.Module, request: ModuleRequest) -> Understood:
     if multihead.is_multihead(built):
         return _multihead(cast("nn.MultiheadAttention", built), request)
     try:
-        understood = as_declared(built, request)
+        understood = _as_declared(built, request)
     except DeclarationError:
-        assumed = _assumed(built, request)
+        assumed = _assumed(built, request) or _golden_but_for_one(built, request)
         if assumed is None:
             raise
         return assumed
@@ -139,7 +140,7 @@ def _assumed(built: nn.Module, request: ModuleRequest) -> Understood | None:
             continue
         asked = request.promising(assumed)
         with contextlib.suppress(DeclarationError):
-            calling, finding, promises = as_declared(built, asked)
+            calling, finding, promises = _as_declared(built, asked)
             if finding.golden and not (
                 "batched" in assumed and _takes_items(built, finding, calling)
             ):
@@ -168,6 +169,8 @@ _BUT_FOR: Final[tuple[_Assumption, ...]] = (
         )
     ),
     ({"head_merge": "reinterpret"}, "how it merges its heads"),
+    ({"head_split": "reinterpret"}, "how it splits its heads"),
+    ({"head_split": "interleaved", "head_merge": "interleaved"}, "which channels are a head"),
     *(({"softmax_axis": axis}, "the axis of its softmax") for axis in ("query", "head")),
     ({"group_order": "tile"}, "which heads share keys and values"),
 )
@@ -182,14 +185,12 @@ def _golden_but_for_one(built: nn.Module, request: ModuleRequest) -> Understood 
         own = {**request.promises, **assumed}
         mistaken = {**own, "semantics": declared.replace(**changes)}
         with contextlib.suppress(DeclarationError):
-            calling, finding, promises = as_declared(built, request.promising(mistaken))
+            calling, finding, promises = _as_declared(built, request.promising(mistaken))
             if finding.golden:
                 read = words or "its weights are read as follows"
                 note = f"{read}: so it agrees with the golden reference but for {what}"
                 notes = (note, *finding.assumptions)
-                finding = dataclasses.replace(
-                    finding, assumptions=notes, golden=False, but_for_one=True
-                )
+                finding = dataclasses.replace(finding, assumptions=notes, golden=False)
                 return calling, finding, {**promises, "semantics": own.get("semantics")}
     return None
 
@@ -209,32 +210,47 @@ def _meant_causal(built: nn.Module, request: ModuleRequest, plain: Understood) -
     if not (why := trial.why_causal(plain[1].recipe.widths(built, plain[1].sizes))):
         return None
     with contextlib.suppress(DeclarationError):
-        calling, finding, promises = as_declared(built, request.promising(assumed))
+        calling, finding, promises = _as_declared(built, request.promising(assumed))
         notes = (f"{words}: {why}", *finding.assumptions)
         return calling, dataclasses.replace(finding, assumptions=notes), promises
     return None
 
 
-def as_declared(built: nn.Module, request: ModuleRequest) -> Understood:
-    """The module under what is declared alone; raises DeclarationError with what to pass."""
-    calling = calling_of(built, request)
-    turned = dataclasses.replace(calling, sequence_first=True)
+def _as_declared(built: nn.Module, request: ModuleRequest) -> Understood:
+    """The first way of calling that is golden, else the first that answers each query a row."""
+    likeliest: ModuleProjections | None = None
+    why: DeclarationError | None = None
+    for calling in _ways(built, request):
+        if calling.guessed and likeliest is not None and likeliest.answered:
+            continue
+        try:
+            finding = find(built, request, calling)
+        except DeclarationError as error:
+            why = why or error
+            continue
+        if finding.golden:
+            likeliest = finding
+            break
+        better = likeliest is None or (finding.answered and not likeliest.answered)
+        likeliest = finding if better else likeliest
+    if likeliest is None or likeliest.calling is None:
+        raise why or DeclarationError(f"{request.shown} cannot be called")
+    return _complete(likeliest.calling, likeliest, request.promises)
+
+
+def _ways(built: nn.Module, request: ModuleRequest) -> list[Calling]:
+    """The ways in which an instance may be called, in either order of batch and tokens."""
+    own = callable(request.call)
+    ways = [calling_of(built, request)] if own else callings(built, request)
+    turned = [
+        dataclasses.replace(calling, sequence_first=True)
+        for calling in ways
+        if calling.function is None and request.batched
+    ]
     if getattr(built, "batch_first", None) is False:
-        calling, turned = turned, calling
-    try:
-        finding = find(built, request, calling)
-    except DeclarationError:
-        better = _golden_when(built, request, turned)
-        crossed = (turned, better) if better is not None else _with_second_input(built, request)
-        if crossed is None:
-            raise
-        calling, finding = crossed
-    else:
-        better = None if finding.golden else _golden_when(built, request, turned)
-        calling, finding = (calling, finding) if better is None else (turned, better)
-    if not finding.golden:
-        calling, finding = _with_second_input(built, request) or (calling, finding)
-    return _complete(calling, finding, request.promises)
+        ways, turned = turned or ways, ways if turned else []
+    # Last where a token's place is taken by something that is made.
+    return sorted([*ways, *turned], key=lambda calling: bool(calling.guessed))
 
 
 def calling_of(built: nn.Module | type[nn.Module], request: ModuleRequest) -> Calling:
@@ -247,29 +263,12 @@ def calling_of(built: nn.Module | type[nn.Module], request: ModuleRequest) -> Ca
     return read_calling(request.shown, forward, request.call, request.inputs)
 
 
-def _golden_when(
-    built: nn.Module, request: ModuleRequest, calling: Calling
-) -> ModuleProjections | None:
-    """The finding under the other order of batch and tokens, when that one is golden."""
-    if calling.function is not None or not request.batched:
-        return None
-    try:
-        finding = find(built, request, calling)
-    except DeclarationError:
-        return None
-    return finding if finding.golden else None
-
-
-def _with_second_input(
-    built: nn.Module, request: ModuleRequest
-) -> tuple[Calling, ModuleProjections] | None:
-    """How it is golden with an input for key and value that may be left out, if it is."""
-    names = second_input(built.forward)
-    if request.inputs is not None or request.call is not None or names is None:
-        return None
-    calling = Calling(inputs="memory", names=names)
-    finding = _golden_when(built, request, calling)
-    return None if finding is None else (calling, finding)
+def callings(built: nn.Module, request: ModuleRequest) -> list[Calling]:
+    """The ways in which an instance may be called."""
+    if multihead.is_multihead(built):
+        return [calling_of(built, request)]
+    renamed = request.call if isinstance(request.call, Mapping) else None
+    return ways_to_call(request.shown, built.forward, renamed, request.inputs)
 
 
 def _multihead(built: nn.MultiheadAttention, request: ModuleRequest) -> Understood:
@@ -295,8 +294,12 @@ def _complete(
     notes = [*finding.assumptions, f"inputs: {calling.inputs}"]
     if calling.sequence_first:
         notes.append("its tensors are [L, B, E]: tokens before batch")
-    if calling.absent:
-        notes.append(f"without a mask it gets None for {', '.join(calling.absent)}")
+    absent = [name for name, source in calling.fills if source == "None"]
+    if absent:
+        notes.append(f"without a mask it gets None for {', '.join(absent)}")
+    given = [f"{name}={shown_fill(source)}" for name, source in calling.fills if source != "None"]
+    if given:
+        notes.append(f"besides its tokens it gets {', '.join(given)}")
     finding = dataclasses.replace(finding, assumptions=tuple(notes))
     limits = {} if finding.longest is None else {"max_length": finding.longest}
     return calling, finding, {**promises, **limits, "inputs": calling.inputs}

@@ -92,7 +92,13 @@ class MultiheadCalling(Calling):
     Without ``return_weights`` it is called with ``need_weights=False``, which takes the fused path.
     """
 
-    def _call(self, module: nn.Module, inputs: tuple[Tensor, ...], keywords: dict[str, Any]) -> Any:
+    def _call(
+        self,
+        module: nn.Module,
+        inputs: tuple[Tensor, ...],
+        keywords: dict[str, Any],
+        fills: Mapping[str, Any],  # noqa: ARG002 (it needs none)
+    ) -> Any:
         # One input is all three; of two the second is key and value.
         query, key, value = (*inputs, *(inputs[-1:] * (3 - len(inputs))))
         return_weights = bool(keywords.get("return_weights"))

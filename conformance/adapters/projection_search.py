@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -99,6 +99,8 @@ class ModuleRequest:
     call: CallAdapter | None = None
     projections: Mapping[str, str] | None = None
     promises: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # What was searched before, by how it was called: for requests that differ in their promises.
+    known: dict[Any, ProjectionSearch] = dataclasses.field(default_factory=dict, compare=False)
 
     @property
     def inputs(self) -> str | None:
@@ -160,8 +162,8 @@ class ModuleProjections:
     """Where the projections are, how they are cut into heads, and what was assumed.
 
     ``golden`` says whether the module's answer on a trial problem was the golden one; ``warnings``
-    say so where it was another, ``but_for_one`` where it is golden with one mistake. ``longest``
-    is the most tokens that it was seen to take.
+    say so where it was another. ``longest`` is the most tokens that it was seen to take.
+    ``calling`` is how it was called, and ``answered`` whether it had a row for each query then.
     """
 
     recipe: StoredProjections
@@ -169,8 +171,9 @@ class ModuleProjections:
     golden: bool
     assumptions: tuple[str, ...]
     warnings: tuple[str, ...] = ()
-    but_for_one: bool = False
     longest: int | None = None
+    calling: Calling | None = None
+    answered: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,30 +195,27 @@ class ProjectionSearch:
     heads: tuple[int, ...] | None
     kv_heads: int | None
     trial: Trial
+    hypotheses: tuple[Hypothesis, ...] = ()
+    notes: tuple[str, ...] = ()
+    read: dict[Hypothesis, golden.ProjectionWeights] = dataclasses.field(default_factory=dict)
+
+    def weights(self, hypothesis: Hypothesis) -> golden.ProjectionWeights:
+        """The drawn projections as a hypothesis reads them."""
+        if hypothesis not in self.read:
+            read = hypothesis.recipe.read(self.trial.module, hypothesis.sizes)
+            self.read[hypothesis] = read
+        return self.read[hypothesis]
 
 
 def find(module: nn.Module, request: ModuleRequest, calling: Calling) -> ModuleProjections:
     """Find projections and heads; raises DeclarationError with one sentence saying what to pass."""
-    possible = options(request.shown, module, request.projections)
-    heads, notes = _declared_heads(module, request, possible)
-    attribute = positive_attribute(module, KV_HEAD_NAMES)
-    search = ProjectionSearch(
-        module=module,
-        request=request,
-        possible=possible,
-        heads=heads,
-        kv_heads=request.num_kv_heads or (attribute[1] if attribute else None),
-        trial=_trial(module, request, calling, possible),
-    )
-    hypotheses = list(itertools.islice(_hypotheses(search), _MOST_HYPOTHESES))
-    if not hypotheses:
-        search, notes = _with_any_heads(search), []
-        hypotheses = list(itertools.islice(_hypotheses(search), _MOST_HYPOTHESES))
+    search = _opened(module, request, calling)
+    hypotheses, notes = list(search.hypotheses), list(search.notes)
     chosen, is_golden = _decide(hypotheses, search)
     _check_untied(module, chosen.recipe, request.shown)
     if len(hypotheses) > 1:
         notes.append(_confirmation(chosen, search, is_golden=is_golden))
-    notes.extend(_leftovers(possible, chosen.recipe))
+    notes.extend(_leftovers(search.possible, chosen.recipe))
     longest = _longest(chosen, search) if search.trial.answered else None
     if longest is not None:
         notes.append(f"it takes at most {longest[0]} tokens, a size of its buffer {longest[1]}")
@@ -227,7 +227,48 @@ def find(module: nn.Module, request: ModuleRequest, calling: Calling) -> ModuleP
         assumptions=(*recipe_notes(chosen.recipe), *notes),
         longest=None if longest is None else longest[0],
         warnings=() if is_golden or not search.trial.answered else (_OTHER_ANSWERS,),
+        calling=search.trial.calling,
+        answered=search.trial.plausible,
     )
+
+
+def _opened(module: nn.Module, request: ModuleRequest, calling: Calling) -> ProjectionSearch:
+    """The search in a module that is called in one way, its hypotheses listed."""
+    way = (calling.inputs, calling.names, calling.sequence_first, id(calling.function))
+    key = (id(module), way, request.batched, request.num_heads, request.num_kv_heads)
+    if key not in request.known:
+        possible = options(request.shown, module, request.projections)
+        heads, notes = _declared_heads(module, request, possible)
+        attribute = positive_attribute(module, KV_HEAD_NAMES)
+        search = ProjectionSearch(
+            module=module,
+            request=request,
+            possible=possible,
+            heads=heads,
+            kv_heads=request.num_kv_heads or (attribute[1] if attribute else None),
+            trial=_trial(module, request, calling, possible),
+        )
+        hypotheses = tuple(itertools.islice(_hypotheses(search), _MOST_HYPOTHESES))
+        if not hypotheses:
+            search, notes = _with_any_heads(search), []
+            hypotheses = tuple(itertools.islice(_hypotheses(search), _MOST_HYPOTHESES))
+        _settle(search.trial, hypotheses)
+        request.known[key] = dataclasses.replace(
+            search, hypotheses=hypotheses, notes=tuple(notes), read={}
+        )
+    return dataclasses.replace(request.known[key], request=request)
+
+
+# Widths and head sizes with which a module is called until it answers.
+_MOST_TRIED: Final = 4
+
+
+def _settle(trial: Trial, hypotheses: Iterable[Hypothesis]) -> None:
+    """Fill what the module needs besides its tokens."""
+    some = list(itertools.islice(hypotheses, _MOST_HYPOTHESES))
+    widths = dict.fromkeys(one.recipe.widths(trial.module, one.sizes) for one in some[:_MOST_TRIED])
+    sizes = dict.fromkeys(one.sizes.head_size for one in some)
+    trial.settle(tuple(widths), tuple(sizes)[: 2 * _MOST_TRIED])
 
 
 def _longest(chosen: Hypothesis, search: ProjectionSearch) -> tuple[int, str] | None:
@@ -351,7 +392,7 @@ def _agreeing(hypotheses: list[Hypothesis], search: ProjectionSearch) -> list[Hy
 
 
 def _distance(hypothesis: Hypothesis, search: ProjectionSearch) -> float:
-    weights = hypothesis.recipe.read(search.trial.module, hypothesis.sizes)
+    weights = search.weights(hypothesis)
     answer = search.trial.answer((weights.q.shape[1], weights.k.shape[1], weights.v.shape[1]))
     if answer is None:
         return math.inf

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from ..base.printable_text import raised_text
 from ..errors import ConstructionError, DeclarationError
 from ..tolerance import model
 from .calling import Calling
+from .filling import fillings
 from .packing import HEAD_NAMES, KV_HEAD_NAMES
 
 # The methods that users call, and libraries override. ``Module.to(dtype)`` would also make complex
@@ -208,6 +210,39 @@ class Trial:
         """Whether any call so far returned an answer."""
         return any(answer is not None for answer in self._answers.values())
 
+    @property
+    def plausible(self) -> bool:
+        """Whether any call so far returned an answer with a row for each query."""
+        return any(answer is not None and _has_rows(answer) for answer in self._answers.values())
+
+    def settle(self, widths: Iterable[tuple[int, int, int]], head_sizes: Sequence[int]) -> None:
+        """Fill what the module needs besides its tokens with the first values that it takes.
+
+        Where masks are made, rows that are all the same show that one hides every key.
+        """
+        calling = self.calling
+        if not (calling.wanted or calling.spare):
+            return
+        first: Calling | None = None
+        for wanted in (calling.wanted, (*calling.wanted, *calling.spare)):
+            for fills in fillings(wanted, head_sizes, guessed=calling.guessed):
+                self.calling = dataclasses.replace(calling, fills=fills)
+                made = any(source != "None" for _, source in fills)
+                answer = next((one for one in map(self._fresh, widths) if one is not None), None)
+                if answer is None:
+                    continue
+                if _has_rows(answer) and not (made and _says_nothing(answer)):
+                    return
+                first = first or self.calling
+            if not calling.spare:
+                break
+        self.calling = first or calling
+
+    def _fresh(self, widths: tuple[int, int, int]) -> TrialAnswer | None:
+        """An answer that is not kept."""
+        calls = (self._call(widths, sizes, torch.float32) for sizes in _LENGTHS)
+        return next((answer for answer in calls if answer is not None), None)
+
     def answer(self, widths: tuple[int, int, int]) -> TrialAnswer | None:
         """The module's answer to inputs of these widths; None when it cannot take them."""
         if self.calling.inputs == "self" and len(set(widths)) > 1:
@@ -313,6 +348,18 @@ class Trial:
             return None
         output = output if self.batched else output.unsqueeze(0)
         return TrialAnswer(inputs, output, _DTYPES[dtype])
+
+
+def _has_rows(answer: TrialAnswer) -> bool:
+    """Whether an answer has a row for each query."""
+    shape = answer.output.shape
+    return len(shape) == len("BLE") and shape[:2] == answer.inputs[0].shape[:2]
+
+
+def _says_nothing(answer: TrialAnswer) -> bool:
+    """Whether all rows of each item are the same, or hold NaN."""
+    output = answer.output
+    return bool(output.isnan().any()) or _is_same(output, output[:, :1].expand_as(output))
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:

@@ -32,18 +32,26 @@ _OPTIONS: Final[dict[str, frozenset[str]]] = {
         "need_weights return_weights return_attn return_attention output_attentions with_weights "
         "need_attn average_attn_weights need_head_weights".split()
     ),
-    "cache": frozenset("past cache kvcache incremental".split()),
-    "positions": frozenset("position positions pos rotary rope freqs cos sin alibi".split()),
+    "positions": frozenset(
+        "position positions pos rotary rope rot freqs freq cis cos sin alibi offset".split()
+    ),
+    "cache": frozenset("past cache kvcache kv_cache incremental inference mems".split()),
     "dropout": frozenset("dropout".split()),
     "softcap": frozenset("softcap softcapping cap".split()),
     "window": frozenset("window".split()),
     "causal": frozenset("causal autoregressive".split()),
     "scale": frozenset("scale scaling temperature".split()),
     "mask": frozenset(
-        "mask masks masking keep drop bias padding pad lengths lens len seqlens valid".split()
+        "mask masks masking keep drop bias padding pad lengths lens len seqlens valid adjacency adj "
+        "edges".split()
     ),
 }
 _NO_MASK: Final = frozenset("max min use add".split())
+# What an input of key and value, or of more tokens, that may be left out is called.
+_INPUTS: Final = re.compile(
+    r"(y|xa|kv|kv_input|.*context|.*memory|key_value(_states|_input)?|encoder_(hidden_)?(states|outputs?)"
+    r"|cross_states|cond|conditioning|latents?)"
+)
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
@@ -63,6 +71,11 @@ def role_of(path: str) -> tuple[str, bool]:
             return roles, True
     vague = bool(components) and all(word in _FILLERS for word in _split(components[-1]))
     return ("o", False) if vague else ("", False)
+
+
+def words_of(name: str) -> list[str]:
+    """The words of a name, in lower case."""
+    return _split(name)
 
 
 def _split(component: str) -> list[str]:
@@ -114,7 +127,7 @@ def _read_stem(stem: str) -> str:
 class OptionParameter:
     """A parameter that no call of the harness gives: its name, and what that speaks of.
 
-    ``option`` is "mask", "causal", "scale" and so on. ``accepted`` says that it may stay unchecked.
+    ``option`` is "mask", "cache", "input", "causal", "scale" and so on. ``accepted`` says that it may stay unchecked.
     """
 
     name: str
@@ -128,7 +141,8 @@ def option_of(parameter: inspect.Parameter) -> str:
     for option, option_words in _OPTIONS.items():
         if words & option_words or parameter.name.lower() in option_words:
             return _as_mask(words, parameter) if option == "mask" else option
-    return ""
+    left_out = parameter.default is None and _INPUTS.fullmatch(parameter.name.lower())
+    return "input" if left_out else ""
 
 
 def _as_mask(words: set[str], parameter: inspect.Parameter) -> str:
@@ -143,16 +157,22 @@ def _as_mask(words: set[str], parameter: inspect.Parameter) -> str:
 
 
 def undeclared_options(
-    signature: inspect.Signature, declared: Container[str], accepted: Iterable[str] = ()
+    signature: inspect.Signature,
+    declared: Container[str],
+    accepted: Iterable[str] = (),
+    *,
+    inputs: int = len("qkv"),
 ) -> Iterator[OptionParameter]:
     """The parameters that speak of an option and are not declared.
 
     ``declared`` are the names that calls may give, ``accepted`` globs of those that may stay
-    unchecked.
+    unchecked. The first ``inputs`` take query, key and value by their places.
     """
     accepted = tuple(accepted)
-    for parameter in signature.parameters.values():
+    for place, parameter in enumerate(signature.parameters.values()):
         option = option_of(parameter)
+        if option == "input" and place < inputs:
+            continue
         open_ended = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if option and not open_ended and parameter.name not in declared:
             may_stay = any(fnmatchcase(parameter.name, glob) for glob in accepted)

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from ..adapters.answers import parts_of
 from ..base.profile import DTYPES
 from ..calls.calling import CandidateFailure, arguments, guarded
 from ..declare.promises import declare
@@ -72,6 +73,8 @@ class ReturnedWeights:
     options: tuple[tuple[str, str], ...]
     averaged: bool
     words: str
+    output: str = "answer[0]"
+    weights: str = "answer[1]"
 
 
 def find_weights(case: Probed, parameters: Parameters) -> ReturnedWeights | None:
@@ -84,17 +87,16 @@ def find_weights(case: Probed, parameters: Parameters) -> ReturnedWeights | None
     guessed = [(entry.name, "True") for entry in parameters.meaning("weights") if entry.guessed]
     average = [(entry.name, "False") for entry in parameters.meaning("average")]
     inputs = case.caller.draw(seed=12).replace(return_weights=True)
+    beside = case.caller.convention.output if case.caller.convention.output != "answer" else ""
     for options in (tuple(named[:1] + average), tuple(average), (), tuple(guessed[:1])):
-        answer = case.caller.under(weights=options).call(inputs)
-        returned = answer.returned if isinstance(answer, ProbeAnswer) else None
-        if not isinstance(returned, tuple) or len(returned) < 2:  # noqa: PLR2004 (a pair)
-            continue
-        if not isinstance(returned[1], Tensor) or not isinstance(returned[0], Tensor):
-            continue
-        words = ", ".join(f"{name}={value}" for name, value in options) or "always returned"
-        kind = _weights_kind(case, case.judge.read(inputs), returned[1])
-        if kind:
-            return ReturnedWeights(options, kind == "averaged", words)
+        caller = case.caller.under(weights=options)
+        parts = list(parts_of(caller.returned(inputs)))
+        shown = beside or next((name for name, part in parts if part.is_floating_point()), "")
+        for name, part in parts if len(parts) > 1 else ():
+            kind = _weights_kind(case, case.judge.read(inputs), part) if name != shown else ""
+            if kind:
+                words = ", ".join(f"{key}={value}" for key, value in options) or "always returned"
+                return ReturnedWeights(options, kind == "averaged", words, shown, name)
     return None
 
 

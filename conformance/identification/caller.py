@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from .._golden import golden
+from ..adapters.answers import parts_of
 from ..base.geometry import Geometry
 from ..calls.calling import CandidateFailure, arguments, guarded
 from ..declare.candidate import Candidate
@@ -272,6 +273,34 @@ class Caller:
             return Refusal("raised", failure.violation.message)
         return read(returned, inputs)
 
+    def returned(self, inputs: Inputs) -> Any:
+        """What the implementation itself returns; None for a refusal."""
+        seen: list[Any] = []
+
+        def prepare(
+            geometry: Geometry, weights: golden.ProjectionWeights | None
+        ) -> Callable[..., Any]:
+            built = self.prepare(geometry, weights)
+
+            def call(*tokens: Any, **options: Any) -> Any:
+                seen.append(built(*tokens, **options))
+                return seen[-1]
+
+            return call
+
+        dataclasses.replace(self, prepare=prepare).call(inputs)
+        return seen[-1] if seen else None
+
+    def taking_output(self) -> Caller:
+        """The call of which the part of attention's shape is taken, where several are returned."""
+        inputs = self.draw()
+        answer = self.returned(inputs) if self.convention.output == "answer" else None
+        for shown, part in parts_of(answer) if not isinstance(answer, Tensor) else ():
+            caller = self.under(output=shown)
+            if part.is_floating_point() and caller.answer(inputs) is not None:
+                return caller
+        return self
+
     def candidate(
         self, point: golden.Semantics, always: str | None = None, *, heads: int | None = None
     ) -> Candidate:
@@ -365,5 +394,5 @@ def _kind_of(value: Any) -> str:
     """``None``, ``a str``, ``a tuple of 2``: the kind of a value, for a sentence."""
     if value is None:
         return "None"
-    size = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
+    size = f" of {len(value)}" if isinstance(value, (tuple, list, dict)) else ""
     return f"a {type(value).__name__}{size}"

@@ -12,8 +12,8 @@ from typing import Any, Final
 from torch import nn
 
 from .._golden import golden
-from ..adapters.calling import Calling, second_input
-from ..adapters.module import as_declared, understand
+from ..adapters.calling import Calling, ways_to_call
+from ..adapters.module import understand
 from ..adapters.projection_search import ModuleProjections, ModuleRequest
 from ..adapters.trial import duplicate, put_in_dtype
 from ..base.geometry import Geometry
@@ -27,8 +27,6 @@ from .signature import Parameters, read_parameters
 from .switches import Options, plain_options
 
 _MODES: Final = {1: "self", 2: "memory", 3: "separate"}
-# The output in what is returned: all of it, a part of a tuple, the first entry of a dict.
-OUTPUTS: Final = ("answer", "answer[0]", "next(iter(answer.values()))", "answer[1]")
 SEPARATE: Final = 3
 # Attributes of a module that say the size of a head.
 _HEAD_SIZE: Final = re.compile(r"(head_?|key_|d_)?(dim|size|k)(_(per_)?heads?)?")
@@ -70,7 +68,7 @@ def function_callers(implementation: Implementation) -> Iterator[Caller]:
         elif needs_heads:
             continue
         ways = plain_options(parameters, options)
-        for output, way in itertools.product(OUTPUTS, ways):
+        for way in ways:
             yield Caller(
                 prepare=lambda _geometry, _weights: implementation.value,
                 convention=Convention(
@@ -79,7 +77,6 @@ def function_callers(implementation: Implementation) -> Iterator[Caller]:
                     layout=layout,
                     names=names,
                     options=way,
-                    output=output,
                 ),
                 sizes=_with_layout(rule, layout),
                 weigh=lambda _geometry, _dtype, _seed: None,
@@ -223,28 +220,25 @@ def _pinned(implementation: Implementation) -> list[SizeRule]:
 def _layer_callers(
     implementation: Implementation, mode: str, rule: SizeRule, layout: Layout, biases: str
 ) -> Iterator[Caller]:
-    for output in OUTPUTS[:2]:
-        caller = Caller(
-            prepare=partial(_built, implementation.value),
-            convention=Convention(kind="layer", inputs=mode, layout=layout, output=output),
-            sizes=rule,
-            weigh=lambda geometry, dtype, seed: draw_weights(
-                geometry, biases, dtype=dtype, seed=seed
-            ),
-            biases=biases,
-        )
-        forward = _try_building(caller)
-        if forward is None:
-            return
-        parameters = read_parameters(forward)
-        try:
-            taken, names = read_inputs(parameters, implementation.name)
-        except UsageError:
-            return
-        if taken != mode and says_inputs(parameters):
-            return
-        for way in plain_options(parameters, absent(parameters)):
-            yield caller.under(names=names, options=way)
+    caller = Caller(
+        prepare=partial(_built, implementation.value),
+        convention=Convention(kind="layer", inputs=mode, layout=layout),
+        sizes=rule,
+        weigh=lambda geometry, dtype, seed: draw_weights(geometry, biases, dtype=dtype, seed=seed),
+        biases=biases,
+    )
+    forward = _try_building(caller)
+    if forward is None:
+        return
+    parameters = read_parameters(forward)
+    try:
+        taken, names = read_inputs(parameters, implementation.name)
+    except UsageError:
+        return
+    if taken != mode and says_inputs(parameters):
+        return
+    for way in plain_options(parameters, absent(parameters)):
+        yield caller.under(names=names, options=way)
 
 
 def _try_building(caller: Caller) -> Any:
@@ -274,57 +268,33 @@ def _fixed_callers(implementation: Implementation) -> Iterator[Caller]:
     if says_inputs(parameters):
         mode, names = read_inputs(parameters, implementation.name)
     rule = SizeRule(changes=tuple((name, str(sizes[0])) for name, sizes in pins.sizes.items()))
-    for layout, output in itertools.product(LAYER_LAYOUTS, OUTPUTS[:2]):
+    for layout in LAYER_LAYOUTS:
         yield Caller(
             prepare=lambda _geometry, weights: _built(declared.function, None, weights),
-            convention=Convention(
-                kind="layer", inputs=mode, layout=layout, names=names, output=output
-            ),
+            convention=Convention(kind="layer", inputs=mode, layout=layout, names=names),
             sizes=rule,
             weigh=lambda _geometry, dtype, _seed: in_dtype(fixed, TORCH_DTYPES[dtype]),
             draws=False,
         )
 
 
-# Deviations under which projections can be recognised even by other names.
-_POINTS: Final = (
-    golden.STANDARD,
-    golden.STANDARD.replace(head_split="reinterpret"),
-    golden.STANDARD.replace(head_split="interleaved", head_merge="interleaved"),
-)
-
-
 @dataclass(frozen=True)
 class Understood:
-    """A module's projections under one of the points, and whether its answer was golden there."""
+    """A module's projections, and how it is called."""
 
     built: nn.Module
     calling: Calling
     finding: ModuleProjections
     batched: bool
-    point: golden.Semantics
 
 
 def understood(built: nn.Module, shown: str) -> Understood | DeclarationError:
-    """The first reading under which the module is golden, else the likeliest, or why none."""
-    likeliest: Understood | None = None
-    why: DeclarationError | None = None
-    for point, batched in itertools.product(_POINTS, (True, False)):
-        request = ModuleRequest(shown=shown, promises={"semantics": point, "batched": batched})
-        # The first tries every causality and every other way to take one step.
-        read = understand if point == golden.STANDARD else as_declared
-        try:
-            calling, finding, _ = read(built, request)
-        except DeclarationError as error:
-            why = why or error
-            continue
-        reading = Understood(built, calling, finding, batched, point)
-        if finding.golden or finding.but_for_one:
-            return reading
-        likeliest = likeliest or reading
-    if likeliest is not None:
-        return likeliest
-    return why or DeclarationError(f"{shown} cannot be read")
+    """How the adapters read a module, or why they cannot."""
+    try:
+        calling, finding, promises = understand(built, ModuleRequest(shown=shown))
+    except DeclarationError as error:
+        return error
+    return Understood(built, calling, finding, bool(promises.get("batched", True)))
 
 
 def module_callers(reading: Understood) -> Iterator[Caller]:
@@ -368,12 +338,9 @@ def module_callers(reading: Understood) -> Iterator[Caller]:
         )
 
     parameters = read_parameters(reading.built)
-    ways = plain_options(parameters, absent(parameters))
-    called = [(reading.calling.inputs, reading.calling.names)]
-    crossed = second_input(reading.built.forward)
-    called += [("memory", crossed)] if crossed and called[0][0] == "self" else []
-    for (mode, names), layout in itertools.product(called, _layouts(reading)):
-        for output, way in itertools.product(OUTPUTS, ways):
+    ways = plain_options(parameters, reading.calling.fills)
+    for (mode, names), layout in itertools.product(_called(reading), _layouts(reading)):
+        for way in ways:
             yield Caller(
                 prepare=prepare,
                 convention=Convention(
@@ -382,12 +349,23 @@ def module_callers(reading: Understood) -> Iterator[Caller]:
                     layout=layout,
                     names=names,
                     options=way,
-                    output=output,
                 ),
                 sizes=SizeRule(changes=tuple((name, str(size)) for name, size in widths.items())),
                 weigh=weigh,
                 biases=biases,
             )
+
+
+def _called(reading: Understood) -> list[tuple[str, tuple[str, ...] | None]]:
+    """The inputs as the adapters read them, then with one that may be left out."""
+    called = [(reading.calling.inputs, reading.calling.names)]
+    if called[0][0] == "self":
+        try:
+            others = ways_to_call("it", reading.built.forward, None, None)
+        except DeclarationError:
+            others = []
+        called += [(way.inputs, way.names) for way in others if way.inputs == "memory"]
+    return list(dict.fromkeys(called))
 
 
 def _layouts(reading: Understood) -> list[Layout]:

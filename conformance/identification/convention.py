@@ -118,8 +118,8 @@ class Convention(Replaceable):
         Their parameters (for weights "" means: returned anyway), None where there is none.
     causal_gives
         The value of the flag that is causal, as source.
-    output, returned_weights
-        Expressions of ``answer``.
+    output, output_beside, returned_weights
+        Expressions of ``answer``: the second where weights are asked for.
     """
 
     kind: str
@@ -136,6 +136,7 @@ class Convention(Replaceable):
     dropout: str | None = None
     weights: tuple[tuple[str, str], ...] | None = None
     output: str = "answer"
+    output_beside: str = "answer[0]"
     returned_weights: str = "answer[1]"
 
     @property
@@ -206,9 +207,11 @@ def adapter_body(convention: Convention, callee: str) -> list[str]:
 
 
 def _options(convention: Convention) -> list[str]:
-    first = convention.inputs_names[0]
+    names = convention.inputs_names
+    key = names[min(1, len(names) - 1)]
     entries = ", ".join(
-        f'"{name}": {value.replace("{query}", first)}' for name, value in convention.options
+        f'"{name}": {value.replace("{query}", names[0]).replace("{key}", key)}'
+        for name, value in convention.options
     )
     return [f"options = {{{entries}}}"] if entries or convention.keywords else []
 
@@ -278,7 +281,7 @@ def _call_lines(convention: Convention, callee: str) -> list[str]:
         return [f"return {take.format(call)}"]
     lines = [f"answer = {call}"]
     if convention.weights is not None:
-        whole = take.format("answer[0]")
+        whole = take.format(convention.output_beside)
         lines += ["if return_weights:", f"    return {whole}, {convention.returned_weights}"]
     return [*lines, f"return {take.format(convention.output)}"]
 

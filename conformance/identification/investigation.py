@@ -391,11 +391,15 @@ def _weights(case: Investigation) -> None:
     case.findings.add(
         "weights",
         f"{how} ({weights.words})",
-        "the second value returned against the golden weights",
+        "a value returned besides the output, against the golden weights",
         {"averaged": weights.averaged},
     )
     if not weights.averaged:
-        case.caller = case.caller.under(weights=weights.options)
+        case.caller = case.caller.under(
+            weights=weights.options,
+            output_beside=weights.output,
+            returned_weights=weights.weights,
+        )
         case.features.append("weights")
 
 

@@ -300,8 +300,11 @@ def _first_golden(
             break
         observed = observe(caller)
         if isinstance(observed, Refusal):
-            if caller.convention.output == "answer":
-                refusals.append(observed)
+            refusals.append(observed)
+            taking = caller.taking_output()
+            observed = observed if taking is caller else observe(taking)
+            caller = taking
+        if isinstance(observed, Refusal):
             continue
         weights = Weights(caller)
         read = read_plain(weights, observed, PointJudge(caller.kind, "float32"))

@@ -1,0 +1,154 @@
+"""What a module needs besides its tokens: masks that hide nothing, tables of positions, switches.
+
+Each is the source of an expression of ``{query}`` and ``{key}``, the tokens as the harness has
+them, so that the value that was taken can be printed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..base.parameter_names import option_of, words_of
+
+Fills = tuple[tuple[str, str], ...]
+
+# What is tried for an option that a plain call does not use.
+_NEUTRAL: Final = {
+    "cache": ("None", "0"),
+    "dropout": ("0.0", "None"),
+    "causal": ("False",),
+    "weights": ("False",),
+    "scale": ("None",),
+    "softcap": ("None",),
+    "window": ("None",),
+}
+_MOST: Final = 600
+_BATCH: Final = "{query}.shape[0]"
+_LENGTH: Final = "{query}.shape[-2]"
+_KEYS: Final = "{key}.shape[-2]"
+_MASK_SHAPES: Final = (
+    f"{_BATCH}, 1, {_LENGTH}, {_KEYS}",
+    f"{_LENGTH}, {_KEYS}",
+    f"{_BATCH}, {_LENGTH}, {_KEYS}",
+    f"{_BATCH}, {_KEYS}",
+    f"{_BATCH}, 1, 1, {_KEYS}",
+    f"1, {_LENGTH}, {_KEYS}",
+)
+_MASK_VALUES: Final = (
+    ("new_ones", ", dtype=torch.bool"),
+    ("new_zeros", ", dtype=torch.bool"),
+    ("new_ones", ""),
+    ("new_zeros", ""),
+    ("new_ones", ", dtype=torch.int64"),
+)
+_PLACES: Final = f"torch.arange({_LENGTH}, device={{query}}.device)"
+_IDS: Final = (
+    f"{_PLACES}[None]",
+    _PLACES,
+    f"{_PLACES}.expand({_BATCH}, -1)",
+    "0",
+)
+# The angles of rotary positions, [L, D / 2], with the usual base.
+_ANGLES: Final = (
+    f"torch.outer(torch.arange({_LENGTH}).double(), "
+    "10000.0 ** (-torch.arange(0, {size}, 2).double() / {size}))"
+)
+_WIDTHS: Final = ("", ".repeat(1, 2)", ".repeat_interleave(2, 1)")
+_AXES: Final = ("", "[None]", f".expand({_BATCH}, -1, -1)", "[None, None]", "[:, None]")
+_ZEROS: Final = "torch.zeros_like({query})"
+
+
+def masks_that_hide_nothing() -> Iterator[str]:
+    """None, then masks that may hide no key: which of them do, the answers show."""
+    yield "None"
+    for shape, (maker, dtype) in itertools.product(_MASK_SHAPES, _MASK_VALUES):
+        yield f"{{query}}.{maker}({shape}{dtype})"
+
+
+def positions_for(name: str, head_sizes: Sequence[int]) -> list[str]:
+    """Positions and tables of them that a parameter of a name may take, the likeliest first.
+
+    Those of cosines and of sines go together entry by entry.
+    """
+    words = set(words_of(name))
+    tables = [
+        f"{_sized(size)}{width}{axes}"
+        for size in head_sizes
+        for axes in _AXES
+        for width in _WIDTHS
+    ]
+    turned = ("cos", "sin")
+    for word in turned:
+        if word in words and not words & (set(turned) - {word}):
+            return [f"{table}.{word}().to({{query}})" for table in tables]
+    pairs = [f"({table}.cos().to({{query}}), {table}.sin().to({{query}}))" for table in tables]
+    angles = [_sized(size) for size in head_sizes]
+    made = [f"torch.polar(torch.ones_like({one}), {one})" for one in angles]
+    made += [f"torch.stack([{one}.cos(), {one}.sin()], -1).to({{query}})" for one in angles]
+    made += [f"{table}.to({{query}})" for table in tables]
+    if words & {"freqs", "freq", "cis", "rope", "rotary", "rot"}:
+        return [*made, *pairs, *_IDS]
+    if words & {"embedding", "embeddings", "emb", "embed", "cos", "sin", "pe"}:
+        return [*pairs, _ZEROS, *made, *_IDS]
+    ids = _IDS[::-1] if words & {"start", "offset", "step"} else _IDS
+    return [*ids, *pairs, *made, _ZEROS]
+
+
+def _sized(size: int) -> str:
+    return _ANGLES.replace("{size}", str(size))
+
+
+def fillings(
+    wanted: Iterable[inspect.Parameter], head_sizes: Sequence[int], *, guessed: Iterable[str] = ()
+) -> Iterator[Fills]:
+    """The ways to fill parameters, the likeliest first.
+
+    Parameters of one kind are filled alike. Those that are ``guessed`` to be no tokens may be
+    anything.
+    """
+    groups: dict[str, list[tuple[str, list[str]]]] = {}
+    for parameter in wanted:
+        option = option_of(parameter)
+        if parameter.name in guessed:
+            kind = f"any {parameter.name}"
+            choices = [*list(masks_that_hide_nothing())[1:], *_IDS]
+            choices += positions_for(parameter.name, head_sizes)
+        elif option == "mask":
+            kind, choices = "mask", list(masks_that_hide_nothing())
+        elif option == "positions":
+            choices = positions_for(parameter.name, head_sizes)
+            kind = "tables" if choices[0].endswith("to({query})") else parameter.name
+        else:
+            kind, choices = parameter.name, list(_NEUTRAL.get(option, ("None",)))
+        groups.setdefault(kind, []).append((parameter.name, choices))
+    ways = [
+        [
+            tuple((name, choices[index % len(choices)]) for name, choices in group)
+            for index in range(max(len(choices) for _, choices in group))
+        ]
+        for group in groups.values()
+    ]
+    for chosen in itertools.islice(itertools.product(*ways), _MOST):
+        yield tuple(itertools.chain.from_iterable(chosen))
+
+
+def filled(fills: Fills, inputs: Sequence[Tensor]) -> dict[str, Any]:
+    """The values of fillings for some tokens."""
+    if not fills:
+        return {}
+    places = {"torch": torch, "query": inputs[0], "key": inputs[min(1, len(inputs) - 1)]}
+    return {
+        name: eval(source.format(query="query", key="key"), places)  # noqa: S307 (text of this module)
+        for name, source in fills
+    }
+
+
+def shown_fill(source: str) -> str:
+    """A filling as Python of the tokens' names."""
+    return source.format(query="query", key="key")
