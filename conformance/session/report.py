@@ -339,7 +339,7 @@ def verdict(
         if outcome:
             return outcome
     word, reason = _green(loaded, results)
-    unknown = unchecked_masks(loaded, [result.id for result in results])
+    unknown = what_was_unchecked(loaded, [result.id for result in results])
     if unknown:
         return "inconclusive", f"{word}, but {unknown}"
     left = [parameter.name for parameter in loaded.unchecked]
@@ -363,26 +363,38 @@ def _green(loaded: Loaded, results: Sequence[ClauseResult]) -> tuple[str, str]:
     return "conforms", "every applicable MUST clause passed"
 
 
-def unchecked_masks(loaded: Loaded, slugs: Iterable[str]) -> str:
-    """Why parameters that look like masks leave a verdict open, in words, or "".
+# Of what leaves a verdict open where no call gives it: the clauses that ask about it, and the way
+# to have it asked.
+_LEFT_OPEN: Final = {
+    "mask": ("mask.", "declare what it means with masks="),
+    "cache": ("cache.", "its cache stays empty; declare it with call="),
+    "input": ("numerics.", "declare it with inputs= and call="),
+}
 
-    A run that selects no clause of masks claims nothing about them.
+
+def what_was_unchecked(loaded: Loaded, slugs: Iterable[str]) -> str:
+    """Why parameters that no call gave leave a verdict open, in words, or "".
+
+    Those are masks, caches and further inputs. A run that selects no clause that asks about them
+    claims nothing about them.
     """
-    names = [
-        parameter.name
+    families = {slug.partition(".")[0] + "." for slug in slugs}
+    open_ones = [
+        parameter
         for parameter in loaded.unchecked
-        if parameter.option == "mask" and not parameter.accepted
+        if parameter.option in _LEFT_OPEN
+        and not parameter.accepted
+        and _LEFT_OPEN[parameter.option][0] in families
     ]
-    if not names or not any(slug.startswith("mask.") for slug in slugs):
+    if not open_ones:
         return ""
-    listed = " and ".join(f"`{name}`" for name in names)
-    names_text = ", ".join(repr(name) for name in names)
+    names = [parameter.name for parameter in open_ones]
+    how = " or ".join(dict.fromkeys(_LEFT_OPEN[one.option][1] for one in open_ones))
     was = "was" if len(names) == 1 else "were"
     return (
-        f"{listed} {was} not checked: declare what it means with masks= ('conformance identify"
-        f"{loaded.target and ' ' + loaded.target}' says what is known of it), or let it stay so "
-        f"with unchecked=[{names_text}] or "
-        f"--unchecked {','.join(names)}"
+        f"{' and '.join(f'`{name}`' for name in names)} {was} not checked: {how} ('conformance "
+        f"identify{loaded.target and ' ' + loaded.target}' says what is known of it), or let it "
+        f"stay so with unchecked=[{', '.join(map(repr, names))}] or --unchecked {','.join(names)}"
     )
 
 

@@ -19,7 +19,7 @@ from ..running.workers.messages import RunOptions
 from ..running.workers.planning import CandidatePlan, check_devices, plan_candidates
 from ..session.expectations import Selection, check_clause, read_file, stale
 from ..session.order import check_selection, selected
-from ..session.report import unchecked_masks
+from ..session.report import what_was_unchecked
 from ..targets.resolving import unique_names
 from ..targets.source_location import declared_expectations
 from .cases import ClauseCase, UncheckedCase
@@ -124,7 +124,7 @@ def _cases(
             expected=entries,
             qualified=qualified,
         )
-    said = unchecked_masks(plan.loaded(), [planned.id for planned in plan.planned])
+    said = what_was_unchecked(plan.loaded(), [planned.id for planned in plan.planned])
     if said:
         yield UncheckedCase(plan, said)
 
