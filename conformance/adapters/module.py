@@ -28,6 +28,7 @@ from .calling import (
     read_calling,
     ways_to_call,
 )
+from .construction import instance_of
 from .filling import shown_fill
 from .packing import HeadSizes, StoredProjections, blank_weights, pinned_sizes, sizes_of
 from .projection_search import (
@@ -42,7 +43,7 @@ from .projection_search import (
     trial_notes,
     with_masks,
 )
-from .trial import PROBES, Trial, duplicate, instance_of, put_in_dtype
+from .trial import PROBES, Trial, duplicate, put_in_dtype
 
 
 def without_biases(
@@ -301,7 +302,9 @@ def _complete(
     if given:
         notes.append(f"besides its tokens it gets {', '.join(given)}")
     finding = dataclasses.replace(finding, assumptions=tuple(notes))
-    limits = {} if finding.longest is None else {"max_length": finding.longest}
+    limits: dict[str, Any] = {} if finding.longest is None else {"max_length": finding.longest}
+    if finding.only is not None and not promises.get("geometry"):
+        limits["geometry"] = {"query_length": finding.only, "key_length": finding.only}
     return calling, finding, {**promises, **limits, "inputs": calling.inputs}
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .._golden import golden
+from ..base.geometry import read_pins
 from ..base.printable_text import raised_text
 from ..declare.declaration import ALIGNMENTS, MASK_FORMS
 from ..declare.promises import declare
@@ -30,7 +31,7 @@ from .packing import (
     supports,
 )
 from .projections import Options, options, recipes
-from .trial import Inputs, Trial
+from .trial import LENGTHS, PROBES, Inputs, Trial
 
 
 def evaluate(
@@ -163,6 +164,7 @@ class ModuleProjections:
 
     ``golden`` says whether the module's answer on a trial problem was the golden one; ``warnings``
     say so where it was another. ``longest`` is the most tokens that it was seen to take.
+    ``only`` is the one number of tokens that it takes, where others are refused.
     ``calling`` is how it was called, and ``answered`` whether it had a row for each query then.
     """
 
@@ -172,6 +174,7 @@ class ModuleProjections:
     assumptions: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     longest: int | None = None
+    only: int | None = None
     calling: Calling | None = None
     answered: bool = False
 
@@ -218,7 +221,11 @@ def find(module: nn.Module, request: ModuleRequest, calling: Calling) -> ModuleP
     notes.extend(_leftovers(search.possible, chosen.recipe))
     longest = _longest(chosen, search) if search.trial.answered else None
     if longest is not None:
-        notes.append(f"it takes at most {longest[0]} tokens, a size of its buffer {longest[1]}")
+        of_what = f", a size of its {longest[1]}" if longest[1] else ""
+        notes.append(f"it takes at most {longest[0]} tokens{of_what}")
+    only = search.trial.only
+    if only is not None:
+        notes.append(f"it takes {only} tokens alone")
     notes.extend(trial_notes(search.trial))
     return ModuleProjections(
         recipe=chosen.recipe,
@@ -227,6 +234,7 @@ def find(module: nn.Module, request: ModuleRequest, calling: Calling) -> ModuleP
         assumptions=(*recipe_notes(chosen.recipe), *notes),
         longest=None if longest is None else longest[0],
         warnings=() if is_golden or not search.trial.answered else (_OTHER_ANSWERS,),
+        only=only,
         calling=search.trial.calling,
         answered=search.trial.plausible,
     )
@@ -234,7 +242,10 @@ def find(module: nn.Module, request: ModuleRequest, calling: Calling) -> ModuleP
 
 def _opened(module: nn.Module, request: ModuleRequest, calling: Calling) -> ProjectionSearch:
     """The search in a module that is called in one way, its hypotheses listed."""
-    way = (calling.inputs, calling.names, calling.sequence_first, id(calling.function))
+    way = (
+        *(calling.inputs, calling.names, calling.sequence_first, id(calling.function)),
+        _lengths(request),
+    )
     key = (id(module), way, request.batched, request.num_heads, request.num_kv_heads)
     if key not in request.known:
         possible = options(request.shown, module, request.projections)
@@ -317,7 +328,20 @@ def _trial(module: nn.Module, request: ModuleRequest, calling: Calling, possible
             drawn |= {id(parameter) for parameter in holder.parameters(module)}
     parameters = module.named_parameters(remove_duplicate=False)
     names = tuple(name for name, parameter in parameters if id(parameter) in drawn)
-    return Trial(module, calling, request.batched, names)
+    return Trial(module, calling, request.batched, names, lengths=_lengths(request))
+
+
+def _lengths(request: ModuleRequest) -> tuple[tuple[int, int], ...]:
+    """The lengths of trial calls: those that are declared, else the usual ones."""
+    rule, longest = request.promises.get("geometry"), request.promises.get("max_length")
+    pins = read_pins(rule if isinstance(rule, Mapping) else None)
+    lengths = []
+    for queries, keys in LENGTHS:
+        most = longest or max(queries, keys)
+        wanted = PROBES[0].replace(query_length=min(queries, most), key_length=min(keys, most))
+        pinned = pins.apply(wanted)
+        lengths.append((pinned.query_length, pinned.key_length))
+    return tuple(dict.fromkeys(lengths))
 
 
 def _hypotheses(search: ProjectionSearch) -> Iterator[Hypothesis]:

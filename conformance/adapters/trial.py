@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
+import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -13,12 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from ..base.geometry import Geometry
-from ..base.printable_text import raised_text
-from ..errors import ConstructionError, DeclarationError
+from ..errors import DeclarationError
 from ..tolerance import model
 from .calling import Calling
 from .filling import fillings
-from .packing import HEAD_NAMES, KV_HEAD_NAMES
 
 # The methods that users call, and libraries override. ``Module.to(dtype)`` would also make complex
 # buffers (rotary positions kept as complex numbers) real, and lose their imaginary part.
@@ -87,81 +86,15 @@ PROBES: Final = (
     ),
 )
 
-WIDTH: Final = 24
-HEADS: Final = 3
-HEAD_SIZE: Final = WIDTH // HEADS
-# Of heads that share keys and values: as many in a group as no other size is.
-GROUPED_HEADS: Final = 6
-# Longer than any sequence of the thorough profile.
-LONGEST: Final = 1024
-
-_WIDTH_NAMES: Final = (
-    "embed_dim d_model dim model_dim hidden_size token_size embed_size n_embd "
-    "emb_size emb_dim embedding_dim embedding_size hidden_dim num_hiddens n_hidden "
-    "channels in_features in_dim dim_in input_dim input_size d_in out_features "
-    "out_dim dim_out output_dim output_size d_out query_size query_dim key_dim "
-    "key_size value_dim value_size context_dim kdim vdim n_feat n_state width size "
-    "model_size d_embed embed emb d_hidden query_in_dim "
-).split()
-_HEAD_SIZE_NAMES: Final = (
-    "head_dim head_size dim_head d_head d_k d_v d_q dim_k dim_v qk_size v_size d_key d_value d_kv "
-    "attention_head_size dim_per_head qk_dim"
-).split()
-_LENGTH_NAMES: Final = (
-    "max_len max_length max_seq_len max_seq_length block_size context_length seq_len ctx_len "
-    "max_position_embeddings"
-).split()
-_DROPOUT_NAMES: Final = "dropout dropout_rate dropout_p drop attn_drop attn_dropout p pdrop".split()
-_BIAS_NAMES: Final = "bias qkv_bias use_bias".split()
-_POSITIONAL_OR_NAMED: Final = (
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    inspect.Parameter.KEYWORD_ONLY,
-)
-
-
-def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module, str]:
-    """An instance, and how it was constructed; ConstructionError where that cannot be done.
-
-    One that has to be told how many heads keys and values have gets fewer than queries have.
-    """
-    required = [
-        parameter.name
-        for parameter in inspect.signature(kind).parameters.values()
-        if parameter.default is inspect.Parameter.empty and parameter.kind in _POSITIONAL_OR_NAMED
-    ]
-    values = _values(num_heads, shared=any(name.lower() in KV_HEAD_NAMES for name in required))
-    unknown = [name for name in required if name.lower() not in values]
-    if unknown:
-        named = ", ".join(unknown)
-        why = f"{kind.__name__} needs {named} to be constructed, and those names say no size"
-        raise ConstructionError(why)
-    arguments = {name: values[name.lower()] for name in required}
-    text = f"{kind.__name__}({', '.join(f'{name}={value}' for name, value in arguments.items())})"
-    try:
-        return kind(**arguments), f"constructed as {text}"
-    except Exception as error:  # a user's constructor may raise anything
-        why = f"{text} {raised_text(error)}"
-        raise ConstructionError(why) from error
-
-
-def _values(num_heads: int | None, *, shared: bool) -> dict[str, Any]:
-    """What parameters of a constructor are given, by their names; ``shared`` heads in groups."""
-    heads = num_heads or (GROUPED_HEADS if shared else HEADS)
-    divisors = [count for count in range(1, heads) if heads % count == 0] or [1]
-    return {
-        **dict.fromkeys(_WIDTH_NAMES, heads * HEAD_SIZE),
-        **dict.fromkeys(_HEAD_SIZE_NAMES, HEAD_SIZE),
-        **dict.fromkeys(HEAD_NAMES, heads),
-        **dict.fromkeys(KV_HEAD_NAMES, divisors[len(divisors) // 2]),
-        **dict.fromkeys(_LENGTH_NAMES, LONGEST),
-        **dict.fromkeys(_DROPOUT_NAMES, 0.0),
-        **dict.fromkeys(_BIAS_NAMES, True),
-    }
-
-
+# Lengths up to which a module is asked whether it takes them: clauses ask for a little fewer.
+_ASKED: Final = 1100
 Inputs = tuple[Tensor, Tensor, Tensor]
-_LENGTHS: Final = ((5, 7), (6, 6))
+LENGTHS: Final = ((5, 7), (6, 6))
 _BATCH: Final = 2
+# Other lengths that are tried where these are refused, and ways to call at each.
+_MOST_LENGTHS: Final = 24
+_MOST_AT_A_LENGTH: Final = 12
+_NUMBER: Final = re.compile(r"\d+")
 _DTYPES: Final = {torch.float64: ("float64", "float32"), torch.float32: ("float32",)}
 
 
@@ -181,7 +114,8 @@ class TrialAnswer:
 class Trial:
     """A module under trial: a copy in eval mode with drawn matrices, in float64 where it can be.
 
-    ``names`` are the parameters to draw. ``failure`` holds the exception of the latest call that
+    ``names`` are the parameters to draw. ``lengths`` are those of queries and keys that are tried;
+    ``only`` is the one number of tokens that is taken where these are not. ``failure`` holds the exception of the latest call that
     raised, ``returned`` the type of what the module itself returned.
     """
 
@@ -189,8 +123,10 @@ class Trial:
     calling: Calling
     batched: bool
     names: Iterable[str]
+    lengths: tuple[tuple[int, int], ...] = LENGTHS
     failure: Exception | None = None
     returned: type | None = None
+    only: int | None = None
     _answers: dict[tuple[int, ...], TrialAnswer | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -220,27 +156,55 @@ class Trial:
 
         Where masks are made, rows that are all the same show that one hides every key.
         """
-        calling = self.calling
-        if not (calling.wanted or calling.spare):
+        widths = tuple(widths)
+        if self.calling.function is not None or self._settled(widths, head_sizes):
             return
+        lengths, calling = self.lengths, self.calling
+        for length in self._own_lengths():
+            self.lengths = ((length, length),)
+            if self._settled(widths, head_sizes, most=_MOST_AT_A_LENGTH):
+                self.only = length
+                return
+        self.lengths, self.calling = lengths, calling
+
+    def _settled(
+        self,
+        widths: tuple[tuple[int, int, int], ...],
+        head_sizes: Sequence[int],
+        most: int | None = None,
+    ) -> bool:
+        """Whether something is answered; the fillings are those of the likeliest answer."""
+        calling = self.calling
         first: Calling | None = None
-        for wanted in (calling.wanted, (*calling.wanted, *calling.spare)):
-            for fills in fillings(wanted, head_sizes, guessed=calling.guessed):
+        for wanted in dict.fromkeys((calling.wanted, (*calling.wanted, *calling.spare))):
+            ways = fillings(wanted, head_sizes, guessed=calling.guessed)
+            for fills in itertools.islice(ways, most):
                 self.calling = dataclasses.replace(calling, fills=fills)
                 made = any(source != "None" for _, source in fills)
                 answer = next((one for one in map(self._fresh, widths) if one is not None), None)
                 if answer is None:
                     continue
                 if _has_rows(answer) and not (made and _says_nothing(answer)):
-                    return
+                    return True
                 first = first or self.calling
-            if not calling.spare:
-                break
         self.calling = first or calling
+        return first is not None
+
+    def _own_lengths(self) -> list[int]:
+        """The sizes of its tensors and attributes: what is refused may be a wrong length."""
+        numbers = dict.fromkeys(map(int, _NUMBER.findall(str(self.failure))))
+        for part in self.module.modules():
+            tensors = (*part.parameters(recurse=False), *part.buffers(recurse=False))
+            numbers |= dict.fromkeys(size for tensor in tensors for size in tensor.shape)
+            own = [value for value in vars(part).values() if _is_size(value)]
+            numbers |= dict.fromkeys(own)
+        given = {length for pair in self.lengths for length in pair}
+        sizes = [size for size in numbers if 1 < size <= _ASKED and size not in given]
+        return sizes[:_MOST_LENGTHS]
 
     def _fresh(self, widths: tuple[int, int, int]) -> TrialAnswer | None:
         """An answer that is not kept."""
-        calls = (self._call(widths, sizes, torch.float32) for sizes in _LENGTHS)
+        calls = (self._call(widths, sizes, torch.float32) for sizes in self.lengths)
         return next((answer for answer in calls if answer is not None), None)
 
     def answer(self, widths: tuple[int, int, int]) -> TrialAnswer | None:
@@ -250,21 +214,31 @@ class Trial:
         if self.calling.inputs == "memory" and widths[1] != widths[2]:
             return None
         if widths not in self._answers:
-            calls = (self._call(widths, sizes, dtype) for dtype in _DTYPES for sizes in _LENGTHS)
+            calls = (
+                self._call(widths, sizes, dtype) for dtype in _DTYPES for sizes in self.lengths
+            )
             self._answers[widths] = next((answer for answer in calls if answer is not None), None)
         return self._answers[widths]
 
     def longest(self, widths: tuple[int, int, int]) -> tuple[int, str] | None:
-        """The most tokens it takes, where that is a size of one of its buffers, and that buffer.
+        """The most tokens it takes, where there is an end, and its tensor of that size, or "".
 
-        A causal mask that is stored, for one, ends there.
+        A causal mask that is stored ends there, and so does a learned table of positions.
         """
+        least = max(map(max, self.lengths))
+        if self.only is not None or self._takes(widths, _ASKED) or not self._takes(widths, least):
+            return None
+        refused = _ASKED
+        while refused - least > 1:
+            middle = (least + refused) // 2
+            least, refused = (middle, refused) if self._takes(widths, middle) else (least, middle)
         named = {size: name for name, own in self.module.named_buffers() for size in own.shape}
-        for size in sorted(size for size in named if max(map(max, _LENGTHS)) <= size < LONGEST):
-            if self._call(widths, (size + 1, size + 1), torch.float32) is None:
-                taken = self._call(widths, (size, size), torch.float32)
-                return None if taken is None else (size, named[size])
-        return None
+        named |= {size: name for name, own in self.module.named_parameters() for size in own.shape}
+        return least, named.get(least, "")
+
+    def _takes(self, widths: tuple[int, int, int], length: int) -> bool:
+        """Whether so many tokens are answered."""
+        return self._call(widths, (length, length), torch.float32) is not None
 
     def why_causal(self, widths: tuple[int, int, int]) -> str:
         """Why a module that attends to itself seems to be meant causal; empty if nothing says so.
@@ -272,10 +246,10 @@ class Trial:
         Its answers may be wrong otherwise: no answer changes with a later token, or it stores what
         hides later keys.
         """
-        length, _ = _LENGTHS[-1]
+        length, _ = self.lengths[-1]
         for dtype in _DTYPES:
             turned = (None, length - 1, length - 2)
-            calls = [self._call(widths, _LENGTHS[-1], dtype, turned=at) for at in turned]
+            calls = [self._call(widths, self.lengths[-1], dtype, turned=at) for at in turned]
             outputs = [one.output.nan_to_num() for one in calls if one is not None]
             if len(outputs) < len(calls):
                 continue  # it does not take this dtype
@@ -299,7 +273,7 @@ class Trial:
         The earlier queries do not see that one anyway. A call that is refused says nothing against
         it.
         """
-        queries, keys = lengths = _LENGTHS[-1]
+        queries, keys = lengths = self.lengths[-1]
         sizes = {"B": _BATCH, "H": num_heads, "Q": queries, "K": keys}
         seen = torch.ones([sizes.get(axis, 1) for axis in shape], dtype=torch.bool)
         seen[..., -1] = False
@@ -348,6 +322,10 @@ class Trial:
             return None
         output = output if self.batched else output.unsqueeze(0)
         return TrialAnswer(inputs, output, _DTYPES[dtype])
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int
 
 
 def _has_rows(answer: TrialAnswer) -> bool:

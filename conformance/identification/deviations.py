@@ -17,6 +17,8 @@ from .record import Findings
 from .signature import CallParameter, Parameters
 
 _BIASES: Final = {"q": "query_bias", "v": "value_bias", "o": "output_bias"}
+# GPT-2 and BERT fill masked logits with -10000, which float16 can hold: a choice, told as one.
+_FILL_OF_OLD: Final = -1e4
 # Choices that every implementation has to make: no deviation.
 _UNAVOIDABLE: Final = ("causal_alignment", "empty_rows")
 
@@ -68,7 +70,8 @@ class Investigation(Probed):
     ``observed`` are deviations that no field of ``point`` holds, ``unchecked`` the masks that are
     understood but not declared, ``unread`` those whose effect is not understood. ``idle`` is a mask
     that hides nothing where no mask does, ``idle_flag`` such a causal flag. With ``as_observed``
-    probable mistakes are promised, too.
+    probable mistakes are promised, too. ``held`` are fields of ``point`` that nobody is taken to
+    have chosen where the catalogue has a mistake with their value.
     """
 
     parameters: Parameters
@@ -84,6 +87,7 @@ class Investigation(Probed):
     idle: str = ""
     idle_flag: Causality | None = None
     as_observed: bool = False
+    held: frozenset[str] = frozenset()
 
 
 def without_effect(name: str, text: str, fix: str) -> Deviation:
@@ -144,7 +148,25 @@ def _mistakes(case: Investigation) -> list[NamedMistake]:
     lost = [
         mistake for mistake in MISTAKES if mistake.only_a_point and set(mistake.changes) <= unused
     ]
-    return [*mistaken_conventions(case.point), *(mistake for mistake in lost if mistake.changes)]
+    changed = golden.STANDARD.differences(case.point)
+    held = [
+        mistake
+        for mistake in MISTAKES
+        if mistake.changes
+        and {*mistake.changes} <= case.held
+        and all(name in changed and changed[name][1] == v for name, v in mistake.changes.items())
+    ]
+    conventions = [
+        mistake for mistake in mistaken_conventions(case.point) if not _is_fill_of_old(mistake)
+    ]
+    named = [*conventions, *held, *(mistake for mistake in lost if mistake.changes)]
+    return list({mistake.name: mistake for mistake in named}.values())
+
+
+def _is_fill_of_old(mistake: NamedMistake) -> bool:
+    """Whether masked logits are filled with a number that published models were trained with."""
+    fill = mistake.changes.get("mask_fill")
+    return fill is not None and fill <= _FILL_OF_OLD
 
 
 def _field_words(name: str, value: Any) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from ..adapters.trial import instance_of
+from ..adapters.construction import instance_of, settings_read
 from ..base.files import user_path
 from ..declare.candidate import Candidate
 from ..errors import ConstructionError, UsageError
@@ -110,7 +110,12 @@ def implementation_of(
         value, expression = value.function, f"{expression}.function"
     if form == "module":
         value, expression = _built(value, expression)
+<<<<<<< HEAD
         attentions = _attentions_of(value, target) if whole else None
+=======
+        imports = (*imports, *settings_read(expression))
+        attentions = _attentions_of(value, target)
+>>>>>>> w47c
         if attentions is not None:
             return Implementation(
                 target=target, name=name, form="model", value=attentions, imports=(), expression=""

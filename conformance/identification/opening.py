@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import linecache
+import math
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
+import torch
 from torch import nn
 
+from .._golden import golden
 from ..adapters import multihead
 from ..adapters.module import assuming, module
 from ..adapters.trial import instance_of
@@ -32,6 +35,7 @@ from ..errors import (
 )
 from ..graphs.protocol import GraphRefused
 from ..models.model_inputs import UnknownInputError
+from ..models.opening import library_of
 from ..models.recognition import may_be_model
 from ..models.torch_model import TorchModel, open_torch_model, torch_model_candidates
 from ..targets.declaring import declaration_lines, how_to_make, how_to_pass
@@ -50,6 +54,8 @@ _TOLD: Final = (
     "kind inputs axes heads scale softmax scores softcap mask causal positions position "
     "alternatives sizes".split()
 )
+# A scale is read in float32, by roots and products that each round.
+_SAME_SCALE: Final = 8 * torch.finfo(torch.float32).eps
 # Processor seconds in which a mistake with a name is looked for in what could not be read.
 _SECONDS_TO_NAME: Final = 2.0
 # What declarations call the object that they declare.
@@ -183,7 +189,37 @@ def _of_model(made: TorchModel, entry: Undeclared, how: str) -> list[Candidate]:
         candidate.located(target if number is None else f"{target}#{number}")
         for number, candidate in numbered
     )
-    return [_with_notes(candidate, how) for candidate in located]
+    if library_of(made.engine.module):  # its documentation says what it means
+        return list(located)
+    return [_with_notes(_held_to_standard(candidate), how) for candidate in located]
+
+
+def _held_to_standard(candidate: Candidate) -> Candidate:
+    """A candidate that was read in a module, with the standard scale where its own is a mistake's.
+
+    A scale of one is left: some models are trained without any.
+    """
+    reading, site = Reading(), candidate.site
+    size, heads = (None, None) if site is None else (site["head_size"], site["heads"])
+    if site is None or size is None or heads is None or site["scale"] is None:
+        return dataclasses.replace(candidate, reading=reading)
+    mistaken = {
+        str(mistake.changes["scale"])
+        for mistake in named_mistakes()
+        if mistake.changes.keys() == {"scale"} and mistake.changes["scale"] != "none"
+    }
+    point = golden.STANDARD
+    numbers = (
+        golden.scale_value(
+            point.replace(scale=rule), head_size=size, value_head_size=size, num_heads=heads
+        )
+        for rule in mistaken
+    )
+    semantics = candidate.declaration.semantics
+    if any(math.isclose(number, site["scale"], rel_tol=_SAME_SCALE) for number in numbers):
+        semantics = semantics.replace(scale=point.scale)
+    declaration = dataclasses.replace(candidate.declaration, semantics=semantics)
+    return dataclasses.replace(candidate, declaration=declaration, reading=reading)
 
 
 def _short_name(target: str) -> str:
@@ -220,6 +256,7 @@ def _read(entry: Undeclared, value: Any) -> Candidate | str:
         case = read_case(implementation, findings, {}, _silent)
         if isinstance(case, str):
             return case
+        case.held = frozenset({"scale"})  # in code that nobody declared it is rather forgotten
         if case.beyond:
             return f"it computes {'; '.join(case.beyond)}"
         return _declared(entry, implementation, case)

@@ -271,7 +271,8 @@ _LAWS: Final = frozenset(
     "gradients.accumulate".split()
 )
 _LAWS_OF_WHAT_WAS_READ: Final = frozenset(
-    "equivariance.batch-independent mask.no-leak mask.causal".split()
+    "equivariance.batch-independent mask.no-leak mask.causal model.batch-independence "
+    "model.causality model.sites-in-place".split()
 )
 
 
@@ -356,6 +357,8 @@ def _green(loaded: Loaded, results: Sequence[ClauseResult]) -> tuple[str, str]:
         notes.append(loaded.deviations_said)
     if loaded.mistaken:
         notes.append(f"it declares what only mistakes do: {', '.join(loaded.mistaken)}")
+    if loaded.reading is not None and "scale" in loaded.deviations:
+        return "inconclusive", f"{loaded.deviations_said}: declare it if it is meant (T5 means it)"
     if loaded.gauge:
         return "conforms-up-to-gauge", "; ".join([loaded.gauge, *notes])
     if expected or loaded.deviations:

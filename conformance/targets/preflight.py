@@ -17,6 +17,7 @@ from ..declare.declaration import OWN_KEYWORDS, WHOLE_MODEL
 from ..declare.decorators import check_signature
 from ..declare.operators import signature_of
 from ..errors import DeclarationError, UsageError, did_you_mean
+from ..models.opening import library_of
 
 
 def check_layer(candidate: Candidate) -> Callable[..., Any] | None:
@@ -55,8 +56,10 @@ def unchecked_options(
     declares a function of the harness' own keywords has chosen among these: they count in a module
     only. Raises DeclarationError for a name in ``unchecked=`` that is no parameter, or is declared.
     """
-    if candidate.graph is not None or candidate.kind in ("positions", WHOLE_MODEL):
+    if candidate.graph is not None or candidate.kind == "positions":
         return ()
+    if candidate.kind == WHOLE_MODEL:
+        return _unchecked_of_model(candidate.function, accepted)
     declaration, passed = candidate.declaration, set(candidate.declaration.keywords)
     called = (candidate.eager or candidate).function if candidate.kind == "core" else forward
     chosen = OWN_KEYWORDS
@@ -71,6 +74,19 @@ def unchecked_options(
         _check_unchecked(candidate, signature, passed, name)
     expected = passed | chosen
     return tuple(undeclared_options(signature, expected, (*declaration.unchecked, *accepted)))
+
+
+def _unchecked_of_model(model: Any, accepted: Iterable[str]) -> tuple[OptionParameter, ...]:
+    """The options of a torch module that no call of it as a whole model gives.
+
+    Of a library whose documentation says what they mean none is left open.
+    """
+    module = getattr(model.engine, "module", None)
+    if module is None or library_of(module):
+        return ()
+    calling = model.engine.calling
+    given = {*(entry.name for entry in calling.inputs), *calling.fixed}
+    return tuple(undeclared_options(inspect.signature(module.forward), given, accepted))
 
 
 def _check_unchecked(

@@ -1,0 +1,258 @@
+"""An instance of a class: its constructor's parameters are given sizes by the words of their names.
+
+A name that says no size is tried with several until a call answers. A constructor that takes one
+object of settings is given those that it reads.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any, Final
+
+from torch import nn
+
+from ..base.parameter_names import words_of
+from ..base.printable_text import raised_text
+from ..errors import ConstructionError, DeclarationError
+from .calling import ways_to_call
+from .packing import HEAD_NAMES, KV_HEAD_NAMES
+from .trial import Trial
+
+WIDTH: Final = 24
+HEADS: Final = 3
+HEAD_SIZE: Final = WIDTH // HEADS
+# Of heads that share keys and values: as many in a group as no other size is.
+GROUPED_HEADS: Final = 6
+# Longer than any sequence that a clause asks for; a triangle of so many booleans is 1.6 MB.
+LONGEST: Final = 1280
+
+_HEADS: Final = frozenset("head heads nhead nheads".split())
+_SHARED: Final = frozenset("kv key value groups group query".split())
+_SIZES: Final = frozenset("dim dims size width d channels features".split())
+_WIDTHS: Final = frozenset(
+    "dim dims model embed embd emb embeddings embedding hidden hiddens channels features width size "
+    "input output inputs in out state feat units spacial spatial planes e".split()
+)
+_LENGTHS: Final = frozenset(
+    "len length lengths seq sequence block context ctx positions position maxlen window tokens "
+    "patches".split()
+)
+_DROPOUTS: Final = frozenset("dropout drop p pdrop rate prob".split())
+_BIASES: Final = frozenset("bias biases".split())
+_HEAD_SIZE_NAMES: Final = frozenset("d_k d_v d_q dim_k dim_v qk_size v_size d_key d_value".split())
+_NUMBERS: Final = (
+    (frozenset("eps epsilon".split()), 1e-6),
+    (frozenset("theta base".split()), 10000.0),
+    (frozenset("init std range".split()), 0.02),
+    (frozenset("layer idx index layers id depth".split()), 0),
+)
+_WINDOW: Final = 4
+# How many ways to construct a class are tried.
+_MOST_TRIED: Final = 40
+# Attributes of settings that are looked for one after the other.
+_MOST_SETTINGS: Final = 40
+_NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_UNKNOWN: Final = object()
+
+
+def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module, str]:
+    """An instance, and how it was constructed; ConstructionError where that cannot be done.
+
+    One that has to be told how many heads keys and values have gets fewer than queries have.
+    """
+    required = [
+        parameter
+        for parameter in inspect.signature(kind).parameters.values()
+        if parameter.default is inspect.Parameter.empty and parameter.kind in _NAMED
+    ]
+    names = [parameter.name for parameter in required]
+    sizes = Sizes(num_heads, names)
+    unknown = [name for name in names if sizes.value(name) is _UNKNOWN]
+    if unknown and len(required) == 1 and not _is_number(required[0]):
+        return _of_settings(kind, required[0].name, num_heads)
+    failure: ConstructionError | None = None
+    first: tuple[nn.Module, str] | None = None
+    choices = [sizes.choices(name) for name in names]
+    for values in itertools.islice(itertools.product(*choices), _MOST_TRIED):
+        try:
+            made = _constructed(kind, dict(zip(names, values, strict=True)))
+        except ConstructionError as error:
+            failure = failure or error
+            continue
+        if not unknown or _answers(made[0]):
+            return made
+        first = first or made
+    if first is not None:
+        return first
+    if unknown and failure is not None:
+        why = (
+            f"{kind.__name__} needs {', '.join(unknown)} to be constructed, and those names say no "
+            f"size: {failure.why}"
+        )
+        raise ConstructionError(why)
+    raise failure or ConstructionError(f"{kind.__name__} cannot be constructed")
+
+
+def _constructed(kind: type[nn.Module], arguments: Mapping[str, Any]) -> tuple[nn.Module, str]:
+    given = ", ".join(f"{name}={_shown(value)}" for name, value in arguments.items())
+    text = f"{kind.__name__}({given})"
+    try:
+        return kind(**arguments), f"constructed as {text}"
+    except Exception as error:  # a user's constructor may raise anything
+        why = f"{text} {raised_text(error)}"
+        raise ConstructionError(why) from error
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, SimpleNamespace):
+        return f"SimpleNamespace({', '.join(f'{k}={v!r}' for k, v in vars(value).items())})"
+    return repr(value)
+
+
+def _is_number(parameter: inspect.Parameter) -> bool:
+    return parameter.annotation in (int, float, bool, "int", "float", "bool")
+
+
+def _answers(built: nn.Module) -> bool:
+    """Whether a module answers tokens of the width that is given to constructors."""
+    try:
+        ways = ways_to_call("it", built.forward, None, None)
+    except DeclarationError:
+        return False
+    widths = {WIDTH, *(one.shape[-1] for one in built.parameters() if one.dim() > 1)}
+    for way in ways[:3]:
+        try:
+            trial = Trial(built, way, batched=True, names=())
+        except DeclarationError:
+            return False
+        trial.settle([(width,) * 3 for width in sorted(widths)[:3]], (HEAD_SIZE,))
+        if any(trial.answer((width,) * 3) is not None for width in sorted(widths)):
+            return trial.plausible
+    return False
+
+
+class Sizes:
+    """What parameters of a constructor are given, by the words of their names."""
+
+    def __init__(self, num_heads: int | None, names: list[str]) -> None:
+        shared = any(_says_shared(name) for name in names)
+        self.heads = num_heads or (GROUPED_HEADS if shared else HEADS)
+        divisors = [count for count in range(1, self.heads) if self.heads % count == 0] or [1]
+        self.kv_heads = divisors[len(divisors) // 2]
+        self.width = self.heads * HEAD_SIZE
+
+    def choices(self, name: str) -> tuple[Any, ...]:
+        """The values that are tried for a name: the first is what it says."""
+        value = self.value(name)
+        if value is _UNKNOWN:
+            return (self.width, self.heads, 1, HEAD_SIZE, 0.0, None, False)
+        if "window" in words_of(name):
+            return _WINDOW, (_WINDOW, _WINDOW), LONGEST
+        return (value,)
+
+    def value(self, name: str) -> Any:
+        """What a name says; a mark of its own where it says nothing."""
+        words, lowered = set(words_of(name)), name.lower()
+        if lowered in KV_HEAD_NAMES or _says_shared(name):
+            return self.kv_heads
+        if lowered in HEAD_NAMES:
+            return self.heads
+        if lowered in _HEAD_SIZE_NAMES or (words & (_HEADS | {"kv", "qk"}) and words & _SIZES):
+            return HEAD_SIZE
+        if words & _HEADS:
+            return self.heads
+        if words & _DROPOUTS:
+            return 0.0
+        if words & _LENGTHS:
+            return LONGEST
+        number = next(
+            (value for some, value in _NUMBERS if words & some and not words & _SIZES), None
+        )
+        if number is not None:
+            return number
+        if words & _BIASES:
+            return True
+        is_width = words & (_WIDTHS | {"d", "kdim", "vdim", "qdim"})
+        return self.width if is_width and not words & {"max", "use"} else _UNKNOWN
+
+
+def _says_shared(name: str) -> bool:
+    """Whether a name counts the heads of keys and values, or the groups that share them."""
+    words = set(words_of(name))
+    if name.lower() in KV_HEAD_NAMES:
+        return True
+    counted = words & {"num", "n", "number"} and words & {"groups", "kv"} and not words & _SIZES
+    return bool((words & _HEADS and words & {"kv", "value"} and not words & _SIZES) or counted)
+
+
+class _Settings:
+    """Settings that answer what a constructor reads of them, and keep what they answered."""
+
+    def __init__(self, sizes: Sizes, guessed: Mapping[str, Any]) -> None:
+        self.__dict__["_own"] = (sizes, guessed, {}, set(), [])
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._read(name, AttributeError)
+
+    def __getitem__(self, name: str) -> Any:
+        self.__dict__["_own"][3].add(name)
+        return self._read(name, KeyError)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """As of a dict."""
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+    def _read(self, name: str, error: type[Exception]) -> Any:
+        sizes, guessed, read, _, missing = self.__dict__["_own"]
+        if name in read:
+            return read[name]
+        value = guessed[name] if name in guessed else sizes.value(name)
+        if value is _UNKNOWN:
+            missing.append(name)
+            raise error(name)
+        read[name] = value
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__dict__["_own"][2][name] = value
+
+
+def _of_settings(kind: type[nn.Module], name: str, num_heads: int | None) -> tuple[nn.Module, str]:
+    """An instance of a class whose only parameter is an object, or a dict, of settings."""
+    guessed: dict[str, Any] = {}
+    seen: list[str] = []
+    for _ in range(_MOST_SETTINGS):
+        settings = _Settings(Sizes(num_heads, seen), guessed)
+        _, _, read, by_key, missing = settings.__dict__["_own"]
+        failure: Exception | None = None
+        try:
+            _answers(kind(settings))
+        except Exception as error:  # noqa: BLE001 (a user's constructor may raise anything)
+            failure = error
+        if set(read) - set(seen):  # what is shared is known only now
+            seen = list(dict.fromkeys((*seen, *read)))
+            continue
+        if failure is not None and missing and missing[-1] not in guessed:
+            guessed[missing[-1]] = False
+            continue
+        if not read:
+            break
+        values = dict(read)
+        made: Any = values if by_key else SimpleNamespace(**values)
+        return _constructed(kind, {name: made})
+    why = f"{kind.__name__} needs {name} to be constructed, and that name says no size"
+    raise ConstructionError(why)
+
+
+def settings_read(text: str) -> Iterator[str]:
+    """The import that a text of how something was constructed needs."""
+    if "SimpleNamespace(" in text:
+        yield "from types import SimpleNamespace"
