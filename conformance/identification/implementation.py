@@ -110,12 +110,8 @@ def implementation_of(
         value, expression = value.function, f"{expression}.function"
     if form == "module":
         value, expression = _built(value, expression)
-<<<<<<< HEAD
-        attentions = _attentions_of(value, target) if whole else None
-=======
         imports = (*imports, *settings_read(expression))
-        attentions = _attentions_of(value, target)
->>>>>>> w47c
+        attentions = _attentions_of(value, target) if whole else None
         if attentions is not None:
             return Implementation(
                 target=target, name=name, form="model", value=attentions, imports=(), expression=""

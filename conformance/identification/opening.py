@@ -17,8 +17,8 @@ from torch import nn
 
 from .._golden import golden
 from ..adapters import multihead
+from ..adapters.construction import instance_of
 from ..adapters.module import assuming, module
-from ..adapters.trial import instance_of
 from ..base.mistake import parts_of
 from ..base.profile import NO_GRAPH_OPTIONS, GraphOptions
 from ..base.record import Reading
@@ -117,7 +117,7 @@ def read_undeclared(entry: Undeclared) -> list[Candidate]:
         return [_with_notes(read, how)]
     inside = _inside(built, entry.target)
     if inside is None:
-        return [_plain(entry, entry.value, read, unknown)]
+        return [_with_notes(_plain(entry, built, read, unknown), how)]
     mistaken = _mistaken(entry, built, read)
     return _of_model(inside, entry, how) if mistaken is None else [_with_notes(mistaken, how)]
 
