@@ -256,6 +256,8 @@ def _read(entry: Undeclared, value: Any) -> Candidate | str:
         case = read_case(implementation, findings, {}, _silent)
         if isinstance(case, str):
             return case
+        if findings.facts["scale"].confidence == UNDETERMINED:
+            return "no scale changes its answers: they depend on neither queries nor keys"
         case.held = frozenset({"scale"})  # in code that nobody declared it is rather forgotten
         if case.beyond:
             return f"it computes {'; '.join(case.beyond)}"

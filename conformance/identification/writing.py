@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -123,7 +124,9 @@ def promises_of(case: Investigation) -> dict[str, str]:
     if convention.causal or "always_causal" in promises:
         source["causal"] = repr(promises["causal"])
     source |= {"always_causal": "True"} if "always_causal" in promises else {}
-    rule = promises.get("empty_rows", "any")
+    # A finite fill itself makes a mean of a row without keys: no rule can be told from it.
+    filled = math.isfinite(promised(case).mask_fill)
+    rule = "any" if filled else promises.get("empty_rows", "any")
     if rule != "any":
         source["empty_rows"] = repr(rule)
     features = [word for word in case.features if word not in DEFAULT_FEATURES[case.caller.kind]]

@@ -387,7 +387,7 @@ def what_was_unchecked(loaded: Loaded, slugs: Iterable[str]) -> str:
         for parameter in loaded.unchecked
         if parameter.option in _LEFT_OPEN
         and not parameter.accepted
-        and _LEFT_OPEN[parameter.option][0] in families
+        and not families.isdisjoint((_LEFT_OPEN[parameter.option][0], "model."))
     ]
     if not open_ones:
         return ""

@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from workspaces import KERNEL, UNSCALED, write
 
-from conformance.adapters import module as adapter
 from conformance.errors import UsageError
 from conformance.identification.opening import resolve
 from conformance.targets import resolving as targets
@@ -230,25 +228,14 @@ def test_a_builder_that_raises_is_left_to_the_run(workspace: Path) -> None:
     assert names("attn.py") == ["f"]
 
 
-def test_modules_are_wrapped(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bare ``torch.nn.Module``, class or instance, goes through ``conformance.module``."""
-    seen: list[object] = []
-    made: Callable[..., object] = resolve_kernel(workspace)
-
-    def wrap(given: object) -> object:
-        seen.append(given)
-        return made
-
-    monkeypatch.setattr(adapter, "module", wrap)
-    write(workspace, {"layers.py": "import torch\nclass L(torch.nn.Module): ...\nl = L()\n"})
-    assert names("layers.py:L") == names("layers.py:l") == ["my_kernel"]
-    assert [type(given).__name__ for given in seen] == ["type", "L"]
-
-
-def resolve_kernel(workspace: Path) -> Callable[..., object]:
-    """Some candidate."""
-    write(workspace, {"kernel_for_module.py": KERNEL})
-    return resolve(["kernel_for_module.py"])[0]
+def test_what_declares_nothing_is_left_to_be_read(workspace: Path) -> None:
+    """A bare ``torch.nn.Module``, class or instance, and a function of inputs are no candidates."""
+    text = "import torch\nclass L(torch.nn.Module): ...\nl = L()\ndef f(q, k, v): ...\n"
+    write(workspace, {"layers.py": text})
+    for name in "Llf":
+        (entry,) = targets.find(f"layers.py:{name}")
+        assert isinstance(entry, targets.Undeclared)
+        assert entry.target == f"layers.py:{name}"
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ REFUSED: dict[str, tuple[dict[str, str], str, str]] = {
     "not declared": (
         {"attn.py": "def attend(query, key, value): ..."},
         "attn.py:attend",
-        "attn.py:attend takes (query, key, value) and declares nothing: decorate it",
+        "attn.py:attend declares nothing, and what it computes cannot be read: ",
     ),
     "makes something else": (
         {"attn.py": "def make(): return 7"},

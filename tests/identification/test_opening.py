@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from typing import Any
+
+import bare_modules
+import pytest
+from torch import nn
+
+import conformance
+from conformance.declare.candidate import Candidate
+from conformance.identification.opening import open_object
+
+FEW = ("numerics.golden", "mask.golden", "equivariance.batch-independent", "model.*", "cache.*")
+
+
+def opened(value: Any) -> list[Candidate]:
+    """What an undeclared object is judged as."""
+    return open_object(value, getattr(value, "__name__", type(value).__name__))
+
+
+def verdict(value: Any) -> tuple[str, str]:
+    """The verdict of a few clauses and the reason for it."""
+    report = conformance.check(value, profile="quick", only=FEW)
+    worst = max(report.candidates, key=lambda one: ("conforms" not in one.verdict, one.verdict))
+    return worst.verdict, worst.reason
+
+
+@pytest.mark.parametrize(
+    "kind", [bare_modules.Residual, bare_modules.PostNorm, bare_modules.SequenceFirst]
+)
+def test_the_attention_inside_is_judged(kind: type[nn.Module]) -> None:
+    """A module with a residual, a norm or a feed-forward part is a model with an attention in it."""
+    names = [(one.name, one.kind) for one in opened(kind)]
+    assert names == [(kind.__name__, "model"), (f"{kind.__name__}#0", "core")]
+    assert verdict(kind)[0].startswith("conforms")
+
+
+def test_a_mask_is_read() -> None:
+    """Its polarity and shapes are promised, and what was read stands under the assumptions."""
+    (candidate,) = opened(bare_modules.Masked)
+    assert "keep" in candidate.declaration.masks
+    told = " ".join(candidate.declaration.assumptions)
+    assert "axes: batch first" in told
+    assert "True attends" in told
+    assert verdict(bare_modules.Masked)[0] == "conforms"
+
+
+def test_a_function_is_read() -> None:
+    """A function of query, key and value needs no decorator."""
+    (candidate,) = opened(bare_modules.kernel)
+    assert (candidate.kind, candidate.name) == ("core", "kernel")
+    assert verdict(bare_modules.kernel)[0] == "conforms"
+
+
+@pytest.mark.parametrize("kind", [bare_modules.FutureAlone, bare_modules.WrongWidth])
+def test_a_known_mistake_fails(kind: type[nn.Module]) -> None:
+    """What an undeclared module computes instead fails it where the catalogue has its name."""
+    assert verdict(kind)[0] == "fails"
+
+
+def test_what_may_be_meant_is_no_failure() -> None:
+    """A gate of the heads' answers is no reading of ours, and no mistake with a name."""
+    word, _ = verdict(bare_modules.Gated)
+    assert word != "fails"
+
+
+def test_a_cache_that_no_call_gives_leaves_the_verdict_open() -> None:
+    """A module with a cache is not green before the cache was asked."""
+    word, reason = verdict(bare_modules.WithCache)
+    assert word == "inconclusive"
+    assert "`inference_params` was not checked" in reason

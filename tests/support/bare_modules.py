@@ -1,0 +1,129 @@
+"""Attention as people hold it: modules of which nothing is declared, right ones and wrong ones."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+WIDTH, HEADS = 12, 3
+
+
+def heads_of(tokens: Tensor, heads: int = HEADS) -> Tensor:
+    """``[B, L, E]`` as ``[B, H, L, D]``."""
+    return tokens.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, hidden: Tensor | None = None) -> Tensor:
+    """Attention proper; True in ``hidden`` hides a key."""
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, -torch.inf)
+    return scores.softmax(-1) @ value
+
+
+class Projected(nn.Module):
+    """Four projections, and how they are used around attention."""
+
+    def __init__(self, embed_dim: int = WIDTH, num_heads: int = HEADS) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.q, self.k, self.v, self.o = (nn.Linear(embed_dim, embed_dim) for _ in range(4))
+
+    def inside(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """The attention of tokens, projected."""
+        parts = (self.q(query), self.k(key), self.v(value))
+        return self.o(attend(*map(heads_of, parts)).transpose(1, 2).flatten(2))
+
+
+class Residual(Projected):
+    """An attention with its residual sum."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the attention to the tokens."""
+        return x + self.inside(x, x, x)
+
+
+class PostNorm(Projected):
+    """An attention with its residual sum and norm, and a mask that may be left out."""
+
+    def __init__(self, embed_dim: int = WIDTH, num_heads: int = HEADS) -> None:
+        super().__init__(embed_dim, num_heads)
+        self.norm = nn.LayerNorm(embed_dim)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Normalise the sum of query and attention."""
+        return self.norm(q + self.inside(q, k, v))
+
+
+class SequenceFirst(nn.Module):
+    """A block of a transformer whose tensors are ``[L, B, E]``."""
+
+    def __init__(self, d_model: int = WIDTH, n_head: int = HEADS) -> None:
+        super().__init__()
+        self.attn = nn.MultiheadAttention(d_model, n_head)
+        self.norm, self.linear = nn.LayerNorm(d_model), nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attention and a feed-forward part, each with its residual sum."""
+        y = self.norm(x)
+        x = x + self.attn(y, y, y, need_weights=False)[0]
+        return x + torch.relu(self.linear(x))
+
+
+class FutureAlone(Projected):
+    """A causal mask the wrong way round: each query sees later tokens alone, the last one none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend to what should be hidden."""
+        length = x.shape[1]
+        seen = torch.ones(length, length).triu(1).bool()
+        parts = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        return self.o(attend(*parts, ~seen).nan_to_num().transpose(1, 2).flatten(2))
+
+
+class WrongWidth(Projected):
+    """A residual sum around scores that are scaled by the width of the model."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale by the wrong width."""
+        query, key, value = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        weights = (query @ key.mT / x.shape[-1] ** 0.5).softmax(-1)
+        return x + self.o((weights @ value).transpose(1, 2).flatten(2))
+
+
+class Gated(Projected):
+    """Attention whose answer a gate of its own multiplies: right, and no reading of ours."""
+
+    def __init__(self, embed_dim: int = WIDTH, num_heads: int = HEADS) -> None:
+        super().__init__(embed_dim, num_heads)
+        self.gate = nn.Linear(embed_dim, embed_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Gate the heads' answers."""
+        parts = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        heads = attend(*parts).transpose(1, 2).flatten(2)
+        return self.o(heads * torch.sigmoid(self.gate(x)))
+
+
+class Masked(Projected):
+    """Plain attention with a mask that keeps where it is not zero."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Attention of tokens."""
+        parts = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        hidden = None if mask is None else mask == 0
+        return self.o(attend(*parts, hidden).transpose(1, 2).flatten(2))
+
+
+class WithCache(Projected):
+    """Plain attention with a cache that no call gives."""
+
+    def forward(self, x: Tensor, inference_params: dict[str, Tensor] | None = None) -> Tensor:
+        """Attention of tokens."""
+        del inference_params
+        return self.inside(x, x, x)
+
+
+def kernel(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None) -> Tensor:
+    """Attention proper in a function."""
+    return attend(q, k, v, None if keep is None else ~keep)
