@@ -86,7 +86,8 @@ def positions_for(name: str, head_sizes: Sequence[int]) -> list[str]:
             return [f"{table}.{word}().to({{query}})" for table in tables]
     pairs = [f"({table}.cos().to({{query}}), {table}.sin().to({{query}}))" for table in tables]
     angles = [_sized(size) for size in head_sizes]
-    made = [f"torch.polar(torch.ones_like({one}), {one})" for one in angles]
+    single = ".to(torch.promote_types({query}.dtype, torch.float32))"
+    made = [f"torch.complex({one}.cos(){single}, {one}.sin(){single})" for one in angles]
     made += [f"torch.stack([{one}.cos(), {one}.sin()], -1).to({{query}})" for one in angles]
     made += [f"{table}.to({{query}})" for table in tables]
     if words & {"freqs", "freq", "cis", "rope", "rotary", "rot"}:

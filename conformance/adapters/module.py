@@ -106,7 +106,11 @@ def understand(built: nn.Module, request: ModuleRequest) -> Understood:
     try:
         understood = _as_declared(built, request)
     except DeclarationError:
-        assumed = _assumed(built, request) or _golden_but_for_one(built, request)
+        assumed = (
+            _assumed(built, request)
+            or _prepared(built, request)
+            or _golden_but_for_one(built, request)
+        )
         if assumed is None:
             raise
         return assumed
@@ -114,6 +118,7 @@ def understand(built: nn.Module, request: ModuleRequest) -> Understood:
         return understood
     return (
         _assumed(built, request)
+        or _prepared(built, request)
         or _golden_but_for_one(built, request)
         or _meant_causal(built, request, understood)
         or understood
@@ -154,6 +159,39 @@ def _assumed(built: nn.Module, request: ModuleRequest) -> Understood | None:
                     promises = {word: promises[word] for word in promises if word not in assumed}
                 finding = dataclasses.replace(finding, assumptions=(note, *finding.assumptions))
                 return calling, finding, promises
+    return None
+
+
+# What queries and keys may be prepared with, which is a choice; causal in every call, or not.
+_PREPARED: Final[tuple[_Assumption, ...]] = tuple(
+    ({"rotary": rotary, "qk_norm": norm}, words)
+    for (rotary, turned), (norm, normed) in product(
+        (
+            ("none", ""),
+            ("interleaved", "rotary positions, pair by pair"),
+            ("halves", "rotary positions, half by half"),
+        ),
+        (("none", ""), ("rms", "RMS norms"), ("layer", "layer norms"), ("l2", "l2 norms")),
+    )
+    if (words := " and ".join(filter(None, (normed, turned))))
+)
+
+
+def _prepared(built: nn.Module, request: ModuleRequest) -> Understood | None:
+    """The module as it is golden with queries and keys that are turned or normalised."""
+    if "semantics" in request.promises:
+        return None
+    for (assumed, words), (changes, prepared) in product((({}, ""), _CAUSAL[0]), _PREPARED):
+        if not request.promises.keys().isdisjoint(assumed):
+            continue
+        own = {**request.promises, **assumed, "semantics": golden.STANDARD.replace(**changes)}
+        with contextlib.suppress(DeclarationError):
+            calling, finding, promises = _as_declared(built, request.promising(own))
+            if finding.golden:
+                note = f"its queries and keys have {prepared}"
+                note += f"; {words}" if words else ""
+                notes = (f"{note}: so it agrees with the golden reference", *finding.assumptions)
+                return calling, dataclasses.replace(finding, assumptions=notes), promises
     return None
 
 
@@ -221,7 +259,10 @@ def _as_declared(built: nn.Module, request: ModuleRequest) -> Understood:
     """The first way of calling that is golden, else the first that answers each query a row."""
     likeliest: ModuleProjections | None = None
     why: DeclarationError | None = None
-    for calling in _ways(built, request):
+    place = ("ways", request.batched)
+    ways: list[Calling] = request.known.get(place) or _ways(built, request)
+    answered = []
+    for calling in ways:
         if calling.guessed and likeliest is not None and likeliest.answered:
             continue
         try:
@@ -230,13 +271,20 @@ def _as_declared(built: nn.Module, request: ModuleRequest) -> Understood:
             why = why or error
             continue
         if finding.golden:
-            likeliest = finding
-            break
+            return _understood(finding, request)
+        answered += [calling] if finding.answered else []
         better = likeliest is None or (finding.answered and not likeliest.answered)
         likeliest = finding if better else likeliest
-    if likeliest is None or likeliest.calling is None:
+    if answered:  # the others need not be asked again
+        request.known[place] = answered
+    if likeliest is None:
         raise why or DeclarationError(f"{request.shown} cannot be called")
-    return _complete(likeliest.calling, likeliest, request.promises)
+    return _understood(likeliest, request)
+
+
+def _understood(finding: ModuleProjections, request: ModuleRequest) -> Understood:
+    calling = finding.calling or Calling(inputs="self")
+    return _complete(calling, finding, request.promises)
 
 
 def _ways(built: nn.Module, request: ModuleRequest) -> list[Calling]:

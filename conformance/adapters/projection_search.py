@@ -219,6 +219,7 @@ def find(module: nn.Module, request: ModuleRequest, calling: Calling) -> ModuleP
     if len(hypotheses) > 1:
         notes.append(_confirmation(chosen, search, is_golden=is_golden))
     notes.extend(_leftovers(search.possible, chosen.recipe))
+    widths = chosen.recipe.widths(search.trial.module, chosen.sizes)
     longest = _longest(chosen, search) if search.trial.answered else None
     if longest is not None:
         of_what = f", a size of its {longest[1]}" if longest[1] else ""
@@ -236,7 +237,7 @@ def find(module: nn.Module, request: ModuleRequest, calling: Calling) -> ModuleP
         warnings=() if is_golden or not search.trial.answered else (_OTHER_ANSWERS,),
         only=only,
         calling=search.trial.calling,
-        answered=search.trial.plausible,
+        answered=search.trial.plausible and search.trial.keeps_items_apart(widths),
     )
 
 

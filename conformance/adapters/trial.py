@@ -128,6 +128,8 @@ class Trial:
     returned: type | None = None
     only: int | None = None
     _answers: dict[tuple[int, ...], TrialAnswer | None] = field(default_factory=dict)
+    _ends: dict[tuple[int, ...], tuple[int, str] | None] = field(default_factory=dict)
+    _apart: bool | None = None
 
     def __post_init__(self) -> None:
         self.module = duplicate(self.module).eval()
@@ -150,6 +152,20 @@ class Trial:
     def plausible(self) -> bool:
         """Whether any call so far returned an answer with a row for each query."""
         return any(answer is not None and _has_rows(answer) for answer in self._answers.values())
+
+    def keeps_items_apart(self, widths: tuple[int, int, int]) -> bool:
+        """Whether the answer to an item stays as it is when another one's tokens change.
+
+        With batch and tokens in the other order it does not.
+        """
+        if self._apart is None and self.batched:
+            answer = self.answer(widths)
+            if answer is None:
+                return False
+            lengths = answer.inputs[0].shape[1], answer.inputs[1].shape[1]
+            other = self._call(widths, lengths, answer.inputs[0].dtype, turned=slice(None))
+            self._apart = other is not None and _is_same(answer.output[1:], other.output[1:])
+        return self._apart is not False
 
     def settle(self, widths: Iterable[tuple[int, int, int]], head_sizes: Sequence[int]) -> None:
         """Fill what the module needs besides its tokens with the first values that it takes.
@@ -225,6 +241,11 @@ class Trial:
 
         A causal mask that is stored ends there, and so does a learned table of positions.
         """
+        if widths not in self._ends:
+            self._ends[widths] = self._end(widths)
+        return self._ends[widths]
+
+    def _end(self, widths: tuple[int, int, int]) -> tuple[int, str] | None:
         least = max(map(max, self.lengths))
         if self.only is not None or self._takes(widths, _ASKED) or not self._takes(widths, least):
             return None
@@ -299,14 +320,17 @@ class Trial:
         dtype: torch.dtype,
         options: Mapping[str, Tensor] | None = None,
         *,
-        turned: int | None = None,
+        turned: int | slice | None = None,
     ) -> TrialAnswer | None:
-        """The answer to drawn tokens, of which one has the other sign where its index is given."""
+        """The answer to drawn tokens; the first item's have the other sign at ``turned`` places.
+
+        All items' have it at one place.
+        """
         batch = _BATCH if self.batched else 1
         inputs = draw(widths, lengths, self.calling.inputs, batch, dtype)
         if turned is not None:
             for tokens in {id(tokens): tokens for tokens in inputs}.values():
-                tokens[:, turned].neg_()
+                (tokens[0] if isinstance(turned, slice) else tokens[:, turned]).neg_()
         used = inputs[: {"self": 1, "memory": 2}.get(self.calling.inputs, 3)]
         if not self.batched:
             used = tuple(tokens[0] for tokens in used)

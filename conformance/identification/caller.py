@@ -208,6 +208,8 @@ class Caller:
         The projections of a probe: by geometry, dtype and seed. None for a core.
     draws
         Whether a layer takes any projections, and has none of its own.
+    longest
+        The most tokens that it takes, where that is known.
     """
 
     prepare: Prepare
@@ -217,6 +219,7 @@ class Caller:
     biases: str = "qkvo"
     draws: bool = True
     dtype: str = "float32"
+    longest: int | None = None
 
     def under(self, **changes: Any) -> Caller:
         """A copy that differs in some fields of the convention."""

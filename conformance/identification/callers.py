@@ -312,6 +312,8 @@ def module_callers(reading: Understood) -> Iterator[Caller]:
         "value_size": own.v.shape[1],
         "output_size": sizes.num_heads * sizes.value_head_size if own.o is None else own.o.shape[0],
     }
+    if reading.finding.only is not None:
+        widths |= dict.fromkeys(("query_length", "key_length"), reading.finding.only)
     biases = "".join(role for role in "qkvo" if recipe.has_bias(role))
 
     def prepare(_geometry: Geometry, weights: golden.ProjectionWeights | None) -> nn.Module:
@@ -353,6 +355,7 @@ def module_callers(reading: Understood) -> Iterator[Caller]:
                 sizes=SizeRule(changes=tuple((name, str(size)) for name, size in widths.items())),
                 weigh=weigh,
                 biases=biases,
+                longest=reading.finding.longest,
             )
 
 

@@ -11,6 +11,7 @@ import torch
 
 from .._golden import golden
 from ..adapters.multihead import is_multihead
+from ..base.geometry import LENGTHS
 from ..declare.declaration import DEFAULT_FEATURES, mixed_in
 from .convention import LAYER_LAYOUTS, Convention, ScoreFunction, adapter_body, header, written
 from .deviations import Investigation, deviations, expected, promised
@@ -35,6 +36,7 @@ def declaration_text(implementation: Implementation, case: Investigation) -> str
     name = declared_name(implementation)
     promises = promises_of(case)
     if implementation.form == "module":
+        promises |= _lengths(case)
         promises |= {"unchecked": repr(case.unchecked)} if case.unchecked else {}
         lines = _module(implementation, convention, name, promises)
     elif implementation.form == "builder":
@@ -47,6 +49,15 @@ def declaration_text(implementation: Implementation, case: Investigation) -> str
     if function is not None:
         lines = [*function.source(), "", "", *lines]
     return "\n".join([*_top(implementation, case, lines), "", "", *lines, *only, ""])
+
+
+def _lengths(case: Investigation) -> dict[str, str]:
+    """The only lengths of a module, or its longest one: its other sizes are its own."""
+    sizes = dict(case.caller.sizes.changes)
+    fixed = {name: int(sizes[name]) for name in LENGTHS if sizes.get(name, "").isdigit()}
+    longest = case.caller.longest
+    named = {} if longest is None or fixed else {"max_length": str(longest)}
+    return {"geometry": repr(fixed)} if fixed else named
 
 
 def positions_text(implementation: Implementation, longest: int) -> str:
