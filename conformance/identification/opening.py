@@ -19,7 +19,7 @@ from .._golden import golden
 from ..adapters import multihead
 from ..adapters.construction import instance_of
 from ..adapters.module import assuming, module
-from ..base.mistake import parts_of
+from ..base.mistake import CHOSEN_UNDECLARED, parts_of
 from ..base.profile import NO_GRAPH_OPTIONS, GraphOptions
 from ..base.record import Reading
 from ..calls.calling import before_each_call
@@ -135,7 +135,7 @@ def _mistaken(entry: Undeclared, built: nn.Module, unread: str) -> Candidate | N
         if time.process_time() > ends:
             raise _OutOfTimeError
 
-    names = {mistake.name for mistake in named_mistakes()}
+    names = {mistake.name for mistake in named_mistakes()} - CHOSEN_UNDECLARED
     try:
         with before_each_call(before_call):
             entries = diagnostician(subject, named_mistakes()).explain()
@@ -256,8 +256,8 @@ def _read(entry: Undeclared, value: Any) -> Candidate | str:
         case = read_case(implementation, findings, {}, _silent)
         if isinstance(case, str):
             return case
-        if findings.facts["scale"].confidence == UNDETERMINED:
-            return "no scale changes its answers: they depend on neither queries nor keys"
+        if not _depends_on_keys(case):
+            return "its answers depend on neither queries nor keys"
         case.held = frozenset({"scale"})  # in code that nobody declared it is rather forgotten
         if case.beyond:
             return f"it computes {'; '.join(case.beyond)}"
@@ -266,6 +266,16 @@ def _read(entry: Undeclared, value: Any) -> Candidate | str:
         return str(error)
     except Exception as error:  # noqa: BLE001 (whatever we fail at in reading, it is still judged)
         return f"reading it failed ({fault_of(error)})"
+
+
+def _depends_on_keys(case: Investigation) -> bool:
+    """Whether the answers to a core's plain call depend on its queries or keys."""
+    inputs = case.caller.draw()
+    if inputs.is_layer:
+        return True
+    own = case.caller.answer(inputs)
+    other = case.caller.answer(inputs.with_tokens(query=-inputs.query, key=2 * inputs.key))
+    return own is None or other is None or not torch.equal(own.output, other.output)
 
 
 def _silent(_step: str, _what: str) -> None:

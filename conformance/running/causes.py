@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from ..base.mistake import parts_of
+from ..base.mistake import CHOSEN_UNDECLARED, parts_of
 from ..base.results import WRONG_ANSWERS, Violation
 from ..calls.calling import before_each_call
 from ..clauses.registry import Clause
@@ -57,8 +57,9 @@ class Causes:
         self._blamers: dict[Subject, Blamer] = {}
 
     def catalogues(self, name: str) -> bool:
-        """Whether a name is that of mistakes of the catalogue alone."""
-        return {*parts_of(name)} <= {mistake.name for mistake in self._mistakes}
+        """Whether a name is that of mistakes of the catalogue alone, which nobody means."""
+        known = {mistake.name for mistake in self._mistakes} - CHOSEN_UNDECLARED
+        return {*parts_of(name)} <= known
 
     def chance(self, problem: Problem, subject: Subject, fails: Fails, kind: str) -> Entry | None:
         """The cause where chance decides the candidate's answers; None for others.

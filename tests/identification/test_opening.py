@@ -42,14 +42,14 @@ def test_a_mask_is_read() -> None:
     told = " ".join(candidate.declaration.assumptions)
     assert "axes: batch first" in told
     assert "True attends" in told
-    assert verdict(bare_modules.Masked)[0] == "conforms"
+    assert verdict(bare_modules.Masked)[0].startswith("conforms")
 
 
 def test_a_function_is_read() -> None:
     """A function of query, key and value needs no decorator."""
     (candidate,) = opened(bare_modules.kernel)
     assert (candidate.kind, candidate.name) == ("core", "kernel")
-    assert verdict(bare_modules.kernel)[0] == "conforms"
+    assert verdict(bare_modules.kernel)[0].startswith("conforms")
 
 
 @pytest.mark.parametrize("kind", [bare_modules.FutureAlone, bare_modules.WrongWidth])

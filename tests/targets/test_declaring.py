@@ -123,7 +123,7 @@ def test_a_function_of_a_package(folder: Path, capsys: pytest.CaptureFixture[str
     """What returns its values attends to nothing; a package has a file for the lines."""
     write(folder, {"pack/__init__.py": "def attend(q, k, v):\n    return v\n"})
     text = said("pack:attend", capsys)
-    assert "they depend on neither queries nor keys" in text
+    assert "its answers depend on neither queries nor keys" in text
     assert "paste into pack/__init__.py:" in text
 
 
