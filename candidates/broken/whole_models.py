@@ -72,6 +72,36 @@ def second_unscaled() -> conformance.Candidate:
     return made(BROKEN["second-unscaled"].source, "SecondUnscaled")
 
 
+class HeadsMixTokens(torch.nn.Module):
+    """Queries are reshaped into heads without a transpose, within a residual sum and a norm."""
+
+    def __init__(self, width: int = 24, heads: int = 3) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.out = (
+            torch.nn.Linear(width, width) for _ in range(4)
+        )
+        self.norm = torch.nn.LayerNorm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """A block of tokens ``[B, L, E]``."""
+        batch, length, width = x.shape
+        size = width // self.heads
+        query = self.query(x).reshape(batch, self.heads, length, size)
+        key, value = (
+            part(x).view(batch, length, self.heads, size).transpose(1, 2)
+            for part in (self.key, self.value)
+        )
+        weights = (query @ key.mT / size**0.5).softmax(-1)
+        heads = (weights @ value).transpose(1, 2).reshape(batch, length, width)
+        return self.norm(x + self.out(heads))
+
+
+def heads_mix_tokens() -> conformance.Candidate:
+    """A model of torch: its graph is not followed beside its attentions."""
+    return conformance.model(HeadsMixTokens(), name="HeadsMixTokens")[0]
+
+
 # Sources that an export does not match, by the parameters that differ, and what is said of them.
 SOURCES_APART: Final = {
     "AnotherLayer": (
@@ -112,4 +142,5 @@ _declare(
 )
 for name, (part, sentence) in SOURCES_APART.items():
     _declare(partial(another_source, name, part), name, sentence, "model.matches-source")
+_declare(heads_mix_tokens, "HeadsMixTokens", HeadsMixTokens, "model.heads-by-token")
 _declare(second_unscaled, "SecondUnscaled", second_unscaled, "model.sites-in-place")

@@ -17,7 +17,7 @@ UNREPEATABLE: Final = "answers-not-repeatable"
 # What the sentence of an unknown one begins with.
 NO_MISTAKE: Final = "no known mistake explains it"
 # What those who declare nothing may mean: a residual sum of a block, three tensors packed a head.
-CHOSEN_UNDECLARED: Final = frozenset({"residual-added", "packed-by-head"})
+CHOSEN_UNDECLARED: Final = frozenset({"residual-added", "value-added", "packed-by-head"})
 # Between the names of two mistakes; a sum has spaces, and the exponent of a number has digits.
 _BETWEEN: Final = re.compile(r"(?<! )\+(?=[a-z])")
 

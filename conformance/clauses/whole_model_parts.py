@@ -265,6 +265,33 @@ def sites_in_place(subject: Subject, problem: Problem) -> Finding:
     return Finding.of(worst, binding=binding)
 
 
+@clause(
+    "model.heads-by-token",
+    sentence=(
+        "Where a model splits heads, each row of a head is of one token, and where it merges them, "
+        "each row is of the heads of one token."
+    ),
+    source="Vaswani et al. 2017, 3.2.2: heads are concatenated for each position",
+    space=MODELS.replace(least=(("key_length", 2),)),
+    applies=(
+        requires(
+            lambda c: hasattr(model_of(c).engine, "mixing_tokens"),
+            "what a graph computes beside its attentions is not followed",
+        ),
+        requires(lambda c: model_of(c).engine.sites, "none of its attentions can be judged alone"),
+    ),
+    explained=False,
+)
+def heads_by_token(subject: Subject, problem: Problem) -> Finding:
+    """Where the numbers of heads stood before, in a call of the model."""
+    model = model_of(subject.candidate)
+    with giving_answers():
+        mixing = model.engine.mixing_tokens(drawn_call(subject, problem).feeds)
+    for index, words in mixing:
+        return blaming(violated("value", f"in {named(model, index)} {words}"), index)
+    return Finding()
+
+
 def _core_inputs(core: Candidate, inside: Activations) -> Inputs:
     """The activations of an attention as inputs of a core."""
     query, key, value = (

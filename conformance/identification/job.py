@@ -29,7 +29,7 @@ from .investigation import behave, investigate
 from .plain_reading import PlainReading, Weights, observe, read_further, read_plain
 from .record import Findings, deviations_words, kind_words
 from .signature import Parameters, read_parameters
-from .statements import Beyond, read_beyond, reading_of, what_is_certain
+from .statements import read_beyond, reading_of, what_is_certain
 from .switches import without_causality
 from .writing import declaration_text, positions_text
 
@@ -198,10 +198,11 @@ def read_case(
     tell: Tell,
     *,
     as_observed: bool = False,
+    states: bool = True,
 ) -> Investigation | str:
     """Everything that probes show of an implementation, or why nothing could be identified.
 
-    What can be stated without being identified goes into ``record``.
+    What can be stated without being identified goes into ``record``, unless ``states`` is false.
     """
     callers = _opened(implementation)
     if implementation.declared is not None and not implementation.declared.weights_known:
@@ -214,6 +215,8 @@ def read_case(
         opened = opened if isinstance(again, str) else again
     if isinstance(opened, str):
         return opened
+    if isinstance(opened, Unread) and not states:
+        return _unread(opened, "")
     if isinstance(opened, Unread):
         stated = _stated(opened, record, tell)
         if isinstance(stated, str):
@@ -400,7 +403,7 @@ def _stated(
     near = beyond.nearest.as_json() if certain else None
     record |= {"statements": beyond.as_json(), "nearest": near}
     stated = reading_of(beyond, unread.observed, judge)
-    return _unread(unread, beyond) if stated is None else (unread.caller, stated)
+    return _unread(unread, beyond.text) if stated is None else (unread.caller, stated)
 
 
 def _parameters(caller: Caller) -> Parameters:
@@ -416,11 +419,11 @@ def _shaped(observed: list[ProbeAnswer]) -> bool:
     )
 
 
-def _unread(unread: Unread, beyond: Beyond) -> str:
+def _unread(unread: Unread, said: str) -> str:
     """Why no declaration fits, with what is certain of the answers."""
     called = f"(called with {unread.caller.convention.layout.words})"
-    if beyond.text:
-        return f"no declaration says what it computes {called}: {beyond.text}"
+    if said:
+        return f"no declaration says what it computes {called}: {said}"
     nan = all(bool(observation.output.isnan().any()) for observation in unread.observed)
     what = "holds NaN" if nan else "is that of no reading of attention that is known"
     known = what_is_certain(unread.weights)

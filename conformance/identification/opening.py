@@ -19,7 +19,8 @@ from .._golden import golden
 from ..adapters import multihead
 from ..adapters.construction import instance_of
 from ..adapters.module import assuming, module
-from ..base.mistake import CHOSEN_UNDECLARED, parts_of
+from ..base.mistake import CHOSEN_UNDECLARED, UNKNOWN, parts_of
+from ..base.printable_text import few
 from ..base.profile import NO_GRAPH_OPTIONS, GraphOptions
 from ..base.record import Reading
 from ..calls.calling import before_each_call
@@ -34,10 +35,12 @@ from ..errors import (
     fault_of,
 )
 from ..graphs.protocol import GraphRefused
+from ..models.mask_facts import misplaced_rules
 from ..models.model_inputs import UnknownInputError
 from ..models.opening import library_of
 from ..models.recognition import may_be_model
 from ..models.torch_model import TorchModel, open_torch_model, torch_model_candidates
+from ..models.whole_model import WholeModel
 from ..targets.declaring import declaration_lines, how_to_make, how_to_pass
 from ..targets.loading import guarded
 from ..targets.preflight import check_layer
@@ -106,7 +109,7 @@ def read_undeclared(entry: Undeclared) -> list[Candidate]:
     if entry.site is not None or not multihead.is_multihead(built):
         made, unknown = _whole_model(built, entry.target)
         if made is not None:
-            return _of_model(made, entry, how)
+            return [_with_notes(one, how) for one in _of_model(made, entry)]
     if entry.site is not None:
         msg = f"{entry.target} is no whole model that has an attention #{entry.site}"
         raise UsageError(msg)
@@ -115,36 +118,42 @@ def read_undeclared(entry: Undeclared) -> list[Candidate]:
     read = _read(entry, built)
     if isinstance(read, Candidate):
         return [_with_notes(read, how)]
+    return [_with_notes(one, how) for one in _unread(entry, built, read, unknown)]
+
+
+def _unread(entry: Undeclared, built: nn.Module, reason: str, unknown: str) -> list[Candidate]:
+    """A module that was not read: as the mistake that it makes, else as a model, else plainly."""
     inside = _inside(built, entry.target)
-    if inside is None:
-        return [_with_notes(_plain(entry, built, read, unknown), how)]
-    mistaken = _mistaken(entry, built, read)
-    return _of_model(inside, entry, how) if mistaken is None else [_with_notes(mistaken, how)]
-
-
-def _mistaken(entry: Undeclared, built: nn.Module, unread: str) -> Candidate | None:
-    """The plainest reading of a module, where its answers are those of a mistake with a name."""
     try:
-        plain = _plain(entry, built, unread)
+        plain = _plain(entry, built, reason, unknown)
     except UsageError:
-        return None
-    subject = Subject(plain, "float32")
+        if inside is None:
+            raise
+        return _of_model(inside, entry)
+    entries = _explained(plain)
+    names = {mistake.name for mistake in named_mistakes()} - CHOSEN_UNDECLARED
+    known = any({*parts_of(str(one["name"]))} <= names for one in entries)
+    if inside is not None and not known:
+        return _of_model(inside, entry)
+    said = next((str(one["text"]) for one in entries if one["name"] != UNKNOWN), reason)
+    return [dataclasses.replace(plain, reading=Reading(unread=said))]
+
+
+def _explained(candidate: Candidate) -> list[dict[str, Any]]:
+    """The mistakes that explain a candidate's answers, as far as some seconds show them."""
     ends = time.process_time() + _SECONDS_TO_NAME
 
     def before_call() -> None:
         if time.process_time() > ends:
             raise _OutOfTimeError
 
-    names = {mistake.name for mistake in named_mistakes()} - CHOSEN_UNDECLARED
     try:
         with before_each_call(before_call):
-            entries = diagnostician(subject, named_mistakes()).explain()
+            return diagnostician(Subject(candidate, "float32"), named_mistakes()).explain()
     except _OutOfTimeError:
-        return None
+        return []
     except Exception:  # noqa: BLE001 (what cannot be named is no certain mistake)
-        return None
-    known = any({*parts_of(str(one["name"]))} <= names for one in entries)
-    return plain if known else None
+        return []
 
 
 class _OutOfTimeError(Exception):
@@ -180,7 +189,7 @@ def _inside(built: nn.Module, target: str) -> TorchModel | None:
     return made if made is not None and made.engine.sites else None
 
 
-def _of_model(made: TorchModel, entry: Undeclared, how: str) -> list[Candidate]:
+def _of_model(made: TorchModel, entry: Undeclared) -> list[Candidate]:
     """The candidates of a module that is more than one attention."""
     name = _short_name(entry.target)
     target = entry.target
@@ -191,15 +200,34 @@ def _of_model(made: TorchModel, entry: Undeclared, how: str) -> list[Candidate]:
     )
     if library_of(made.engine.module):  # its documentation says what it means
         return list(located)
-    return [_with_notes(_held_to_standard(candidate), how) for candidate in located]
+    unused = made.engine.unused_weights(made.model)
+    unread = "; ".join(
+        [
+            *([f"no answer changes with {few(unused, 3)}"] if unused else []),
+            *misplaced_rules(made.model.described),
+        ]
+    )
+    return [_held_to_standard(_at_own_sizes(candidate), unread) for candidate in located]
 
 
-def _held_to_standard(candidate: Candidate) -> Candidate:
+def _at_own_sizes(candidate: Candidate) -> Candidate:
+    """A model without the sizes that it refuses, and with masks as they work: nobody says more."""
+    model = candidate.function
+    if not isinstance(model, WholeModel):
+        return candidate
+    axes = dict.fromkeys(entry.axis for entry in model.refused)
+    taken = [f"its {axis} is {few(list(map(str, model.taken[axis])), 6)} alone" for axis in axes]
+    own = dataclasses.replace(model.turned, refused=())
+    return assuming(dataclasses.replace(candidate, function=own), *taken)
+
+
+def _held_to_standard(candidate: Candidate, unread: str) -> Candidate:
     """A candidate that was read in a module, with the standard scale where its own is a mistake's.
 
-    A scale of one is left: some models are trained without any.
+    A scale of one is left: some models are trained without any. ``unread`` is said of the model.
     """
-    reading, site = Reading(), candidate.site
+    site = candidate.site
+    reading = Reading(unread="" if site is not None else unread)
     size, heads = (None, None) if site is None else (site["head_size"], site["heads"])
     if site is None or size is None or heads is None or site["scale"] is None:
         return dataclasses.replace(candidate, reading=reading)
@@ -253,7 +281,7 @@ def _read(entry: Undeclared, value: Any) -> Candidate | str:
         implementation = implementation_of(
             value, target=entry.target, name=name, imports=(), expression=_NAME, whole=False
         )
-        case = read_case(implementation, findings, {}, _silent)
+        case = read_case(implementation, findings, {}, _silent, states=False)
         if isinstance(case, str):
             return case
         if not _depends_on_keys(case):

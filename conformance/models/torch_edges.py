@@ -16,11 +16,11 @@ from .recording import Call, Ref, Value, references
 CASTS: Final = frozenset(
     "to float double half bfloat16 type_as contiguous clone dropout detach".split()
 )
-_RESHAPES: Final = frozenset("view reshape flatten unflatten unsafe_view".split())
+RESHAPES: Final = frozenset("view reshape flatten unflatten unsafe_view".split())
 # What puts numbers in other places, takes some of them or their mean: a factor stays what it is.
 _LAYS: Final = (
     CASTS
-    | _RESHAPES
+    | RESHAPES
     | frozenset("transpose permute mT chunk split unbind getitem stack narrow squeeze".split())
     | frozenset("unsqueeze expand movedim select tensor_split mean".split())
 )
@@ -148,7 +148,7 @@ class Edges:
             for at, place in enumerate(order):
                 turned[place] = letters[at]
             return replace(here, number=source, letters="".join(turned))
-        read = _reshaped if name in _RESHAPES else _STEPS.get(name)
+        read = _reshaped if name in RESHAPES else _STEPS.get(name)
         found = None if read is None else read(call, letters, list(before), list(after))
         repeats = found is not None and (
             len(found) > len("BHLD") or ("H" in found and name in ("expand", "repeat_interleave"))

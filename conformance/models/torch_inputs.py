@@ -17,11 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..base.parameter_names import option_of
 from ..errors import UsageError
 from ..graphs.protocol import Array
 from ..graphs.reading import MODEL_ROLES
 from ..graphs.sidecar import read_model_input
 from .model_inputs import ModelInput, UnknownInputError, sequences_of
+from .opening import library_of
 from .recording import ModuleRecording, record, tensors_in
 
 # Optional parameters that are given: they are masks, positions and what a model needs to answer.
@@ -126,11 +128,12 @@ def named_answers(answer: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def torch_calling(
-    module: nn.Module, declared: Mapping[str, Any]
+    module: nn.Module, declared: Mapping[str, Any], *, gives_masks: bool = True
 ) -> tuple[TorchCalling, ModuleRecording]:
     """How a module is called, and one such call.
 
     ``declared``: for some parameters a role, or a table as in :func:`conformance.model`.
+    ``gives_masks`` says that masks of one's own code are given that may be left out.
 
     Raises UnknownInputError where nothing says what a parameter is, UsageError for a declaration
     that contradicts the module.
@@ -140,10 +143,12 @@ def torch_calling(
         raise UnknownInputError(msg)
     parameters = inspect.signature(module.forward).parameters
     declared = _checked(module, parameters, declared)
+    own_code = gives_masks and not library_of(module)
     wanted = [
         parameter
         for parameter in parameters.values()
-        if parameter.kind in _TAKES and (_is_given(parameter) or parameter.name in declared)
+        if parameter.kind in _TAKES
+        and (_is_given(parameter, own_code=own_code) or parameter.name in declared)
     ]
     if not wanted:
         msg = "its forward names no input"
@@ -212,11 +217,13 @@ def _checked(
     return {name: read_model_input(entry, f"inputs[{name!r}]") for name, entry in declared.items()}
 
 
-def _is_given(parameter: inspect.Parameter) -> bool:
+def _is_given(parameter: inspect.Parameter, *, own_code: bool) -> bool:
+    """Whether calls give a parameter; of one's own code every mask, which no library documents."""
     if parameter.default is inspect.Parameter.empty:
         return True
     own = parameter.name in _OPTIONAL or parameter.name.endswith(_PADDING)
-    return own and parameter.default is None and not parameter.name.startswith("tgt")
+    left_out = parameter.default is None and not parameter.name.startswith("tgt")
+    return left_out and (own or (own_code and option_of(parameter) == "mask"))
 
 
 def _is_required(parameter: inspect.Parameter, declared: Mapping[str, Any]) -> bool:
@@ -244,6 +251,7 @@ _MASKS: Final = (
     _Meaning("mask", ("batch", "length"), "bool"),
     _Meaning("mask", ("batch", "length"), "float32"),
     _Meaning("mask", ("batch", 1, 1, "length"), "bool"),
+    _Meaning("mask", ("batch", 1, "length"), "bool"),
 )
 
 

@@ -43,9 +43,10 @@ from .opening import (
     sees_later_tokens,
 )
 from .recognition import is_torch_model
-from .recording import ModuleRecording, record
+from .recording import ModuleRecording, record, tensors_in
 from .replayed_core import ReplayedCore, digest, runnable
 from .site import Uncut
+from .token_rows import mixed_part
 from .torch_inputs import TorchCalling, as_array, source_calling, torch_calling
 from .torch_sites import PARTS, TorchSite, find_torch_sites
 from .whole_model import WholeModel
@@ -101,6 +102,41 @@ class TorchEngine:
         """The sizes of weights: a table of positions ends where lengths end."""
         tensors = (*self.module.parameters(), *self.module.buffers())
         return frozenset(int(size) for tensor in tensors for size in tensor.shape)
+
+    def mixing_tokens(self, feeds: Mapping[str, Array]) -> list[tuple[int, str]]:
+        """The attentions whose heads mix tokens, and in which part; raises GraphRefused."""
+        with _refusing():
+            recording = self._recorded(feeds)
+        parts = ((site.index, mixed_part(recording, site)) for site in self._placed(recording))
+        return [(index, words) for index, words in parts if words]
+
+    def unused_weights(self, model: WholeModel) -> list[str]:
+        """The matrices of the module with which no answer changes, by name.
+
+        Seen by the gradients of a weighted sum of one call's answers; none where it has none.
+        """
+        generator = torch.Generator().manual_seed(0)
+        arguments = self.calling.arguments(model.call(*_first_sizes(model), None, 1).feeds)
+        weights = {
+            name: weight
+            for name, weight in self.module.named_parameters()
+            if weight.dim() > 1 and weight.is_floating_point() and weight.requires_grad
+        }
+        try:
+            with torch.enable_grad():
+                parts = [
+                    (part * torch.randn(part.shape, generator=generator).to(part)).sum()
+                    for part in tensors_in(self.module(**arguments))
+                    if part.requires_grad
+                ]
+                slopes = torch.autograd.grad(sum(parts), [*weights.values()], allow_unused=True)
+        except Exception:  # noqa: BLE001 (the user's module may raise anything; gradients are no must)
+            return []
+        return [
+            name
+            for name, slope in zip(weights, slopes, strict=True)
+            if slope is None or not bool(slope.any())
+        ]
 
     def _recorded(self, feeds: Mapping[str, Array]) -> ModuleRecording:
         return record(self.module, self.calling.arguments(feeds))
@@ -259,6 +295,9 @@ def open_torch_model(
     module.eval()
     calling, recording = torch_calling(module, declared or {})
     sites, uncut = find_torch_sites(recording)
+    if uncut and not sites:  # what was given may be no mask of the form that it takes
+        calling, recording = torch_calling(module, declared or {}, gives_masks=False)
+        sites, uncut = find_torch_sites(recording)
     if not surely and not is_torch_model(recording, sites, uncut, calling.inputs):
         return None
     engine = TorchEngine(module, calling, shown)

@@ -268,11 +268,11 @@ _LAWS: Final = frozenset(
     "state.repeatable state.no-memory state.answer-kept state.grad-mode state.inputs-unchanged "
     "state.answer-is-fresh state.call-order state.untampered state.unseen "
     "state.eval-deterministic gradients.inputs-unchanged gradients.interleaved "
-    "gradients.accumulate".split()
+    "gradients.accumulate model.batch-independence model.causality model.sites-in-place "
+    "model.heads-by-token".split()
 )
 _LAWS_OF_WHAT_WAS_READ: Final = frozenset(
-    "equivariance.batch-independent mask.no-leak mask.causal model.batch-independence "
-    "model.causality model.sites-in-place".split()
+    "equivariance.batch-independent mask.no-leak mask.causal".split()
 )
 
 
@@ -357,6 +357,8 @@ def _green(loaded: Loaded, results: Sequence[ClauseResult]) -> tuple[str, str]:
         notes.append(loaded.deviations_said)
     if loaded.mistaken:
         notes.append(f"it declares what only mistakes do: {', '.join(loaded.mistaken)}")
+    if loaded.reading is not None and loaded.reading.unread and loaded.gauge:
+        return "inconclusive", f"{loaded.reading.unread}: declare what it computes if it is meant"
     if loaded.reading is not None and "scale" in loaded.deviations:
         return "inconclusive", f"{loaded.deviations_said}: declare it if it is meant (T5 means it)"
     if loaded.gauge:
@@ -373,6 +375,8 @@ _LEFT_OPEN: Final = {
     "cache": ("cache.", "its cache stays empty; declare it with call="),
     "input": ("numerics.", "declare it with inputs= and call="),
 }
+# The same in code that nobody declared, where a flag that was understood is given.
+_LEFT_OPEN_UNDECLARED: Final = {"causal": ("mask.", "declare it with causal=")}
 
 
 def what_was_unchecked(loaded: Loaded, slugs: Iterable[str]) -> str:
@@ -382,17 +386,18 @@ def what_was_unchecked(loaded: Loaded, slugs: Iterable[str]) -> str:
     claims nothing about them.
     """
     families = {slug.partition(".")[0] + "." for slug in slugs}
+    options = _LEFT_OPEN | ({} if loaded.reading is None else _LEFT_OPEN_UNDECLARED)
     open_ones = [
         parameter
         for parameter in loaded.unchecked
-        if parameter.option in _LEFT_OPEN
+        if parameter.option in options
         and not parameter.accepted
-        and not families.isdisjoint((_LEFT_OPEN[parameter.option][0], "model."))
+        and not families.isdisjoint((options[parameter.option][0], "model."))
     ]
     if not open_ones:
         return ""
     names = [parameter.name for parameter in open_ones]
-    how = " or ".join(dict.fromkeys(_LEFT_OPEN[one.option][1] for one in open_ones))
+    how = " or ".join(dict.fromkeys(options[one.option][1] for one in open_ones))
     was = "was" if len(names) == 1 else "were"
     return (
         f"{' and '.join(f'`{name}`' for name in names)} {was} not checked: {how} ('conformance "

@@ -9,6 +9,7 @@ from torch import nn
 import conformance
 from conformance.declare.candidate import Candidate
 from conformance.identification.opening import open_object
+from conformance.models.torch_model import open_torch_model
 
 FEW = ("numerics.golden", "mask.golden", "equivariance.batch-independent", "model.*", "cache.*")
 
@@ -29,7 +30,7 @@ def verdict(value: Any) -> tuple[str, str]:
     "kind", [bare_modules.Residual, bare_modules.PostNorm, bare_modules.SequenceFirst]
 )
 def test_the_attention_inside_is_judged(kind: type[nn.Module]) -> None:
-    """A module with a residual, a norm or a feed-forward part is a model with an attention in it."""
+    """Within a residual, a norm or a feed-forward part it is the attention that is judged."""
     names = [(one.name, one.kind) for one in opened(kind)]
     assert names == [(kind.__name__, "model"), (f"{kind.__name__}#0", "core")]
     assert verdict(kind)[0].startswith("conforms")
@@ -52,7 +53,7 @@ def test_a_function_is_read() -> None:
     assert verdict(bare_modules.kernel)[0].startswith("conforms")
 
 
-@pytest.mark.parametrize("kind", [bare_modules.FutureAlone, bare_modules.WrongWidth])
+@pytest.mark.parametrize("kind", [bare_modules.Inverted, bare_modules.WrongWidth])
 def test_a_known_mistake_fails(kind: type[nn.Module]) -> None:
     """What an undeclared module computes instead fails it where the catalogue has its name."""
     assert verdict(kind)[0] == "fails"
@@ -69,3 +70,11 @@ def test_a_cache_that_no_call_gives_leaves_the_verdict_open() -> None:
     word, reason = verdict(bare_modules.WithCache)
     assert word == "inconclusive"
     assert "`inference_params` was not checked" in reason
+
+
+def test_weights_without_effect_leave_the_verdict_open() -> None:
+    """A projection with which no answer changes is no part of what was judged."""
+    made = open_torch_model(bare_modules.UnusedValues(), "it", surely=True)
+    assert made is not None
+    assert made.engine.unused_weights(made.model) == ["v.weight"]
+    assert verdict(bare_modules.UnusedValues)[0] != "conforms-up-to-gauge"

@@ -70,15 +70,25 @@ class SequenceFirst(nn.Module):
         return x + torch.relu(self.linear(x))
 
 
-class FutureAlone(Projected):
-    """A causal mask the wrong way round: each query sees later tokens alone, the last one none."""
+class Inverted(Projected):
+    """A causal mask that says what is hidden, handed over as what is seen."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend to what should be hidden."""
-        length = x.shape[1]
-        seen = torch.ones(length, length).triu(1).bool()
+        hidden = torch.ones(x.shape[1], x.shape[1]).triu(1).bool()
         parts = map(heads_of, (self.q(x), self.k(x), self.v(x)))
-        return self.o(attend(*parts, ~seen).nan_to_num().transpose(1, 2).flatten(2))
+        heads = nn.functional.scaled_dot_product_attention(*parts, attn_mask=hidden)
+        return self.o(heads.transpose(1, 2).flatten(2))
+
+
+class UnusedValues(Projected):
+    """The keys in place of the values, within a residual sum and a norm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend, but to the keys."""
+        query, key = map(heads_of, (self.q(x), self.k(x)))
+        heads = attend(query, key, key).transpose(1, 2).flatten(2)
+        return nn.functional.layer_norm(x + self.o(heads), x.shape[-1:])
 
 
 class WrongWidth(Projected):

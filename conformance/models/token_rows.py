@@ -1,0 +1,123 @@
+"""Whether the heads of a recorded attention are split and merged token by token.
+
+Only calls that move numbers lie between a projection and the heads: each number of a head is found
+where it stood before, by its bits. Numbers that stand there twice say nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from .recording import ModuleRecording, Value
+from .torch_edges import CASTS, RESHAPES
+from .torch_sites import PARTS, TorchSite
+
+_MOVES: Final = (
+    CASTS
+    | RESHAPES
+    | frozenset("transpose swapaxes permute mT T chunk split unbind getitem narrow squeeze".split())
+    | frozenset("unsqueeze movedim select tensor_split".split())
+)
+
+
+def mixed_part(recording: ModuleRecording, site: TorchSite) -> str:
+    """The part of an attention whose heads mix tokens, in words; "" where none does."""
+    for part in PARTS:
+        edge = site.edges[part]
+        heads, source = recording.values[edge.number], _before(recording, edge.number)
+        places = _places(heads.tensor, source.tensor)
+        if {"L", "D"} <= set(edge.letters) and _mixes_rows(places, source.tensor, edge.letters):
+            return f"the heads of the {part} are split so that tokens are mixed"
+    heads = recording.values[site.output_value]
+    merged = _behind(recording, heads)
+    places = _places(merged.tensor, heads.tensor)
+    if "L" in site.output_letters and _merges_rows(places, heads.tensor, site.output_letters):
+        return "its heads are merged so that tokens are mixed"
+    return ""
+
+
+def _before(recording: ModuleRecording, number: int) -> Value:
+    """The value that calls which move numbers alone made a value of."""
+    value = recording.values[number]
+    while value.made_by is not None and value.made_by.name in _MOVES:
+        reads = value.made_by.reads
+        if len(reads) != 1:
+            break
+        value = recording.values[reads[0]]
+    return value
+
+
+def _behind(recording: ModuleRecording, value: Value) -> Value:
+    """The last value that calls which move numbers alone make of a value."""
+    for call in recording.calls:
+        moves = call.name in _MOVES and len(call.results) == 1
+        if call.reads == [value.number] and moves:
+            value = recording.values[call.results[0]]
+    return value
+
+
+def _places(moved: Tensor, source: Tensor) -> Tensor:
+    """Where each number stands in a source, counted in its memory order; -1 where that is open."""
+    if moved.dtype != source.dtype or not moved.is_floating_point():
+        return torch.full(moved.shape, -1)
+    numbers, order = source.detach().flatten().double().sort()
+    wanted = moved.detach().double()
+    found = torch.searchsorted(numbers, wanted.contiguous()).clamp(max=len(numbers) - 1)
+    after = (found + 1).clamp(max=len(numbers) - 1)
+    single = (numbers[found] == wanted) & ((numbers[after] != wanted) | (after == found))
+    return torch.where(single, order[found], -1)
+
+
+def _mixes_rows(places: Tensor, source: Tensor, letters: str) -> bool:
+    """Whether a row of a head holds numbers of several tokens, or two rows those of one."""
+    rows = places.movedim((letters.index("L"), letters.index("D")), (-2, -1)).flatten(0, -3)
+    if rows.shape[-2] == 1 or bool((rows < 0).all()) or source.dim() < 2:  # noqa: PLR2004 (tokens)
+        return False
+    return all(_mixes(rows, _tokens(rows, source, axis)) for axis in range(source.dim()))
+
+
+def _tokens(places: Tensor, source: Tensor, axis: int) -> Tensor:
+    """The places in a source but for the axis that channels lie along, as numbers."""
+    below = 1
+    for size in source.shape[axis + 1 :]:
+        below *= size
+    return places // (below * source.shape[axis]) * below + places % below
+
+
+def _mixes(rows: Tensor, tokens: Tensor) -> bool:
+    known = rows >= 0
+    least = torch.where(known, tokens, torch.iinfo(tokens.dtype).max).amin(-1)
+    most = torch.where(known, tokens, -1).amax(-1)
+    seen = known.any(-1)
+    if bool((seen & (least != most)).any()):
+        return True
+    # A row without a known number is told apart from all others.
+    unique = torch.where(seen, most, -1 - torch.arange(seen.shape[-1]))
+    ordered = unique.sort(dim=-1).values
+    return bool((ordered[..., 1:] == ordered[..., :-1]).any())
+
+
+def _merges_rows(places: Tensor, heads: Tensor, letters: str) -> bool:
+    """Whether no axis of what was merged holds numbers of one token alone in each row."""
+    if bool((places < 0).all()) or heads.shape[letters.index("L")] == 1:
+        return False
+    owners = [axis for axis, letter in enumerate(letters) if letter in "BL"]
+    numbers = torch.arange(heads.numel()).reshape(heads.shape)
+    token = torch.zeros_like(numbers)
+    for axis in owners:
+        place = torch.arange(heads.shape[axis]).reshape([-1] + [1] * (heads.dim() - axis - 1))
+        token = token * heads.shape[axis] + place
+    of_place = token.expand(heads.shape).flatten()
+    owner = torch.where(places < 0, -1, of_place[places.clamp(min=0)])
+    return all(_differ(owner, axis) for axis in range(owner.dim()))
+
+
+def _differ(owner: Tensor, axis: int) -> bool:
+    """Whether some row along an axis has several owners."""
+    known = owner >= 0
+    least = torch.where(known, owner, torch.iinfo(owner.dtype).max).amin(axis)
+    most = torch.where(known, owner, -1).amax(axis)
+    return bool((known.any(axis) & (least != most)).any())
