@@ -322,11 +322,15 @@ def module_callers(reading: Understood) -> Iterator[Caller]:
         name = str(weights.q.dtype)
         if name not in copies:
             copies[name] = put_in_dtype(duplicate(reading.built).eval(), weights.q.dtype)
+        if not recipe.is_free:
+            return copies[name]
         module = duplicate(copies[name])
         recipe.write(module, sizes, weights)
         return module
 
     def weigh(geometry: Geometry, dtype: str, seed: int) -> golden.ProjectionWeights:
+        if not recipe.is_free:
+            return in_dtype(own, TORCH_DTYPES[dtype])
         drawn = draw_weights(geometry, biases, dtype=dtype, seed=seed)
         if recipe.has_output:
             return drawn
@@ -355,6 +359,7 @@ def module_callers(reading: Understood) -> Iterator[Caller]:
                 sizes=SizeRule(changes=tuple((name, str(size)) for name, size in widths.items())),
                 weigh=weigh,
                 biases=biases,
+                draws=recipe.is_free,
                 longest=reading.finding.longest,
             )
 
