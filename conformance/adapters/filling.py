@@ -71,12 +71,12 @@ def masks_that_hide_nothing() -> Iterator[str]:
         yield f"{{query}}.{maker}({shape}{dtype})"
 
 
-def positions_for(name: str, head_sizes: Sequence[int]) -> list[str]:
+def positions_for(name: str, head_sizes: Iterable[int | str]) -> list[str]:
     """Positions and tables of them that a parameter of a name may take, the likeliest first.
 
     Those of cosines and of sines go together entry by entry.
     """
-    words = set(words_of(name))
+    words, head_sizes = set(words_of(name)), tuple(head_sizes)
     tables = [
         f"{_sized(size)}{width}{axes}" for size in head_sizes for axes in _AXES for width in _WIDTHS
     ]
@@ -98,7 +98,7 @@ def positions_for(name: str, head_sizes: Sequence[int]) -> list[str]:
     return [*ids, *pairs, *made, _ZEROS]
 
 
-def _sized(size: int) -> str:
+def _sized(size: int | str) -> str:
     return _ANGLES.replace("{size}", str(size))
 
 

@@ -527,7 +527,7 @@ def _of_instance(built: nn.Module, request: ModuleRequest) -> Candidate:
     promises["semantics"] = without_biases(promises.get("semantics"), recipe)
     if sizes.num_kv_heads != sizes.num_heads:
         promises["features"] = [*promises.get("features", ()), "gqa"]
-    if recipe.has_output:
+    if recipe.has_output and recipe.is_free:
 
         def build(_geometry: Geometry, weights: golden.ProjectionWeights) -> AdaptedModule:
             return loaded(duplicate(built), calling, recipe, sizes, weights)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 import torch
@@ -47,13 +47,17 @@ class Holder:
     layout
         How the rows of several roles mingle: ``blocks`` one role after the other, ``grouped`` the
         roles of each key/value head together, ``hdk`` and ``dkh`` axes in that order: head (h),
-        channel (d), role (k).
+        channel (d), role (k). ``shared`` is one small matrix for each head's part of the tokens.
+    axes
+        Of a parameter with an axis of heads: its axes in the order of (heads, channels) and width;
+        one axis stands for a bias of heads and channels.
     """
 
     roles: str
     path: str
     transposed: bool = False
     layout: str = "blocks"
+    axes: tuple[int, ...] = ()
 
     def parameters(self, module: nn.Module) -> list[nn.Parameter]:
         """The parameters of a module that this holder names, in the order of the heads."""
@@ -77,27 +81,51 @@ class Holder:
 
     def read(self, module: nn.Module, sizes: HeadSizes) -> dict[str, Tensor]:
         """A copy of what is held, by role, as ``(out, in)`` matrices (or biases)."""
-        parts = [self._as_rows(parameter.detach()) for parameter in self.parameters(module)]
-        unpacked = unpack(torch.cat(parts), self.roles, self.layout, sizes)
+        parts = [self._as_matrix(parameter.detach()) for parameter in self.parameters(module)]
+        packed = torch.cat(parts)
+        if self.layout == "shared":
+            packed = _for_each_head(packed, sizes.num_heads)
+        unpacked = unpack(packed, self.roles, self.layout, sizes)
         return {role: part.clone() for role, part in unpacked.items()}
 
     @torch.no_grad()
     def write(self, module: nn.Module, sizes: HeadSizes, parts: Mapping[str, Tensor]) -> None:
         """Load what it holds, in place; raises DeclarationError for another shape."""
         packed = pack(parts, self.roles, self.layout, sizes)
+        if self.layout == "shared":
+            packed = self._for_one_head(packed, sizes.num_heads)
         views = [self._as_rows(parameter) for parameter in self.parameters(module)]
-        rows = [view.shape[0] for view in views]
-        if packed.shape != (sum(rows), *views[0].shape[1:]):
+        shapes = [self._as_matrix(parameter).shape for parameter in self.parameters(module)]
+        rows = [shape[0] for shape in shapes]
+        if packed.shape != (sum(rows), *shapes[0][1:]):
             msg = (
-                f"{self.path} holds {[sum(rows), *views[0].shape[1:]]} (out, in) for {self.roles}, "
+                f"{self.path} holds {[sum(rows), *shapes[0][1:]]} (out, in) for {self.roles}, "
                 f"but a problem's weights make {list(packed.shape)}: pin the sizes that this "
                 "module cannot change with geometry="
             )
             raise DeclarationError(msg)
         for view, part in zip(views, packed.split(rows), strict=True):
-            view.copy_(part)
+            view.copy_(part.reshape(view.shape))
+
+    def _for_one_head(self, packed: Tensor, heads: int) -> Tensor:
+        """The small matrix (or bias) of every head; DeclarationError where they are not one."""
+        rows = packed.shape[0] // heads
+        small = packed[:rows, : packed.shape[1] // heads] if packed.dim() > 1 else packed[:rows]
+        if not torch.equal(_for_each_head(small, heads), packed):
+            msg = f"{self.path} is one matrix for all heads, which can hold no other for each"
+            raise DeclarationError(msg)
+        return small
+
+    def _as_matrix(self, stored: Tensor) -> Tensor:
+        """A parameter as ``(out, in)``, or its numbers as one axis for a bias."""
+        rows = self._as_rows(stored)
+        if len(self.axes) <= 1:
+            return rows
+        return rows.flatten(1) if self.roles == "o" else rows.flatten(0, 1)
 
     def _as_rows(self, stored: Tensor) -> Tensor:
+        if self.axes:
+            return stored.permute(self.axes) if stored.dim() == len(self.axes) else stored.view(-1)
         stored = stored.view(stored.shape[:2])  # that of a convolution has axes of size one behind
         return stored.T if self.transposed else stored
 
@@ -112,6 +140,22 @@ class StoredProjections:
     def has_bias(self, role: str) -> bool:
         """Whether a projection has a bias."""
         return any(role in holder.roles for holder in self.biases)
+
+    def for_all_heads(self) -> StoredProjections:
+        """The same with one matrix each of query, key and value for all heads."""
+
+        def shared(holders: tuple[Holder, ...]) -> tuple[Holder, ...]:
+            return tuple(
+                holder if holder.roles == "o" else replace(holder, layout="shared")
+                for holder in holders
+            )
+
+        return StoredProjections(matrices=shared(self.matrices), biases=shared(self.biases))
+
+    @property
+    def is_free(self) -> bool:
+        """Whether any weights can be loaded: one matrix cannot hold several heads'."""
+        return all(holder.layout != "shared" for holder in self.matrices)
 
     @property
     def has_output(self) -> bool:
@@ -156,10 +200,17 @@ def _bias(weights: golden.ProjectionWeights, role: str) -> Tensor:
     return matrix.new_zeros(matrix.shape[0]) if bias is None else bias
 
 
+def _for_each_head(small: Tensor, heads: int) -> Tensor:
+    """A matrix of a head's part of the tokens as that of all heads, block by block."""
+    return torch.block_diag(*[small] * heads) if small.dim() > 1 else small.repeat(heads)
+
+
 def supports(layout: str, roles: str, sizes: HeadSizes) -> bool:
     """Whether a layout makes sense for these sizes: some need every role to have equal heads."""
     if layout == "blocks":
         return True
+    if layout == "shared":
+        return sizes.num_heads == sizes.num_kv_heads
     if len(roles) == 1:
         return False
     if layout == "grouped":

@@ -262,6 +262,8 @@ def _opened(module: nn.Module, request: ModuleRequest, calling: Calling) -> Proj
         )
         hypotheses = tuple(itertools.islice(_hypotheses(search), _MOST_HYPOTHESES))
         if not hypotheses:
+            hypotheses = tuple(_with_one_matrix_for_all(search))
+        if not hypotheses:
             search, notes = _with_any_heads(search), []
             hypotheses = tuple(itertools.islice(_hypotheses(search), _MOST_HYPOTHESES))
         _settle(search.trial, hypotheses)
@@ -349,13 +351,31 @@ def _hypotheses(search: ProjectionSearch) -> Iterator[Hypothesis]:
     for choice, assignment in enumerate(search.possible.assignments):
         for recipe in recipes(assignment, search.possible.biases):
             pairs = zip(recipe.matrices, assignment.values(), strict=True)
-            shapes = {
-                holder.roles: leaf.out_and_in(transposed=holder.transposed)
-                for holder, leaf in pairs
-            }
+            shapes = {holder.roles: leaf.read_by(holder) for holder, leaf in pairs}
             for sizes in possible_sizes(shapes, search.heads, search.kv_heads):
                 if _fits(search.module, recipe, sizes):
                     yield Hypothesis(choice=choice, recipe=recipe, sizes=sizes)
+
+
+def _with_one_matrix_for_all(search: ProjectionSearch) -> Iterator[Hypothesis]:
+    """Readings in which every head projects its own part of the tokens by the same matrices."""
+    for choice, assignment in enumerate(search.possible.assignments):
+        for recipe in recipes(assignment, search.possible.biases):
+            pairs = zip(recipe.matrices, assignment.values(), strict=True)
+            shapes = {holder.roles: leaf.read_by(holder) for holder, leaf in pairs}
+            small = {shapes[role] for role in "qkv" if role in shapes}
+            merged = shapes.get("o", (0, 0))[1]
+            rows, columns = next(iter(small), (0, 1))
+            heads_apart = any(holder.axes for holder in recipe.matrices)
+            if heads_apart or len(small) > 1 or set(shapes) != set("qkvo") or rows != columns or merged % rows:
+                continue
+            count = merged // rows
+            if search.heads not in (None, (count,)):
+                continue
+            sizes = HeadSizes(
+                num_heads=count, num_kv_heads=count, head_size=rows, value_head_size=rows
+            )
+            yield Hypothesis(choice=choice, recipe=recipe.for_all_heads(), sizes=sizes)
 
 
 def _fits(module: nn.Module, recipe: StoredProjections, sizes: HeadSizes) -> bool:
@@ -363,7 +383,7 @@ def _fits(module: nn.Module, recipe: StoredProjections, sizes: HeadSizes) -> boo
     if not all(supports(holder.layout, holder.roles, sizes) for holder in recipe.matrices):
         return False
     for holder in recipe.biases:
-        rows = sum(parameter.shape[0] for parameter in holder.parameters(module))
+        rows = sum(parameter.numel() for parameter in holder.parameters(module))
         if holder.roles != "o" and rows != sum(sizes.rows(role) for role in holder.roles):
             return False
     return True

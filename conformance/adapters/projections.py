@@ -10,13 +10,18 @@ from typing import Final
 
 from torch import nn
 
-from ..base.parameter_names import role_of
+from ..base.parameter_names import role_of, words_of
 from ..base.printable_text import few
 from ..errors import DeclarationError
 from .packing import FUSED_LAYOUTS, Holder, StoredProjections
 
 _MATRIX: Final = 2
 _NOT_PROJECTIONS: Final = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.Bilinear, nn.RNNBase)
+_CONVOLVES: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# The axes of (heads, channels) and width in a parameter that has all three, the likeliest first;
+# for the output width comes first.
+_CUBE: Final = ((0, 2, 1), (1, 2, 0), (0, 1, 2))
+_OUTPUT_CUBE: Final = ((2, 0, 1), (0, 1, 2), (1, 0, 2))
 _NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
 
 
@@ -26,6 +31,7 @@ class Leaf:
 
     ``shape`` is as stored, the rows of all heads together; ``transposed`` lists the possible
     orientations, likeliest first; ``plain`` marks a parameter that is not some layer's ``weight``.
+    ``cube`` is the shape of one with an axis of heads.
     """
 
     path: str
@@ -35,6 +41,14 @@ class Leaf:
     plain: bool = False
     count: int = 1
     known_layout: bool = False
+    cube: tuple[int, ...] = ()
+
+    def read_by(self, holder: Holder) -> tuple[int, int]:
+        """The rows and columns ``(out, in)`` as a holder reads them."""
+        if not self.cube:
+            return self.out_and_in(transposed=holder.transposed)
+        first, second, third = (self.cube[axis] for axis in holder.axes)
+        return (first, second * third) if holder.roles == "o" else (first * second, third)
 
     def out_and_in(self, *, transposed: bool) -> tuple[int, int]:
         """The rows and columns of the matrix read as ``(out, in)``."""
@@ -71,10 +85,18 @@ def plain_biases(module: nn.Module, taken: set[str]) -> list[Holder]:
     holders = []
     for name, parameter in module.named_parameters(remove_duplicate=False):
         roles, clear = role_of(name)
-        is_bias = parameter.dim() == 1 and name.rpartition(".")[2] not in _OF_NORMS
+        vector = parameter.dim() == 1 or _is_bias_of_heads(name, parameter)
+        is_bias = vector and name.rpartition(".")[2] not in _OF_NORMS
         if is_bias and name not in taken and clear:
-            holders.append(Holder(roles=roles, path=name))
+            axes = (0,) if parameter.dim() > 1 else ()
+            holders.append(Holder(roles=roles, path=name, axes=axes))
     return holders
+
+
+def _is_bias_of_heads(name: str, parameter: nn.Parameter) -> bool:
+    """Whether a parameter is a bias ``[H, D]``."""
+    words = set(words_of(name.rpartition(".")[2]))
+    return parameter.dim() == _MATRIX and bool(words & {"b", "bias", "biases"})
 
 
 def _check_readable(name: str, owner: nn.Module) -> None:
@@ -94,6 +116,19 @@ def _check_readable(name: str, owner: nn.Module) -> None:
 
 def _of_owner(prefix: str, owner: nn.Module) -> Iterator[Leaf]:
     for name, parameter in owner.named_parameters(recurse=False):
+        if parameter.dim() == len(_CUBE) and role_of(name)[1] and not isinstance(owner, _CONVOLVES):
+            first, second, third = parameter.shape
+            yield Leaf(
+                path=f"{prefix}{name}",
+                bias=None,
+                shape=(first * second, third),
+                transposed=(False,),
+                plain=True,
+                cube=tuple(parameter.shape),
+            )
+            continue
+        if _is_bias_of_heads(name, parameter):
+            continue
         if parameter.dim() != _MATRIX and not _mixes_channels(owner, name):
             continue
         bias = getattr(owner, "bias", None) if name == "weight" else None
@@ -109,7 +144,7 @@ def _of_owner(prefix: str, owner: nn.Module) -> Iterator[Leaf]:
 
 def _mixes_channels(owner: nn.Module, name: str) -> bool:
     """Whether a weight is that of a convolution over one token, which is a matrix."""
-    if not isinstance(owner, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) or name != "weight":
+    if not isinstance(owner, _CONVOLVES) or name != "weight":
         return False
     return owner.groups == 1 and all(size == 1 for size in owner.kernel_size)
 
@@ -217,6 +252,9 @@ def recipes(assignment: Assignment, biases: tuple[Holder, ...]) -> Iterator[Stor
     variants = [list(_holders(roles, leaf)) for roles, leaf in assignment.items()]
     own = [leaf.bias for leaf in assignment.values()]
     for holders in itertools.product(*variants):
+        cubes = {holder.axes for holder in holders if holder.roles != "o"}
+        if len(cubes) > 1:  # query, key and value are stored alike
+            continue
         attached = [
             replace(holder, path=bias, transposed=False)
             for holder, bias in zip(holders, own, strict=True)
@@ -244,6 +282,10 @@ def recipes(assignment: Assignment, biases: tuple[Holder, ...]) -> Iterator[Stor
 
 
 def _holders(roles: str, leaf: Leaf) -> Iterator[Holder]:
+    if leaf.cube:
+        for axes in _OUTPUT_CUBE if roles == "o" else _CUBE if len(roles) == 1 else ():
+            yield Holder(roles=roles, path=leaf.path, axes=axes)
+        return
     if len(roles) == 1:
         for transposed in leaf.transposed:
             yield Holder(roles=roles, path=leaf.path, transposed=transposed)

@@ -210,6 +210,8 @@ class Caller:
         Whether a layer takes any projections, and has none of its own.
     longest
         The most tokens that it takes, where that is known.
+    arrays
+        Whose arrays it takes: torch's, or NumPy's.
     """
 
     prepare: Prepare
@@ -220,6 +222,7 @@ class Caller:
     draws: bool = True
     dtype: str = "float32"
     longest: int | None = None
+    arrays: str = "torch"
 
     def under(self, **changes: Any) -> Caller:
         """A copy that differs in some fields of the convention."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+import torch
 from torch import nn
 
 from .._golden import golden
 from ..adapters.calling import Calling, ways_to_call
+from ..adapters.filling import masks_that_hide_nothing, positions_for
 from ..adapters.module import understand
 from ..adapters.projection_search import ModuleProjections, ModuleRequest
 from ..adapters.trial import duplicate, put_in_dtype
@@ -58,8 +60,11 @@ def function_callers(implementation: Implementation) -> Iterator[Caller]:
         return
     heads = parameters.meaning("heads")
     rules = (*_CORE_RULES, *_built_sizes(implementation.value))
-    for rule, layout in itertools.product(rules, CORE_LAYOUTS):
-        options: Options = absent(parameters)
+    ways = itertools.product(_arrays(implementation.value), needed(parameters), rules, CORE_LAYOUTS)
+    for arrays, given, rule, layout in ways:
+        if arrays == "numpy" and layout.give != "{}":
+            continue
+        options: Options = given
         needs_heads = bool(heads) and heads[0].required
         if layout.name == "BLE":
             if not heads:
@@ -67,10 +72,10 @@ def function_callers(implementation: Implementation) -> Iterator[Caller]:
             options = (*options, (heads[0].name, "{query}.shape[1]"))
         elif needs_heads:
             continue
-        ways = plain_options(parameters, options)
-        for way in ways:
+        for way in plain_options(parameters, options):
             yield Caller(
-                prepare=lambda _geometry, _weights: implementation.value,
+                prepare=partial(_prepared, implementation.value, arrays),
+                arrays=arrays,
                 convention=Convention(
                     kind="core",
                     inputs="separate",
@@ -82,6 +87,39 @@ def function_callers(implementation: Implementation) -> Iterator[Caller]:
                 weigh=lambda _geometry, _dtype, _seed: None,
                 biases="",
             )
+
+
+def _arrays(value: Any) -> tuple[str, ...]:
+    """The kinds of arrays that a function may take: NumPy's first where its code speaks of NumPy."""
+    code, names = getattr(value, "__code__", None), getattr(value, "__globals__", {})
+    used = {getattr(names.get(name), "__name__", "") for name in getattr(code, "co_names", ())}
+    if "numpy" in used and "torch" not in used:
+        return "numpy", "torch"
+    return ("torch",)
+
+
+def _prepared(value: Any, arrays: str, _geometry: Geometry, _weights: Any) -> Any:
+    return value if arrays == "torch" else partial(_on_arrays, value)
+
+
+def _on_arrays(function: Any, *inputs: Any, **options: Any) -> Any:
+    """Call a function of NumPy's arrays with tensors; its answers become tensors."""
+    named = {name: _as_array(value) for name, value in options.items()}
+    return _as_tensors(function(*map(_as_array, inputs), **named))
+
+
+def _as_array(value: Any) -> Any:
+    return value.detach().numpy() if isinstance(value, torch.Tensor) else value
+
+
+def _as_tensors(value: Any) -> Any:
+    if type(value).__module__ == "numpy":
+        return torch.as_tensor(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_as_tensors, value))
+    if isinstance(value, dict):
+        return {name: _as_tensors(part) for name, part in value.items()}
+    return value
 
 
 def _built_sizes(value: Any) -> list[SizeRule]:
@@ -110,13 +148,6 @@ def _with_layout(rule: SizeRule, layout: Layout) -> SizeRule:
 
 def read_inputs(parameters: Parameters, shown: str) -> tuple[str, tuple[str, ...] | None]:
     """The inputs that are taken, and their keywords where the order is not query, key, value."""
-    tables = [entry.name for entry in parameters.meaning("positions") if entry.required]
-    if tables:
-        msg = (
-            f"{shown} needs {' and '.join(tables)}, tables of positions, which identify does not "
-            "make: wrap it in a function or module that fills them in"
-        )
-        raise UsageError(msg)
     roles = {entry.meaning: entry.name for entry in parameters.entries if entry.meaning in "qkv"}
     roles.pop("", None)
     if len(roles) == SEPARATE:
@@ -125,20 +156,22 @@ def read_inputs(parameters: Parameters, shown: str) -> tuple[str, tuple[str, ...
         return "separate", None if tuple(leading) == names else names
     if not says_inputs(parameters):
         return "separate", None  # nothing is known of it: query, key and value, by position
-    needed = [
+    required = [
         entry
         for entry in parameters.entries
         if entry.required and entry.meaning in ("q", "k", "v", "")
     ]
-    stuck = [entry.name for entry in needed if entry.position < 0]
-    if stuck or len(needed) not in _MODES:
-        names_text = ", ".join(entry.name for entry in needed)
+    stuck = [entry.name for entry in required if entry.position < 0]
+    if stuck or len(required) not in _MODES:
+        names_text = ", ".join(entry.name for entry in required)
         msg = (
-            f"{shown} needs {len(needed)} arguments ({names_text}), and attention takes one, two "
+            f"{shown} needs {len(required)} arguments ({names_text}), and attention takes one, two "
             "or three inputs: wrap it in a function that fills in the others"
         )
         raise UsageError(msg)
-    return _MODES[len(needed)], None
+    leading = [entry.name for entry in parameters.entries if 0 <= entry.position < len(required)]
+    names = tuple(entry.name for entry in required)
+    return _MODES[len(required)], None if tuple(leading) == names else names
 
 
 def says_inputs(parameters: Parameters) -> bool:
@@ -146,14 +179,30 @@ def says_inputs(parameters: Parameters) -> bool:
     return any(entry.position >= 0 or entry.required for entry in parameters.entries)
 
 
-def absent(parameters: Parameters) -> tuple[tuple[str, str], ...]:
-    """Required arguments without use in a plain call: None for masks, no dropout."""
-    neutral = {"mask": "None", "dropout": "0.0", "causal": "False", "scale": "None"}
-    return tuple(
-        (entry.name, neutral[entry.meaning])
-        for entry in parameters.entries
-        if entry.required and entry.meaning in neutral
-    )
+def needed(parameters: Parameters) -> Iterator[Options]:
+    """Required arguments without use in a plain call, the likeliest first.
+
+    None for masks and no dropout; then masks that hide nothing, and tables of positions.
+    """
+    neutral = {"dropout": ("0.0", "None"), "causal": ("False",), "scale": ("None",)}
+    groups: dict[str, list[list[tuple[str, str]]]] = {}
+    for entry in parameters.entries:
+        if not entry.required or entry.meaning not in (*neutral, "mask", "positions"):
+            continue
+        if entry.meaning == "mask":
+            values: Iterable[str] = masks_that_hide_nothing()
+        elif entry.meaning == "positions":
+            values = positions_for(entry.name, ("{query}.shape[-1]",))
+        else:
+            values = neutral[entry.meaning]
+        groups.setdefault(entry.meaning, []).append([(entry.name, value) for value in values])
+    ways = [list(zip(*alike, strict=False)) for alike in groups.values()]
+    for chosen in itertools.islice(itertools.product(*ways), _MOST_FILLED):
+        yield tuple(itertools.chain.from_iterable(chosen))
+
+
+# Ways to fill what a function needs besides its inputs.
+_MOST_FILLED: Final = 60
 
 
 # What builders of layers may be bound to, each as changes in order.
@@ -237,8 +286,9 @@ def _layer_callers(
         return
     if taken != mode and says_inputs(parameters):
         return
-    for way in plain_options(parameters, absent(parameters)):
-        yield caller.under(names=names, options=way)
+    for given in needed(parameters):
+        for way in plain_options(parameters, given):
+            yield caller.under(names=names, options=way)
 
 
 def _try_building(caller: Caller) -> Any:
@@ -322,11 +372,15 @@ def module_callers(reading: Understood) -> Iterator[Caller]:
         name = str(weights.q.dtype)
         if name not in copies:
             copies[name] = put_in_dtype(duplicate(reading.built).eval(), weights.q.dtype)
+        if not recipe.is_free:
+            return copies[name]
         module = duplicate(copies[name])
         recipe.write(module, sizes, weights)
         return module
 
     def weigh(geometry: Geometry, dtype: str, seed: int) -> golden.ProjectionWeights:
+        if not recipe.is_free:
+            return in_dtype(own, TORCH_DTYPES[dtype])
         drawn = draw_weights(geometry, biases, dtype=dtype, seed=seed)
         if recipe.has_output:
             return drawn
@@ -355,6 +409,7 @@ def module_callers(reading: Understood) -> Iterator[Caller]:
                 sizes=SizeRule(changes=tuple((name, str(size)) for name, size in widths.items())),
                 weigh=weigh,
                 biases=biases,
+                draws=recipe.is_free,
                 longest=reading.finding.longest,
             )
 

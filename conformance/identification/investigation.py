@@ -468,18 +468,34 @@ def _dropout(case: Investigation, *, same: bool) -> None:
         return
     for parameter in parameters:
         if parameter.by_keyword:
-            dropped = _drops(case, parameter)
-            if parameter.guessed and not dropped:
-                continue
-            words = "drops weights at random" if dropped else "changes nothing"
-            case.findings.add(
-                "dropout", f"{placed(parameter)}: {words}", f"{parameter.name}=0.5, twice", dropped
-            )
+            _add_dropout(case, parameter)
 
 
-def _drops(case: Investigation, parameter: CallParameter) -> bool:
-    options = (*case.caller.convention.options, (parameter.name, "0.5"))
-    return repeats(case.caller.under(options=options)) is False
+def _add_dropout(case: Investigation, parameter: CallParameter) -> None:
+    """What a rate does, or a module of dropout where no rate is taken."""
+    shown = "0.5"
+    drops = _drops(case, parameter, shown)
+    if drops is None and not parameter.guessed:
+        shown = "torch.nn.Dropout(0.5)"
+        drops = _drops(case, parameter, shown)
+        raises = "0.5 raises"
+        words = {
+            None: f"{raises}, and so does a module, {shown}",
+            True: f"a module: {shown} drops weights at random, and {raises}",
+            False: f"a module: {shown} changes nothing, and {raises}",
+        }[drops]
+    else:
+        words = "drops weights at random" if drops else "changes nothing"
+    if drops or not parameter.guessed:
+        evidence = f"{parameter.name}={shown}, twice"
+        case.findings.add("dropout", f"{placed(parameter)}: {words}", evidence, bool(drops))
+
+
+def _drops(case: Investigation, parameter: CallParameter, value: str) -> bool | None:
+    """Whether answers vary with a value of a parameter; None where it is refused."""
+    options = (*case.caller.convention.options, (parameter.name, value))
+    same = repeats(case.caller.under(options=options))
+    return None if same is None else not same
 
 
 _STEPS: Final = (

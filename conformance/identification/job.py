@@ -307,7 +307,7 @@ def _first_golden(
             taking = caller.taking_output()
             observed = observed if taking is caller else observe(taking)
             caller = taking
-        if isinstance(observed, Refusal):
+        if isinstance(observed, Refusal) or _hides_all(caller, observed):
             continue
         weights = Weights(caller)
         read = read_plain(weights, observed, PointJudge(caller.kind, "float32"))
@@ -319,6 +319,16 @@ def _first_golden(
             shown = list(observed[0].output.shape)
             refusals.append(Refusal("type", f"returned a tensor of shape {shown}"))
     return _first_further(unread) if unread else _refused(refusals, parameters)
+
+
+def _hides_all(caller: Caller, observed: list[ProbeAnswer]) -> bool:
+    """Whether a mask that was made for the call hides every key: all rows are the same, or NaN."""
+    made = any("{query}.new_" in source for _, source in caller.convention.options)
+    outputs = [observation.output for observation in observed]
+    return made and all(
+        bool(output.isnan().any() or torch.allclose(output, output[..., :1, :].expand_as(output)))
+        for output in outputs
+    )
 
 
 # How torch says that a tensor of its own has another size than one that was given.
@@ -340,7 +350,7 @@ def _refused(refusals: list[Refusal], parameters: Parameters) -> str:
         return "it takes neither query, key and value nor any inputs that attention has"
     tables = " and ".join(table.name for table in parameters.meaning("positions"))
     needs = (
-        f"; it may need {tables}, tables of positions, which identify does not make: wrap it in a "
+        f"; it may need {tables}, tables of positions of a kind that identify does not make: wrap it in a "
         "function or module that fills them in"
     )
     reason = f"no way of calling it gives an answer: it {_commonest(refusals)}"

@@ -200,8 +200,12 @@ def add_facts(case: Investigation) -> None:
                 "masked calls are golden without the triangle",
                 "mask-only",
             )
+    named: set[str] = set()
     for result in results:
         name = f"mask {result.parameter.name} ({result.kind})"
+        if name in named and isinstance(result, MaskReading):  # in other shapes otherwise
+            name = f"mask {result.parameter.name} ({result.kind}, {result.uses[0].native})"
+        named.add(name)
         if isinstance(result, MaskReading):
             _add_mask(case, name, result)
         elif not result.parameter.guessed:
@@ -252,6 +256,9 @@ def _polarity(reading: MaskReading) -> str:
     """The value of a mask that ignores a key, in words."""
     if reading.point.mask_operation == "add-to-kept":
         return "True is added as 1, and nothing is hidden"
+    if reading.kind == "compared float":
+        far, none = ("attends", "ignores") if reading.form == "drop" else ("ignores", "attends")
+        return f"compared with a number, not added: one far below zero {far}, 0 {none}"
     if reading.kind in ("int", "0/1 float"):
         return "1 ignores" if reading.form == "drop" else "0 ignores"
     return _POLARITY[reading.form]

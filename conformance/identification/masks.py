@@ -47,6 +47,14 @@ _KINDS: Final = (
     ("int", "keep_int", "drop", "{}.to(torch.int64)"),
     ("0/1 float", "keep", "drop", "{}.to({query}.dtype)"),
 )
+# A float that is compared with a threshold: it hides keys, and is not added.
+_THRESHOLD: Final = (
+    "compared float",
+    "keep",
+    "drop",
+    "torch.where({}, 0.0, -1e9).to({query}.dtype)",
+)
+_OF_NUMBERS: Final = (_KINDS[-1], _THRESHOLD)
 BIAS: Final = "additive float"
 LENGTHS: Final = "lengths"
 
@@ -139,10 +147,15 @@ def _of_parameter(case: Probed, parameter: CallParameter) -> Iterator[MaskResult
     additive = _additive(case, parameter)
     lengths = _lengths(case, parameter)
     understood = False
-    for kind in _KINDS:
-        if kind is _KINDS[-1] and (understood or additive is not None):
+    for kind in (*_KINDS, _THRESHOLD):
+        of_numbers = kind in _OF_NUMBERS
+        if of_numbers and (additive is not None or (understood and kind is not _THRESHOLD)):
             continue  # tried only where neither a bias nor a mask of two values is taken
-        result = _boolean(case, parameter, kind)
+        result, *others = _boolean(case, parameter, kind) or [None]
+        if kind is _THRESHOLD:  # what is 0 or not, in place of true or false, is no threshold
+            found = [one for one in (result, *others) if isinstance(one, MaskReading)]
+            yield from (one for one in found if one.form == "keep" or not understood)
+            continue
         if isinstance(result, MaskReading):
             added = additive is not None and result.point.mask_operation == "add-to-kept"
             if added and kind is not _KINDS[0]:
@@ -154,8 +167,7 @@ def _of_parameter(case: Probed, parameter: CallParameter) -> Iterator[MaskResult
             and not (result.idle and kind is _KINDS[0])  # nobody expects a bool to be ignored
         ):
             continue  # another form is what the parameter is for
-        if result is not None:
-            yield result
+        yield from () if result is None else (result, *others)
     yield from (result for result in (additive, lengths) if result is not None)
 
 
@@ -183,8 +195,11 @@ def _probe(caller: Caller, form: str, shape: str, seed: int) -> Inputs:
 
 def _boolean(
     case: Probed, parameter: CallParameter, kind: tuple[str, str, str, str]
-) -> MaskResult | None:
-    """A mask of two values: its polarity, and what it does."""
+) -> list[MaskResult]:
+    """A mask of two values: its polarity, and what it does.
+
+    Several where it is read otherwise in other shapes.
+    """
     word, keep_form, drop_form, give = kind
     give = give.replace("{query}", case.caller.convention.inputs_names[0])
     taken: list[tuple[MaskUse, ProbeAnswer]] = []
@@ -198,26 +213,31 @@ def _boolean(
     if word != "bool":
         taken = [pair for pair in taken if not _means_additive(case, pair[1])]
     if not taken:
-        return None
+        return []
+    results: list[MaskResult] = []
+    left = taken
     for reading in _readings(case.point):
-        fitting = [use for use, answer in taken if _fits_with_keys(case, reading, answer)]
-        if fitting:
-            break
-    else:
-        unmoved = _unmoved(case.caller, taken)
-        why = "it changes nothing" if unmoved else "it changes the answer in no way that is known"
-        return UnreadMask(parameter=parameter, kind=word, why=why, idle=unmoved)
-    if reading.mask_operation == "ignore":
-        return UnreadMask(parameter=parameter, kind=word, why="it changes nothing", idle=True)
-    drops = reading.mask_polarity == "drop"
-    form = drop_form if drops else keep_form
-    # A mask of 0 and 1 that keeps arrives as integers already.
-    cast = ".to(torch.int64)" if word == "int" and not drops else ""
-    uses = [
-        dataclasses.replace(use, form=form, give=use.give.replace(cast, "") if cast else use.give)
-        for use in fitting
-    ]
-    return _reading(parameter, word, form, uses, reading.replace(mask_polarity="keep"))
+        fitting = [use for use, answer in left if _fits_with_keys(case, reading, answer)]
+        # Of other shapes the other polarity is looked for, not all that a mask may do.
+        again = results and reading.mask_operation != "replace"
+        if not fitting or again or reading.mask_operation == "ignore":
+            continue
+        drops = reading.mask_polarity == "drop"
+        form = drop_form if drops else keep_form
+        # A mask of 0 and 1 that keeps arrives as integers already.
+        cast = ".to(torch.int64)" if word == "int" and not drops else ""
+        uses = [
+            dataclasses.replace(use, form=form, give=use.give.replace(cast, "") if cast else use.give)
+            for use in fitting
+        ]
+        read = _reading(parameter, word, form, uses, reading.replace(mask_polarity="keep"))
+        results += [] if read is None else [read]
+        left = [(use, answer) for use, answer in left if use not in fitting]
+    if results:  # what most shapes say is what a declaration can say
+        return sorted(results, key=lambda one: -len(one.uses) if isinstance(one, MaskReading) else 0)
+    unmoved = _unmoved(case.caller, taken)
+    why = "it changes nothing" if unmoved else "it changes the answer in no way that is known"
+    return [UnreadMask(parameter=parameter, kind=word, why=why, idle=unmoved)]
 
 
 def _means_additive(case: Probed, answer: ProbeAnswer) -> bool:
@@ -309,7 +329,8 @@ def chosen_uses(results: Sequence[MaskResult]) -> tuple[MaskUse, ...]:
 
     A form that a bool mask offers is not also taken from an int or float mask.
     """
-    understood = [result for result in results if isinstance(result, MaskReading)]
+    every = [result for result in results if isinstance(result, MaskReading)]
+    understood = [reading for reading in every if reading.kind != _THRESHOLD[0]] or every
     forms = dict.fromkeys(reading.form for reading in understood)
     uses: list[MaskUse] = []
     for form in forms:

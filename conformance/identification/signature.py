@@ -30,10 +30,13 @@ _WORDS: Final[dict[str, tuple[str, ...]]] = {
     "window": ("window", "window_size", "sliding_window", "local_window"),
     "causal": ("is_causal", "causal"),
     "scale": ("softmax_scale", "sm_scale", "scale", "scaling", "temperature"),
-    "mask": ("mask", "bias", "len", "padding", "keep", "drop", "seqlens"),
+    "mask": ("mask", "bias", "len", "padding", "keep", "drop", "seqlens", "adj"),
 }
-# Tables of rotary positions, which identify cannot make.
-_ROTARY: Final = ("cos", "sin", "freqs", "rope", "rotary", "position_embed", "pos_emb")
+# Positions, and tables of them.
+_ROTARY: Final = (
+    *("cos", "sin", "freqs", "rope", "rotary", "position_embed", "pos_emb", "position_ids"),
+    *("start_pos", "input_pos", "cache_position"),
+)
 # What a function of **keywords may take.
 GUESSED: Final = (
     "keep",

@@ -129,6 +129,8 @@ def promises_of(case: Investigation) -> dict[str, str]:
         source["inputs"] = repr(convention.inputs)
     if not convention.layout.batched:
         source["batched"] = "False"
+    if case.caller.arrays != "torch":
+        source["arrays"] = repr(case.caller.arrays)
     if convention.masks:
         source["masks"] = repr(list(convention.forms))
         source["mask_shapes"] = repr(list(convention.shapes))
