@@ -293,6 +293,7 @@ def verdict(
             return outcome
     word, reason = _green(loaded, results)
     unknown = unchecked_masks(loaded, [result.id for result in results])
+    unknown = unknown or missing_gradients(results)
     if unknown:
         return "inconclusive", f"{word}, but {unknown}"
     left = [parameter.name for parameter in loaded.unchecked]
@@ -336,6 +337,24 @@ def unchecked_masks(loaded: Loaded, slugs: Iterable[str]) -> str:
         f"{loaded.target and ' ' + loaded.target}' says what is known of it), or let it stay so "
         f"with unchecked=[{names_text}] or "
         f"--unchecked {','.join(names)}"
+    )
+
+
+def missing_gradients(results: Sequence[ClauseResult]) -> str:
+    """Why gradients that nobody excluded leave a verdict open, in words, or "".
+
+    That is where no clause that asks for them got any, in some dtype on some device: gradients that
+    only an option is without are said by its clause.
+    """
+    asked = [result for result in results if result.id.startswith("gradients.")]
+    ran = {(result.dtype, result.device) for result in asked if result.status in _RAN}
+    return next(
+        (
+            result.reason
+            for result in asked
+            if result.lacks_gradients and (result.dtype, result.device) not in ran
+        ),
+        "",
     )
 
 
