@@ -56,6 +56,11 @@ def _takes_sequences(candidate: Candidate) -> str:
     return f"its layout is {declared.layout}, not varlen"
 
 
+def _of_other_lengths(candidate: Candidate) -> str:
+    tied = candidate.declaration.pins.ties_lengths
+    return "its geometry gives each sequence as many keys as queries" if tied else ""
+
+
 @clause(
     "varlen.golden",
     sentence=(
@@ -137,7 +142,7 @@ def varlen_empty_sequence(subject: Subject, problem: Problem) -> Finding:
     space=_space(patterns=(NO_QUERIES,)),
     needs_golden=True,
     counterfactual="every sequence as long as the longest",
-    applies=(_takes_sequences,),
+    applies=(_takes_sequences, _of_other_lengths),
 )
 def varlen_no_queries(subject: Subject, problem: Problem) -> Finding:
     """The first sequence, one in the middle or the last is among those without queries."""
@@ -158,7 +163,7 @@ def varlen_no_queries(subject: Subject, problem: Problem) -> Finding:
     space=_space(patterns=(NO_KEYS,)),
     needs_golden=True,
     counterfactual="every sequence as long as the longest",
-    applies=(_takes_sequences,),
+    applies=(_takes_sequences, _of_other_lengths),
 )
 def varlen_no_keys(subject: Subject, problem: Problem) -> Finding:
     """The other sequences against the golden, then the rows without keys against their rule."""
@@ -190,7 +195,7 @@ def varlen_no_keys(subject: Subject, problem: Problem) -> Finding:
     space=_space(patterns=(NO_QUERIES,)),
     needs_golden=True,
     counterfactual="gradients of half the size",
-    applies=(_takes_sequences, has_golden_gradients),
+    applies=(_takes_sequences, _of_other_lengths, has_golden_gradients),
 )
 def varlen_no_queries_gradients(subject: Subject, problem: Problem) -> Finding:
     """A random output gradient, against the golden backward pass in float64."""
@@ -209,7 +214,7 @@ def varlen_no_queries_gradients(subject: Subject, problem: Problem) -> Finding:
     source=f"{SOURCE}; pytorch#41508: NaN gradients from rows without keys",
     space=_space(patterns=(NO_KEYS,)),
     counterfactual="a sequence without keys",
-    applies=(_takes_sequences, records_gradients, rows_are_finite),
+    applies=(_takes_sequences, _of_other_lengths, records_gradients, rows_are_finite),
 )
 def varlen_no_keys_gradients(subject: Subject, problem: Problem) -> Finding:
     """Rows without keys get an output gradient like the others."""

@@ -23,10 +23,11 @@ from ..clauses.registry import Clause, all_clauses
 from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
 from ..declare.declaration import WHOLE_MODEL
+from ..diagnosis.answer_facts import lost_search_entry
 from ..diagnosis.chance import UNORDERED
 from ..diagnosis.mistakes import named_mistakes
 from ..diagnosis.refused_sizes import RAISES, RIGHT, WRONG
-from ..errors import UsageError
+from ..errors import UsageError, fault_of
 from ..problems.pool import Pool
 from ..problems.problem import Problem, problem_from_json
 from .causes import Causes, own_fault
@@ -173,7 +174,10 @@ class CandidateRun:
 
         A failure that does not occur again stays as it is.
         """
-        return self._guarded(planned, partial(self._explained, failure, clause_run))
+        explained = partial(self._explained, failure, clause_run)
+        return self._guarded(
+            planned, lambda result: _though_unexplained(failure, lambda: explained(result))
+        )
 
     def _guarded(
         self, planned: PlannedClause, work: Callable[[ClauseResult], ClauseResult]
@@ -277,7 +281,8 @@ class CandidateRun:
         if not self.explain or clause_run.deferred:
             return result
         clause_run.on_failure(result)
-        return self._reduced_result(replace(failure, result=result), clause_run)
+        failure = replace(failure, result=result)
+        return _though_unexplained(result, lambda: self._reduced_result(failure, clause_run))
 
     def _explained(
         self, result: ClauseResult, clause_run: ClauseRun, planned: ClauseResult
@@ -375,14 +380,21 @@ class CandidateRun:
         For failures without a name of their own, when all of them have been diagnosed.
         """
         subject = self.subject(failure.dtype, failure.device)
-        known = self._causes.diagnosticians.get(subject)
         problem = (failure.counterexample or {}).get("problem")
-        if known is None or problem is None:
+        if problem is None:
             return ""
         with torch_state.one_thread(), torch_state.neutral():
             kind = "" if failure.violation is None else failure.violation.kind
             clause = self._clauses[failure.id]
-            return known.explained_by(clause, problem_from_json(problem), kind)
+            return self._causes.follows(subject, clause, problem_from_json(problem), kind)
+
+
+def _though_unexplained(failure: ClauseResult, explain: Callable[[], ClauseResult]) -> ClauseResult:
+    """A failure made small and named; as it was found where that ends with an error of ours."""
+    try:
+        return explain()
+    except Exception as error:  # noqa: BLE001 (a verdict stands though its cause stays unknown)
+        return failure.replace(diagnosis=[lost_search_entry(fault_of(error))])
 
 
 # The kinds of violation that work in another order on a device may make.
