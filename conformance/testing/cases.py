@@ -28,8 +28,8 @@ class ClauseCase:
     """The ``clause`` of a test: calling it checks the clause and ends the test accordingly.
 
     ``candidate`` is the candidate's name; ``id``, ``level`` and ``requirement`` are the clause's;
-    ``result`` is what came out, None before. The case that ``speaks_for_gradients`` is no skip where
-    the answer has none and nobody excluded them: the verdict is then open.
+    ``result`` is what came out, None before. The case that ``speaks_for_gradients`` is no skip
+    where the answer has none and nobody excluded them: the verdict is then open.
     """
 
     def __init__(
