@@ -55,6 +55,9 @@ INVERTED: Final = "inverted"
 # How the reason of a clause ends that is not applicable for want of gradients that nobody excluded.
 EXCLUDE_GRADIENTS: Final = 'say without=["gradients"] where it is for inference alone'
 
+# How the reason of a clause begins that a fault of the machine's torch would have failed.
+BLAMED_ON_PLATFORM: Final = "no fault of the candidate's: "
+
 
 def absent_device(name: str) -> str:
     """How the reason of a clause begins that is not applicable for want of a device."""

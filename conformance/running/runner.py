@@ -12,14 +12,16 @@ from typing import Any, Final
 from ..adapters.compiled import profile_for
 from ..base.mistake import UNKNOWN
 from ..base.profile import WHOLE, Profile, Shard
-from ..base.results import WRONG_ANSWERS, ClauseResult, Violation
+from ..base.results import BLAMED_ON_PLATFORM, WRONG_ANSWERS, ClauseResult, Violation
 from ..calls import torch_state
 from ..calls.arrays import no_such_numbers
+from ..calls.calling import within_each_call
 from ..calls.devices import canonical, why_unusable
 from ..calls.integrity import Seal, seal_as_loaded
+from ..calls.platform_faults import Spared, platform_fault
 from ..calls.recording import Recording
 from ..clauses.operators import left_to_eager
-from ..clauses.registry import Clause, all_clauses
+from ..clauses.registry import Clause, Finding, all_clauses
 from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
 from ..declare.declaration import WHOLE_MODEL
@@ -220,6 +222,7 @@ class CandidateRun:
         key = f"{clause.id} {result.dtype} {result.device} {clause_run.round}"
         begun = self._aside.pop(key, None) or self._begun(clause, subject, clause_run.round)
         problems, left, tally = begun
+        blamed = ""
 
         def counted() -> ClauseResult:
             return result.replace(
@@ -244,6 +247,9 @@ class CandidateRun:
                 return unfinished(covered())
             clause_run.on_example(problem.as_json(), tally)
             finding = examine(clause, subject, problem)
+            if finding.violation is not None:
+                own = _without_platform(clause, subject, problem)
+                blamed, finding = (blamed, finding) if own is None else own
             tally.add(finding)
             if finding.violation is not None:
                 tally.failed = True
@@ -254,7 +260,7 @@ class CandidateRun:
                 self._aside[key] = begun
                 return unfinished(counted())
         status, reason = tally.outcome()
-        return covered().replace(status=status, reason=reason)
+        return covered().replace(status=status, reason=reason or blamed)
 
     def _begun(
         self, clause: Clause, subject: Subject, number: int
@@ -387,6 +393,23 @@ class CandidateRun:
             kind = "" if failure.violation is None else failure.violation.kind
             clause = self._clauses[failure.id]
             return self._causes.follows(subject, clause, problem_from_json(problem), kind)
+
+
+def _without_platform(
+    clause: Clause, subject: Subject, problem: Problem
+) -> tuple[str, Finding] | None:
+    """What a failing example shows where torch's faults are kept away, behind what they are.
+
+    None where there are none, or where it fails all the same: that is the candidate's.
+    """
+    fault = platform_fault(subject.dtype) if subject.device == "cpu" else ""
+    if not fault:
+        return None
+    with within_each_call(Spared()):
+        finding = examine(clause, subject, problem)
+    if finding.violation is not None:
+        return None
+    return f"{BLAMED_ON_PLATFORM}{fault}; with dense copies of them the clause holds", finding
 
 
 def _though_unexplained(failure: ClauseResult, explain: Callable[[], ClauseResult]) -> ClauseResult:
