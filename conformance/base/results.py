@@ -58,6 +58,13 @@ EXCLUDE_GRADIENTS: Final = 'say without=["gradients"] where it is for inference 
 # How the reason of a clause begins that a fault of the machine's torch would have failed.
 BLAMED_ON_PLATFORM: Final = "no fault of the candidate's: "
 
+# What the reason of state.threads holds where nothing could be asked on several.
+ONE_THREAD: Final = "one thread"
+# What is measured of an answer that is another on several threads: how many, and whether equal
+# calls have different ones there.
+THREADS: Final = "threads"
+RACE: Final = "race"
+
 
 def absent_device(name: str) -> str:
     """How the reason of a clause begins that is not applicable for want of a device."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 from ..adapters.compiled import profile_for
 from ..base.mistake import UNKNOWN
 from ..base.profile import WHOLE, Profile, Shard
-from ..base.results import BLAMED_ON_PLATFORM, WRONG_ANSWERS, ClauseResult, Violation
+from ..base.results import BLAMED_ON_PLATFORM, RACE, WRONG_ANSWERS, ClauseResult, Violation
 from ..calls import torch_state
 from ..calls.arrays import no_such_numbers
 from ..calls.calling import within_each_call
@@ -26,7 +26,7 @@ from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
 from ..declare.declaration import WHOLE_MODEL
 from ..diagnosis.answer_facts import lost_search_entry
-from ..diagnosis.chance import UNORDERED
+from ..diagnosis.chance import UNORDERED, threads_entry
 from ..diagnosis.mistakes import named_mistakes
 from ..diagnosis.refused_sizes import RAISES, RIGHT, WRONG
 from ..errors import UsageError, fault_of
@@ -312,7 +312,10 @@ class CandidateRun:
     def _reduced_result(self, failure: _Failure, clause_run: ClauseRun) -> ClauseResult:
         clause, subject, kind = failure.clause, failure.subject, failure.violation.kind
         causes, chance = self._causes, None
-        if kind in _OF_CHANCE:
+        threaded = threads_entry(failure.violation)
+        if threaded is not None and threaded["name"] == RACE:  # no smaller problem need show it
+            return _as_drawn(failure, failure.violation, threaded)
+        if kind in _OF_CHANCE and threaded is None:
             chance = causes.chance(failure.problem, subject, failure.fails, kind)
         if chance is not None and chance["name"] != UNORDERED and not clause.of_repetition:
             return _random_failure(failure, chance)
@@ -341,7 +344,7 @@ class CandidateRun:
         in_time = not clause_run.is_over
         diagnosis: list[dict[str, Any]] = []
         failing = replace(failure, problem=smallest.problem, violation=smallest.violation)
-        entry = chance or causes.changed_inputs(subject, clause, failing.fails)
+        entry = threaded or chance or causes.changed_inputs(subject, clause, failing.fails)
         if entry is not None:
             diagnosis = [entry]
         elif self._is_diagnosed(clause, kind, subject) and in_time:
@@ -459,13 +462,18 @@ def _random_failure(failure: _Failure, random: dict[str, Any]) -> ClauseResult:
     """
     reason = "equal calls give different answers, which says nothing of what this clause is about"
     violation = Violation(kind=failure.violation.kind, message=reason)
+    return _as_drawn(failure, violation, random)
+
+
+def _as_drawn(failure: _Failure, violation: Violation, entry: dict[str, Any]) -> ClauseResult:
+    """A failure as it was drawn, with what it is due to."""
     smallest = Smallest(
         problem=failure.problem, violation=violation, recording=Recording(), tries=0, repeated=False
     )
     return failure.result.replace(
         status="failed",
-        reason=reason,
+        reason=violation.message,
         violation=violation,
         counterexample=describe(failure.clause.id, failure.subject, smallest),
-        diagnosis=[random],
+        diagnosis=[entry],
     )

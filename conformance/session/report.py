@@ -14,10 +14,19 @@ from ..base.mistake import NO_MISTAKE, UNKNOWN
 from ..base.printable_text import few
 from ..base.profile import NO_GRAPH_OPTIONS, GraphOptions
 from ..base.record import SCHEMA, TOOL, CandidateEntry, CauseEntry, ClauseEntry, Record
-from ..base.results import INVERTED, NOT_FINITE, SITE, ClauseResult, elements_shown, plain
+from ..base.results import (
+    INVERTED,
+    NOT_FINITE,
+    ONE_THREAD,
+    SITE,
+    ClauseResult,
+    elements_shown,
+    plain,
+)
 from ..running.workers.messages import Loaded, Ready, RunOptions, package_version, project_url
 from .expectations import Stale
 
+OF_THREADS: Final = "state.threads"
 _NONE: Final[Mapping[str, Any]] = {}
 # What a diagnosis says of its failure alone.
 _OF_FAILURES: Final = ("facts", "common", "example", "picture", "line")
@@ -314,7 +323,9 @@ def _green(loaded: Loaded, results: Sequence[ClauseResult]) -> tuple[str, str]:
         return "conforms-up-to-gauge", "; ".join([loaded.gauge, *notes])
     if expected or loaded.deviations:
         return "conforms-with-deviations", "; ".join(notes)
-    return "conforms", "every applicable MUST clause passed"
+    alone = any(ONE_THREAD in each.reason for each in results if each.id == OF_THREADS)
+    where = f", asked on {ONE_THREAD} alone" if alone else ""
+    return "conforms", f"every applicable MUST clause passed{where}"
 
 
 def unchecked_masks(loaded: Loaded, slugs: Iterable[str]) -> str:

@@ -55,7 +55,7 @@ def faulty_torch() -> Iterator[None]:
             library.impl(name, kernel, "CPU")
     platform_fault.cache_clear()
     yield
-    library._destroy()  # noqa: SLF001 (a kernel of torch is put back in no other way)
+    library._destroy()
     platform_fault.cache_clear()
 
 
