@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-import torch
+from conformance.running.workers.messages import environment
 
 from .tasks import Outcome, keep_larger
 
@@ -21,7 +21,8 @@ PAGE: Final = """\
 
 {examples} examples (one problem judged by one clause): {dtypes}.
 {number} correct candidates, {judged} clauses judged, profile {profile}, seeds {seeds}; {seconds} s
-in {jobs} processes, torch {torch}, Python {python}, {date}.{share}
+in {jobs} processes, torch {torch}, Python {python}, {date}, on {cpu}
+(faults of torch's own operations there: {faults}).{share}
 
 **{alarms} false alarms.** One would be a MUST or SHOULD clause that a correct candidate fails
 without having announced it, that cannot be tested on it, or that ends in an error. The hand-picked
@@ -94,6 +95,7 @@ def report(tally: Tally, options: argparse.Namespace, number: int, seconds: floa
     ]
     fewer = f" with {options.problems} problems drawn for a clause" if options.problems else ""
     alarms = [f"- {line}" for line in tally.accusations]
+    machine = environment()
     return PAGE.format(
         examples=f"{tally.examples:,}",
         dtypes=tally.spoken,
@@ -103,7 +105,9 @@ def report(tally: Tally, options: argparse.Namespace, number: int, seconds: floa
         seeds=f"{first} to {last}",
         seconds=f"{seconds:.0f}",
         jobs=options.jobs,
-        torch=torch.__version__,
+        torch=machine["torch"],
+        cpu=machine["cpu"],
+        faults=machine["faults"],
         python=platform.python_version(),
         date=time.strftime("%Y-%m-%d"),
         share=_share(tally),

@@ -315,3 +315,15 @@ class QueriesWithoutKeysGetNaN(_GradientsUnwritten):
         self, query: Tensor, key: Tensor, queries: Tensor, keys: Tensor
     ) -> tuple[Tensor, Tensor]:
         return _left(query, (keys == 0).repeat_interleave(queries), float("nan")), key
+
+
+@core("varlen.no-keys-neighbours", **VARLEN)
+class GradientsEndWithSequenceWithoutKeys(_GradientsUnwritten):
+    """The backward pass returns at a sequence without keys: those behind it get no gradient."""
+
+    def unwritten(
+        self, query: Tensor, key: Tensor, queries: Tensor, keys: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        behind = (keys == 0).cumsum(0) > 0
+        query = _left(query, behind.repeat_interleave(queries), 0.0)
+        return query, _left(key, behind.repeat_interleave(keys), 0.0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -225,3 +228,41 @@ class SeedsEverybody(EagerCore):
     def attend(self, call: Call) -> Answer:
         torch.manual_seed(0)
         return super().attend(call)
+
+
+@core("state.threads")
+class LastRowsLeftByThreads(EagerCore):
+    """Rows are divided among the threads of the process, and what is left over stays zero."""
+
+    def attend(self, call: Call) -> Answer:
+        answer = super().attend(call)
+        count = torch.get_num_threads()
+        if count == 1 or not isinstance(answer, Tensor):
+            return answer
+        done = torch.arange(call.query_length) < call.query_length // count * count
+        return answer * done[:, None]
+
+
+@core("state.threads")
+class AccumulatorSharedByThreads(EagerCore):
+    """Threads add up the halves of each row in one place, which the others overwrite meanwhile."""
+
+    def attend(self, call: Call) -> Answer:
+        answer = super().attend(call)
+        count = torch.get_num_threads()
+        if count == 1 or not isinstance(answer, Tensor):
+            return answer
+        flat = answer.detach().reshape(-1)
+        shared = torch.zeros(1, dtype=answer.dtype)
+        together, rows = Barrier(count), flat.clone()
+
+        def work(number: int) -> None:
+            for place in range(number, min(len(flat), 64) // count * count, count):
+                together.wait()
+                shared.copy_(flat[place])
+                together.wait()
+                rows[place] = shared[0]
+
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(work, range(count)))
+        return rows.reshape(answer.shape)

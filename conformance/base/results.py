@@ -52,6 +52,19 @@ SITE: Final = "site"
 # Where it says which masks hide by 1, with which it is answered rightly.
 INVERTED: Final = "inverted"
 
+# How the reason of a clause ends that is not applicable for want of gradients that nobody excluded.
+EXCLUDE_GRADIENTS: Final = 'say without=["gradients"] where it is for inference alone'
+
+# How the reason of a clause begins that a fault of the machine's torch would have failed.
+BLAMED_ON_PLATFORM: Final = "no fault of the candidate's: "
+
+# What the reason of state.threads holds where nothing could be asked on several.
+ONE_THREAD: Final = "one thread"
+# What is measured of an answer that is another on several threads: how many, and whether equal
+# calls have different ones there.
+THREADS: Final = "threads"
+RACE: Final = "race"
+
 
 def absent_device(name: str) -> str:
     """How the reason of a clause begins that is not applicable for want of a device."""
@@ -142,6 +155,11 @@ class ClauseResult(Replaceable):
     trail: dict[str, Any] | None = None
     coverage: dict[str, Any] | None = None
     explained_by: str | None = None
+
+    @property
+    def lacks_gradients(self) -> bool:
+        """Whether the clause is not applicable for want of gradients that nobody excluded."""
+        return self.status == "not-applicable" and self.reason.endswith(EXCLUDE_GRADIENTS)
 
     def as_json(self) -> dict[str, Any]:
         """The entry of the report; numbers that are not finite become texts.

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..base.results import Violation
+from ..base.results import EXCLUDE_GRADIENTS, Violation
 from ..problems.arrangements import canonical_tokens, present_output, token_names
 from ..problems.inputs import Inputs
 from .calling import Answer, Arguments, CandidateFailure, guarded
@@ -30,6 +30,9 @@ COMPUTING_GRADIENTS = "computing the gradients"
 
 class NotDifferentiable(LookupError):  # noqa: N818 (a promise that nobody made is not broken)
     """The candidate has no gradients, and promises them by default only."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{why}: {EXCLUDE_GRADIENTS}")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

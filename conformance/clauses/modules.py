@@ -227,6 +227,7 @@ def _drops_after_all(subject: Subject, module: nn.Module, inputs: Inputs, answer
 PROBABILITIES = (0.5, 0.25, 0.1)
 # Two calls keep equally many of a row's 8 or more keys with a chance of at most 0.36 (for a
 # probability of 0.1), and of all the keys of this many rows with one below DROPOUT_FALSE_ALARM.
+EQUALLY_MANY: Final = 0.36
 ROWS_THAT_DIFFER = 30
 
 
@@ -271,13 +272,14 @@ def dropout(subject: Subject, problem: Problem) -> Finding:
     slack = slack * keys * (1.0 - probability)
     if bool((slack > model.COUNTABLE).any()):  # kept keys could not be counted
         return Finding(binding=False)
-    rows = counts[..., :1].numel() if counts.dim() == len("BHLD") else counts.numel()
+    rows = _of_rows(counts).numel()
     if _all_sum_to_one(counts, slack, keys, probability):
         violation: Violation | None = _without_loss(subject, problem, probability, rows)
     else:
         violation = _judge(counts, slack, keys, probability)
     shows = 2.0 * (1.0 - probability) ** (rows * keys) < model.DROPOUT_FALSE_ALARM
-    if violation is None and shows and rows >= ROWS_THAT_DIFFER and torch.equal(answer, again):
+    drawn = _drawn_apart(_of_rows(counts).round()).numel()
+    if violation is None and drawn >= ROWS_THAT_DIFFER and torch.equal(answer, again):
         message = "two calls drop exactly the same weights: nothing is drawn anew"
         violation = Violation(kind="value", message=message)
     return Finding(binding=shows, violation=violation)
@@ -337,7 +339,7 @@ def _nearly_singular(values: Tensor) -> bool:
 
 def _all_sum_to_one(counts: Tensor, slack: Tensor, keys: int, probability: float) -> bool:
     """Whether every row returns the common value itself, which chance does not explain."""
-    apart = counts[..., :1] if counts.dim() == len("BHLD") else counts
+    apart = _of_rows(counts)
     left = keys * (1.0 - probability)
     if bool(((counts - left).abs() > slack).any()):
         return False
@@ -369,7 +371,7 @@ def _without_loss(subject: Subject, problem: Problem, probability: float, rows: 
 
 
 def _judge(counts: Tensor, slack: Tensor, keys: int, probability: float) -> Violation | None:
-    apart = counts[..., :1] if counts.dim() == len("BHLD") else counts
+    apart = _of_rows(counts)
     same = (counts - apart).abs() <= 2.0 * slack
     if not bool(same.all()):
         return Violation(
@@ -389,8 +391,17 @@ def _judge(counts: Tensor, slack: Tensor, keys: int, probability: float) -> Viol
             f"{_other_factor(counts, slack, keys, probability, got)}"
         )
         return Violation(kind="value", message=message, got=got)
-    kept = int(apart.round().sum())
-    total = apart.numel() * keys
+    apart, queries = apart.round(), apart.shape[2]
+    if queries > 1 and bool((apart == apart[:, :, :1]).all()):
+        further = apart.numel() * (queries - 1) // queries
+        if EQUALLY_MANY**further < model.DROPOUT_FALSE_ALARM:
+            message = (
+                f"all {queries} queries of an item and head lose equally many weights: one row of "
+                "weights to drop is drawn for all of them"
+            )
+            return Violation(kind="value", message=message)
+    apart = _drawn_apart(apart)
+    kept, total = int(apart.sum()), apart.numel() * keys
     if _tail(kept, total, 1.0 - probability) < model.DROPOUT_FALSE_ALARM:
         message = (
             f"{kept} of {total} weights were kept where {1.0 - probability:g} of them should be "
@@ -399,7 +410,23 @@ def _judge(counts: Tensor, slack: Tensor, keys: int, probability: float) -> Viol
         return Violation(
             kind="value", message=message, got=kept, expected=total * (1.0 - probability)
         )
-    return _judge_independence(apart.round(), keys, probability)
+    return _judge_independence(apart, keys, probability)
+
+
+def _of_rows(counts: Tensor) -> Tensor:
+    """A number for each row and head, of a core's channels that of the first."""
+    return counts[..., :1] if counts.dim() == len("BHLD") else counts
+
+
+def _drawn_apart(counts: Tensor) -> Tensor:
+    """The counts of rows that were drawn apart: those that items, heads or queries share once.
+
+    Flax draws what all items and heads drop once by default; what is equal by chance is no loss.
+    """
+    for axis in range(len("BHL")):
+        first = counts.narrow(axis, 0, 1) if counts.shape[axis] else counts
+        counts = first if bool((counts == first).all()) else counts
+    return counts
 
 
 # What weights that are kept are multiplied by in place of 1 / (1 - p): words and number.

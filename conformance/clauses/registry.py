@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from ..base.geometry import FIELDS
-from ..base.results import Violation
+from ..base.results import ONE_THREAD, Violation
 from ..declare.candidate import Candidate
 from ..declare.declaration import KINDS, MASK_FORMS, SEQUENCES
 from ..errors import DeclarationError, UsageError
@@ -50,6 +50,7 @@ _NEEDS_ONE_PROCESS: Final[dict[str, str]] = {
     "state.answer-is-fresh": _MEMORY,
     "state.answer-kept": _MEMORY,
     "state.settings": _MODES,
+    "state.threads": f"there it runs on {ONE_THREAD}",
 }
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from ..base.results import Violation
+from ..base.results import RACE, THREADS, Violation
 from ..calls.calling import Arguments, CandidateFailure, arguments
-from ..calls.devices import whole_storage
+from ..calls.devices import CPU, kind_of, whole_storage
+from ..calls.threads import threads, why_one_thread
+from ..declare.candidate import Candidate
 from ..declare.declaration import SEQUENCES
 from ..oracle.comparison import View
 from ..problems.caching import CACHED, cached_length, draws_cache
@@ -19,6 +23,7 @@ from ..problems.materialise import generator_for
 from ..problems.problem import MaskPlan, Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import EVERY_OPTION, Space, admits_lengths, can_cross
+from .device import in_this_process
 from .judging import identical, relate, same_unless_identical, still_holds
 from .rearranging import permutation, reordered_items, reordered_queries, unchanged
 from .registry import Finding, clause, violated
@@ -434,3 +439,58 @@ def _others(subject: Subject, problem: Problem) -> Iterator[Problem]:
     # The largest comes last: in the reverse order nothing smaller is remembered before it.
     items = geometry.batch + 1 if declared.batched else 1
     yield problem.replace(geometry=longer_sizes.replace(batch=items), mask=other_mask)
+
+
+# On so many threads a call is made again, so often each: a race shows in some calls only.
+THREADS_ASKED: Final = (2, 4)
+CALLS_ON_THREADS: Final = 4
+
+
+def _can_have_threads(candidate: Candidate) -> str:
+    """Why a candidate cannot be asked on several threads, or ""."""
+    if kind_of(candidate.declaration.devices[0]) != CPU:
+        return "it is judged on a device, whose threads are its own"
+    return in_this_process(candidate) or why_one_thread()
+
+
+@clause(
+    "state.threads",
+    sentence="An answer does not depend on how many threads the process has.",
+    source="flash-attention#1374, pytorch#165712: races; rows beside those that a thread has",
+    space=Space(
+        mask="maybe",
+        causal="maybe",
+        values=LIVELY,
+        preferred=(("batch", 2), ("num_heads", 4), ("query_length", 33), ("key_length", 33)),
+        share=0.1,
+    ),
+    explained=False,
+    applies=(_can_have_threads,),
+)
+def on_threads(subject: Subject, problem: Problem) -> Finding:
+    """A call on one thread, and the same on two and on four, several times each."""
+    inputs = subject.inputs(problem)
+    forward = subject.forward(inputs)
+    alone = subject.call(forward, inputs).output
+    for count in THREADS_ASKED:
+        with threads(count):
+            answers = [subject.call(forward, inputs).output for _ in range(CALLS_ON_THREADS)]
+        wording = f"on {count} threads the answer is another than on one"
+        for answer in answers:
+            finding = same_unless_identical(subject, (inputs, alone), (inputs, answer), wording)
+            if finding.violation is not None:
+                races = not all(identical(answers[0], each) for each in answers)
+                return _of_threads(finding.violation, count, races=races)
+    return Finding(margin=0.0)
+
+
+def _of_threads(violation: Violation, count: int, *, races: bool) -> Finding:
+    """The violation of an answer that is another on several threads; each time another by races."""
+    measured = {**violation.measured, THREADS: count, RACE: races}
+    if not races:
+        return Finding(violation=dataclasses.replace(violation, measured=measured))
+    message = (
+        f"on {count} threads equal calls have different answers, and are not right: "
+        f"{violation.message}"
+    )
+    return Finding(violation=dataclasses.replace(violation, message=message, measured=measured))

@@ -79,8 +79,8 @@ def was_written(before: Snapshot) -> bool:
 
 _LOST: Final = "the answer does not require a gradient, though {}"
 _LOST_HERE: Final = f"{_LOST}; the answer to a plain call, where all inputs do, requires one"
-_NONE: Final = "its answer requires no gradient, and gradients are no promise of its own"
-_REFUSES: Final = "it refuses inputs that require gradients, which are no promise of its own"
+_NONE: Final = "its answer carries no gradient"
+_REFUSES: Final = "it refuses inputs that require gradients"
 
 
 class Differentiator:

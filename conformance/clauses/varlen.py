@@ -7,6 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from ..calls.differentiating import INPUT_NAMES, NotDifferentiable
 from ..declare.candidate import Candidate
 from ..declare.declaration import SEQUENCES
 from ..oracle.comparison import compare, moves, with_relation
@@ -20,11 +21,15 @@ from .empty_rows import follows_empty_rule
 from .gradients import gradients_with_empty_rows, rows_are_finite
 from .judging import column, matches_golden, wide_range
 from .judging_gradients import (
+    cannot_be_judged,
+    compare_gradients,
     drawn_gradients_match,
     has_golden_gradients,
+    output_gradient,
     records_gradients,
     with_full_rows,
 )
+from .rearranging import reordered_items
 from .registry import Finding, clause
 from .subject import Subject
 
@@ -54,6 +59,11 @@ def _takes_sequences(candidate: Candidate) -> str:
     if declared.head_layout.has_sequences:
         return ""
     return f"its layout is {declared.layout}, not varlen"
+
+
+def _of_other_lengths(candidate: Candidate) -> str:
+    tied = candidate.declaration.pins.ties_lengths
+    return "its geometry gives each sequence as many keys as queries" if tied else ""
 
 
 @clause(
@@ -137,7 +147,7 @@ def varlen_empty_sequence(subject: Subject, problem: Problem) -> Finding:
     space=_space(patterns=(NO_QUERIES,)),
     needs_golden=True,
     counterfactual="every sequence as long as the longest",
-    applies=(_takes_sequences,),
+    applies=(_takes_sequences, _of_other_lengths),
 )
 def varlen_no_queries(subject: Subject, problem: Problem) -> Finding:
     """The first sequence, one in the middle or the last is among those without queries."""
@@ -158,7 +168,7 @@ def varlen_no_queries(subject: Subject, problem: Problem) -> Finding:
     space=_space(patterns=(NO_KEYS,)),
     needs_golden=True,
     counterfactual="every sequence as long as the longest",
-    applies=(_takes_sequences,),
+    applies=(_takes_sequences, _of_other_lengths),
 )
 def varlen_no_keys(subject: Subject, problem: Problem) -> Finding:
     """The other sequences against the golden, then the rows without keys against their rule."""
@@ -190,7 +200,7 @@ def varlen_no_keys(subject: Subject, problem: Problem) -> Finding:
     space=_space(patterns=(NO_QUERIES,)),
     needs_golden=True,
     counterfactual="gradients of half the size",
-    applies=(_takes_sequences, has_golden_gradients),
+    applies=(_takes_sequences, _of_other_lengths, has_golden_gradients),
 )
 def varlen_no_queries_gradients(subject: Subject, problem: Problem) -> Finding:
     """A random output gradient, against the golden backward pass in float64."""
@@ -209,12 +219,69 @@ def varlen_no_queries_gradients(subject: Subject, problem: Problem) -> Finding:
     source=f"{SOURCE}; pytorch#41508: NaN gradients from rows without keys",
     space=_space(patterns=(NO_KEYS,)),
     counterfactual="a sequence without keys",
-    applies=(_takes_sequences, records_gradients, rows_are_finite),
+    applies=(_takes_sequences, _of_other_lengths, records_gradients, rows_are_finite),
 )
 def varlen_no_keys_gradients(subject: Subject, problem: Problem) -> Finding:
     """Rows without keys get an output gradient like the others."""
     finding = gradients_with_empty_rows(subject, problem)
     return _where_some_lack(finding, subject.inputs(problem), queries=False)
+
+
+@clause(
+    "varlen.no-keys-neighbours",
+    sentence=(
+        "Beside a sequence without keys, where the call is not refused, the answers of the other "
+        "sequences and their gradients are right."
+    ),
+    source=f"{SOURCE}; gradients that a loop leaves with the first sequence that has no keys",
+    space=_space(patterns=(NO_KEYS,)),
+    needs_golden=True,
+    counterfactual="every sequence as long as the longest",
+    applies=(_takes_sequences, _of_other_lengths),
+)
+def varlen_no_keys_neighbours(subject: Subject, problem: Problem) -> Finding:
+    """Only sequences with keys are judged, against the golden, which sees nothing but these."""
+    inputs = subject.inputs(problem)
+    if not subject.answers(inputs):
+        reason = "it does not answer beside a sequence without keys"
+        return Finding(binding=False, inapplicable=reason)
+    wording = "next to a sequence without keys an answer is wrong"
+    finding = matches_golden(subject, inputs, wording, counterfactual=inputs.without_mask())
+    if finding.violation is None and not has_golden_gradients(subject.candidate):
+        of_gradients = _gradients_of_others(subject, problem, inputs)
+        if of_gradients.violation is not None:
+            finding = of_gradients
+    return _where_some_lack(finding, inputs, queries=False)
+
+
+def _gradients_of_others(subject: Subject, problem: Problem, inputs: Inputs) -> Finding:
+    """The gradients of sequences with keys, for an output gradient of all rows.
+
+    Not judged where what the rows without keys answer is not finite: that is declared, or nothing
+    is promised of it, and may be in every gradient.
+    """
+    if inputs.present is None:
+        return Finding(binding=False)
+    lacking = ~inputs.present[1].any(dim=1)
+    order = (~lacking).nonzero().flatten()
+    others = reordered_items(inputs, order).replace(present=None)
+    if cannot_be_judged(subject, others):
+        return Finding(binding=False)
+    drawn = torch.randn(inputs.output_shape, generator=generator_for(problem, 34))
+    upstream = output_gradient(subject, problem, inputs)
+    rows = lacking[:, None, None, None] & inputs.present[0][:, None, :, None]
+    upstream = torch.where(rows, drawn.to(upstream.dtype), upstream)
+    try:
+        gradients = subject.gradients.of(inputs, upstream)
+    except NotDifferentiable:
+        return Finding(binding=False)
+    if not bool(gradients.output.isfinite().all()):
+        return Finding(binding=False)
+    names = INPUT_NAMES[inputs.mode]
+    by_name = {name: gradients.by_name[name][order] for name in names}
+    own = dataclasses.replace(gradients, by_name=by_name)
+    expected = subject.gradients.oracle.answer(others, upstream[order])
+    return compare_gradients(subject, others, expected, own)
 
 
 def _where_some_lack(finding: Finding, inputs: Inputs, *, queries: bool) -> Finding:

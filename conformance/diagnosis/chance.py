@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..base.mistake import UNREPEATABLE
+from ..base.results import RACE, THREADS, Violation
 from ..calls.calling import Answer, Arguments, CandidateFailure, Forward
 from ..calls.devices import CPU, forked_random, kind_of, seed_random, synchronise
 from ..calls.differentiating import Taped
@@ -29,6 +30,9 @@ _FIX: Final = (
 # So often that a race, which has few answers, hardly gives one to each seed; in an order without a
 # period, which a count of calls may have.
 _SEEDS: Final = (1, 2, 2, 1, 2, 1, 1, 2, 2, 1, 1, 2)
+_FIX_OF_RACES: Final = (
+    "give each thread an accumulator and rows of its own, or have threads wait for each other"
+)
 UNORDERED: Final = "streams-not-ordered"
 # How often a call must be right when its device is waited for, before its streams are blamed.
 _TIMES: Final = 4
@@ -91,6 +95,28 @@ class Chance:
             "read before it is written, a clock, or something kept between calls",
             "confidence": 1.0,
         }
+
+
+def threads_entry(violation: Violation) -> dict[str, Any] | None:
+    """What is said of an answer that is another on several threads; None for other failures."""
+    count = violation.measured.get(THREADS)
+    if count is None:
+        return None
+    if violation.measured[RACE]:
+        return {
+            "name": RACE,
+            "text": f"a race: equal calls on {count} threads have different answers, and right "
+            "ones on one thread: two threads write one place, or one reads what another writes",
+            "fix": _FIX_OF_RACES,
+            "confidence": 1.0,
+        }
+    return {
+        "name": "threads-change-answer",
+        "text": f"on {count} threads the answer is another than on one: rows are divided wrongly "
+        "among them, or a thread writes to rows that another has",
+        "fix": "let each thread write to its own rows alone, and let the threads have all rows",
+        "confidence": 1.0,
+    }
 
 
 def random_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:

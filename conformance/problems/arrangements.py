@@ -201,14 +201,20 @@ def _offsets(counts: Tensor, layout: str) -> Tensor:
 
 
 def sequences(
-    pattern: str, sizes: tuple[int, int, int], alignment: str, generator: Generator
+    pattern: str,
+    sizes: tuple[int, int, int],
+    alignment: str,
+    generator: Generator,
+    *,
+    tied: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
     """Which key each query of its sequence may attend, ``[B, 1, Lq, Lk]``, for random lengths.
 
     And which queries and keys there are, where that does not say. One sequence at least is as long
     as the batch is made for. "full" makes them equal, "single" gives each one query;
     "empty-lengths" leaves about a third of them without any token, "no-keys" without keys and
-    "no-queries" without queries: the first, the one in the middle or the last among them.
+    "no-queries" without queries: the first, the one in the middle or the last among them. Where
+    they are ``tied`` each has as many keys as queries.
     """
     batch, query_length, key_length = sizes
     queries = _lengths(batch, query_length, generator)
@@ -219,12 +225,14 @@ def sequences(
         queries = queries.clamp(max=1)
     if pattern in OF_SEQUENCES:
         gone = _gone(batch, generator)
-        queries = queries if pattern == NO_KEYS else queries.masked_fill(gone, 0)
+        queries = queries if pattern == NO_KEYS and not tied else queries.masked_fill(gone, 0)
         keys = keys if pattern == NO_QUERIES else keys.masked_fill(gone, 0)
+    if tied:
+        keys = queries
     place = _from_the_end if alignment == "bottom-right" else _from_the_start
     rows, columns = place(queries, query_length), place(keys, key_length)
     keep = (rows[:, :, None] & columns[:, None, :]).unsqueeze(1)
-    return keep, (rows, columns) if pattern in (NO_KEYS, NO_QUERIES) else None
+    return keep, (rows, columns) if pattern in (NO_KEYS, NO_QUERIES) and not tied else None
 
 
 def _gone(batch: int, generator: Generator) -> Tensor:

@@ -191,6 +191,8 @@ class _Parameters:
         ways = itertools.product(forms, (False, True), (False, True))
         if not any(self._judges(form, causal=flag, weights=too) for form, flag, too in ways):
             some.discard(EMPTY)
+        if self.declared.pins.ties_lengths:
+            some.discard(NO_QUERIES)
         return [name for name in (*PATTERNS, NO_QUERIES) if name in some]
 
     def _judges(self, form: str | None, *, causal: bool, weights: bool) -> bool:

@@ -352,7 +352,8 @@ def _mask(
     if plan.form == SEQUENCES:
         sizes = (geometry.batch, geometry.query_length, geometry.key_length)
         alignment = candidate.declaration.semantics.causal_alignment
-        keep, present = sequences(plan.pattern, sizes, alignment, generator)
+        tied = candidate.declaration.pins.ties_lengths
+        keep, present = sequences(plan.pattern, sizes, alignment, generator, tied=tied)
         return keep, None, present
     shape = mask_sizes(plan.shape, problem.geometry)
     keep = PATTERNS[pattern_for(plan)](shape, generator)

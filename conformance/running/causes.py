@@ -178,6 +178,13 @@ class Causes:
         except Exception as error:  # noqa: BLE001 (a verdict stands though its cause stays unknown)
             return [lost_search_entry(fault_of(error))]
 
+    def follows(self, subject: Subject, clause: Clause, problem: Problem, kind: str) -> str:
+        """The name of another failure's mistake that makes a clause fail as well, or ""."""
+        known = self.diagnosticians.get(subject)
+        if known is None:
+            return ""
+        return self._searched(subject, lambda: known.explained_by(clause, problem, kind)) or ""
+
     def blame(
         self,
         subject: Subject,

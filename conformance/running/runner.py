@@ -12,21 +12,24 @@ from typing import Any, Final
 from ..adapters.compiled import profile_for
 from ..base.mistake import UNKNOWN
 from ..base.profile import WHOLE, Profile, Shard
-from ..base.results import WRONG_ANSWERS, ClauseResult, Violation
+from ..base.results import BLAMED_ON_PLATFORM, RACE, WRONG_ANSWERS, ClauseResult, Violation
 from ..calls import torch_state
 from ..calls.arrays import no_such_numbers
+from ..calls.calling import within_each_call
 from ..calls.devices import canonical, why_unusable
 from ..calls.integrity import Seal, seal_as_loaded
+from ..calls.platform_faults import Spared, platform_fault
 from ..calls.recording import Recording
 from ..clauses.operators import left_to_eager
-from ..clauses.registry import Clause, all_clauses
+from ..clauses.registry import Clause, Finding, all_clauses
 from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
 from ..declare.declaration import WHOLE_MODEL
-from ..diagnosis.chance import UNORDERED
+from ..diagnosis.answer_facts import lost_search_entry
+from ..diagnosis.chance import UNORDERED, threads_entry
 from ..diagnosis.mistakes import named_mistakes
 from ..diagnosis.refused_sizes import RAISES, RIGHT, WRONG
-from ..errors import UsageError
+from ..errors import UsageError, fault_of
 from ..problems.pool import Pool
 from ..problems.problem import Problem, problem_from_json
 from .causes import Causes, own_fault
@@ -173,7 +176,10 @@ class CandidateRun:
 
         A failure that does not occur again stays as it is.
         """
-        return self._guarded(planned, partial(self._explained, failure, clause_run))
+        explained = partial(self._explained, failure, clause_run)
+        return self._guarded(
+            planned, lambda result: _though_unexplained(failure, lambda: explained(result))
+        )
 
     def _guarded(
         self, planned: PlannedClause, work: Callable[[ClauseResult], ClauseResult]
@@ -216,6 +222,7 @@ class CandidateRun:
         key = f"{clause.id} {result.dtype} {result.device} {clause_run.round}"
         begun = self._aside.pop(key, None) or self._begun(clause, subject, clause_run.round)
         problems, left, tally = begun
+        blamed = ""
 
         def counted() -> ClauseResult:
             return result.replace(
@@ -240,6 +247,9 @@ class CandidateRun:
                 return unfinished(covered())
             clause_run.on_example(problem.as_json(), tally)
             finding = examine(clause, subject, problem)
+            if finding.violation is not None:
+                own = _without_platform(clause, subject, problem)
+                blamed, finding = (blamed, finding) if own is None else own
             tally.add(finding)
             if finding.violation is not None:
                 tally.failed = True
@@ -250,7 +260,7 @@ class CandidateRun:
                 self._aside[key] = begun
                 return unfinished(counted())
         status, reason = tally.outcome()
-        return covered().replace(status=status, reason=reason)
+        return covered().replace(status=status, reason=reason or blamed)
 
     def _begun(
         self, clause: Clause, subject: Subject, number: int
@@ -277,7 +287,8 @@ class CandidateRun:
         if not self.explain or clause_run.deferred:
             return result
         clause_run.on_failure(result)
-        return self._reduced_result(replace(failure, result=result), clause_run)
+        failure = replace(failure, result=result)
+        return _though_unexplained(result, lambda: self._reduced_result(failure, clause_run))
 
     def _explained(
         self, result: ClauseResult, clause_run: ClauseRun, planned: ClauseResult
@@ -301,7 +312,10 @@ class CandidateRun:
     def _reduced_result(self, failure: _Failure, clause_run: ClauseRun) -> ClauseResult:
         clause, subject, kind = failure.clause, failure.subject, failure.violation.kind
         causes, chance = self._causes, None
-        if kind in _OF_CHANCE:
+        threaded = threads_entry(failure.violation)
+        if threaded is not None and threaded["name"] == RACE:  # no smaller problem need show it
+            return _as_drawn(failure, failure.violation, threaded)
+        if kind in _OF_CHANCE and threaded is None:
             chance = causes.chance(failure.problem, subject, failure.fails, kind)
         if chance is not None and chance["name"] != UNORDERED and not clause.of_repetition:
             return _random_failure(failure, chance)
@@ -330,7 +344,7 @@ class CandidateRun:
         in_time = not clause_run.is_over
         diagnosis: list[dict[str, Any]] = []
         failing = replace(failure, problem=smallest.problem, violation=smallest.violation)
-        entry = chance or causes.changed_inputs(subject, clause, failing.fails)
+        entry = threaded or chance or causes.changed_inputs(subject, clause, failing.fails)
         if entry is not None:
             diagnosis = [entry]
         elif self._is_diagnosed(clause, kind, subject) and in_time:
@@ -382,14 +396,38 @@ class CandidateRun:
         For failures without a name of their own, when all of them have been diagnosed.
         """
         subject = self.subject(failure.dtype, failure.device)
-        known = self._causes.diagnosticians.get(subject)
         problem = (failure.counterexample or {}).get("problem")
-        if known is None or problem is None:
+        if problem is None:
             return ""
         with torch_state.one_thread(), torch_state.neutral():
             kind = "" if failure.violation is None else failure.violation.kind
             clause = self._clauses[failure.id]
-            return known.explained_by(clause, problem_from_json(problem), kind)
+            return self._causes.follows(subject, clause, problem_from_json(problem), kind)
+
+
+def _without_platform(
+    clause: Clause, subject: Subject, problem: Problem
+) -> tuple[str, Finding] | None:
+    """What a failing example shows where torch's faults are kept away, behind what they are.
+
+    None where there are none, or where it fails all the same: that is the candidate's.
+    """
+    fault = platform_fault(subject.dtype) if subject.device == "cpu" else ""
+    if not fault:
+        return None
+    with within_each_call(Spared()):
+        finding = examine(clause, subject, problem)
+    if finding.violation is not None:
+        return None
+    return f"{BLAMED_ON_PLATFORM}{fault}; with dense copies of them the clause holds", finding
+
+
+def _though_unexplained(failure: ClauseResult, explain: Callable[[], ClauseResult]) -> ClauseResult:
+    """A failure made small and named; as it was found where that ends with an error of ours."""
+    try:
+        return explain()
+    except Exception as error:  # noqa: BLE001 (a verdict stands though its cause stays unknown)
+        return failure.replace(diagnosis=[lost_search_entry(fault_of(error))])
 
 
 # The kinds of violation that work in another order on a device may make.
@@ -431,13 +469,18 @@ def _random_failure(failure: _Failure, random: dict[str, Any]) -> ClauseResult:
     """
     reason = "equal calls give different answers, which says nothing of what this clause is about"
     violation = Violation(kind=failure.violation.kind, message=reason)
+    return _as_drawn(failure, violation, random)
+
+
+def _as_drawn(failure: _Failure, violation: Violation, entry: dict[str, Any]) -> ClauseResult:
+    """A failure as it was drawn, with what it is due to."""
     smallest = Smallest(
         problem=failure.problem, violation=violation, recording=Recording(), tries=0, repeated=False
     )
     return failure.result.replace(
         status="failed",
-        reason=reason,
+        reason=violation.message,
         violation=violation,
         counterexample=describe(failure.clause.id, failure.subject, smallest),
-        diagnosis=[random],
+        diagnosis=[entry],
     )

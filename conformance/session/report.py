@@ -14,10 +14,19 @@ from ..base.mistake import NO_MISTAKE, UNKNOWN
 from ..base.printable_text import few
 from ..base.profile import NO_GRAPH_OPTIONS, GraphOptions
 from ..base.record import SCHEMA, TOOL, CandidateEntry, CauseEntry, ClauseEntry, Record
-from ..base.results import INVERTED, NOT_FINITE, SITE, ClauseResult, elements_shown, plain
+from ..base.results import (
+    INVERTED,
+    NOT_FINITE,
+    ONE_THREAD,
+    SITE,
+    ClauseResult,
+    elements_shown,
+    plain,
+)
 from ..running.workers.messages import Loaded, Ready, RunOptions, package_version, project_url
 from .expectations import Stale
 
+OF_THREADS: Final = "state.threads"
 _NONE: Final[Mapping[str, Any]] = {}
 # What a diagnosis says of its failure alone.
 _OF_FAILURES: Final = ("facts", "common", "example", "picture", "line")
@@ -341,6 +350,7 @@ def verdict(
             return outcome
     word, reason = _green(loaded, results)
     unknown = what_was_unchecked(loaded, [result.id for result in results])
+    unknown = unknown or missing_gradients(results)
     if unknown:
         return "inconclusive", f"{word}, but {unknown}"
     left = [parameter.name for parameter in loaded.unchecked]
@@ -365,7 +375,9 @@ def _green(loaded: Loaded, results: Sequence[ClauseResult]) -> tuple[str, str]:
         return "conforms-up-to-gauge", "; ".join([loaded.gauge, *notes])
     if expected or loaded.deviations:
         return "conforms-with-deviations", "; ".join(notes)
-    return "conforms", "every applicable MUST clause passed"
+    alone = any(ONE_THREAD in each.reason for each in results if each.id == OF_THREADS)
+    where = f", asked on {ONE_THREAD} alone" if alone else ""
+    return "conforms", f"every applicable MUST clause passed{where}"
 
 
 # Of what leaves a verdict open where no call gives it: the clauses that ask about it, and the way
@@ -403,6 +415,24 @@ def what_was_unchecked(loaded: Loaded, slugs: Iterable[str]) -> str:
         f"{' and '.join(f'`{name}`' for name in names)} {was} not checked: {how} ('conformance "
         f"identify{loaded.target and ' ' + loaded.target}' says what is known of it), or let it "
         f"stay so with unchecked=[{', '.join(map(repr, names))}] or --unchecked {','.join(names)}"
+    )
+
+
+def missing_gradients(results: Sequence[ClauseResult]) -> str:
+    """Why gradients that nobody excluded leave a verdict open, in words, or "".
+
+    That is where no clause that asks for them got any, in some dtype on some device: gradients that
+    only an option is without are said by its clause.
+    """
+    asked = [result for result in results if result.id.startswith("gradients.")]
+    ran = {(result.dtype, result.device) for result in asked if result.status in _RAN}
+    return next(
+        (
+            result.reason
+            for result in asked
+            if result.lacks_gradients and (result.dtype, result.device) not in ran
+        ),
+        "",
     )
 
 

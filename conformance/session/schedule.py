@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from ..base.limits import Deadline
 from ..base.mistake import UNKNOWN, UNREPEATABLE
-from ..base.results import WRONG_ANSWERS, ClauseResult
+from ..base.results import BLAMED_ON_PLATFORM, WRONG_ANSWERS, ClauseResult
 from ..errors import UsageError
 from ..running.workers.messages import Loaded, Order
 from ..running.workers.pool import WorkerPool
@@ -285,7 +285,8 @@ class ChunkRun:
         names += [TROUBLE] if self.remembers else []
         watched = any(planned.id == OF_TAMPERING for planned in loaded.planned)
         names += [] if watched else [TAMPERED]
-        warnings = list(loaded.notes)
+        blamed = (each.reason for each in results if each.reason.startswith(BLAMED_ON_PLATFORM))
+        warnings = [*loaded.notes, *dict.fromkeys(blamed)]
         for name in names:
             if not supervisor.is_over and not stopping():
                 # The verdict stands without these warnings.

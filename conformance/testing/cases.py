@@ -28,7 +28,8 @@ class ClauseCase:
     """The ``clause`` of a test: calling it checks the clause and ends the test accordingly.
 
     ``candidate`` is the candidate's name; ``id``, ``level`` and ``requirement`` are the clause's;
-    ``result`` is what came out, None before.
+    ``result`` is what came out, None before. The case that ``speaks_for_gradients`` is no skip
+    where the answer has none and nobody excluded them: the verdict is then open.
     """
 
     def __init__(
@@ -39,11 +40,13 @@ class ClauseCase:
         requirement: str,
         expected: Iterable[ExpectedFailure] = (),
         qualified: bool = False,
+        speaks_for_gradients: bool = False,
     ) -> None:
         self._plan = plan
         self._planned = planned
         self._expected = tuple(expected)
         self._qualified = qualified
+        self._speaks_for_gradients = speaks_for_gradients
         self.requirement = requirement
         self.result: ClauseResult | None = None
 
@@ -129,12 +132,15 @@ class ClauseCase:
             # The user's filter may turn warnings into errors: a candidate that warns does not fail.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                return self._plan.run.run(self._planned, on_example)
+                result = self._plan.run.run(self._planned, on_example)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 (a verdict: the candidate's or the harness' fault)
             seconds = time.perf_counter() - started
             return self._planned.after_exception(error, last, seconds=seconds)
+        if self._speaks_for_gradients and result.lacks_gradients:
+            return result.replace(status="untestable")
+        return result
 
 
 class UncheckedCase(ClauseCase):

@@ -116,6 +116,11 @@ def _cases(
 ) -> Iterator[ClauseCase]:
     qualified = len({planned.dtype for planned in plan.planned}) > 1
     entries = (*declared_expectations(plan.candidate), *expected)
+    of_gradients = {
+        planned.place: planned
+        for planned in reversed(plan.planned)
+        if planned.id.startswith("gradients.") and planned.level == "MUST" and not planned.reason
+    }
     for planned in plan.planned:
         yield ClauseCase(
             plan,
@@ -123,6 +128,7 @@ def _cases(
             requirement=sentences[planned.id],
             expected=entries,
             qualified=qualified,
+            speaks_for_gradients=planned in of_gradients.values(),
         )
     said = what_was_unchecked(plan.loaded(), [planned.id for planned in plan.planned])
     if said:

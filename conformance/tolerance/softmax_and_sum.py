@@ -288,8 +288,7 @@ def weighted_sum_error(
     error = mean_error(attention, perturbed, live, ranges).mul_(1.0 + division)
     error.add_(summed, alpha=product)
     error.add_(attention.output.abs(), alpha=division)
-    exact_mean = summed if perturbed.far is None else attention.weights @ size
-    error.addcmul_(exact_mean, log_sum_exp_error(attention, live, contract))
+    error.addcmul_(summed, log_sum_exp_error(attention, live, contract))
     error.add_(merge_error(attention, live, contract))
     if value_error is not None:
         if perturbed.far is not None:
@@ -342,7 +341,8 @@ def log_sum_exp_error(attention: golden.Attention, live: LiveKeys, contract: Con
 
     Forms that do not divide by the sum of these weights (partial results merged by their lse) keep
     it. With lse = m + log(l), 1 <= l <= n, rounding to nearest errs by no more than log(l), since m
-    is itself representable; one live key has none.
+    is itself representable; one live key has none. Far below zero every weight of n equal ones may
+    so be one: the exponential of the error counts, not the error.
     """
     logarithm = attention.weights.amax(dim=-1, keepdim=True).log_()
     error = (live.largest - logarithm).abs_().mul_(contract.accumulator_roundoff)
@@ -351,7 +351,7 @@ def log_sum_exp_error(attention: golden.Attention, live: LiveKeys, contract: Con
         error.clamp_max_(count)
     else:  # fmin: in an empty row the lse is NaN, the logarithm of its count 0
         error = torch.fmin(error, count)
-    return error.mul_(model.LOG_SUM_EXP_ROUNDINGS)
+    return error.mul_(model.LOG_SUM_EXP_ROUNDINGS).expm1_()
 
 
 def merge_error(attention: golden.Attention, live: LiveKeys, contract: Contract) -> Tensor:

@@ -100,6 +100,35 @@ def test_rows_that_still_sum_to_one_are_told(broken: object, seed: int) -> None:
     assert "one minus the probability" not in violation.message
 
 
+def shared(axes: tuple[int, ...]) -> object:
+    """Weights are dropped alike along some axes."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0) -> Tensor:
+        weights = weights_of(query, key)
+        sizes = [1 if axis in axes else size for axis, size in enumerate(weights.shape)]
+        kept = (torch.rand(sizes) >= dropout) / (1.0 - dropout)
+        return (weights * kept) @ value
+
+    return attend
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("axes", [(2,), (1, 2), (0, 1, 2)])
+def test_a_row_that_all_queries_share_is_told(axes: tuple[int, ...], seed: int) -> None:
+    """One row that is drawn for all queries is no dropout, and not one that draws nothing anew."""
+    example = EXAMPLE.replace(seed=seed, geometry=EXAMPLE.geometry.replace(query_length=40))
+    violation = try_on(core(shared(axes), **PROMISES), "state.dropout", example).violation  # type: ignore[arg-type]
+    assert violation is not None
+    assert violation.message.endswith("one row of weights to drop is drawn for all of them")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_weights_that_heads_and_items_drop_alike_pass(seed: int) -> None:
+    """Flax draws for all heads and items at once by default."""
+    example = EXAMPLE.replace(seed=seed)
+    assert try_on(core(shared((0, 1)), **PROMISES), "state.dropout", example).violation is None  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_that_nothing_is_dropped_is_told(seed: int) -> None:
     """An ignored keyword is told as such, whatever its probability."""

@@ -81,7 +81,7 @@ def detached(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def test_default_gradients_that_are_not_there_do_not_apply() -> None:
     """Who promises no gradients of its own accord is not accused of giving none."""
     outcome = status(conformance.core(name="detached")(detached), "gradients.golden")
-    assert outcome.startswith("not-applicable: its answer requires no gradient")
+    assert outcome.startswith("not-applicable: its answer carries no gradient")
 
 
 def test_declared_gradients_that_are_not_there_fail() -> None:

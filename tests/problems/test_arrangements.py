@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import conformance
 from conformance.base.geometry import Geometry
 from conformance.calls.calling import arguments
+from conformance.clauses.registry import all_clauses
 from conformance.clauses.subject import Subject
 from conformance.declare.head_layouts import HEAD_LAYOUTS
 from conformance.errors import DeclarationError
@@ -19,6 +22,7 @@ from conformance.problems.arrangements import (
     there,
     with_equal_sequences,
 )
+from conformance.problems.combinations import options_together
 from conformance.problems.fitting import fitted_geometry
 from conformance.problems.inputs import Inputs
 from conformance.problems.problem import MaskPlan, Problem
@@ -46,10 +50,15 @@ def never(*_tensors: torch.Tensor, **_options: object) -> torch.Tensor:
 
 
 def inputs_of(
-    layout: str, *, causal: str = "bottom-right", mask: MaskPlan = RAGGED, seed: int = 3
+    layout: str,
+    *,
+    causal: str = "bottom-right",
+    mask: MaskPlan = RAGGED,
+    seed: int = 3,
+    geometry: Any = None,
 ) -> Inputs:
     """Some inputs of a core with a layout; the sequences of varlen differ in length."""
-    candidate = conformance.core(layout=layout, causal=causal)(never)
+    candidate = conformance.core(layout=layout, causal=causal, geometry=geometry)(never)
     geometry = fitted_geometry(SIZES, candidate, Space())
     plan = mask if layout == "varlen" else None
     problem = Problem(geometry=geometry, dtype="float32", seed=seed, mask=plan)
@@ -112,6 +121,42 @@ def test_sequences_that_have_the_one_without_the_other(pattern: str, letter: str
         output = torch.ones(presented_shape(inputs))
         assert torch.equal(present_output(canonical_output(output, inputs), inputs), output)
     assert lacking == {0, 1, 2}
+
+
+@pytest.mark.parametrize("pattern", ["random", "full", "single", "no-keys", "empty-lengths"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"key_length": "query_length"},
+        {"query_length": "key_length"},
+        lambda sizes: sizes.replace(key_length=sizes.query_length),
+    ],
+    ids=["keys", "queries", "function"],
+)
+def test_lengths_that_a_geometry_ties_are_tied_in_each_sequence(rule: Any, pattern: str) -> None:
+    """One set of offsets serves queries and keys, whichever lengths there are."""
+    plan = RAGGED.replace(pattern=pattern)
+    keywords = arguments(inputs_of("varlen", mask=plan, geometry=rule))[1]
+    assert torch.equal(keywords["cu_seqlens_q"], keywords["cu_seqlens_k"])
+    assert keywords["max_seqlen_q"] == keywords["max_seqlen_k"]
+    differ = len(keywords["cu_seqlens_q"].diff().unique()) > 1
+    assert differ == (pattern not in ("full", "single"))
+
+
+def test_sequences_without_keys_alone_are_not_asked_of_tied_lengths() -> None:
+    """Nor is a combination with sequences that have keys and no queries."""
+    tied = conformance.core(layout="varlen", geometry={"key_length": "query_length"})(never)
+    slugs = ("varlen.no-keys", "varlen.no-queries", "varlen.no-queries-gradients")
+    clauses = {clause.id: clause for clause in all_clauses()}
+    reason = "its geometry gives each sequence as many keys as queries"
+    assert {clauses[slug].not_applicable(tied) for slug in slugs} == {reason}
+    patterns = {
+        problem.mask.pattern
+        for problem in options_together(tied, clauses["numerics.options"].space, dtype="float32")
+        if problem.mask is not None
+    }
+    assert patterns
+    assert "no-queries" not in patterns
 
 
 def test_tokens_that_some_head_has_are_there() -> None:

@@ -10,7 +10,7 @@ from records import PROBLEM, READY, expected, loaded, result
 
 from conformance.base.parameter_names import OptionParameter
 from conformance.base.record import ClauseEntry, SiteEntry, exit_code, record_text
-from conformance.base.results import ClauseResult, Violation
+from conformance.base.results import EXCLUDE_GRADIENTS, ClauseResult, Violation
 from conformance.running.workers.messages import RunOptions
 from conformance.session.expectations import Stale
 from conformance.session.report import (
@@ -26,6 +26,9 @@ MUST_FAILED = result("failed", "shape.output")
 MASK = OptionParameter(name="attn_mask", option="mask")
 ACCEPTED = OptionParameter(name="attn_mask", option="mask", accepted=True)
 SCALE = OptionParameter(name="scale", option="scale")
+NO_GRADIENT = result("not-applicable", "gradients.golden").replace(
+    reason=f"its answer carries no gradient: {EXCLUDE_GRADIENTS}"
+)
 STALE = Stale(expectation=expected(), why="nothing that it covers failed")
 
 VERDICTS: dict[str, tuple[str, list[ClauseResult], dict[str, Any]]] = {
@@ -44,6 +47,13 @@ VERDICTS: dict[str, tuple[str, list[ClauseResult], dict[str, Any]]] = {
         [result(slug="shape.output")],
         {"unchecked": (MASK,)},
     ),
+    "gradients that nobody excluded": ("inconclusive", [PASSED, NO_GRADIENT], {}),
+    "an option without gradients": (
+        "conforms",
+        [result(slug="gradients.golden"), NO_GRADIENT.replace(id="gradients.dropout")],
+        {},
+    ),
+    "gradients excluded": ("conforms", [PASSED, NO_GRADIENT.replace(reason="it has none")], {}),
     "nothing run": ("inconclusive", [], {}),
     "nothing applicable": ("inconclusive", [result("not-applicable")], {}),
     "a MUST failed": ("fails", [PASSED, MUST_FAILED, result("untestable")], {}),

@@ -63,6 +63,17 @@ def test_a_mask_that_nobody_declared_is_a_failing_test(pytester: pytest.Pytester
     assert result.parseoutcomes() == {"passed": 1}
 
 
+def test_gradients_that_nobody_excluded_are_one_failing_test(pytester: pytest.Pytester) -> None:
+    """Whose answer carries none gets one test that fails, where others are skipped."""
+    kernel = KERNEL.replace("return ", "with torch.no_grad():\n        return ")
+    assert "no_grad" in kernel
+    chosen = "['gradients.golden', 'gradients.alone', 'shape.output']"
+    pytester.makepyfile(attn=kernel, test_it=suite(only=chosen))
+    result = pytester.runpytest("-p", "no:cacheprovider", "-rf")
+    assert result.parseoutcomes() == {"passed": 1, "failed": 1, "skipped": 1}
+    result.stdout.fnmatch_lines(["*its answer carries no gradient: say without=[[]*"])
+
+
 def test_candidates_from_the_command_line(pytester: pytest.Pytester) -> None:
     """``--pyargs conformance --candidate`` runs one test a clause and candidate."""
     pytester.makepyfile(attn=KERNEL + UNSCALED)

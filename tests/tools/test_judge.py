@@ -14,6 +14,8 @@ from torch import Tensor
 
 import conformance
 from conformance.base.files import SCRATCH
+from conformance.diagnosis.diagnostician import Diagnostician
+from conformance.running import runner
 from conformance.session.checking import check as check_targets
 from conformance.session.order import SOONEST
 from conformance.tools import judge as tools_judge
@@ -73,6 +75,45 @@ def test_an_object_is_checked_where_it_is() -> None:
     assert [clause.status for clause in report.clauses] == ["passed", "failed", "failed"]
     with pytest.raises(conformance.NonconformanceError, match=r"(?s)fails, .*scale-missing"):
         report.raise_for_verdict()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (Diagnostician, "explain"),
+        (Diagnostician, "explained_by"),
+        (runner, "smallest_failure"),
+        (runner, "describe"),
+    ],
+)
+def test_an_error_while_naming_costs_no_report(
+    owner: object, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever breaks in the search for a cause, what failed stays failed and is reported."""
+
+    def breaks(*_arguments: object, **_options: object) -> None:
+        msg = "sizes do not fit"
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr(owner, name, breaks)
+    report = conformance.check(unscaled, only=(*FEW, "numerics.accumulation"))
+    assert report.verdict == "fails"
+    assert {"numerics.golden", "numerics.scale"} <= set(report.causes[0].clauses)
+
+
+def test_values_of_another_size_end_no_search() -> None:
+    """Where a known mistake takes keys for values, values of another size are no such case."""
+
+    @conformance.core()
+    def fast(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        weights = (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1)
+        if value.shape == key.shape:
+            return weights @ key
+        return weights @ value * (1.1 if value.shape[-1] % 2 else 1.0)
+
+    report = conformance.check(fast, only=("numerics.golden", "numerics.key-shift"))
+    assert report.verdict == "fails"
+    assert not [cause for cause in report.causes if "an error of ours" in cause.text]
 
 
 def test_the_record_is_that_of_the_command() -> None:

@@ -332,7 +332,7 @@ def _slopes(subject: Subject, reading: Reading, known: Combination) -> Iterator[
     ]
     yield from rules
     if tables and not rules:
-        yield tabulated_slopes(tables)
+        yield tabulated_slopes(tables, reading.same)
 
 
 def _where_hidden_keys_win(subject: Subject) -> Iterator[Inputs]:

@@ -166,9 +166,13 @@ def slopes_of(reading: Reading) -> list[float] | None:
     return more and [own - extra for own, extra in zip(right, more, strict=True)]
 
 
-def tabulated_slopes(tables: Mapping[int, Sequence[float]]) -> NamedMistake:
-    """Slopes that are known of some numbers of heads, those of a few heads in words."""
-    count = max((count for count in tables if count <= MOST_HEADS_SAID), default=min(tables))
+def tabulated_slopes(tables: Mapping[int, Sequence[float]], same: float) -> NamedMistake:
+    """Slopes that are known of some numbers of heads, in words wrong ones of a few heads.
+
+    The part of a slope by which one that was read twice differs is ``same``.
+    """
+    wrong = [count for count, read in tables.items() if not _are_right(read, same)] or list(tables)
+    count = max((count for count in wrong if count <= MOST_HEADS_SAID), default=min(wrong))
 
     def of(sizes: Geometry) -> list[float]:
         if sizes.num_heads not in tables:
@@ -177,8 +181,15 @@ def tabulated_slopes(tables: Mapping[int, Sequence[float]]) -> NamedMistake:
 
     listed = ", ".join(f"{in_digits(one)} in head {h}" for h, one in enumerate(tables[count]))
     heads = "1 head" if count == 1 else f"{count} heads"
-    others = ", and others of other numbers" if len(tables) > 1 else ""
+    others = ", and others of other numbers" if len(wrong) > 1 else ""
     return _with_slopes(HeadNumbers(f"{listed} of {heads}{others}", of))
+
+
+def _are_right(slopes: Sequence[float], same: float) -> bool:
+    """Whether slopes that were read are the declared ones."""
+    right = golden.alibi_slopes(len(slopes)).tolist()
+    pairs = zip(slopes, right, strict=True)
+    return all(abs(one - other) <= same * other for one, other in pairs)
 
 
 def _differ(reading: Reading, read: Sequence[float]) -> bool:

@@ -165,6 +165,8 @@ def read(
         return None  # what is known cannot be made of these inputs
     if attention.weights.shape != inputs.score_shape:
         return None  # what is known changes the number of items or heads
+    if attention.value.shape[-1] != answer.shape[-1]:
+        return None  # what is known takes values of another size
 
     def of(channels: int) -> Reading | None:
         weights = _weights(subject, inputs, offset, channels)

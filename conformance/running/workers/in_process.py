@@ -12,12 +12,13 @@ from typing import Any
 from ...base.limits import Deadline, unsearched
 from ...base.results import ClauseResult
 from ...declare.candidate import Candidate
-from ...targets.loading import named
+from ...errors import UsageError
+from ...targets.loading import named, one_line
 from ..clause_run import Progress
 from .messages import Loaded, Order, Ready, RunOptions
 from .planning import CandidatePlan, check_devices, plan_candidates, run_clause
 from .pool import DoJob, Job, Reported, WorkerPool, admit_all
-from .supervisor import OutOfTime, Supervisor
+from .supervisor import HarnessError, OutOfTime, Supervisor
 from .worker import ready
 
 
@@ -72,7 +73,13 @@ class InProcess(Supervisor):
         """What a job returns for a candidate's plan."""
         if self.is_over:
             raise OutOfTime
-        return named(job)(self._plans[index], argument, on_event)
+        try:
+            return named(job)(self._plans[index], argument, on_event)
+        except UsageError:
+            raise
+        except Exception as error:  # a worker would say the same of it
+            msg = f"{job} raised {one_line(error)}"
+            raise HarnessError(msg) from error
 
 
 class InProcessPool(WorkerPool):

@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, metadata, version
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Final
 
 from ...base.expected import ExpectedFailure
 from ...base.parameter_names import OptionParameter
-from ...base.profile import WHOLE, GraphOptions, Shard
+from ...base.profile import DTYPES, WHOLE, GraphOptions, Shard
 from ...base.record import Reading, SiteEntry
 from ..clause_run import PlannedClause
 
@@ -236,9 +237,15 @@ class LastWords:
 
 
 def environment() -> dict[str, Any]:
-    """Versions and platform as plain data; the device is that of a run that names none."""
+    """Versions and platform as plain data; the device is that of a run that names none.
+
+    With the faults that torch's own operations show on this machine.
+    """
     import torch  # noqa: PLC0415 (whoever reads messages must not load it)
 
+    from ...calls.platform_faults import platform_fault  # noqa: PLC0415
+
+    faults = filter(None, map(platform_fault, DTYPES))
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),  # a plain text: a TorchVersion would load torch again
@@ -248,7 +255,19 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
         "device": "cpu",
+        "cpu": f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}",
+        "faults": "; ".join(faults) or "none found",
     }
+
+
+def _processor() -> str:
+    """What the machine calls its processor."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or "unknown"
 
 
 def project_url(name: str, label: str) -> str:

@@ -24,6 +24,7 @@ from candidates.broken._prepared import Prepared
 from candidates.broken.linear_biases import SlopesFromOne
 from candidates.eager import Call, EagerCore, EagerLayer
 from conformance import Geometry, Semantics
+from conformance._golden import golden
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.diagnosis import diagnose
@@ -97,6 +98,26 @@ def test_exchanged_heads_are_told_by_the_order(
 def growing(tensor: Tensor) -> Tensor:
     """Each head times one and half of its index."""
     return tensor * (1.0 + 0.5 * torch.arange(tensor.shape[1]))[:, None, None]
+
+
+def test_slopes_that_are_right_at_some_numbers_of_heads_are_not_accused() -> None:
+    """What is said is of a number of heads at which they are wrong."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        heads = query.shape[1]
+        slopes = golden.alibi_slopes(heads).clone()
+        if heads == 2:
+            slopes = torch.tensor([0.31, 0.07], dtype=torch.float64)
+        places = torch.arange(query.shape[2]) + key.shape[2] - query.shape[2]
+        apart = (torch.arange(key.shape[2]) - places[:, None]).abs()
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        return (scores - slopes[:, None, None].to(query.dtype) * apart).softmax(-1) @ value
+
+    alibi = core(attend, **{**BARE, "semantics": Semantics(alibi=True), "dtypes": ["float32"]})
+    (entry,) = diagnose(Subject(alibi, "float32"))
+    assert entry["text"] == (
+        "the slope of the bias by distance is 0.31 in head 0, 0.07 in head 1 of 2 heads"
+    )
 
 
 class GrowingHeads(EagerLayer):

@@ -9,7 +9,8 @@ from .consequences import ANYTHING, NOTHING_ELSE, Specific, also
 _SEQUENCES: Final = (
     "equivariance.batch-independent gradients.golden gradients.options mask.empty-row "
     "numerics.golden state.unseen varlen.causal varlen.empty-sequence varlen.golden "
-    "varlen.no-keys varlen.no-keys-gradients varlen.no-queries varlen.no-queries-gradients"
+    "varlen.no-keys varlen.no-keys-gradients varlen.no-keys-neighbours varlen.no-queries "
+    "varlen.no-queries-gradients"
 )
 
 LAYOUTS: Final[Specific] = {
@@ -27,7 +28,7 @@ LAYOUTS: Final[Specific] = {
         "EmptySequencesShiftOthers",
         also(
             "cache.decode-equals-full gradients.empty-row-finite mask.empty-row varlen.no-keys "
-            "varlen.no-keys-gradients"
+            "varlen.no-keys-gradients varlen.no-keys-neighbours"
         ),
     ),
     "varlen.no-queries": (
@@ -46,6 +47,10 @@ LAYOUTS: Final[Specific] = {
         also("gradients.options"),
     ),
     "varlen.no-keys-gradients": ("QueriesWithoutKeysGetNaN", NOTHING_ELSE),
+    "varlen.no-keys-neighbours": (
+        "GradientsEndWithSequenceWithoutKeys",
+        also("varlen.no-keys-gradients gradients.empty-row-finite"),
+    ),
     "out.written": ("LastRowUnwritten", also("out.strided")),
     "out.bounds": ("WrittenPastTheBuffer", also("out.strided")),
     "out.strided": ("BufferTakenAsContiguous", NOTHING_ELSE),

@@ -26,6 +26,7 @@ STATE: Final[Specific] = {
     "state.repeatable": ("ScaleDrifts", ANYTHING),
     "state.settings": ("SeedsEverybody", also("state.dropout")),
     "state.state-dict": ("BiasesNotLoaded", NOTHING_ELSE),
+    "state.threads": ("LastRowsLeftByThreads", NOTHING_ELSE),
     "state.train-agrees": ("UnscaledInTraining", NOTHING_ELSE),
     "state.unseen": ("GoldenLookedUp", ANYTHING),
     "state.untampered": ("TraceLeftOn", NOTHING_ELSE),
