@@ -5,6 +5,15 @@ from __future__ import annotations
 import os
 import sys
 
+from . import folder_of_the_script
+
+# What lies in the working folder, where Python looks first for ``-m``, is no library of ours.
+if __name__ == "__main__" and folder_of_the_script() is not None:
+    del sys.path[0]
+if __name__ == "__main__" and "--isolated" in sys.argv:  # candidates may lie where this looks
+    named = [os.path.abspath(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep)]  # noqa: PTH100 (as above)
+    sys.path.sort(key=named.__contains__)
+
 try:
     import contextlib
     import errno

@@ -17,6 +17,7 @@ from ...calls.calling import CandidateLost, RaisedElsewhere
 from ...declare.candidate import Candidate
 from ...errors import UsageError
 from ...graphs.protocol import ProtocolError
+from ...targets.resolving import promising
 from . import declarations
 from .remote import Remote
 from .wire import field, written
@@ -44,6 +45,8 @@ def isolated_candidates(remote: Remote) -> list[Isolated]:
     try:
         entries, tensors = remote.loaded()
         weights = iter(tensors)
+        if remote.promises is not None and len(entries) != 1:
+            remote.refuse(f"{len(entries)} candidates where one was named")
         return [_isolated(remote, number, entry, weights) for number, entry in enumerate(entries)]
     except ProtocolError as error:
         msg = (
@@ -56,6 +59,23 @@ def isolated_candidates(remote: Remote) -> list[Isolated]:
 
 
 def _isolated(remote: Remote, number: int, entry: Any, weights: Any) -> Isolated:
+    if remote.promises is None:
+        candidate = _declaring(remote, number, entry, weights)
+    else:  # whatever its process says it declares
+        decorate, _ = promising(remote.target, remote.promises)
+        made = decorate(_Core(remote, number)).located(remote.target)
+        candidate = dataclasses.replace(made, isolated=True)
+    return Isolated(
+        candidate=candidate,
+        unchecked=tuple(_option(option) for option in field(entry, "unchecked", list)),
+        location=_location(entry.get("location")),
+        held=", ".join(remote.held),
+    )
+
+
+def _declaring(remote: Remote, number: int, entry: Any, weights: Any) -> Candidate:
+    """A candidate as its process declares it."""
+
     def fit(geometry: Geometry) -> Geometry:
         reply, _ = remote.request("fit", candidate=number, geometry=dataclasses.asdict(geometry))
         sizes = field(reply, "geometry", dict)
@@ -72,7 +92,7 @@ def _isolated(remote: Remote, number: int, entry: Any, weights: Any) -> Isolated
             raise ProtocolError(msg)
         fixed = golden.ProjectionWeights(**{**dict.fromkeys(_ROLES), **held})
     function = _Builder if declared.kind == "layer" else _Core
-    candidate = Candidate(
+    return Candidate(
         name=printable(field(entry, "name", str)),
         declaration=declared,
         function=function(remote, number),
@@ -80,12 +100,6 @@ def _isolated(remote: Remote, number: int, entry: Any, weights: Any) -> Isolated
         fixed_weights=fixed,
         weights_known=field(entry, "known", bool),
         isolated=True,
-    )
-    return Isolated(
-        candidate=candidate,
-        unchecked=tuple(_option(option) for option in field(entry, "unchecked", list)),
-        location=_location(entry.get("location")),
-        held=", ".join(remote.held),
     )
 
 
@@ -214,6 +228,7 @@ class _Call:
         reply, answers = self._remote.request(
             "call",
             self._tensors,
+            written=True,
             candidate=self._candidate,
             layer=self._layer,
             positional=self._positional,

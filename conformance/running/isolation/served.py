@@ -5,6 +5,7 @@ The judge trusts nothing of it: a candidate may change all that is here.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import os
 import socket
@@ -27,7 +28,7 @@ from ...declare.candidate import Candidate
 from ...errors import UsageError
 from ...graphs.protocol import Head
 from ...targets.preflight import check_layer, unchecked_options
-from ...targets.resolving import resolve_one
+from ...targets.resolving import promised_core, resolve_one
 from ...targets.source_location import whereabouts
 from .declarations import as_json
 from .wire import Arena, handed_over, read, receive, send
@@ -81,7 +82,11 @@ class Served:
     def load(self, head: Head) -> Head:
         """Load a target; everything that the judge has to know of its candidates."""
         sys.path[:] = head["path"]  # in the judge's order: the same name is the same file
-        self._candidates = resolve_one(head["target"])
+        promises = head["promises"]
+        if promises is None:
+            self._candidates = resolve_one(head["target"])
+        else:
+            self._candidates = [promised_core(head["target"], ast.literal_eval(promises))]
         entries: list[Head] = []
         weights: list[Tensor] = []
         for candidate in self._candidates:

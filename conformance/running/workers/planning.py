@@ -28,7 +28,7 @@ from ...errors import RAISED_AT, DeclarationError, UsageError, did_you_mean
 from ...problems.edges import edge_problems
 from ...problems.problem import Problem
 from ...targets.preflight import check_layer, unchecked_options
-from ...targets.resolving import resolve_one, unique_names
+from ...targets.resolving import promised_core, resolve_one, unique_names
 from ...targets.source_location import declared_expectations, whereabouts
 from ...targets.target_strings import is_graph
 from ...tolerance import contract_for
@@ -334,13 +334,24 @@ def plan_targets(
     for target in options.targets:
         on_step("loading", target)
         own = options.graph_options if target in graphs else NO_GRAPH_OPTIONS
-        candidates.extend(resolve_one(target, own))
+        if options.promises is not None:
+            candidates.append(promised_core(target, options.promises))
+        else:
+            candidates.extend(resolve_one(target, own))
     check_devices(options.devices)  # now: a target may bring its device along
     return plan_candidates(unique_names(candidates), options, on_step)
 
 
-# The socket on which a worker asks for candidates' processes.
-ZYGOTE: Final[list[socket.socket]] = []
+@dataclass(frozen=True, kw_only=True)
+class Isolating:
+    """The socket on which a worker asks for candidates' processes, and where they find modules."""
+
+    zygote: socket.socket
+    path: list[str]
+
+
+# That of this worker, where it isolates candidates.
+ISOLATING: Final[list[Isolating]] = []
 
 
 def _isolated(options: RunOptions, on_step: OnStep) -> list[Isolated]:
@@ -355,8 +366,10 @@ def _isolated(options: RunOptions, on_step: OnStep) -> list[Isolated]:
             "target": target,
             "preflight": options.preflight,
             "unchecked": list(options.unchecked),
+            "promises": options.promises,
+            "path": ISOLATING[0].path,
         }
-        remote = Remote(ZYGOTE[0], load, options.max_memory)
+        remote = Remote(ISOLATING[0].zygote, load, options.max_memory)
         candidates.extend(isolated_candidates(remote))
     return candidates
 

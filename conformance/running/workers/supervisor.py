@@ -24,6 +24,7 @@ from typing import Any, Final, Self
 from ...base.limits import NOT_FINISHED, NOT_RUN, Deadline
 from ...base.printable_text import ending_text
 from ...base.results import ClauseResult, result_from_json
+from ...base.trusted_path import looking_only_there, whole_path
 from ...errors import UsageError
 from ...graphs.server import size_text
 from ..clause_run import PlannedClause, Progress
@@ -107,10 +108,21 @@ class Supervisor:
         listen, output = self._context.Pipe(duplex=False)
         with contextlib.suppress(OSError):  # the worker says so if it needs one
             self._scratch = tempfile.mkdtemp(prefix="conformance-")
-        arguments = (worker_end, output, zygote, self._scratch)
+        # An isolated candidate finds modules where this process does, its judge in no such place.
+        path, only = (None, contextlib.nullcontext())
+        if zygote is not None:
+            path, only = whole_path(), looking_only_there()
+        arguments = (worker_end, output, zygote, self._scratch, path)
         context: Any = self._context  # every one has processes
         process = context.Process(target=serve, args=arguments, name="conformance-worker")
-        with _STARTING, _safe_path(), _without_script(), _cleaning_quietly(), no_interrupt(context):
+        with (
+            _STARTING,
+            safe_path(),
+            only,
+            _without_script(),
+            _cleaning_quietly(),
+            no_interrupt(context),
+        ):
             start_process(process)
             self._process, self._inbox = process, Inbox(own_end)
         worker_end.close()
@@ -484,7 +496,7 @@ def _without_script() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _safe_path() -> Iterator[None]:
+def safe_path() -> Iterator[None]:
     """Keep the working folder off the path of a process that starts meanwhile.
 
     A user's ``signal.py`` or ``array.py`` would be taken for the standard library's.

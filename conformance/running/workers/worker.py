@@ -43,16 +43,17 @@ def serve(
     output: Connection,
     zygote: socket.socket | None = None,
     scratch: str | None = None,
+    path: list[str] | None = None,
 ) -> None:
     """Answer the supervisor's commands until it says stop or goes away.
 
-    At ``zygote`` processes can be asked for in which candidates are isolated. ``scratch`` is a
-    folder for temporary ones, which the supervisor removes.
+    At ``zygote`` processes can be asked for in which candidates are isolated, and ``path`` is where
+    these find modules. ``scratch`` is a folder for temporary ones, which the supervisor removes.
     """
     _WORKER[:] = [os.getpid()]
     _shield(output, scratch)
     try:
-        _serve(connection, zygote)
+        _serve(connection, zygote, path or [])
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the supervisor is gone: there is nobody to report to
 
@@ -99,7 +100,7 @@ def _follow_parent(scratch: str | None) -> None:
         os._exit(1)
 
 
-def _serve(connection: Connection, zygote: socket.socket | None) -> None:
+def _serve(connection: Connection, zygote: socket.socket | None, path: list[str]) -> None:
     from ...base.limits import uncollected  # noqa: PLC0415
     from ...errors import UsageError  # noqa: PLC0415
 
@@ -114,9 +115,9 @@ def _serve(connection: Connection, zygote: socket.socket | None) -> None:
         connection.send(("broken", f"the harness cannot start: {error}"))
         return
     if zygote is not None:
-        from .planning import ZYGOTE  # noqa: PLC0415 (loads torch)
+        from .planning import ISOLATING, Isolating  # noqa: PLC0415 (loads torch)
 
-        ZYGOTE[:] = [zygote]
+        ISOLATING[:] = [Isolating(zygote=zygote, path=path)]
     plans: list[CandidatePlan] = []
     current = (0, 0)  # candidate and round
     while True:
