@@ -16,8 +16,9 @@ from ...base.results import Violation
 from ...calls.calling import CandidateLost, RaisedElsewhere
 from ...errors import UsageError
 from ...graphs.protocol import Head, ProtocolError
+from ...graphs.server import size_text
 from . import kernel, zygote
-from .wire import OWN_NUMBERS, Arena, Handed, field, new_arena, receive, send
+from .wire import OWN_NUMBERS, TOO_MUCH, Arena, Handed, field, new_arena, receive, send
 
 _FAREWELL: Final = 2.0
 _MEMORY: Final = 8 << 30
@@ -205,6 +206,11 @@ class Remote:
         if select.select([self._status], [], [], _FAREWELL)[0]:
             text = os.read(self._status, 64).decode(errors="replace")
         self.close()
+        if text.startswith(TOO_MUCH):
+            most = size_text(self._most)
+            return CandidateLost(
+                f"took more than {most} of memory with its children, and was ended"
+            )
         kind, _, number = text.partition(" ")
         if not number.isdecimal():
             return CandidateLost(ending_text(None))

@@ -32,6 +32,8 @@ _DTYPES: Final[dict[str, torch.dtype]] = {
 _NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
 # What the process says of itself where it has namespaces of its own.
 OWN_NUMBERS: Final = "user and processes of its own"
+# How it is said to have ended where it took too much memory together with what it has started.
+TOO_MUCH: Final = "memory"
 
 
 def send(end: socket.socket, head: Head) -> None:

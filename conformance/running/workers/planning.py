@@ -35,7 +35,7 @@ from ...tolerance import contract_for
 from ...tolerance.contract import describe
 from ..clause_problems import FailureMemory
 from ..clause_run import ClauseRun, PlannedClause, Progress
-from ..databases import open_databases
+from ..databases import on_this_machine, open_databases
 from ..isolation.proxies import Isolated, isolated_candidates
 from ..isolation.remote import Remote
 from ..runner import CandidateRun
@@ -457,7 +457,8 @@ def _memory(options: RunOptions, on_step: OnStep) -> tuple[FailureMemory | None,
     opened = open_databases(options.databases)
     if opened is None:
         return None, ()
-    return FailureMemory(opened.database, specification_hash()), opened.notes
+    waits = options.isolated and any(map(on_this_machine, options.databases))
+    return FailureMemory(opened.database, specification_hash(), waits=waits), opened.notes
 
 
 def check_devices(devices: tuple[str, ...] | None) -> None:

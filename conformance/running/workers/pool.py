@@ -23,6 +23,7 @@ from typing import Any, Final, Self, TypeVar
 from ...base.limits import Deadline
 from ...base.trusted_path import looking_only_there
 from ...errors import UsageError
+from ..databases import keep
 from .messages import Loaded, Ready, RunOptions, package_version
 from .supervisor import (
     DEFAULT_TIMEOUT,
@@ -110,6 +111,7 @@ class WorkerPool:
         deadline: Deadline | None = None,
         context: BaseContext | None = None,
     ) -> None:
+        self._options = options
         self._supervisors = [
             Supervisor(options, timeout=timeout, deadline=deadline, context=context)
             for _ in range(jobs)
@@ -126,6 +128,7 @@ class WorkerPool:
                 supervisor.dismiss()
         for supervisor in self._supervisors:
             supervisor.__exit__(kind, *error)
+        keep(self._options.databases, [one for each in self._supervisors for one in each.kept])
 
     def start(self) -> Ready:
         """Start the first worker; raises HarnessError when it cannot."""

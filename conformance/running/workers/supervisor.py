@@ -31,7 +31,7 @@ from ..clause_run import PlannedClause, Progress
 from ..isolation.zygote import new_client
 from .messages import Event, Inbox, LastWords, Loaded, Order, Ready, RunOptions
 from .usage import MemoryLimit, Patience, kill_group, process_state
-from .worker import ALIVE, BROKEN_DEVICE, SAFE_PATH, SAFE_PATH_BY_US, serve
+from .worker import ALIVE, BROKEN_DEVICE, KEPT, SAFE_PATH, SAFE_PATH_BY_US, serve
 
 DEFAULT_TIMEOUT: Final = 30.0
 _AFTER_A_HANG: Final = 5.0
@@ -89,6 +89,8 @@ class Supervisor:
         self._memory: MemoryLimit | None = None
         self._lost = ""  # how the last clause lost the worker, also after its failure was found
         self._abandoned = False
+        # Failing problems that go to the database when no candidate is left that could read it.
+        self.kept: list[tuple[bytes, bytes]] = []
         # Is called with each failure that is found, before it is made small and diagnosed.
         self.on_failure: Callable[[Loaded, str], None] = lambda _loaded, _slug: None
 
@@ -109,9 +111,8 @@ class Supervisor:
         with contextlib.suppress(OSError):  # the worker says so if it needs one
             self._scratch = tempfile.mkdtemp(prefix="conformance-")
         # An isolated candidate finds modules where this process does, its judge in no such place.
-        path, only = (None, contextlib.nullcontext())
-        if zygote is not None:
-            path, only = whole_path(), looking_only_there()
+        path = None if zygote is None else whole_path()
+        only = contextlib.nullcontext() if zygote is None else looking_only_there()
         arguments = (worker_end, output, zygote, self._scratch, path)
         context: Any = self._context  # every one has processes
         process = context.Process(target=serve, args=arguments, name="conformance-worker")
@@ -249,8 +250,7 @@ class Supervisor:
                 tag, payload = self._event(limit)
                 if tag in ("result", "broken"):
                     return self._result(clause, tag, payload)
-                if tag != ALIVE:
-                    progress.receive(tag, payload)
+                self._note(progress, tag, payload)
         except WorkerLost as lost:
             self._lost = lost.kind
             seconds = time.perf_counter() - started
@@ -259,6 +259,13 @@ class Supervisor:
             return self._in_time(progress.cut(clause, time.perf_counter() - started))
         except (UsageError, HarnessError) as error:
             return clause.result("untestable", f"the candidate could not be loaded again: {error}")
+
+    def _note(self, progress: Progress, tag: str, payload: Any) -> None:
+        """Take in what a worker says of a clause before its result."""
+        if tag == KEPT:
+            self.kept += payload
+        elif tag != ALIVE:
+            progress.receive(tag, payload)
 
     def _result(self, clause: PlannedClause, tag: str, payload: Any) -> ClauseResult:
         """The result of a clause that ended, or that the worker could not run."""

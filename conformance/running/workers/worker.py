@@ -33,6 +33,7 @@ SAFE_PATH_BY_US: Final = "set by conformance"  # any text sets it; the user's ow
 ALIVE: Final = (
     "alive"  # the event that a call of a candidate begins: each has a time limit of its own
 )
+KEPT: Final = "kept"  # the event that brings entries of the database, to be written after the run
 # The exit status of a worker whose device a candidate has broken: it says which in its last line.
 BROKEN_DEVICE: Final = 86
 _ALIVE_EVERY: Final = 0.1
@@ -206,6 +207,9 @@ def _run(connection: Connection, plan: CandidatePlan, index: int, order: Order) 
     except Exception as error:  # noqa: BLE001 (what the candidate raises is a result)
         _send(connection, "broken", repr(error))
     else:
+        memory = plan.run.memory
+        if memory is not None and (entries := memory.taken()):
+            _send(connection, KEPT, entries)
         _send(connection, "result", result.as_json())
 
 
