@@ -24,7 +24,7 @@ try:
     from types import FrameType
     from typing import Final, NoReturn
 
-    from .base.printable_text import printable
+    from .base.printable_text import no_commands, printable
     from .base.record import EXIT_HARNESS, EXIT_INTERRUPTED, EXIT_USAGE
     from .errors import RAISED_AT, TO_CHECK, UsageError
 except KeyboardInterrupt:  # nothing is begun that an end would have to put away
@@ -145,8 +145,9 @@ def _say(text: str, code: int) -> int:
         (place for m in (RAISED_AT, TO_CHECK) if (place := text.find(m)) >= 0), default=len(text)
     )
     sentence, way = text[:begin], text[begin:].rstrip()
-    with contextlib.suppress(OSError):  # nobody may be left to read it
-        sys.stderr.write(f"conformance: {printable(' '.join(sentence.split()) + way)}\n")
+    said = printable(" ".join(sentence.split()) + way)
+    with contextlib.suppress(OSError), no_commands(sys.stderr):  # nobody may be left to read it
+        sys.stderr.write(f"conformance: {said}\n")
         sys.stderr.flush()
     return code
 

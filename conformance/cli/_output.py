@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 
 from ..base.files import check_distinct, check_writable, write_text
-from ..base.printable_text import printable
+from ..base.printable_text import is_on_github, no_commands, printable
 from ..base.record import record_text
 from ..errors import UsageError
 from ..views import TERMINAL, VIEWS, View
@@ -29,10 +28,14 @@ _HOURS: Final = 6000
 
 
 @contextlib.contextmanager
-def printing() -> Iterator[None]:
-    """Let the reader of the output leave early, as ``head`` does, without a change of exit code."""
+def printing(shown: IO[str] | None = None) -> Iterator[None]:
+    """Let the reader of the output leave early, as ``head`` does, without a change of exit code.
+
+    What is ``shown`` there meanwhile may be a candidate's text: GitHub's log obeys none of it.
+    """
     try:
-        yield
+        with contextlib.nullcontext() if shown is None else no_commands(shown):
+            yield
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -202,7 +205,6 @@ def stream_for(files: Mapping[str, Path | None], json_path: Path | None = None) 
     return sys.stderr if STANDARD_OUTPUT in (json_path, *files.values()) else sys.stdout
 
 
-ACTIONS: Final = "GITHUB_ACTIONS"
 SUMMARY: Final = "GITHUB_STEP_SUMMARY"
 # GitHub drops the whole summary of a step that is larger.
 SUMMARY_LIMIT: Final = 1024 * 1024
@@ -226,20 +228,6 @@ VERBOSE: Final[Decorator] = click.option(
 )
 
 
-@contextlib.contextmanager
-def no_commands(file: IO[str], *, active: bool) -> Iterator[None]:
-    """Keep GitHub's log from taking a candidate's text for a command."""
-    if not active:
-        yield
-        return
-    token = secrets.token_hex(16)
-    file.write(f"::stop-commands::{token}\n")
-    try:
-        yield
-    finally:
-        file.write(f"::{token}::\n")
-
-
 def show_run(
     record: Mapping[str, Any], file: IO[str], *, github: bool | None, verbosity: int = 0
 ) -> None:
@@ -247,7 +235,7 @@ def show_run(
     from ..views.terminal import show  # noqa: PLC0415 (loads rich)
     from ..views.tool_texts import show_renewed  # noqa: PLC0415
 
-    on_github = os.environ.get(ACTIONS) == "true" if github is None else github
+    on_github = is_on_github() if github is None else github
     with printing():
         with no_commands(file, active=on_github):
             show(record, file, verbosity)

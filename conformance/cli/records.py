@@ -132,8 +132,9 @@ def compare_command(
             write_to(record_text(record), json_path)
         as_written(named, lambda: _write(record, views))
     finally:  # the result is shown although a disk is full
-        with printing():
-            as_written(named, lambda: show_comparison(record, stream_for(views, json_path)))
+        stream = stream_for(views, json_path)
+        with printing(stream):
+            as_written(named, lambda: show_comparison(record, stream))
     return exit_code(record, strict=strict)
 
 
@@ -217,8 +218,9 @@ def diff_command(
     try:
         _write_diff(changes, json_path, markdown_path)
     finally:  # the result is shown although a disk is full
-        with printing():
-            show_diff(changes, stream_for(views, json_path))
+        stream = stream_for(views, json_path)
+        with printing(stream):
+            show_diff(changes, stream)
     return EXIT_RED if changes["worse"] else EXIT_OK
 
 
@@ -316,5 +318,5 @@ def _show(record: Mapping[str, Any], verbosity: int) -> None:
     from ..views.complete import complete  # noqa: PLC0415
     from ..views.terminal import show  # noqa: PLC0415 (loads rich)
 
-    with printing():
+    with printing(sys.stdout):
         show(complete(record), sys.stdout, verbosity)

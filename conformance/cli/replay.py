@@ -67,7 +67,7 @@ def explain_failure_command(*, reference: str, candidate: str | None, dtype: str
     from ..views.explained_failure import show_failure  # noqa: PLC0415 (loads rich)
 
     case = first_of(failed_clauses(reference, candidate, dtype=dtype, purpose="explain"))
-    with printing():
+    with printing(sys.stdout):
         show_failure(case.candidate, case.clause, sys.stdout, report=str(report_path(reference)))
     return 0
 
@@ -116,7 +116,7 @@ def replay_command(
     with progress_bar() as progress:
         for result in replay(failures, target=target, timeout=timeout, progress=progress):
             outcomes.append(result.outcome)
-            with printing():
+            with printing(stream):
                 show_replay((result.candidate, result.clause, result.outcome, result.after), stream)
             if script_path is not None and result.outcome != "passes":
                 source = target or failures[0].candidate["target"]
@@ -179,7 +179,7 @@ def bundle_command(
             timeout=timeout,
             progress=progress,
         )
-    with printing():
+    with printing(sys.stdout):
         show_bundle(
             str(bundled.folder), bundled.clause, bundled.outcome, bundled.again, file=sys.stdout
         )
