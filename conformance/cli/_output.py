@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -92,6 +92,7 @@ _UNFIT: Final = (TypeError, ValueError, LookupError, ArithmeticError, AttributeE
 _ALL: Final = {view.option: view for view in (*VIEWS, TERMINAL)}
 
 Files = Mapping[str, Path]
+Made = TypeVar("Made")
 
 
 def view_options(*views: View) -> Decorator:
@@ -173,18 +174,20 @@ def keep_so_far(json_path: Path, record: Mapping[str, Any]) -> None:
             write_text(record_text(record), json_path)
 
 
-def as_written(files: str, tell: Callable[[], None]) -> None:
-    """Show records of files; raises UsageError for a record whose parts are inconsistent.
+def as_written(files: str, use: Callable[[], Made]) -> Made:
+    """What is made of records of files; raises UsageError for one whose parts are inconsistent.
 
-    Reading a record checks the parts that all records have; tensors and the like fail in a view.
+    Reading a record checks the parts that all records have; tensors and the like fail in use.
     """
     from jinja2 import TemplateError  # noqa: PLC0415 (--help must not pay for it)
 
     try:
-        tell()
+        return use()
+    except UsageError:  # a wrong declaration is a ValueError as well
+        raise
     except (*_UNFIT, TemplateError) as error:
         msg = (
-            f"{files} cannot be shown: something in it is not as conformance check writes it "
+            f"{files} cannot be used: something in it is not as conformance check writes it "
             f"({type(error).__name__}: {error}); if it is, please report this"
         )
         raise UsageError(msg) from None
