@@ -56,6 +56,11 @@ def run(arguments: list[str]) -> int:
     try:
         _open_streams()
         _tolerate_encodings()
+        if not _has_working_folder():
+            gone = (
+                "the working folder is not there any more: change into one that is, and run again"
+            )
+            return _say(gone, EXIT_USAGE)
         with _polite_end():
             return _answer(arguments)
     except KeyboardInterrupt:
@@ -119,6 +124,14 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise _Interrupted
 
 
+def _has_working_folder() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109 (pathlib does no more)
+    except OSError:
+        return False
+    return True
+
+
 def _open_streams() -> None:
     """Put the null device where the caller has closed a standard stream."""
     for descriptor in range(3):
@@ -126,6 +139,8 @@ def _open_streams() -> None:
             os.fstat(descriptor)
         except OSError:  # the lowest free number is the one that is given
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # noqa: FBT003
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(0, closefd=False)
     if sys.stdout is None:
         sys.stdout = os.fdopen(1, "w", closefd=False)
     if sys.stderr is None:

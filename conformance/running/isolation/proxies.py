@@ -13,7 +13,7 @@ from ..._golden import golden
 from ...base.geometry import FIELDS, Geometry
 from ...base.parameter_names import OptionParameter
 from ...base.printable_text import printable
-from ...calls.calling import CandidateLost, RaisedElsewhere
+from ...calls.calling import CandidateLost, RaisedElsewhere, UnreadableElsewhere
 from ...declare.candidate import Candidate
 from ...errors import UsageError
 from ...graphs.protocol import ProtocolError
@@ -23,6 +23,7 @@ from .remote import Remote
 from .wire import field, written
 
 _MOST_PARTS: Final = 8
+_LONGEST: Final = 200
 _ROLES: Final = tuple(entry.name for entry in dataclasses.fields(golden.ProjectionWeights))
 
 
@@ -269,6 +270,8 @@ class _Call:
             return tuple(self._whole(each, answers) for each in value)
         if kind == "other" and isinstance(value, str):
             return stranger(value)
+        if kind == "unreadable" and isinstance(value, str):
+            return UnreadableElsewhere(described=printable(value)[:_LONGEST])
         held: Any = {"answer": answers, "given": self._tensors}.get(kind, ())
         if type(value) is not int or not 0 <= value < len(held):
             self._remote.refuse("an answer of no known kind")
@@ -303,4 +306,4 @@ class _Recorded(torch.autograd.Function):
 
 def stranger(described: str) -> Any:
     """An object whose class is called like that of what a candidate returned."""
-    return type(printable(described)[:200], (), {"__module__": "builtins"})()
+    return type(printable(described)[:_LONGEST], (), {"__module__": "builtins"})()

@@ -26,7 +26,8 @@ _DTYPES: Final[dict[str, torch.dtype]] = {
     name: getattr(torch, name)
     for name in (
         *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
-        *("bool", "uint8", "int8", "int16", "int32", "int64"),
+        *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "complex32"),
+        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
     )
 }
 _NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
@@ -142,6 +143,11 @@ def _bytes(tensor: Tensor, first: int, count: int) -> Tensor:
     empty = torch.empty(0, dtype=torch.uint8)
     made: Tensor = empty.set_(tensor.untyped_storage(), first, (count,), (1,))
     return made
+
+
+def can_be_sent(tensor: Tensor) -> bool:
+    """Whether a dense tensor is of a dtype that both sides know."""
+    return tensor.dtype in _NAMES
 
 
 def _name(tensor: Tensor) -> str:
