@@ -7,6 +7,8 @@ the pytest plugin and ``--help`` stay fast.
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 
 # Not taken from typing, which takes longer to load than all the rest: a Ctrl-C in that time would
 # end the command before ``__main__`` can answer it.
@@ -120,8 +122,33 @@ def __getattr__(name: str) -> Any:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
     module_name, _, attribute = _HOME[name].partition(":")
-    home = importlib.import_module(f".{module_name}", __name__)
+    folder = folder_of_the_script()
+    if folder is not None:
+        sys.path.remove(folder)
+    try:
+        home = importlib.import_module(f".{module_name}", __name__)
+    finally:
+        if folder is not None:
+            sys.path.insert(0, folder)
     return getattr(home if not attribute else getattr(home, attribute), name)
+
+
+def folder_of_the_script() -> str | None:
+    """What Python has put first on its path: the script's folder, or the working folder.
+
+    What lies there beside the script, such as candidates, is no library of the harness. None where
+    there is no such entry, or where the harness itself lies in that folder.
+    """
+    if sys.flags.safe_path or not sys.path:
+        return None
+    own = __file__.rpartition(os.sep)[0].rpartition(os.sep)[0]
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    try:
+        working = os.getcwd()  # noqa: PTH109 (pathlib would be imported, maybe from there)
+    except OSError:  # it is gone
+        working = ""
+    theirs = ["", working] if script is None else ["", working, script.rpartition(os.sep)[0]]
+    return sys.path[0] if sys.path[0] in theirs and sys.path[0] != own else None
 
 
 def __dir__() -> list[str]:

@@ -5,6 +5,15 @@ from __future__ import annotations
 import os
 import sys
 
+from . import folder_of_the_script
+
+# What lies in the working folder, where Python looks first for ``-m``, is no library of ours.
+if __name__ == "__main__" and folder_of_the_script() is not None:
+    del sys.path[0]
+if __name__ == "__main__" and "--isolated" in sys.argv:  # candidates may lie where this looks
+    named = [os.path.abspath(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep)]  # noqa: PTH100 (as above)
+    sys.path.sort(key=named.__contains__)
+
 try:
     import contextlib
     import errno
@@ -15,7 +24,7 @@ try:
     from types import FrameType
     from typing import Final, NoReturn
 
-    from .base.printable_text import printable
+    from .base.printable_text import no_commands, printable
     from .base.record import EXIT_HARNESS, EXIT_INTERRUPTED, EXIT_USAGE
     from .errors import RAISED_AT, TO_CHECK, UsageError
 except KeyboardInterrupt:  # nothing is begun that an end would have to put away
@@ -47,6 +56,11 @@ def run(arguments: list[str]) -> int:
     try:
         _open_streams()
         _tolerate_encodings()
+        if not _has_working_folder():
+            gone = (
+                "the working folder is not there any more: change into one that is, and run again"
+            )
+            return _say(gone, EXIT_USAGE)
         with _polite_end():
             return _answer(arguments)
     except KeyboardInterrupt:
@@ -110,6 +124,14 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise _Interrupted
 
 
+def _has_working_folder() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109 (pathlib does no more)
+    except OSError:
+        return False
+    return True
+
+
 def _open_streams() -> None:
     """Put the null device where the caller has closed a standard stream."""
     for descriptor in range(3):
@@ -117,6 +139,8 @@ def _open_streams() -> None:
             os.fstat(descriptor)
         except OSError:  # the lowest free number is the one that is given
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # noqa: FBT003
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(0, closefd=False)
     if sys.stdout is None:
         sys.stdout = os.fdopen(1, "w", closefd=False)
     if sys.stderr is None:
@@ -136,8 +160,9 @@ def _say(text: str, code: int) -> int:
         (place for m in (RAISED_AT, TO_CHECK) if (place := text.find(m)) >= 0), default=len(text)
     )
     sentence, way = text[:begin], text[begin:].rstrip()
-    with contextlib.suppress(OSError):  # nobody may be left to read it
-        sys.stderr.write(f"conformance: {printable(' '.join(sentence.split()) + way)}\n")
+    said = printable(" ".join(sentence.split()) + way)
+    with contextlib.suppress(OSError), no_commands(sys.stderr):  # nobody may be left to read it
+        sys.stderr.write(f"conformance: {said}\n")
         sys.stderr.flush()
     return code
 

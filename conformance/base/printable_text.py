@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sysconfig
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 _KEPT: Final = "\n\t"
 
@@ -27,6 +28,28 @@ def printable(text: str) -> str:
         else sign.encode("unicode_escape", errors="surrogatepass").decode("ascii")
         for sign in text
     )
+
+
+_ACTIONS: Final = "GITHUB_ACTIONS"
+
+
+def is_on_github() -> bool:
+    """Whether a workflow of GitHub's reads what is printed."""
+    return os.environ.get(_ACTIONS) == "true"
+
+
+@contextlib.contextmanager
+def no_commands(file: IO[str], *, active: bool | None = None) -> Iterator[None]:
+    """Keep GitHub's log from taking a candidate's text for a command; by default where it reads."""
+    if not (is_on_github() if active is None else active):
+        yield
+        return
+    token = os.urandom(16).hex()
+    file.write(f"::stop-commands::{token}\n")
+    try:
+        yield
+    finally:
+        file.write(f"::{token}::\n")
 
 
 def printable_record(data: Any) -> Any:

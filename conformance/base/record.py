@@ -392,6 +392,9 @@ def read_record(path: Path) -> Record:
         _refuse(path, f"its schema is {schema!r}, not {SCHEMA}")
     if wrong := _wrong(data, Record, "it"):
         _refuse(path, wrong)
+    names = [entry["name"] for entry in data["candidates"]]
+    if twice := [name for name in names if names.count(name) > 1]:
+        _refuse(path, f"it has two candidates called {twice[0]!r}")
     record: Record = data  # type: ignore[assignment]  # as just checked
     return {**record, "candidates": [_judged(entry) for entry in record["candidates"]]}
 

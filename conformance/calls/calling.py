@@ -421,13 +421,12 @@ def _tensor(value: Any, what: str, shape: tuple[int, ...], inputs: Inputs) -> Te
     if isinstance(value, Stranger):
         message = f"the {what} is {_describe(value.value)}, not {value.wanted}"
         _refuse("type", f"{message}{_advice(value.value)}")
+    if isinstance(value, UnreadableElsewhere):
+        _refuse("type", f"the {what} is {value.described}")
     if not is_tensor(value):
         _refuse("type", f"the {what} is {_describe(value)}, not a torch.Tensor{_advice(value)}")
-    held = plainly(value)
-    if held is None:
-        _refuse("type", f"the {what} is {_describe(value)}, whose numbers lie elsewhere")
-    place = _misplaced(held, inputs.device)
-    if place:
+    place, held = unreadable(value, inputs.device), plainly(value)
+    if place or held is None:
         _refuse("type", f"the {what} is {place}")
     try:
         tensor = taken(held)  # a copy on the CPU, which waits for whatever still computes it
@@ -453,14 +452,26 @@ def _tensor(value: Any, what: str, shape: tuple[int, ...], inputs: Inputs) -> Te
     return tensor if inputs.batched else tensor.unsqueeze(0)
 
 
-def _misplaced(tensor: Tensor, device: str) -> str:
+@dataclass(frozen=True, kw_only=True)
+class UnreadableElsewhere:
+    """In the place of a tensor whose elements the candidate's process could not read, and why."""
+
+    described: str
+
+
+def unreadable(value: Tensor, device: str) -> str:
     """Why the elements of a tensor cannot be looked at, or ""."""
-    if tensor.is_nested:
+    with _without_overrides():
+        nested = _BASE.is_nested.__get__(value)
+        layout, place = _BASE.layout.__get__(value), _BASE.device.__get__(value)
+    if nested or layout == torch.jagged:
         return "a nested tensor, not a dense one"
-    if tensor.layout != torch.strided:
-        return f"a {tensor.layout} tensor, not a dense one"
-    if tensor.device != torch.device(device):
-        return f"on the device {tensor.device} where the inputs are on {device}"
+    if layout != torch.strided:
+        return f"a {layout} tensor, not a dense one"
+    if plainly(value) is None:
+        return f"{_describe(value)}, whose numbers lie elsewhere"
+    if place != torch.device(device):
+        return f"on the device {place} where the inputs are on {device}"
     return ""
 
 

@@ -185,12 +185,13 @@ def taken(tensor: Tensor) -> Tensor:
 def weights_on(
     weights: golden.ProjectionWeights | None, device: str
 ) -> golden.ProjectionWeights | None:
-    """The projections of a layer on a device."""
-    if weights is None or device == "cpu":
-        return weights
+    """The projections of a layer on a device; copies, as a builder may write into them."""
+    if weights is None:
+        return None
     mover = Mover(device)
-    roles = (field.name for field in dataclasses.fields(weights))
-    return golden.ProjectionWeights(**{role: mover.move(getattr(weights, role)) for role in roles})
+    given = {role: each for role, each in vars(weights).items() if each is not None}
+    copies = {role: mover.move(each) for role, each in given.items()}
+    return dataclasses.replace(weights, **copies)
 
 
 _COPIES: WeakKeyDictionary[nn.Module, dict[str, nn.Module]] = WeakKeyDictionary()

@@ -233,12 +233,15 @@ def _like(taped: Taped, name: str) -> Tensor:
 
 
 def as_returned(upstream: Tensor, taped: Taped) -> Tensor:
-    """An output gradient in the axes, dtype and place of what was returned."""
+    """An output gradient in the axes, dtype and place of what was returned.
+
+    It is a copy: a backward pass may write into what is handed to it.
+    """
     gradient = present_output(upstream, taped.inputs)
     if not taped.inputs.batched:
         gradient = gradient.squeeze(0)
     returned = taped.returned
-    return gradient.to(device=returned.device, dtype=returned.dtype)
+    return gradient.to(device=returned.device, dtype=returned.dtype, copy=True)
 
 
 def require_gradients(

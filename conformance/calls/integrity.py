@@ -1,8 +1,8 @@
 """Whether a candidate's call replaces what the judge is made of; what it replaced is put back.
 
 In one process everybody can replace everything. Watched is what a verdict depends on: the names of
-torch, ``math``, ``random``, ``builtins`` and the harness, and what intercepts calls (modes, traces,
-kernels, subnormal numbers). docs/judge.md says what only another process could close.
+torch, ``math``, ``random``, ``time``, ``builtins`` and the harness, and what intercepts calls
+(modes, traces, kernels, subnormal numbers). docs/judge.md says what only another process closes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import gc
 import math
 import random
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from functools import cache, lru_cache
@@ -88,7 +89,7 @@ _ONLOOKERS: Final = frozenset("adapters cli graphs pytest_plugin tools views".sp
 _HARNESS: Final = str(__package__).partition(".")[0]
 _GOLDEN: Final = "_attention_conformance_reference"
 # Where the names that the harness uses of others are looked up.
-_OUTSIDE: Final = (torch, torch.linalg, math, random, builtins)
+_OUTSIDE: Final = (torch, torch.linalg, math, random, time, builtins)
 _code = attrgetter("__code__")
 _BASE: Final = torch._C.TensorBase  # noqa: SLF001 (what Tensor inherits; nobody can replace it there)
 _GONE: Final = object()
@@ -244,7 +245,7 @@ def _core_of(
     used = frozenset(chain.from_iterable(f.__code__.co_names for f in functions))
     outside = [_names_of(module, _public(module)) for module in _OUTSIDE]
     core = (
-        _names_of(owner, tuple(name for name in names if name in used))
+        _names_of(owner, tuple(name for name in names if name in used or owner is time))
         for owner, names, *_ in (*outside, *chain.from_iterable(one.names for one in layouts))
     )
     return functions, tuple(one for one in core if one.names)

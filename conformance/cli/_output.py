@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from ..base.files import check_distinct, check_writable, write_text
-from ..base.printable_text import printable
+from ..base.printable_text import is_on_github, no_commands, printable
 from ..base.record import record_text
 from ..errors import UsageError
 from ..views import TERMINAL, VIEWS, View
@@ -29,10 +28,14 @@ _HOURS: Final = 6000
 
 
 @contextlib.contextmanager
-def printing() -> Iterator[None]:
-    """Let the reader of the output leave early, as ``head`` does, without a change of exit code."""
+def printing(shown: IO[str] | None = None) -> Iterator[None]:
+    """Let the reader of the output leave early, as ``head`` does, without a change of exit code.
+
+    What is ``shown`` there meanwhile may be a candidate's text: GitHub's log obeys none of it.
+    """
     try:
-        yield
+        with contextlib.nullcontext() if shown is None else no_commands(shown):
+            yield
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -89,6 +92,7 @@ _UNFIT: Final = (TypeError, ValueError, LookupError, ArithmeticError, AttributeE
 _ALL: Final = {view.option: view for view in (*VIEWS, TERMINAL)}
 
 Files = Mapping[str, Path]
+Made = TypeVar("Made")
 
 
 def view_options(*views: View) -> Decorator:
@@ -170,18 +174,20 @@ def keep_so_far(json_path: Path, record: Mapping[str, Any]) -> None:
             write_text(record_text(record), json_path)
 
 
-def as_written(files: str, tell: Callable[[], None]) -> None:
-    """Show records of files; raises UsageError for a record whose parts are inconsistent.
+def as_written(files: str, use: Callable[[], Made]) -> Made:
+    """What is made of records of files; raises UsageError for one whose parts are inconsistent.
 
-    Reading a record checks the parts that all records have; tensors and the like fail in a view.
+    Reading a record checks the parts that all records have; tensors and the like fail in use.
     """
     from jinja2 import TemplateError  # noqa: PLC0415 (--help must not pay for it)
 
     try:
-        tell()
+        return use()
+    except UsageError:  # a wrong declaration is a ValueError as well
+        raise
     except (*_UNFIT, TemplateError) as error:
         msg = (
-            f"{files} cannot be shown: something in it is not as conformance check writes it "
+            f"{files} cannot be used: something in it is not as conformance check writes it "
             f"({type(error).__name__}: {error}); if it is, please report this"
         )
         raise UsageError(msg) from None
@@ -202,7 +208,6 @@ def stream_for(files: Mapping[str, Path | None], json_path: Path | None = None) 
     return sys.stderr if STANDARD_OUTPUT in (json_path, *files.values()) else sys.stdout
 
 
-ACTIONS: Final = "GITHUB_ACTIONS"
 SUMMARY: Final = "GITHUB_STEP_SUMMARY"
 # GitHub drops the whole summary of a step that is larger.
 SUMMARY_LIMIT: Final = 1024 * 1024
@@ -226,20 +231,6 @@ VERBOSE: Final[Decorator] = click.option(
 )
 
 
-@contextlib.contextmanager
-def no_commands(file: IO[str], *, active: bool) -> Iterator[None]:
-    """Keep GitHub's log from taking a candidate's text for a command."""
-    if not active:
-        yield
-        return
-    token = secrets.token_hex(16)
-    file.write(f"::stop-commands::{token}\n")
-    try:
-        yield
-    finally:
-        file.write(f"::{token}::\n")
-
-
 def show_run(
     record: Mapping[str, Any], file: IO[str], *, github: bool | None, verbosity: int = 0
 ) -> None:
@@ -247,7 +238,7 @@ def show_run(
     from ..views.terminal import show  # noqa: PLC0415 (loads rich)
     from ..views.tool_texts import show_renewed  # noqa: PLC0415
 
-    on_github = os.environ.get(ACTIONS) == "true" if github is None else github
+    on_github = is_on_github() if github is None else github
     with printing():
         with no_commands(file, active=on_github):
             show(record, file, verbosity)

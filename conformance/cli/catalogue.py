@@ -153,8 +153,9 @@ def teeth_command(
     finally:  # the result is shown although a disk is full
         from ..views.teeth import show_teeth  # noqa: PLC0415
 
-        with printing():
-            show_teeth(record, stream_for(files))
+        stream = stream_for(files)
+        with printing(stream):
+            show_teeth(record, stream)
     return exit_code(record)
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 import click
 
 from ..base.limits import read_bytes
-from ..base.printable_text import printable
+from ..base.printable_text import no_commands, printable
 from ..base.record import EXIT_INTERRUPTED, EXIT_USAGE, exit_code
 from ..errors import UsageError
 from ..targets.target_strings import path_of
@@ -257,7 +257,7 @@ def check_command(
                 max_time=work.max_time,
                 began=began,
                 progress=progress,
-                announce=lambda line: click.echo(printable(line), err=True),
+                announce=_announce,
                 journal=None if json_path is None else partial(keep_so_far, json_path),
                 make_pool=(
                     partial(WorkerPool, context=context) if machines is None else machines.make_pool
@@ -423,8 +423,14 @@ def _run_once(run: Callable[[float], int]) -> int:
     except _FileChangedError:
         return EXIT_INTERRUPTED
     except UsageError as error:
-        click.echo(f"conformance: {printable(str(error))}", err=True)
+        _announce(f"conformance: {error}")
         return EXIT_USAGE
+
+
+def _announce(line: str) -> None:
+    """Say something in which a candidate's name may stand, whatever that is."""
+    with no_commands(sys.stderr):
+        click.echo(printable(line), err=True)
 
 
 def _folders(targets: Sequence[str]) -> Iterator[Path]:

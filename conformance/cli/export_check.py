@@ -100,8 +100,9 @@ def export_check_command(
         if json_path is not None:
             write_to(record_text(report), json_path)
     finally:  # the result is shown although a disk is full
-        with printing():
-            show_exports(report, stream_for({}, json_path), kept=keep is not None)
+        stream = stream_for({}, json_path)
+        with printing(stream):
+            show_exports(report, stream, kept=keep is not None)
     return exit_code_of(report, strict=strict)
 
 

@@ -74,8 +74,9 @@ def identify_command(
         if json_path is not None:
             write_to(record_text(record), json_path)
     finally:  # the result is shown although a disk is full
-        with printing():
-            show_identification(record, stream_for({}, json_path))
+        stream = stream_for({}, json_path)
+        with printing(stream):
+            show_identification(record, stream)
     return EXIT_OK if record["identified"] else EXIT_RED
 
 

@@ -124,16 +124,17 @@ def compare_command(
         with on_cluster(options, cluster, per_worker, None) as machines:
             run = _run(options, machines, expected_failures, strict=strict, timeout=timeout)
         sources = [ComparedRecord(name=JUST_NOW, record=run), *sources]
-    record = joined(sources)
-    record["fail_on"] = "should" if strict else "must"
     named = ", ".join(map(str, files)) or "this run"
+    record = as_written(named, lambda: joined(sources))
+    record["fail_on"] = "should" if strict else "must"
     try:
         if json_path is not None:
             write_to(record_text(record), json_path)
         as_written(named, lambda: _write(record, views))
     finally:  # the result is shown although a disk is full
-        with printing():
-            as_written(named, lambda: show_comparison(record, stream_for(views, json_path)))
+        stream = stream_for(views, json_path)
+        with printing(stream):
+            as_written(named, lambda: show_comparison(record, stream))
     return exit_code(record, strict=strict)
 
 
@@ -213,12 +214,14 @@ def diff_command(
     if not math.isfinite(margin_ratio):
         msg = f"--margin-ratio is {margin_ratio}: give a number above 1, such as 2"
         raise UsageError(msg)
-    changes = difference(read_record(old), read_record(new), ratio=margin_ratio)
+    named, records = f"{old} or {new}", (read_record(old), read_record(new))
+    changes = as_written(named, lambda: difference(*records, ratio=margin_ratio))
     try:
         _write_diff(changes, json_path, markdown_path)
     finally:  # the result is shown although a disk is full
-        with printing():
-            show_diff(changes, stream_for(views, json_path))
+        stream = stream_for(views, json_path)
+        with printing(stream):
+            as_written(named, lambda: show_diff(changes, stream))
     return EXIT_RED if changes["worse"] else EXIT_OK
 
 
@@ -272,7 +275,8 @@ def merge_command(
     written = {**views, "--json": json_path}
     check_not_read(shards, written, "one of the shards", "another name")
     check_files(views, {"--json": json_path})
-    record = merge_shards(read_shards(shards))
+    named = ", ".join(map(str, shards))
+    record = as_written(named, lambda: merge_shards(read_shards(shards)))
     record["fail_on"] = "should" if strict else "must"
     try:
         write_views(record, views, json_path)
@@ -316,5 +320,5 @@ def _show(record: Mapping[str, Any], verbosity: int) -> None:
     from ..views.complete import complete  # noqa: PLC0415
     from ..views.terminal import show  # noqa: PLC0415 (loads rich)
 
-    with printing():
+    with printing(sys.stdout):
         show(complete(record), sys.stdout, verbosity)

@@ -14,9 +14,10 @@ from ..base.profile import DTYPES
 from ..base.record import read_record
 from ..errors import UsageError
 from ._options import Decorator, file_option, timeout_option
-from ._output import printing, progress_bar
+from ._output import as_written, printing, progress_bar
 
 if TYPE_CHECKING:
+    from ..session.schedule import ShowProgress
     from ..tools.replay import FailedClause
 
 TRUST: Final[Decorator] = click.option(
@@ -66,9 +67,14 @@ def explain_failure_command(*, reference: str, candidate: str | None, dtype: str
     from ..tools.replay import failed_clauses, first_of, report_path  # noqa: PLC0415 (--help must not pay for it)
     from ..views.explained_failure import show_failure  # noqa: PLC0415 (loads rich)
 
-    case = first_of(failed_clauses(reference, candidate, dtype=dtype, purpose="explain"))
-    with printing():
-        show_failure(case.candidate, case.clause, sys.stdout, report=str(report_path(reference)))
+    report = str(report_path(reference))
+
+    def tell() -> None:
+        case = first_of(failed_clauses(reference, candidate, dtype=dtype, purpose="explain"))
+        show_failure(case.candidate, case.clause, sys.stdout, report=report)
+
+    with printing(sys.stdout):
+        as_written(report, tell)
     return 0
 
 
@@ -103,25 +109,30 @@ def replay_command(
     called: what no Python file below the working folder declares is run only with --target, --trust
     or a yes at the terminal. Exit code: 1 when one still fails, 0 when none does.
     """
-    from ..tools.replay import cases, replay  # noqa: PLC0415 (--help must not pay for it)
+    from ..tools.replay import cases, replay, report_path  # noqa: PLC0415 (--help must not pay for it)
     from ..tools.scripts.writing import single, write_script  # noqa: PLC0415
     from ..views.tool_texts import show_count, show_replay  # noqa: PLC0415
 
-    failures = cases(reference, candidate, dtype=dtype)
+    report = str(report_path(reference))
+    failures = as_written(report, lambda: cases(reference, candidate, dtype=dtype))
     if script_path is not None:
         failures = single(failures, script_path)
     _require_consent(failures, target, trust=trust)
     outcomes = []
     stream = sys.stderr if script_path == "-" else sys.stdout
-    with progress_bar() as progress:
+
+    def again(progress: ShowProgress) -> None:
         for result in replay(failures, target=target, timeout=timeout, progress=progress):
             outcomes.append(result.outcome)
-            with printing():
+            with printing(stream):
                 show_replay((result.candidate, result.clause, result.outcome, result.after), stream)
             if script_path is not None and result.outcome != "passes":
                 source = target or failures[0].candidate["target"]
                 with printing():
                     write_script(result.clause, source, script_path)
+
+    with progress_bar() as progress:
+        as_written(report, lambda: again(progress))
     with printing():
         show_count(outcomes, stream)
     return int(any(outcome != "passes" for outcome in outcomes))
@@ -165,21 +176,26 @@ def bundle_command(
     from ..tools.scripts.writing import single  # noqa: PLC0415
     from ..views.tool_texts import show_bundle  # noqa: PLC0415
 
-    (case,) = single(cases(reference, candidate, dtype=dtype), option="conformance bundle")
+    report = report_path(reference)
+    failures = as_written(str(report), lambda: cases(reference, candidate, dtype=dtype))
+    (case,) = single(failures, option="conformance bundle")
     folder = folder_for(case, output)
     if not recorded:
         _require_consent([case], target, trust=trust, instead="take --recorded, ")
     with progress_bar() as progress:
-        bundled = bundle(
-            case,
-            read_record(report_path(reference)),
-            folder,
-            target=target,
-            recorded=recorded,
-            timeout=timeout,
-            progress=progress,
+        bundled = as_written(
+            str(report),
+            lambda: bundle(
+                case,
+                read_record(report),
+                folder,
+                target=target,
+                recorded=recorded,
+                timeout=timeout,
+                progress=progress,
+            ),
         )
-    with printing():
+    with printing(sys.stdout):
         show_bundle(
             str(bundled.folder), bundled.clause, bundled.outcome, bundled.again, file=sys.stdout
         )

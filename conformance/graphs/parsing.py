@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, inliner, numpy_helper
 from onnx.external_data_helper import ExternalDataInfo
 
 from ..base.printable_text import few
-from .protocol import GraphRefused, sentence
+from .protocol import MEMORY, GraphRefused, sentence
 
 _LONGEST_NAME: Final = 120
 # What exporters append to the name of ``model.onnx`` for its file of weights.
@@ -277,6 +277,20 @@ def read_model(path: Path) -> ModelProto:
     return model
 
 
+def inlined(model: ModelProto) -> ModelProto:
+    """The model with its functions written out; raises GraphRefused where they have no end."""
+    if not model.functions:
+        return model
+    try:
+        whole: ModelProto = inliner.inline_local_functions(model)
+    except Exception as error:  # noqa: BLE001 (onnx has its own classes for what it refuses)
+        msg = (
+            f"has functions that cannot be written out ({sentence(error)}): export it without them"
+        )
+        raise GraphRefused(msg) from None
+    return whole
+
+
 def header(path: Path) -> dict[str, Any]:
     """The fields of a Header as plain data; raises GraphRefused for what cannot be judged."""
     model = read_model(path)
@@ -294,6 +308,8 @@ def header(path: Path) -> dict[str, Any]:
     if not outputs:
         msg = "has no outputs: there is nothing to judge"
         raise GraphRefused(msg)
+    _check_sizes(inputs)
+    inlined(model)
     tensors = list(all_tensors(model))
     _check_claims(tensors)
     files = external_files(tensors, path)
@@ -310,6 +326,18 @@ def header(path: Path) -> dict[str, Any]:
         "random": random_nodes(model),
         "size": path.stat().st_size,
     }
+
+
+def _check_sizes(inputs: list[dict[str, Any]]) -> None:
+    """Refuse inputs that are too large for any process that runs a graph."""
+    for port in inputs:
+        sizes = [axis for axis in port["shape"] or () if isinstance(axis, int)]
+        if math.prod(sizes) > MEMORY:
+            msg = (
+                f"has an input {port['name']!r} of {' x '.join(map(str, sizes))} numbers, more "
+                "than its process may take bytes: export it with axes that have names"
+            )
+            raise GraphRefused(msg)
 
 
 def _port(value: Any) -> dict[str, Any]:

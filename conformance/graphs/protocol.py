@@ -18,6 +18,8 @@ from typing import Any, Final
 
 import numpy as np
 
+MEMORY: Final = 8 << 30  # bytes that a process may take which runs a graph
+
 
 class GraphRefused(Exception):  # noqa: N818 (the graph's fault: the runtime said no)
     """The runtime refused to open or to run the graph; the child lives on."""

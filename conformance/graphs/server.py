@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .protocol import Arrays, GraphRefused, Head, bfloat16, receive, send, sentence
+from .protocol import MEMORY, Arrays, GraphRefused, Head, bfloat16, receive, send, sentence
 
 if sys.platform != "win32":
     import resource
@@ -42,7 +42,7 @@ class Limits:
         Bytes that the outputs of one run may have together.
     """
 
-    memory: int = 8 << 30
+    memory: int = MEMORY
     cpu_seconds: float = 20.0
     wall_seconds: float = 10.0
     answer: int = 1 << 30

@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from onnx import ModelProto, TensorProto, inliner, numpy_helper
+from onnx import ModelProto, TensorProto, numpy_helper
 
-from ..graphs.parsing import bytes_of, embedded, external_files, read_model
+from ..graphs.parsing import bytes_of, embedded, external_files, inlined, read_model
 from ..graphs.protocol import Array, GraphRefused
 from ..graphs.weights.wiring import Node, Wiring
 from .sizes import Shape, Sizes
@@ -134,8 +134,7 @@ def read_graph(path: Path) -> ModelGraph:
         _leave_out(tensor)
     if weights:  # what was left out of a message is freed with the message
         model = ModelProto.FromString(model.SerializeToString())
-    if model.functions:
-        model = inliner.inline_local_functions(model)
+    model = inlined(model)
     return ModelGraph(path, model, Wiring(model.graph, path.parent))
 
 

@@ -23,17 +23,31 @@ if TYPE_CHECKING:
 MOST: Final = 10
 
 
+# What a database holds: where, and a problem.
+Kept = tuple[bytes, bytes]
+
+
 class FailureMemory:
     """The failing problems of one specification.
 
     They are kept by candidate (its name and kind), clause, dtype and device. A database that fails,
-    such as a server that went away, does not disturb the run: ``trouble`` says why it failed.
+    such as a server that went away, does not disturb the run: ``trouble`` says why it failed. Who
+    ``waits`` writes none, as candidates could read the seed there: ``taken`` are entries to write.
     """
 
-    def __init__(self, database: ExampleDatabase, specification: str) -> None:
+    def __init__(
+        self, database: ExampleDatabase, specification: str, *, waits: bool = False
+    ) -> None:
         self._database = database
         self._specification = specification
+        self._waits = waits
+        self._waiting: list[Kept] = []
         self.trouble = ""
+
+    def taken(self) -> list[Kept]:
+        """The entries that are still to be written, once."""
+        entries, self._waiting = self._waiting, []
+        return entries
 
     def problems(self, candidate: Candidate, clause: str, dtype: str, device: str) -> list[Problem]:
         """The problems that failed before, the smallest first."""
@@ -48,8 +62,12 @@ class FailureMemory:
 
     def keep(self, candidate: Candidate, clause: str, problem: Problem) -> None:
         """Remember a problem that failed."""
+        entry = self._key_of(candidate, clause, problem), _written(problem)
+        if self._waits:
+            self._waiting.append(entry)
+            return
         with self._untroubled():
-            self._database.save(self._key_of(candidate, clause, problem), _written(problem))
+            self._database.save(*entry)
 
     def forget(self, candidate: Candidate, clause: str, problem: Problem) -> None:
         """Delete a problem that passes now."""

@@ -7,6 +7,7 @@ where it can be.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import warnings
@@ -104,6 +105,15 @@ def open_databases(texts: Sequence[str]) -> OpenDatabase | None:
     return OpenDatabase(
         database=MultiplexedDatabase(*every) if every[1:] else every[0], notes=notes
     )
+
+
+def keep(texts: Sequence[str], entries: Sequence[tuple[bytes, bytes]]) -> None:
+    """Write entries, each a key and a value, into the databases that texts name."""
+    opened = open_databases(texts) if entries else None
+    if opened is not None:
+        for entry in entries:
+            with contextlib.suppress(Exception):  # a database that went away disturbs no run
+                opened.database.save(*entry)
 
 
 def _open(text: str) -> OpenDatabase:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from .._golden import golden
 from ..base.files import user_path
 from ..base.parameter_names import signature_in_docstring
 from ..base.printable_text import repr_of
 from ..base.profile import NO_GRAPH_OPTIONS, GraphOptions
 from ..declare.candidate import Candidate
-from ..declare.decorators import renamed
+from ..declare.decorators import Decorator, core, renamed
 from ..errors import TO_CHECK, UsageError
 from ..graphs.process import limited
 from .declaring import undeclared_in
@@ -92,6 +93,34 @@ def find(target: str, graph_options: GraphOptions = NO_GRAPH_OPTIONS) -> list[Re
         )
         raise UsageError(msg)
     return result
+
+
+def promised_core(target: str, promises: Mapping[str, Any]) -> Candidate:
+    """The function that a target names as a core with promises that somebody else makes for it.
+
+    What its file declares, or does to those who declare, counts for nothing. Raises UsageError.
+    """
+    decorate, name = promising(target, promises)
+    value = object_of(target)
+    function = value.function if isinstance(value, Candidate) else value
+    if not callable(function):
+        msg = f"{target} is {repr_of(value)}, which is no function to promise anything for"
+        raise UsageError(msg)
+    made: Candidate = guarded(f"{name} cannot be declared", lambda: decorate(function))
+    return made.located(target)
+
+
+def promising(target: str, promises: Mapping[str, Any]) -> tuple[Decorator, str]:
+    """What declares the function that a target names with promises, and its name."""
+    keywords = {"name": split_target(target)[1], **promises}
+
+    def made() -> Decorator:
+        if "semantics" in keywords:
+            keywords["semantics"] = golden.Semantics(**keywords["semantics"])
+        return core(**keywords)
+
+    decorate: Decorator = guarded("the promises cannot be made", made)
+    return decorate, str(keywords["name"])
 
 
 def _undeclared(target: str) -> str:

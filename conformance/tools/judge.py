@@ -233,7 +233,7 @@ class Judge:
         self._isolated = isolated
         self._max_memory = None if max_memory is None else read_bytes(str(max_memory), "max_memory")
         self._promises = None if promises is None else _literals(promises)
-        self._context = warm_context(self._promises)
+        self._context = warm_context(self._promises, isolated=isolated)
         self._is_warm = False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._count = 0
@@ -300,8 +300,9 @@ class Judge:
         options = _options(
             profile, only, skip, dtypes, seed, exitfirst=exitfirst, isolated=self._isolated
         )
-        options = replace(options, explain=explain, max_memory=self._max_memory)
-        target = self._written(text, entry, self._promises if promises is None else promises)
+        given = self._promises if promises is None else _literals(promises)
+        options = replace(options, explain=explain, max_memory=self._max_memory, promises=given)
+        target = self._written(text, entry, declares=given is None)
         if time_limit is not None:
             self._warm_up()
         return _checked(target, options, time_limit, self._context, self._timeout)
@@ -314,8 +315,11 @@ class Judge:
             supervisor.start()
         self._is_warm = True
 
-    def _written(self, text: str, entry: str, promises: dict[str, Any] | None) -> str:
-        """A file with the source, each in a folder of its own, as a target."""
+    def _written(self, text: str, entry: str, *, declares: bool) -> str:
+        """A file with the source, each in a folder of its own, as a target.
+
+        One that ``declares`` for itself has a function without declaration taken as a core.
+        """
         if not isinstance(text, str):
             msg = f"the source is a {type(text).__name__}, no text: decode it first"
             raise UsageError(msg)
@@ -326,26 +330,14 @@ class Judge:
         self._count += 1
         folder = Path(self._folder.name, str(self._count))
         folder.mkdir()
-        declared = _PLAIN if promises is None else _DECLARED
         text = _COOKIE.sub(r"\1 \2", text)
-        text += declared.format(entry=entry, promises=_literals(promises or {}))
+        text += _PLAIN.format(entry=entry) if declares else ""
         write_text(text, folder / "generated.py")
         return f"{folder / 'generated.py'}:{entry}"
 
 
 # What says in the first two lines of a file how it is encoded. A text is encoded already.
 _COOKIE: Final = re.compile(r"\A((?:[^\n]*\n)?[ \t\f]*#.*?coding)([:=])")
-_DECLARED: Final = """
-
-import conformance as _conformance
-
-_promises = {promises}
-if "semantics" in _promises:
-    _promises["semantics"] = _conformance.Semantics(**_promises["semantics"])
-{entry} = _conformance.core(**_promises)({entry})
-"""
-
-
 _PLAIN: Final = """
 
 import inspect as _inspect

@@ -267,7 +267,7 @@ def test_a_damaged_record_is_bad_input(
     file = tmp_path / "out"
     assert run(["render", str(tmp_path / "report.json"), f"--{view}", str(file)]) == 2
     err = capsys.readouterr().err
-    assert "report.json cannot be shown" in err
+    assert "report.json cannot be used" in err
     assert err.count("\n") == 1
     assert not file.exists()
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Final
 
 import onnx
-from onnx import inliner
 
 from ...base.files import scratch
-from ..parsing import all_tensors, embedded
+from ..parsing import all_tensors, embedded, inlined
 from ..process import GraphProcess
 from .wiring import Node, UnreadableError, Wiring, attributes
 
@@ -291,7 +290,7 @@ def read_wiring(path: Path, process: GraphProcess) -> Iterator[tuple[Wiring, Gra
         return
     for tensor in all_tensors(model):
         tensor.CopyFrom(embedded(tensor, path.parent))
-    whole = inliner.inline_local_functions(model)
+    whole = inlined(model)
     with tempfile.TemporaryDirectory(prefix="conformance-inlined-", dir=scratch()) as folder:
         copy = Path(folder) / "inlined.onnx"
         onnx.save(whole, copy)

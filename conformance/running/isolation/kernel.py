@@ -9,6 +9,8 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +27,7 @@ _PDEATHSIG: Final = 1
 _DUMPABLE: Final = 4
 _SUBREAPER: Final = 36
 _NO_NEW_PRIVILEGES: Final = 38
+_BIND: Final = 0x1000
 _MOUNT_PRIVATE: Final = 0x4000 | 0x40000  # of all below
 _MOUNT_SETATTR: Final = 442
 _ALL_BELOW: Final = 0x8000
@@ -33,8 +36,10 @@ _LANDLOCK: Final = (444, 445, 446)  # the ruleset, a rule, restrict
 _WRITING: Final = 0x1FF2  # to files, and making and removing them
 _MOVING: Final = 1 << 13
 _TRUNCATING: Final = 1 << 14
+_CONTROLLING: Final = 1 << 15  # of devices
+_READING: Final = 1 << 2
 # From which version of Landlock on it knows these.
-_VERSIONS: Final = {"moving": 2, "truncating": 3, "network": 4, "scopes": 6}
+_VERSIONS: Final = {"moving": 2, "truncating": 3, "network": 4, "controlling": 5, "scopes": 6}
 _NOBODY: Final = 65534
 _CAPABILITIES: Final = 0x20080522
 # A program that the kernel runs before each system call (linux/filter.h, linux/seccomp.h): its
@@ -44,12 +49,65 @@ _BY_PROGRAM: Final = 2
 _LOAD, _IF_EQUAL, _IF_AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
 _CALL, _MACHINE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
 _REFUSE: Final = 0x50000 | errno.EACCES
+_PRETEND: Final = 0x50000  # nothing is done, and the caller is told that it was
 _ALLOW: Final = 0x7FFF0000
-# By machine: its number in linux/audit.h, those of ``socket`` and ``socketpair``.
-_MACHINES: Final = {"x86_64": (0xC000003E, 41, 53), "aarch64": (0xC00000B7, 198, 199)}
-_IO_URING: Final = 425  # it would make sockets without such a call
+# By machine: its number in linux/audit.h.
+_MACHINES: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+# By system call: its numbers there, in this order, and None where a machine has no such call.
+_Numbers = dict[str, tuple[int, int | None]]
+# Memory that no process has mapped and no limit counts, or that outlives processes, and what makes
+# sockets without the call for it, reads other processes, or keeps notes from one to the next.
+_REFUSED: Final[_Numbers] = {
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "shmget": (29, 194),
+    "semget": (64, 190),
+    "msgget": (68, 186),
+    "mq_open": (240, 180),
+    "vmsplice": (278, 75),
+    "io_uring_setup": (425, 425),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "userfaultfd": (323, 282),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+}
+# What would leave the group of processes that is ended as one.
+_LEAVING: Final[_Numbers] = {"setpgid": (109, 154), "setsid": (112, 157)}
+# What changes a file without writing into it.
+_MARKING: Final[_Numbers] = {
+    "chmod": (90, None),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, None),
+    "fchown": (93, 55),
+    "lchown": (94, None),
+    "fchownat": (260, 54),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "setxattrat": (463, 463),
+    "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
+}
+_SOCKET, _PAIR, _CONTROL = (41, 198), (53, 199), (16, 29)
 _OTHER_NUMBERS: Final = 1 << 30  # the same calls by other numbers: x32
 _KIND_OF_SOCKET: Final = 0xF  # the other bits of a type are flags
+# Requests to terminals, and those of them that only ask, or are for any file.
+_OF_TERMINALS: Final = (0x5400, 0x54FF)
+_ASKING: Final = (0x5401, 0x540F, 0x5411, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x5452)
+_OF_KIND_T: Final = (0x402C542B, 0x402C542C, 0x402C542D)  # TCSETS2 and its like
+_DEVICES: Final = ("null", "zero", "full", "random", "urandom")
 
 
 @cache
@@ -101,7 +159,7 @@ def _write(name: str, text: str) -> None:
 
 
 def own_mounts(scratch: str, size: int) -> bool:
-    """Everything read-only but an empty folder in memory, and /proc of these processes alone.
+    """Everything read-only but an empty folder in memory; devices and processes of its own alone.
 
     For the first process of new namespaces. False where the kernel refuses.
     """
@@ -111,12 +169,29 @@ def own_mounts(scratch: str, size: int) -> bool:
         _did(libc.mount(None, b"/", None, _MOUNT_PRIVATE, None))
         with contextlib.suppress(OSError):  # where parts of the outer one are hidden
             _did(libc.mount(b"proc", b"/proc", b"proc", 0, None))
+        with contextlib.suppress(OSError):
             Path("/proc/sys/user/max_user_namespaces").write_text("0", encoding="ascii")
+        _own_devices()
         _did(libc.syscall(_MOUNT_SETATTR, -100, b"/", _ALL_BELOW, attributes, len(attributes)))
-        _did(libc.mount(b"none", scratch.encode(), b"tmpfs", 0, f"size={size}".encode()))
+        options = f"size={size},nr_inodes={size >> 12}".encode()
+        _did(libc.mount(b"none", scratch.encode(), b"tmpfs", 0, options))
     except OSError:
         return False
     return True
+
+
+def _own_devices() -> None:
+    """Leave of all devices those that everybody may read: no terminal, and nothing like it."""
+    libc = _libc()
+    opened = {name: os.open(f"/dev/{name}", os.O_PATH | os.O_CLOEXEC) for name in _DEVICES}
+    _did(libc.mount(b"none", b"/dev", b"tmpfs", 0, b"size=64k,mode=755"))
+    for name, device in opened.items():
+        Path("/dev", name).touch()
+        source, place = f"/proc/self/fd/{device}".encode(), f"/dev/{name}".encode()
+        _did(libc.mount(source, place, None, _BIND, None))
+        os.close(device)
+    Path("/dev/shm").mkdir()  # noqa: S108 (as everywhere)
+    Path("/dev/fd").symlink_to("/proc/self/fd")
 
 
 def drop_privileges() -> None:
@@ -126,64 +201,95 @@ def drop_privileges() -> None:
     _did(_libc().capset(header, struct.pack("=6I", *(0,) * 6)))
 
 
-def write_only_below(folder: str) -> bool:
-    """Refuse to write, make or remove files elsewhere, and TCP, by Landlock; False without it."""
+@dataclass(frozen=True, kw_only=True)
+class Doors:
+    """What Landlock has shut: writing to files, and reading or setting devices."""
+
+    files: bool = False
+    devices: bool = False
+
+
+def write_only_below(folder: str, *, sees_devices: bool) -> Doors:
+    """Refuse to write, make or remove files elsewhere, and TCP, by Landlock.
+
+    Where the process ``sees_devices``, these cannot be opened either, as they could for reading.
+    """
     libc, (create, add, restrict) = _libc(), _LANDLOCK
     version = libc.syscall(create, None, 0, 1)
     if version < 1:
-        return False
+        return Doors()
     known = {name for name, since in _VERSIONS.items() if version >= since}
-    files = _WRITING | (_MOVING if "moving" in known else 0)
-    files |= _TRUNCATING if "truncating" in known else 0
+    more = {"moving": _MOVING, "truncating": _TRUNCATING, "controlling": _CONTROLLING}
+    files = _WRITING | sum(bit for name, bit in more.items() if name in known)
+    files |= _READING if sees_devices else 0
     fields = [files, *([3] if "network" in known else []), *([3] if "scopes" in known else [])]
     attributes = struct.pack(f"={len(fields)}Q", *fields)
+    below = [(folder, files), ("/dev/null", 2), ("/dev/zero", 2)]
+    if sees_devices:
+        below += [(str(each), _READING) for each in Path("/").iterdir() if each.name != "dev"]
+        below += [(f"/dev/{name}", _READING) for name in _DEVICES]
     try:
         rules = libc.syscall(create, attributes, len(attributes), 0)
         _did(rules)
-        for path, allowed in ((folder, files), ("/dev/null", 2), ("/dev/zero", 2)):
-            opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        for path, allowed in below:
+            try:
+                opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            except FileNotFoundError:  # a link that leads nowhere
+                continue
             _did(libc.syscall(add, rules, 1, struct.pack("=Qi", allowed, opened), 0))
             os.close(opened)
         _did(libc.syscall(restrict, rules, 0))
         os.close(rules)
     except OSError:
-        return False
-    return True
+        return Doors()
+    return Doors(files="truncating" in known, devices=sees_devices)
 
 
-def no_local_sockets() -> bool:
-    """Refuse sockets that reach servers of this machine through the file system; False if refused.
+def filter_calls(*, inside: bool, mounted: bool) -> bool:
+    """Refuse system calls that would get round the limits, or reach outside; False if refused.
 
-    Neither a network namespace nor a read-only mount keeps a process from these: it could ask a
-    server that starts processes, such as Python's own, to start one outside. What remains are those
-    of the network, and pairs of connected ones, which cannot be sent elsewhere.
+    Sockets that reach servers of this machine through the file system: neither a network namespace
+    nor a read-only mount keeps a process from these, and a server that starts processes, such as
+    Python's own, would start one outside. What remains are pairs of connected ones, which
+    cannot be sent elsewhere, and ``inside`` of a network of its own the sockets of that. Elsewhere
+    a process has to stay in its group. Where nothing is ``mounted`` read-only, what changes a file
+    otherwise than by writing is not done.
     """
-    machine = _MACHINES.get(os.uname().machine) if sys.maxsize >> 32 else None
-    if machine is None:
+    machine = os.uname().machine
+    if machine not in _MACHINES or not sys.maxsize >> 32:
         return False
-    number, make, pair = machine
-    network = (socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
-    # Of each jump the instructions that are left out, if it is so and if not; the last two answer.
+    which = list(_MACHINES).index(machine)
+    answers = dict.fromkeys(_REFUSED.items(), _REFUSE)
+    answers |= {} if inside else dict.fromkeys(_LEAVING.items(), _PRETEND)
+    answers |= {} if mounted else dict.fromkeys(_MARKING.items(), _PRETEND)
+    network = (socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK) if inside else ()
     program = [
         (_LOAD, 0, 0, _MACHINE),
-        (_IF_EQUAL, 0, 14, number),
+        *_unless(_IF_EQUAL, [_MACHINES[machine]], _REFUSE),
         (_LOAD, 0, 0, _CALL),
-        (_IF_AT_LEAST, 12, 0, _OTHER_NUMBERS),
-        (_IF_EQUAL, 11, 0, _IO_URING),
-        (_IF_EQUAL, 6, 0, pair),
-        (_IF_EQUAL, 0, 10, make),
-        (_LOAD, 0, 0, _FIRST_ARGUMENT),
-        (_IF_EQUAL, 8, 0, network[0]),
-        (_IF_EQUAL, 7, 0, network[1]),
-        (_IF_EQUAL, 6, 0, network[2]),
+        (_IF_AT_LEAST, 0, 1, _OTHER_NUMBERS),
         (_RETURN, 0, 0, _REFUSE),
-        (_LOAD, 0, 0, _SECOND_ARGUMENT),
-        (_AND, 0, 0, _KIND_OF_SOCKET),
-        (_IF_EQUAL, 2, 0, socket.SOCK_STREAM),
-        (_IF_EQUAL, 1, 0, socket.SOCK_SEQPACKET),
-        (_RETURN, 0, 0, _REFUSE),
-        (_RETURN, 0, 0, _ALLOW),
     ]
+    for (_, numbers), answer in answers.items():
+        number = numbers[which]
+        if number is not None:
+            program += [(_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, answer)]
+    arguments = (
+        (_SOCKET, [(_LOAD, 0, 0, _FIRST_ARGUMENT), *_unless(_IF_EQUAL, network, _REFUSE)]),
+        (
+            _PAIR,
+            [
+                (_LOAD, 0, 0, _SECOND_ARGUMENT),
+                (_AND, 0, 0, _KIND_OF_SOCKET),
+                *_unless(_IF_EQUAL, (socket.SOCK_STREAM, socket.SOCK_SEQPACKET), _REFUSE),
+            ],
+        ),
+        (_CONTROL, _of_terminals()),
+    )
+    for numbers, looks in arguments:
+        looks.append((_RETURN, 0, 0, _ALLOW))
+        program += [(_IF_EQUAL, 0, len(looks), numbers[which]), *looks]
+    program.append((_RETURN, 0, 0, _ALLOW))
     packed = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
     held = ctypes.create_string_buffer(packed, len(packed))
     described = struct.pack("@HP", len(program), ctypes.addressof(held))
@@ -192,3 +298,29 @@ def no_local_sockets() -> bool:
     except OSError:
         return False
     return True
+
+
+# One instruction: what it does, how many are left out if that is so and if not, and its number.
+_Instruction = tuple[int, int, int, int]
+
+
+def _unless(comparison: int, values: Sequence[int], answer: int) -> list[_Instruction]:
+    """Give an answer unless what was loaded is one of some values."""
+    count = len(values)
+    looks = [(comparison, count - number, 0, value) for number, value in enumerate(values)]
+    return [*looks, (_RETURN, 0, 0, answer)]
+
+
+def _of_terminals() -> list[_Instruction]:
+    """Refuse requests that set a terminal, or write to it as if somebody typed."""
+    first, last = _OF_TERMINALS
+    asking = _unless(_IF_EQUAL, _ASKING, _REFUSE)
+    looks = [(_LOAD, 0, 0, _SECOND_ARGUMENT)]
+    for request in _OF_KIND_T:
+        looks += [(_IF_EQUAL, 0, 1, request), (_RETURN, 0, 0, _REFUSE)]
+    return [
+        *looks,
+        (_IF_AT_LEAST, 0, 1 + len(asking), first),
+        (_IF_AT_LEAST, len(asking), 0, last + 1),
+        *asking,
+    ]

@@ -14,15 +14,17 @@ from ...base.geometry import FIELDS, Geometry
 from ...base.parameter_names import OptionParameter
 from ...base.printable_text import printable
 from ...base.record import Reading
-from ...calls.calling import CandidateLost, RaisedElsewhere
+from ...calls.calling import CandidateLost, RaisedElsewhere, UnreadableElsewhere
 from ...declare.candidate import Candidate
 from ...errors import UsageError
 from ...graphs.protocol import ProtocolError
+from ...targets.resolving import promising
 from . import declarations
 from .remote import Remote
 from .wire import field, written
 
 _MOST_PARTS: Final = 8
+_LONGEST: Final = 200
 _ROLES: Final = tuple(entry.name for entry in dataclasses.fields(golden.ProjectionWeights))
 
 
@@ -45,6 +47,8 @@ def isolated_candidates(remote: Remote) -> list[Isolated]:
     try:
         entries, tensors = remote.loaded()
         weights = iter(tensors)
+        if remote.promises is not None and len(entries) != 1:
+            remote.refuse(f"{len(entries)} candidates where one was named")
         return [_isolated(remote, number, entry, weights) for number, entry in enumerate(entries)]
     except ProtocolError as error:
         msg = (
@@ -57,6 +61,23 @@ def isolated_candidates(remote: Remote) -> list[Isolated]:
 
 
 def _isolated(remote: Remote, number: int, entry: Any, weights: Any) -> Isolated:
+    if remote.promises is None:
+        candidate = _declaring(remote, number, entry, weights)
+    else:  # whatever its process says it declares
+        decorate, _ = promising(remote.target, remote.promises)
+        made = decorate(_Core(remote, number)).located(remote.target)
+        candidate = dataclasses.replace(made, isolated=True)
+    return Isolated(
+        candidate=candidate,
+        unchecked=tuple(_option(option) for option in field(entry, "unchecked", list)),
+        location=_location(entry.get("location")),
+        held=", ".join(remote.held),
+    )
+
+
+def _declaring(remote: Remote, number: int, entry: Any, weights: Any) -> Candidate:
+    """A candidate as its process declares it."""
+
     def fit(geometry: Geometry) -> Geometry:
         reply, _ = remote.request("fit", candidate=number, geometry=dataclasses.asdict(geometry))
         sizes = field(reply, "geometry", dict)
@@ -73,7 +94,7 @@ def _isolated(remote: Remote, number: int, entry: Any, weights: Any) -> Isolated
             raise ProtocolError(msg)
         fixed = golden.ProjectionWeights(**{**dict.fromkeys(_ROLES), **held})
     function = _Builder if declared.kind == "layer" else _Core
-    candidate = Candidate(
+    return Candidate(
         name=printable(field(entry, "name", str)),
         declaration=declared,
         function=function(remote, number),
@@ -82,12 +103,6 @@ def _isolated(remote: Remote, number: int, entry: Any, weights: Any) -> Isolated
         weights_known=field(entry, "known", bool),
         isolated=True,
         reading=_reading(entry.get("reading")),
-    )
-    return Isolated(
-        candidate=candidate,
-        unchecked=tuple(_option(option) for option in field(entry, "unchecked", list)),
-        location=_location(entry.get("location")),
-        held=", ".join(remote.held),
     )
 
 
@@ -223,6 +238,7 @@ class _Call:
         reply, answers = self._remote.request(
             "call",
             self._tensors,
+            written=True,
             candidate=self._candidate,
             layer=self._layer,
             positional=self._positional,
@@ -263,6 +279,8 @@ class _Call:
             return tuple(self._whole(each, answers) for each in value)
         if kind == "other" and isinstance(value, str):
             return stranger(value)
+        if kind == "unreadable" and isinstance(value, str):
+            return UnreadableElsewhere(described=printable(value)[:_LONGEST])
         held: Any = {"answer": answers, "given": self._tensors}.get(kind, ())
         if type(value) is not int or not 0 <= value < len(held):
             self._remote.refuse("an answer of no known kind")
@@ -297,4 +315,4 @@ class _Recorded(torch.autograd.Function):
 
 def stranger(described: str) -> Any:
     """An object whose class is called like that of what a candidate returned."""
-    return type(printable(described)[:200], (), {"__module__": "builtins"})()
+    return type(printable(described)[:_LONGEST], (), {"__module__": "builtins"})()

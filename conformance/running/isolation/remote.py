@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import socket
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -17,8 +16,9 @@ from ...base.results import Violation
 from ...calls.calling import CandidateLost, RaisedElsewhere
 from ...errors import UsageError
 from ...graphs.protocol import Head, ProtocolError
+from ...graphs.server import size_text
 from . import kernel, zygote
-from .wire import OWN_NUMBERS, Arena, Handed, field, new_arena, receive, send
+from .wire import OWN_NUMBERS, TOO_MUCH, Arena, Handed, field, new_arena, receive, send
 
 _FAREWELL: Final = 2.0
 _MEMORY: Final = 8 << 30
@@ -63,10 +63,24 @@ class Remote:
         if generation == self.generation:
             self._dropped.append(number)
 
+    @property
+    def promises(self) -> dict[str, Any] | None:
+        """What somebody else promises for the function that the target names."""
+        promises: dict[str, Any] | None = self._load["promises"]
+        return promises
+
+    @property
+    def target(self) -> str:
+        """What is loaded."""
+        return str(self._load["target"])
+
     def request(
-        self, do: str, tensors: Sequence[Tensor] = (), **head: Any
+        self, do: str, tensors: Sequence[Tensor] = (), *, written: bool = False, **head: Any
     ) -> tuple[Head, list[Tensor]]:
-        """A reply and its tensors; what was written into ``tensors`` over there is seen in them.
+        """A reply and its tensors.
+
+        What was ``written`` into ``tensors`` over there is seen in them only where that is asked
+        for: they must be copies that were made for the call.
 
         Raises RaisedElsewhere for what the candidate raised, CandidateLost when it is gone.
         """
@@ -87,7 +101,8 @@ class Remote:
             **head,
         }
         reply = self._exchanged(request)
-        handed.fetch()
+        if written:
+            handed.fetch()
         if "refused" in reply:
             raise UsageError(_words(reply, "refused"))
         if "raised" in reply:
@@ -123,8 +138,9 @@ class Remote:
         if self._end is not None and self._loaded is not None:
             return self._loaded
         self._start()
-        path = [entry for entry in sys.path if Path(entry).is_absolute()]
-        reply = self._exchanged({"do": "load", "path": path, **self._load})
+        promises = None if self.promises is None else repr(self.promises)
+        load = {**self._load, "promises": promises}
+        reply = self._exchanged({"do": "load", **load})
         if "refused" in reply:
             raise UsageError(_words(reply, "refused"))
         if "raised" in reply:
@@ -190,6 +206,11 @@ class Remote:
         if select.select([self._status], [], [], _FAREWELL)[0]:
             text = os.read(self._status, 64).decode(errors="replace")
         self.close()
+        if text.startswith(TOO_MUCH):
+            most = size_text(self._most)
+            return CandidateLost(
+                f"took more than {most} of memory with its children, and was ended"
+            )
         kind, _, number = text.partition(" ")
         if not number.isdecimal():
             return CandidateLost(ending_text(None))

@@ -16,8 +16,9 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -28,11 +29,13 @@ from ...graphs.protocol import ProtocolError
 from ...graphs.server import grant_cpu, size_text
 from . import kernel
 from .served import serve
-from .wire import OWN_NUMBERS, Arena, send
+from .wire import OWN_NUMBERS, TOO_MUCH, Arena, send
 
 _FILES: Final = 256 << 20
 _OPEN_FILES: Final = 512
 _PROCESSES: Final = 256
+_MOMENT: Final = 0.001
+_PAUSE: Final = 100  # milliseconds between two looks at what it has started
 _SECONDS: Final = 3600  # for one request: what goes on behind a call's own limit ends then
 _KEPT_VARIABLES: Final = frozenset({"PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH"})
 _FAILED: Final = 70
@@ -51,9 +54,10 @@ def keep(
 ) -> NoReturn:
     """In a process forked for this: start the candidate's, wait for it, and leave nothing of it.
 
-    It answers at ``end``. ``status`` gets how it ended ("exit 0", "signal 11"), ``output`` what it
-    prints. ``folder`` is the working folder, ``scratch`` an empty one where it may write. It may
-    take ``memory`` bytes beside those of the process that it is forked from.
+    It answers at ``end``. ``status`` gets how it ended ("exit 0", "signal 11", "memory" where it
+    took too much together with what it started), ``output`` what it prints. ``folder`` is the
+    working folder, ``scratch`` an empty one where it may write. It may take ``memory`` bytes beside
+    those of the process that it is forked from.
     """
     try:
         _keep(end, arena, status, output, folder, scratch, memory)
@@ -87,7 +91,7 @@ def _keep(
     def first() -> None:
         nonlocal mounted
         kernel.follow_parent()
-        mounted = kernel.own_mounts(scratch, _FILES)
+        mounted = kernel.own_mounts(scratch, min(_FILES, memory))
         _report(status, _forked(candidate), end)
 
     child = _forked(first if inside else candidate)
@@ -95,14 +99,61 @@ def _keep(
     waiting = select.poll()
     waiting.register(end.fileno(), 0)  # hangs up when the judge closes its end
     waiting.register(os.pidfd_open(child), select.POLLIN)
-    gone = [number for number, _ in waiting.poll()]
-    if end.fileno() in gone:
+    while not (gone := [number for number, _ in waiting.poll(_PAUSE)]):
+        _reap(but=child)
+        if together(_beside(child, inside=inside), memory) > memory:
+            with contextlib.suppress(OSError):
+                os.write(status, TOO_MUCH.encode())
+            break
+    if end.fileno() in gone or not gone:
         os.kill(child, signal.SIGKILL)
-    if inside:
+    if inside:  # all others there end with the first
         os.waitpid(child, 0)
     else:
         _report(status, child, None)
-    _end_all()
+        _end_all(child)
+
+
+def _beside(child: int, *, inside: bool) -> list[int]:
+    """The processes of a candidate, by the numbers that /proc has for them here."""
+    if inside and not Path("/proc/self").exists():  # those of their namespace, and no other
+        return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 (many a second)
+    every, new = [], [child if inside else os.getpid()]
+    while new:
+        every += new
+        new = [each for parent in new for each in _children(parent)]
+    return every
+
+
+def _children(parent: int) -> list[int]:
+    found = []
+    with contextlib.suppress(OSError):  # it has ended
+        for task in os.listdir(f"/proc/{parent}/task"):  # noqa: PTH208 (as above)
+            text = Path(f"/proc/{parent}/task/{task}/children").read_text(encoding="ascii")
+            found += [int(number) for number in text.split()]
+    return found
+
+
+def together(processes: Sequence[int], most: int) -> int:
+    """Bytes that processes hold for themselves, files aside; none for one, which has a limit.
+
+    What they share is divided among those who share it, once that may make the difference.
+    """
+    if len(processes) < len(("the first", "the candidate's", "one that it has started")):
+        return 0
+    rough = sum(_held(each, "status", ("RssAnon:", "RssShmem:")) for each in processes)
+    if rough <= most:
+        return rough
+    return sum(_held(each, "smaps_rollup", ("Pss_Anon:", "Pss_Shmem:")) for each in processes)
+
+
+def _held(process: int, file: str, names: tuple[str, ...]) -> int:
+    """The sum of some lines of a process's file, in bytes."""
+    with contextlib.suppress(OSError):
+        text = Path(f"/proc/{process}/{file}").read_text(encoding="utf-8", errors="replace")
+        lines = (line.split() for line in text.splitlines() if line.startswith(names))
+        return sum(int(line[1]) << 10 for line in lines)
+    return 0
 
 
 def _forked(what: Callable[[], None]) -> int:
@@ -129,18 +180,33 @@ def _report(status: int, child: int, end: socket.socket | None) -> None:
         if ended == child:
             break
     code = os.waitstatus_to_exitcode(result)
-    os.write(status, (f"signal {-code}" if code < 0 else f"exit {code}").encode())
+    with contextlib.suppress(OSError):  # the judge may be gone
+        os.write(status, (f"signal {-code}" if code < 0 else f"exit {code}").encode())
 
 
-def _end_all() -> None:
-    """End every descendant: those that were forked twice have become children of this process."""
-    while left := psutil.Process().children(recursive=True):
+def _end_all(group: int) -> None:
+    """End every descendant: those that were forked twice have become children of this process.
+
+    All are in one group, which a signal reaches as a whole, however fast they start others.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            os.killpg(group, signal.SIGKILL)
+            _reap()
+            time.sleep(_MOMENT)
+    while left := psutil.Process().children(recursive=True):  # where they could leave it
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, 0)[0]:
-                pass
+        _reap()
+
+
+def _reap(but: int = 0) -> None:
+    """Take note of the children that have ended, up to one that somebody else asks about."""
+    look = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, look)) and ended.si_pid != but:
+            os.waitpid(ended.si_pid, 0)
 
 
 def _close_all_but(*kept: int) -> None:
@@ -175,15 +241,20 @@ def _run(
     torch.set_num_threads(1)
     torch.manual_seed(int.from_bytes(os.urandom(6)))
     random.seed()
-    held = ["own process"]
-    if inside:
-        held += [OWN_NUMBERS, "no network"]
     kernel.drop_privileges()
-    if kernel.no_local_sockets():
-        held.append("no local sockets")
-    if kernel.write_only_below(scratch) or mounted:
-        held.append("files read-only")
-    held.append(f"limits on {', '.join(_limited(memory, inside=inside))}")
+    filtered = kernel.filter_calls(inside=inside, mounted=mounted)
+    shut = kernel.write_only_below(scratch, sees_devices=not mounted)
+    claims = {
+        "own process": True,
+        OWN_NUMBERS: inside,
+        "no network": inside or filtered,
+        "no local sockets": filtered,
+        "files read-only": mounted or (shut.files and filtered),
+        "no terminal": mounted or (shut.devices and filtered),
+    }
+    held = [claim for claim, holds in claims.items() if holds]
+    limits = _limited(memory, inside=inside, filtered=filtered)
+    held.append(f"limits on {', '.join(limits)}")
     send(end, {"of": 0, "held": held})
     with contextlib.suppress(EOFError, OSError, ProtocolError):
         serve(end, shared, before_each=allow_time)
@@ -204,12 +275,14 @@ def _forget_the_judge() -> None:
     del sys.modules[_ISOLATING.partition(".")[0]].running
 
 
-def _limited(memory: int, *, inside: bool) -> list[str]:
-    """Set the limits; what they are on."""
+def _limited(memory: int, *, inside: bool, filtered: bool) -> list[str]:
+    """Set the limits; what they are on. Files in memory count in none: they are refused."""
     used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     space = used * resource.getpagesize() + memory
+    whole = filtered and Path("/proc/thread-self/children").exists()
+    memory_text = f"memory ({size_text(memory)}{'' if whole else ' a process'})"
     limits = [
-        (resource.RLIMIT_AS, space, f"memory ({size_text(memory)})"),
+        (resource.RLIMIT_AS, space, memory_text),
         (resource.RLIMIT_FSIZE, _FILES, "size of files"),
         (resource.RLIMIT_NOFILE, _OPEN_FILES, "open files"),
         (resource.RLIMIT_CORE, 0, ""),

@@ -5,6 +5,7 @@ The judge trusts nothing of it: a candidate may change all that is here.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import os
 import socket
@@ -20,7 +21,15 @@ from ...base.geometry import Geometry
 from ...base.parameter_names import OptionParameter
 from ...base.results import Violation
 from ...calls.arrays import Stranger, builder_of_tensors, of_tensors
-from ...calls.calling import CandidateFailure, Forward, in_eval, is_tensor, plainly, raised
+from ...calls.calling import (
+    CandidateFailure,
+    Forward,
+    in_eval,
+    is_tensor,
+    plainly,
+    raised,
+    unreadable,
+)
 from ...calls.devices import module_in_dtype
 from ...calls.weight_leaves import WeightLeaves, parameters_of
 from ...declare.candidate import Candidate
@@ -28,9 +37,10 @@ from ...errors import UsageError
 from ...graphs.protocol import Head
 from ...identification.opening import resolve_one
 from ...targets.preflight import check_layer, unchecked_options
+from ...targets.resolving import promised_core
 from ...targets.source_location import whereabouts
 from .declarations import as_json
-from .wire import Arena, handed_over, read, receive, send
+from .wire import Arena, can_be_sent, handed_over, read, receive, send
 
 _LONGEST: int = 4000
 
@@ -81,7 +91,11 @@ class Served:
     def load(self, head: Head) -> Head:
         """Load a target; everything that the judge has to know of its candidates."""
         sys.path[:] = head["path"]  # in the judge's order: the same name is the same file
-        self._candidates = resolve_one(head["target"])
+        promises = head["promises"]
+        if promises is None:
+            self._candidates = resolve_one(head["target"])
+        else:
+            self._candidates = [promised_core(head["target"], ast.literal_eval(promises))]
         entries: list[Head] = []
         weights: list[Tensor] = []
         for candidate in self._candidates:
@@ -242,9 +256,11 @@ def _shown(value: Any, answers: list[Tensor], given: Any) -> Any:
         return {"tuple": [_shown(each, answers, given) for each in value[:8]]}
     if not is_tensor(value):
         return {"other": _described(value)}
-    held = plainly(value)
-    if held is None or held.layout != torch.strided or held.is_nested or held.device.type != "cpu":
-        return {"other": f"{_described(value)}, whose numbers lie elsewhere"}
+    why, held = unreadable(value, "cpu"), plainly(value)
+    if not why and held is not None and not can_be_sent(held):
+        why = f"a tensor of {held.dtype}, not of a floating-point dtype"
+    if why or held is None:
+        return {"unreadable": why}
     for number, each in enumerate(given):
         same = held.data_ptr() == each.data_ptr() and held.stride() == each.stride()
         if same and held.shape == each.shape and held.dtype == each.dtype:

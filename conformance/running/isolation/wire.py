@@ -26,12 +26,15 @@ _DTYPES: Final[dict[str, torch.dtype]] = {
     name: getattr(torch, name)
     for name in (
         *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
-        *("bool", "uint8", "int8", "int16", "int32", "int64"),
+        *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "complex32"),
+        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
     )
 }
 _NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
 # What the process says of itself where it has namespaces of its own.
 OWN_NUMBERS: Final = "user and processes of its own"
+# How it is said to have ended where it took too much memory together with what it has started.
+TOO_MUCH: Final = "memory"
 
 
 def send(end: socket.socket, head: Head) -> None:
@@ -140,6 +143,11 @@ def _bytes(tensor: Tensor, first: int, count: int) -> Tensor:
     empty = torch.empty(0, dtype=torch.uint8)
     made: Tensor = empty.set_(tensor.untyped_storage(), first, (count,), (1,))
     return made
+
+
+def can_be_sent(tensor: Tensor) -> bool:
+    """Whether a dense tensor is of a dtype that both sides know."""
+    return tensor.dtype in _NAMES
 
 
 def _name(tensor: Tensor) -> str:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from ...base.limits import uncollected
+from ...base.trusted_path import trusted_path
 from ...errors import UsageError
 
 _VARIABLES: Final = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
@@ -55,8 +56,7 @@ class Zygote:
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         own = str(Path(__file__).resolve().parents[3])
-        folders = [path for path in sys.path if os.path.isabs(path)]  # noqa: PTH117 (a text)
-        program = _PROGRAM.format(own=own, folders=folders, control=theirs.fileno())
+        program = _PROGRAM.format(own=own, folders=trusted_path(), control=theirs.fileno())
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-"],

@@ -46,7 +46,8 @@ class RunOptions:
     ends with the first MUST that fails; clauses in ``first`` run before all others. When
     ``isolated``, candidates run in processes that cannot reach the one that judges them. A worker
     that takes more than ``max_memory`` bytes is stopped; None: more than ``usual_limit()``. It is
-    the limit of an isolated candidate's process, too.
+    the limit of an isolated candidate's process, too. With ``promises``, keywords of
+    ``conformance.core`` as literals, each target names a function, and it promises just that.
     """
 
     targets: tuple[str, ...]
@@ -69,6 +70,7 @@ class RunOptions:
     isolated: bool = False
     first: tuple[str, ...] = ()
     max_memory: int | None = None
+    promises: dict[str, Any] | None = None
 
     def knowing(self, loaded: Sequence[Loaded]) -> RunOptions:
         """The options of a further worker of a run, whose first one has loaded the targets."""

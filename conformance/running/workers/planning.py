@@ -29,14 +29,14 @@ from ...identification.opening import resolve_one
 from ...problems.edges import edge_problems
 from ...problems.problem import Problem
 from ...targets.preflight import check_layer, unchecked_options
-from ...targets.resolving import unique_names
+from ...targets.resolving import promised_core, unique_names
 from ...targets.source_location import declared_expectations, whereabouts
 from ...targets.target_strings import is_graph
 from ...tolerance import contract_for
 from ...tolerance.contract import describe
 from ..clause_problems import FailureMemory
 from ..clause_run import ClauseRun, PlannedClause, Progress
-from ..databases import open_databases
+from ..databases import on_this_machine, open_databases
 from ..isolation.proxies import Isolated, isolated_candidates
 from ..isolation.remote import Remote
 from ..runner import CandidateRun
@@ -336,13 +336,24 @@ def plan_targets(
     for target in options.targets:
         on_step("loading", target)
         own = options.graph_options if target in graphs else NO_GRAPH_OPTIONS
-        candidates.extend(resolve_one(target, own))
+        if options.promises is not None:
+            candidates.append(promised_core(target, options.promises))
+        else:
+            candidates.extend(resolve_one(target, own))
     check_devices(options.devices)  # now: a target may bring its device along
     return plan_candidates(unique_names(candidates), options, on_step)
 
 
-# The socket on which a worker asks for candidates' processes.
-ZYGOTE: Final[list[socket.socket]] = []
+@dataclass(frozen=True, kw_only=True)
+class Isolating:
+    """The socket on which a worker asks for candidates' processes, and where they find modules."""
+
+    zygote: socket.socket
+    path: list[str]
+
+
+# That of this worker, where it isolates candidates.
+ISOLATING: Final[list[Isolating]] = []
 
 
 def _isolated(options: RunOptions, on_step: OnStep) -> list[Isolated]:
@@ -357,8 +368,10 @@ def _isolated(options: RunOptions, on_step: OnStep) -> list[Isolated]:
             "target": target,
             "preflight": options.preflight,
             "unchecked": list(options.unchecked),
+            "promises": options.promises,
+            "path": ISOLATING[0].path,
         }
-        remote = Remote(ZYGOTE[0], load, options.max_memory)
+        remote = Remote(ISOLATING[0].zygote, load, options.max_memory)
         candidates.extend(isolated_candidates(remote))
     return candidates
 
@@ -446,7 +459,8 @@ def _memory(options: RunOptions, on_step: OnStep) -> tuple[FailureMemory | None,
     opened = open_databases(options.databases)
     if opened is None:
         return None, ()
-    return FailureMemory(opened.database, specification_hash()), opened.notes
+    waits = options.isolated and any(map(on_this_machine, options.databases))
+    return FailureMemory(opened.database, specification_hash(), waits=waits), opened.notes
 
 
 def check_devices(devices: tuple[str, ...] | None) -> None:

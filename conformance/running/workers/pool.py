@@ -21,9 +21,18 @@ from multiprocessing.context import BaseContext
 from typing import Any, Final, Self, TypeVar
 
 from ...base.limits import Deadline
+from ...base.trusted_path import looking_only_there
 from ...errors import UsageError
+from ..databases import keep
 from .messages import Loaded, Ready, RunOptions, package_version
-from .supervisor import DEFAULT_TIMEOUT, HarnessError, OutOfTime, Supervisor, no_interrupt
+from .supervisor import (
+    DEFAULT_TIMEOUT,
+    HarnessError,
+    OutOfTime,
+    Supervisor,
+    no_interrupt,
+    safe_path,
+)
 
 # What a process has imported from which warm workers are forked.
 WARM: Final = "conformance.running.workers.warm"
@@ -35,11 +44,14 @@ MOST_BY_DEFAULT: Final = 8
 _SLICE: Final = 0.2
 
 
-def warm_context(promises: Mapping[str, Any] | None = None) -> BaseContext | None:
+def warm_context(
+    promises: Mapping[str, Any] | None = None, *, isolated: bool = False
+) -> BaseContext | None:
     """Starts workers by forking a process that has imported everything; None where none can fork.
 
     Such a worker is there in some ten milliseconds, and leaves nothing behind. What follows from
-    ``promises`` of a core alone is computed before, unless that process runs already.
+    ``promises`` of a core alone is computed before, unless that process runs already. Where it
+    judges ``isolated`` candidates it imports nothing that may lie beside them.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return None
@@ -48,7 +60,8 @@ def warm_context(promises: Mapping[str, Any] | None = None) -> BaseContext | Non
     if promises is not None:
         os.environ[PROMISED] = repr(dict(promises))
         try:
-            with no_interrupt(context):  # it runs from here on
+            only = looking_only_there() if isolated else contextlib.nullcontext()
+            with safe_path(), only, no_interrupt(context):  # it runs from here on
                 pass
         finally:
             del os.environ[PROMISED]
@@ -98,6 +111,7 @@ class WorkerPool:
         deadline: Deadline | None = None,
         context: BaseContext | None = None,
     ) -> None:
+        self._options = options
         self._supervisors = [
             Supervisor(options, timeout=timeout, deadline=deadline, context=context)
             for _ in range(jobs)
@@ -114,6 +128,7 @@ class WorkerPool:
                 supervisor.dismiss()
         for supervisor in self._supervisors:
             supervisor.__exit__(kind, *error)
+        keep(self._options.databases, [one for each in self._supervisors for one in each.kept])
 
     def start(self) -> Ready:
         """Start the first worker; raises HarnessError when it cannot."""

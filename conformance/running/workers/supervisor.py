@@ -24,13 +24,14 @@ from typing import Any, Final, Self
 from ...base.limits import NOT_FINISHED, NOT_RUN, Deadline
 from ...base.printable_text import ending_text
 from ...base.results import ClauseResult, result_from_json
+from ...base.trusted_path import looking_only_there, whole_path
 from ...errors import UsageError
 from ...graphs.server import size_text
 from ..clause_run import PlannedClause, Progress
 from ..isolation.zygote import new_client
 from .messages import Event, Inbox, LastWords, Loaded, Order, Ready, RunOptions
 from .usage import MemoryLimit, Patience, kill_group, process_state
-from .worker import ALIVE, BROKEN_DEVICE, SAFE_PATH, SAFE_PATH_BY_US, serve
+from .worker import ALIVE, BROKEN_DEVICE, KEPT, SAFE_PATH, SAFE_PATH_BY_US, serve
 
 DEFAULT_TIMEOUT: Final = 30.0
 _AFTER_A_HANG: Final = 5.0
@@ -88,6 +89,8 @@ class Supervisor:
         self._memory: MemoryLimit | None = None
         self._lost = ""  # how the last clause lost the worker, also after its failure was found
         self._abandoned = False
+        # Failing problems that go to the database when no candidate is left that could read it.
+        self.kept: list[tuple[bytes, bytes]] = []
         # Is called with each failure that is found, before it is made small and diagnosed.
         self.on_failure: Callable[[Loaded, str], None] = lambda _loaded, _slug: None
 
@@ -107,10 +110,20 @@ class Supervisor:
         listen, output = self._context.Pipe(duplex=False)
         with contextlib.suppress(OSError):  # the worker says so if it needs one
             self._scratch = tempfile.mkdtemp(prefix="conformance-")
-        arguments = (worker_end, output, zygote, self._scratch)
+        # An isolated candidate finds modules where this process does, its judge in no such place.
+        path = None if zygote is None else whole_path()
+        only = contextlib.nullcontext() if zygote is None else looking_only_there()
+        arguments = (worker_end, output, zygote, self._scratch, path)
         context: Any = self._context  # every one has processes
         process = context.Process(target=serve, args=arguments, name="conformance-worker")
-        with _STARTING, _safe_path(), _without_script(), _cleaning_quietly(), no_interrupt(context):
+        with (
+            _STARTING,
+            safe_path(),
+            only,
+            _without_script(),
+            _cleaning_quietly(),
+            no_interrupt(context),
+        ):
             start_process(process)
             self._process, self._inbox = process, Inbox(own_end)
         worker_end.close()
@@ -237,8 +250,7 @@ class Supervisor:
                 tag, payload = self._event(limit)
                 if tag in ("result", "broken"):
                     return self._result(clause, tag, payload)
-                if tag != ALIVE:
-                    progress.receive(tag, payload)
+                self._note(progress, tag, payload)
         except WorkerLost as lost:
             self._lost = lost.kind
             seconds = time.perf_counter() - started
@@ -247,6 +259,13 @@ class Supervisor:
             return self._in_time(progress.cut(clause, time.perf_counter() - started))
         except (UsageError, HarnessError) as error:
             return clause.result("untestable", f"the candidate could not be loaded again: {error}")
+
+    def _note(self, progress: Progress, tag: str, payload: Any) -> None:
+        """Take in what a worker says of a clause before its result."""
+        if tag == KEPT:
+            self.kept += payload
+        elif tag != ALIVE:
+            progress.receive(tag, payload)
 
     def _result(self, clause: PlannedClause, tag: str, payload: Any) -> ClauseResult:
         """The result of a clause that ended, or that the worker could not run."""
@@ -484,7 +503,7 @@ def _without_script() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _safe_path() -> Iterator[None]:
+def safe_path() -> Iterator[None]:
     """Keep the working folder off the path of a process that starts meanwhile.
 
     A user's ``signal.py`` or ``array.py`` would be taken for the standard library's.

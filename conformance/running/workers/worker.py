@@ -33,6 +33,7 @@ SAFE_PATH_BY_US: Final = "set by conformance"  # any text sets it; the user's ow
 ALIVE: Final = (
     "alive"  # the event that a call of a candidate begins: each has a time limit of its own
 )
+KEPT: Final = "kept"  # the event that brings entries of the database, to be written after the run
 # The exit status of a worker whose device a candidate has broken: it says which in its last line.
 BROKEN_DEVICE: Final = 86
 _ALIVE_EVERY: Final = 0.1
@@ -43,16 +44,17 @@ def serve(
     output: Connection,
     zygote: socket.socket | None = None,
     scratch: str | None = None,
+    path: list[str] | None = None,
 ) -> None:
     """Answer the supervisor's commands until it says stop or goes away.
 
-    At ``zygote`` processes can be asked for in which candidates are isolated. ``scratch`` is a
-    folder for temporary ones, which the supervisor removes.
+    At ``zygote`` processes can be asked for in which candidates are isolated, and ``path`` is where
+    these find modules. ``scratch`` is a folder for temporary ones, which the supervisor removes.
     """
     _WORKER[:] = [os.getpid()]
     _shield(output, scratch)
     try:
-        _serve(connection, zygote)
+        _serve(connection, zygote, path or [])
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the supervisor is gone: there is nobody to report to
 
@@ -99,7 +101,7 @@ def _follow_parent(scratch: str | None) -> None:
         os._exit(1)
 
 
-def _serve(connection: Connection, zygote: socket.socket | None) -> None:
+def _serve(connection: Connection, zygote: socket.socket | None, path: list[str]) -> None:
     from ...base.limits import uncollected  # noqa: PLC0415
     from ...errors import UsageError  # noqa: PLC0415
 
@@ -114,9 +116,9 @@ def _serve(connection: Connection, zygote: socket.socket | None) -> None:
         connection.send(("broken", f"the harness cannot start: {error}"))
         return
     if zygote is not None:
-        from .planning import ZYGOTE  # noqa: PLC0415 (loads torch)
+        from .planning import ISOLATING, Isolating  # noqa: PLC0415 (loads torch)
 
-        ZYGOTE[:] = [zygote]
+        ISOLATING[:] = [Isolating(zygote=zygote, path=path)]
     plans: list[CandidatePlan] = []
     current = (0, 0)  # candidate and round
     while True:
@@ -205,6 +207,9 @@ def _run(connection: Connection, plan: CandidatePlan, index: int, order: Order) 
     except Exception as error:  # noqa: BLE001 (what the candidate raises is a result)
         _send(connection, "broken", repr(error))
     else:
+        memory = plan.run.memory
+        if memory is not None and (entries := memory.taken()):
+            _send(connection, KEPT, entries)
         _send(connection, "result", result.as_json())
 
 
