@@ -421,7 +421,7 @@ def _causal_part(candidate: Candidate) -> tuple[int, ...]:
 def _is_causal(candidate: Candidate) -> str:
     """Unless most of its attentions see later tokens."""
     model = model_of(candidate)
-    flags = [model.causal_sites[index] for index in _causal_part(candidate)]
+    flags = [model.hiding_sites[index] for index in _causal_part(candidate)]
     if not any(flags):
         return "none of its attentions hides later tokens"
     if 2 * sum(flags) < len(flags):

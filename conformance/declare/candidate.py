@@ -35,6 +35,8 @@ class Candidate:
         Sentences for the record, such as what else a file holds that is not judged.
     site
         Where in a whole model it lies, for an attention of one.
+    unjudged
+        What of it could not be judged, so that nothing but a failure is certain; "" where all was.
     isolated
         Whether ``function`` only sends calls to another process, where the candidate runs.
     """
@@ -49,6 +51,7 @@ class Candidate:
     declared_on: tuple[str, ...] = ()
     eager: Candidate | None = None
     warnings: tuple[str, ...] = ()
+    unjudged: str = ""
     isolated: bool = False
     site: SiteEntry | None = None
     first_name: str = ""

@@ -58,6 +58,14 @@ class Activations:
             seen = seen & (self.bias > HIDES)
         return np.asarray(seen.any(axis=-1, keepdims=True))
 
+    @property
+    def shown(self) -> Array:
+        """Which keys its masks show to which query, ``[B or 1, H or 1, Lq, Lk]``."""
+        sizes = (self.query.shape[2], self.key.shape[2])
+        shown: Array = np.ones((1, 1, *sizes), bool) if self.keep is None else self.keep
+        shown = shown if self.bias is None else shown & (self.bias > HIDES)
+        return np.broadcast_to(shown, (*shown.shape[:2], *sizes))
+
 
 _AS_WRITTEN: Final = "disabled"
 
@@ -65,11 +73,11 @@ _AS_WRITTEN: Final = "disabled"
 class GraphEngine:
     """The graph of a file in its process, as what runs a whole model."""
 
-    def __init__(self, sites: Sites) -> None:
+    def __init__(self, sites: Sites, process: GraphProcess | None = None) -> None:
         self._graph = sites.graph
         # A tensor in a branch of a node is none that could be looked at.
         self.sites = tuple(site for site in sites.sites if site.graph is None)
-        self.process = GraphProcess(sites.graph.path)
+        self.process = process or GraphProcess(sites.graph.path)
 
     @property
     def shown(self) -> str:

@@ -51,6 +51,10 @@ class UnknownInputError(Exception):
     """Nothing says what an input of a model is; the message is a clause about it."""
 
 
+class NoAnswerError(UnknownInputError):
+    """A model answers none of the calls that its inputs seem to ask for."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelInput:
     """One input of a model.

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..base.record import SiteEntry
-from ..graphs.process import Array
+from ..graphs.process import Array, GraphProcess
 from ..graphs.protocol import GraphLost, GraphRefused
 from ..tolerance.model import HIDDEN_PART
 from .in_place import GraphEngine
@@ -27,6 +27,7 @@ from .model_inputs import (
     PADDED,
     ModelCall,
     ModelInput,
+    NoAnswerError,
     UnknownInputError,
     model_inputs,
     sized_pictures,
@@ -61,13 +62,16 @@ def open_model(
     sites: Sites,
     described: Sequence[SiteEntry],
     declared: Mapping[str, Mapping[str, Any]],
+    process: GraphProcess | None = None,
 ) -> WholeModel:
     """The model in a file, with the roles of its inputs and the sizes it takes.
+
+    ``process`` is one that has opened the file already.
 
     Raises UnknownInputError where nothing says what an input is, or no call is answered.
     """
     inputs = model_inputs(sites.graph, declared)
-    engine = GraphEngine(sites)
+    engine = GraphEngine(sites, process)
     try:
         model = WholeModel(engine=engine, described=described, inputs=inputs)
         inputs = sized_pictures(inputs, lambda sized: _answers(replace(model, inputs=sized)))
@@ -295,7 +299,7 @@ def _fixed(model: WholeModel, axis: str) -> int | None:
 
 
 def _answered(model: WholeModel, fixed: Mapping[str, int | None]) -> tuple[int, tuple[int, int]]:
-    """Sizes of a call that is answered; raises UnknownInputError with the first refusal."""
+    """Sizes of a call that is answered; raises NoAnswerError with the first refusal."""
     first = ""
     lengths = _only(fixed["length"], _FIRST_LENGTHS)
     for length, batch in product(lengths, _only(fixed["batch"], _FIRST_BATCHES)):
@@ -305,7 +309,7 @@ def _answered(model: WholeModel, fixed: Mapping[str, int | None]) -> tuple[int, 
             return batch, (length, second)
         first = first or message
     msg = f"it answers no call that was tried: it {first}"
-    raise UnknownInputError(msg)
+    raise NoAnswerError(msg)
 
 
 def _answers(model: WholeModel) -> bool:

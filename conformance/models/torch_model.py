@@ -25,11 +25,12 @@ from ..graphs.weights.wiring import UnreadableError
 from .candidates import (
     is_first,
     model_of_file,
+    none_judged,
     promised_semantics,
     standing_for,
     whole_candidate,
 )
-from .in_place import HIDES, Activations, as_heads, assembled
+from .in_place import Activations, as_heads, assembled
 from .mask_facts import Rule, misplaced_rules, rule_of, with_rules_told_apart
 from .model_inputs import ModelCall, UnknownInputError
 from .opening import (
@@ -359,11 +360,7 @@ def _rule(plain: ModuleRecording, site: TorchSite) -> Rule:
     inside = torch_activations(plain, site)
     if inside is None:
         return Rule(causal=None)
-    allowed = np.ones((1, 1, 1, 1), bool) if inside.keep is None else inside.keep
-    if inside.bias is not None:
-        allowed = allowed & (inside.bias > HIDES)
-    queries, keys = inside.query.shape[2], inside.key.shape[2]
-    return rule_of(np.broadcast_to(allowed, (*allowed.shape[:2], queries, keys)))
+    return rule_of(inside.shown)
 
 
 def _entry(
@@ -412,7 +409,8 @@ def torch_model_candidates(
     whole = whole_candidate(dataclasses.replace(model, cores=alike), name)
     warnings = [*model.warnings, *(f"not judged: {entry.sentence}" for entry in made.uncut)]
     warnings += misplaced_rules(model.described)
-    whole = dataclasses.replace(whole, warnings=tuple(warnings))
+    unjudged = "" if cores else none_judged(made.uncut)
+    whole = dataclasses.replace(whole, warnings=tuple(warnings), unjudged=unjudged)
     return [(None, whole), *cores.items()]
 
 

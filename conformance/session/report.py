@@ -283,6 +283,7 @@ def verdict(
 
     ``missing`` says what was not run, without which nothing but a failure is certain.
     """
+    missing = missing or loaded.unjudged
     for outcome in (
         _error(results),
         _fails(results, stale),
