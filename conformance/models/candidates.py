@@ -328,9 +328,10 @@ def whole_candidate(
 def promised_semantics(sites: Sequence[ScaledSite], site: ScaledSite) -> dict[str, Any]:
     """In what an attention is meant to differ from the standard: its scale, and its cap.
 
-    Its scale is the standard's where it is so in any attention of the model with heads of this
-    size: one that differs from those is a mistake, and shall fail. Where it is so in none, the
-    commonest number is what this model means, and a deviation. So it is with caps.
+    Its scale, with the numbers that query and key are multiplied by above it, is the standard's
+    where it is so in any attention of the model with heads of this size: one that differs from
+    those is a mistake, and shall fail. Where it is so in none, the commonest number is what this
+    model means, and a deviation. So it is with caps.
     """
     size = site.head_size, site.heads, site.kv_heads
     alike = [other for other in sites if (other.head_size, other.heads, other.kv_heads) == size]
@@ -354,20 +355,26 @@ def _promised_scale(sites: Sequence[ScaledSite], site: ScaledSite) -> dict[str, 
     size, scale = site.head_size, site.scale
     if scale is None or size is None:
         return {} if scale is None else {"scale": "none" if scale == 1 else scale}
-    if site.scaled_above != 1 and is_standard(scale * site.scaled_above, size):
-        # The standard's, by what the attention alone does not see: an own factor of it is meant.
-        return {"scale": "none" if scale == 1 else scale}
-    scales = [other.scale for other in sites if other.head_size == size]
+    own = _whole_scale(site) or scale
+    scales = [_whole_scale(other) for other in sites if other.head_size == size]
     by_layer = len(scales) > 1 and all(
-        own is not None and is_standard(own * (at + 1), size) for at, own in enumerate(scales)
+        other is not None and is_standard(other * (at + 1), size) for at, other in enumerate(scales)
     )
+    meant = own
     if not by_layer:
-        if any(own is not None and is_standard(own, size) for own in scales):
-            return {}
-        scale = _commonest([own for own in scales if own is not None]) or scale
-    if scale == 1:
+        known = [other for other in scales if other is not None]
+        standard = any(is_standard(other, size) for other in known)
+        meant = size**-0.5 if standard else _commonest(known) or own
+    # What is multiplied above the attention is none of its own factors.
+    promised = scale if _agree(own, meant) else meant / (site.scaled_above or 1.0)
+    if promised == 1:
         return {"scale": "none"}
-    return {} if is_standard(scale, size) else {"scale": scale}
+    return {} if is_standard(promised, size) else {"scale": promised}
+
+
+def _whole_scale(site: ScaledSite) -> float | None:
+    """What the dot products of its projections are multiplied by."""
+    return None if site.scale is None else site.scale * site.scaled_above
 
 
 @dataclass(frozen=True)

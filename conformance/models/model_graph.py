@@ -43,6 +43,14 @@ class ModelGraph:
         return frozenset(port.name for port in self.model.graph.input if port.name not in stored)
 
     @cached_property
+    def answered(self) -> frozenset[str]:
+        """Every tensor that some answer is computed from."""
+        found: set[str] = set()
+        for port in self.model.graph.output:
+            found |= {port.name} if port.name in found else self.wiring.above(port.name)
+        return frozenset(found)
+
+    @cached_property
     def input_types(self) -> dict[str, int]:
         """The element types of what a caller gives, as the file says them."""
         ports = (port for port in self.model.graph.input if port.name in self.inputs)

@@ -53,10 +53,22 @@ class Sizes:
 
     def numbers(self, name: str) -> Array | None:
         """A small tensor worked out from constants and shapes, in float64; NaN: unknown sizes."""
-        if name not in self._numbers:
-            self._numbers[name] = None  # for what refers to itself
-            self._numbers[name] = self._worked_out(name)
+        waiting, begun = [name], set[str]()
+        while waiting:  # graphs are deeper than calls may be
+            own = waiting[-1]
+            above = [] if own in begun else [e for e in self._read_by(own) if e not in begun]
+            begun.add(own)
+            above = [entry for entry in above if entry not in self._numbers]
+            if own not in self._numbers and not above:
+                self._numbers[own] = self._worked_out(own)
+            waiting = [*waiting, *above] if above else waiting[:-1]
         return self._numbers[name]
+
+    def _read_by(self, name: str) -> list[str]:
+        """What the numbers of a tensor are worked out from."""
+        node = self._wiring.producer.get(name)
+        known = node is not None and node.op_type in _OPERATORS and node.domain in _STANDARD
+        return [entry for entry in node.input if entry] if node is not None and known else []
 
     def _follow(self, node: Node) -> None:
         """Note the shape that a node makes of those of its inputs, where it says more."""
@@ -137,9 +149,9 @@ class Sizes:
         if node.op_type == "Shape":
             return self._sizes(node)
         work = _OPERATORS.get(node.op_type)
-        values = [self.numbers(entry) if entry else None for entry in node.input]
+        values = [self._numbers.get(entry) if entry else None for entry in node.input]
         unknown = any(e for e, value in zip(node.input, values, strict=True) if value is None)
-        if work is None or unknown or node.domain not in ("", "ai.onnx"):
+        if work is None or unknown or node.domain not in _STANDARD:
             return None
         try:
             with np.errstate(all="ignore"):
@@ -291,7 +303,8 @@ _SHAPES: Final[Mapping[str, Callable[[Node, Shape | None, Array | None], Shape |
         _kept,
     ),
 }
-_DOMAINS: Final = ("", "ai.onnx", "com.microsoft")
+_STANDARD: Final = ("", "ai.onnx")
+_DOMAINS: Final = (*_STANDARD, "com.microsoft")
 _ELEMENTWISE: Final = frozenset("Add And Div Max Min Mul Or Pow Sub Where".split())
 Work = Callable[[Node, list[Any]], Array]
 
