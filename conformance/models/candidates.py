@@ -258,6 +258,7 @@ def _described(site: Site, cuts: dict[int, Cut], facts: MaskFacts) -> SiteEntry:
         "scale": site.scale,
         "softcap": site.cap,
         "sinks": site.sinks is not None,
+        **({"options": dict(site.options)} if site.options else {}),
     }
 
 

@@ -122,6 +122,18 @@ class GraphEngine:
             if inside is not None:
                 yield site.index, inside
 
+    @property
+    def counts_keys(self) -> bool:
+        """Whether a mask becomes a number of keys, as GroupQueryAttention takes them."""
+        inputs = self._graph.inputs
+        return any(self._graph.wiring.reaching(site.counted, inputs) for site in self.sites)
+
+    def keys_told(self, feeds: Mapping[str, Array]) -> dict[int, Array]:
+        """How many keys of each item an attention is told of; raises GraphRefused, GraphLost."""
+        told = {site.index: site.counted for site in self.sites if site.counted}
+        values = self.run(feeds, taps=list(dict.fromkeys(told.values()))) if told else {}
+        return {index: values[name].reshape(-1) + 1 for index, name in told.items()}
+
     def key_inputs(self, index: int) -> frozenset[str]:
         """The inputs that the keys of an attention are computed from."""
         name = self.sites[index].key.name

@@ -78,8 +78,8 @@ def mask_facts(sites: Sites) -> dict[int, MaskFacts]:
         values = _values(graph, own)
         for site in own:
             reaching: set[str] = set()
-            for mask in site.masks:
-                reaching |= graph.wiring.reaching(mask.name, sites.graph.inputs)
+            for name in filter(None, (site.counted, *(mask.name for mask in site.masks))):
+                reaching |= graph.wiring.reaching(name, sites.graph.inputs)
             rule = _rule(site, values)
             inputs = tuple(sorted(reaching))
             result[site.index] = MaskFacts(**rule._asdict(), inputs=inputs)
@@ -97,7 +97,8 @@ class Rule(NamedTuple):
 def _rule(site: Site, values: dict[str, Array]) -> Rule:
     """Whether the masks together, or the node itself, hide the later keys, and in which window."""
     if site.causal:
-        return Rule(causal=True)
+        earlier = site.options.get("local_window_size", -1)
+        return Rule(causal=True, window=earlier + 1 if earlier >= 0 else None)
     allowed: Any = np.ones((1, 1), dtype=bool)
     for mask in site.masks:
         if mask.role == "lengths":  # all of them, where the caller hides nothing

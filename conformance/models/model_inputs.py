@@ -128,9 +128,13 @@ class ModelInput:
 
 
 def model_inputs(
-    graph: ModelGraph, declared: Mapping[str, Mapping[str, Any]]
+    graph: ModelGraph,
+    declared: Mapping[str, Mapping[str, Any]],
+    caches: Mapping[str, Sequence[Axis]] | None = None,
 ) -> tuple[ModelInput, ...]:
     """The inputs of a model with their roles: as they are declared, else by name, type and rank.
+
+    ``caches`` are the shapes of those that attentions take as past keys or values.
 
     Raises UnknownInputError for an input that nothing says enough of, UsageError for a declaration
     of an input that is not there.
@@ -159,6 +163,8 @@ def model_inputs(
             sizes = f'[inputs.{name}] with role = "features" and shape = [80] or the like'
             msg = f"the width of its input {name} is not in the file; declare it: {sizes}"
             raise UnknownInputError(msg)
+        if role == "past":
+            shapes[name] = _counting_past(shapes[name], (caches or {}).get(name, ()))
         if role == "past" and sum(not isinstance(size, int) for size in shapes[name][1:]) != 1:
             msg = f"no one axis of its input {name} counts the past tokens"
             raise UnknownInputError(msg)
@@ -208,6 +214,14 @@ def sized_pictures(
     sizes = f'[inputs.{name}] with role = "image" and shape = [3, 224, 224], [16000] or the like'
     msg = f"the sizes of its input {name} are not in the file; declare them: {sizes}"
     raise UnknownInputError(msg)
+
+
+def _counting_past(shape: Sequence[Axis], known: Sequence[Axis]) -> tuple[Axis, ...]:
+    """The shape of past keys or values with the sizes that the attention knows that takes them."""
+    if len(shape) != len(known):
+        return tuple(shape)
+    pairs = zip(shape, known, strict=True)
+    return tuple(own if other is None or isinstance(own, int) else other for own, other in pairs)
 
 
 def _first(size: Axis, otherwise: int) -> Axis:
@@ -399,6 +413,13 @@ class Engine(Protocol):
 
     def in_place(self, feeds: Mapping[str, Array]) -> Iterator[tuple[int, Activations]]:
         """What enters and leaves each attention in a call, by its index; raises as ``run``."""
+
+    @property
+    def counts_keys(self) -> bool:
+        """Whether a mask becomes a number of keys: it can say padding on the right alone."""
+
+    def keys_told(self, feeds: Mapping[str, Array]) -> Mapping[int, Array]:
+        """How many keys of each item an attention is told of, by its index; raises as ``run``."""
 
     def key_inputs(self, index: int) -> frozenset[str]:
         """The inputs that the keys of an attention are computed from."""

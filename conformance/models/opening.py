@@ -32,6 +32,7 @@ from .model_inputs import (
     model_inputs,
     sized_pictures,
 )
+from .site import cache_shapes
 from .sites import Sites
 from .whole_model import RefusedSize, WholeModel
 
@@ -55,6 +56,10 @@ OFFERED_MASK: Final = ModelInput(
     shape=("batch", "length"),
     dtype=np.dtype(np.int64),
 )
+_COUNTS_KEYS: Final = (
+    "its mask becomes a number of keys for GroupQueryAttention, which by its documentation attends to "
+    "padding before and between tokens: it was asked with padding on the right alone"
+)
 _AXES: Final = ("batch", "length", "second length")
 
 
@@ -70,10 +75,11 @@ def open_model(
 
     Raises UnknownInputError where nothing says what an input is, or no call is answered.
     """
-    inputs = model_inputs(sites.graph, declared)
+    inputs = model_inputs(sites.graph, declared, cache_shapes(sites.sites))
     engine = GraphEngine(sites, process)
     try:
-        model = WholeModel(engine=engine, described=described, inputs=inputs)
+        warnings = (_COUNTS_KEYS,) if engine.counts_keys else ()
+        model = WholeModel(engine=engine, described=described, inputs=inputs, warnings=warnings)
         inputs = sized_pictures(inputs, lambda sized: _answers(replace(model, inputs=sized)))
         return measured_model(replace(model, inputs=inputs), declared)
     except BaseException:
@@ -107,7 +113,7 @@ def _polarised(model: WholeModel, declared: Mapping[str, Any], documented: str) 
         if entry.role == "mask" and entry.along == 0 and entry.name not in declared
     }
     length = next((n for n in model.taken.get("length", LENGTHS) if n >= _SHOWING), 0)
-    if not masks or not length:
+    if not masks or not length or model.engine.counts_keys:
         return model
     batch = model.taken.get("batch", BATCHES)[0]
     second = model.taken.get("second length", (length,))[-1]

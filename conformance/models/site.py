@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -77,6 +78,10 @@ class Site:
         The keys and the values of earlier tokens that a node puts before its own, or ().
     assembly
         How query, key and value enter a node that does not take them apart.
+    counted
+        The tensor that says the last key of each item, of which each query sees earlier ones; "".
+    options
+        The attributes of a node that is cut out without them: its rotary positions and its window.
     opaque
         Whether query, key and value as they are attended exist inside a node alone.
     graph
@@ -103,6 +108,8 @@ class Site:
     sinks: Sinks | None = None
     cache: tuple[str, ...] = ()
     assembly: str = ""
+    counted: str = ""
+    options: Mapping[str, int] = field(default_factory=dict)
     opaque: bool = False
     graph: ModelGraph | None = None
 
@@ -110,6 +117,13 @@ class Site:
     def edges(self) -> dict[str, Edge]:
         """Query, key and value by name."""
         return {"query": self.query, "key": self.key, "value": self.value}
+
+
+def cache_shapes(sites: Iterable[Site]) -> dict[str, tuple[int | None, ...]]:
+    """The shape ``[items, heads, past, features]`` of the past keys and values of attentions."""
+    return {
+        name: (None, site.kv_heads, None, site.head_size) for site in sites for name in site.cache
+    }
 
 
 def is_standard(scale: float, head_size: int) -> bool:

@@ -103,9 +103,9 @@ class Sizes:
         if make is not None and shapes:
             numbers = self.numbers(node.input[1]) if len(node.input) > 1 else None
             return make(node, shapes[0], numbers)
-        own = {"Slice": self._sliced, "Attention": self._attended}.get(node.op_type)
+        own = _OWN.get(node.op_type)
         if own is not None and shapes:
-            return own(node, shapes[0])
+            return own(self, node, shapes[0])
         known = [shape for shape in shapes if shape is not None]
         if not known or len(known) < len(shapes):
             return None
@@ -180,6 +180,18 @@ class Sizes:
         own = attributes(node)
         sizes = [size if isinstance(size, int) else math.nan for size in shape]
         return np.array(sizes[own.get("start", 0) : own.get("end", len(sizes))])
+
+
+def _of_columns(_sizes: Sizes, node: Node, above: Shape | None) -> Shape | None:
+    """The shape of a product with a matrix whose columns a node says."""
+    return (*above[:-1], attributes(node)["N"]) if above else None
+
+
+_OWN: Final[Mapping[str, Callable[[Sizes, Node, Shape | None], Shape | None]]] = {
+    "Attention": Sizes._attended,  # noqa: SLF001 (its own)
+    "MatMulNBits": _of_columns,
+    "Slice": Sizes._sliced,  # noqa: SLF001 (the same)
+}
 
 
 def _inferred(model: ModelProto) -> tuple[dict[str, Shape | None], dict[str, int]]:

@@ -60,7 +60,7 @@ class TorchEngine:
 
     def __init__(self, module: nn.Module, calling: TorchCalling, shown: str) -> None:
         self.module, self.calling, self.shown = module, calling, shown
-        self.quantised = self.rounds_to_integers = False
+        self.quantised = self.rounds_to_integers = self.counts_keys = False
         self.sites: tuple[TorchSite, ...] = ()
         self.recording = ModuleRecording()
         self._weights: dict[int, list[tuple[Tensor, Tensor]]] = {}
@@ -92,6 +92,10 @@ class TorchEngine:
             inside = torch_activations(recording, site)
             if inside is not None:
                 yield site.index, inside
+
+    def keys_told(self, _feeds: Mapping[str, Array]) -> dict[int, Array]:
+        """None: no function of torch is told a number of keys."""
+        return {}
 
     def key_inputs(self, index: int) -> frozenset[str]:
         """The inputs that keys are computed from; what was made out of sight counts as another."""

@@ -136,7 +136,12 @@ class WholeModel:
     def call(
         self, batch: int, lengths: tuple[int, int], keep: Array | None, seed: int
     ) -> ModelCall:
-        """A call of some sizes with random tokens; all of them exist where ``keep`` is None."""
+        """A call of some sizes with random tokens; all of them exist where ``keep`` is None.
+
+        Where keys are counted, as many of them come first.
+        """
+        if keep is not None and self.engine.counts_keys:
+            keep = np.arange(lengths[0]) < np.maximum(keep.sum(axis=1, keepdims=True), 1)
         generator = np.random.default_rng(seed)
         feeds = {
             entry.name: entry.drawn(
