@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -131,10 +131,12 @@ def model_inputs(
     graph: ModelGraph,
     declared: Mapping[str, Mapping[str, Any]],
     caches: Mapping[str, Sequence[Axis]] | None = None,
+    masking: Container[str] = (),
 ) -> tuple[ModelInput, ...]:
     """The inputs of a model with their roles: as they are declared, else by name, type and rank.
 
-    ``caches`` are the shapes of those that attentions take as past keys or values.
+    ``caches`` are the shapes of those that attentions take as past keys or values; ``masking`` are
+    the inputs whose values choose keys and enter no attention: masks of any name.
 
     Raises UnknownInputError for an input that nothing says enough of, UsageError for a declaration
     of an input that is not there.
@@ -153,7 +155,7 @@ def model_inputs(
     roles = {
         name: _declared_role(name, declared[name], shapes[name], kinds[name])
         if name in declared
-        else _role(name, shapes[name], kinds[name])
+        else _role(name, shapes[name], kinds[name], masking)
         for name in shapes
     }
     sequences = sequences_of(shapes, roles)
@@ -274,12 +276,12 @@ def _declared_role(
     return role
 
 
-def _role(name: str, shape: Sequence[Axis], kind: np.dtype[Any]) -> str:
+def _role(name: str, shape: Sequence[Axis], kind: np.dtype[Any], masking: Container[str]) -> str:
     """The role of an input that nobody declared."""
     words = set(_WORDS.split(name.lower()))
     joined, rank = name.lower(), len(shape)
     if rank == len("BL"):
-        if "mask" in joined:
+        if "mask" in joined or (name in masking and "pos" not in joined):
             return "mask"
         if kind.kind in "iu":
             if "position" in joined:

@@ -57,8 +57,8 @@ OFFERED_MASK: Final = ModelInput(
     dtype=np.dtype(np.int64),
 )
 _COUNTS_KEYS: Final = (
-    "its mask becomes a number of keys for GroupQueryAttention, which by its documentation attends to "
-    "padding before and between tokens: it was asked with padding on the right alone"
+    "its mask becomes a number of keys for GroupQueryAttention, which by its documentation attends "
+    "to padding before and between tokens: it was asked with padding on the right alone"
 )
 _AXES: Final = ("batch", "length", "second length")
 
@@ -75,7 +75,9 @@ def open_model(
 
     Raises UnknownInputError where nothing says what an input is, or no call is answered.
     """
-    inputs = model_inputs(sites.graph, declared, cache_shapes(sites.sites))
+    inputs = model_inputs(
+        sites.graph, declared, cache_shapes(sites.sites), sites.inputs_of_masks_alone
+    )
     engine = GraphEngine(sites, process)
     try:
         warnings = (_COUNTS_KEYS,) if engine.counts_keys else ()

@@ -41,6 +41,19 @@ class Sites:
     sites: tuple[Site, ...]
     uncut: tuple[Uncut, ...]
 
+    @property
+    def inputs_of_masks_alone(self) -> frozenset[str]:
+        """The inputs whose values reach masks and no head of the first attention."""
+        wiring, inputs = self.graph.wiring, self.graph.inputs
+        own = [site for site in self.sites if site.graph is None]
+        masks = {mask.name for site in own for mask in site.masks}
+        heads = {edge.name for site in own[:1] for edge in site.edges.values()}
+        reaching, entering = (
+            frozenset[str]().union(*(wiring.reaching(name, inputs) for name in names))
+            for names in (masks, heads)
+        )
+        return reaching - entering
+
 
 def find_sites(path: Path) -> Sites:
     """The attentions of the graph in a file; raises GraphRefused for what is no graph."""
