@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, cast
 import numpy as np
 import torch
 
+from .._golden import golden
 from ..base.geometry import Geometry
 from ..base.record import SiteEntry
 from ..calls.calling import CandidateFailure
@@ -279,7 +280,7 @@ def sites_in_place(subject: Subject, problem: Problem) -> Finding:
         found = compare(
             torch.from_numpy(inside.answer.astype(np.float64)),
             expected.output,
-            expected.bound,
+            expected.bound + _steps_taken(core, inside),
             judged=judged,
             wording=f"in the model {named(model, index)} answers wrongly",
         )
@@ -321,6 +322,41 @@ def _in_a_pattern(name: str, values: Sequence[int], at: int) -> bool:
     if "rotary" in name:
         return only and at + 1 >= _WITHOUT_ROTARY
     return last or (values[at] < 0 and (only or at == 0))  # a whole layer between windows
+
+
+def _steps_taken(core: Candidate, inside: Activations) -> torch.Tensor:
+    """How far integers of known steps on the way may move the answer ``[B, H, Lq, D]``.
+
+    A score that moves by s at most moves each weight by the part ``exp(2 s) - 1`` at most; weights
+    that move by w each move the answer by w times the sum of the sizes of all values.
+    """
+    if not inside.steps:
+        return torch.zeros(())
+    heads = inside.query.shape[1] // inside.key.shape[1]
+    query, key, value = (
+        torch.from_numpy(part).double() for part in (inside.query, inside.key, inside.value)
+    )
+    key, value = (part.repeat_interleave(heads, dim=1) for part in (key, value))
+    scale = golden.scale_value(
+        core.declaration.semantics,
+        head_size=query.shape[-1],
+        value_head_size=value.shape[-1],
+        num_heads=query.shape[1],
+    )
+    scores, moved = scale * query @ key.transpose(-1, -2), torch.zeros(())
+    if inside.bias is not None:
+        scores = scores + torch.from_numpy(inside.bias)
+    for step in (step for step in inside.steps if step.of_scores):
+        ends = sorted((step.least * step.factor, step.most * step.factor))
+        outside = (scores - scores.clamp(*ends)).abs()
+        moved = moved + outside + step.size * abs(step.factor) / 2
+    shown = torch.from_numpy(inside.shown.copy())
+    weights = torch.nan_to_num(scores.masked_fill(~shown, -torch.inf).softmax(-1))
+    largest = torch.where(shown, moved, 0.0).amax(dim=-1, keepdim=True)
+    change = torch.nan_to_num(weights * torch.expm1(2.0 * largest), posinf=1.0)
+    for step in (step for step in inside.steps if not step.of_scores):
+        change = change + (weights - step.most).clamp(min=0.0) + step.size / 2
+    return change.clamp(max=1.0) @ value.abs()
 
 
 def _core_inputs(core: Candidate, inside: Activations) -> Inputs:

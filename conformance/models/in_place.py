@@ -11,7 +11,7 @@ import numpy as np
 from ..graphs.process import DEFAULT, GraphProcess, Setting
 from ..graphs.protocol import Array, GraphRefused
 from .operands import MaskInput
-from .site import Site
+from .site import Site, Step
 from .sites import Sites
 
 _HEADS: Final = "BHLD"
@@ -33,6 +33,8 @@ class Activations:
         The alignment of its own causal rule in this call, None where it has none.
     sinks
         One more score for each head, None where there is none.
+    steps
+        Where scores or weights become integers of known steps.
     dtype
         The format of the heads where it is none of numpy's: they are float32 then.
     """
@@ -45,6 +47,7 @@ class Activations:
     bias: Array | None
     causal: str | None = None
     sinks: Array | None = None
+    steps: tuple[Step, ...] = ()
     dtype: str = ""
 
     @property
@@ -174,7 +177,8 @@ def activations(site: Site, values: dict[str, Array]) -> Activations | None:
     masks = [(mask, values[mask.name]) for mask in site.masks]
     sinks = None if site.sinks is None else values[site.sinks.stored].reshape(-1)
     causal = CAUSAL_NODE if site.causal else None
-    return assembled(parts, answer, masks, site.heads, causal=causal, sinks=sinks)
+    made = assembled(parts, answer, masks, site.heads, causal=causal, sinks=sinks)
+    return None if made is None else replace(made, steps=site.steps)
 
 
 # How nodes of attention operators align their own causal rule where lengths differ.

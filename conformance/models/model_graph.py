@@ -86,6 +86,17 @@ class ModelGraph:
         numbers = self.numbers(name)
         return numbers is not None and not any(map(math.isnan, numbers.reshape(-1)))
 
+    def step_of(self, node: Node) -> tuple[float, float, float] | None:
+        """The step of a ``QuantizeLinear``, and the ends of what it gives; None: not known."""
+        step, zero = (
+            self.scalar(node.input[at]) if at < len(node.input) and node.input[at] else other
+            for at, other in ((1, None), (2, 0.0))
+        )
+        if step is None or zero is None:
+            return None
+        least, most = self._sizes.limits(node)
+        return step, (least - zero) * step, (most - zero) * step
+
     def scalar(self, name: str) -> float | None:
         """The number that a tensor of one element always holds, None for any other tensor."""
         value = self.numbers(name)

@@ -160,7 +160,19 @@ class Sizes:
             return None
         if node.op_type == "Div" and self.types.get(name) in _WHOLE_TYPES:
             result = np.trunc(result)
+        if node.op_type == "QuantizeLinear":
+            result = np.clip(result, *self.limits(node))
         return result if result.size <= _MOST_NUMBERS else None
+
+    def limits(self, node: Node) -> tuple[float, float]:
+        """The least and the largest integer that a ``QuantizeLinear`` gives."""
+        at = len(("tensor", "step"))
+        kind = self.types.get(node.input[at] if len(node.input) > at else node.output[0], 0)
+        try:
+            info = np.iinfo(onnx.helper.tensor_dtype_to_np_dtype(kind or TensorProto.UINT8))
+        except (ValueError, KeyError):
+            return -math.inf, math.inf
+        return float(info.min), float(info.max)
 
     def _stored(self, name: str) -> Array | None:
         """A small tensor of numbers that the file holds."""
@@ -303,8 +315,8 @@ _SHAPES: Final[Mapping[str, Callable[[Node, Shape | None, Array | None], Shape |
     "Transpose": _turned,
     "Unsqueeze": _with_ones,
     **dict.fromkeys(
-        "Cast Dropout Erf Exp Gelu Identity IsNaN LayerNormalization Neg Not RMSNormalization "
-        "Reciprocal Relu Sigmoid Softmax Sqrt Tanh".split(),
+        "Cast DequantizeLinear Dropout Erf Exp Gelu Identity IsNaN LayerNormalization Neg Not "
+        "QuantizeLinear RMSNormalization Reciprocal Relu Sigmoid Softmax Sqrt Tanh".split(),
         _kept,
     ),
     # Of onnxruntime's own domain.
@@ -391,6 +403,7 @@ _OPERATORS: Final[Mapping[str, Work]] = {
     "Cast": _cast,
     "Concat": lambda node, values: np.concatenate(values, axis=attributes(node)["axis"]),
     "ConstantOfShape": _filled,
+    "DequantizeLinear": _of(lambda value, step, zero=0.0: (value - zero) * step),
     "Div": _of(np.divide),
     "Equal": _of(np.equal),
     "Exp": _of(np.exp),
@@ -402,6 +415,7 @@ _OPERATORS: Final[Mapping[str, Work]] = {
     "Mul": _of(np.multiply),
     "Neg": _of(np.negative),
     "Pow": _of(np.power),
+    "QuantizeLinear": _of(lambda value, step, zero=0.0: np.rint(value / step) + zero),
     "Reciprocal": _of(np.reciprocal),
     "Reshape": lambda _node, values: np.reshape(values[0], _whole(values[1])),
     "Slice": _slice,
