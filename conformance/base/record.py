@@ -198,6 +198,8 @@ class SiteEntry(TypedDict, total=False):
         Those of ``same_as`` that see other keys then: index, causal, window, misplaced of each.
     sinks
         Whether each head has one more score beside those of the keys.
+    options
+        The attributes of an operator that its attention is judged without.
     """
 
     index: Required[int]
@@ -216,6 +218,7 @@ class SiteEntry(TypedDict, total=False):
     scale: float | None
     softcap: float | None
     sinks: bool
+    options: dict[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)

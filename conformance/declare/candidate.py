@@ -37,6 +37,8 @@ class Candidate:
         Where in a whole model it lies, for an attention of one.
     reading
         How it was read, for one that nobody declared.
+    unjudged
+        What of it could not be judged, so that nothing but a failure is certain; "" where all was.
     isolated
         Whether ``function`` only sends calls to another process, where the candidate runs.
     """
@@ -52,6 +54,7 @@ class Candidate:
     eager: Candidate | None = None
     warnings: tuple[str, ...] = ()
     reading: Reading | None = None
+    unjudged: str = ""
     isolated: bool = False
     site: SiteEntry | None = None
     first_name: str = ""

@@ -59,16 +59,17 @@ def embedded(tensor: TensorProto, folder: Path) -> TensorProto:
 
 
 def float_weights(
-    model: ModelProto, path: Path, most: int, held: Mapping[str, Any]
+    model: ModelProto, path: Path, most: int, held: Mapping[str, Any], *, numbers: bool
 ) -> Iterator[tuple[str, Any]]:
     """Names and values of a graph's weights, the smallest first, as long as ``most`` bytes last.
 
-    Those in numpy's own floats alone, of at least one axis; ``held`` are those that were taken out.
+    Those in numpy's own floats alone, of at least one axis unless single ``numbers`` count as well;
+    ``held`` are those that were taken out.
     """
     sized = [
         (bytes_of(tensor, math.prod(tensor.dims)), tensor.name, tensor)
         for tensor in model.graph.initializer
-        if tensor.data_type in _NUMPY_FLOATS and tensor.dims
+        if tensor.data_type in _NUMPY_FLOATS and (tensor.dims or numbers)
     ]
     for size, name, tensor in sorted(sized, key=lambda entry: entry[:2]):
         most -= size

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
+from ..base.patience import Patience, process_state
 from ..base.printable_text import ending_text
 from ..errors import UsageError
 from .protocol import Array, Arrays, GraphLost, GraphRefused, Head, ProtocolError, receive, send
@@ -26,6 +27,7 @@ from .server import OUT_OF_MEMORY, Limits, size_text, weights_size
 
 START_SECONDS: Final = 120.0  # importing onnxruntime from a cold disk
 _FAREWELL: Final = 2.0
+_CEILING: Final = 20.0  # times its limit a starving process may take to read what it is asked
 _LAST_WORDS: Final = 1 << 16
 # The working folder is not on the path, and nothing that a user exports is read: -I. The first of
 # the folders holds this package: parent and child are of one version, whatever else is installed.
@@ -83,11 +85,12 @@ class Child:
         self, head: Head, feeds: Mapping[str, Array], seconds: float
     ) -> tuple[Head, Arrays]:
         """The answer to a message; raises GraphRefused, and GraphLost after which it is closed."""
-        deadline = time.monotonic() + seconds
         self._printed()
         try:
-            self._end.settimeout(seconds)
+            self._end.settimeout(_CEILING * seconds)
             send(self._end, head, feeds)
+            self._await(seconds)
+            deadline = time.monotonic() + START_SECONDS  # of an answer that has begun
             answer, arrays = receive(self._end, most=self._limits.answer, deadline=deadline)
         except TimeoutError:
             self.kill()
@@ -105,6 +108,19 @@ class Child:
         if "refused" in answer:
             raise _refusal(answer)
         return answer, arrays
+
+    def _await(self, seconds: float) -> None:
+        """Wait for an answer; raises TimeoutError, on a busy machine by the time it computed."""
+        patience = Patience(seconds, lambda: process_state(self.pid))
+        while True:
+            self._end.settimeout(patience.pause())
+            try:
+                self._end.recv(1, socket.MSG_PEEK)
+            except TimeoutError:
+                if patience.is_over():
+                    raise
+            else:
+                return
 
     @property
     def pid(self) -> int:

@@ -295,21 +295,21 @@ class _Server:
     def _nudged(self, seed: int, size: float) -> dict[str, Any]:
         """The weights, each number changed by a part of itself, up or down by chance.
 
-        By one unit in the last place where the size is 0.
+        By one unit in the last place where the size is 0; else the steps of integers are, too.
         """
         from . import parsing  # noqa: PLC0415 (imports onnx, as few processes need)
 
         generator = np.random.default_rng(seed)
         most = _NUDGED_OF_LARGE if self._large else _NUDGED
-        return {
-            name: self._runtime.OrtValue.ortvalue_from_numpy(
-                array
-                * (
-                    1 + generator.choice([-1, 1], array.shape) * (size or np.finfo(array.dtype).eps)
-                ).astype(array.dtype)
-            )
-            for name, array in parsing.float_weights(self._read(), self._path, most, self._weights)
-        }
+        every = parsing.float_weights(
+            self._read(), self._path, most, self._weights, numbers=size > 0
+        )
+        nudged = {}
+        for name, array in every:
+            signs = generator.choice([-1, 1], array.shape)
+            step = np.asarray(1 + signs * (size or np.finfo(array.dtype).eps), array.dtype)
+            nudged[name] = self._runtime.OrtValue.ortvalue_from_numpy(np.asarray(array * step))
+        return nudged
 
     def _read(self) -> Any:
         """The model without its external data, and with weights whose products are not cut off."""

@@ -201,33 +201,36 @@ def _of_model(made: TorchModel, entry: Undeclared) -> list[Candidate]:
     if library_of(made.engine.module):  # its documentation says what it means
         return list(located)
     unused = made.engine.unused_weights(made.model)
-    unread = "; ".join(
+    doubts = "; ".join(
         [
             *([f"no answer changes with {few(unused, 3)}"] if unused else []),
             *misplaced_rules(made.model.described),
         ]
     )
-    return [_held_to_standard(_at_own_sizes(candidate), unread) for candidate in located]
+    return [_held_to_standard(_as_it_works(candidate, doubts)) for candidate in located]
 
 
-def _at_own_sizes(candidate: Candidate) -> Candidate:
+def _as_it_works(candidate: Candidate, doubts: str) -> Candidate:
     """A model without the sizes that it refuses, and with masks as they work: nobody says more."""
     model = candidate.function
     if not isinstance(model, WholeModel):
         return candidate
     axes = dict.fromkeys(entry.axis for entry in model.refused)
     taken = [f"its {axis} is {few(list(map(str, model.taken[axis])), 6)} alone" for axis in axes]
-    own = dataclasses.replace(model.turned, refused=())
-    return assuming(dataclasses.replace(candidate, function=own), *taken)
+    own = dataclasses.replace(
+        candidate,
+        function=dataclasses.replace(model.turned, refused=()),
+        unjudged="; ".join(filter(None, (candidate.unjudged, doubts))),
+    )
+    return assuming(own, *taken)
 
 
-def _held_to_standard(candidate: Candidate, unread: str) -> Candidate:
+def _held_to_standard(candidate: Candidate) -> Candidate:
     """A candidate that was read in a module, with the standard scale where its own is a mistake's.
 
-    A scale of one is left: some models are trained without any. ``unread`` is said of the model.
+    A scale of one is left: some models are trained without any.
     """
-    site = candidate.site
-    reading = Reading(unread="" if site is not None else unread)
+    reading, site = Reading(), candidate.site
     size, heads = (None, None) if site is None else (site["head_size"], site["heads"])
     if site is None or size is None or heads is None or site["scale"] is None:
         return dataclasses.replace(candidate, reading=reading)
@@ -286,7 +289,8 @@ def _read(entry: Undeclared, value: Any) -> Candidate | str:
             return case
         if not _depends_on_keys(case):
             return "its answers depend on neither queries nor keys"
-        case.held = frozenset({"scale"})  # in code that nobody declared it is rather forgotten
+        if case.point.scale != "none":  # some models are trained without any
+            case.held = frozenset({"scale"})
         if case.beyond:
             return f"it computes {'; '.join(case.beyond)}"
         return _declared(entry, implementation, case)

@@ -20,15 +20,22 @@ from ..declare.candidate import Candidate
 from ..declare.promises import declare
 from ..errors import UsageError
 from ..graphs.parsing import external_files
-from ..graphs.protocol import GraphRefused
+from ..graphs.process import DEFAULT, GraphProcess, Setting
+from ..graphs.protocol import GraphLost, GraphRefused
 from ..graphs.reading import MODEL_ROLES
 from ..graphs.sidecar import GraphDeclaration, read_declaration, sidecar_of
 from .cutting import Cut, CutFile, cut
-from .mask_facts import MaskFacts, mask_facts, misplaced_rules, with_rules_told_apart
-from .model_inputs import UnknownInputError
+from .mask_facts import (
+    MaskFacts,
+    mask_facts,
+    misplaced_rules,
+    read_in_place,
+    with_rules_told_apart,
+)
+from .model_inputs import NoAnswerError, UnknownInputError
 from .opening import LENGTHS, open_model
 from .recognition import model_sites
-from .site import Site, is_standard
+from .site import Site, Uncut, is_standard
 from .sites import Sites
 from .whole_model import WholeModel
 
@@ -76,47 +83,76 @@ def model_candidates(
         known = f"its attentions are #0 to #{last}" if sites.sites else _why_none(sites)
         msg = f"{path} has no attention #{number}: {known}"
         raise UsageError(msg)
+    missing = _missing_weights(path, sites)
+    if missing and number is None:
+        msg = f"{path} {missing}; an attention alone needs no weights: {path}#0"
+        raise UsageError(msg)
+    process = None if missing else _opened(path)
     described = describe_sites(sites)
     declared = _declared(path, options)
     if number is not None:
         return [(number, _candidate(path, sites, described[number], declared))]
-    _require_weights(path, sites)
     warnings = [f"not judged: {entry.sentence}" for entry in sites.uncut]
-    warnings += misplaced_rules(described)
     cores = {
         entry["index"]: _candidate(path, sites, entry, declared)
         for entry in described
         if is_first(entry)
     }
     made: list[tuple[int | None, Candidate]] = list(cores.items())
+    unjudged = "" if cores else none_judged(sites.uncut)
     try:
-        model = open_model(sites, described, declared.inputs)
+        model = open_model(sites, described, declared.inputs, process)
     except UnknownInputError as unknown:
         warnings.append(f"the model as a whole is not judged: {unknown}")
+        if isinstance(unknown, NoAnswerError):
+            unjudged = warnings[-1]
     else:
+        read_in_place(described, model)
         warnings = [*model.warnings, *warnings]
         whole = dataclasses.replace(model, cores=standing_for(described, cores))
         name = declared.name or path.stem
         made.insert(0, (None, whole_candidate(whole, name, _expected(declared, of_model=True))))
+    warnings += misplaced_rules(described)
     if not made:
         why = f"{_why_none(sites)}; {warnings[-1]}"
         msg = f"{path} has no attention that can be judged alone ({why})"
         raise UsageError(msg)
     index, first = made[0]
-    made[0] = (index, dataclasses.replace(first, warnings=tuple(warnings)))
+    made[0] = (index, dataclasses.replace(first, warnings=tuple(warnings), unjudged=unjudged))
     return made
 
 
-def _require_weights(path: Path, sites: Sites) -> None:
-    """Raise UsageError where weights of the model are in no file."""
+def none_judged(uncut: Sequence[Uncut]) -> str:
+    """Why a model of whose attentions none can be judged alone is no green one."""
+    which = "its only attention" if len(uncut) == 1 else f"each of its {len(uncut)} attentions"
+    return f"{which} is not judged ({uncut[0].sentence})" if uncut else "it has no attention"
+
+
+def _missing_weights(path: Path, sites: Sites) -> str:
+    """Which weights of the model are in no file, in words, or ""."""
     try:
         # What has no place at all was left out when the file was read.
         external_files(
             [one for one in sites.graph.model.graph.initializer if one.external_data], path
         )
     except GraphRefused as refusal:
-        msg = f"{path} {refusal}; an attention alone needs no weights: {path}#0"
-        raise UsageError(msg) from None
+        return str(refusal)
+    return ""
+
+
+def _opened(path: Path) -> GraphProcess:
+    """The process of a file; raises UsageError where no session opens it, whatever it holds."""
+    process = GraphProcess(path)
+    for setting in (DEFAULT, Setting(level="disabled")):
+        try:
+            process.open(setting=setting)
+        except (GraphRefused, GraphLost) as error:
+            refusal = error
+        else:
+            return process
+    process.close()
+    msg = f"{path} cannot be opened: {refusal}"
+    raise UsageError(msg)
 
 
 def _why_none(sites: Sites) -> str:
@@ -222,6 +258,7 @@ def _described(site: Site, cuts: dict[int, Cut], facts: MaskFacts) -> SiteEntry:
         "scale": site.scale,
         "softcap": site.cap,
         "sinks": site.sinks is not None,
+        **({"options": dict(site.options)} if site.options else {}),
     }
 
 
@@ -292,9 +329,10 @@ def whole_candidate(
 def promised_semantics(sites: Sequence[ScaledSite], site: ScaledSite) -> dict[str, Any]:
     """In what an attention is meant to differ from the standard: its scale, and its cap.
 
-    Its scale is the standard's where it is so in any attention of the model with heads of this
-    size: one that differs from those is a mistake, and shall fail. Where it is so in none, the
-    commonest number is what this model means, and a deviation. So it is with caps.
+    Its scale, with the numbers that query and key are multiplied by above it, is the standard's
+    where it is so in any attention of the model with heads of this size: one that differs from
+    those is a mistake, and shall fail. Where it is so in none, the commonest number is what this
+    model means, and a deviation. So it is with caps.
     """
     size = site.head_size, site.heads, site.kv_heads
     alike = [other for other in sites if (other.head_size, other.heads, other.kv_heads) == size]
@@ -318,20 +356,26 @@ def _promised_scale(sites: Sequence[ScaledSite], site: ScaledSite) -> dict[str, 
     size, scale = site.head_size, site.scale
     if scale is None or size is None:
         return {} if scale is None else {"scale": "none" if scale == 1 else scale}
-    if site.scaled_above != 1 and is_standard(scale * site.scaled_above, size):
-        # The standard's, by what the attention alone does not see: an own factor of it is meant.
-        return {"scale": "none" if scale == 1 else scale}
-    scales = [other.scale for other in sites if other.head_size == size]
+    own = _whole_scale(site) or scale
+    scales = [_whole_scale(other) for other in sites if other.head_size == size]
     by_layer = len(scales) > 1 and all(
-        own is not None and is_standard(own * (at + 1), size) for at, own in enumerate(scales)
+        other is not None and is_standard(other * (at + 1), size) for at, other in enumerate(scales)
     )
+    meant = own
     if not by_layer:
-        if any(own is not None and is_standard(own, size) for own in scales):
-            return {}
-        scale = _commonest([own for own in scales if own is not None]) or scale
-    if scale == 1:
+        known = [other for other in scales if other is not None]
+        standard = any(is_standard(other, size) for other in known)
+        meant = size**-0.5 if standard else _commonest(known) or own
+    # What is multiplied above the attention is none of its own factors.
+    promised = scale if _agree(own, meant) else meant / (site.scaled_above or 1.0)
+    if promised == 1:
         return {"scale": "none"}
-    return {} if is_standard(scale, size) else {"scale": scale}
+    return {} if is_standard(promised, size) else {"scale": promised}
+
+
+def _whole_scale(site: ScaledSite) -> float | None:
+    """What the dot products of its projections are multiplied by."""
+    return None if site.scale is None else site.scale * site.scaled_above
 
 
 @dataclass(frozen=True)

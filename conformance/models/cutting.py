@@ -26,6 +26,7 @@ from ..graphs.weights.wiring import Node, UnreadableError
 from .model_graph import ModelGraph
 from .operands import Edge, MaskInput
 from .site import Site
+from .softmax_site import QUANTISING
 
 _PACKED: Final = "BLM"
 _WITH_TENSOR_AXES: Final = 13
@@ -101,6 +102,8 @@ class _Cutting:
         for node in site.inside:
             if node.op_type in ("Reshape", "Squeeze", "Unsqueeze"):
                 self._refold(node)
+            elif node.op_type in QUANTISING:
+                self._parts.names[node.output[0]] = self._name(node, 0, node.input[0])
             else:
                 self._copy(node)
         self._leave()

@@ -11,7 +11,7 @@ import numpy as np
 from ..graphs.process import DEFAULT, GraphProcess, Setting
 from ..graphs.protocol import Array, GraphRefused
 from .operands import MaskInput
-from .site import Site
+from .site import Site, Step
 from .sites import Sites
 
 _HEADS: Final = "BHLD"
@@ -33,6 +33,8 @@ class Activations:
         The alignment of its own causal rule in this call, None where it has none.
     sinks
         One more score for each head, None where there is none.
+    steps
+        Where scores or weights become integers of known steps.
     dtype
         The format of the heads where it is none of numpy's: they are float32 then.
     """
@@ -45,6 +47,7 @@ class Activations:
     bias: Array | None
     causal: str | None = None
     sinks: Array | None = None
+    steps: tuple[Step, ...] = ()
     dtype: str = ""
 
     @property
@@ -58,6 +61,14 @@ class Activations:
             seen = seen & (self.bias > HIDES)
         return np.asarray(seen.any(axis=-1, keepdims=True))
 
+    @property
+    def shown(self) -> Array:
+        """Which keys its masks show to which query, ``[B or 1, H or 1, Lq, Lk]``."""
+        sizes = (self.query.shape[2], self.key.shape[2])
+        shown: Array = np.ones((1, 1, *sizes), bool) if self.keep is None else self.keep
+        shown = shown if self.bias is None else shown & (self.bias > HIDES)
+        return np.broadcast_to(shown, (*shown.shape[:2], *sizes))
+
 
 _AS_WRITTEN: Final = "disabled"
 
@@ -65,11 +76,11 @@ _AS_WRITTEN: Final = "disabled"
 class GraphEngine:
     """The graph of a file in its process, as what runs a whole model."""
 
-    def __init__(self, sites: Sites) -> None:
+    def __init__(self, sites: Sites, process: GraphProcess | None = None) -> None:
         self._graph = sites.graph
         # A tensor in a branch of a node is none that could be looked at.
         self.sites = tuple(site for site in sites.sites if site.graph is None)
-        self.process = GraphProcess(sites.graph.path)
+        self.process = process or GraphProcess(sites.graph.path)
 
     @property
     def shown(self) -> str:
@@ -114,6 +125,18 @@ class GraphEngine:
             if inside is not None:
                 yield site.index, inside
 
+    @property
+    def counts_keys(self) -> bool:
+        """Whether a mask becomes a number of keys, as GroupQueryAttention takes them."""
+        inputs = self._graph.inputs
+        return any(self._graph.wiring.reaching(site.counted, inputs) for site in self.sites)
+
+    def keys_told(self, feeds: Mapping[str, Array]) -> dict[int, Array]:
+        """How many keys of each item an attention is told of; raises GraphRefused, GraphLost."""
+        told = {site.index: site.counted for site in self.sites if site.counted}
+        values = self.run(feeds, taps=list(dict.fromkeys(told.values()))) if told else {}
+        return {index: values[name].reshape(-1) + 1 for index, name in told.items()}
+
     def key_inputs(self, index: int) -> frozenset[str]:
         """The inputs that the keys of an attention are computed from."""
         name = self.sites[index].key.name
@@ -154,7 +177,8 @@ def activations(site: Site, values: dict[str, Array]) -> Activations | None:
     masks = [(mask, values[mask.name]) for mask in site.masks]
     sinks = None if site.sinks is None else values[site.sinks.stored].reshape(-1)
     causal = CAUSAL_NODE if site.causal else None
-    return assembled(parts, answer, masks, site.heads, causal=causal, sinks=sinks)
+    made = assembled(parts, answer, masks, site.heads, causal=causal, sinks=sinks)
+    return None if made is None else replace(made, steps=site.steps)
 
 
 # How nodes of attention operators align their own causal rule where lengths differ.

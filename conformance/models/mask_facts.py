@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import onnx
@@ -18,12 +18,16 @@ from ..base.files import scratch
 from ..base.record import SiteEntry
 from ..graphs.process import Array, GraphProcess
 from ..graphs.protocol import GraphLost, GraphRefused
-from ..graphs.weights.wiring import Node
+from ..graphs.weights.wiring import Node, Wiring, attributes
 from .in_place import HIDES
 from .model_graph import ModelGraph
 from .operands import MaskInput
 from .site import Site
 from .sites import Sites
+from .sizes import Sizes
+
+if TYPE_CHECKING:  # it is opened with what is told here
+    from .whole_model import WholeModel
 
 # Sizes of the call that shows the masks: items, and positions.
 _ITEMS: Final = 2
@@ -34,6 +38,12 @@ _PASTS: Final = (3, 0)
 _EARLIER_HIDDEN: Final = "its own key and later ones"
 _OWN_HIDDEN: Final = "keys before its own alone"
 _NOT_LATER: Final = "keys after its own alone"
+# What it sees under a causal rule that ends too late, by how many keys.
+_AHEAD: Final = {
+    1: "the key after its own, too",
+    **{count: f"the {count} keys after its own, too" for count in (2, 3)},
+}
+LOOKING_AHEAD: Final = frozenset(_AHEAD.values())
 MISPLACED: Final = (_EARLIER_HIDDEN, _OWN_HIDDEN, _NOT_LATER)
 
 
@@ -48,7 +58,8 @@ class MaskFacts:
         How many keys up to its own a query sees, where it is causal and that are fewer than the
         first few of a call; else None.
     misplaced
-        One of ``MISPLACED``: what a query sees where that is causality with a mistake; else "".
+        One of ``MISPLACED`` or ``LOOKING_AHEAD``: what a query sees where that is causality with a
+        mistake; else "".
     inputs
         The inputs of the model whose values reach a mask.
     """
@@ -64,11 +75,11 @@ def mask_facts(sites: Sites) -> dict[int, MaskFacts]:
     result = {}
     for graph in dict.fromkeys(site.graph or sites.graph for site in sites.sites):
         own = [site for site in sites.sites if (site.graph or sites.graph) is graph]
-        values = _values(graph, list(dict.fromkeys(m.name for site in own for m in site.masks)))
+        values = _values(graph, own)
         for site in own:
             reaching: set[str] = set()
-            for mask in site.masks:
-                reaching |= graph.wiring.reaching(mask.name, sites.graph.inputs)
+            for name in filter(None, (site.counted, *(mask.name for mask in site.masks))):
+                reaching |= graph.wiring.reaching(name, sites.graph.inputs)
             rule = _rule(site, values)
             inputs = tuple(sorted(reaching))
             result[site.index] = MaskFacts(**rule._asdict(), inputs=inputs)
@@ -86,7 +97,8 @@ class Rule(NamedTuple):
 def _rule(site: Site, values: dict[str, Array]) -> Rule:
     """Whether the masks together, or the node itself, hide the later keys, and in which window."""
     if site.causal:
-        return Rule(causal=True)
+        earlier = site.options.get("local_window_size", -1)
+        return Rule(causal=True, window=earlier + 1 if earlier >= 0 else None)
     allowed: Any = np.ones((1, 1), dtype=bool)
     for mask in site.masks:
         if mask.role == "lengths":  # all of them, where the caller hides nothing
@@ -109,11 +121,18 @@ def rule_of(allowed: Any) -> Rule:
     if allowed.all():
         return Rule(causal=False)
     queries, keys = allowed.shape[-2:]
+    # Of nothing nothing is known, and what is the same for every query is no rule about later keys.
+    if not allowed.any() or queries == 1:
+        return Rule(causal=None)
     causal = np.tri(queries, keys, keys - queries, dtype=bool)
     for window in range(1, keys + 1):
         lost = np.tri(queries, keys, keys - queries - window, dtype=bool)
         if bool((allowed == (causal & ~lost)).all()):
             return Rule(causal=True, window=window if window < keys else None)
+    for count, words in _AHEAD.items():
+        seen = np.tri(queries, keys, keys - queries + count, dtype=bool)
+        if count < queries - 1 and bool((allowed == seen).all()):
+            return Rule(causal=None, misplaced=words)
     for ahead in dict.fromkeys((keys - queries, 0)):  # of the own key of the first query
         upto, before = (np.tri(queries, keys, ahead - less, dtype=bool) for less in (0, 1))
         for seen, words in zip((~before, before, ~upto), MISPLACED, strict=True):
@@ -130,9 +149,31 @@ def with_rules_told_apart(described: list[SiteEntry]) -> list[SiteEntry]:
     for entry in described:
         own = rules[entry["index"]]
         other = [index for index in entry["same_as"] if rules[index] != own]
+        entry.pop("otherwise", None)
         if other:
             entry["otherwise"] = [{"index": index, **rules[index]} for index in other]
     return described
+
+
+_MOVED: Final = {
+    _OWN_HIDDEN: "moved by one key",
+    **{words: f"moved by {count} key{'s' * (count > 1)}" for count, words in _AHEAD.items()},
+}
+
+
+def read_in_place(described: list[SiteEntry], model: WholeModel) -> None:
+    """Note what is known of masks that only the whole model makes, by what it hides in a call."""
+    unknown = {e["index"]: e for e in described if e["causal"] is None and not e["misplaced"]}
+    sizes = [size for size in model.taken.get("length", (_POSITIONS,)) if size >= _POSITIONS]
+    if not unknown or not sizes or not model.is_sequential:
+        return
+    batch = model.taken.get("batch", (_ITEMS,))[0]
+    with contextlib.suppress(GraphRefused, GraphLost):
+        for index, inside in model.in_place(model.call(batch, (sizes[0], sizes[0]), None, 1)):
+            if index in unknown and inside.causal is None:
+                rule = rule_of(inside.shown)
+                unknown[index].update(rule._asdict())  # type: ignore[typeddict-item]  # its fields
+    with_rules_told_apart(described)
 
 
 def misplaced_rules(described: Iterable[SiteEntry]) -> list[str]:
@@ -144,7 +185,7 @@ def misplaced_rules(described: Iterable[SiteEntry]) -> list[str]:
     return [
         f"{'attentions' if len(own) > 1 else 'attention'} {', '.join(own)}: while the caller hides "
         f"nothing, a query sees {words}: unless that is meant, the causal mask is "
-        + ("moved by one key" if words == _OWN_HIDDEN else "the wrong way round")
+        + (_MOVED.get(words) or "the wrong way round")
         for words, own in found.items()
     ]
 
@@ -157,36 +198,153 @@ def _shown_keys(mask: MaskInput, value: Array) -> Any:
     return value.astype(bool) if mask.role.startswith("keep") else ~value.astype(bool)
 
 
-def _values(graph: ModelGraph, names: Sequence[str]) -> dict[str, Array]:
-    """The masks as the model makes them for a short call; {} where they cannot be made alone."""
+def _values(graph: ModelGraph, sites: Sequence[Site]) -> dict[str, Array]:
+    """The masks of attentions as the model makes them for a short call whose caller hides nothing.
+
+    {} where they cannot be made alone.
+    """
+    masks = list(dict.fromkeys(mask for site in sites for mask in site.masks))
+    names = list(dict.fromkeys(mask.name for mask in masks))
     stored = {name: value for name in names if (value := graph.stored(name)) is not None}
     names = [name for name in names if name not in stored]
-    model = _only(graph, names) if names else None
-    if model is None:
-        return stored
-    calls: list[dict[str, Array]] = []
-    for past in _PASTS:
-        fed = {port.name: _fed(port, past) for port in model.graph.input}
-        calls.append({name: value for name, value in fed.items() if value is not None})
-        if len(calls[-1]) < len(fed):
+    for past in _PASTS if names else ():
+        fed = {
+            port.name: _fed(port, past)
+            for port in graph.model.graph.input
+            if port.name in graph.inputs
+        }
+        model = _only(graph, names, _shapes_of(graph, fed))
+        if model is None:
             return stored
-    with tempfile.TemporaryDirectory(prefix="conformance-masks-", dir=scratch()) as folder:
-        path = Path(folder) / "masks.onnx"
-        onnx.save(model, path)
-        with GraphProcess(path) as process:
-            for feeds in calls:
-                with contextlib.suppress(GraphRefused, GraphLost):
-                    return {**stored, **process.run(feeds)}
+        read = {port.name for port in model.graph.input}
+        feeds = {name: value for name, value in fed.items() if name in read and value is not None}
+        if len(feeds) < len(read):
+            return stored
+        with tempfile.TemporaryDirectory(prefix="conformance-masks-", dir=scratch()) as folder:
+            path = Path(folder) / "masks.onnx"
+            onnx.save(model, path)
+            with GraphProcess(path) as process, contextlib.suppress(GraphRefused, GraphLost):
+                return {**stored, **_most_seen(process, feeds, masks, sites, stored)}
     return stored
 
 
-def _only(graph: ModelGraph, names: Sequence[str]) -> ModelProto | None:
-    """The part of a model that makes some tensors; None where it needs tensors left out."""
-    above: set[str] = set()
-    for name in names:
-        above |= graph.wiring.above(name)
-    nodes = [node for node in graph.wiring.ordered if above & set(node.output)]
-    read = above | {name for node in nodes for name in _read(node)}
+def _most_seen(
+    process: GraphProcess,
+    feeds: dict[str, Array],
+    masks: Sequence[MaskInput],
+    sites: Sequence[Site],
+    stored: dict[str, Array],
+) -> dict[str, Array]:
+    """The masks where each input holds what hides least: ones or zeros, whatever its name.
+
+    One that hides later keys where it counts them holds positions.
+    Raises GraphRefused and GraphLost where the first call is refused.
+    """
+    best = process.run(feeds)
+    for name, value in feeds.items():
+        tried = [np.ones_like(value), np.zeros_like(value)]
+        if value.dtype.kind in "iu" and value.ndim:
+            tried.append(_counted(value.shape).astype(value.dtype))
+        for place, other in enumerate(tried):
+            if not value.size or np.array_equal(other, value):
+                continue
+            try:
+                own = process.run({**feeds, name: other})
+            except (GraphRefused, GraphLost):  # such as a number that no table has
+                continue
+            counts = place == len((True, False))
+            more = (
+                _causal_sites(sites, stored | own) > _causal_sites(sites, stored | best)
+                if counts
+                else _seen(masks, own) > _seen(masks, best)
+            )
+            if more:
+                feeds[name], best = other, own
+    return best
+
+
+def _seen(masks: Sequence[MaskInput], values: dict[str, Array]) -> float:
+    """The part of the keys that masks show."""
+    shown = [_shown_keys(m, values[m.name]).mean() for m in masks if m.name in values]
+    return float(np.mean(shown)) if shown else 0.0
+
+
+def _causal_sites(sites: Sequence[Site], values: dict[str, Array]) -> int:
+    return sum(_rule(site, values).causal is True for site in sites)
+
+
+def _shapes_of(
+    graph: ModelGraph, fed: dict[str, Array | None]
+) -> Callable[[str], tuple[int, ...] | None]:
+    """What says the shape of a tensor in a call; None where nobody can without making it."""
+    named: dict[Any, int] = {}
+    for name, value in fed.items():
+        shape = graph.shape(name)
+        if value is not None and len(shape) == value.ndim:
+            named |= dict(zip(shape, value.shape, strict=True))
+    known = {name: value.shape for name, value in fed.items() if value is not None}
+    in_call: list[Sizes] = []
+
+    def shape_of(name: str) -> tuple[int, ...] | None:
+        if name in known:
+            return known[name]
+        sizes = [named.get(size, size) for size in graph.shape(name)]
+        if not sizes or not all(isinstance(size, int) for size in sizes):
+            in_call[:] = in_call or [_sizes_in_call(graph, known)]
+            sizes = list(in_call[0].shapes.get(name) or [None])
+        return tuple(sizes) if all(isinstance(size, int) for size in sizes) else None  # type: ignore[return-value, arg-type]  # as just checked
+
+    return shape_of
+
+
+def _sizes_in_call(graph: ModelGraph, known: dict[str, tuple[int, ...]]) -> Sizes:
+    """What is known of a graph whose inputs have these shapes; of weights their shapes alone."""
+    own = graph.model.graph
+    ports = [
+        helper.make_tensor_value_info(port.name, port.type.tensor_type.elem_type, known[port.name])
+        if port.name in known
+        else port
+        for port in own.input
+        if port.name in graph.inputs
+    ]
+    small = [tensor for tensor in own.initializer if graph.numbers(tensor.name) is not None]
+    kept = {tensor.name for tensor in small}
+    ports += [
+        helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+        for tensor in own.initializer
+        if tensor.name not in kept
+    ]
+    body = helper.make_graph(list(own.node), "sizes", ports, [], initializer=small)
+    model = helper.make_model(body, opset_imports=list(graph.model.opset_import))
+    return Sizes(model, Wiring(model.graph, graph.path.parent), graph.stored)
+
+
+def _only(
+    graph: ModelGraph, names: Sequence[str], shape_of: Callable[[str], tuple[int, ...] | None]
+) -> ModelProto | None:
+    """The part of a model that makes some tensors; None where it needs tensors left out.
+
+    What is read for its shape alone is not made where ``shape_of`` says that.
+    """
+    found: dict[str, Node] = {}
+    read, waiting = set(names), list(names)
+    while waiting:
+        node = graph.wiring.producer.get(waiting.pop())
+        if node is None or node.output[0] in found:
+            continue
+        shape = shape_of(node.input[0]) if node.op_type == "Shape" else None
+        if shape is not None:
+            own = attributes(node)
+            sizes = np.array(shape[own.get("start", 0) : own.get("end", len(shape))], np.int64)
+            node = helper.make_node(
+                "Constant", [], list(node.output), value=numpy_helper.from_array(sizes)
+            )
+        found[node.output[0]] = node
+        fresh = set(_read(node)) - read
+        read |= fresh
+        waiting += sorted(fresh)
+    firsts = (node.output[0] for node in graph.wiring.ordered)
+    nodes = [found[name] for name in firsts if name in found]
     values = {name: graph.stored(name) for name in sorted(read & set(graph.wiring.initializers))}
     stored = [
         numpy_helper.from_array(value, name) for name, value in values.items() if value is not None
@@ -215,7 +373,7 @@ def _read(node: Node) -> Iterator[str]:
 
 
 def _fed(port: Any, past: int) -> Array | None:
-    """What an input gets: ones, which hide nothing, and positions in their order."""
+    """What an input gets at first: ones, which mostly hide nothing, and positions in order."""
     tensor = port.type.tensor_type
     if not tensor.HasField("shape"):
         return None
@@ -228,8 +386,13 @@ def _fed(port: Any, past: int) -> Array | None:
     if "pad" in port.name.lower() and sizes:  # true for padding
         return np.zeros(sizes, kind)
     if "position" in port.name.lower() and sizes:
-        return np.broadcast_to(np.arange(sizes[-1]), sizes).astype(kind)
+        return _counted(sizes).astype(kind)
     return np.ones(sizes, kind)
+
+
+def _counted(sizes: Sequence[int]) -> Array:
+    """Numbers from zero along the last axis."""
+    return np.broadcast_to(np.arange(sizes[-1]), sizes)
 
 
 def _size(axis: Any, at: int, past: int, *, caches: bool) -> int:

@@ -43,6 +43,14 @@ class ModelGraph:
         return frozenset(port.name for port in self.model.graph.input if port.name not in stored)
 
     @cached_property
+    def answered(self) -> frozenset[str]:
+        """Every tensor that some answer is computed from."""
+        found: set[str] = set()
+        for port in self.model.graph.output:
+            found |= {port.name} if port.name in found else self.wiring.above(port.name)
+        return frozenset(found)
+
+    @cached_property
     def input_types(self) -> dict[str, int]:
         """The element types of what a caller gives, as the file says them."""
         ports = (port for port in self.model.graph.input if port.name in self.inputs)
@@ -77,6 +85,17 @@ class ModelGraph:
         """Whether every number of a small tensor follows from the file."""
         numbers = self.numbers(name)
         return numbers is not None and not any(map(math.isnan, numbers.reshape(-1)))
+
+    def step_of(self, node: Node) -> tuple[float, float, float] | None:
+        """The step of a ``QuantizeLinear``, and the ends of what it gives; None: not known."""
+        step, zero = (
+            self.scalar(node.input[at]) if at < len(node.input) and node.input[at] else other
+            for at, other in ((1, None), (2, 0.0))
+        )
+        if step is None or zero is None:
+            return None
+        least, most = self._sizes.limits(node)
+        return step, (least - zero) * step, (most - zero) * step
 
     def scalar(self, name: str) -> float | None:
         """The number that a tensor of one element always holds, None for any other tensor."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -49,6 +49,10 @@ _PASSED: Final = ("Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsque
 
 class UnknownInputError(Exception):
     """Nothing says what an input of a model is; the message is a clause about it."""
+
+
+class NoAnswerError(UnknownInputError):
+    """A model answers none of the calls that its inputs seem to ask for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,9 +128,15 @@ class ModelInput:
 
 
 def model_inputs(
-    graph: ModelGraph, declared: Mapping[str, Mapping[str, Any]]
+    graph: ModelGraph,
+    declared: Mapping[str, Mapping[str, Any]],
+    caches: Mapping[str, Sequence[Axis]] | None = None,
+    masking: Container[str] = (),
 ) -> tuple[ModelInput, ...]:
     """The inputs of a model with their roles: as they are declared, else by name, type and rank.
+
+    ``caches`` are the shapes of those that attentions take as past keys or values; ``masking`` are
+    the inputs whose values choose keys and enter no attention: masks of any name.
 
     Raises UnknownInputError for an input that nothing says enough of, UsageError for a declaration
     of an input that is not there.
@@ -145,7 +155,7 @@ def model_inputs(
     roles = {
         name: _declared_role(name, declared[name], shapes[name], kinds[name])
         if name in declared
-        else _role(name, shapes[name], kinds[name])
+        else _role(name, shapes[name], kinds[name], masking)
         for name in shapes
     }
     sequences = sequences_of(shapes, roles)
@@ -155,6 +165,8 @@ def model_inputs(
             sizes = f'[inputs.{name}] with role = "features" and shape = [80] or the like'
             msg = f"the width of its input {name} is not in the file; declare it: {sizes}"
             raise UnknownInputError(msg)
+        if role == "past":
+            shapes[name] = _counting_past(shapes[name], (caches or {}).get(name, ()))
         if role == "past" and sum(not isinstance(size, int) for size in shapes[name][1:]) != 1:
             msg = f"no one axis of its input {name} counts the past tokens"
             raise UnknownInputError(msg)
@@ -204,6 +216,14 @@ def sized_pictures(
     sizes = f'[inputs.{name}] with role = "image" and shape = [3, 224, 224], [16000] or the like'
     msg = f"the sizes of its input {name} are not in the file; declare them: {sizes}"
     raise UnknownInputError(msg)
+
+
+def _counting_past(shape: Sequence[Axis], known: Sequence[Axis]) -> tuple[Axis, ...]:
+    """The shape of past keys or values with the sizes that the attention knows that takes them."""
+    if len(shape) != len(known):
+        return tuple(shape)
+    pairs = zip(shape, known, strict=True)
+    return tuple(own if other is None or isinstance(own, int) else other for own, other in pairs)
 
 
 def _first(size: Axis, otherwise: int) -> Axis:
@@ -256,12 +276,12 @@ def _declared_role(
     return role
 
 
-def _role(name: str, shape: Sequence[Axis], kind: np.dtype[Any]) -> str:
+def _role(name: str, shape: Sequence[Axis], kind: np.dtype[Any], masking: Container[str]) -> str:
     """The role of an input that nobody declared."""
     words = set(_WORDS.split(name.lower()))
     joined, rank = name.lower(), len(shape)
     if rank == len("BL"):
-        if "mask" in joined:
+        if "mask" in joined or (name in masking and "pos" not in joined):
             return "mask"
         if kind.kind in "iu":
             if "position" in joined:
@@ -395,6 +415,13 @@ class Engine(Protocol):
 
     def in_place(self, feeds: Mapping[str, Array]) -> Iterator[tuple[int, Activations]]:
         """What enters and leaves each attention in a call, by its index; raises as ``run``."""
+
+    @property
+    def counts_keys(self) -> bool:
+        """Whether a mask becomes a number of keys: it can say padding on the right alone."""
+
+    def keys_told(self, feeds: Mapping[str, Array]) -> Mapping[int, Array]:
+        """How many keys of each item an attention is told of, by its index; raises as ``run``."""
 
     def key_inputs(self, index: int) -> frozenset[str]:
         """The inputs that the keys of an attention are computed from."""

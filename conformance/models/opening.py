@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..base.record import SiteEntry
-from ..graphs.process import Array
+from ..graphs.process import Array, GraphProcess
 from ..graphs.protocol import GraphLost, GraphRefused
 from ..tolerance.model import HIDDEN_PART
 from .in_place import GraphEngine
@@ -27,10 +27,12 @@ from .model_inputs import (
     PADDED,
     ModelCall,
     ModelInput,
+    NoAnswerError,
     UnknownInputError,
     model_inputs,
     sized_pictures,
 )
+from .site import cache_shapes
 from .sites import Sites
 from .whole_model import RefusedSize, WholeModel
 
@@ -54,6 +56,10 @@ OFFERED_MASK: Final = ModelInput(
     shape=("batch", "length"),
     dtype=np.dtype(np.int64),
 )
+_COUNTS_KEYS: Final = (
+    "its mask becomes a number of keys for GroupQueryAttention, which by its documentation attends "
+    "to padding before and between tokens: it was asked with padding on the right alone"
+)
 _AXES: Final = ("batch", "length", "second length")
 
 
@@ -61,15 +67,21 @@ def open_model(
     sites: Sites,
     described: Sequence[SiteEntry],
     declared: Mapping[str, Mapping[str, Any]],
+    process: GraphProcess | None = None,
 ) -> WholeModel:
     """The model in a file, with the roles of its inputs and the sizes it takes.
 
+    ``process`` is one that has opened the file already.
+
     Raises UnknownInputError where nothing says what an input is, or no call is answered.
     """
-    inputs = model_inputs(sites.graph, declared)
-    engine = GraphEngine(sites)
+    inputs = model_inputs(
+        sites.graph, declared, cache_shapes(sites.sites), sites.inputs_of_masks_alone
+    )
+    engine = GraphEngine(sites, process)
     try:
-        model = WholeModel(engine=engine, described=described, inputs=inputs)
+        warnings = (_COUNTS_KEYS,) if engine.counts_keys else ()
+        model = WholeModel(engine=engine, described=described, inputs=inputs, warnings=warnings)
         inputs = sized_pictures(inputs, lambda sized: _answers(replace(model, inputs=sized)))
         return measured_model(replace(model, inputs=inputs), declared)
     except BaseException:
@@ -103,7 +115,7 @@ def _polarised(model: WholeModel, declared: Mapping[str, Any], documented: str) 
         if entry.role == "mask" and entry.along == 0 and entry.name not in declared
     }
     length = next((n for n in model.taken.get("length", LENGTHS) if n >= _SHOWING), 0)
-    if not masks or not length:
+    if not masks or not length or model.engine.counts_keys:
         return model
     batch = model.taken.get("batch", BATCHES)[0]
     second = model.taken.get("second length", (length,))[-1]
@@ -295,7 +307,7 @@ def _fixed(model: WholeModel, axis: str) -> int | None:
 
 
 def _answered(model: WholeModel, fixed: Mapping[str, int | None]) -> tuple[int, tuple[int, int]]:
-    """Sizes of a call that is answered; raises UnknownInputError with the first refusal."""
+    """Sizes of a call that is answered; raises NoAnswerError with the first refusal."""
     first = ""
     lengths = _only(fixed["length"], _FIRST_LENGTHS)
     for length, batch in product(lengths, _only(fixed["batch"], _FIRST_BATCHES)):
@@ -305,7 +317,7 @@ def _answered(model: WholeModel, fixed: Mapping[str, int | None]) -> tuple[int, 
             return batch, (length, second)
         first = first or message
     msg = f"it answers no call that was tried: it {first}"
-    raise UnknownInputError(msg)
+    raise NoAnswerError(msg)
 
 
 def _answers(model: WholeModel) -> bool:

@@ -126,6 +126,13 @@ def _turned(_graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
 
 
 def _reshaped(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
+    """Above a ``Reshape`` that changes nothing, too."""
+    if _keeps_shape(graph, node):
+        return _same(graph, node, here)
+    return _refolded(graph, node, here)
+
+
+def _refolded(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
     """Items and heads put together or taken apart, heads taken out of a width, or repeated."""
     above = node.input[0]
     rank, letters = graph.rank(above), here.letters
@@ -144,6 +151,31 @@ def _reshaped(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
             apart.insert(ones[0], "1")
             return replace(here, name=above, letters="".join(apart))
     return None
+
+
+def _keeps_shape(graph: ModelGraph, node: Node) -> bool:
+    """Whether a ``Reshape`` gives a tensor the shape that it has."""
+    above, below = graph.shape(node.input[0]), graph.shape(node.output[0])
+    unlike = [(a, b) for a, b in zip(above, below, strict=False) if a != b or a is None]
+    if above and len(above) == len(below) and len(unlike) <= 1:
+        return not any(isinstance(a, int) and isinstance(b, int) for a, b in unlike)
+    goal = graph.wiring.producer.get(node.input[1])
+    whole = goal is not None and goal.op_type == "Shape" and not attributes(goal)
+    return whole and _elementwise_root(graph, node.input[0]) == _elementwise_root(
+        graph, goal.input[0]
+    )
+
+
+def _elementwise_root(graph: ModelGraph, name: str) -> str:
+    """The tensor that one is made of by numbers alone, each of which keeps its shape."""
+    while (node := graph.wiring.producer.get(name)) is not None:
+        tensors = [own for own in node.input if own and graph.scalar(own) is None]
+        if node.op_type not in ("Add", "Cast", "Div", "Identity", "Mul", "Neg", "Sub"):
+            break
+        if len(tensors) != 1:
+            break
+        (name,) = tensors
+    return name
 
 
 def _with_one(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:

@@ -20,9 +20,9 @@ _BOOL: Final = 9  # onnx' number of the type
 class _Places:
     """Where an operator takes what.
 
-    mask, padding, lengths
+    mask, padding, lengths, counted
         What is added to the scores or chooses among them; which keys of each item there are, of
-        which a mask ``[items, keys]`` is read; how many of them there are.
+        which a mask ``[items, keys]`` is read; how many of them there are; which is the last.
     cache
         Keys and values of earlier tokens.
     dropped
@@ -34,6 +34,7 @@ class _Places:
     mask: int = -1
     padding: int = -1
     lengths: int = -1
+    counted: int = -1
     cache: tuple[int, ...] = ()
     dropped: tuple[int, ...] = ()
     refused: Mapping[int, str] = field(default_factory=dict)
@@ -54,6 +55,7 @@ _PLACES: Final = {
     # What it takes of lengths hides nothing before the last token: they are those of its keys.
     ("com.microsoft", "GroupQueryAttention"): _Places(
         cache=(3, 4),
+        counted=5,
         dropped=(7, 8, 9),
         mask=10,
         refused={11: "sinks in a node", 12: "numbers of 8 bits", 13: "numbers of 8 bits"},
@@ -135,6 +137,8 @@ def operator_site(graph: ModelGraph, node: Node, core: Core, index: int) -> Site
             or node.op_type == "GroupQueryAttention",
             cache=cache,
             assembly=assembly,
+            counted=_input(node, places.counted),
+            options={name: own.get(name, other) for name, other in _ABOVE.items() if assembly},
             opaque=bool(assembly) or alone != node,
         ),
     )
@@ -169,15 +173,20 @@ def _input(node: Node, place: int) -> str:
     return str(node.input[place]) if 0 <= place < len(node.input) else ""
 
 
+# What an attention alone goes without, and what it means where a node does not say it.
+ROTARY: Final = ("do_rotary", "rotary_interleaved")
+WINDOW: Final = "local_window_size"
+_ABOVE: Final = {**dict.fromkeys(ROTARY, 0), WINDOW: -1}
+
+
 def _without(node: Node, dropped: tuple[int, ...]) -> Node:
-    """A node without some of its inputs, and without the positions that those are for."""
+    """A node without some of its inputs, the positions that those are for, and its window."""
     result = Node()
     result.CopyFrom(node)
     for place in dropped:
         if place < len(node.input):
             result.input[place] = ""
-    turning = [own for own in result.attribute if own.name in ("do_rotary", "rotary_interleaved")]
-    for own in turning:
+    for own in [own for own in result.attribute if own.name in _ABOVE]:
         result.attribute.remove(own)
     return result
 

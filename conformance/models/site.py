@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -29,6 +30,25 @@ class Sinks:
 
     tensor: str
     stored: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Integers of known steps that scores or weights become on the way.
+
+    of_scores
+        Whether scores do, before the softmax.
+    size, least, most
+        The step, and the ends of what the integers stand for.
+    factor
+        What the scores are multiplied by behind it.
+    """
+
+    of_scores: bool
+    size: float
+    least: float
+    most: float
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +97,12 @@ class Site:
         The keys and the values of earlier tokens that a node puts before its own, or ().
     assembly
         How query, key and value enter a node that does not take them apart.
+    counted
+        The tensor that says the last key of each item, of which each query sees earlier ones; "".
+    options
+        The attributes of a node that is cut out without them: its rotary positions and its window.
+    steps
+        Where scores or weights become integers between its products.
     opaque
         Whether query, key and value as they are attended exist inside a node alone.
     graph
@@ -103,6 +129,9 @@ class Site:
     sinks: Sinks | None = None
     cache: tuple[str, ...] = ()
     assembly: str = ""
+    counted: str = ""
+    options: Mapping[str, int] = field(default_factory=dict)
+    steps: tuple[Step, ...] = ()
     opaque: bool = False
     graph: ModelGraph | None = None
 
@@ -110,6 +139,13 @@ class Site:
     def edges(self) -> dict[str, Edge]:
         """Query, key and value by name."""
         return {"query": self.query, "key": self.key, "value": self.value}
+
+
+def cache_shapes(sites: Iterable[Site]) -> dict[str, tuple[int | None, ...]]:
+    """The shape ``[items, heads, past, features]`` of the past keys and values of attentions."""
+    return {
+        name: (None, site.kv_heads, None, site.head_size) for site in sites for name in site.cache
+    }
 
 
 def is_standard(scale: float, head_size: int) -> bool:
@@ -161,7 +197,8 @@ def completed(graph: ModelGraph, site: Site) -> Site:
 
 # Nodes that put numbers in other places, take some or their mean: a factor stays what it is.
 _LAYS: Final = frozenset(
-    "Cast Identity Reshape Transpose Split Slice Gather Squeeze Unsqueeze Expand ReduceMean".split()
+    "Cast DequantizeLinear Identity QuantizeLinear Reshape Transpose Split Slice Gather Squeeze "
+    "Unsqueeze Expand ReduceMean".split()
 )
 
 
@@ -202,7 +239,7 @@ def _heads(graph: ModelGraph, edge: Edge) -> int | None:
         return size
     node = graph.wiring.producer.get(edge.name)
     steps = 0
-    while node is not None and node.op_type in ("Transpose", "Add", "Mul") and steps < _NEAR:
+    while node is not None and node.op_type in _NEAR_HEADS and steps < _NEAR:
         node = graph.wiring.producer.get(node.input[0])
         steps += 1
     if node is None or node.op_type != "Reshape":
@@ -219,4 +256,5 @@ def _heads(graph: ModelGraph, edge: Edge) -> int | None:
 
 
 # Turns and sums with positions between the heads and where they are cut out of a width.
-_NEAR: Final = 4
+_NEAR: Final = 6
+_NEAR_HEADS: Final = ("Add", "DequantizeLinear", "Mul", "QuantizeLinear", "Transpose")

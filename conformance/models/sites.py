@@ -15,6 +15,7 @@ from ..graphs.weights.attention_core import (
     Core,
     contraction_of,
     core_around,
+    products_above,
     scores_of,
 )
 from ..graphs.weights.wiring import Node, UnreadableError, Wiring
@@ -28,6 +29,7 @@ from .softmax_site import TO_PRODUCT, softmax_site
 _BRANCHES: Final = frozenset({"If", "Loop", "Scan"})
 _REDUCING: Final = frozenset({"ReduceMax", "ReduceSum"})
 _ALONE: Final = "it lies inside a graph of a node, its products do not"
+_ANSWERED: Final = "its weights are an answer of the model and meet no values"
 _UNUSUAL: Final = (ValueError, KeyError, IndexError, TypeError, RecursionError)
 
 
@@ -38,6 +40,19 @@ class Sites:
     graph: ModelGraph
     sites: tuple[Site, ...]
     uncut: tuple[Uncut, ...]
+
+    @property
+    def inputs_of_masks_alone(self) -> frozenset[str]:
+        """The inputs whose values reach masks and no head of the first attention."""
+        wiring, inputs = self.graph.wiring, self.graph.inputs
+        own = [site for site in self.sites if site.graph is None]
+        masks = {mask.name for site in own for mask in site.masks}
+        heads = {edge.name for site in own[:1] for edge in site.edges.values()}
+        reaching, entering = (
+            frozenset[str]().union(*(wiring.reaching(name, inputs) for name in names))
+            for names in (masks, heads)
+        )
+        return reaching - entering
 
 
 def find_sites(path: Path) -> Sites:
@@ -59,6 +74,7 @@ def sites_of(graph: ModelGraph) -> Sites:
             if node.output[0] not in own or not (node.output[0] in cores or _attends(node)):
                 continue
             core = cores.get(node.output[0], _ALONE)
+            core = _ALONE if core == _ANSWERED else core  # by the branch alone
             site = _read(part, node, core, len(sites))
             if isinstance(site, Uncut):
                 uncut.append(site)
@@ -72,6 +88,9 @@ def _read(graph: ModelGraph, node: Node, core: Core | str, index: int) -> Site |
     if isinstance(core, str):
         return _uncut(graph, node, core)
     read = operator_site if attention_node(node) else softmax_site
+    if core.heads not in graph.answered:
+        weighs = node.output[0] in graph.answered
+        return _uncut(graph, node, _ANSWERED if weighs else "it reaches no answer of the model")
     try:
         site = read(graph, node, core, index)
         cut(graph, site)  # one that cannot be is none
@@ -156,6 +175,8 @@ def attention_cores(graph: ModelGraph) -> Iterator[tuple[Node, Core | str]]:
         except UnreadableError as error:
             if _resembles(graph, node):
                 yield node, str(error)
+            elif _answers_weights(graph, node):
+                yield node, _ANSWERED
         except _UNUSUAL as error:
             yield node, f"its structure is unusual ({error})"
         else:
@@ -181,6 +202,23 @@ def _resembles(graph: ModelGraph, node: Node) -> bool:
                 visited |= fresh
                 waiting += sorted(fresh)
     return attention_node(node)
+
+
+def _answers_weights(graph: ModelGraph, node: Node) -> bool:
+    """Whether a softmax of queries and keys, with heads or items, is what the model answers."""
+    scores = scores_of(graph.wiring, node)
+    first = products_above(graph.wiring, graph.inputs, scores)
+    ranks = [graph.rank(each.output) or 0 for each in first]
+    if node.op_type not in SOFTMAXES or len(first) != 1 or ranks[0] < len("FQK"):
+        return False
+    waiting, visited = [*node.output], set(node.output)
+    while waiting:
+        for below in graph.wiring.consumers[waiting.pop()]:
+            if below.op_type in TO_PRODUCT - _REDUCING:
+                fresh = set(below.output) - visited
+                visited |= fresh
+                waiting += sorted(fresh)
+    return any(port.name in visited for port in graph.model.graph.output)
 
 
 def _is_softmax(graph: ModelGraph, node: Node) -> bool:

@@ -53,10 +53,22 @@ class Sizes:
 
     def numbers(self, name: str) -> Array | None:
         """A small tensor worked out from constants and shapes, in float64; NaN: unknown sizes."""
-        if name not in self._numbers:
-            self._numbers[name] = None  # for what refers to itself
-            self._numbers[name] = self._worked_out(name)
+        waiting, begun = [name], set[str]()
+        while waiting:  # graphs are deeper than calls may be
+            own = waiting[-1]
+            above = [] if own in begun else [e for e in self._read_by(own) if e not in begun]
+            begun.add(own)
+            above = [entry for entry in above if entry not in self._numbers]
+            if own not in self._numbers and not above:
+                self._numbers[own] = self._worked_out(own)
+            waiting = [*waiting, *above] if above else waiting[:-1]
         return self._numbers[name]
+
+    def _read_by(self, name: str) -> list[str]:
+        """What the numbers of a tensor are worked out from."""
+        node = self._wiring.producer.get(name)
+        known = node is not None and node.op_type in _OPERATORS and node.domain in _STANDARD
+        return [entry for entry in node.input if entry] if node is not None and known else []
 
     def _follow(self, node: Node) -> None:
         """Note the shape that a node makes of those of its inputs, where it says more."""
@@ -91,9 +103,9 @@ class Sizes:
         if make is not None and shapes:
             numbers = self.numbers(node.input[1]) if len(node.input) > 1 else None
             return make(node, shapes[0], numbers)
-        own = {"Slice": self._sliced, "Attention": self._attended}.get(node.op_type)
+        own = _OWN.get(node.op_type)
         if own is not None and shapes:
-            return own(node, shapes[0])
+            return own(self, node, shapes[0])
         known = [shape for shape in shapes if shape is not None]
         if not known or len(known) < len(shapes):
             return None
@@ -137,9 +149,9 @@ class Sizes:
         if node.op_type == "Shape":
             return self._sizes(node)
         work = _OPERATORS.get(node.op_type)
-        values = [self.numbers(entry) if entry else None for entry in node.input]
+        values = [self._numbers.get(entry) if entry else None for entry in node.input]
         unknown = any(e for e, value in zip(node.input, values, strict=True) if value is None)
-        if work is None or unknown or node.domain not in ("", "ai.onnx"):
+        if work is None or unknown or node.domain not in _STANDARD:
             return None
         try:
             with np.errstate(all="ignore"):
@@ -148,7 +160,19 @@ class Sizes:
             return None
         if node.op_type == "Div" and self.types.get(name) in _WHOLE_TYPES:
             result = np.trunc(result)
+        if node.op_type == "QuantizeLinear":
+            result = np.clip(result, *self.limits(node))
         return result if result.size <= _MOST_NUMBERS else None
+
+    def limits(self, node: Node) -> tuple[float, float]:
+        """The least and the largest integer that a ``QuantizeLinear`` gives."""
+        at = len(("tensor", "step"))
+        kind = self.types.get(node.input[at] if len(node.input) > at else node.output[0], 0)
+        try:
+            info = np.iinfo(onnx.helper.tensor_dtype_to_np_dtype(kind or TensorProto.UINT8))
+        except (ValueError, KeyError):
+            return -math.inf, math.inf
+        return float(info.min), float(info.max)
 
     def _stored(self, name: str) -> Array | None:
         """A small tensor of numbers that the file holds."""
@@ -168,6 +192,18 @@ class Sizes:
         own = attributes(node)
         sizes = [size if isinstance(size, int) else math.nan for size in shape]
         return np.array(sizes[own.get("start", 0) : own.get("end", len(sizes))])
+
+
+def _of_columns(_sizes: Sizes, node: Node, above: Shape | None) -> Shape | None:
+    """The shape of a product with a matrix whose columns a node says."""
+    return (*above[:-1], attributes(node)["N"]) if above else None
+
+
+_OWN: Final[Mapping[str, Callable[[Sizes, Node, Shape | None], Shape | None]]] = {
+    "Attention": Sizes._attended,  # noqa: SLF001 (its own)
+    "MatMulNBits": _of_columns,
+    "Slice": Sizes._sliced,  # noqa: SLF001 (the same)
+}
 
 
 def _inferred(model: ModelProto) -> tuple[dict[str, Shape | None], dict[str, int]]:
@@ -279,8 +315,8 @@ _SHAPES: Final[Mapping[str, Callable[[Node, Shape | None, Array | None], Shape |
     "Transpose": _turned,
     "Unsqueeze": _with_ones,
     **dict.fromkeys(
-        "Cast Dropout Erf Exp Gelu Identity IsNaN LayerNormalization Neg Not RMSNormalization "
-        "Reciprocal Relu Sigmoid Softmax Sqrt Tanh".split(),
+        "Cast DequantizeLinear Dropout Erf Exp Gelu Identity IsNaN LayerNormalization Neg Not "
+        "QuantizeLinear RMSNormalization Reciprocal Relu Sigmoid Softmax Sqrt Tanh".split(),
         _kept,
     ),
     # Of onnxruntime's own domain.
@@ -291,7 +327,8 @@ _SHAPES: Final[Mapping[str, Callable[[Node, Shape | None, Array | None], Shape |
         _kept,
     ),
 }
-_DOMAINS: Final = ("", "ai.onnx", "com.microsoft")
+_STANDARD: Final = ("", "ai.onnx")
+_DOMAINS: Final = (*_STANDARD, "com.microsoft")
 _ELEMENTWISE: Final = frozenset("Add And Div Max Min Mul Or Pow Sub Where".split())
 Work = Callable[[Node, list[Any]], Array]
 
@@ -366,6 +403,7 @@ _OPERATORS: Final[Mapping[str, Work]] = {
     "Cast": _cast,
     "Concat": lambda node, values: np.concatenate(values, axis=attributes(node)["axis"]),
     "ConstantOfShape": _filled,
+    "DequantizeLinear": _of(lambda value, step, zero=0.0: (value - zero) * step),
     "Div": _of(np.divide),
     "Equal": _of(np.equal),
     "Exp": _of(np.exp),
@@ -377,6 +415,7 @@ _OPERATORS: Final[Mapping[str, Work]] = {
     "Mul": _of(np.multiply),
     "Neg": _of(np.negative),
     "Pow": _of(np.power),
+    "QuantizeLinear": _of(lambda value, step, zero=0.0: np.rint(value / step) + zero),
     "Reciprocal": _of(np.reciprocal),
     "Reshape": lambda _node, values: np.reshape(values[0], _whole(values[1])),
     "Slice": _slice,

@@ -10,7 +10,7 @@ from ..graphs.weights.attention_core import SOFTMAXES, Core, contraction_of
 from ..graphs.weights.wiring import SHAPE_OPERATORS, Node, UnreadableError, attributes
 from .model_graph import ModelGraph
 from .operands import Added, Edge, MaskInput, added, marked, mask_input
-from .site import Sinks, Site, completed, edges_of, shown
+from .site import Sinks, Site, Step, completed, edges_of, shown
 
 _OPERAND_LETTERS: Final = {3: "FLD", 4: "BHLD"}
 
@@ -40,6 +40,7 @@ def softmax_site(graph: ModelGraph, softmax: Node, core: Core, index: int) -> Si
         graph,
         Site(
             index=index,
+            steps=_steps(graph, softmax, inside),
             nodes=(shown(first), shown(softmax), shown(second)),
             scope=graph.scope(softmax) or graph.scope(first),
             query=edges["query"],
@@ -95,8 +96,10 @@ def _mean_node(graph: ModelGraph, core: Core) -> Node:
     raise UnreadableError(msg)
 
 
+# To integers of known steps, and back: an attention alone goes without them.
+QUANTISING: Final = frozenset({"QuantizeLinear", "DequantizeLinear"})
 # Nodes on the way from scores to weights, besides those that add, choose or multiply.
-_PLAIN: Final = frozenset(
+_PLAIN: Final = QUANTISING | frozenset(
     "Cast Dropout Exp Identity IsNaN LogSoftmax Neg Not ReduceMax ReduceSum Softmax Clip".split()
 )
 _WITH_NUMBERS: Final = frozenset({"Mul", "Div", "Sub", "Max", "Min", "Pow"})
@@ -131,7 +134,7 @@ def _between(
         ]
         if node.op_type in _MOVING:
             sinks = _moved(graph, node, strangers, sinks)
-        elif contraction_of(node) is None and strangers:
+        elif contraction_of(node) is None and strangers and node.op_type not in QUANTISING:
             own = _SCORES.get(graph.rank(node.output[0]) or 0, letters)
             entering = _entering(graph, node, strangers, own)
             inside += [each for each in entering.nodes if each not in inside]
@@ -140,6 +143,24 @@ def _between(
             masks += [mask for mask in scaled if mask not in masks]
         inside.append(node)
     return tuple(inside), tuple(masks), sinks
+
+
+def _steps(graph: ModelGraph, softmax: Node, inside: Sequence[Node]) -> tuple[Step, ...]:
+    """The integers that scores and weights become on the way; raises UnreadableError."""
+    steps = []
+    before = graph.wiring.above(softmax.input[0])
+    for node in inside:
+        if node.op_type != "QuantizeLinear":
+            continue
+        known = graph.step_of(node)
+        if known is None:
+            msg = f"the QuantizeLinear node {shown(node)} has a step that only a run shows"
+            raise UnreadableError(msg)
+        scores = node.output[0] in before
+        factor = _factor_below(graph, node, inside) if scores else 1.0
+        size, least, most = known
+        steps.append(Step(of_scores=scores, size=size, least=least, most=most, factor=factor))
+    return tuple(steps)
 
 
 def _factor_below(graph: ModelGraph, node: Node, nodes: Sequence[Node]) -> float:

@@ -25,11 +25,12 @@ from ..graphs.weights.wiring import UnreadableError
 from .candidates import (
     is_first,
     model_of_file,
+    none_judged,
     promised_semantics,
     standing_for,
     whole_candidate,
 )
-from .in_place import HIDES, Activations, as_heads, assembled
+from .in_place import Activations, as_heads, assembled
 from .mask_facts import Rule, misplaced_rules, rule_of, with_rules_told_apart
 from .model_inputs import ModelCall, UnknownInputError
 from .opening import (
@@ -60,7 +61,7 @@ class TorchEngine:
 
     def __init__(self, module: nn.Module, calling: TorchCalling, shown: str) -> None:
         self.module, self.calling, self.shown = module, calling, shown
-        self.quantised = self.rounds_to_integers = False
+        self.quantised = self.rounds_to_integers = self.counts_keys = False
         self.sites: tuple[TorchSite, ...] = ()
         self.recording = ModuleRecording()
         self._weights: dict[int, list[tuple[Tensor, Tensor]]] = {}
@@ -92,6 +93,10 @@ class TorchEngine:
             inside = torch_activations(recording, site)
             if inside is not None:
                 yield site.index, inside
+
+    def keys_told(self, _feeds: Mapping[str, Array]) -> dict[int, Array]:
+        """None: no function of torch is told a number of keys."""
+        return {}
 
     def key_inputs(self, index: int) -> frozenset[str]:
         """The inputs that keys are computed from; what was made out of sight counts as another."""
@@ -398,11 +403,7 @@ def _rule(plain: ModuleRecording, site: TorchSite) -> Rule:
     inside = torch_activations(plain, site)
     if inside is None:
         return Rule(causal=None)
-    allowed = np.ones((1, 1, 1, 1), bool) if inside.keep is None else inside.keep
-    if inside.bias is not None:
-        allowed = allowed & (inside.bias > HIDES)
-    queries, keys = inside.query.shape[2], inside.key.shape[2]
-    return rule_of(np.broadcast_to(allowed, (*allowed.shape[:2], queries, keys)))
+    return rule_of(inside.shown)
 
 
 def _entry(
@@ -451,7 +452,8 @@ def torch_model_candidates(
     whole = whole_candidate(dataclasses.replace(model, cores=alike), name)
     warnings = [*model.warnings, *(f"not judged: {entry.sentence}" for entry in made.uncut)]
     warnings += misplaced_rules(model.described)
-    whole = dataclasses.replace(whole, warnings=tuple(warnings))
+    unjudged = "" if cores else none_judged(made.uncut)
+    whole = dataclasses.replace(whole, warnings=tuple(warnings), unjudged=unjudged)
     return [(None, whole), *cores.items()]
 
 

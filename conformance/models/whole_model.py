@@ -14,6 +14,7 @@ from ..base.record import SiteEntry
 from ..declare.candidate import Candidate
 from ..graphs.process import DEFAULT, Array, Setting
 from .in_place import Activations
+from .mask_facts import LOOKING_AHEAD
 from .model_inputs import ATTENDING, ITEM, PADDED, Engine, ModelCall, ModelInput
 
 # What the names of all caches have in common.
@@ -119,10 +120,28 @@ class WholeModel:
         """Which attentions hide later keys when the caller hides nothing."""
         return tuple(bool(entry["causal"]) for entry in self.described)
 
+    @cached_property
+    def hiding_sites(self) -> tuple[bool, ...]:
+        """Which attentions are meant to hide later keys: also those whose rule ends too late.
+
+        Of tokens alone: a model of sounds may look ahead.
+        """
+        along = int(self.has_two_sequences)
+        ids = any(entry.role == "tokens" and entry.along == along for entry in self.inputs)
+        return tuple(
+            causal or (ids and entry["misplaced"] in LOOKING_AHEAD)
+            for causal, entry in zip(self.causal_sites, self.described, strict=True)
+        )
+
     def call(
         self, batch: int, lengths: tuple[int, int], keep: Array | None, seed: int
     ) -> ModelCall:
-        """A call of some sizes with random tokens; all of them exist where ``keep`` is None."""
+        """A call of some sizes with random tokens; all of them exist where ``keep`` is None.
+
+        Where keys are counted, as many of them come first.
+        """
+        if keep is not None and self.engine.counts_keys:
+            keep = np.arange(lengths[0]) < np.maximum(keep.sum(axis=1, keepdims=True), 1)
         generator = np.random.default_rng(seed)
         feeds = {
             entry.name: entry.drawn(

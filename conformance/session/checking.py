@@ -345,6 +345,7 @@ def _record(run: _Run, options: RunOptions, seconds: float) -> Record:
                 "gauge": loaded.gauge,
                 "deviations": list(loaded.deviations),
                 "mistaken": list(loaded.mistaken),
+                "unjudged": loaded.unjudged,
                 "expected": [expected.as_json() for expected in loaded.expected],
             }
     report = build_report(

@@ -294,6 +294,7 @@ def _candidate(shards: Sequence[ShardRecord], first: ShardRecord, index: int) ->
             gauge=judging["gauge"],
             deviations=tuple(judging["deviations"]),
             mistaken=tuple(judging.get("mistaken", ())),
+            unjudged=judging.get("unjudged", ""),
             expected=tuple(_expectation(expected_entry) for expected_entry in judging["expected"]),
             location=entry.get("location"),
             reading=_reading(entry),

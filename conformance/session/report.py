@@ -339,6 +339,7 @@ def verdict(
     ``missing`` says what was not run, without which nothing but a failure is certain.
     """
     results = certain_results(loaded, results)
+    missing = missing or loaded.unjudged
     for outcome in (
         _error(results),
         _fails(results, stale),
@@ -367,8 +368,6 @@ def _green(loaded: Loaded, results: Sequence[ClauseResult]) -> tuple[str, str]:
         notes.append(loaded.deviations_said)
     if loaded.mistaken:
         notes.append(f"it declares what only mistakes do: {', '.join(loaded.mistaken)}")
-    if loaded.reading is not None and loaded.reading.unread and loaded.gauge:
-        return "inconclusive", f"{loaded.reading.unread}: declare what it computes if it is meant"
     if loaded.reading is not None and "scale" in loaded.deviations:
         return "inconclusive", f"{loaded.deviations_said}: declare it if it is meant (T5 means it)"
     if loaded.gauge:

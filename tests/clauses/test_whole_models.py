@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from little_graphs import node, saved, tensor
+from onnx import GraphProto, NodeProto, TensorProto
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from whole_models import not_passed, results
+from whole_models import grouped_model, not_passed, results
 
 import conformance
 from candidates.broken.whole_models import SOURCES_APART, another_source, made
@@ -22,8 +25,9 @@ from candidates.models.transformer import Encoder, Shape
 from candidates.models.wrong_models import EMPTY_IS_NAN, RIGHT, WRONG
 from conformance.base.profile import PROFILES
 from conformance.clauses.registry import all_clauses
-from conformance.clauses.whole_model_parts import _first_from_source
+from conformance.clauses.whole_model_parts import _alone_in_its_options, _first_from_source
 from conformance.clauses.whole_models import allowed_differences, model_of
+from conformance.declare.candidate import Candidate
 from conformance.graphs.process import DEFAULT, Feeds, Setting
 from conformance.graphs.protocol import Arrays
 from conformance.models.torch_model import TorchEngine, open_torch_model
@@ -210,3 +214,93 @@ def test_latents_need_no_mask(count: int | None, status: str) -> None:
     whole, *_ = conformance.model(Latents(count))
     (result,) = results(whole, "model.mask-reaches-all")
     assert result.status == status
+
+
+def exchanged_pasts(nodes: Sequence[NodeProto], _graph: GraphProto) -> None:
+    """The second attention reads the cache of the third, and the other way round."""
+    second, third = nodes[1:3]
+    second.input[3], third.input[3] = third.input[3], second.input[3]
+
+
+def rotary_off(nodes: Sequence[NodeProto], _graph: GraphProto) -> None:
+    """The second attention turns nothing."""
+    next(own for own in nodes[1].attribute if own.name == "do_rotary").i = 0
+
+
+def window_of_one(nodes: Sequence[NodeProto], _graph: GraphProto) -> None:
+    """The second attention sees few earlier keys."""
+    next(own for own in nodes[1].attribute if own.name == "local_window_size").i = 2
+
+
+def lengths_off(nodes: Sequence[NodeProto], graph: GraphProto) -> None:
+    """The second attention is told of a token less, where there are more than one."""
+    nodes[1].input[5] = "fewer"
+    made = [
+        node("Cast", "last", "wide", to=TensorProto.INT64),
+        node("Sub", "wide one", "lower"),
+        node("Max", "lower none", "kept"),
+        node("Cast", "kept", "fewer", to=TensorProto.INT32),
+    ]
+    graph.initializer.append(tensor("none", np.array([0])))
+    for each in reversed(made):
+        graph.node.insert(3, each)
+
+
+def grouped(
+    folder: Path, change: Callable[[Sequence[NodeProto], GraphProto], None] | None
+) -> Candidate:
+    """The whole model of grouped attentions in a file, changed."""
+    graph = grouped_model()
+    nodes = [each for each in graph.graph.node if each.op_type == "GroupQueryAttention"]
+    if change is not None:
+        change(nodes, graph.graph)
+    whole, *_ = conformance.model(saved(graph, folder / "grouped.onnx"))
+    return whole
+
+
+def test_grouped_attention_is_asked_as_its_operator_allows(tmp_path: Path) -> None:
+    """With caches, one item or one token at once, and padding on the right alone."""
+    whole = grouped(tmp_path, None)
+    found = {result.id: result for result in results(whole)}
+    assert not not_passed(list(found.values()))
+    assert found[CACHED].status == found[IN_PLACE].status == "passed"
+    assert found[FINITE].status == "not-applicable"
+    assert any("padding on the right alone" in warning for warning in whole.warnings)
+
+
+@pytest.mark.parametrize(
+    ("change", "clause"),
+    [
+        (exchanged_pasts, CACHED),
+        (rotary_off, IN_PLACE),
+        (window_of_one, IN_PLACE),
+        (lengths_off, IN_PLACE),
+    ],
+)
+def test_what_one_grouped_attention_has_of_its_own_is_blamed(
+    change: Callable[[Sequence[NodeProto], GraphProto], None], clause: str, tmp_path: Path
+) -> None:
+    """The second of three, whatever the mistake."""
+    (result,) = results(grouped(tmp_path, change), clause)
+    assert result.status == "failed"
+    assert "attention #1" in str(result.violation and result.violation.message)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "odd"),
+    [
+        ("do_rotary", [1, 0, 1], 1),
+        ("do_rotary", [1, 1, 1, 0], None),
+        ("do_rotary", [0, 1, 1, 1], 0),
+        ("do_rotary", [1, 1, 1, 0, 1, 1, 1, 0], None),
+        ("local_window_size", [4, -1, 4], None),
+        ("local_window_size", [-1, 4, -1, -1], 1),
+        ("local_window_size", [4, 4, 4, 4, 4, -1], None),
+        ("local_window_size", [4, 4, 8, 4], 2),
+    ],
+)
+def test_patterns_of_models_are_no_mistakes(name: str, values: list[int], odd: int | None) -> None:
+    """Every fourth without rotary positions, whole ones between windows: those are meant."""
+    described = [{"index": at, "options": {name: own}} for at, own in enumerate(values)]
+    found = _alone_in_its_options(described)  # type: ignore[arg-type]  # as much as is read
+    assert (found and found[0]) == odd

@@ -364,6 +364,7 @@ def test_importing_needs_no_resource_module() -> None:
     """Where the system has no limits the module can still be imported."""
     program = """
         import json, select, signal, socket, subprocess, sys, numpy
+        import conformance.base.patience  # psutil asks which system this is
         import conformance.base.printable_text  # asks where the standard library lies here
         sys.modules["resource"] = None
         sys.platform = "win32"
@@ -456,7 +457,7 @@ def test_limits_follow_from_those_of_the_run(tmp_path: Path) -> None:
     path = saved(endless(), tmp_path / "loop.onnx")
     with limited(0.9, 16 << 30):
         process = GraphProcess(path)
-    with process, pytest.raises(GraphLost, match=r"^gave no answer for [0-2]"):
+    with process, pytest.raises(GraphLost, match=r"^gave no answer|^used more than 0.6 s"):
         process.run({"x": X})
     assert (process.limits.wall_seconds, process.limits.memory) == (pytest.approx(0.3), 16 << 30)
     assert GraphProcess(path).limits == Limits()

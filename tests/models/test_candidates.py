@@ -12,7 +12,7 @@ import onnx
 import pytest
 from command_line import FEW, record
 from little_graphs import node, plus_one, saved
-from whole_models import token_graph
+from whole_models import PLAIN, of_ids, token_graph
 
 import conformance
 from candidates.exports import EXPORTS, by_tracing
@@ -125,6 +125,40 @@ def test_the_cap_is_promised_that_most_attentions_have(encoder: Sites) -> None:
     assert promised(50.0, None, 50.0) == [50.0] * 3
     assert promised(50.0, 5.0) == [50.0] * 2
     assert promised(None, None, 50.0) == [None] * 3
+
+
+def test_factors_above_an_attention_are_compared(encoder: Sites) -> None:
+    """With its own one they make the scale; what another layer multiplies above is missed."""
+
+    def promised(*scales: tuple[float, float]) -> list[Any]:
+        sites = [
+            dataclasses.replace(encoder.sites[0], scale=own, scaled_above=above)
+            for own, above in scales
+        ]
+        return [promised_semantics(sites, site).get("scale") for site in sites]
+
+    assert promised((1.0, 0.5), (0.5, 1.0)) == ["none", None]
+    assert promised((1.0, 0.5), (1.0, 1.0), (1.0, 0.5)) == ["none", None, "none"]
+    assert promised((1.0, 0.25), (1.0, 0.25), (1.0, 0.125)) == ["none", "none", 2.0]
+
+
+def test_a_file_that_no_session_opens_is_refused(tmp_path: Path) -> None:
+    """Whatever could be taken out of it: here a sum of tokens with numbers of another format."""
+    made = token_graph([node("Sin", "ids", "unused"), *PLAIN])
+    path = saved(of_ids(made), tmp_path / "model.onnx")
+    sites = find_sites(path)
+    for number in (None, 0):
+        with pytest.raises(UsageError, match=r"model.onnx cannot be opened: .*Sin"):
+            model_candidates(path, sites, number)
+
+
+def test_a_model_of_whose_attentions_none_is_judged_is_not_green(tmp_path: Path) -> None:
+    """The model answers, and its clauses pass: the only attention is none that can be cut out."""
+    middle = [node("Sin", "scores", "bent"), node("Softmax", "bent", "weights", axis=-1)]
+    path = saved(of_ids(token_graph(middle)), tmp_path / "model.onnx")
+    ((_, whole),) = model_candidates(path, find_sites(path), None)
+    said = "the Sin node Sin bent between its products is none of attention"
+    assert whole.unjudged == f"its only attention is not judged (Softmax weights: {said})"
 
 
 def test_options_for_one_attention_are_refused(encoder: Sites) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from little_graphs import node
-from whole_models import written
+from little_graphs import node, saved
+from whole_models import causal_graph, not_passed, results, written
 
 from conformance.base.record import SiteEntry
+from conformance.models import model_graph
 from conformance.models.candidates import model_candidates
 from conformance.models.mask_facts import (
     MaskFacts,
@@ -135,3 +136,33 @@ def test_attentions_that_are_the_same_may_see_other_keys() -> None:
     assert [other["index"] for other in second["otherwise"]] == [0, 2]
     alike = with_rules_told_apart([entry(0, 4, 2), entry(1, 4, 2)])
     assert all("otherwise" not in one for one in alike)
+
+
+@pytest.mark.parametrize("role", ["drop", "keep"])
+@pytest.mark.parametrize("name", ["src_mask", "marks"])
+def test_causality_needs_neither_weights_nor_names(
+    role: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Embeddings are read for their shape alone, and a mask is fed what hides least."""
+    monkeypatch.setattr(model_graph, "_LARGEST_KEPT", 64)
+    path = saved(causal_graph(role=role, name=name), tmp_path / "graph.onnx")
+    (facts,) = mask_facts(find_sites(path)).values()
+    assert facts == MaskFacts(causal=True, window=None, inputs=(name,))
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_a_rule_that_ends_too_late_is_told_and_fails(ahead: int, tmp_path: Path) -> None:
+    """In every attention of a model of ids, too: it is meant to hide later tokens."""
+    path = saved(causal_graph(ahead), tmp_path / "graph.onnx")
+    (_, whole), *_ = model_candidates(path, find_sites(path), None)
+    key = "the key" if ahead == 1 else "the 2 keys"
+    assert f"a query sees {key} after its own, too: " in " ".join(whole.warnings)
+    assert set(not_passed(results(whole, "model.causality"))) == {"model.causality"}
+
+
+def test_of_nothing_and_of_one_row_no_rule_is_told() -> None:
+    """Where no key may be seen, and where every query sees the same keys."""
+    assert rule_of(np.zeros((6, 6), bool)) == (None, None, "")
+    assert rule_of(np.arange(6)[None] > 0) == (None, None, "")
+    assert rule_of(np.tri(6, 6, 4, dtype=bool)) == (None, None, "")
+    assert rule_of(np.tri(3, 6, 4, dtype=bool)).misplaced == "the key after its own, too"

@@ -179,3 +179,54 @@ def test_a_file_that_is_no_graph_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"\x00junk")
     with pytest.raises(GraphRefused, match="no ONNX graph"):
         find_sites(path)
+
+
+def test_weights_that_are_an_answer_and_dead_attentions_are_listed(tmp_path: Path) -> None:
+    """With the reason why neither is judged."""
+    for answer, reason in (("weights", "its weights are an answer"), ("tokens", "it reaches no")):
+        made = token_graph()
+        made.graph.output[0].name = answer
+        made.graph.output[0].type.tensor_type.ClearField("shape")
+        found = find_sites(saved(made, tmp_path / "graph.onnx"))
+        assert not found.sites
+        (entry,) = found.uncut
+        assert reason in entry.reason
+    without = token_graph()
+    for each in [each for each in without.graph.node if "mixed" in (*each.input, *each.output)]:
+        without.graph.node.remove(each)
+    without.graph.node[-1].input[0] = "value"
+    without.graph.output.append(helper.make_tensor_value_info("weights", 1, None))
+    (entry,) = find_sites(saved(without, tmp_path / "graph.onnx")).uncut
+    assert "its weights are an answer" in entry.reason
+
+
+def test_depth_has_no_limit(tmp_path: Path) -> None:
+    """An attention behind more nodes than calls may lie in one another."""
+    made = token_graph()
+    first = made.graph.node[0]
+    first.output[0] = "deep0"
+    chain = [node("Neg", f"deep{at}", f"deep{at + 1}") for at in range(1200)]
+    chain.append(node("Add", "deep1200 nothing", "tokens"))
+    nodes = [first, *chain, *made.graph.node[1:]]
+    del made.graph.node[:]
+    made.graph.node.extend(nodes)
+    found = find_sites(saved(made, tmp_path / "graph.onnx"))
+    assert [site.scale for site in found.sites] == [HALF]
+
+
+@pytest.mark.parametrize("goal", ["query", "queried"])
+def test_a_scale_above_a_reshape_to_the_same_shape_counts(goal: str, tmp_path: Path) -> None:
+    """The shape is that of the heads before they are multiplied, or after."""
+    made = token_graph([node("Softmax", "scores", "weights", axis=-1)])
+    product = next(each for each in made.graph.node if "scores" in each.output)
+    at = list(made.graph.node).index(product)
+    product.input[0] = "shaped"
+    nodes = [
+        node("Mul", "query half", "queried"),
+        node("Shape", goal, "query_shape"),
+        node("Reshape", "queried query_shape", "shaped"),
+    ]
+    for each in reversed(nodes):
+        made.graph.node.insert(at, each)
+    (site,) = find_sites(saved(made, tmp_path / "graph.onnx")).sites
+    assert site.scale == HALF

@@ -455,3 +455,10 @@ def test_every_failure_has_one_cause() -> None:
     clauses = [failed(f"a.{n}", *diagnoses[n % 4]) for n in range(12)]
     named_clauses = [slug for cause in causes_of(clauses) for slug in cause["clauses"]]
     assert sorted(named_clauses) == sorted(clause["id"] for clause in clauses)
+
+
+def test_what_is_not_judged_is_not_green() -> None:
+    """A failure is one all the same."""
+    open_one = loaded(unjudged="its only attention is not judged")
+    assert verdict(open_one, [PASSED]) == ("inconclusive", "its only attention is not judged")
+    assert verdict(open_one, [PASSED, MUST_FAILED])[0] == "fails"

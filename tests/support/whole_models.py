@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from little_graphs import FLOAT, model, node, saved, tensor
-from onnx import ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from candidates.exports import by_export, by_tracing
 from candidates.models import MODELS
@@ -79,6 +79,112 @@ def token_graph(
         tensors=[*_TENSORS, *matrices, *tensors],
         domains=domains,
     )
+
+
+def causal_graph(ahead: int = 0, *, role: str = "drop", name: str = "marks") -> ModelProto:
+    """A decoder of ids [b, s] and a mask [b, s], whose causal rule ends ``ahead`` keys too late.
+
+    How many tokens there are it reads off the shape of their embeddings.
+    """
+    kind = TensorProto.BOOL if role == "drop" else TensorProto.INT64
+    padding = (
+        [node("Identity", name, "padding")]
+        if role == "drop"
+        else [node("Cast", name, "exist", to=TensorProto.BOOL), node("Not", "exist", "padding")]
+    )
+    made = token_graph(
+        [
+            node("Shape", "tokens", "sizes"),
+            node("Gather", "sizes at_one", "count"),
+            node("Range", "start count step", "places"),
+            node("Unsqueeze", "places last", "queries"),
+            node("Add", "queries ahead", "latest"),
+            node("Greater", "places latest", "later"),
+            *padding,
+            node("Unsqueeze", "padding middle", "padding_of_keys"),
+            node("Or", "later padding_of_keys", "hidden"),
+            node("Mul", "scores half", "halves"),
+            node("Where", "hidden lowest halves", "scaled"),
+            PLAIN[1],
+        ],
+        tensors=[
+            *(tensor(own, np.array(value)) for own, value in (("at_one", 1), ("start", 0))),
+            *(tensor(own, np.array(value)) for own, value in (("step", 1), ("ahead", ahead))),
+            tensor("last", np.array([-1])),
+            tensor("middle", np.array([1, 2])),
+            tensor("lowest", np.array(-1e9, np.float32)),
+        ],
+    )
+    return of_ids(made, (name, kind))
+
+
+def of_ids(made: ModelProto, *masks: tuple[str, int]) -> ModelProto:
+    """A token graph whose inputs are its ids and some masks [b, s]."""
+    del made.graph.input[1:]
+    for name, kind in masks:
+        made.graph.input.append(helper.make_tensor_value_info(name, kind, ["b", "s"]))
+    return made
+
+
+GROUPED_SIZE = 16
+
+
+def grouped_model(layers: int = 3, *, window: int = -1) -> ModelProto:
+    """A decoder as onnxruntime-genai builds it: GroupQueryAttention with caches, packed heads.
+
+    The number of past tokens is not the only size of a cache that the file leaves open.
+    """
+    generator = np.random.default_rng(2)
+
+    def matrix(name: str, *sizes: int) -> TensorProto:
+        return tensor(name, generator.standard_normal(sizes).astype(np.float32) / 2)
+
+    width = HEADS * GROUPED_SIZE
+    angles = np.arange(40)[:, None] / 10.0 ** np.arange(GROUPED_SIZE // 2)
+    tensors = [
+        matrix("table", WORDS, width),
+        tensor("cos", np.cos(angles).astype(np.float32)),
+        tensor("sin", np.sin(angles).astype(np.float32)),
+        tensor("one", np.array([1])),
+    ]
+    nodes = [
+        node("ReduceSum", "attention_mask one", "counted"),
+        node("Sub", "counted one", "less"),
+        node("Cast", "less", "last", to=TensorProto.INT32),
+        node("Shape", "attention_mask", "mask_sizes"),
+        node("Gather", "mask_sizes one", "every"),
+        node("Cast", "every", "total", to=TensorProto.INT32),
+        node("Gather", "table input_ids", "x0"),
+    ]
+    heads = ["b", 1, "past", "size"]
+    inputs: list[tuple[str, int, Sequence[object]]] = [
+        ("input_ids", TensorProto.INT64, ["b", "s"]),
+        ("attention_mask", TensorProto.INT64, ["b", "total"]),
+    ]
+    outputs: list[tuple[str, int, Sequence[object]]] = [(f"x{layers}", FLOAT, ["b", "s", width])]
+    for at in range(layers):
+        tensors += [matrix(f"qkv{at}", width, 2 * width), matrix(f"out{at}", width, width)]
+        pasts = [f"past_key_values.{at}.{part}" for part in ("key", "value")]
+        presents = [f"present.{at}.{part}" for part in ("key", "value")]
+        nodes += [
+            node("MatMul", f"x{at} qkv{at}", f"packed{at}"),
+            helper.make_node(
+                "GroupQueryAttention",
+                [f"packed{at}", "", "", *pasts, "last", "total", "cos", "sin"],
+                [f"heads{at}", *presents],
+                name=f"attention{at}",
+                domain="com.microsoft",
+                num_heads=HEADS,
+                kv_num_heads=1,
+                do_rotary=1,
+                local_window_size=window,
+            ),
+            node("MatMul", f"heads{at} out{at}", f"mixed{at}"),
+            node("Add", f"x{at} mixed{at}", f"x{at + 1}"),
+        ]
+        inputs += [(name, FLOAT, heads) for name in pasts]
+        outputs += [(name, FLOAT, ["b", 1, "total", "size"]) for name in presents]
+    return model(nodes, inputs, outputs, tensors=tensors, domains=["com.microsoft"])
 
 
 def written(path: Path, middle: Sequence[NodeProto] = PLAIN, weights: str = "weights") -> Path:

@@ -197,9 +197,7 @@ def core_around(
     Raises UnreadableError where it does not lie between two products of what tokens reach.
     """
     scores = scores_of(wiring, softmax)
-    found = _products_above(wiring, tokens, scores, _WALLS)
-    if direct and len(found) > 1:
-        found = _products_above(wiring, tokens, scores, _WALLS | _GATHERS)
+    found = products_above(wiring, tokens, scores, direct=direct)
     if len(found) != 1:
         msg = f"the scores come from {len(found)} products of tokens instead of one"
         raise UnreadableError(msg)
@@ -222,7 +220,15 @@ def core_around(
     )
 
 
-def _products_above(
+def products_above(
+    wiring: Wiring, tokens: frozenset[str], scores: str, *, direct: bool = True
+) -> list[Contraction]:
+    """The products of what tokens reach that scores are made of; see :func:`core_around`."""
+    found = _up_to(wiring, tokens, scores, _WALLS)
+    return _up_to(wiring, tokens, scores, _WALLS | _GATHERS) if direct and len(found) > 1 else found
+
+
+def _up_to(
     wiring: Wiring, tokens: frozenset[str], scores: str, walls: frozenset[str]
 ) -> list[Contraction]:
     result, visited, waiting = [], {scores}, [scores]

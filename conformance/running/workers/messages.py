@@ -87,7 +87,8 @@ class Loaded:
     nobody chooses on purpose. ``gauge`` says what was not verified, and
     why, "" when all was. ``location`` is the file and the line where it is written. ``notes`` are
     sentences that belong into the record. ``unchecked`` are parameters that look like options and
-    that no call gives. ``site`` is where in a whole model an attention was cut out, ``sites`` are
+    that no call gives. ``unjudged`` says what could not be judged, without which only a failure is
+    certain. ``site`` is where in a whole model an attention was cut out, ``sites`` are
     all of a whole model. ``reading`` is there for what nobody declared.
     """
 
@@ -103,6 +104,7 @@ class Loaded:
     notes: tuple[str, ...] = ()
     unchecked: tuple[OptionParameter, ...] = ()
     mistaken: tuple[str, ...] = ()
+    unjudged: str = ""
     isolation: str = ""
     site: SiteEntry | None = None
     reading: Reading | None = None

@@ -232,6 +232,7 @@ class CandidatePlan:
             location=whereabouts(candidate) if self.isolated is None else self.isolated.location,
             notes=(*self.notes, *candidate.warnings),
             unchecked=self.unchecked,
+            unjudged=candidate.unjudged,
             mistaken=tuple(
                 f"{mistake.sentence} ({mistake.name})"
                 for mistake in mistaken_conventions(candidate.declaration.semantics)

@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any, Final, Self
 
 from ...base.limits import NOT_FINISHED, NOT_RUN, Deadline
+from ...base.patience import Patience, process_state
 from ...base.printable_text import ending_text
 from ...base.results import ClauseResult, result_from_json
 from ...base.trusted_path import looking_only_there, whole_path
@@ -30,7 +31,7 @@ from ...graphs.server import size_text
 from ..clause_run import PlannedClause, Progress
 from ..isolation.zygote import new_client
 from .messages import Event, Inbox, LastWords, Loaded, Order, Ready, RunOptions
-from .usage import MemoryLimit, Patience, kill_group, process_state
+from .usage import MemoryLimit, kill_group
 from .worker import ALIVE, BROKEN_DEVICE, KEPT, SAFE_PATH, SAFE_PATH_BY_US, serve
 
 DEFAULT_TIMEOUT: Final = 30.0
