@@ -32,7 +32,7 @@ WANTED = [f"{family}.{name}" for family, names in BY_FAMILY.items() for name in 
 SHOULD = {"mask.no-leak-nonfinite", "state.bitwise-repeatable", "state.follows-to"}
 MUST_FOR_CORES = {"shape.empty-batch", "shape.empty-query"}
 REAL = all_clauses()
-# What a reader can look up (a year, an issue, a public project, a page here), or why nobody is cited.
+# What a reader can look up (a year, an issue, a public project, a page), or why nobody is cited.
 CITED = re.compile(
     r"\b(19|20)\d\d\b|#\d+|\bdocs/[\w-]+\.md|\bby definition\b"
     r"|compute-sanitizer|CUDA|[Ff]lash-?_?[Aa]tt|GPT-J|onnx|ONNX|PyTorch|torch|transformers|vllm"
