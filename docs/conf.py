@@ -29,6 +29,7 @@ html_theme = "furo"
 html_title = project
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
+html_search_scorer = "docs/_static/search_scorer.js"  # from the root, where the sources lie
 html_extra_path = ["_site"]  # the front page of the site leads to docs/index.html
 html_show_sourcelink = False
 html_copy_source = False

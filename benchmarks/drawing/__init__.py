@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from . import attention, tolerance
+from . import attention, terminal, tolerance
 
 FIGURES: Final[Mapping[str, Callable[[], str]]] = {
     "causal-alignments": attention.causal_alignments,
+    "failing-kernel": terminal.failing_kernel,
     "positions": attention.positions,
     "tokens-reordered": attention.tokens_reordered,
     "tolerance-margins": tolerance.margins,

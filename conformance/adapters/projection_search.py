@@ -367,7 +367,13 @@ def _with_one_matrix_for_all(search: ProjectionSearch) -> Iterator[Hypothesis]:
             merged = shapes.get("o", (0, 0))[1]
             rows, columns = next(iter(small), (0, 1))
             heads_apart = any(holder.axes for holder in recipe.matrices)
-            if heads_apart or len(small) > 1 or set(shapes) != set("qkvo") or rows != columns or merged % rows:
+            if (
+                heads_apart
+                or len(small) > 1
+                or set(shapes) != set("qkvo")
+                or rows != columns
+                or merged % rows
+            ):
                 continue
             count = merged // rows
             if search.heads not in (None, (count,)):

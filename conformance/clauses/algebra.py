@@ -51,7 +51,7 @@ def _shift_cancels(candidate: Candidate) -> str:
 @clause(
     "numerics.key-shift",
     sentence="Adding one vector to all keys changes nothing.",
-    source="softmax(s + c) = softmax(s): the shift adds the same number to every logit of a row",
+    source="by definition: softmax(s + c) = softmax(s), and the shift adds one c to a row's logits",
     space=SEVERAL_KEYS,
     counterfactual="the vector added to one key only",
     applies=(_own_values, _shift_cancels, _sums_to_one),

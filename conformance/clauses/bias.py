@@ -66,7 +66,7 @@ def _counts(candidate: Candidate) -> str:
 @clause(
     "mask.bias-counts",
     sentence="Adding log n to a key's bias equals having that key n times.",
-    source="exp(s + log n) = n exp(s); ONNX trial: duplicating a key adds log 2 to its bias",
+    source="exp(s + log n) = n exp(s); by definition, n equal terms in both sums",
     space=Space(
         mask="always",
         forms=("bias",),

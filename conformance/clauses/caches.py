@@ -203,7 +203,7 @@ def _in_buffers(inputs: Inputs, filler: float) -> tuple[Arguments, list[Tensor]]
         "The cache of a call is the one that it is given: no earlier one, none that a call before "
         "has grown."
     ),
-    source="PEERS: stale results; caches that a kernel keeps between calls",
+    source="by definition: past_key and past_value are inputs; docs/judge.md: answers of before",
     space=Space(mask="maybe", values=LIVELY, least=(("key_length", 3),), share=0.25),
     counterfactual="the answer with the cache of the call before",
     applies=(can_cache,),

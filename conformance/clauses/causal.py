@@ -113,7 +113,7 @@ def _losses(inputs: Inputs) -> list[Inputs]:
         "The first query of a causal sequence returns the first value, whatever the logit (down "
         "to -1e8)."
     ),
-    source="GPT-2's fill of -1e4; DESIGN: a fill shows when the live logits lie below it",
+    source="by definition: the softmax of one logit is one; GPT-2 (2019) fills with -1e4",
     space=Space(causal="always", square="always", values=("normal",), least=(("key_length", 2),)),
     needs_golden=True,
     counterfactual="a finite fill of half the logit's size",

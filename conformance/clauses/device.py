@@ -95,7 +95,7 @@ def matches_cpu(subject: Subject, problem: Problem) -> Finding:
     "device.deterministic",
     level="SHOULD",
     sentence="On a device the same call made many times gives the same bits each time.",
-    source="BUGS 50, 55: races; atomic additions finish in any order",
+    source="flash-attention#359: races; atomic additions finish in any order",
     space=Space(mask="maybe", causal="maybe", edges="lengths", share=0.5),
     applies=(on_a_device,),
     explained=False,
@@ -316,7 +316,7 @@ NOTHING_UNWRITTEN = "it allocates no memory that torch leaves unwritten"
         "Nothing is written outside of tensors: neither beside those that it is given nor beside "
         "those that it allocates."
     ),
-    source="PEERS: canaries; tiles that are stored without a mask",
+    source="compute-sanitizer, memcheck; tiles that are stored without a mask",
     space=ANY,
     applies=(in_this_process,),
     explained=False,

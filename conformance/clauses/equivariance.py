@@ -26,7 +26,7 @@ from .rearranging import (
 from .registry import Finding, clause, requires
 from .subject import Subject
 
-SOURCE = "Lee et al. 2019 (Set Transformer), property 1; document 004"
+SOURCE = "Lee et al. 2019 (Set Transformer), property 1"
 
 
 def _no_position(candidate: Candidate) -> str:
@@ -175,7 +175,7 @@ def _query_heads_left(inputs: Inputs, moved: Inputs) -> Inputs:
 @clause(
     "equivariance.batch-independent",
     sentence="The answer of one item does not depend on the other items of its batch.",
-    source="batch items are independent; PEERS: batch invariance",
+    source="by definition: attention is one sequence's (Vaswani et al. 2017); onnxruntime#6044",
     space=Space(mask="maybe", causal="maybe", values=LIVELY, least=(("batch", 2),), share=0.5),
     counterfactual="the answer of another item",
     applies=(places_matter,),

@@ -202,7 +202,7 @@ def alone(subject: Subject, problem: Problem) -> Finding:
 @clause(
     "gradients.interleaved",
     sentence="Calls made between a call and its backward pass do not change its gradients.",
-    source="PEERS: state kept on the function instead of its context",
+    source="torch.autograd.Function: what backward needs is kept on ctx, one a call",
     space=PLAIN,
     applies=(records_gradients,),
 )
@@ -286,7 +286,7 @@ def _gradients_of_leaves(taped: Taped) -> Gradients:
 @clause(
     "gradients.inputs-unchanged",
     sentence="A backward pass changes neither the inputs, nor the answer, nor the gradient of it.",
-    source="PEERS: editing in place; kernels that reuse buffers",
+    source="by definition: autograd hands these tensors to others, too; kernels reuse buffers",
     space=PLAIN,
     applies=(records_gradients,),
 )

@@ -35,7 +35,7 @@ LIVELY_MASK = Space(mask="always", values=LIVELY, least=(("key_length", 2),))
     sentence=(
         "Finite values in keys and values that a query may not attend never change its answer."
     ),
-    source="pytorch#101967; DESIGN: finite junk is the MUST",
+    source="pytorch#101967; by definition: a weight of zero times a finite value is zero",
     space=LIVELY_MASK,
     counterfactual="no mask at all",
 )
@@ -51,7 +51,7 @@ def no_leak(subject: Subject, problem: Problem) -> Finding:
     sentence=(
         "NaN and infinities in keys and values that a query may not attend never change its answer."
     ),
-    source="pytorch#101967; IMPLEMENTATIONS: 0 * NaN poisons almost everyone",
+    source="pytorch#101967; a SHOULD: 0 * NaN is NaN (IEEE 754-2019, 6.2) in right kernels, too",
     space=LIVELY_MASK,
     applies=(can_hold_nan,),
     explained=False,

@@ -66,7 +66,7 @@ def _keeps_causality(candidate: Candidate) -> str:
 @clause(
     "mask.all-keep",
     sentence="A mask that keeps every key changes nothing.",
-    source="BUGS: mask algebra (none equals all-keep)",
+    source="by definition: a mask says which keys are hidden, and this one hides none",
     space=Space(mask="always", patterns=("full",), share=0.5),
     counterfactual="the mask read with the opposite polarity",
     applies=(_keeps_causality,),
@@ -101,7 +101,7 @@ def _padding_shows(candidate: Candidate) -> str:
 @clause(
     "mask.padding-is-absence",
     sentence="Keys masked at the end give the answer of a sequence without them.",
-    source="ONNX trial: masked suffix equals truncation",
+    source="by definition: a weight of zero adds nothing to either sum of equation 1",
     space=Space(
         mask="always", patterns=("padding",), values=LIVELY, least=(("key_length", 3),), share=0.5
     ),
@@ -181,7 +181,7 @@ def broadcast(subject: Subject, problem: Problem) -> Finding:
 @clause(
     "mask.per-item",
     sentence="Each batch item obeys its own mask, as if it were alone.",
-    source="BUGS 20, 21: repeat for repeat_interleave; the batch axis broadcast onto the heads",
+    source="ONNX Attention-23, input attn_mask; graph-transformer#2: the batch axis onto the heads",
     space=Space(mask="always", axes="B", values=LIVELY, least=(("batch", 2), ("key_length", 2))),
     counterfactual="the masks of the items exchanged",
     applies=(places_matter,),
@@ -209,7 +209,7 @@ def per_item(subject: Subject, problem: Problem) -> Finding:
     sentence=(
         "Each head obeys its own mask: exchanging heads together with their masks changes nothing."
     ),
-    source="PEERS: scattered masks per head are never tried",
+    source="ONNX Attention-23, input attn_mask: its second axis is that of the heads",
     space=Space(
         mask="always",
         axes="H",
@@ -258,7 +258,7 @@ def _two_forms(candidate: Candidate) -> str:
 @clause(
     "mask.forms-agree",
     sentence="The same mask in two declared forms gives the same answer.",
-    source="BUGS 10, 18: float masks cast to bool, polarity confused",
+    source="pytorch#107084: cast to bool; x-transformers#160, TransformerEngine#614: polarity",
     space=LIVELY_MASK,
     counterfactual="no mask at all",
     applies=(_two_forms,),
@@ -294,7 +294,7 @@ def held_numbers(candidate: Candidate) -> list[int]:
     "mask.int-nonzero",
     level="SHOULD",
     sentence="An integer mask keeps a key by any number but zero, as by one.",
-    source="ONNX Attention-23: a mask of numbers; BUGS: masks cast to narrower integers",
+    source="ONNX Cast, torch.Tensor.bool: any number but zero is True; 256 in 8 bits is zero",
     space=LIVELY_MASK.replace(forms=("keep_int",), share=0.5),
     counterfactual="no mask at all",
 )
@@ -355,9 +355,7 @@ ONE_PRODUCT_ROOM = 0.75
         "A row with one kept key returns that key's value, whatever its own logit (down to -1e8, "
         "in float16 to -1.2e4) and the hidden ones (up to 1e8)."
     ),
-    source=(
-        "DESIGN: a fill that replaces masked logits shows only when the live logits lie below it"
-    ),
+    source=("by definition: the softmax of one logit is one; a fill shows above the live logits"),
     space=Space(mask="always", values=("normal",), least=(("key_length", 2),)),
     needs_golden=True,
     counterfactual="a finite fill of half the logit's size",
@@ -402,7 +400,7 @@ MASK_LAYOUTS = (*STRIDED, "expanded")
 @clause(
     "mask.strided",
     sentence="Transposed, sliced, expanded and offset masks act like contiguous ones.",
-    source="xformers#813: a bias of another stride; PEERS: contiguity assumptions",
+    source="xformers#813: a bias of another stride; pytorch#181133: contiguity assumptions",
     space=Space(
         mask="always",
         finite_bias="maybe",

@@ -132,7 +132,7 @@ def state_dict(subject: Subject, problem: Problem) -> Finding:
     "state.follows-to",
     level="SHOULD",
     sentence="Everything a module computes with follows .to(dtype) and .to(device).",
-    source="torch.nn.Module.to; document 000 keeps its scale as a plain tensor",
+    source="torch.nn.Module.to moves parameters and buffers, plain tensors it leaves",
     space=LAYERS,
     needs_golden=True,
     applies=(_is_module,),

@@ -69,7 +69,7 @@ def out_written(subject: Subject, problem: Problem) -> Finding:
 @clause(
     "out.bounds",
     sentence="With out=, nothing beside the elements of that tensor is written.",
-    source=f"{SOURCE}; PEERS: canaries",
+    source=f"{SOURCE}; memory beside it belongs to others",
     space=WRITTEN,
     applies=(_offers_out,),
     explained=False,

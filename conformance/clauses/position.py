@@ -79,7 +79,7 @@ def _otherwise(subject: Subject, inputs: Inputs) -> Tensor:
     return subject.oracle.output(inputs.replace(bias=right * factors), plain)
 
 
-SOURCE = "Vaswani et al. 2017, section 3.5; document 002"
+SOURCE = "Vaswani et al. 2017, section 3.5; Zhang et al. 2023 (Dive into Deep Learning), 11.6"
 # The length and the width that a problem is extended to, by its seed; 0 leaves it as it is. Tables
 # wrap, end or lose precision at powers of two; few channels are enough to see it.
 EXTENDED = (
@@ -179,7 +179,7 @@ def _has_positions(candidate: Candidate) -> str:
 @clause(
     "position.breaks-equivariance",
     sentence="With positions, reordering the tokens is not just a reordering of the rows.",
-    source=f"{SOURCE}; document 004: attention alone is permutation equivariant, hence positions",
+    source=f"{SOURCE}; without them attention is equivariant",
     space=Space(
         kinds=("positions", "layer"),
         values=("normal",),

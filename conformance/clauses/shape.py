@@ -288,7 +288,7 @@ def shared(subject: Subject, problem: Problem) -> Finding:
 @clause(
     "shape.bounds",
     sentence="Nothing beside the elements of the given tensors is read: NaN around them is unseen.",
-    source="pytorch#174861: out of bounds at a boundary size; PEERS: canaries",
+    source="pytorch#174861: out of bounds at a boundary size; compute-sanitizer, memcheck",
     space=Space(mask="maybe", causal="maybe", share=0.5),
     explained=False,
 )
@@ -335,7 +335,7 @@ _some_mismatch = requires(
         "Fewer values than keys, another query than key head size, or a mask of another key length "
         "raise an exception instead of giving an answer."
     ),
-    source="pytorch#64888; DESIGN: mismatches that must be refused",
+    source="pytorch#64888, #193728; by definition: equation 1 multiplies no such matrices",
     space=Space(
         mask="offered", forms=KEY_FORMS, least=LEAST_MISMATCHED, preferred=(("head_size", 2),)
     ),
@@ -414,7 +414,7 @@ def _some_other_mismatch(candidate: Candidate) -> str:
         "More values than keys, a longer mask, and another batch, number of heads or query length "
         "of an input or mask raise an exception."
     ),
-    source="pytorch#64888: query batch 1 against key batch 4 accepted; PEERS",
+    source="pytorch#64888: query batch 1 against key batch 4 accepted",
     space=Space(mask="offered", forms=KEY_FORMS, least=LEAST_OTHERS, share=0.5),
     applies=(_some_other_mismatch,),
     explained=False,
@@ -467,7 +467,7 @@ def _longer_masks(inputs: Inputs) -> list[tuple[str, Inputs]]:
     "shape.rejects-width",
     level="SHOULD",
     sentence="Tokens of another width than the projections take raise an exception.",
-    source="VARIANTS: document 000 refuses a wrong token size",
+    source="torch.nn.Linear: the last axis has in_features elements",
     space=Space(kinds=("layer",), least=(("key_size", 2), ("query_size", 2))),
     explained=False,
 )

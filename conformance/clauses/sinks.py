@@ -90,7 +90,7 @@ def _promises_zeros(candidate: Candidate) -> str:
 @clause(
     "sinks.empty-row",
     sentence="A query without any key gives all its weight to the sink and returns zeros.",
-    source="the softmax of a sink alone is one, and its value is zero",
+    source="by definition: the softmax of a sink alone is one, and its value is zero",
     space=EMPTY.replace(share=0.5),
     needs_golden=True,
     counterfactual="a query without any key",

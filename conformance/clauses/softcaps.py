@@ -87,7 +87,7 @@ def softcap_before_mask(subject: Subject, problem: Problem) -> Finding:
         "A cap far above all scores changes nothing, and scores far above the cap end at it, "
         "without overflow."
     ),
-    source="c tanh(s / c) -> s for large c, -> c sign(s) for large s; tanh by exponentials is NaN",
+    source="by definition: c tanh(s / c) -> s for large c, c sign(s) for large s; tanh by exp: NaN",
     space=Space(mask="maybe", values=LIVELY, least=(("key_length", 3),), share=0.5),
     counterfactual="tanh(s / c) not multiplied by c; no cap where scores are far above it",
     applies=(offers_softcap,),

@@ -45,7 +45,7 @@ def _twice(subject: Subject, problem: Problem) -> tuple[Inputs, Tensor, Tensor]:
 @clause(
     "state.repeatable",
     sentence="The same call made twice gives the same answer, within the bound.",
-    source="BUGS 50, 55: races, dropout left on",
+    source="flash-attention#359: races; pytorch#124464, torchtune#1791: dropout left on",
     space=ANY,
     explained=False,
     of_repetition=True,
@@ -61,7 +61,7 @@ def repeatable(subject: Subject, problem: Problem) -> Finding:
     "state.bitwise-repeatable",
     level="SHOULD",
     sentence="The same call made twice gives the same bits.",
-    source="BUGS 50: races; DESIGN: bit equality is SHOULD",
+    source="flash-attention#359: races; a SHOULD: sums may be taken in any order",
     space=ANY,
     explained=False,
     of_repetition=True,
@@ -79,7 +79,7 @@ def bitwise_repeatable(subject: Subject, problem: Problem) -> Finding:
 @clause(
     "state.no-memory",
     sentence="An answer depends on the values of this call alone, not on earlier calls.",
-    source="PEERS: returning the previous result by data_ptr or shape",
+    source="by definition of a function; docs/judge.md: answers kept by address or shape",
     space=Space(mask="maybe", values=LIVELY, share=0.5),
     counterfactual="the answer to the call before",
     explained=False,
@@ -189,7 +189,7 @@ def _reordered_rows(inputs: Inputs, generator: torch.Generator) -> tuple[Inputs,
 @clause(
     "state.answer-kept",
     sentence="An answer stays what it was when the next call is made.",
-    source="PEERS: stale results; an output buffer that is used again",
+    source="by definition: an answer belongs to its caller; docs/judge.md: buffers used again",
     space=Space(values=LIVELY, kinds=ANY_KIND, share=0.5),
     explained=False,
 )
@@ -249,7 +249,7 @@ UNCHANGED_LAYOUTS = ("contiguous", "between-canaries")
 @clause(
     "state.inputs-unchanged",
     sentence="A call changes none of the tensors it is given.",
-    source="PEERS: editing the inputs so that the reference sees the same edit",
+    source="by definition: inputs belong to their caller; docs/judge.md: inputs that are edited",
     space=EVERY_OPTION.replace(
         patterns=("random", "empty-rows", "padding"),
         kinds=("core", "layer", "positions"),
@@ -304,7 +304,7 @@ def _changed_in_place(subject: Subject, inputs: Inputs) -> Violation | None:
     ),
     source=(
         "torch.library: the result of an operator is no view of its inputs; "
-        "PEERS: an input or an earlier answer handed back"
+        "docs/judge.md: an input or an earlier answer handed back"
     ),
     space=Space(values=LIVELY, mask="maybe", share=0.5, kinds=("core", "layer", "positions")),
     explained=False,
@@ -349,7 +349,7 @@ ORDER = Space(mask="maybe", causal="maybe", extras="maybe", values=LIVELY, share
     sentence=(
         "Earlier calls, of other sizes, masks and options, and their number change no answer."
     ),
-    source="PEERS: detecting warm-up, results by shape; masks that are cached by length",
+    source="by definition of a function; docs/judge.md: first calls, masks kept by length",
     space=ORDER,
     explained=False,
 )

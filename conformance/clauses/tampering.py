@@ -34,7 +34,7 @@ ANY_KIND = ("core", "layer", "positions")
         "A call leaves the judge alone: torch's functions, the harness, the questions and their "
         "golden answers stay what they are."
     ),
-    source="PEERS: editing the inputs so that the reference sees the same edit",
+    source="by definition: a verdict is the judge's; docs/judge.md lists what calls have tried",
     space=Space(mask="maybe", causal="maybe", share=0.25, kinds=ANY_KIND),
     explained=False,
 )
@@ -94,7 +94,7 @@ def _golden_again(subject: Subject, inputs: Inputs, expected: Golden) -> bool:
 @clause(
     "state.unseen",
     sentence="A question whose golden answer does not exist yet is answered as well as any other.",
-    source="PEERS: an answer that is looked up; detecting warm-up",
+    source="by definition: an answer is computed; docs/judge.md: golden answers looked up",
     space=Space(mask="maybe", causal="maybe", values=LIVELY, share=0.5),
     needs_golden=True,
     counterfactual="zeros, the mean of the values, the first value",

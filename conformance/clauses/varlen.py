@@ -164,7 +164,7 @@ def varlen_no_queries(subject: Subject, problem: Problem) -> Finding:
         "The queries of a sequence without keys return what is declared for rows without keys, "
         "and disturb no other sequence."
     ),
-    source=f"{SOURCE}; flash-attention#1159; DESIGN: no keys at all are a SHOULD",
+    source=f"{SOURCE}; flash-attention#1159; a SHOULD: no paper defines them",
     space=_space(patterns=(NO_KEYS,)),
     needs_golden=True,
     counterfactual="every sequence as long as the longest",

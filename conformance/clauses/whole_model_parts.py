@@ -57,7 +57,7 @@ _takes_empty: Final = requires(
 @clause(
     "model.empty-item-harmless",
     sentence="An item of nothing but padding changes the answer to no other item.",
-    source="MODELS: an item without any token disturbs nobody",
+    source="by definition: batch items are independent; pytorch#160064: one masked head spoils all",
     space=_EMPTY,
     applies=(apart, _takes_empty),
     explained=False,
@@ -79,7 +79,7 @@ def empty_item_harmless(subject: Subject, problem: Problem) -> Finding:
     "model.empty-item-finite",
     level="SHOULD",
     sentence="The answer to an item of nothing but padding is finite.",
-    source="MODELS: an item without any token stays finite",
+    source="pytorch#103963, mlx#2395: NaN from rows without keys; a SHOULD: no paper defines them",
     space=_EMPTY,
     applies=(_takes_empty,),
     explained=False,
@@ -143,7 +143,7 @@ def any_size(subject: Subject, problem: Problem) -> Finding:
         "A model that takes the keys and values of earlier tokens answers later ones as it answers "
         "all of them at once, and hands on the same keys and values."
     ),
-    source="MODELS: cached decoding equals the whole; BUGS: positions not shifted by the past",
+    source="by definition of a cache: it saves work alone; executorch#2010: positions of the past",
     space=MODELS.replace(least=(("key_length", 2),)),
     counterfactual="later tokens without the earlier ones",
     applies=(
@@ -222,7 +222,7 @@ def _latent_sites(model: WholeModel, call: ModelCall) -> set[int]:
 @clause(
     "model.mask-reaches-all",
     sentence="The mask reaches every attention whose keys are tokens that it may hide.",
-    source="BUGS 20: a layer that is called without the mask",
+    source="by definition: what one attention sees, the later ones see through it; xformers#103",
     space=PADDED_RIGHT,
     applies=(requires(lambda c: model_of(c).has_mask, "no mask is declared"),),
     explained=False,
@@ -246,7 +246,7 @@ def mask_reaches_all(subject: Subject, problem: Problem) -> Finding:
         "within the derived bound; an operator is told as many keys as there are tokens, and turns "
         "queries and keys by their positions where all others of the model do."
     ),
-    source="MODELS: what real activations look like is an input recipe of its own",
+    source="Vaswani et al. 2017, equation 1, on what the layers before it hand on; onnx#2815",
     space=MASKED.replace(mask="offered", least=()),
     counterfactual="an answer of zero",
     applies=(requires(lambda c: model_of(c).cores, "none of its attentions can be judged alone"),),

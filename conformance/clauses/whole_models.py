@@ -294,7 +294,7 @@ _hides_more: Final = requires(
 @clause(
     "model.padding-is-absence",
     sentence="A model answers an item with padding on the right as the item without its padding.",
-    source="onnxruntime#6044; MODELS: right-padded equals cut short",
+    source="onnxruntime#6044: padded batches differ from single sequences",
     space=PADDED_RIGHT,
     counterfactual="the padding as tokens; where no token sees later ones, other tokens",
     applies=(apart, _free_length),
@@ -314,7 +314,7 @@ def padding_is_absence(subject: Subject, problem: Problem) -> Finding:
         "A model that is given positions answers an item with padding on the left, and positions "
         "that count its own tokens, as the item without its padding."
     ),
-    source="MODELS: left-padded equals cut where positions allow",
+    source="transformers, padding_side='left': generation from padded prompts",
     space=PADDED_RIGHT.replace(patterns=("left-padding",)),
     counterfactual="the padding as tokens",
     applies=(apart, _free_length, _takes_positions),
@@ -440,7 +440,7 @@ def _is_causal(candidate: Candidate) -> str:
 @clause(
     "model.causality",
     sentence="In a model whose attentions hide later tokens no token changes an earlier answer.",
-    source="MODELS: GPT-2 and Llama: exactly 0",
+    source="by definition of an autoregressive model: Radford et al. 2019 (GPT-2), section 2",
     space=MODELS.replace(least=(("query_length", 2), ("key_length", 2))),
     counterfactual="an answer that a token does not change at its own place",
     applies=(apart, _has_tokens, _is_causal),
@@ -477,7 +477,7 @@ def causality(subject: Subject, problem: Problem) -> Finding:
 @clause(
     "model.batch-independence",
     sentence="A model answers an item in a batch as it answers it alone, and in any order.",
-    source="MODELS: each item alone equals the item in its batch; onnxruntime#6044",
+    source="onnxruntime#6044: batches differ from single sequences; He et al. 2025",
     space=MASKED.replace(mask="offered", least=(("batch", 2),)),
     counterfactual="the answer to another item",
     applies=(apart,),

@@ -158,7 +158,7 @@ def _unlimited(problem: Problem) -> tuple[Window, Window | None, Window]:
 @clause(
     "window.causal",
     sentence="Window, causal flag and mask act together: a key is seen only where all admit it.",
-    source="BUGS 15: both given, one lost",
+    source="pytorch#187801: two restrictions given, one lost",
     space=Space(
         causal="always",
         mask="maybe",
@@ -189,7 +189,7 @@ def window_causal(subject: Subject, problem: Problem) -> Finding:
         "Where there are more or fewer keys than queries, windows are placed by the declared "
         "causal alignment: by the last query and key, or by the first of both."
     ),
-    source="FlashAttention 2.1: the bottom right corner; BUGS 16",
+    source="FlashAttention 2.1: the bottom right corner; flash-attention#282, mlx#2835",
     space=Space(
         square="never",
         values=LIVELY,
@@ -215,7 +215,7 @@ def window_alignment(subject: Subject, problem: Problem) -> Finding:
 @clause(
     "window.any-length",
     sentence="Windows of any width are right in sequences of any length: at and past tile edges.",
-    source="windowed kernels skip whole tiles of keys; BUGS 3, 4",
+    source="windowed kernels skip whole tiles of keys; pytorch#109517, #127055",
     space=Space(
         mask="maybe",
         causal="maybe",

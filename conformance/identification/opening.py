@@ -36,8 +36,7 @@ from ..errors import (
 )
 from ..graphs.protocol import GraphRefused
 from ..models.mask_facts import misplaced_rules
-from ..models.model_inputs import UnknownInputError
-from ..models.opening import library_of
+from ..models.model_inputs import UnknownInputError, library_of
 from ..models.recognition import may_be_model
 from ..models.torch_model import TorchModel, open_torch_model, torch_model_candidates
 from ..models.whole_model import WholeModel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -428,3 +429,10 @@ class Engine(Protocol):
 
     def table_sizes(self) -> frozenset[int]:
         """The sizes of stored tensors: a table of positions ends where lengths end."""
+
+
+def library_of(module: object) -> str:
+    """The library that a module is of, where its documentation says what a mask means; else ""."""
+    library = sys.modules.get("transformers")
+    own = getattr(library, "PreTrainedModel", None)
+    return "transformers" if isinstance(own, type) and isinstance(module, own) else ""

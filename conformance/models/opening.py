@@ -6,7 +6,6 @@ Calls show them: a file or a module says none of them for sure.
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -29,6 +28,7 @@ from .model_inputs import (
     ModelInput,
     NoAnswerError,
     UnknownInputError,
+    library_of,
     model_inputs,
     sized_pictures,
 )
@@ -152,13 +152,6 @@ def _polarised(model: WholeModel, declared: Mapping[str, Any], documented: str) 
     return replace(
         model, inputs=inputs, warnings=(*model.warnings, *warnings), inverted=tuple(believed)
     )
-
-
-def library_of(module: object) -> str:
-    """The library that a module is of, where its documentation says what a mask means; else ""."""
-    library = sys.modules.get("transformers")
-    own = getattr(library, "PreTrainedModel", None)
-    return "transformers" if isinstance(own, type) and isinstance(module, own) else ""
 
 
 def is_decoder(module: Any) -> bool:

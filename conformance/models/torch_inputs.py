@@ -22,8 +22,7 @@ from ..errors import UsageError
 from ..graphs.protocol import Array
 from ..graphs.reading import MODEL_ROLES
 from ..graphs.sidecar import read_model_input
-from .model_inputs import ModelInput, UnknownInputError, sequences_of
-from .opening import library_of
+from .model_inputs import ModelInput, UnknownInputError, library_of, sequences_of
 from .recording import ModuleRecording, record, tensors_in
 
 # Optional parameters that are given: they are masks, positions and what a model needs to answer.

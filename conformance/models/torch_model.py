@@ -32,14 +32,13 @@ from .candidates import (
 )
 from .in_place import Activations, as_heads, assembled
 from .mask_facts import Rule, misplaced_rules, rule_of, with_rules_told_apart
-from .model_inputs import ModelCall, UnknownInputError
+from .model_inputs import ModelCall, UnknownInputError, library_of
 from .opening import (
     ATTENTION_MASK,
     OFFERED_MASK,
     changes_nothing,
     is_decoder,
     is_padded,
-    library_of,
     measured_model,
     sees_later_tokens,
 )

@@ -17,7 +17,7 @@ from ..declare.declaration import OWN_KEYWORDS, WHOLE_MODEL
 from ..declare.decorators import check_signature
 from ..declare.operators import signature_of
 from ..errors import DeclarationError, UsageError, did_you_mean
-from ..models.opening import library_of
+from ..models.model_inputs import library_of
 
 
 def check_layer(candidate: Candidate) -> Callable[..., Any] | None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from _paths import CHECKOUT
 from examples import CLAUSES, core, layer
 from refusals import refused
 
@@ -31,6 +32,12 @@ WANTED = [f"{family}.{name}" for family, names in BY_FAMILY.items() for name in 
 SHOULD = {"mask.no-leak-nonfinite", "state.bitwise-repeatable", "state.follows-to"}
 MUST_FOR_CORES = {"shape.empty-batch", "shape.empty-query"}
 REAL = all_clauses()
+# What a reader can look up (a year, an issue, a public project, a page), or why nobody is cited.
+CITED = re.compile(
+    r"\b(19|20)\d\d\b|#\d+|\bdocs/[\w-]+\.md|\bby definition\b"
+    r"|compute-sanitizer|CUDA|[Ff]lash-?_?[Aa]tt|GPT-J|onnx|ONNX|PyTorch|torch|transformers|vllm"
+)
+CAPITALS = {"CUDA", "IEEE", "ONNX", "SHOULD", "TRAINING"}
 
 
 def test_wanted_clauses_exist_at_their_levels() -> None:
@@ -53,6 +60,15 @@ def test_each_clause_is_well_formed() -> None:
         assert entry.check.__doc__
         assert len(inspect.signature(entry.check).parameters) == 2
         assert entry.space.kinds
+
+
+def test_a_source_can_be_looked_up() -> None:
+    """A source cites what is public or stands in this repository, or says why by definition."""
+    for entry in REAL:
+        assert CITED.search(entry.source), entry.id
+        assert set(re.findall(r"\b[A-Z]{4,}\b", entry.source)) <= CAPITALS, entry.id
+        pages = re.findall(r"(?<!onnx: )docs/[\w-]+\.md", entry.source)
+        assert all((CHECKOUT / page).exists() for page in pages), entry.id
 
 
 def test_slugs_are_unique_and_families_stay_together() -> None:
