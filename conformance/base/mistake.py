@@ -16,8 +16,11 @@ UNKNOWN: Final = "unknown-mistake"
 UNREPEATABLE: Final = "answers-not-repeatable"
 # What the sentence of an unknown one begins with.
 NO_MISTAKE: Final = "no known mistake explains it"
-# What those who declare nothing may mean: a residual sum of a block, three tensors packed a head.
-CHOSEN_UNDECLARED: Final = frozenset({"residual-added", "value-added", "packed-by-head"})
+# What those who declare nothing may mean: a residual sum of a block, three tensors packed a head,
+# and the one table of weights of interpretable attention (Lim et al. 2019, Temporal Fusion).
+CHOSEN_UNDECLARED: Final = frozenset(
+    {"residual-added", "value-added", "packed-by-head", "weights-averaged-over-heads"}
+)
 # Between the names of two mistakes; a sum has spaces, and the exponent of a number has digits.
 _BETWEEN: Final = re.compile(r"(?<! )\+(?=[a-z])")
 

@@ -71,7 +71,8 @@ class Investigation(Probed):
     understood but not declared, ``unread`` those whose effect is not understood. ``idle`` is a mask
     that hides nothing where no mask does, ``idle_flag`` such a causal flag. With ``as_observed``
     probable mistakes are promised, too. ``held`` are fields of ``point`` that nobody is taken to
-    have chosen where the catalogue has a mistake with their value.
+    have chosen where the catalogue has a mistake with their value. ``promises_idle`` says that a
+    mask and a flag that do nothing are promised to do what their names say.
     """
 
     parameters: Parameters
@@ -88,6 +89,7 @@ class Investigation(Probed):
     idle_flag: Causality | None = None
     as_observed: bool = False
     held: frozenset[str] = frozenset()
+    promises_idle: bool = True
 
 
 def without_effect(name: str, text: str, fix: str) -> Deviation:

@@ -233,6 +233,7 @@ def read_case(
         point=read.point,
         findings=findings,
         as_observed=as_observed,
+        promises_idle=states,
     )
     if read.made:
         case.beyond.append(f"{read.words}, which no declaration can say")

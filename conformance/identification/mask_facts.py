@@ -367,7 +367,7 @@ def promise_idle_mask(case: Investigation) -> None:
             "give hidden keys minus infinity before the softmax",
         )
     )
-    if not case.as_observed:
+    if case.promises_idle and not case.as_observed:
         form, shape = next(use for word, *use in _BY_NAME if word in name.lower())
         mask_use = MaskUse(form=form, parameter=name, shape=shape, native=shape)
         case.caller = case.caller.under(masks=(mask_use,))

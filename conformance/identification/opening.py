@@ -330,8 +330,8 @@ def _declared(entry: Undeclared, implementation: Implementation, case: Investiga
         if name.split()[0] in _TOLD and facts[name].confidence != UNDETERMINED
     ]
     mistaken = [one for one in deviations(case) if one.mistaken]
-    warnings = [f"{one.text}: {one.observed}; the standard is promised" for one in mistaken]
-    reading = Reading(mistakes=tuple(one.observed for one in mistaken))
+    warnings = [f"{one.text} ({one.observed})" for one in mistaken]
+    reading = Reading(mistakes=tuple(one.observed for one in mistaken if one not in case.observed))
     candidate = dataclasses.replace(
         candidate,
         target=entry.target,

@@ -21,6 +21,7 @@ from ..graphs.protocol import GraphLost, GraphRefused
 from ..graphs.weights.wiring import Node, Wiring, attributes
 from .in_place import HIDES
 from .model_graph import ModelGraph
+from .model_inputs import LOOKING_AHEAD
 from .operands import MaskInput
 from .site import Site
 from .sites import Sites
@@ -39,11 +40,7 @@ _EARLIER_HIDDEN: Final = "its own key and later ones"
 _OWN_HIDDEN: Final = "keys before its own alone"
 _NOT_LATER: Final = "keys after its own alone"
 # What it sees under a causal rule that ends too late, by how many keys.
-_AHEAD: Final = {
-    1: "the key after its own, too",
-    **{count: f"the {count} keys after its own, too" for count in (2, 3)},
-}
-LOOKING_AHEAD: Final = frozenset(_AHEAD.values())
+_AHEAD: Final = dict(enumerate(LOOKING_AHEAD, start=1))
 MISPLACED: Final = (_EARLIER_HIDDEN, _OWN_HIDDEN, _NOT_LATER)
 
 

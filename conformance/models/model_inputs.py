@@ -20,6 +20,12 @@ if TYPE_CHECKING:  # they import onnx, which few runs need
     from .model_graph import ModelGraph
 
 # Ids that are drawn where no table of embeddings says how many there are.
+# What a query sees under a causal rule that ends too late: one key too many, two, three.
+LOOKING_AHEAD: Final = (
+    "the key after its own, too",
+    "the 2 keys after its own, too",
+    "the 3 keys after its own, too",
+)
 _FEW_IDS: Final = 8
 # Ids below this one may have a meaning of their own, such as padding or the end of a text.
 _SPECIAL: Final = 4

@@ -22,6 +22,7 @@ from ..errors import UsageError
 from ..graphs.protocol import Array
 from ..graphs.reading import MODEL_ROLES
 from ..graphs.sidecar import read_model_input
+from ..tolerance.model import SAME_READ
 from .model_inputs import ModelInput, UnknownInputError, library_of, sequences_of
 from .recording import ModuleRecording, record, tensors_in
 
@@ -158,7 +159,7 @@ def torch_calling(
         made, why = _tried(module, calling, length)
         if made is None or not _chooses(made, calling):
             refusal = refusal or why
-        elif _masks_show(module, calling, length):
+        elif _masks_show(module, calling, length) and _items_stay_apart(module, calling, length):
             return _completed(module, calling, made, declared)
         else:
             without_effect = without_effect or (calling, made)
@@ -185,8 +186,8 @@ def _callings(
     parameters = inspect.signature(module.forward).parameters
     fixed = {name: False for name in _SWITCHED_OFF if name in parameters}
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-    batch_first = all(getattr(part, "batch_first", True) for part in module.modules())
-    orders = (False,) if batch_first else (False, True)
+    said = {part.batch_first for part in module.modules() if hasattr(part, "batch_first")}
+    orders = (False,) if said == {True} else (False, True)
     for optional in _subsets([p for p in wanted if not _is_required(p, declared)]):
         taken = [p.name for p in wanted if _is_required(p, declared) or p in optional]
         meanings = [_meanings(module, name, declared.get(name, {})) for name in taken]
@@ -395,6 +396,22 @@ def _masks_show(module: nn.Module, calling: TorchCalling, length: int) -> bool:
     return not any(_same(plain, _answers_to(module, calling, length, name)) for name in masks)
 
 
+def _items_stay_apart(module: nn.Module, calling: TorchCalling, length: int) -> bool:
+    """Whether features of one item change no answer to another: else tokens may come first."""
+    features = [entry.name for entry in calling.inputs if entry.role == "features"]
+    plain = _answers_to(module, calling, length, "")
+    turned = _answers_to(module, calling, length, "", turned=features)
+    if not features or plain is None or turned is None or plain.keys() != turned.keys():
+        return True
+    pairs = [(plain[name], turned[name]) for name in plain if plain[name].dtype.kind == "f"]
+    whole = [(one, other) for one, other in pairs if one.ndim and one.shape[0] == _BATCH]
+    return all(
+        np.abs(one[0] - other[0]).max(initial=0.0) <= SAME_READ * np.abs(one).max(initial=0.0)
+        for one, other in whole
+        if one.shape == other.shape and np.isfinite(one).all() and np.isfinite(other).all()
+    )
+
+
 def _same(one: Mapping[str, Array] | None, other: Mapping[str, Array] | None) -> bool:
     """Whether two calls are answered alike; a refusal, None, is like no answer."""
     if one is None or other is None or one.keys() != other.keys():
@@ -403,11 +420,17 @@ def _same(one: Mapping[str, Array] | None, other: Mapping[str, Array] | None) ->
 
 
 def _answers_to(
-    module: nn.Module, calling: TorchCalling, length: int, hiding: str
+    module: nn.Module,
+    calling: TorchCalling,
+    length: int,
+    hiding: str,
+    *,
+    turned: Sequence[str] = (),
 ) -> dict[str, Array] | None:
     """The answers to a drawn call in which one mask, if any, says otherwise for the first token.
 
-    None where the module refuses the call.
+    The inputs ``turned`` have the other sign in the last item. None where the module refuses the
+    call.
     """
     generator = np.random.default_rng(0)
     feeds = {e.name: e.drawn(_BATCH, length, None, generator) for e in calling.inputs}
@@ -415,6 +438,9 @@ def _answers_to(
         value = feeds[hiding].copy()
         value[..., 0] = 1 - value[..., 0].astype(np.int64)
         feeds[hiding] = value
+    for name in turned:
+        feeds[name] = feeds[name].copy()
+        feeds[name][-1] *= -1
     try:
         with torch.no_grad():
             return calling.answers(module(**calling.arguments(feeds)))

@@ -14,8 +14,7 @@ from ..base.record import SiteEntry
 from ..declare.candidate import Candidate
 from ..graphs.process import DEFAULT, Array, Setting
 from .in_place import Activations
-from .mask_facts import LOOKING_AHEAD
-from .model_inputs import ATTENDING, ITEM, PADDED, Engine, ModelCall, ModelInput
+from .model_inputs import ATTENDING, ITEM, LOOKING_AHEAD, PADDED, Engine, ModelCall, ModelInput
 
 # What the names of all caches have in common.
 _ANY_CACHE: Final = re.compile(r"(past|present)(_key_values?)?")
