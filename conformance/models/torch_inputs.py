@@ -399,9 +399,11 @@ def _masks_show(module: nn.Module, calling: TorchCalling, length: int) -> bool:
 def _items_stay_apart(module: nn.Module, calling: TorchCalling, length: int) -> bool:
     """Whether features of one item change no answer to another: else tokens may come first."""
     features = [entry.name for entry in calling.inputs if entry.role == "features"]
+    if not features:
+        return True
     plain = _answers_to(module, calling, length, "")
     turned = _answers_to(module, calling, length, "", turned=features)
-    if not features or plain is None or turned is None or plain.keys() != turned.keys():
+    if plain is None or turned is None or plain.keys() != turned.keys():
         return True
     pairs = [(plain[name], turned[name]) for name in plain if plain[name].dtype.kind == "f"]
     whole = [(one, other) for one, other in pairs if one.ndim and one.shape[0] == _BATCH]

@@ -215,7 +215,7 @@ def _attention(target: str, number: int) -> list[tuple[Resolved, str]]:
     if not is_module(value):
         msg = f"{target} is no whole model that has an attention #{number}"
         raise UsageError(msg)
-    return [(Undeclared(value=value, target=target, site=number), f"{target}#{number}")]
+    return [(Undeclared(value=value, target=target, site=number), target)]
 
 
 def _graphs(target: str, graph_options: GraphOptions) -> list[tuple[Candidate, str]]:
