@@ -78,10 +78,7 @@ def positions_for(name: str, head_sizes: Iterable[int | str]) -> list[str]:
     """
     words, head_sizes = set(words_of(name)), tuple(head_sizes)
     tables = [
-        f"{_sized(size)}{width}{axes}"
-        for size in head_sizes
-        for axes in _AXES
-        for width in _WIDTHS
+        f"{_sized(size)}{width}{axes}" for size in head_sizes for axes in _AXES for width in _WIDTHS
     ]
     turned = ("cos", "sin")
     for word in turned:

@@ -227,14 +227,18 @@ def _boolean(
         # A mask of 0 and 1 that keeps arrives as integers already.
         cast = ".to(torch.int64)" if word == "int" and not drops else ""
         uses = [
-            dataclasses.replace(use, form=form, give=use.give.replace(cast, "") if cast else use.give)
+            dataclasses.replace(
+                use, form=form, give=use.give.replace(cast, "") if cast else use.give
+            )
             for use in fitting
         ]
         read = _reading(parameter, word, form, uses, reading.replace(mask_polarity="keep"))
         results += [] if read is None else [read]
         left = [(use, answer) for use, answer in left if use not in fitting]
     if results:  # what most shapes say is what a declaration can say
-        return sorted(results, key=lambda one: -len(one.uses) if isinstance(one, MaskReading) else 0)
+        return sorted(
+            results, key=lambda one: -len(one.uses) if isinstance(one, MaskReading) else 0
+        )
     unmoved = _unmoved(case.caller, taken)
     why = "it changes nothing" if unmoved else "it changes the answer in no way that is known"
     return [UnreadMask(parameter=parameter, kind=word, why=why, idle=unmoved)]

@@ -17,9 +17,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from ...adapters.construction import instance_of
 from ...adapters.graph import GraphRequest, graph_candidate
 from ...adapters.source import source_of
-from ...adapters.construction import instance_of
 from ...base.files import user_path
 from ...base.printable_text import printable
 from ...declare.candidate import Candidate
