@@ -105,8 +105,7 @@ def test_a_class_without_a_way_is_told() -> None:
 
     class Closed(nn.Module):
         def __init__(self, riddle: Any) -> None:
-            msg = "no"
-            raise ValueError(msg)
+            raise ValueError(riddle)
 
     with pytest.raises(ConstructionError, match="needs riddle to be constructed"):
         instance_of(Closed, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -125,7 +126,7 @@ class Unknown(Four):
 
 def test_what_cannot_be_made_is_named_with_a_call_that_works() -> None:
     """The sentence ends with a call to paste, in which a value is to be written."""
-    with pytest.raises(DeclarationError, match="Unknown.forward needs 'rope'") as caught:
+    with pytest.raises(DeclarationError, match=r"Unknown\.forward needs 'rope'") as caught:
         conformance.module(Unknown())
     said = "call=lambda module, query: module(query, rope=…)"
     assert said in str(caught.value)
@@ -186,7 +187,9 @@ class LatentsLast(Four):
         return self.attend(x, encoder_hidden_states)
 
 
-@pytest.mark.parametrize("module", [MemoryFirst(), LatentsLast()], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(
+    "module", [MemoryFirst(), LatentsLast()], ids=lambda one: type(one).__name__
+)
 def test_inputs_are_taken_in_their_own_order(module: nn.Module) -> None:
     """Which of two is the query is seen in the answer's length, whatever they are called."""
     candidate = conformance.module(module)
@@ -207,8 +210,6 @@ def test_kinds_of_parameters_that_are_not_given() -> None:
         cache_position: Any = None,
         eps: float = 1e-6,
     ) -> None: ...
-
-    import inspect
 
     signature = inspect.signature(forward)
     options = [option_of(entry) for entry in signature.parameters.values()]
