@@ -21,6 +21,12 @@ from .filling import Fills, filled
 
 CallAdapter = Mapping[str, str] | Callable[..., Any]
 _COUNTS: Final = {1: "self", 2: "memory", 3: "separate"}
+# What the harness calls the tokens of each kind of inputs.
+TOKENS: Final = {
+    "self": ("query",),
+    "memory": ("query", "context"),
+    "separate": ("query", "key", "value"),
+}
 _MASK_WORDS: Final = ("mask", "valid_len", "length", "lens", "bias", "padding")
 
 
@@ -223,13 +229,13 @@ def _orders(
         )
         raise DeclarationError(msg)
     if len(names) > len("qkv"):
-        more = ", ".join(names[len("qkv") :])
-        first = ", ".join(names[: len("qkv")])
+        more = names[len("qkv") :]
+        given = [f"{name}={role}" for name, role in zip(names, TOKENS["separate"], strict=False)]
+        needs = " and ".join(repr(name) for name in more)
         msg = (
-            f"{shown}.forward needs {more}, which the harness knows nothing of: fill it in as in "
-            f"conformance.module({shown}, call=lambda module, query, key, value: "
-            f"module({', '.join(f'{n}={r}' for n, r in zip(names, ('query', 'key', 'value'), strict=False))}, "
-            f"{', '.join(f'{n}=…' for n in names[len('qkv') :])})), which takes {first} for query, key and value"
+            f"{shown}.forward needs {needs}, which the harness knows nothing of: pass "
+            f"call=lambda module, query, key, value, **keywords: "
+            f"module({', '.join([*given, *(f'{name}=…' for name in more)])}) to fill it in"
         )
         raise DeclarationError(msg)
     orders = list(itertools.permutations(names))

@@ -33,8 +33,9 @@ _HEADS: Final = frozenset("head heads nhead nheads".split())
 _SHARED: Final = frozenset("kv key value groups group query".split())
 _SIZES: Final = frozenset("dim dims size width d channels features".split())
 _WIDTHS: Final = frozenset(
-    "dim dims model embed embd emb embeddings embedding hidden hiddens channels features width size "
-    "input output inputs in out state feat units spacial spatial planes e".split()
+    "dim dims model embed embd emb embeddings embedding hidden hiddens channels features width "
+    "size input output inputs in out state feat units spacial spatial planes e d kdim vdim "
+    "qdim".split()
 )
 _LENGTHS: Final = frozenset(
     "len length lengths seq sequence block context ctx positions position maxlen window tokens "
@@ -156,27 +157,20 @@ class Sizes:
     def value(self, name: str) -> Any:
         """What a name says; a mark of its own where it says nothing."""
         words, lowered = set(words_of(name)), name.lower()
-        if lowered in KV_HEAD_NAMES or _says_shared(name):
-            return self.kv_heads
-        if lowered in HEAD_NAMES:
-            return self.heads
-        if lowered in _HEAD_SIZE_NAMES or (words & (_HEADS | {"kv", "qk"}) and words & _SIZES):
-            return HEAD_SIZE
-        if words & _HEADS:
-            return self.heads
-        if words & _DROPOUTS:
-            return 0.0
-        if words & _LENGTHS:
-            return LONGEST
-        number = next(
-            (value for some, value in _NUMBERS if words & some and not words & _SIZES), None
+        sized = bool(words & _SIZES)
+        of_a_head = bool(words & (_HEADS | {"kv", "qk"})) and sized
+        said = (
+            (_says_shared(name), self.kv_heads),
+            (lowered in HEAD_NAMES, self.heads),
+            (lowered in _HEAD_SIZE_NAMES or of_a_head, HEAD_SIZE),
+            (bool(words & _HEADS), self.heads),
+            (bool(words & _DROPOUTS), 0.0),
+            (bool(words & _LENGTHS), LONGEST),
+            *((bool(words & some) and not sized, number) for some, number in _NUMBERS),
+            (bool(words & _BIASES), True),
+            (bool(words & _WIDTHS) and not words & {"max", "use"}, self.width),
         )
-        if number is not None:
-            return number
-        if words & _BIASES:
-            return True
-        is_width = words & (_WIDTHS | {"d", "kdim", "vdim", "qdim"})
-        return self.width if is_width and not words & {"max", "use"} else _UNKNOWN
+        return next((value for says, value in said if says), _UNKNOWN)
 
 
 def _says_shared(name: str) -> bool:

@@ -20,7 +20,7 @@ from ..declare.declaration import ALIGNMENTS, MASK_FORMS
 from ..declare.promises import declare
 from ..errors import DeclarationError, did_you_mean
 from ..tolerance import contract_for, layer_bound
-from .calling import CallAdapter, Calling
+from .calling import TOKENS, CallAdapter, Calling
 from .packing import (
     HEAD_NAMES,
     KV_HEAD_NAMES,
@@ -165,6 +165,7 @@ class ModuleProjections:
     ``golden`` says whether the module's answer on a trial problem was the golden one; ``warnings``
     say so where it was another. ``longest`` is the most tokens that it was seen to take.
     ``only`` is the one number of tokens that it takes, where others are refused.
+    ``point`` is that of the golden answers, and ``always`` the alignment of a causality in them.
     ``calling`` is how it was called, and ``answered`` whether it had a row for each query then.
     """
 
@@ -177,6 +178,8 @@ class ModuleProjections:
     only: int | None = None
     calling: Calling | None = None
     answered: bool = False
+    point: golden.Semantics | None = None
+    always: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +239,8 @@ def find(module: nn.Module, request: ModuleRequest, calling: Calling) -> ModuleP
         longest=None if longest is None else longest[0],
         warnings=() if is_golden or not search.trial.answered else (_OTHER_ANSWERS,),
         only=only,
+        point=request.semantics if is_golden else None,
+        always=request.semantics.causal_alignment if request.always_causal else None,
         calling=search.trial.calling,
         answered=search.trial.plausible and search.trial.keeps_items_apart(widths),
     )
@@ -367,13 +372,8 @@ def _with_one_matrix_for_all(search: ProjectionSearch) -> Iterator[Hypothesis]:
             merged = shapes.get("o", (0, 0))[1]
             rows, columns = next(iter(small), (0, 1))
             heads_apart = any(holder.axes for holder in recipe.matrices)
-            if (
-                heads_apart
-                or len(small) > 1
-                or set(shapes) != set("qkvo")
-                or rows != columns
-                or merged % rows
-            ):
+            alike = len(small) == 1 and set(shapes) == set("qkvo") and rows == columns
+            if heads_apart or not alike or merged % rows:
                 continue
             count = merged // rows
             if search.heads not in (None, (count,)):
@@ -405,6 +405,8 @@ def _decide(hypotheses: list[Hypothesis], search: ProjectionSearch) -> tuple[Hyp
         raise DeclarationError(msg)
     if agreeing:
         return agreeing[0], True
+    if search.trial.calling.wanted and not search.trial.answered:
+        raise DeclarationError(_unfilled(search))
     if not search.possible.named:
         raise DeclarationError(_unknown_roles(search))
     if search.heads is None and len({hypothesis.sizes for hypothesis in hypotheses}) > 1:
@@ -503,6 +505,24 @@ def _confirmation(chosen: Hypothesis, search: ProjectionSearch, *, is_golden: bo
     if search.heads is None:
         return f"{chosen.sizes.num_heads} heads: with these it agrees with the golden reference"
     return "roles and layout were confirmed by agreement with the golden reference"
+
+
+def _unfilled(search: ProjectionSearch) -> str:
+    """The parameters for which nothing that was made is taken, and how to give them."""
+    calling, shown = search.trial.calling, search.request.shown
+    tokens = TOKENS[calling.inputs]
+    names = [parameter.name for parameter in calling.wanted]
+    taken = [f"{name}={token}" for name, token in zip(calling.names or (), tokens, strict=False)]
+    given = ", ".join([*(taken or tokens), *(f"{name}=…" for name in names)])
+    lead = (
+        f"conformance.module({shown}(…), inputs={calling.inputs!r}, "
+        f"call=lambda module, {', '.join(tokens)}: module({given}))"
+    )
+    return (
+        f"{shown}.forward needs {' and '.join(map(repr, names))}, and takes nothing that the "
+        f"harness makes for {'it' if len(names) == 1 else 'them'}{_because(search.trial)}: give "
+        f"{'its value' if len(names) == 1 else 'their values'} in {lead}"
+    )
 
 
 def _unknown_roles(search: ProjectionSearch) -> str:

@@ -115,8 +115,8 @@ class Trial:
     """A module under trial: a copy in eval mode with drawn matrices, in float64 where it can be.
 
     ``names`` are the parameters to draw. ``lengths`` are those of queries and keys that are tried;
-    ``only`` is the one number of tokens that is taken where these are not. ``failure`` holds the exception of the latest call that
-    raised, ``returned`` the type of what the module itself returned.
+    ``only`` is the one number of tokens that is taken where these are not. ``failure`` holds the
+    exception of the latest call that raised, ``returned`` the type of what the module returned.
     """
 
     module: nn.Module
@@ -230,9 +230,8 @@ class Trial:
         if self.calling.inputs == "memory" and widths[1] != widths[2]:
             return None
         if widths not in self._answers:
-            calls = (
-                self._call(widths, sizes, dtype) for dtype in _DTYPES for sizes in self.lengths
-            )
+            asked = itertools.product(_DTYPES, self.lengths)
+            calls = (self._call(widths, sizes, dtype) for dtype, sizes in asked)
             self._answers[widths] = next((answer for answer in calls if answer is not None), None)
         return self._answers[widths]
 
@@ -253,8 +252,9 @@ class Trial:
         while refused - least > 1:
             middle = (least + refused) // 2
             least, refused = (middle, refused) if self._takes(widths, middle) else (least, middle)
-        named = {size: name for name, own in self.module.named_buffers() for size in own.shape}
-        named |= {size: name for name, own in self.module.named_parameters() for size in own.shape}
+        own = [("parameter", *entry) for entry in self.module.named_parameters()]
+        own += [("buffer", *entry) for entry in self.module.named_buffers()]
+        named = {size: f"{kind} {name}" for kind, name, tensor in own for size in tensor.shape}
         return least, named.get(least, "")
 
     def _takes(self, widths: tuple[int, int, int], length: int) -> bool:

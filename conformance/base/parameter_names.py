@@ -42,8 +42,8 @@ _OPTIONS: Final[dict[str, frozenset[str]]] = {
     "causal": frozenset("causal autoregressive".split()),
     "scale": frozenset("scale scaling temperature".split()),
     "mask": frozenset(
-        "mask masks masking keep drop bias padding pad lengths lens len seqlens valid adjacency adj "
-        "edges".split()
+        "mask masks masking keep drop bias padding pad lengths lens len seqlens valid "
+        "adjacency adj edges".split()
     ),
 }
 _NO_MASK: Final = frozenset("max min use add".split())
@@ -127,7 +127,8 @@ def _read_stem(stem: str) -> str:
 class OptionParameter:
     """A parameter that no call of the harness gives: its name, and what that speaks of.
 
-    ``option`` is "mask", "cache", "input", "causal", "scale" and so on. ``accepted`` says that it may stay unchecked.
+    ``option`` is "mask", "cache", "input", "causal", "scale" and so on. ``accepted`` says that it
+    may stay unchecked.
     """
 
     name: str

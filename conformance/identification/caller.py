@@ -212,6 +212,8 @@ class Caller:
         The most tokens that it takes, where that is known.
     arrays
         Whose arrays it takes: torch's, or NumPy's.
+    hint
+        A point that explained a trial call, and the alignment of a causality in every call.
     """
 
     prepare: Prepare
@@ -223,6 +225,7 @@ class Caller:
     dtype: str = "float32"
     longest: int | None = None
     arrays: str = "torch"
+    hint: tuple[golden.Semantics, str | None] | None = None
 
     def under(self, **changes: Any) -> Caller:
         """A copy that differs in some fields of the convention."""

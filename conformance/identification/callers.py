@@ -90,7 +90,7 @@ def function_callers(implementation: Implementation) -> Iterator[Caller]:
 
 
 def _arrays(value: Any) -> tuple[str, ...]:
-    """The kinds of arrays that a function may take: NumPy's first where its code speaks of NumPy."""
+    """Whose arrays a function may take: NumPy's first where its code speaks of these alone."""
     code, names = getattr(value, "__code__", None), getattr(value, "__globals__", {})
     used = {getattr(names.get(name), "__name__", "") for name in getattr(code, "co_names", ())}
     if "numpy" in used and "torch" not in used:
@@ -393,25 +393,21 @@ def module_callers(reading: Understood) -> Iterator[Caller]:
             v_bias=drawn.v_bias,
         )
 
-    parameters = read_parameters(reading.built)
-    ways = plain_options(parameters, reading.calling.fills)
-    for (mode, names), layout in itertools.product(_called(reading), _layouts(reading)):
-        for way in ways:
-            yield Caller(
-                prepare=prepare,
-                convention=Convention(
-                    kind="layer",
-                    inputs=mode,
-                    layout=layout,
-                    names=names,
-                    options=way,
-                ),
-                sizes=SizeRule(changes=tuple((name, str(size)) for name, size in widths.items())),
-                weigh=weigh,
-                biases=biases,
-                draws=recipe.is_free,
-                longest=reading.finding.longest,
-            )
+    point, always = reading.finding.point, reading.finding.always
+    caller = Caller(
+        prepare=prepare,
+        convention=Convention(kind="layer", inputs=reading.calling.inputs, layout=LAYER_LAYOUTS[0]),
+        sizes=SizeRule(changes=tuple((name, str(size)) for name, size in widths.items())),
+        weigh=weigh,
+        biases=biases,
+        draws=recipe.is_free,
+        longest=reading.finding.longest,
+        hint=None if point is None else (point, always),
+    )
+    ways = plain_options(read_parameters(reading.built), reading.calling.fills)
+    called = itertools.product(_called(reading), _layouts(reading), ways)
+    for (mode, names), layout, way in called:
+        yield caller.under(inputs=mode, layout=layout, names=names, options=way)
 
 
 def _called(reading: Understood) -> list[tuple[str, tuple[str, ...] | None]]:

@@ -299,15 +299,14 @@ def _first_golden(
     """The first way of calling whose answers a reading explains, or why there is none."""
     refusals: list[Refusal] = []
     unread: list[Unread] = []
-    for caller in callers:
-        if len(unread) >= _MOST_UNREAD or any(one.rules_out(caller) for one in unread[-1:]):
+    for way in callers:
+        if len(unread) >= _MOST_UNREAD or any(one.rules_out(way) for one in unread[-1:]):
             break
-        observed = observe(caller)
+        caller, observed = way, observe(way)
         if isinstance(observed, Refusal):
             refusals.append(observed)
-            taking = caller.taking_output()
-            observed = observed if taking is caller else observe(taking)
-            caller = taking
+            caller = way.taking_output()
+            observed = observed if caller is way else observe(caller)
         if isinstance(observed, Refusal) or _hides_all(caller, observed):
             continue
         weights = Weights(caller)
@@ -351,7 +350,7 @@ def _refused(refusals: list[Refusal], parameters: Parameters) -> str:
         return "it takes neither query, key and value nor any inputs that attention has"
     tables = " and ".join(table.name for table in parameters.meaning("positions"))
     needs = (
-        f"; it may need {tables}, tables of positions of a kind that identify does not make: wrap it in a "
+        f"; it may need {tables}, positions of a kind that identify does not make: wrap it in a "
         "function or module that fills them in"
     )
     reason = f"no way of calling it gives an answer: it {_commonest(refusals)}"

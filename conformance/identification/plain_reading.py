@@ -96,7 +96,9 @@ def read_plain(
 
     The specification first, then what the weights say of its causality, its axis and its scale.
     """
-    right = (Proposal(golden.STANDARD), *map(causal_everywhere, ALIGNMENTS))
+    hint = weights.caller.hint
+    hinted = () if hint is None else (Proposal(*hint),)
+    right = (Proposal(golden.STANDARD), *map(causal_everywhere, ALIGNMENTS), *hinted)
     fixed = not weights.caller.draws
     standard = first_fitting(right, observed, judge)
     if standard is not None:

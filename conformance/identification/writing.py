@@ -125,12 +125,10 @@ def promises_of(case: Investigation) -> dict[str, str]:
     """The arguments of the declaration, as source."""
     convention, promises = case.caller.convention, case.promises
     source: dict[str, str] = {}
-    if convention.inputs != "separate":
-        source["inputs"] = repr(convention.inputs)
-    if not convention.layout.batched:
-        source["batched"] = "False"
-    if case.caller.arrays != "torch":
-        source["arrays"] = repr(case.caller.arrays)
+    arrays = case.caller.arrays
+    source |= {} if convention.inputs == "separate" else {"inputs": repr(convention.inputs)}
+    source |= {} if convention.layout.batched else {"batched": "False"}
+    source |= {} if arrays == "torch" else {"arrays": repr(arrays)}
     if convention.masks:
         source["masks"] = repr(list(convention.forms))
         source["mask_shapes"] = repr(list(convention.shapes))

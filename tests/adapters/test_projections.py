@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -47,16 +49,50 @@ def test_convolutions_over_one_token_are_matrices() -> None:
     assert is_golden(candidate)
 
 
-@pytest.mark.parametrize("projections", [None, {"q": "wq", "k": "wk", "v": "wv", "o": "wo"}])
-def test_parameters_that_are_no_matrices_lead_to_a_fixed_layer(
-    projections: dict[str, str] | None,
-) -> None:
-    """With their shapes, and a declaration that works: names of layers would not help."""
-    with pytest.raises(conformance.DeclarationError, match=r"fixed_layer.*Weights\(q=") as caught:
-        conformance.module(ByHead(), inputs="self", projections=projections)
-    said = str(caught.value)
-    assert "projections={" not in said
-    assert projections or "wq [3, 12, 4]" in said
+def test_weights_with_an_axis_of_heads_are_matrices() -> None:
+    """Parameters [H, E, D], and [H, D, E] of the output, are read and drawn."""
+    candidate = conformance.module(ByHead())
+    assert is_golden(candidate)
+
+
+class SharedByHeads(nn.Module):
+    """Every head projects its own part of the tokens by one small matrix."""
+
+    def __init__(self, embed_size: int = 12, heads: int = 3) -> None:
+        super().__init__()
+        self.heads = heads
+        small = embed_size // heads
+        self.queries, self.keys, self.values = (
+            nn.Linear(small, small, bias=False) for _ in range(3)
+        )
+        self.fc_out = nn.Linear(embed_size, embed_size)
+
+    def forward(self, values: Tensor, keys: Tensor, query: Tensor, mask: Any) -> Tensor:
+        """Attention of ``query [B, L, 12]``; without a mask for None."""
+        q, k, v = (
+            project(tokens.unflatten(-1, (self.heads, -1))).transpose(1, 2)
+            for project, tokens in (
+                (self.queries, query),
+                (self.keys, keys),
+                (self.values, values),
+            )
+        )
+        logits = q @ k.mT / q.shape[-1] ** 0.5
+        if mask is not None:
+            logits = logits.masked_fill(mask == 0, -torch.inf)
+        answer: Tensor = self.fc_out((logits.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return answer
+
+
+def test_one_small_matrix_for_all_heads_keeps_its_weights() -> None:
+    """No other weights can be loaded into it: it is judged with its own, block by block."""
+    candidate = conformance.module(SharedByHeads())
+    weights = candidate.fixed_weights
+    assert weights is not None
+    assert weights.q.shape == (12, 12)
+    assert not bool(weights.q[:4, 4:].any())
+    assert torch.equal(weights.q[:4, :4], weights.q[4:8, 4:8])
+    assert candidate.warnings == ()
 
 
 def test_convolutions_over_several_tokens_are_none() -> None:

@@ -50,7 +50,7 @@ def test_what_hides_nothing_is_promised() -> None:
     assert 'options["attn_mask"] = keep' in identification["declaration"]
     assert 'options["is_causal"] = True' in identification["declaration"]
     assert "causal='bottom-right'" in identification["declaration"]
-    assert "module(x=query, context=context, **options)" in identification["declaration"]
+    assert "module(query, context, **options)" in identification["declaration"]
 
 
 def test_rows_without_keys_by_form() -> None:

@@ -1,0 +1,142 @@
+"""Classes are constructed by the words of their parameters' names, or with what they read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import conformance
+from conformance.adapters.construction import LONGEST, Sizes, instance_of
+from conformance.errors import ConstructionError
+
+
+class Attention(nn.Module):
+    """Attention of some sizes, with a triangle that is stored."""
+
+    def __init__(self, width: int, heads: int, length: int = 8) -> None:
+        super().__init__()
+        self.num_heads = heads
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.register_buffer("later", torch.ones(length, length, dtype=torch.bool).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of tokens."""
+        count = x.shape[1]
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        logits = q @ k.mT / q.shape[-1] ** 0.5
+        logits = logits.masked_fill(self.later[:count, :count], -torch.inf)
+        answer: Tensor = self.proj((logits.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return answer
+
+
+class Configured(Attention):
+    """Reads its sizes of an object; one of them may be absent."""
+
+    def __init__(self, config: Any) -> None:
+        assert config.n_embd % config.n_head == 0
+        super().__init__(config.n_embd, config.n_head, config.block_size)
+        self.drop = nn.Dropout(config.resid_pdrop)
+        self.flash = getattr(config, "flash_of_some_kind", "absent")
+
+
+class FromDict(Attention):
+    """Reads its sizes of a dict."""
+
+    def __init__(self, cfg: dict[str, int]) -> None:
+        super().__init__(cfg["emb_dim"], cfg["n_heads"], cfg["context_length"])
+
+
+class Unspoken(Attention):
+    """A parameter whose name says no size."""
+
+    def __init__(self, thing: int, heads: int) -> None:
+        super().__init__(thing, heads)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shown"),
+    [
+        (Configured, "Configured(config=SimpleNamespace(n_embd=24, n_head=3, block_size=1280"),
+        (FromDict, "FromDict(cfg={'emb_dim': 24, 'n_heads': 3, 'context_length': 1280})"),
+        (Unspoken, "Unspoken(thing=24, heads=3)"),
+    ],
+)
+def test_classes_are_constructed(kind: type[nn.Module], shown: str) -> None:
+    """How it was constructed is said as Python, and the module then answers."""
+    built, how = instance_of(kind, None)
+    assert how.startswith(f"constructed as {shown}")
+    assert built(torch.randn(1, 4, 24)).shape == (1, 4, 24)
+    assert getattr(built, "flash", "absent") == "absent"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("embedding_dims", 24),
+        ("spacial_dim", 24),
+        ("nb_head", 3),
+        ("n_local_heads", 3),
+        ("dim_per_head", 8),
+        ("head_width", 8),
+        ("max_position_embeddings", LONGEST),
+        ("resid_pdrop", 0.0),
+        ("qkv_bias", True),
+        ("layer_norm_eps", 1e-6),
+        ("rope_theta", 10000.0),
+    ],
+)
+def test_names_say_sizes_by_their_words(name: str, value: float) -> None:
+    """Whatever stands around the word that counts."""
+    assert Sizes(None, [name]).value(name) == value
+
+
+def test_heads_that_are_shared_are_fewer() -> None:
+    """Where a class must be told of them, three query heads share each."""
+    for name in ("num_kv_groups", "n_kv_heads", "num_key_value_heads"):
+        sizes = Sizes(None, ["n_heads", name])
+        assert (sizes.value("n_heads"), sizes.value(name)) == (6, 2)
+
+
+def test_a_class_without_a_way_is_told() -> None:
+    """The sentence names the parameter."""
+
+    class Closed(nn.Module):
+        def __init__(self, riddle: Any) -> None:
+            raise ValueError(riddle)
+
+    with pytest.raises(ConstructionError, match="needs riddle to be constructed"):
+        instance_of(Closed, None)
+
+
+def test_a_class_is_built_for_longer_sequences_than_any_clause_asks() -> None:
+    """A triangle of 1024 places failed a right module where 1025 tokens were asked."""
+    assert LONGEST > 1025
+    made = conformance.module(Configured)
+    assert made.declaration.max_length is None
+    assert conformance.module(Attention(24, 3)).declaration.max_length == 8
+
+
+class Window(Attention):
+    """A learned bias for a window of sixteen tokens, which are all that it takes."""
+
+    def __init__(self) -> None:
+        super().__init__(24, 3, 16)
+        self.bias_table = nn.Parameter(torch.zeros(3, 16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of sixteen tokens."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        logits = q @ k.mT / q.shape[-1] ** 0.5 + self.bias_table
+        answer: Tensor = self.proj((logits.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return answer
+
+
+def test_the_only_length_is_found() -> None:
+    """It is pinned, and said."""
+    made = conformance.module(Window())
+    assert made.declaration.pins.sizes["query_length"] == (16,)
+    assert "it takes 16 tokens alone" in made.declaration.assumptions
+    assert made.warnings == ()
