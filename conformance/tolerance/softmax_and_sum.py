@@ -341,17 +341,18 @@ def log_sum_exp_error(attention: golden.Attention, live: LiveKeys, contract: Con
 
     Forms that do not divide by the sum of these weights (partial results merged by their lse) keep
     it. With lse = m + log(l), 1 <= l <= n, rounding to nearest errs by no more than log(l), since m
-    is itself representable; one live key has none. Far below zero every weight of n equal ones may
-    so be one: the exponential of the error counts, not the error.
+    is itself representable; one live key has none. The exponential of the error counts: far from
+    zero each weight of n equal ones may be one, and all together no more than n.
     """
     logarithm = attention.weights.amax(dim=-1, keepdim=True).log_()
-    error = (live.largest - logarithm).abs_().mul_(contract.accumulator_roundoff)
+    unit = model.LOG_SUM_EXP_ROUNDINGS * contract.accumulator_roundoff
+    error = (live.largest - logarithm).abs_().mul_(unit)
     count = live.log_count()
     if isinstance(count, float):
         error.clamp_max_(count)
     else:  # fmin: in an empty row the lse is NaN, the logarithm of its count 0
         error = torch.fmin(error, count)
-    return error.mul_(model.LOG_SUM_EXP_ROUNDINGS).expm1_()
+    return error.expm1_()
 
 
 def merge_error(attention: golden.Attention, live: LiveKeys, contract: Contract) -> Tensor:

@@ -120,14 +120,29 @@ def test_a_row_with_one_key_has_only_roundings(logit: float) -> None:
 
 @pytest.mark.parametrize("logit", [1e8, 1e15, 1e30])
 def test_the_values_cap_the_bound_where_logits_saturate(logit: float) -> None:
-    """With logits no format resolves the answer is still among the values."""
+    """With logits no format resolves the answer is among the values, or their sum for equal ones."""
     inputs = make("normal", SIZE, "random")
     size = math.sqrt(logit)
     attention = replace(inputs, query=inputs.query * size, key=inputs.key * size).golden()
     bound = core_bound(attention, contract(accumulate="float32"))
     width = inputs.value.amax() - inputs.value.amin()
-    lse = 2 * math.log(9) * inputs.value.abs().amax()
+    lse = (9 - 1) * inputs.value.abs().amax()
     assert bool((bound <= 1.001 * (width + lse)).all())
+
+
+@pytest.mark.parametrize("far", [-1.2e4, -4e4, -1e9, -1e30])
+def test_weights_from_a_rounded_log_sum_exp_are_within_the_bound(far: float) -> None:
+    """Each of n equal weights is one where float32 has no number between lse and the largest."""
+    inputs = make("normal", SIZE, "none")
+    biased = replace(inputs, bias=torch.full((2, 2, 7, 9), far))
+    logits = inputs.query @ inputs.key.mT * inputs.query.shape[-1] ** -0.5 + far
+    answer = (logits - logits.logsumexp(-1, keepdim=True)).exp() @ inputs.value
+    attention = biased.golden()
+    error = (answer.double() - attention.output).abs()
+    bound = core_bound(attention, contract())
+    assert bool((error <= bound).all())
+    zeros = (attention.output.abs() > bound).double().mean()
+    assert (float(zeros) > 0.5) == (far > -1e9)  # rows taken for rows without keys are still seen
 
 
 def test_junk_in_dead_keys_does_not_inflate_the_bound() -> None:
