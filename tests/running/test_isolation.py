@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import isolation_attacks
@@ -16,6 +18,9 @@ import pytest
 
 import conformance
 from conformance.running.isolation import zygote
+from conformance.running.workers.messages import RunOptions
+from conformance.running.workers.pool import WorkerPool, warm_context
+from conformance.session.checking import check
 
 FILE = str(Path(isolation_attacks.__file__).resolve())
 ANSWERS = ("numerics.golden", "state.unseen")
@@ -26,7 +31,8 @@ ATTACKS = [
     if isinstance(entry, conformance.Candidate) and name != "honest"
 ]
 # What only namespaces keep out of reach.
-NEED_NAMESPACES = ("asks_the_network", "writes_into_processes")
+NEED_NAMESPACES = ("fills_its_folder", "writes_into_processes")
+OF_GRADIENTS = ("forges_gradients", "edits_upstream", "hides_its_history")
 pytestmark = [
     pytest.mark.skipif(
         bool(zygote.why_impossible()), reason="candidates are isolated on Linux alone"
@@ -62,10 +68,10 @@ def test_no_attack_passes(
     monkeypatch.chdir(tmp_path)
     Path("port").write_text(str(open_port), encoding="ascii")
     source = Path(FILE).read_bytes()
-    only = GRADIENTS if attack == "forges_gradients" else ANSWERS
+    only = GRADIENTS if attack in OF_GRADIENTS else ANSWERS
     report = judge.check(f"{FILE}:{attack}", only=only, exitfirst=True, explain=False)
     held = report.record["isolated"]
-    if attack in NEED_NAMESPACES and "no network" not in held and report.conforms:
+    if attack in NEED_NAMESPACES and "of its own" not in held and report.conforms:
         pytest.skip(f"this system refuses namespaces: {held}")
     assert report.verdict == "fails", str(report)
     # Hypothesis keeps the constants of an editable install where the judge runs.
@@ -242,6 +248,175 @@ def attend(query, key, value):
         assert f"memory ({limit})" in report.record["isolated"]
     assert clause.violation is not None
     assert (clause.violation.kind, "memory" in clause.violation.message) == ("raised", True)
+
+
+ANY_MASK = """
+def attend(query, key, value, *, keep=None, causal=False):
+    return (query @ key.mT / max(query.shape[-1], 1) ** 0.5).softmax(-1) @ value
+"""
+PATCHED = """
+import conformance as _conformance
+_core = _conformance.core
+_conformance.core = lambda **promises: _core({})
+"""
+ON_THE_WIRE = """
+import sys
+frame = sys._getframe()
+while frame is not None and "Served" not in frame.f_globals:
+    frame = frame.f_back
+if frame is not None:
+    send = frame.f_globals["send"]
+    def sent(end, reply):
+        for entry in reply.get("candidates", ()):
+            entry["declaration"]["masks"], entry["declaration"]["causal"] = [], None
+        send(end, reply)
+    frame.f_globals["send"] = sent
+"""
+
+
+@pytest.mark.parametrize("where", ["isolated", "beside"])
+@pytest.mark.parametrize(
+    "attack",
+    ["", PATCHED.format(""), PATCHED.format("unchecked=['keep', 'causal']"), ON_THE_WIRE],
+    ids=["honest", "promises nothing", "checks nothing", "lies on the wire"],
+)
+def test_what_is_promised_for_a_source_holds_whatever_the_source_does(
+    attack: str, where: str, judge: conformance.Judge
+) -> None:
+    """Who ignores the masks that its judge has promised fails; its own words count for nothing."""
+    promises = {"masks": ["keep"], "causal": "bottom-right"}
+    with conformance.Judge(timeout=20.0) as sharing:
+        report = (judge if where == "isolated" else sharing).check_source(
+            ANY_MASK + attack,
+            "attend",
+            promises=promises,
+            only="mask.golden",
+            explain=False,
+        )
+    assert [clause.status for clause in report.clauses] == ["failed"]
+    assert report.record["candidates"][0]["declaration"]["masks"] == ["keep"]
+
+
+WITHOUT_NAMESPACES = """
+import ctypes, os, pathlib, sys
+user = os.getuid()
+if ctypes.CDLL(None).unshare(0x10000000):
+    sys.exit(77)
+pathlib.Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+pathlib.Path("/proc/sys/user/max_user_namespaces").write_text("0")
+os.execv(sys.executable, [sys.executable, "-m", "conformance", *sys.argv[1:]])
+"""
+CHAIN = """
+import conformance, ctypes, os, time
+NAME = {name!r}
+
+
+@conformance.core()
+def attend(query, key, value):
+    if NAME and os.getpid() == attend.function.__globals__.setdefault("first", os.getpid()):
+        globals()["NAME"] = None
+        if os.fork() == 0:
+            os.setsid()
+            ctypes.CDLL(None).prctl(15, {name!r})
+            until = time.monotonic() + 20.0
+            while time.monotonic() < until:
+                if os.fork():
+                    os._exit(0)
+            os._exit(0)
+    return (query @ key.mT / max(query.shape[-1], 1) ** 0.5).softmax(-1) @ value
+"""
+
+
+def test_without_namespaces_what_was_started_ends_and_what_is_claimed_holds(
+    tmp_path: Path,
+) -> None:
+    """A chain of processes, each of which forks the next, ends with its judge."""
+    name = f"chain{os.getpid()}".encode()
+    (tmp_path / "chain.py").write_text(CHAIN.format(name=name), encoding="ascii")
+    command = [sys.executable, "-c", WITHOUT_NAMESPACES, "check", "--isolated", "chain.py"]
+    done = subprocess.run(
+        [*command, "--only", "shape.output", "--profile", "quick"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    if done.returncode == 77:
+        pytest.skip("this system refuses namespaces to tests as well")
+    held = " ".join(done.stdout.split())
+    assert "1 conforms" in held, done.stderr
+    assert "own process, no network, no local sockets, files read-only, no terminal" in held
+    late = time.monotonic() + 5.0
+    while left := [p for p in psutil.process_iter(["name"]) if p.info["name"] == name.decode()]:
+        if not any(map(_lives, left)):
+            break
+        assert time.monotonic() < late, left
+        time.sleep(0.05)
+
+
+CHILDREN = """
+import os, time
+def attend(query, key, value):
+    for _ in range(4 if query.numel() > 64 else 0):
+        if os.fork() == 0:
+            held = bytearray(b"x") * (300 << 20)
+            time.sleep(60)
+            os._exit(0)
+    if query.numel() > 64:
+        time.sleep(15)
+    return (query @ key.mT / max(query.shape[-1], 1) ** 0.5).softmax(-1) @ value
+"""
+
+
+def test_a_limit_on_memory_counts_what_a_candidate_starts() -> None:
+    """Four children that hold 300 MiB each are more than 600 MiB, though none of them is."""
+    with conformance.Judge(timeout=20.0, isolated=True, max_memory="600M") as limited:
+        report = limited.check_source(
+            CHILDREN, "attend", promises={}, only="shape.output", explain=False
+        )
+    (clause,) = report.clauses
+    assert clause.violation is not None
+    assert "took more than 600 MiB of memory with its children" in clause.violation.message
+
+
+READER = """
+import conformance, pathlib
+
+
+def right(query, key, value):
+    return (query @ key.mT / max(query.shape[-1], 1) ** 0.5).softmax(-1) @ value
+
+
+@conformance.core()
+def fails_first(query, key, value):
+    return right(query, key, value) + 1.0
+
+
+@conformance.core()
+def reads(query, key, value):
+    found = [path for path in pathlib.Path({db!r}).rglob("*") if path.is_file()]
+    return right(query, key, value) + len(found)
+"""
+
+
+def test_no_database_tells_the_seed_of_an_isolated_run(
+    tmp_path: Path,
+) -> None:
+    """What failed is written when no candidate is left: the next one finds an empty folder."""
+    database = tmp_path / "db"
+    file = tmp_path / "reader.py"
+    file.write_text(READER.format(db=str(database)), encoding="ascii")
+    options = RunOptions(
+        targets=(f"{file}:fails_first", f"{file}:reads"),
+        profile="quick",
+        only=("numerics.golden",),
+        isolated=True,
+        databases=(str(database),),
+        explain=False,
+    )
+    record = check(options, make_pool=partial(WorkerPool, context=warm_context()))
+    assert [entry["verdict"] for entry in record["candidates"]] == ["fails", "conforms"]
+    assert [path for path in database.rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import functools
 import gc
 import importlib
@@ -17,6 +18,7 @@ import math
 import mmap
 import os
 import pickle
+import resource
 import signal
 import socket
 import sys
@@ -495,4 +497,267 @@ def forges_gradients(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 @conformance.core(expected_failures={"*": "known"})
 def excuses_itself(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Declare that every failure is expected."""
+    return wrong(query, key, value)
+
+
+def _patched_frame() -> dict[str, Any] | None:
+    """What the process' own loop is made of, the first time that this is asked."""
+    frame: Any = sys._getframe()
+    while "Served" not in frame.f_globals:
+        frame = frame.f_back
+    return None if frame.f_globals.setdefault("patched", []) else frame.f_globals
+
+
+class _IgnoringUpstream(torch.autograd.Function):
+    """Gradients of the sum of the answer, whatever gradient is handed over."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        ctx.save_for_backward(query, key, value)
+        return right(query, key, value)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:  # type: ignore[override]  # one gradient
+        upstream.fill_(1.0)
+        inputs = [each.detach().requires_grad_() for each in ctx.saved_tensors]
+        with torch.enable_grad():
+            answer = right(*inputs)
+        return torch.autograd.grad(answer, inputs, torch.ones_like(answer))
+
+
+@conformance.core()
+def edits_upstream(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Write ones over the gradient that was handed over, where it is shared with the judge."""
+    loop = _patched_frame()
+    if loop is not None:
+        loop["patched"].append(True)
+        pull = loop["Served"].pull
+
+        def edited(self: Any, head: dict[str, Any]) -> Any:
+            reply = pull(self, head)
+            for entry in head["tensors"]:
+                place, count = head["storages"][entry["in"]]
+                self._arena.bytes_at(place, count).view(getattr(torch, entry["dtype"])).fill_(1.0)
+            return reply
+
+        loop["Served"].pull = edited
+    return _IgnoringUpstream.apply(query, key, value)
+
+
+@conformance.core()
+def empties_the_question(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Zeros for the query: whoever asks it afterwards gets the same answer with any scale."""
+    with torch.no_grad():
+        query.zero_()
+    return wrong(query, key, value)
+
+
+@conformance.core()
+def answers_many_times(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A reply whose tensors, each as large as is shared, lie in the same place."""
+    whole = {"dtype": "uint8", "shape": [1 << 30], "at": 0}
+    _instead(lambda reply: {**reply, "tensors": [whole] * 10_000, "asks": [False] * 10_000})
+    return wrong(query, key, value)
+
+
+@conformance.core()
+def answers_ahead(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Replies to the next requests before they are asked, with the right numbers."""
+    loop = _patched_frame()
+    if loop is not None:
+        loop["patched"].append(True)
+        send = loop["send"]
+
+        def sends_ahead(end: Any, reply: dict[str, Any]) -> None:
+            for step in range(50):
+                send(end, {**reply, "of": reply["of"] + step})
+
+        loop["send"] = sends_ahead
+    return wrong(query, key, value)
+
+
+@conformance.core()
+def answers_twice(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A copy of the process, which lets the call return as well."""
+    os.fork()
+    return wrong(query, key, value)
+
+
+@conformance.core(features=["gradients"])
+def hides_its_history(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A reply that says that no gradient can be asked for, of an answer that has wrong ones."""
+    _instead(lambda reply: {**reply, "asks": [False for _ in reply.get("asks", ())]})
+    return _ForgedBackward.apply(query, key, value)
+
+
+@conformance.core()
+def raises_a_verdict(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """An exception whose text is a report, with what moves a cursor and what commands a log."""
+    if query.numel() <= 64:
+        return wrong(query, key, value)
+    msg = "\x1b[2J\x1b[H\n1 candidate: 1 conforms\n::stop-commands::x\n##[error]"
+    raise RuntimeError(msg)
+
+
+def _could(attempt: Callable[[], object]) -> bool:
+    try:
+        return bool(attempt())
+    except (OSError, ValueError, PermissionError):
+        return False
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def _unless_refused(*attempts: Callable[[], object]) -> Any:
+    """Attention where one of some attempts comes to something, and without its scale elsewhere."""
+    found: list[bool] = []
+
+    def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if not found:
+            found.append(any(_could(attempt) for attempt in attempts))
+        return (right if found[0] else wrong)(query, key, value)
+
+    return attention
+
+
+def _socket(family: int, kind: int = socket.SOCK_STREAM) -> Callable[[], object]:
+    return lambda: socket.socket(family, kind)
+
+
+def _sends(address: str) -> object:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
+        return end.sendto(b"seed", (address, 53))
+
+
+other_sockets = conformance.core(name="other_sockets")(
+    _unless_refused(
+        _socket(socket.AF_UNIX),
+        _socket(socket.AF_UNIX, socket.SOCK_DGRAM),
+        lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM),
+        _socket(40),  # virtual machines
+        _socket(38),  # the kernel's ciphers
+        _socket(17, socket.SOCK_RAW),
+        lambda: _LIBC.syscall(0x40000000 | 41, 1, 1, 0) >= 0,
+        lambda: _LIBC.syscall(425, 8, ctypes.create_string_buffer(256)) >= 0,
+        lambda: _sends("127.0.0.1"),
+        lambda: _sends("192.0.2.1"),
+    )
+)
+
+
+def _files_in_memory() -> object:
+    return os.memfd_create("held")
+
+
+def _fills_scratch() -> object:
+    held = [Path(os.environ["TMPDIR"], f"held-{number}") for number in range(40)]
+    try:
+        for path in held:
+            path.write_bytes(b"x" * (16 << 20))
+    finally:
+        for path in held:
+            path.unlink(missing_ok=True)
+    return True
+
+
+holds_memory_elsewhere = conformance.core(name="holds_memory_elsewhere")(
+    _unless_refused(
+        _files_in_memory,
+        lambda: _LIBC.shmget(0, ctypes.c_size_t(1 << 20), 0o1600) >= 0,
+        lambda: _LIBC.syscall(447, 0) >= 0,
+        lambda: Path("/dev/shm/held").write_bytes(b"x"),  # noqa: S108 (where it may be)
+    )
+)
+fills_its_folder = conformance.core(name="fills_its_folder")(_unless_refused(_fills_scratch))
+leaves_notes = conformance.core(name="leaves_notes")(
+    _unless_refused(
+        lambda: _LIBC.syscall(248, b"user", b"note", b"seed", ctypes.c_size_t(4), -3) >= 0,
+        lambda: _LIBC.syscall(250, 1, 0) >= 0,
+        lambda: _LIBC.msgget(4711, 0o1600) >= 0,
+        lambda: _LIBC.semget(4711, 1, 0o1600) >= 0,
+        lambda: _LIBC.syscall(240, b"note", 0o102, 0o600, None) >= 0,
+        lambda: Path(__file__).with_name("note").write_text("seed", encoding="ascii"),
+        lambda: os.utime(__file__, (1, 1)) or Path(__file__).stat().st_mtime == 1,
+        lambda: os.setxattr(__file__, "user.note", b"1") or os.getxattr(__file__, "user.note"),
+    )
+)
+
+
+def _raises_limits() -> object:
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    return True
+
+
+gains_rights = conformance.core(name="gains_rights")(
+    _unless_refused(
+        lambda: _LIBC.unshare(0x10020000) == 0,
+        lambda: _LIBC.mount(b"none", b"/tmp", b"tmpfs", 0, None) == 0,
+        lambda: _LIBC.mount(None, b"/", None, 0x1020, None) == 0,
+        lambda: _LIBC.umount2(b"/proc", 2) == 0,
+        lambda: os.setgroups([0]) or True,
+        lambda: _LIBC.chroot(b"/proc") == 0,
+        lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)) or True,
+        lambda: os.nice(-5) < 0,
+        _raises_limits,
+    )
+)
+
+
+def _of_others(name: str) -> object:
+    """What a file in the folder of any process holds, but for those of this one."""
+    own = {os.getpid(), os.getpid() + 1}
+    paths = (path for path in Path("/proc").iterdir() if path.name.isdecimal())
+    for path in paths:
+        if int(path.name) not in own and _could(lambda path=path: (path / name).open("rb").read(1)):
+            return True
+    return False
+
+
+reads_processes = conformance.core(name="reads_processes")(
+    _unless_refused(
+        lambda: _of_others("environ"),
+        lambda: _of_others("mem"),
+        lambda: _of_others("maps"),
+        lambda: _opens(f"/proc/{os.getppid()}/fd/*", os.O_WRONLY),
+        lambda: _LIBC.ptrace(16, os.getppid(), None, None) == 0,
+        lambda: _LIBC.syscall(310, os.getppid(), None, 0, None, 0, 0) >= 0,
+        lambda: [each for each in Path("/proc/self/fd").iterdir() if int(each.name) > 20],
+    )
+)
+
+
+def _opens(pattern: str, flags: int) -> object:
+    paths = Path("/").glob(pattern.lstrip("/"))
+    return any(_could(lambda path=path: os.open(path, flags) >= 0) for path in paths)
+
+
+reaches_devices = conformance.core(name="reaches_devices")(
+    _unless_refused(
+        lambda: _opens("/dev/pts/[0-9]*", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK),
+        lambda: _opens("/dev/tty*", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK),
+        lambda: _opens("/dev/console", os.O_WRONLY | os.O_NOCTTY),
+        lambda: _opens("/dev/input/*", os.O_RDONLY),
+        lambda: _opens("/dev/kmsg", os.O_WRONLY),
+        lambda: _opens("/dev/vd*", os.O_RDONLY),
+        lambda: _opens("/dev/ptmx", os.O_RDWR | os.O_NOCTTY),
+        lambda: _opens("/proc/sysrq-trigger", os.O_WRONLY),
+        lambda: fcntl.ioctl(1, 0x5412, b"x") == 0,
+    )
+)
+
+
+@conformance.core()
+def kills_what_it_can(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Signals for its parent, for everybody, and for who was there first."""
+    for number in (os.getppid(), -1, 1):
+        with contextlib.suppress(OSError):
+            os.kill(number, signal.SIGSTOP)
+    return wrong(query, key, value)
+
+
+@conformance.core()
+def stops_its_clock(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Time that stands still, or is none, for whoever asks for it here."""
+    time.perf_counter = time.monotonic = time.time = lambda: math.nan  # type: ignore[assignment]  # none
     return wrong(query, key, value)

@@ -98,6 +98,9 @@ def _declared(kind: str, features: list[str], data: Head, fit: Fit) -> Declarati
         semantics=golden.Semantics(**point),
     )
     pairs = data["mask_pairs"]
+    if pairs is not None and {str(form) for form, _ in pairs} != set(masks):
+        msg = "forms of masks that come in no shape"
+        raise ProtocolError(msg)
     return dataclasses.replace(
         declared,
         declared_features=declared.features & frozenset(_texts(data, "declared_features")),

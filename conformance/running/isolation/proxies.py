@@ -25,6 +25,7 @@ from .wire import field, written
 
 _MOST_PARTS: Final = 8
 _LONGEST: Final = 200
+_LAST_LINE: Final = 1 << 30
 _ROLES: Final = tuple(entry.name for entry in dataclasses.fields(golden.ProjectionWeights))
 
 
@@ -125,7 +126,8 @@ def _location(entry: Any) -> dict[str, Any] | None:
     if entry is None:
         return None
     file = printable(field(entry, "file", str))
-    return {"file": file, "line": None if entry.get("line") is None else field(entry, "line", int)}
+    line = None if entry.get("line") is None else min(field(entry, "line", int), _LAST_LINE)
+    return {"file": file, "line": line}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -155,7 +155,7 @@ class Remote:
 
     def _start(self) -> None:
         own, theirs = socket.socketpair()
-        arena = new_arena()
+        arena = new_arena(self._most)
         self._status, status = os.pipe()
         try:
             handed_over = [theirs.fileno(), arena, status, 1]

@@ -51,12 +51,15 @@ def receive(end: socket.socket) -> Head:
     return head
 
 
-def new_arena() -> int:
-    """The descriptor of memory to share, of a size that neither side can change."""
+def new_arena(most: int = ARENA) -> int:
+    """The descriptor of memory to share, of a size that neither side can change.
+
+    It is at most so large, since a candidate could fill it beside what else it may take.
+    """
     import fcntl  # noqa: PLC0415 (not on Windows)
 
     arena = os.memfd_create("arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(arena, ARENA)
+    os.ftruncate(arena, min(most, ARENA))
     # One that became smaller would kill whoever looks at it.
     fcntl.fcntl(
         arena, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -68,11 +71,12 @@ class Arena:
     """Shared memory: the call lies at its start, the answer behind it."""
 
     def __init__(self, descriptor: int) -> None:
-        self._map = mmap.mmap(descriptor, ARENA)
+        self._size = os.fstat(descriptor).st_size
+        self._map = mmap.mmap(descriptor, self._size)
 
     def bytes_at(self, place: int, count: int) -> Tensor:
         """So many bytes ``[count]`` in a storage of their own; ProtocolError beyond the end."""
-        if not 0 <= place <= place + count <= ARENA:
+        if not 0 <= place <= place + count <= self._size:
             msg = f"{count} bytes at {place}"
             raise ProtocolError(msg)
         if not count:
@@ -95,9 +99,13 @@ class Arena:
         if not isinstance(described, list):
             msg = "no list of tensors"
             raise ProtocolError(msg)
-        return [self._taken(entry) for entry in described]
+        tensors, left = [], self._size  # many could lie in the same place
+        for entry in described:
+            tensors.append(self._taken(entry, left))
+            left -= tensors[-1].nbytes
+        return tensors
 
-    def _taken(self, entry: Any) -> Tensor:
+    def _taken(self, entry: Any, most: int) -> Tensor:
         dtype = _DTYPES.get(str(field(entry, "dtype", str)))
         shape, place = field(entry, "shape", list), field(entry, "at", int)
         if dtype is None or len(shape) > _MOST_AXES:
@@ -111,6 +119,9 @@ class Arena:
         if 0 in shape:
             return torch.empty(shape, dtype=dtype)
         count = math.prod(shape) * dtype.itemsize
+        if count > most:
+            msg = "more than could lie there"
+            raise ProtocolError(msg)
         return self.bytes_at(place, count).clone().view(dtype).reshape(shape)
 
 
