@@ -143,15 +143,16 @@ def _missing_weights(path: Path, sites: Sites) -> str:
 def _opened(path: Path) -> GraphProcess:
     """The process of a file; raises UsageError where no session opens it, whatever it holds."""
     process = GraphProcess(path)
+    refusals = []
     for setting in (DEFAULT, Setting(level="disabled")):
         try:
             process.open(setting=setting)
         except (GraphRefused, GraphLost) as error:
-            refusal = error
+            refusals.append(error)
         else:
             return process
     process.close()
-    msg = f"{path} cannot be opened: {refusal}"
+    msg = f"{path} cannot be opened: {refusals[-1]}"
     raise UsageError(msg)
 
 
@@ -240,7 +241,7 @@ def describe_sites(sites: Sites) -> list[SiteEntry]:
 def _described(site: Site, cuts: dict[int, Cut], facts: MaskFacts) -> SiteEntry:
     own = cuts[site.index].digest
     same = [index for index, made in cuts.items() if made.digest == own and index != site.index]
-    return {
+    entry: SiteEntry = {
         "index": site.index,
         "nodes": list(site.nodes),
         "scope": site.scope,
@@ -258,8 +259,10 @@ def _described(site: Site, cuts: dict[int, Cut], facts: MaskFacts) -> SiteEntry:
         "scale": site.scale,
         "softcap": site.cap,
         "sinks": site.sinks is not None,
-        **({"options": dict(site.options)} if site.options else {}),
     }
+    if site.options:
+        entry["options"] = dict(site.options)
+    return entry
 
 
 class ScaledSite(Protocol):

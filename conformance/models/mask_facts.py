@@ -18,6 +18,7 @@ from ..base.files import scratch
 from ..base.record import SiteEntry
 from ..graphs.process import Array, GraphProcess
 from ..graphs.protocol import GraphLost, GraphRefused
+from ..graphs.reading import Axis
 from ..graphs.weights.wiring import Node, Wiring, attributes
 from .in_place import HIDES
 from .model_graph import ModelGraph
@@ -285,11 +286,12 @@ def _shapes_of(
     def shape_of(name: str) -> tuple[int, ...] | None:
         if name in known:
             return known[name]
-        sizes = [named.get(size, size) for size in graph.shape(name)]
+        sizes: Sequence[Axis] = [named.get(size, size) for size in graph.shape(name)]
         if not sizes or not all(isinstance(size, int) for size in sizes):
             in_call[:] = in_call or [_sizes_in_call(graph, known)]
-            sizes = list(in_call[0].shapes.get(name) or [None])
-        return tuple(sizes) if all(isinstance(size, int) for size in sizes) else None  # type: ignore[return-value, arg-type]  # as just checked
+            sizes = in_call[0].shapes.get(name) or (None,)
+        whole = tuple(size for size in sizes if isinstance(size, int))
+        return whole if len(whole) == len(sizes) else None
 
     return shape_of
 

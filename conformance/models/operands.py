@@ -160,10 +160,10 @@ def _keeps_shape(graph: ModelGraph, node: Node) -> bool:
     if above and len(above) == len(below) and len(unlike) <= 1:
         return not any(isinstance(a, int) and isinstance(b, int) for a, b in unlike)
     goal = graph.wiring.producer.get(node.input[1])
-    whole = goal is not None and goal.op_type == "Shape" and not attributes(goal)
-    return whole and _elementwise_root(graph, node.input[0]) == _elementwise_root(
-        graph, goal.input[0]
-    )
+    if goal is None or goal.op_type != "Shape" or attributes(goal):
+        return False
+    own, other = (_elementwise_root(graph, each.input[0]) for each in (node, goal))
+    return own == other
 
 
 def _elementwise_root(graph: ModelGraph, name: str) -> str:

@@ -15,7 +15,7 @@ from little_graphs import node, saved, tensor
 from onnx import GraphProto, NodeProto, TensorProto
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from whole_models import grouped_model, not_passed, results
+from whole_models import grouped_model, not_passed, of_ids, results, token_graph
 
 import conformance
 from candidates.broken.whole_models import SOURCES_APART, another_source, made
@@ -304,3 +304,41 @@ def test_patterns_of_models_are_no_mistakes(name: str, values: list[int], odd: i
     described = [{"index": at, "options": {name: own}} for at, own in enumerate(values)]
     found = _alone_in_its_options(described)  # type: ignore[arg-type]  # as much as is read
     assert (found and found[0]) == odd
+
+
+def between_integers(folder: Path, *, back: float = 1 / 200, most: float = 8.0) -> Candidate:
+    """The whole model of a graph whose scores and weights become integers of known steps.
+
+    Those of weights are turned back by the step ``back``. Onnxruntime 1.31.1 makes 256 and so 0 of a
+    weight of 1 where the step is 1/255.
+    """
+    step = most / 127
+    middle = [
+        node("Mul", "scores half", "halves"),
+        node("QuantizeLinear", "halves step whole", "whole_scores"),
+        node("DequantizeLinear", "whole_scores step whole", "scaled"),
+        node("Softmax", "scaled", "exact", axis=-1),
+        node("QuantizeLinear", "exact part none", "whole_weights"),
+        node("DequantizeLinear", "whole_weights back none", "weights"),
+    ]
+    numbers = {"step": step, "part": 1 / 200, "back": back}
+    tensors = [tensor(name, np.array(own, np.float32)) for name, own in numbers.items()]
+    tensors += [tensor("whole", np.array(0, np.int8)), tensor("none", np.array(0, np.uint8))]
+    graph = of_ids(token_graph(middle, tensors=tensors))
+    whole, *_ = conformance.model(saved(graph, folder / "steps.onnx"))
+    return whole
+
+
+def test_attention_between_integers_of_known_steps_is_judged(tmp_path: Path) -> None:
+    """Alone without the steps, in its place by how far they may move its answer."""
+    whole = between_integers(tmp_path)
+    model = model_of(whole)
+    assert (whole.unjudged, model.described[0]["scale"], list(model.cores)) == ("", 0.5, [0])
+    (result,) = results(whole, IN_PLACE)
+    assert (result.status, result.binding > 0) == ("passed", True)
+
+
+def test_integers_that_are_turned_back_by_another_step_are_seen(tmp_path: Path) -> None:
+    """By what leaves the attention where the model runs."""
+    (result,) = results(between_integers(tmp_path, back=1.5 / 200), IN_PLACE)
+    assert result.status == "failed"
