@@ -28,6 +28,10 @@ stale. Every name is an attribute of `conformance`. What a declaration may promi
 [candidates](candidates.md), how a report is read in [verdicts](verdicts.md), and how clauses and
 mistakes of your own are added in [extending](extending.md).
 """
+_STARS: Final[Mapping[object, str]] = {
+    inspect.Parameter.VAR_POSITIONAL: "*",
+    inspect.Parameter.VAR_KEYWORD: "**",
+}
 _LONGEST: Final = 60  # of a default that is shown
 _ROLE: Final = re.compile(r":\w+:`~?([^`]+)`")
 _TERM: Final = re.compile(r"\S.*\n(?=    )")
@@ -55,7 +59,7 @@ def _section(name: str) -> str:
 def _signature(name: str, value: Any) -> str:
     """The call with a parameter a line; of an exception or a class without one, the name."""
     if inspect.isclass(value) and issubclass(value, Exception):
-        return f"class {name}({value.__base__.__name__})"
+        return f"class {name}({value.__bases__[0].__name__})"
     lines = list(_parameters(value))
     return (
         "\n".join([f"{name}(", *(f"    {line}," for line in lines), ")"]) if lines else f"{name}()"
@@ -71,7 +75,7 @@ def _parameters(value: Any) -> Iterator[str]:
         if parameter.kind is parameter.KEYWORD_ONLY and before is not parameter.kind:
             yield "*"
         before = parameter.kind
-        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(before, "")
+        stars = _STARS.get(parameter.kind, "")
         annotation = str(parameter.annotation)
         default = repr(parameter.default)
         made = default if len(default) <= _LONGEST and "<" not in default else "..."
