@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import conformance
-
+# By name: the package's own __init__ names every layer, above this one, too.
+_PUBLIC: Final = importlib.import_module("conformance")
 _CHAPTERS: Final[Mapping[str, str]] = {
     "Declare": "core layer fixed_layer module model graph compiled positions Candidate "
     "ExpectedFailure Geometry ProjectionWeights Ranks Semantics STANDARD",
@@ -27,6 +28,11 @@ stale. Every name is an attribute of `conformance`. What a declaration may promi
 [candidates](candidates.md), how a report is read in [verdicts](verdicts.md), and how clauses and
 mistakes of your own are added in [extending](extending.md).
 """
+_STARS: Final[Mapping[object, str]] = {
+    inspect.Parameter.VAR_POSITIONAL: "*",
+    inspect.Parameter.VAR_KEYWORD: "**",
+}
+_LONGEST: Final = 60  # of a default that is shown
 _ROLE: Final = re.compile(r":\w+:`~?([^`]+)`")
 _TERM: Final = re.compile(r"\S.*\n(?=    )")
 
@@ -41,7 +47,7 @@ def render() -> str:
 
 
 def _section(name: str) -> str:
-    value = getattr(conformance, name)
+    value = getattr(_PUBLIC, name)
     heading = f"### `{name}`\n"
     if not callable(value):
         return f"{heading}\nA `{type(value).__name__}` whose fields all have their defaults.\n"
@@ -53,7 +59,7 @@ def _section(name: str) -> str:
 def _signature(name: str, value: Any) -> str:
     """The call with a parameter a line; of an exception or a class without one, the name."""
     if inspect.isclass(value) and issubclass(value, Exception):
-        return f"class {name}({value.__base__.__name__})"
+        return f"class {name}({value.__bases__[0].__name__})"
     lines = list(_parameters(value))
     return (
         "\n".join([f"{name}(", *(f"    {line}," for line in lines), ")"]) if lines else f"{name}()"
@@ -69,10 +75,10 @@ def _parameters(value: Any) -> Iterator[str]:
         if parameter.kind is parameter.KEYWORD_ONLY and before is not parameter.kind:
             yield "*"
         before = parameter.kind
-        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(before, "")
+        stars = _STARS.get(parameter.kind, "")
         annotation = str(parameter.annotation)
         default = repr(parameter.default)
-        made = "..." if "<" in default else default  # an object, or what a factory makes
+        made = default if len(default) <= _LONGEST and "<" not in default else "..."
         ending = "" if parameter.default is parameter.empty else f" = {made}"
         yield f"{stars}{parameter.name}: {annotation}{ending}"
 

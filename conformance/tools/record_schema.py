@@ -41,7 +41,7 @@ def record_schema() -> dict[str, Any]:
 def _entry(kind: Any, definitions: dict[str, Any]) -> None:
     """Define one kind of entry, and the kinds that it holds."""
     properties: dict[str, Any] = {}
-    required = []
+    required: list[str] = []
     definitions[kind.__name__] = {
         "description": inspect.cleandoc(kind.__doc__).replace("``", "`"),
         "type": "object",
