@@ -109,25 +109,38 @@ def find_masks(case: Probed, parameters: Sequence[CallParameter]) -> list[MaskRe
 
 
 def _unambiguous(case: Probed, reading: MaskReading) -> MaskResult:
-    """A mask without the shapes that mean another where sizes are equal: ``[B, Lk]`` of B = Lq."""
+    """A mask without the shapes that mean another at some sizes: ``[B, Lk]`` of B = Lq.
+
+    Those are sizes that are equal, and fewer tokens than items and heads.
+    """
     ambiguous = [
-        use for use in reading.uses if not all(_holds(case, use, reading, n) for n in (0, 1))
+        use
+        for use in reading.uses
+        if not all(_holds(case, use, reading, sizes) for sizes in _telling_sizes(case))
     ]
     kept = tuple(use for use in reading.uses if use not in ambiguous)
     natives = tuple(use.native for use in ambiguous)
     if not kept:
-        why = f"{', '.join(natives)} is taken for another shape where sizes are equal"
+        why = f"{', '.join(natives)} is taken for another shape at some sizes"
         return UnreadMask(parameter=reading.parameter, kind=reading.kind, why=why)
     return dataclasses.replace(reading, uses=kept, ambiguous=natives) if ambiguous else reading
 
 
-def _holds(case: Probed, use: MaskUse, reading: MaskReading, more_keys: int) -> bool:
-    """Whether a mask is read the same where batch, heads and queries have equal sizes."""
+def _telling_sizes(case: Probed) -> Iterator[dict[str, int]]:
+    """Batch, heads and queries of equal sizes; then two tokens of more items and heads."""
     count = case.caller.draw().geometry.num_heads
-    sizes = {"batch": count, "query_length": count, "key_length": count + more_keys}
-    if case.caller.convention.inputs == "self":
-        sizes["query_length"] = sizes["key_length"]
-        sizes["batch"] = sizes["key_length"]
+    for more_keys in (0, 1):
+        sizes = {"batch": count, "query_length": count, "key_length": count + more_keys}
+        if case.caller.convention.inputs == "self":
+            sizes["query_length"] = sizes["batch"] = sizes["key_length"]
+        yield sizes
+    few = {"batch": 3, "query_length": 2, "key_length": 2}
+    if case.caller.answer(case.caller.draw(few)) is not None:
+        yield few
+
+
+def _holds(case: Probed, use: MaskUse, reading: MaskReading, sizes: dict[str, int]) -> bool:
+    """Whether a mask is read the same at some sizes."""
     inputs = case.caller.draw(sizes, seed=4)
     inputs = masked(inputs, reading.form, use.shape, 4)
     answer = _answer(case.caller, use, inputs)

@@ -56,6 +56,8 @@ _MOST_STEPS: Final = 3
 # Processor seconds for points with positions, norms, caps, windows or biases: they are proposed one
 # after the other, the likeliest first.
 _SECONDS_FURTHER: Final = 2.0
+# The same for the ways in which a layer may take its steps, those with the fewest changes first.
+_SECONDS_READING: Final = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +230,10 @@ class Weights:
                 yield reading, golden.STANDARD
             return
         calls = LayerCalls(subject, inputs)
+        ends = time.process_time() + _SECONDS_READING
         for path, steps in itertools.product(_PATHS, _steps(caller)):
+            if time.process_time() > ends:
+                return
             if not path.right and _changes(steps) > _BEHIND_A_NORM:
                 continue
             reading = calls.reading(path, point=steps)

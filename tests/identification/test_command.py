@@ -13,9 +13,9 @@ from _paths import CHECKOUT
 from workspaces import KERNEL, UNSCALED, write
 
 from conformance.__main__ import run
-from conformance.identification import session
 from conformance.identification.opening import resolve
 from conformance.session.checking import check
+from conformance.tools import identify as session
 from conformance.views.tool_texts import show_identification
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
