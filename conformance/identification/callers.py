@@ -378,7 +378,7 @@ def module_callers(reading: Understood) -> Iterator[Caller]:
         recipe.write(module, sizes, weights)
         return module
 
-    def weigh(geometry: Geometry, dtype: str, seed: int) -> golden.ProjectionWeights:
+    def weigh(geometry: Geometry, dtype: str, seed: int) -> golden.ProjectionWeights | None:
         if not recipe.is_free:
             return in_dtype(own, TORCH_DTYPES[dtype])
         drawn = draw_weights(geometry, biases, dtype=dtype, seed=seed)
