@@ -250,6 +250,12 @@ def test_a_mask_that_is_needed_is_made() -> None:
     assert value("needs_a_mask", "mask mask (bool)")["form"] == "drop"
 
 
+def test_unnamed_inputs_are_told_apart_by_the_answers() -> None:
+    """In whichever order they stand, and by keyword where they must be."""
+    assert "unnamed_order(a=query, b=key, c=value" in record("unnamed_order")["declaration"]
+    assert value("unnamed_order", "mask attn_mask (bool)")["form"] == "keep"
+
+
 def test_one_parameter_has_two_polarities() -> None:
     """Each with its shapes; a float that is compared with a number is not said to be added."""
     found = {

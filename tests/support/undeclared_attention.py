@@ -468,6 +468,14 @@ def needs_a_mask(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Ten
     return scores.masked_fill(mask.unsqueeze(1), -1e9).softmax(-1) @ value
 
 
+def unnamed_order(c: Tensor, a: Tensor, attn_mask: Tensor | None = None, *, b: Tensor) -> Tensor:
+    """Names say nothing, and the value stands first."""
+    scores = a @ b.mT / a.shape[-1] ** 0.5
+    if attn_mask is not None:
+        scores = scores.masked_fill(attn_mask == 0, -torch.inf)
+    return scores.softmax(-1) @ c
+
+
 def two_polarities(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
     """A mask of two axes keeps what is True, others hide it; floats are compared with -1."""
     scores = query @ key.mT / query.shape[-1] ** 0.5
