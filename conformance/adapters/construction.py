@@ -51,6 +51,8 @@ _NUMBERS: Final = (
     (frozenset("layer idx index layers id depth".split()), 0),
 )
 _WINDOW: Final = 4
+# Of stored caches: more items than any problem has.
+_BATCH: Final = 8
 # How many ways to construct a class are tried.
 _MOST_TRIED: Final = 40
 # Attributes of settings that are looked for one after the other.
@@ -162,6 +164,7 @@ class Sizes:
         said = (
             (_says_shared(name), self.kv_heads),
             (lowered in HEAD_NAMES, self.heads),
+            ("batch" in words, _BATCH),
             (lowered in _HEAD_SIZE_NAMES or of_a_head, HEAD_SIZE),
             (bool(words & _HEADS), self.heads),
             (bool(words & _DROPOUTS), 0.0),
@@ -241,7 +244,13 @@ def _of_settings(kind: type[nn.Module], name: str, num_heads: int | None) -> tup
             break
         values = dict(read)
         made: Any = values if by_key else SimpleNamespace(**values)
-        return _constructed(kind, {name: made})
+        try:
+            return _constructed(kind, {name: made})
+        except ConstructionError:
+            switched = [one for one, value in guessed.items() if value is False]
+            if not switched:
+                raise
+            guessed[switched[-1]] = 1
     why = f"{kind.__name__} needs {name} to be constructed, and that name says no size"
     raise ConstructionError(why)
 

@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,8 @@ from .packing import (
 )
 from .projections import Options, options, recipes
 from .trial import LENGTHS, PROBES, Inputs, Trial
+
+Semantics = golden.Semantics
 
 
 def evaluate(
@@ -101,7 +103,7 @@ class ModuleRequest:
     projections: Mapping[str, str] | None = None
     promises: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # What was searched before, by how it was called: for requests that differ in their promises.
-    known: dict[Any, ProjectionSearch] = dataclasses.field(default_factory=dict, compare=False)
+    known: dict[Any, Any] = dataclasses.field(default_factory=dict, compare=False)
 
     @property
     def inputs(self) -> str | None:
@@ -178,7 +180,7 @@ class ModuleProjections:
     only: int | None = None
     calling: Calling | None = None
     answered: bool = False
-    point: golden.Semantics | None = None
+    point: Semantics | None = None
     always: str | None = None
 
 
@@ -275,7 +277,8 @@ def _opened(module: nn.Module, request: ModuleRequest, calling: Calling) -> Proj
         request.known[key] = dataclasses.replace(
             search, hypotheses=hypotheses, notes=tuple(notes), read={}
         )
-    return dataclasses.replace(request.known[key], request=request)
+    search = cast("ProjectionSearch", request.known[key])
+    return dataclasses.replace(search, request=request)
 
 
 # Widths and head sizes with which a module is called until it answers.

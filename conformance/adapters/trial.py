@@ -252,6 +252,7 @@ class Trial:
         while refused - least > 1:
             middle = (least + refused) // 2
             least, refused = (middle, refused) if self._takes(widths, middle) else (least, middle)
+        own: list[tuple[str, str, Tensor]]
         own = [("parameter", *entry) for entry in self.module.named_parameters()]
         own += [("buffer", *entry) for entry in self.module.named_buffers()]
         named = {size: f"{kind} {name}" for kind, name, tensor in own for size in tensor.shape}

@@ -55,13 +55,16 @@ _CORE_RULES: Final = (
 def function_callers(implementation: Implementation) -> Iterator[Caller]:
     """A plain function of query, key and value, in every order of axes."""
     parameters = implementation.parameters
-    mode, names = read_inputs(parameters, implementation.name)
+    mode, first = read_inputs(parameters, implementation.name)
     if mode != "separate":
         return
+    orders = _orders(parameters, first)
     heads = parameters.meaning("heads")
     rules = (*_CORE_RULES, *_built_sizes(implementation.value))
-    ways = itertools.product(_arrays(implementation.value), needed(parameters), rules, CORE_LAYOUTS)
-    for arrays, given, rule, layout in ways:
+    ways = itertools.product(
+        _arrays(implementation.value), needed(parameters), rules, CORE_LAYOUTS, orders
+    )
+    for arrays, given, rule, layout, names in ways:
         if arrays == "numpy" and layout.give != "{}":
             continue
         options: Options = given
@@ -87,6 +90,16 @@ def function_callers(implementation: Implementation) -> Iterator[Caller]:
                 weigh=lambda _geometry, _dtype, _seed: None,
                 biases="",
             )
+
+
+def _orders(parameters: Parameters, first: tuple[str, ...] | None) -> list[tuple[str, ...] | None]:
+    """The orders of three inputs: their own, then each other one where no name says a role."""
+    said = [entry for entry in parameters.entries if entry.meaning in ("q", "k", "v")]
+    required = [entry for entry in parameters.entries if entry.required and not entry.meaning]
+    if said or len(required) != SEPARATE or not all(entry.by_keyword for entry in required):
+        return [first]
+    names = tuple(entry.name for entry in required)
+    return [first, *list(itertools.permutations(names))[1:]]
 
 
 def _arrays(value: Any) -> tuple[str, ...]:
@@ -161,8 +174,7 @@ def read_inputs(parameters: Parameters, shown: str) -> tuple[str, tuple[str, ...
         for entry in parameters.entries
         if entry.required and entry.meaning in ("q", "k", "v", "")
     ]
-    stuck = [entry.name for entry in required if entry.position < 0]
-    if stuck or len(required) not in _MODES:
+    if len(required) not in _MODES:
         names_text = ", ".join(entry.name for entry in required)
         msg = (
             f"{shown} needs {len(required)} arguments ({names_text}), and attention takes one, two "
@@ -186,10 +198,12 @@ def needed(parameters: Parameters) -> Iterator[Options]:
     """
     neutral = {"dropout": ("0.0", "None"), "causal": ("False",), "scale": ("None",)}
     groups: dict[str, list[list[tuple[str, str]]]] = {}
+    roles = {entry.meaning for entry in parameters.entries} & {"q", "k", "v"}
     for entry in parameters.entries:
-        if not entry.required or entry.meaning not in (*neutral, "mask", "positions"):
+        unknown = not entry.meaning and len(roles) == SEPARATE  # the inputs are others
+        if not entry.required or not (unknown or entry.meaning in (*neutral, "mask", "positions")):
             continue
-        if entry.meaning == "mask":
+        if entry.meaning == "mask" or unknown:
             values: Iterable[str] = masks_that_hide_nothing()
         elif entry.meaning == "positions":
             values = positions_for(entry.name, ("{query}.shape[-1]",))
@@ -378,7 +392,7 @@ def module_callers(reading: Understood) -> Iterator[Caller]:
         recipe.write(module, sizes, weights)
         return module
 
-    def weigh(geometry: Geometry, dtype: str, seed: int) -> golden.ProjectionWeights:
+    def weigh(geometry: Geometry, dtype: str, seed: int) -> golden.ProjectionWeights | None:
         if not recipe.is_free:
             return in_dtype(own, TORCH_DTYPES[dtype])
         drawn = draw_weights(geometry, biases, dtype=dtype, seed=seed)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _ALIGNMENTS: Final = ("bottom-right", "top-left")
 _OFFSETS: Final = (0, -1, 1)
 _COMBINATIONS: Final = ("both", "mask-only", "causal-only", "either")
+_UNREAD: Final = "it hides keys in no way that is known"
 _ONE_QUERY: Final = {"query_length": 1, "key_length": 6}
 LONG_KEYS: Final = {"query_length": 4, "key_length": 6}
 LONG_QUERIES: Final = {"query_length": 6, "key_length": 4}
@@ -54,7 +55,7 @@ def find_causality(case: Investigation, parameter: CallParameter) -> Causality:
                 reading for reading in _points(point) if _fits(reading, observed, judge)
             ]
         if not readings:
-            why = "it changes nothing" if idle else "it hides keys in no way that is known"
+            why = "it changes nothing" if idle else _UNREAD
     geometries = (observation.inputs.geometry for observation in observed)
     lengths = ", ".join(f"{sizes.query_length} x {sizes.key_length}" for sizes in geometries)
     return Causality(
@@ -195,13 +196,11 @@ def add_facts(case: Investigation) -> None:
 
 
 def _is_idle(causality: Causality) -> bool:
-    """Whether a flag, and no mask of that name, changes nothing."""
+    """Whether a flag, and no mask of that name, changes nothing; or one hides keys unreadably."""
     parameter = causality.parameter
-    return (
-        causality.idle
-        and "mask" not in parameter.name
-        and parameter.default in ("True", "False", "None")
-    )
+    if not causality.idle:
+        return causality.why == _UNREAD and parameter.default in ("True", "False")
+    return "mask" not in parameter.name and parameter.default in ("True", "False", "None")
 
 
 def promise_idle_flag(case: Investigation) -> None:
@@ -213,7 +212,7 @@ def promise_idle_flag(case: Investigation) -> None:
     case.observed.append(
         without_effect(
             name,
-            f"`{name}` looks like a causal flag and hides no key",
+            f"`{name}` looks like a causal flag and hides {'no key' if flag.idle else 'others'}",
             "give keys after a query's own minus infinity before the softmax",
         )
     )

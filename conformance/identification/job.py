@@ -378,7 +378,7 @@ class Unread:
     def rules_out(self, other: Caller) -> bool:
         """Whether another way of calling, of other inputs or axes, cannot be understood better."""
         one, two = self.caller.convention, other.convention
-        same = (one.inputs, one.names, one.layout) == (two.inputs, two.names, two.layout)
+        same = (one.inputs, one.layout) == (two.inputs, two.layout)
         return self.settles_axes and not (same and self.caller.sizes == other.sizes)
 
 
@@ -417,9 +417,15 @@ def _stated(
 
 
 def _parameters(caller: Caller) -> Parameters:
-    """The parameters of what is called."""
+    """The parameters of what is called: one for which a mask was made is a mask."""
     inputs = caller.draw()
-    return read_parameters(caller.prepare(inputs.geometry, inputs.weights))
+    read = read_parameters(caller.prepare(inputs.geometry, inputs.weights))
+    made = {name for name, source in caller.convention.options if "{query}.new_" in source}
+    entries = (
+        dataclasses.replace(entry, meaning="mask") if entry.name in made else entry
+        for entry in read.entries
+    )
+    return dataclasses.replace(read, entries=tuple(entries))
 
 
 def _shaped(observed: list[ProbeAnswer]) -> bool:

@@ -164,10 +164,11 @@ def _of_parameter(case: Probed, parameter: CallParameter) -> Iterator[MaskResult
         of_numbers = kind in _OF_NUMBERS
         if of_numbers and (additive is not None or (understood and kind is not _THRESHOLD)):
             continue  # tried only where neither a bias nor a mask of two values is taken
-        result, *others = _boolean(case, parameter, kind) or [None]
+        found = _boolean(case, parameter, kind)
+        result, others = (found[0] if found else None), found[1:]
         if kind is _THRESHOLD:  # what is 0 or not, in place of true or false, is no threshold
-            found = [one for one in (result, *others) if isinstance(one, MaskReading)]
-            yield from (one for one in found if one.form == "keep" or not understood)
+            read = [one for one in found if isinstance(one, MaskReading)]
+            yield from (one for one in read if one.form == "keep" or not understood)
             continue
         if isinstance(result, MaskReading):
             added = additive is not None and result.point.mask_operation == "add-to-kept"

@@ -104,7 +104,7 @@ def read_plain(
     fixed = not weights.caller.draws
     standard = first_fitting(right, observed, judge)
     if standard is not None:
-        return standard
+        return _with_epsilon(standard, weights.caller, judge)
     read = _tried(weights.caller) if fixed else _read(weights)
     return weights.behind(first_fitting(read, observed, weights.judge(judge), was_read=not fixed))
 

@@ -134,7 +134,7 @@ def test_causality_of_a_language_model() -> None:
 def test_the_output_in_a_dict() -> None:
     """A function that returns a dict is called by an adapter that takes the tensor out."""
     assert value("in_a_dict", "kind")["kind"] == "core"
-    assert "next(iter(answer.values()))" in record("in_a_dict")["declaration"]
+    assert "answer['output']" in record("in_a_dict")["declaration"]
 
 
 def test_shared_heads() -> None:
@@ -238,10 +238,45 @@ def test_shapes_are_told_where_sizes_are_equal() -> None:
 
 
 def test_tables_of_positions_are_no_keys() -> None:
-    """A function that needs cosines and sines is not called with keys and values in their place."""
+    """A function that needs cosines and sines is given tables, and not keys and values."""
     result = record("with_tables")
     assert not result["identified"]
-    assert "needs cos and sin, tables of positions" in result["reason"]
+    assert "it takes one input" in result["reason"]
+    assert record("attention_with_tables")["semantics"] == {"rotary": "halves"}
+
+
+def test_a_mask_that_is_needed_is_made() -> None:
+    """Where None is refused, one that hides nothing is given, and its polarity is found then."""
+    assert value("needs_a_mask", "mask mask (bool)")["form"] == "drop"
+
+
+def test_unnamed_inputs_are_told_apart_by_the_answers() -> None:
+    """In whichever order they stand, and by keyword where they must be."""
+    assert "unnamed_order(a=query, b=key, c=value" in record("unnamed_order")["declaration"]
+    assert value("unnamed_order", "mask attn_mask (bool)")["form"] == "keep"
+
+
+def test_one_parameter_has_two_polarities() -> None:
+    """Each with its shapes; a float that is compared with a number is not said to be added."""
+    found = {
+        name: value("two_polarities", f"mask mask ({name})")
+        for name in ("bool", "bool, [B, Lk]", "compared float")
+    }
+    assert found["bool"]["form"] == "drop"
+    assert "BK" not in found["bool"]["shapes"]
+    assert (found["bool, [B, Lk]"]["form"], found["bool, [B, Lk]"]["shapes"]) == ("keep", ["BK"])
+    assert "BHQK" in found["compared float"]["shapes"]
+
+
+def test_dropout_that_is_a_module() -> None:
+    """A rate raises there: it was said to change nothing."""
+    told = {entry["fact"]: entry["found"] for entry in record("dropped_by_a_module")["facts"]}
+    assert "torch.nn.Dropout(0.5) drops weights at random, and 0.5 raises" in told["dropout"]
+
+
+def test_functions_of_numpy_are_declared_so() -> None:
+    """They are called with NumPy's arrays."""
+    assert "arrays='numpy'" in record("on_arrays")["declaration"]
 
 
 def test_every_other_reading_is_told() -> None:

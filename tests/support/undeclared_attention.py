@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -446,6 +448,58 @@ def shape_decides(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -
 def with_tables(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Needs rotary tables, which are neither keys nor values."""
     return x * cos + x.flip(-1) * sin
+
+
+def attention_with_tables(
+    query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor
+) -> Tensor:
+    """Rotary attention whose tables are arguments."""
+
+    def turned(heads: Tensor) -> Tensor:
+        first, second = heads.chunk(2, -1)
+        return heads * cos + torch.cat([-second, first], -1) * sin
+
+    return (turned(query) @ turned(key).mT / query.shape[-1] ** 0.5).softmax(-1) @ value
+
+
+def needs_a_mask(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """Hides what is True in a mask of three axes, which it needs."""
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    return scores.masked_fill(mask.unsqueeze(1), -1e9).softmax(-1) @ value
+
+
+def unnamed_order(c: Tensor, a: Tensor, attn_mask: Tensor | None = None, *, b: Tensor) -> Tensor:
+    """Names say nothing, and the value stands first."""
+    scores = a @ b.mT / a.shape[-1] ** 0.5
+    if attn_mask is not None:
+        scores = scores.masked_fill(attn_mask == 0, -torch.inf)
+    return scores.softmax(-1) @ c
+
+
+def two_polarities(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """A mask of two axes keeps what is True, others hide it; floats are compared with -1."""
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    if mask is not None and mask.dim() == len("BK"):
+        scores = scores.masked_fill(~mask.bool()[:, None, None], -torch.inf)
+    elif mask is not None:
+        hidden = mask if mask.dtype is torch.bool else mask < -1.0
+        scores = scores.masked_fill(hidden, -torch.inf)
+    return scores.softmax(-1) @ value
+
+
+def dropped_by_a_module(
+    query: Tensor, key: Tensor, value: Tensor, dropout: nn.Module | None = None
+) -> Tensor:
+    """Its dropout is a module, as in the annotated transformer."""
+    weights = (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1)
+    return (weights if dropout is None else dropout(weights)) @ value
+
+
+def on_arrays(query: Any, key: Any, value: Any) -> Any:
+    """Attention of NumPy's arrays."""
+    scores = query @ np.swapaxes(key, -1, -2) / np.sqrt(query.shape[-1])
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ value
 
 
 def bool_is_lost(
