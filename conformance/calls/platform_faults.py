@@ -65,6 +65,9 @@ def _reads_beside(run: Operation, dtype: torch.dtype) -> bool:
 class Spared(TorchDispatchMode):
     """While torch's operations get dense copies of their operands, and other libraries' do not."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own has no types
+
     def __torch_dispatch__(
         self,
         func: Any,

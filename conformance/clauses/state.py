@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..base.results import RACE, THREADS, Violation
-from ..calls.calling import Arguments, CandidateFailure, arguments
+from ..calls.calling import Arguments, CandidateFailure, Forward, arguments
 from ..calls.devices import CPU, kind_of, whole_storage
 from ..calls.threads import threads, why_one_thread
 from ..declare.candidate import Candidate
@@ -441,9 +442,11 @@ def _others(subject: Subject, problem: Problem) -> Iterator[Problem]:
     yield problem.replace(geometry=longer_sizes.replace(batch=items), mask=other_mask)
 
 
-# On so many threads a call is made again, so often each: a race shows in some calls only.
+# On so many threads a call is made again, so often each where that takes no longer than these
+# seconds: a race shows in some calls only.
 THREADS_ASKED: Final = (2, 4)
-CALLS_ON_THREADS: Final = 4
+CALLS_ON_THREADS: Final = 24
+SECONDS_ON_THREADS: Final = 0.2
 
 
 def _can_have_threads(candidate: Candidate) -> str:
@@ -461,7 +464,7 @@ def _can_have_threads(candidate: Candidate) -> str:
         mask="maybe",
         causal="maybe",
         values=LIVELY,
-        preferred=(("batch", 2), ("num_heads", 4), ("query_length", 33), ("key_length", 33)),
+        preferred=(("batch", 2), ("num_heads", 4), ("query_length", 65), ("key_length", 65)),
         share=0.1,
     ),
     explained=False,
@@ -474,7 +477,7 @@ def on_threads(subject: Subject, problem: Problem) -> Finding:
     alone = subject.call(forward, inputs).output
     for count in THREADS_ASKED:
         with threads(count):
-            answers = [subject.call(forward, inputs).output for _ in range(CALLS_ON_THREADS)]
+            answers = list(_repeated(subject, forward, inputs))
         wording = f"on {count} threads the answer is another than on one"
         for answer in answers:
             finding = same_unless_identical(subject, (inputs, alone), (inputs, answer), wording)
@@ -482,6 +485,15 @@ def on_threads(subject: Subject, problem: Problem) -> Finding:
                 races = not all(identical(answers[0], each) for each in answers)
                 return _of_threads(finding.violation, count, races=races)
     return Finding(margin=0.0)
+
+
+def _repeated(subject: Subject, forward: Forward, inputs: Inputs) -> Iterator[Tensor]:
+    """The answers to a call that is made again and again; two at least."""
+    until = time.monotonic() + SECONDS_ON_THREADS
+    for number in range(CALLS_ON_THREADS):
+        if number > 1 and time.monotonic() > until:
+            return
+        yield subject.call(forward, inputs).output
 
 
 def _of_threads(violation: Violation, count: int, *, races: bool) -> Finding:

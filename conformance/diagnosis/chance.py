@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -15,6 +19,7 @@ from ..base.results import RACE, THREADS, Violation
 from ..calls.calling import Answer, Arguments, CandidateFailure, Forward
 from ..calls.devices import CPU, forked_random, kind_of, seed_random, synchronise
 from ..calls.differentiating import Taped
+from ..clauses.judging import identical
 from ..clauses.modules import COUNTED, equal_tokens, shares_of
 from ..clauses.subject import Differentiator, Subject
 from ..problems.edges import edge_problems
@@ -40,6 +45,8 @@ _TIMES: Final = 4
 # so often at first.
 _MADE_AGAIN: Final = 16
 _AT_FIRST: Final = 3
+# How often a call is made where a race is looked for.
+_RACES: Final = 32
 
 
 class Chance:
@@ -49,6 +56,7 @@ class Chance:
         self._unordered: set[Subject] = set()
         self._random: dict[Subject, dict[str, Any] | None] = {}
         self._unrepeatable: set[Subject] = set()
+        self._race: dict[Subject, dict[str, Any] | None] = {}
 
     def entry(
         self,
@@ -70,7 +78,11 @@ class Chance:
         if numbers and subject not in self._random:
             self._random[subject] = None
             self._random[subject] = random_entry(subject, problem)
-        return self._random.get(subject) if numbers else None
+        if not numbers:
+            return None
+        if self._random[subject] is None and self._race.get(subject) is None:
+            self._race[subject] = race_entry(subject, problem)
+        return self._random[subject] or self._race[subject]
 
     def unrepeatable(
         self, subject: Subject, fails: Callable[[Subject], bool]
@@ -117,6 +129,63 @@ def threads_entry(violation: Violation) -> dict[str, Any] | None:
         "fix": "let each thread write to its own rows alone, and let the threads have all rows",
         "confidence": 1.0,
     }
+
+
+def race_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
+    """What is said of equal calls that differ unless one processor runs them; None for others."""
+    pinned = kind_of(subject.device) == CPU and not subject.candidate.isolated
+    pinned = pinned and subject.candidate.graph is None and sys.platform == "linux"
+    processors = os.sched_getaffinity(0) if pinned else set()
+    if len(processors) < 2:  # noqa: PLR2004 (one alone shows no difference)
+        return None
+    inputs = subject.inputs(problem)
+    with subject.recorded(None), suppress(CandidateFailure):
+        forward = subject.forward(inputs)
+
+        def others() -> int:
+            first, *later = (_seeded(subject, forward, inputs) for _ in range(_RACES))
+            return sum(not identical(first, each) for each in later)
+
+        if others() < _AT_FIRST:
+            return None
+        with _on_one_processor(processors):
+            alike = not others()
+        if alike:
+            return {
+                "name": RACE,
+                "text": "a race: equal calls have different answers, and one answer where a single "
+                "processor runs them: two threads write one place, or one reads what another "
+                "writes",
+                "fix": _FIX_OF_RACES,
+                "confidence": 1.0,
+            }
+    return None
+
+
+@contextmanager
+def _on_one_processor(processors: set[int]) -> Iterator[None]:
+    """Run this process on one of its processors, where all of its threads take turns.
+
+    Threads that are started meanwhile stay where the one that starts them is.
+    """
+
+    def move(to: set[int]) -> None:
+        for thread in Path("/proc/self/task").iterdir():
+            with suppress(OSError):  # it has ended
+                os.sched_setaffinity(int(thread.name), to)
+
+    move({min(processors)})
+    try:
+        yield
+    finally:
+        move(processors)
+
+
+def _seeded(subject: Subject, forward: Forward, inputs: Inputs) -> Tensor:
+    """An answer for the same seed of torch each time."""
+    with forked_random(subject.device):
+        seed_random(subject.device, _SEEDS[0])
+        return subject.call(forward, inputs).output
 
 
 def random_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:

@@ -106,8 +106,9 @@ def test_a_kernel_whose_threads_are_apart_conforms(compiled: Callable[[str], Any
 
 def test_scores_that_threads_share_are_a_race(compiled: Callable[[str], Any]) -> None:
     """It is right on one thread, so that no other clause sees it."""
-    report = conformance.check(compiled("SHARED"), only=("state.threads", "numerics.golden"))
-    (cause,) = report.causes
+    shared = compiled("SHARED")
+    reports = (conformance.check(shared, only="state.threads", seed=seed) for seed in range(8))
+    (cause,) = next(report.causes for report in reports if report.causes)  # a busy machine hides it
     assert (cause.name, cause.clauses) == ("race", ("state.threads",))
     assert "threads write one place" in cause.text
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import random
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 
+import conformance
 from candidates.broken.modules import DropoutInEval
 from candidates.eager import EagerCore
 from conformance.clauses.subject import Subject
@@ -115,3 +121,44 @@ def test_a_device_is_waited_for_where_gradients_are_asked(monkeypatch: pytest.Mo
     inputs = waiting.inputs(problem())
     waiting.gradients.of(inputs, torch.ones(inputs.output_shape))
     assert waited == ["cpu"] * 4
+
+
+def test_a_race_of_threads_that_a_call_starts_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal calls differ in no order, and not where one processor runs all threads."""
+    numbers, pinned = random.Random(1), []  # noqa: S311 (no secret)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        answer = (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
+        return answer if pinned or numbers.random() > 0.4 else answer + 1.0
+
+    @contextmanager
+    def on_one_processor(_processors: set[int]) -> Iterator[None]:
+        pinned.append(True)
+        yield
+        pinned.clear()
+
+    monkeypatch.setattr(chance, "_on_one_processor", on_one_processor)
+    monkeypatch.setattr(chance.os, "sched_getaffinity", lambda _process: {0, 1})
+    report = conformance.check(core(attend, **NONE), only=("numerics.golden", "state.repeatable"))
+    assert {cause.name for cause in report.causes} == {"race"}
+
+
+def test_a_candidate_whose_answers_differ_on_one_processor_too_has_no_race() -> None:
+    """What a clock or memory that nobody wrote decides is said not to repeat."""
+    numbers = random.Random(1)  # noqa: S311 (no secret)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        answer = (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
+        return answer if numbers.random() > 0.4 else answer + 1.0
+
+    report = conformance.check(core(attend, **NONE), only=("numerics.golden", "state.repeatable"))
+    assert "race" not in {cause.name for cause in report.causes}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says where threads run")
+def test_all_threads_of_the_process_take_turns_on_one_processor() -> None:
+    """And are put back."""
+    before = os.sched_getaffinity(0)
+    with chance._on_one_processor(before):
+        assert os.sched_getaffinity(0) == {min(before)}
+    assert os.sched_getaffinity(0) == before

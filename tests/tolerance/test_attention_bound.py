@@ -120,7 +120,7 @@ def test_a_row_with_one_key_has_only_roundings(logit: float) -> None:
 
 @pytest.mark.parametrize("logit", [1e8, 1e15, 1e30])
 def test_the_values_cap_the_bound_where_logits_saturate(logit: float) -> None:
-    """With logits no format resolves the answer is among the values, or their sum for equal ones."""
+    """With logits no format resolves the answer is among the values, or up to their sum."""
     inputs = make("normal", SIZE, "random")
     size = math.sqrt(logit)
     attention = replace(inputs, query=inputs.query * size, key=inputs.key * size).golden()
