@@ -188,3 +188,12 @@ def test_no_file(tmp_path: Path) -> None:
         read_record(tmp_path / "gone.json")
     with pytest.raises(UsageError, match="cannot be read"):
         read_record(tmp_path)
+
+
+def test_a_candidate_twice_is_no_record(tmp_path: Path) -> None:
+    """No run writes two of one name, of which nobody could say which is meant."""
+    path, twice = tmp_path / "report.json", bare(CLAUSE)
+    twice["candidates"] *= 2
+    path.write_text(json.dumps(twice), encoding="utf-8")
+    with pytest.raises(UsageError, match="it has two candidates called"):
+        read_record(path)

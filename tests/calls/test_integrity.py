@@ -7,6 +7,7 @@ import math
 import pkgutil
 import random
 import sys
+import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,6 +63,7 @@ CHANGES: dict[str, Callable[[], object]] = {
     "Tensor.__matmul__": replaced_product,
     "torch.softmax": lambda: setattr(torch, "softmax", wrong),
     "math.sqrt": lambda: setattr(math, "sqrt", wrong),
+    "time.monotonic": lambda: setattr(time, "monotonic", wrong),
     "builtins.abs": lambda: setattr(sys.modules["builtins"], "abs", wrong),
     "conformance.oracle.comparison.compare": lambda: setattr(comparison, "compare", wrong),
     "Oracle.answer": lambda: setattr(oracle.Oracle, "answer", wrong),
@@ -89,6 +91,7 @@ def made_of() -> list[Any]:
         Tensor.__matmul__,
         torch.softmax,
         math.sqrt,
+        time.monotonic,
         abs,
         comparison.compare,
         oracle.Oracle.answer,

@@ -123,3 +123,14 @@ def test_it_imports_nothing_heavy(records: Path) -> None:
         [sys.executable, "-Ic", code], cwd=records, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", [["diff", "odd.json"], ["compare"]])
+def test_a_record_whose_options_are_odd(
+    command: list[str], records: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A number in the place of a list is told in a sentence, with exit code 2."""
+    odd = record() | {"options": {"devices": -1}}
+    (records / "odd.json").write_text(json.dumps(odd), encoding="utf-8")
+    assert run([*command, "odd.json"]) == 2
+    assert "something in it is not as conformance check writes it" in capsys.readouterr().err

@@ -409,3 +409,52 @@ def test_an_isolated_candidate_cannot_read_its_seed(
     write(folder, {"attn.py": f"import os\n{body}"})
     assert run(["check", "attn.py", *FEW, "--isolated", "--json", "out.json"]) == 0
     assert record(folder)["seed"] > 0
+
+
+def test_no_working_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that was removed is told in a sentence, before anything is loaded."""
+    (tmp_path / "gone").mkdir()
+    before = Path.cwd()
+    os.chdir(tmp_path / "gone")
+    try:
+        (tmp_path / "gone").rmdir()
+        assert run(["check", "attn.py"]) == 2
+    finally:
+        os.chdir(before)
+    assert "the working folder is not there any more" in capsys.readouterr().err
+
+
+def test_standard_input_that_is_closed(tmp_path: Path) -> None:
+    """A report that is to be read from there is none."""
+    command = [sys.executable, "-m", "conformance", "render", "-"]
+    done = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$0" "$@" <&-', *command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "- is no JSON" in done.stderr
+
+
+NAMED = """
+import conformance
+
+first = conformance.core(name="x\\n::error::forged")(lambda query, key, value: query)
+second = conformance.core(name="y")(lambda query, key, value: query)
+"""
+
+
+def test_no_name_commands_a_workflow(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is announced stands between marks at which GitHub's log stops to obey."""
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    write(folder, {"attn.py": NAMED})
+    run(["check", "attn.py", "--only", "shape.output", "--profile", "quick"])
+    lines = capsys.readouterr().err.splitlines()
+    forged = lines.index(next(line for line in lines if line.startswith("::error::forged")))
+    begin, end = lines[forged - 2], lines[forged + 1]
+    assert begin.startswith("::stop-commands::")
+    assert end == f"::{begin.removeprefix('::stop-commands::')}::"

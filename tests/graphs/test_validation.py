@@ -392,3 +392,22 @@ def test_saving_next_to_it_and_moving_it_alone(tmp_path: Path) -> None:
     alone.mkdir()
     path.rename(alone / "model.onnx")
     assert "'model.onnx.data', which is missing" in refusal(alone / "model.onnx")
+
+
+@pytest.mark.parametrize("called", ["Own", "Other"])
+def test_functions_without_an_end(tmp_path: Path, called: str) -> None:
+    """A function that calls itself, or another that calls it, cannot be written out."""
+    made = model([node("Own", "x", "y", domain="own")], domains=["own"])
+    for name, calls in (("Own", called), ("Other", "Own")):
+        opsets = [helper.make_opsetid("", 20), helper.make_opsetid("own", 1)]
+        body = [node(calls, "x", "y", domain="own")]
+        made.functions.append(helper.make_function("own", name, ["x"], ["y"], body, opsets))
+    assert "has functions that cannot be written out" in refusal_of(made, tmp_path)
+
+
+@pytest.mark.parametrize("sizes", [[2**40] * 4, [2**63 - 1, 1], ["n", 2**34]])
+def test_an_input_that_nothing_can_hold(tmp_path: Path, sizes: list[Any]) -> None:
+    """Fixed axes of more numbers than a process may take bytes are refused before any is drawn."""
+    ports = ("x", FLOAT, sizes), ("y", FLOAT, sizes)
+    made = model([node("Identity", "x", "y")], inputs=[ports[0]], outputs=[ports[1]])
+    assert "export it with axes that have names" in refusal_of(made, tmp_path)

@@ -354,6 +354,37 @@ def test_without_namespaces_what_was_started_ends_and_what_is_claimed_holds(
         time.sleep(0.05)
 
 
+ODD = """
+import torch
+def attend(query, key, value):
+    answer = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    return {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        ("answer.to_sparse()", "the output is a torch.sparse_coo tensor, not a dense one"),
+        ("answer.to('meta')", "the output is on the device meta where the inputs are on cpu"),
+        ("torch.nested.nested_tensor([*answer])", "the output is a nested tensor, not a dense one"),
+        (
+            "torch.quantize_per_tensor(answer, 0.1, 0, torch.qint8)",
+            "the output is a tensor of torch.qint8, not of a floating-point dtype",
+        ),
+    ],
+)
+def test_an_answer_that_is_no_dense_tensor_is_described(
+    returned: str, told: str, judge: conformance.Judge
+) -> None:
+    """As in one process: the judge is told what it is, and why nobody reads its numbers."""
+    source = ODD.format(returned)
+    report = judge.check_source(
+        source, "attend", promises={}, only="shape.output", explain=False, exitfirst=True
+    )
+    assert [clause.reason for clause in report.clauses] == [told]
+
+
 CHILDREN = """
 import os, time
 def attend(query, key, value):
