@@ -158,6 +158,8 @@ def unpacked(package: str, name: str, wheels: Path, folder: Path) -> Path:
 def is_expected(kind: str, cells: list[str]) -> bool:
     """Whether the verdicts are those that a copy, or a break, shall have."""
     said = f"{cells[2]}, {cells[3]}"
+    if said == ", ":
+        return False
     return ("fails" in said or "deviations" in said) if kind in BREAKS else "fails" not in said
 
 

@@ -26,7 +26,6 @@ _WORDS: Final = re.compile(r"[^a-z]+")
 # Pictures and sounds whose sizes a file leaves open: by the number of their axes, what they are
 # called, and the channels and sides, or the samples, that are tried.
 _CALLED: Final = {4: ("pixel", "image", "picture"), 2: ("input_values", "wave", "audio", "speech")}
-_CHANNELS: Final = (1, 3, 4)
 _SIDES: Final = (224, 32, 16, 64, 384, 8, 28, 512)
 _COMMON: Final[Mapping[int, Sequence[tuple[int, ...]]]] = {
     4: [(channels, side, side) for channels in (3, 1) for side in _SIDES],
@@ -292,7 +291,6 @@ def _role(name: str, shape: Sequence[Axis], kind: np.dtype[Any], masking: Contai
         return "past"
     if kind.kind == "f" and not words & _CACHED:
         is_called_so = any(word in joined for word in _CALLED.get(rank, ()))
-        is_called_so |= rank == len("BCHW") and shape[1] in _CHANNELS
         if is_called_so or (rank > 1 and all(isinstance(size, int) for size in shape[1:])):
             return "image"
         if rank == len("BLE"):
