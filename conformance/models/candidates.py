@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,14 +27,15 @@ from ..graphs.reading import MODEL_ROLES
 from ..graphs.sidecar import GraphDeclaration, read_declaration, sidecar_of
 from .cutting import Cut, CutFile, cut
 from .mask_facts import (
+    POSITIONS,
     MaskFacts,
     mask_facts,
     misplaced_rules,
-    read_in_place,
+    rule_of,
     with_rules_told_apart,
 )
 from .model_inputs import NoAnswerError, UnknownInputError
-from .opening import LENGTHS, open_model
+from .opening import BATCHES, LENGTHS, open_model
 from .recognition import model_sites
 from .site import Site, Uncut, is_standard
 from .sites import Sites
@@ -107,7 +109,7 @@ def model_candidates(
         if isinstance(unknown, NoAnswerError):
             unjudged = warnings[-1]
     else:
-        read_in_place(described, model)
+        _read_in_place(described, model)
         warnings = [*model.warnings, *warnings]
         whole = dataclasses.replace(model, cores=standing_for(described, cores))
         name = declared.name or path.stem
@@ -120,6 +122,21 @@ def model_candidates(
     index, first = made[0]
     made[0] = (index, dataclasses.replace(first, warnings=tuple(warnings), unjudged=unjudged))
     return made
+
+
+def _read_in_place(described: list[SiteEntry], model: WholeModel) -> None:
+    """Note what is known of masks that only the whole model makes, by what it hides in a call."""
+    unknown = {e["index"]: e for e in described if e["causal"] is None and not e["misplaced"]}
+    sizes = [size for size in model.taken.get("length", (POSITIONS,)) if size >= POSITIONS]
+    if not unknown or not sizes or not model.is_sequential:
+        return
+    batch = model.taken.get("batch", BATCHES)[0]
+    with contextlib.suppress(GraphRefused, GraphLost):
+        for index, inside in model.in_place(model.call(batch, (sizes[0], sizes[0]), None, 1)):
+            if index in unknown and inside.causal is None:
+                rule = rule_of(inside.shown)
+                unknown[index].update(rule._asdict())  # type: ignore[typeddict-item]  # its fields
+    with_rules_told_apart(described)
 
 
 def none_judged(uncut: Sequence[Uncut]) -> str:

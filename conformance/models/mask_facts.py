@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import onnx
@@ -28,12 +28,9 @@ from .site import Site
 from .sites import Sites
 from .sizes import Sizes
 
-if TYPE_CHECKING:  # it is opened with what is told here
-    from .whole_model import WholeModel
-
 # Sizes of the call that shows the masks: items, and positions.
 _ITEMS: Final = 2
-_POSITIONS: Final = 6
+POSITIONS: Final = 6
 # Past positions: some, else none, where the name of an axis does not say that it counts them, too.
 _PASTS: Final = (3, 0)
 # What a query sees under causality with a mistake: no earlier keys, or all but its own.
@@ -159,21 +156,6 @@ _MOVED: Final = {
 }
 
 
-def read_in_place(described: list[SiteEntry], model: WholeModel) -> None:
-    """Note what is known of masks that only the whole model makes, by what it hides in a call."""
-    unknown = {e["index"]: e for e in described if e["causal"] is None and not e["misplaced"]}
-    sizes = [size for size in model.taken.get("length", (_POSITIONS,)) if size >= _POSITIONS]
-    if not unknown or not sizes or not model.is_sequential:
-        return
-    batch = model.taken.get("batch", (_ITEMS,))[0]
-    with contextlib.suppress(GraphRefused, GraphLost):
-        for index, inside in model.in_place(model.call(batch, (sizes[0], sizes[0]), None, 1)):
-            if index in unknown and inside.causal is None:
-                rule = rule_of(inside.shown)
-                unknown[index].update(rule._asdict())  # type: ignore[typeddict-item]  # its fields
-    with_rules_told_apart(described)
-
-
 def misplaced_rules(described: Iterable[SiteEntry]) -> list[str]:
     """A sentence for each way in which attentions are causal but for a mistake."""
     found: dict[str, list[str]] = {}
@@ -280,7 +262,9 @@ def _shapes_of(
         shape = graph.shape(name)
         if value is not None and len(shape) == value.ndim:
             named |= dict(zip(shape, value.shape, strict=True))
-    known = {name: value.shape for name, value in fed.items() if value is not None}
+    known: dict[str, tuple[int, ...]] = {
+        name: value.shape for name, value in fed.items() if value is not None
+    }
     in_call: list[Sizes] = []
 
     def shape_of(name: str) -> tuple[int, ...] | None:
@@ -400,7 +384,7 @@ def _size(axis: Any, at: int, past: int, *, caches: bool) -> int:
         return int(axis.dim_value)
     terms = [term for term in re.split(r"\s*\+\s*", axis.dim_param) if term]
     if len(terms) > 1:
-        return sum(past if "past" in term else _POSITIONS for term in terms)
+        return sum(past if "past" in term else POSITIONS for term in terms)
     if "past" in axis.dim_param or (caches and at):
         return past
-    return _ITEMS if at == 0 else _POSITIONS
+    return _ITEMS if at == 0 else POSITIONS

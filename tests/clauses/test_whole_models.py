@@ -306,11 +306,11 @@ def test_patterns_of_models_are_no_mistakes(name: str, values: list[int], odd: i
     assert (found and found[0]) == odd
 
 
-def between_integers(folder: Path, *, back: float = 1 / 200, most: float = 8.0) -> Candidate:
+def between_integers(folder: Path, *, back: float = 1 / 100, most: float = 8.0) -> Candidate:
     """The whole model of a graph whose scores and weights become integers of known steps.
 
-    Those of weights are turned back by the step ``back``. Onnxruntime 1.31.1 makes 256 and so 0 of a
-    weight of 1 where the step is 1/255.
+    Those of weights are turned back by the step ``back``. Onnxruntime 1.31.1 makes 0 of a weight
+    of 1 where the step is 1/200 or less: that fails, as it should.
     """
     step = most / 127
     middle = [
@@ -321,7 +321,7 @@ def between_integers(folder: Path, *, back: float = 1 / 200, most: float = 8.0) 
         node("QuantizeLinear", "exact part none", "whole_weights"),
         node("DequantizeLinear", "whole_weights back none", "weights"),
     ]
-    numbers = {"step": step, "part": 1 / 200, "back": back}
+    numbers = {"step": step, "part": 1 / 100, "back": back}
     tensors = [tensor(name, np.array(own, np.float32)) for name, own in numbers.items()]
     tensors += [tensor("whole", np.array(0, np.int8)), tensor("none", np.array(0, np.uint8))]
     graph = of_ids(token_graph(middle, tensors=tensors))
@@ -340,5 +340,5 @@ def test_attention_between_integers_of_known_steps_is_judged(tmp_path: Path) -> 
 
 def test_integers_that_are_turned_back_by_another_step_are_seen(tmp_path: Path) -> None:
     """By what leaves the attention where the model runs."""
-    (result,) = results(between_integers(tmp_path, back=1.5 / 200), IN_PLACE)
+    (result,) = results(between_integers(tmp_path, back=1.5 / 100), IN_PLACE)
     assert result.status == "failed"
