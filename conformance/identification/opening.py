@@ -34,7 +34,6 @@ from ..errors import (
     UsageError,
     fault_of,
 )
-from ..graphs.protocol import GraphRefused
 from ..models.mask_facts import misplaced_rules
 from ..models.model_inputs import UnknownInputError, library_of
 from ..models.recognition import may_be_model
@@ -177,13 +176,17 @@ def _whole_model(built: nn.Module, target: str) -> tuple[TorchModel | None, str]
         return open_torch_model(built, target), ""
     except UnknownInputError as unknown:
         return None, str(unknown)
+    except UsageError:
+        raise
+    except Exception as error:  # noqa: BLE001 (whatever we fail at in reading, it is still judged)
+        return None, f"reading it as one failed ({fault_of(error)})"
 
 
 def _inside(built: nn.Module, target: str) -> TorchModel | None:
     """The module as a model, where it has an attention that can be judged alone."""
     try:
         made = open_torch_model(built, target, surely=True)
-    except (UnknownInputError, GraphRefused):
+    except Exception:  # noqa: BLE001 (whatever we fail at in reading, it is still judged)
         return None
     return made if made is not None and made.engine.sites else None
 

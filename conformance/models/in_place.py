@@ -206,9 +206,18 @@ def assembled(
     ordered = [(mask.role, _as_mask(value, mask, heads, keys)) for mask, value in masks]
     if any(value is None for value in (*parts.values(), answer, *(entry for _, entry in ordered))):
         return None
+    query = parts["query"]
+    scores = () if query is None or key is None else (*query.shape[:3], key.shape[2])
+    if any(value is not None and not _spreads_over(value.shape, scores) for _, value in ordered):
+        return None
     keep, bias = _together([(role, value) for role, value in ordered if value is not None])
     spread = None if sinks is None else np.broadcast_to(sinks, (heads or sinks.size,))
     return Activations(**parts, answer=answer, keep=keep, bias=bias, causal=causal, sinks=spread)  # type: ignore[arg-type]  # none is None
+
+
+def _spreads_over(shape: Sequence[int], scores: Sequence[int]) -> bool:
+    """Whether a mask of four axes can be that of scores."""
+    return all(own in (1, size) for own, size in zip(shape, scores, strict=True))
 
 
 def as_heads(value: Array, letters: str, heads: int | None) -> Array | None:

@@ -368,6 +368,7 @@ def _described(engine: TorchEngine, model: WholeModel) -> tuple[list[SiteEntry],
     lost = list(uncut)
     for site in found:
         try:
+            _require_ordered_masks(site)
             made = runnable(engine.recording, dataclasses.replace(site, index=len(sites)))
         except UnreadableError as error:
             lost.append(Uncut(nodes=site.nodes, scope=site.scope, reason=str(error)))
@@ -381,6 +382,15 @@ def _described(engine: TorchEngine, model: WholeModel) -> tuple[list[SiteEntry],
         for site in sites
     )
     return with_rules_told_apart(list(described)), tuple(lost)
+
+
+def _require_ordered_masks(site: TorchSite) -> None:
+    """Raise UnreadableError for a mask whose axes no declaration can say."""
+    for mask in site.masks:
+        letters = site.mask_letters(mask).replace("1", "")
+        if letters != "".join(letter for letter in "BHQK" if letter in letters):
+            msg = f"the axes of its mask are in the order {letters}"
+            raise UnreadableError(msg)
 
 
 def _recording(engine: TorchEngine, call: ModelCall) -> ModuleRecording | GraphRefused:

@@ -303,14 +303,21 @@ def certain_results(loaded: Loaded, results: Sequence[ClauseResult]) -> list[Cla
         kind = "" if result.violation is None else result.violation.kind
         return bool(names & named) or (result.id in laws and kind != "raised")
 
-    return [
-        result
-        if result.status != "failed" or result.level != "MUST" or is_certain(result)
-        else result.replace(status="untestable", reason=f"{_GUESSED}: {result.reason}")
-        for result in results
-    ]
+    def as_certain(result: ClauseResult) -> ClauseResult:
+        if result.status != "failed" or result.level != "MUST" or is_certain(result):
+            return result
+        if result.id in _OF_MEMORY and result.violation and result.violation.kind == "raised":
+            return result.replace(status="not-applicable", reason=f"{_REFUSED}: {result.reason}")
+        return result.replace(status="untestable", reason=f"{_GUESSED}: {result.reason}")
+
+    return [as_certain(result) for result in results]
 
 
+# How tensors lie in memory: code that raises for some of them answers none wrongly.
+_OF_MEMORY: Final = frozenset(
+    "shape.strided shape.expanded shape.bounds mask.strided gradients.strided".split()
+)
+_REFUSED: Final = "it refuses tensors that lie otherwise in memory"
 _GUESSED: Final = "what is promised was guessed, and is not kept"
 
 
