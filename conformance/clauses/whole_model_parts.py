@@ -359,6 +359,10 @@ def _steps_taken(core: Candidate, inside: Activations) -> torch.Tensor:
     return change.clamp(max=1.0) @ value.abs()
 
 
+def _follows_tokens(model: WholeModel) -> bool:
+    return hasattr(model.engine, "mixing_tokens")
+
+
 @clause(
     "model.heads-by-token",
     sentence=(
@@ -369,7 +373,7 @@ def _steps_taken(core: Candidate, inside: Activations) -> torch.Tensor:
     space=MODELS.replace(least=(("key_length", 2),)),
     applies=(
         requires(
-            lambda c: hasattr(model_of(c).engine, "mixing_tokens"),
+            lambda c: _follows_tokens(model_of(c)),
             "what a graph computes beside its attentions is not followed",
         ),
         requires(lambda c: model_of(c).engine.sites, "none of its attentions can be judged alone"),
@@ -379,8 +383,9 @@ def _steps_taken(core: Candidate, inside: Activations) -> torch.Tensor:
 def heads_by_token(subject: Subject, problem: Problem) -> Finding:
     """Where the numbers of heads stood before, in a call of the model."""
     model = model_of(subject.candidate)
+    mixing_tokens = getattr(model.engine, "mixing_tokens")  # noqa: B009 (torch's engine alone has it)
     with giving_answers():
-        mixing = model.engine.mixing_tokens(drawn_call(subject, problem).feeds)
+        mixing = mixing_tokens(drawn_call(subject, problem).feeds)
     for index, words in mixing:
         return blaming(violated("value", f"in {named(model, index)} {words}"), index)
     return Finding()

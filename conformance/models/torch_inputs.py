@@ -252,6 +252,7 @@ _MASKS: Final = (
     _Meaning("mask", ("batch", "length"), "float32"),
     _Meaning("mask", ("batch", 1, 1, "length"), "bool"),
     _Meaning("mask", ("batch", 1, "length"), "bool"),
+    _Meaning("padding", ("batch", "length"), "bool"),
 )
 
 
@@ -375,8 +376,11 @@ def _tried(
         answers = calling.answers(recording.answer)
     except Exception as error:  # noqa: BLE001 (whatever the user's module raises)
         return None, " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    if not any(value.dtype.kind == "f" and value.ndim for value in answers.values()):
+    floats = [value for value in answers.values() if value.dtype.kind == "f" and value.ndim]
+    if not floats:
         return None, "nothing that is a tensor of floats"
+    if np.isnan(floats[0]).any():  # a mask of the other sign hides everything
+        return None, "NaN"
     return recording, ""
 
 

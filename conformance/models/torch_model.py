@@ -133,7 +133,8 @@ class TorchEngine:
                     for part in tensors_in(self.module(**arguments))
                     if part.requires_grad
                 ]
-                slopes = torch.autograd.grad(sum(parts), [*weights.values()], allow_unused=True)
+                total = torch.stack(parts).sum()
+                slopes = torch.autograd.grad(total, [*weights.values()], allow_unused=True)
         except Exception:  # noqa: BLE001 (the user's module may raise anything; gradients are no must)
             return []
         return [

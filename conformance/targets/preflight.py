@@ -73,7 +73,10 @@ def unchecked_options(
     for name in declaration.unchecked:
         _check_unchecked(candidate, signature, passed, name)
     expected = passed | chosen
-    return tuple(undeclared_options(signature, expected, (*declaration.unchecked, *accepted)))
+    # An adapted module's call says itself which parameters take its tokens.
+    inputs = 0 if isinstance(forward, AdaptedModule) else len("qkv")
+    every = (*declaration.unchecked, *accepted)
+    return tuple(undeclared_options(signature, expected, every, inputs=inputs))
 
 
 def _unchecked_of_model(model: Any, accepted: Iterable[str]) -> tuple[OptionParameter, ...]:
