@@ -94,7 +94,8 @@ class HeadsMixTokens(torch.nn.Module):
         )
         weights = (query @ key.mT / size**0.5).softmax(-1)
         heads = (weights @ value).transpose(1, 2).reshape(batch, length, width)
-        return self.norm(x + self.out(heads))
+        answer: torch.Tensor = self.norm(x + self.out(heads))
+        return answer
 
 
 def heads_mix_tokens() -> conformance.Candidate:
