@@ -400,6 +400,8 @@ def _core_inputs(core: Candidate, inside: Activations) -> Inputs:
     if inside.dtype:
         own: torch.dtype = getattr(torch, inside.dtype)
         query, key, value = query.to(own), key.to(own), value.to(own)
+    if value.shape[1] == 1:  # of all heads, though each has a key of its own
+        value = value.expand(-1, key.shape[1], -1, -1)
     keep = None if inside.keep is None else torch.from_numpy(np.ascontiguousarray(inside.keep))
     bias, sinks = (
         None if part is None else torch.from_numpy(np.ascontiguousarray(part))

@@ -37,6 +37,7 @@ from ..errors import (
 from ..models.mask_facts import misplaced_rules
 from ..models.model_inputs import UnknownInputError, library_of
 from ..models.recognition import may_be_model
+from ..models.torch_inputs import items_stay_apart
 from ..models.torch_model import TorchModel, open_torch_model, torch_model_candidates
 from ..models.whole_model import WholeModel
 from ..targets.declaring import declaration_lines, how_to_make, how_to_pass
@@ -209,7 +210,10 @@ def _of_model(made: TorchModel, entry: Undeclared) -> list[Candidate]:
             *misplaced_rules(made.model.described),
         ]
     )
-    return [_held_to_standard(_as_it_works(candidate, doubts)) for candidate in located]
+    length = made.model.taken.get("length", (5,))[-1]
+    apart = items_stay_apart(made.engine.module, made.engine.calling, length)
+    unread = "" if apart else "an item of a batch changes the answer to another, as it was called"
+    return [_held_to_standard(_as_it_works(candidate, doubts), unread) for candidate in located]
 
 
 def _as_it_works(candidate: Candidate, doubts: str) -> Candidate:
@@ -227,12 +231,12 @@ def _as_it_works(candidate: Candidate, doubts: str) -> Candidate:
     return assuming(own, *taken)
 
 
-def _held_to_standard(candidate: Candidate) -> Candidate:
+def _held_to_standard(candidate: Candidate, unread: str) -> Candidate:
     """A candidate that was read in a module, with the standard scale where its own is a mistake's.
 
-    A scale of one is left: some models are trained without any.
+    A scale of one is left: some models are trained without any. ``unread`` is said of the reading.
     """
-    reading, site = Reading(), candidate.site
+    reading, site = Reading(unread=unread), candidate.site
     size, heads = (None, None) if site is None else (site["head_size"], site["heads"])
     if site is None or size is None or heads is None or site["scale"] is None:
         return dataclasses.replace(candidate, reading=reading)

@@ -159,7 +159,7 @@ def torch_calling(
         made, why = _tried(module, calling, length)
         if made is None or not _chooses(made, calling):
             refusal = refusal or why
-        elif _masks_show(module, calling, length) and _items_stay_apart(module, calling, length):
+        elif _masks_show(module, calling, length) and items_stay_apart(module, calling, length):
             return _completed(module, calling, made, declared)
         else:
             without_effect = without_effect or (calling, made)
@@ -400,7 +400,7 @@ def _masks_show(module: nn.Module, calling: TorchCalling, length: int) -> bool:
     return not any(_same(plain, _answers_to(module, calling, length, name)) for name in masks)
 
 
-def _items_stay_apart(module: nn.Module, calling: TorchCalling, length: int) -> bool:
+def items_stay_apart(module: nn.Module, calling: TorchCalling, length: int) -> bool:
     """Whether features of one item change no answer to another: else tokens may come first."""
     features = [entry.name for entry in calling.inputs if entry.role == "features"]
     if not features:
