@@ -132,10 +132,14 @@ def _unread(entry: Undeclared, built: nn.Module, reason: str, unknown: str) -> l
     entries = _explained(plain)
     names = {mistake.name for mistake in named_mistakes()} - CHOSEN_UNDECLARED
     known = any({*parts_of(str(one["name"]))} <= names for one in entries)
-    if inside is not None and not known:
+    said = next((str(one["text"]) for one in entries if one["name"] != UNKNOWN), "")
+    # What takes the place of a projection that has no effect is nothing that anybody means.
+    unused = [] if inside is None or not said else inside.engine.unused_weights(inside.model)
+    if inside is not None and not known and not unused:
         return _of_model(inside, entry)
-    said = next((str(one["text"]) for one in entries if one["name"] != UNKNOWN), reason)
-    return [dataclasses.replace(plain, reading=Reading(unread=said))]
+    mistakes = (said,) if unused else ()
+    reading = Reading(unread="" if unused else said or reason, mistakes=mistakes)
+    return [dataclasses.replace(plain, reading=reading)]
 
 
 def _explained(candidate: Candidate) -> list[dict[str, Any]]:
