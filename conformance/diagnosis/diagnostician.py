@@ -143,10 +143,11 @@ class Diagnostician:
             wrong = telling(None, self.observed, named=True)
             alone = [one for one in wrong if explains(self.subject, (mistake,), one)]
             others = tuple(one for one in made if one is not mistake)
+            both = [one for one in wrong if not explains(self.subject, others, one)]
             self._lines[mistake.name] = (
                 self._finder.line([(mistake,)], alone)
                 if alone
-                else self._finder.line([made], wrong, besides=others)
+                else self._finder.line([made], both, besides=others)
             )
         line = self._lines[mistake.name]
         entry = {"name": mistake.name, "text": mistake.sentence, "fix": mistake.fix}

@@ -82,7 +82,7 @@ def summary(
         *_at_most(_MOST_BESIDES, _findings(candidate, width, advised=advised), "more failure"),
         *_at_most(_MOST_UNTESTED, _untested(candidate, width), "more reason"),
         *(_left_over(candidate, width) if alone else ()),
-        *(() if advised else _recommended(candidate, width)),
+        *(_recommended(candidate, width) if alone and not advised else ()),
     ]
     failing = [cause for cause in causes(candidate) if cause["level"] == "MUST"]
     numbered = len(failing) > 1
