@@ -137,11 +137,11 @@ class _Known:
         """What the diagnoses of all clauses say."""
         entries = list(_entries(clauses))
         together = [entry for entry in entries if entry.get("parts")]
-        own = {
-            str(part["name"]): {"confidence": entry.get("confidence"), **part}
-            for entry in together
-            for part in entry["parts"]
-        }
+        own: dict[str, dict[str, Any]] = {}
+        for entry in together:
+            for part in entry["parts"]:
+                before = own.get(str(part["name"]), {})
+                own[str(part["name"])] = {"confidence": entry.get("confidence"), **before, **part}
         known = cls(
             texts={**own, **{str(entry["name"]): entry for entry in entries}},
             parts={
