@@ -24,6 +24,7 @@ try:
     from types import FrameType
     from typing import Final, NoReturn
 
+    from .base.line_breaking import fitted_to
     from .base.printable_text import no_commands, printable
     from .base.record import EXIT_HARNESS, EXIT_INTERRUPTED, EXIT_USAGE
     from .errors import RAISED_AT, TO_CHECK, UsageError
@@ -162,7 +163,7 @@ def _say(text: str, code: int) -> int:
     sentence, way = text[:begin], text[begin:].rstrip()
     said = printable(" ".join(sentence.split()) + way)
     with contextlib.suppress(OSError), no_commands(sys.stderr):  # nobody may be left to read it
-        sys.stderr.write(f"conformance: {said}\n")
+        sys.stderr.write(f"{fitted_to(sys.stderr, f'conformance: {said}')}\n")
         sys.stderr.flush()
     return code
 

@@ -45,8 +45,13 @@ class Line:
 
 
 def lines(records: Mapping[str, Record]) -> list[Line]:
-    """A line for every candidate of every library."""
-    return [_line(record, own) for record in records.values() for own in record["candidates"]]
+    """A line for every candidate of every library, those that fail first."""
+    every = [_line(record, own) for record in records.values() for own in record["candidates"]]
+    return sorted(every, key=lambda line: (_FAILURES_FIRST.index(line.style), line.verdict))
+
+
+# What needs a look first; of a kind by the verdict, and then by the library.
+_FAILURES_FIRST: Final = ("fail", "error", "untestable", "pass")
 
 
 def _line(record: Record, own: Record) -> Line:
@@ -176,15 +181,15 @@ def markdown(records: Mapping[str, Record], changed: Sequence[str] | None) -> st
             "environment of its own, in float32 and in the profile quick."
         ),
         _HOW,
+        *_decided_blocks(records),
+        "## Candidates",
+        table(_COLUMNS, (_markdown_row(line) for line in shown)),
+        *_promise_blocks(records),
         "## Libraries",
         table(
             ("library", "version", "surveyed", "candidates", "what is judged, or why nothing is"),
             (_library_row(record) for record in records.values()),
         ),
-        "## Candidates",
-        table(_COLUMNS, (_markdown_row(line) for line in shown)),
-        *_decided_blocks(records),
-        *_promise_blocks(records),
         *_change_blocks(changed),
     ]
     return "\n\n".join(blocks) + "\n"

@@ -113,6 +113,8 @@ class DiagnosisEntry(TypedDict, total=False):
     wrong answers share and ``example`` what is true of this failure's. Of each name the first
     failure that could be read has a ``picture``, and so have later ones on smaller problems. What
     an earlier call makes wrong is so ``after`` it: its ``problem``, and what ``call`` that is.
+    Where several mistakes are made together, ``parts`` are these: each with its name, text and fix,
+    its line where that is known, and whether it makes this clause fail ``alone``.
     """
 
     name: str
@@ -125,6 +127,7 @@ class DiagnosisEntry(TypedDict, total=False):
     example: str
     picture: PictureEntry
     after: dict[str, Any]
+    parts: list[dict[str, Any]]
 
 
 class ClauseEntry(TypedDict, total=False):

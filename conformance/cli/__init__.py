@@ -13,32 +13,38 @@ from typing import Final
 
 import click
 
+from ._help import Group
 from .catalogue import explain_command, list_command, teeth_command, vectors_command
 from .check import check_command
+from .completion import completion_command
 from .export_check import export_check_command
 from .identify import identify_command
 from .records import compare_command, diff_command, merge_command, render_command
 from .replay import bundle_command, explain_failure_command, replay_command
 
-COMMANDS: Final = (
-    bundle_command,
-    check_command,
-    compare_command,
-    diff_command,
-    list_command,
-    explain_command,
-    explain_failure_command,
-    export_check_command,
-    identify_command,
-    merge_command,
-    render_command,
-    replay_command,
-    teeth_command,
-    vectors_command,
-)
+_PURPOSES: Final = {
+    "To judge": (check_command, compare_command, export_check_command, identify_command),
+    "To understand a failure": (
+        explain_command,
+        explain_failure_command,
+        replay_command,
+        bundle_command,
+        list_command,
+    ),
+    "To show and join records": (render_command, diff_command, merge_command),
+    "Besides": (vectors_command, teeth_command, completion_command),
+}
+COMMANDS: Final = tuple(command for commands in _PURPOSES.values() for command in commands)
 
 
 @click.group(
+    cls=Group,
+    purposes=_PURPOSES,
+    examples=(
+        ("conformance check attention.py:MyAttention", "Judge a class of yours"),
+        ("conformance check attention.py --html page.html", "Judge what a file declares"),
+        ("conformance explain scale-missing", "Read what a failure is about"),
+    ),
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -54,7 +60,3 @@ def cli(context: click.Context) -> None:
         *names, last = (str(command.name) for command in COMMANDS)
         msg = f"name a command: {', '.join(names)} or {last}; 'conformance --help' describes them"
         raise click.UsageError(msg)
-
-
-for _command in COMMANDS:
-    cli.add_command(_command)

@@ -15,6 +15,7 @@ from ..base.limits import MOST_WORKERS, PER_WORKER, read_seconds, read_share
 from ..base.profile import DTYPES, PROFILES, WHOLE, Shard, read_shard
 from ..errors import UsageError
 from ..running.databases import FORMS, OPTION, check_database
+from .completion import complete_clauses
 
 if TYPE_CHECKING:
     from ..running.workers.cluster import Cluster
@@ -25,10 +26,18 @@ Callback = Callable[[click.Context, click.Parameter, tuple[str, ...]], tuple[str
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 ONLY: Final[Decorator] = click.option(
-    "--only", multiple=True, metavar="GLOB", help="Run only these clauses."
+    "--only",
+    multiple=True,
+    metavar="CLAUSE",
+    shell_complete=complete_clauses,
+    help="Run only these clauses: names (mask.causal), families (mask) or globs; may be repeated.",
 )
 SKIP: Final[Decorator] = click.option(
-    "--skip", multiple=True, metavar="GLOB", help="Leave these clauses out."
+    "--skip",
+    multiple=True,
+    metavar="CLAUSE",
+    shell_complete=complete_clauses,
+    help="Leave these clauses out.",
 )
 STRICT: Final[Decorator] = click.option(
     "--strict", is_flag=True, help="Exit with 1 when a SHOULD clause failed, too."

@@ -8,11 +8,12 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import click
 
 from ..base.files import check_distinct, check_writable, write_text
+from ..base.line_breaking import broken_into_lines, fitted_to
 from ..base.printable_text import is_on_github, no_commands, printable
 from ..base.record import record_text
 from ..errors import UsageError
@@ -20,7 +21,7 @@ from ..views import TERMINAL, VIEWS, View
 from ._options import Decorator, to_file_or_output
 
 if TYPE_CHECKING:
-    from ..session.schedule import ShowProgress
+    from rich.progress import Progress
 
 # From so many seconds on, time is shown in minutes, and in hours.
 _MINUTES: Final = 100
@@ -45,11 +46,59 @@ def printing(shown: IO[str] | None = None) -> Iterator[None]:
         raise UsageError(msg) from None
 
 
+class ProgressShown(Protocol):
+    """What a command tells while it works, all of it on standard error."""
+
+    def __call__(self, step: str, done: int, total: int, left: float | None = None) -> None:
+        """Say how far the work is."""
+
+    def announce(self, line: str) -> None:
+        """Say something that stays there."""
+
+
+class _NoBar:
+    """Announcements alone, where nobody watches a terminal."""
+
+    def __call__(self, step: str, done: int, total: int, left: float | None = None) -> None:
+        """Say nothing of the progress."""
+
+    def announce(self, line: str) -> None:
+        """Write a line, in which a candidate's name may stand, whatever that is."""
+        announce(line)
+
+
+class _Bar:
+    """A bar at the bottom of a terminal; what is announced stands above it.
+
+    Both go through the bar's console: what another writes while the bar is drawn breaks it.
+    """
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._task = bar.add_task("starting", total=None, left="")
+
+    def __call__(self, step: str, done: int, total: int, left: float | None = None) -> None:
+        """Draw the bar."""
+        self._bar.update(
+            self._task,
+            description=printable(step),
+            completed=done,
+            total=total or None,
+            left=time_left(left),
+        )
+
+    def announce(self, line: str) -> None:
+        """Write a line above the bar, broken between words."""
+        console = self._bar.console
+        for broken in broken_into_lines(printable(line), console.width):
+            console.print(broken, markup=False, highlight=False, emoji=False, overflow="fold")
+
+
 @contextlib.contextmanager
-def progress_bar() -> Iterator[ShowProgress]:
-    """A bar on standard error where that is a terminal, else nothing."""
+def progress_bar() -> Iterator[ProgressShown]:
+    """A bar on standard error where that is a terminal, else announcements alone."""
     if not sys.stderr.isatty():
-        yield lambda _step, _done, _total, _left=None: None
+        yield _NoBar()
         return
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn  # noqa: PLC0415
@@ -61,18 +110,13 @@ def progress_bar() -> Iterator[ShowProgress]:
         TextColumn("{task.description}", markup=False),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=None, left="")
+        yield _Bar(bar)
 
-        def tell(step: str, done: int, total: int, left: float | None = None) -> None:
-            bar.update(
-                task,
-                description=printable(step),
-                completed=done,
-                total=total or None,
-                left=time_left(left),
-            )
 
-        yield tell
+def announce(line: str) -> None:
+    """Write a line to standard error, in which a candidate's name may stand, whatever that is."""
+    with no_commands(sys.stderr):
+        click.echo(fitted_to(sys.stderr, printable(line)), err=True)
 
 
 def time_left(seconds: float | None) -> str:

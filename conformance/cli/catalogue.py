@@ -12,6 +12,7 @@ import click
 from ..base.printable_text import printable
 from ..base.profile import DTYPES
 from ..base.record import record_text
+from ._help import Command
 from ._options import (
     SEED,
     cluster_options,
@@ -24,9 +25,10 @@ from ._options import (
     to_file_or_output,
 )
 from ._output import check_files, printing, progress_bar, stream_for, write_to
+from .completion import complete_clauses, complete_targets
 
 
-@click.command(name="list")
+@click.command(name="list", cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="As JSON instead of a table.")
 def list_command(*, as_json: bool) -> int:
     """List the clauses with their levels and sentences."""
@@ -45,21 +47,43 @@ def list_command(*, as_json: bool) -> int:
     return 0
 
 
-@click.command(name="explain")
-@click.argument("slug", metavar="CLAUSE")
-def explain_command(*, slug: str) -> int:
-    """Say what a clause requires, why, and how it is checked."""
-    from ..tools.specification import clause_entry  # noqa: PLC0415 (loads torch)
-    from ..views.tool_texts import show_clause  # noqa: PLC0415
+@click.command(
+    name="explain",
+    cls=Command,
+    examples=(
+        ("conformance explain mask.causal", "A clause"),
+        ("conformance explain mask", "All clauses of a family"),
+        ("conformance explain scale-missing", "A mistake, as the cause of a failure names it"),
+    ),
+)
+@click.argument(
+    "names",
+    nargs=-1,
+    required=True,
+    metavar="CLAUSE|FAMILY|MISTAKE...",
+    shell_complete=complete_clauses,
+)
+def explain_command(*, names: tuple[str, ...]) -> int:
+    """Say what a clause requires, why, and how it is checked; or what a mistake is.
 
-    entry = clause_entry(slug)
+    Of a family every clause is listed. A mistake has the name that causes of failures have; two in
+    one cause are joined by +.
+    """
+    from ..tools.explaining import explained  # noqa: PLC0415 (loads torch)
+    from ..views.tool_texts import show_explained  # noqa: PLC0415
+
+    entries = [entry for name in names for entry in explained(name)]
     with printing():
-        show_clause(entry, sys.stdout)
+        show_explained(entries, sys.stdout)
     return 0
 
 
-@click.command(name="teeth")
-@click.argument("targets", nargs=-1, metavar="[TARGET]...")
+@click.command(
+    name="teeth",
+    cls=Command,
+    examples=(("conformance teeth --first --jobs 4", "Whether every mistake is caught, and soon"),),
+)
+@click.argument("targets", nargs=-1, metavar="[TARGET]...", shell_complete=complete_targets)
 @profile_option("quick")
 @SEED
 @click.option(
@@ -172,7 +196,11 @@ def _write(record: Mapping[str, Any], files: Mapping[str, Path | None]) -> None:
 DEFAULT = Path("attention-vectors")
 
 
-@click.command(name="vectors")
+@click.command(
+    name="vectors",
+    cls=Command,
+    examples=(("conformance vectors --output vectors --dtype float32", "For another language"),),
+)
 @file_option(
     "--output",
     metavar="FOLDER",

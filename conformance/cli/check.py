@@ -20,10 +20,10 @@ from typing import Any, Final, Self
 import click
 
 from ..base.limits import read_bytes
-from ..base.printable_text import no_commands, printable
 from ..base.record import EXIT_INTERRUPTED, EXIT_USAGE, exit_code
 from ..errors import UsageError
 from ..targets.target_strings import path_of
+from ._help import Command
 from ._options import (
     DEVICE,
     DTYPE,
@@ -48,6 +48,7 @@ from ._output import (
     STANDARD_OUTPUT,
     VERBOSE,
     Files,
+    announce,
     check_files,
     keep_so_far,
     progress_bar,
@@ -56,19 +57,39 @@ from ._output import (
     view_options,
     write_views,
 )
+from .completion import complete_targets
 
 # Seconds that a call may take where it has to be compiled first, on a busy machine.
 COMPILING = 300.0
 
 
-@click.command(name="check")
-@click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
+@click.command(
+    name="check",
+    cls=Command,
+    examples=(
+        (
+            "conformance check attention.py:MyAttention",
+            "A class, an object or a function of a file",
+        ),
+        ("conformance check attention.py --only mask", "All that a file declares, of one family"),
+        ("conformance check model.onnx --html page.html", "An export, with a page to look at"),
+        (
+            "conformance check attention.py -x --lf",
+            "What failed last time, up to the first failure",
+        ),
+        ("conformance check attention.py --json report.json", "A record, for render, diff, replay"),
+    ),
+)
+@click.argument(
+    "targets", nargs=-1, required=True, metavar="TARGET...", shell_complete=complete_targets
+)
 @profile_option()
 @DTYPE
 @DEVICE
 @click.option(
     "--source",
     metavar="TARGET",
+    shell_complete=complete_targets,
     help="The module (package.module:object) that the ONNX graph was exported from.",
 )
 @file_option(
@@ -257,7 +278,7 @@ def check_command(
                 max_time=work.max_time,
                 began=began,
                 progress=progress,
-                announce=_announce,
+                announce=progress.announce,
                 journal=None if json_path is None else partial(keep_so_far, json_path),
                 make_pool=(
                     partial(WorkerPool, context=context) if machines is None else machines.make_pool
@@ -423,14 +444,8 @@ def _run_once(run: Callable[[float], int]) -> int:
     except _FileChangedError:
         return EXIT_INTERRUPTED
     except UsageError as error:
-        _announce(f"conformance: {error}")
+        announce(f"conformance: {error}")
         return EXIT_USAGE
-
-
-def _announce(line: str) -> None:
-    """Say something in which a candidate's name may stand, whatever that is."""
-    with no_commands(sys.stderr):
-        click.echo(printable(line), err=True)
 
 
 def _folders(targets: Sequence[str]) -> Iterator[Path]:

@@ -12,6 +12,7 @@ import click
 from ..base.files import check_writable
 from ..base.record import record_text
 from ..errors import UsageError
+from ._help import Command
 from ._options import (
     ONLY,
     SEED,
@@ -24,13 +25,20 @@ from ._options import (
     timeout_option,
 )
 from ._output import check_files, printing, progress_bar, stream_for, write_to
+from .completion import complete_targets
 
 EXPORTERS = ("dynamo", "legacy")
 OPSETS = ("18", "20", "23")
 
 
-@click.command(name="export-check")
-@click.argument("target", metavar="MODULE")
+@click.command(
+    name="export-check",
+    cls=Command,
+    examples=(
+        ("conformance export-check attention.py:MyAttention", "Two exporters, three opsets"),
+    ),
+)
+@click.argument("target", metavar="MODULE", shell_complete=complete_targets)
 @click.option(
     "--opset",
     "opsets",

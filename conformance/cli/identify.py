@@ -13,12 +13,20 @@ from ..base.files import write_text
 from ..base.record import EXIT_OK, EXIT_RED, record_text
 from ..errors import UsageError
 from ..targets.target_strings import is_graph
+from ._help import Command
 from ._options import file_option, json_option, timeout_option
 from ._output import STANDARD_OUTPUT, check_files, printing, progress_bar, stream_for, write_to
+from .completion import complete_targets
 
 
-@click.command(name="identify")
-@click.argument("target", metavar="TARGET")
+@click.command(
+    name="identify",
+    cls=Command,
+    examples=(
+        ("conformance identify attention.py:MyAttention", "What it computes, as a declaration"),
+    ),
+)
+@click.argument("target", metavar="TARGET", shell_complete=complete_targets)
 @timeout_option("Stop an implementation that gives no answer for so long.")
 @file_option(
     "--output",

@@ -6,13 +6,14 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..base.record import EXIT_OK, EXIT_RED, Record, exit_code, read_record, record_text
 from ..errors import UsageError
 from ..views import COMPARED, TERMINAL, VIEWS
+from ._help import Command
 from ._options import (
     DEVICE,
     DTYPE,
@@ -49,14 +50,28 @@ from ._output import (
     write_to,
     write_views,
 )
+from .completion import complete_targets
 
 if TYPE_CHECKING:
     from ..running.workers.cluster import Cluster
     from ..running.workers.messages import RunOptions
 
 
-@click.command(name="compare")
-@click.argument("targets", nargs=-1, required=True, metavar="TARGET|REPORT.json...")
+@click.command(
+    name="compare",
+    cls=Command,
+    examples=(
+        ("conformance compare attention.py:fast attention.py:eager", "Two candidates side by side"),
+        ("conformance compare old.json new.json --html page.html", "Two records, as a page"),
+    ),
+)
+@click.argument(
+    "targets",
+    nargs=-1,
+    required=True,
+    metavar="TARGET|REPORT.json...",
+    shell_complete=complete_targets,
+)
 @profile_option()
 @DTYPE
 @DEVICE
@@ -168,7 +183,11 @@ def _run(
         )
 
 
-@click.command(name="diff")
+@click.command(
+    name="diff",
+    cls=Command,
+    examples=(("conformance diff main.json branch.json --markdown -", "For a pull request"),),
+)
 @click.argument("old", type=click.Path(path_type=Path), metavar="OLD.json")
 @click.argument("new", type=click.Path(path_type=Path), metavar="NEW.json")
 @click.option(
@@ -236,7 +255,11 @@ def _write_diff(
         write_to(render_diff_markdown(changes), markdown_path)
 
 
-@click.command(name="merge")
+@click.command(
+    name="merge",
+    cls=Command,
+    examples=(("conformance merge shard-*.json --json report.json", "All shards of a run"),),
+)
 @click.argument(
     "shards",
     nargs=-1,
@@ -285,11 +308,14 @@ def merge_command(
     return exit_code(record, strict=strict)
 
 
-# What -vv shows.
-_IN_FULL: Final = 2
-
-
-@click.command(name="render")
+@click.command(
+    name="render",
+    cls=Command,
+    examples=(
+        ("conformance render report.json -v", "As a terminal shows it, with each clause"),
+        ("conformance render report.json --html page.html --junit tests.xml", "As files"),
+    ),
+)
 @click.argument("report", type=click.Path(path_type=Path), metavar="REPORT.json")
 @view_options(*VIEWS, TERMINAL)
 @GITHUB
@@ -298,21 +324,30 @@ def render_command(*, report: Path, views: Files, github: bool | None, verbosity
     """Show a record of conformance check in other formats.
 
     REPORT.json is what 'conformance check --json' wrote, or - for standard input. Without any
-    format it is shown as after the run. Nothing is run again, and the exit code says nothing of the
-    verdict: 0 when everything was written.
+    format it is shown as after the run; --terminal writes the same into a file, and -v and -vv more
+    of it. Nothing is run again, and the exit code says nothing of the verdict: 0 when everything
+    was written.
     """
     check_not_read((report,), views, "the report itself", "the view another name")
     check_files(views)
     record = read_record(report)
-    in_full = views.get(TERMINAL.option) == STANDARD_OUTPUT
-    if in_full or not (views or github):
-        views = {option: path for option, path in views.items() if option != TERMINAL.option}
-        as_written(str(report), lambda: _show(record, _IN_FULL if in_full else verbosity))
-    as_written(str(report), lambda: write_views(record, views))
+    terminal = views.get(TERMINAL.option)
+    files = {option: path for option, path in views.items() if option != TERMINAL.option}
+    if terminal == STANDARD_OUTPUT or not (views or github):
+        as_written(str(report), lambda: _show(record, verbosity))
+    elif terminal is not None:
+        write_to(as_written(str(report), lambda: _as_text(record, verbosity)), terminal)
+    as_written(str(report), lambda: write_views(record, files))
     if github:
         with printing():
             as_written(str(report), lambda: tell_github(record, stream_for(views)))
     return 0
+
+
+def _as_text(record: Mapping[str, Any], verbosity: int) -> str:
+    from ..views.terminal import render_terminal  # noqa: PLC0415 (loads rich)
+
+    return render_terminal(record, verbosity)
 
 
 def _show(record: Mapping[str, Any], verbosity: int) -> None:

@@ -13,8 +13,10 @@ from ..base.printable_text import printable
 from ..base.profile import DTYPES
 from ..base.record import read_record
 from ..errors import UsageError
+from ._help import Command
 from ._options import Decorator, file_option, timeout_option
 from ._output import as_written, printing, progress_bar
+from .completion import complete_files
 
 if TYPE_CHECKING:
     from ..session.schedule import ShowProgress
@@ -51,8 +53,12 @@ def _require_consent(
     raise UsageError(msg)
 
 
-@click.command(name="explain-failure")
-@click.argument("reference", metavar="REPORT.json[#CLAUSE]")
+@click.command(
+    name="explain-failure",
+    cls=Command,
+    examples=(("conformance explain-failure report.json#mask.causal", "One failed clause"),),
+)
+@click.argument("reference", metavar="REPORT.json[#CLAUSE]", shell_complete=complete_files)
 @click.option("--candidate", metavar="NAME", help="The candidate whose failure is meant.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="The failure in this dtype.")
 def explain_failure_command(*, reference: str, candidate: str | None, dtype: str | None) -> int:
@@ -78,8 +84,18 @@ def explain_failure_command(*, reference: str, candidate: str | None, dtype: str
     return 0
 
 
-@click.command(name="replay")
-@click.argument("reference", metavar="REPORT.json[#CLAUSE]")
+@click.command(
+    name="replay",
+    cls=Command,
+    examples=(
+        ("conformance replay report.json", "All failures again"),
+        (
+            "conformance replay report.json#mask.causal --emit-script show.py",
+            "One, with torch alone",
+        ),
+    ),
+)
+@click.argument("reference", metavar="REPORT.json[#CLAUSE]", shell_complete=complete_files)
 @click.option("--candidate", metavar="NAME", help="Only this candidate's failures.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="Only the failures in this dtype.")
 @click.option("--target", metavar="TARGET", help="Call this candidate instead of the report's.")
@@ -138,8 +154,12 @@ def replay_command(
     return int(any(outcome != "passes" for outcome in outcomes))
 
 
-@click.command(name="bundle")
-@click.argument("reference", metavar="REPORT.json#CLAUSE")
+@click.command(
+    name="bundle",
+    cls=Command,
+    examples=(("conformance bundle report.json#mask.causal", "A folder for an issue"),),
+)
+@click.argument("reference", metavar="REPORT.json#CLAUSE", shell_complete=complete_files)
 @click.option("--candidate", metavar="NAME", help="The candidate whose failure is meant.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="The failure in this dtype.")
 @click.option("--target", metavar="TARGET", help="Call this candidate instead of the report's.")

@@ -114,7 +114,44 @@ class Diagnostician:
         entries = in_numbers(self.subject, entries, problem)
         if clause is not None:
             entries = answer_facts.with_raising_calls(self.subject, entries)
-        return self._illustrator.illustrated(self._located(entries, problem), problem)
+        told = [self._in_parts(one, clause, problem) for one in self._located(entries, problem)]
+        return self._illustrator.illustrated(told, problem)
+
+    def _in_parts(
+        self, entry: dict[str, Any], clause: Clause | None, problem: Problem | None
+    ) -> dict[str, Any]:
+        """An entry of several mistakes with each by itself, and whether it makes a clause fail."""
+        named = (one for one in self.explanations if one.entry["name"] == entry["name"])
+        made = next(named, Explanation(entry=entry)).made
+        if len(made) < 2:  # noqa: PLR2004 (one mistake has no parts)
+            return entry
+        failing = self._failing_alone(made, clause, problem)
+        parts = [{**self._part(one, made), "alone": one in failing} for one in made]
+        return {**entry, "parts": parts}
+
+    def _failing_alone(
+        self, made: Combination, clause: Clause | None, problem: Problem | None
+    ) -> Combination:
+        """The mistakes that make a clause fail on a problem without the others."""
+        if clause is None or problem is None:
+            return made
+        return tuple(one for one in made if fails_alike(self.subject, (one,), clause, problem))
+
+    def _part(self, mistake: NamedMistake, made: Combination) -> dict[str, Any]:
+        """One of several mistakes as an entry, with its own line, which is looked for once."""
+        if mistake.name not in self._lines:
+            wrong = telling(None, self.observed, named=True)
+            alone = [one for one in wrong if explains(self.subject, (mistake,), one)]
+            others = tuple(one for one in made if one is not mistake)
+            both = [one for one in wrong if not explains(self.subject, others, one)]
+            self._lines[mistake.name] = (
+                self._finder.line([(mistake,)], alone)
+                if alone
+                else self._finder.line([made], both, besides=others)
+            )
+        line = self._lines[mistake.name]
+        entry = {"name": mistake.name, "text": mistake.sentence, "fix": mistake.fix}
+        return entry if line is None else {**entry, "line": line}
 
     def _explained(self, clause: Clause | None, problem: Problem | None) -> list[dict[str, Any]]:
         shown = None if problem is None else answer_to(self.subject, self.subject.inputs(problem))
@@ -436,7 +473,7 @@ class Diagnostician:
         """The name of another failure's mistake that makes this clause fail too, or ""."""
         kept, asked = str(self._state.get("name", "")), (self.subject, clause, problem)
         if kind in WRONG_ANSWERS:  # no wrong answer explains a violation without one
-            names = (one.entry["name"] for one in self._breaking(clause, problem))
+            names = (self._name_here(one, *asked[1:]) for one in self._breaking(clause, problem))
             kept_here = kept if earlier.makes_law_fail(*asked) else ""
             if name := next(names, "") or kept_here:
                 return str(name)
@@ -448,6 +485,11 @@ class Diagnostician:
         elif kind == LOST and (name := loses_history(self.explanations, *asked)):
             return name
         return kept if kept and passes_anew(*asked) else ""
+
+    def _name_here(self, one: Explanation, clause: Clause, problem: Problem) -> str:
+        """The name of what makes a clause fail: of several mistakes the one that does so alone."""
+        alone = self._failing_alone(one.made, clause, problem)
+        return str(alone[0].name if len(alone) == 1 else one.entry["name"])
 
     def _of_law(self, clause: Clause, problem: Problem) -> list[dict[str, Any]]:
         """What makes a clause fail that compares answers with each other alone.

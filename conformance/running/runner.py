@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from ..adapters.compiled import profile_for
 from ..base.mistake import UNKNOWN
 from ..base.profile import WHOLE, Profile, Shard
 from ..base.results import BLAMED_ON_PLATFORM, RACE, WRONG_ANSWERS, ClauseResult, Violation
+from ..base.selection import is_selected
 from ..calls import torch_state
 from ..calls.arrays import no_such_numbers
 from ..calls.calling import within_each_call
@@ -126,7 +126,8 @@ class CandidateRun:
         selected = [
             clause
             for clause in self._clauses.values()
-            if self._selects(clause.id) and (WHOLE_MODEL in clause.space.kinds) == whole
+            if is_selected(clause.id, self.only, self.skip)
+            and (WHOLE_MODEL in clause.space.kinds) == whole
         ]
         absent = {device: why_unusable(self.candidate, device) for device in self.devices}
         return [
@@ -147,10 +148,6 @@ class CandidateRun:
             for dtype in self.dtypes
             for clause in selected
         ]
-
-    def _selects(self, slug: str) -> bool:
-        wanted = not self.only or any(fnmatchcase(slug, glob) for glob in self.only)
-        return wanted and not any(fnmatchcase(slug, glob) for glob in self.skip)
 
     def run(
         self,

@@ -15,6 +15,7 @@ from ..base.limits import NOT_FINISHED, NOT_RUN, Deadline, left_over
 from ..base.profile import PROFILES
 from ..base.record import CandidateEntry, Record
 from ..base.results import ClauseResult
+from ..base.selection import selected
 from ..running.workers.messages import Loaded, Ready, RunOptions
 from ..running.workers.pool import WorkerPool
 from ..running.workers.supervisor import DEFAULT_TIMEOUT, HarnessError, OutOfTime
@@ -22,7 +23,7 @@ from ..targets.target_strings import split_target
 from . import expectations
 from .accepted_failures import UnjudgedRun
 from .expectations import Selection, Stale, by_candidate, judge
-from .order import check_selection, check_unchecked, selected
+from .order import check_selection, check_unchecked
 from .renewing import Gate, renew
 from .report import build_report, candidate_entry, verdict
 from .schedule import JudgeResult, Schedule, ShowProgress

@@ -33,8 +33,15 @@ def covers(entry: ExpectedFailure, result: ClauseResult) -> bool:
 
 
 def diagnoses(result: ClauseResult) -> list[str]:
-    """The names of the mistakes that a failure may be; several explain it equally well."""
-    return [str(entry["name"]) for entry in result.diagnosis]
+    """The names of the mistakes that a failure may be; several explain it equally well.
+
+    Of several that are made together those come first that make this one.
+    """
+    names: dict[str, None] = {}
+    for entry in result.diagnosis:
+        alone = [str(part["name"]) for part in entry.get("parts") or () if part["alone"]]
+        names |= dict.fromkeys(["+".join(alone)] * bool(alone) + [str(entry["name"])])
+    return list(names)
 
 
 def is_announced(result: ClauseResult, candidate: str, entries: Iterable[ExpectedFailure]) -> bool:

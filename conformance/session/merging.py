@@ -14,11 +14,11 @@ from ..base.parameter_names import OptionParameter
 from ..base.profile import Shard
 from ..base.record import CandidateEntry, Reading, Record
 from ..base.results import ClauseResult, Status, Violation, plain, result_from_json
+from ..base.selection import selected
 from ..errors import DeclarationError, UsageError
 from ..running.tally import BINDING, INAPPLICABLE, NOTHING, REFUSED, Tally, Terms
 from ..running.workers.messages import Loaded
 from .expectations import Selection, Stale, by_candidate, judge
-from .order import selected
 from .report import candidate_entry
 from .shards import ShardRecord
 

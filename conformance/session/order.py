@@ -1,6 +1,6 @@
 """Which clauses a run takes, and which of them come first.
 
-Globs of slugs select; those come first that find mistakes soonest, and those that failed last.
+Those come first that find mistakes soonest, and those that failed last.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..base.files import write_text
+from ..base.selection import selected, selects
 from ..errors import UsageError, did_you_mean
 from ..running.workers.messages import Loaded
 from ..targets.loading import closest
@@ -134,18 +135,10 @@ def matching(globs: Iterable[str], slugs: Iterable[str]) -> list[str]:
     return [slug for slug in slugs if any(fnmatchcase(slug, glob) for glob in globs)]
 
 
-def selected(slugs: Iterable[str], only: Collection[str], skip: Collection[str]) -> list[str]:
-    """The slugs that ``--only`` admits (all of them when it is not given) and ``--skip`` leaves."""
-    slugs = list(slugs)
-    admitted = matching(only, slugs) if only else slugs
-    refused = set(matching(skip, slugs))
-    return [slug for slug in admitted if slug not in refused]
-
-
 def check_globs(option: str, globs: Iterable[str], slugs: Collection[str]) -> None:
     """Require that each glob matches a clause; raises UsageError that suggests a near slug."""
     for glob in globs:
-        if not matching([glob], slugs):
+        if not any(selects(glob, slug) for slug in slugs):
             msg = f"{option} {glob!r} matches no clause{suggestion(glob, slugs)}"
             raise UsageError(msg)
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, Final, cast
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, Self, cast
 
 from ..base.mistake import NO_MISTAKE, UNKNOWN
 from ..base.printable_text import few
@@ -29,7 +29,7 @@ from .expectations import Stale
 OF_THREADS: Final = "state.threads"
 _NONE: Final[Mapping[str, Any]] = {}
 # What a diagnosis says of its failure alone.
-_OF_FAILURES: Final = ("facts", "common", "example", "picture", "line")
+_OF_FAILURES: Final = ("facts", "common", "example", "picture", "line", "parts", "alone")
 # What a cause without a name is called, by the kind of its violations.
 _TOGETHER: Final = {
     "raised": "exception",
@@ -86,11 +86,14 @@ _FIXES_OF_TEXTS: Final = {
 def causes_of(clauses: Iterable[ClauseEntry]) -> list[CauseEntry]:
     """The causes behind the failed clauses of one candidate, those that fail most of them first.
 
-    Each failure is in exactly one cause:
+    Each failure is in one cause, but where two mistakes are made together:
 
     1. Failures whose diagnoses share a name have one cause. Where several names would do, as few
        causes are taken as explain all of them. A failure that a mistake was seen to explain,
-       although its own diagnosis has no name (``explained_by``), has that cause, too.
+       although its own diagnosis has no name (``explained_by``), has that cause, too. Of several
+       mistakes that are made together each is a cause, of the failures that it makes alone: a
+       failure that each of them makes has these causes. What is accepted, as expected failures
+       show, is no cause of failures that have another.
     2. Failures that no known mistake explains are one cause, ``unknown-mistake``, with those that
        compare answers which it makes wrong.
     3. Failures that show by themselves that they are one thing are one cause: exceptions of one
@@ -104,8 +107,8 @@ def causes_of(clauses: Iterable[ClauseEntry]) -> list[CauseEntry]:
     every = list(clauses)
     failed = [clause for clause in every if clause["status"] == "failed"]
     unnamed = [clause for clause in failed if not _names(clause)]
-    texts = {str(entry["name"]): entry for entry in _entries(every)}
-    causes = list(_named_causes([clause for clause in failed if _names(clause)], texts))
+    known = _Known.of(every)
+    causes = list(_named_causes([clause for clause in failed if _names(clause)], known))
     causes += list(map(_unnamed, _alike(unnamed)))
     return sorted(causes, key=lambda cause: (cause["level"] != "MUST", -len(cause["clauses"])))
 
@@ -118,9 +121,69 @@ def _names(clause: ClauseEntry) -> set[str]:
     return {str(explained)} if explained and explained != UNKNOWN else names
 
 
-def _named_causes(
-    left: Sequence[ClauseEntry], texts: Mapping[str, Mapping[str, Any]]
-) -> Iterator[CauseEntry]:
+@dataclass(frozen=True, kw_only=True)
+class _Known:
+    """What the diagnoses of a candidate say: entries by name, those made together, those accepted.
+
+    ``parts`` has the names of the mistakes that are made together, by the name of all.
+    """
+
+    texts: Mapping[str, Mapping[str, Any]]
+    parts: Mapping[str, Sequence[str]]
+    accepted: frozenset[str]
+
+    @classmethod
+    def of(cls, clauses: Sequence[ClauseEntry]) -> Self:
+        """What the diagnoses of all clauses say."""
+        entries = list(_entries(clauses))
+        together = [entry for entry in entries if entry.get("parts")]
+        own: dict[str, dict[str, Any]] = {}
+        for entry in together:
+            for part in entry["parts"]:
+                before = own.get(str(part["name"]), {})
+                own[str(part["name"])] = {"confidence": entry.get("confidence"), **before, **part}
+        known = cls(
+            texts={**own, **{str(entry["name"]): entry for entry in entries}},
+            parts={
+                str(one["name"]): [str(part["name"]) for part in one["parts"]] for one in together
+            },
+            accepted=frozenset(),
+        )
+        expected = [clause for clause in clauses if clause["status"] == "expected-failure"]
+        made = [known.made(clause, name) for clause in expected for name in _names(clause)]
+        return replace(known, accepted=frozenset(each[0] for each in made if len(each) == 1))
+
+    def made(self, clause: ClauseEntry, name: str) -> list[str]:
+        """The mistakes of a name that make a clause fail: all where it fails of no single one."""
+        entries = (entry for entry in _entries([clause]) if entry["name"] == name)
+        parts = next(entries, _NONE).get("parts") or ()
+        alone = [str(part["name"]) for part in parts if part["alone"]]
+        return alone or list(self.parts.get(name, [name]))
+
+
+def _named_causes(left: Sequence[ClauseEntry], known: _Known) -> Iterator[CauseEntry]:
+    """The mistakes behind named failures, each with the failures that it makes."""
+    groups = list(_groups(left))
+    own: dict[str, list[ClauseEntry]] = {}
+    names: dict[str, str] = {}
+    for name, clauses in groups:
+        for clause in clauses:
+            for part in known.made(clause, name):
+                own.setdefault(part, []).append(clause)
+                names.setdefault(part, name)
+        for part in known.parts.get(name, ()):  # one that another always hides is to be mended, too
+            if part not in own:
+                own[part], names[part] = list(clauses), name
+    times = Counter(id(clause) for clauses in own.values() for clause in clauses)
+    for part in [part for part in own if part in known.accepted]:
+        own[part] = [clause for clause in own[part] if times[id(clause)] == 1]
+    for part, clauses in own.items():
+        if clauses:
+            shown = [clause for clause in clauses if times[id(clause)] == 1] or clauses
+            yield _named(part, clauses, shown, names[part], known)
+
+
+def _groups(left: Sequence[ClauseEntry]) -> Iterator[tuple[str, list[ClauseEntry]]]:
     """Names that explain every failure, the one that explains most of those left taken first.
 
     Of names that explain as much the one that a diagnosis says first: the plainest.
@@ -131,7 +194,7 @@ def _named_causes(
         names = dict.fromkeys(name for name in every if name != UNKNOWN)
         own = {name: [clause for clause in left if name in _names(clause)] for name in names}
         best = max(names, key=lambda name: _weight(own[name], name))
-        yield _named(best, own[best], texts.get(best, {"name": best}))
+        yield best, own[best]
         left = [clause for clause in left if best not in _names(clause)]
 
 
@@ -150,17 +213,46 @@ def _confidence(entry: Mapping[str, Any]) -> float:
     return float(entry.get("confidence") or 0.0)
 
 
-def _named(name: str, own: Sequence[ClauseEntry], text: Mapping[str, Any]) -> CauseEntry:
-    """A known mistake, with the others that explain every one of its failures as well."""
+def _named(
+    name: str,
+    own: Sequence[ClauseEntry],
+    shown: Sequence[ClauseEntry],
+    together: str,
+    known: _Known,
+) -> CauseEntry:
+    """A known mistake, with the others that explain every one of its failures as well.
+
+    ``together`` is the name that it is diagnosed by, where others are made with it.
+    """
     entries = [entry for entry in _entries(own) if entry["name"] == name]
+    text = known.texts.get(name, {"name": name})
     best = max(entries, key=_confidence, default=text)
     diagnosed = [_names(clause) for clause in own if not clause.get("explained_by")]
     shared = set.intersection(*diagnosed) if diagnosed else set()
-    others = {str(entry["name"]): entry for entry in _entries(own) if entry["name"] in shared}
-    blaming = next((entry["line"] for entry in [best, *entries] if entry.get("line")), None)
-    return _cause(
-        name, best, own, others=[others[one] for one in others if one != name], line=blaming
+    others = dict.fromkeys(
+        other
+        for entry in _entries(own)
+        if entry["name"] in shared and entry["name"] != together
+        for other in _instead(name, str(entry["name"]), together, known)
     )
+    lines = (entry["line"] for entry in [best, *entries, text] if entry.get("line"))
+    return _cause(
+        name,
+        best,
+        own,
+        others=[known.texts[other] for other in others if other in known.texts],
+        line=next(lines, None),
+        shown=smallest(shown),
+    )
+
+
+def _instead(name: str, other: str, together: str, known: _Known) -> list[str]:
+    """What another explanation says in place of one of the mistakes of this one."""
+    mine, theirs = (set(known.parts.get(each, [each])) for each in (together, other))
+    if name in theirs:
+        return []
+    said = theirs - mine
+    return list(said) if mine - theirs == {name} and len(said) == 1 else [other]
 
 
 def _alike(unnamed: Sequence[ClauseEntry]) -> Iterable[list[ClauseEntry]]:
@@ -228,8 +320,9 @@ def _cause(
     own: Sequence[ClauseEntry],
     others: Sequence[Mapping[str, Any]] = (),
     line: Any = None,
+    shown: ClauseEntry | None = None,
 ) -> CauseEntry:
-    shown = smallest(own)
+    shown = shown or smallest(own)
     cause: CauseEntry = {
         **_without_data(entry),  # type: ignore[typeddict-item]
         "name": name,

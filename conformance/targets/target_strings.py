@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import re
 import sys
 import sysconfig
@@ -190,3 +191,39 @@ def _brings_own(statement: ast.ImportFrom, file: Path, name: str, imports: int) 
         folder = file.parents[statement.level - 1]
         source = _module_below(folder.joinpath(*(statement.module or "").split(".")))
     return not _why_not_own(source, wanted, imports - 1)
+
+
+def names_defined_in(where: str) -> list[str]:
+    """The names that a file, a notebook or a module defines at its top; none where it has none."""
+    try:
+        file = _file_of(user_path(where)) if is_path(where) else _file_of_module(where, Path.cwd())
+    except UsageError:  # a home that is nobody's
+        return []
+    if file is None:
+        return []
+    trees = (_parsed(text) for text in _source_texts(file))
+    return [
+        name
+        for tree in trees
+        for statement in (() if tree is None else tree.body)
+        for name in sorted(defined_names(statement))
+    ]
+
+
+def _source_texts(file: Path) -> list[str]:
+    """The text of a Python file, or those of the cells of a notebook."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        if file.suffix != ".ipynb":
+            return [text]
+        cells = json.loads(text)["cells"]
+        return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return []
+
+
+def _parsed(text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None

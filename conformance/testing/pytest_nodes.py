@@ -12,13 +12,14 @@ import pytest
 from ..base.expected import ExpectedFailure, read_expected
 from ..base.printable_text import printable
 from ..base.profile import DTYPES, PROFILES
+from ..base.selection import selected
 from ..clauses.registry import all_clauses
 from ..errors import UsageError, did_you_mean
 from ..identification.opening import open_object, resolve_one
 from ..running.workers.messages import RunOptions
 from ..running.workers.planning import CandidatePlan, check_devices, plan_candidates
 from ..session.expectations import Selection, check_clause, read_file, stale
-from ..session.order import check_selection, selected
+from ..session.order import check_selection
 from ..session.report import what_was_unchecked
 from ..targets.resolving import unique_names
 from ..targets.source_location import declared_expectations

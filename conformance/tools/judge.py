@@ -97,6 +97,21 @@ class Report:
         return tuple(cause for candidate in self.candidates for cause in candidate.causes)
 
     @property
+    def reason(self) -> str:
+        """Why it does not conform, in words for whoever is to mend it; "" where all conforms.
+
+        The first cause that fails a MUST, with its fix; where none does, such as where the time was
+        up, the reason for the verdict. A recommendation is no reason.
+        """
+        if self.conforms:
+            return ""
+        failing = (cause for cause in self.causes if cause.level == "MUST")
+        cause = next(failing, None)
+        if cause is None or self.verdict != "fails":
+            return overall(self.record).reason
+        return "; ".join(filter(None, (f"{cause.name}: {cause.text}", cause.fix)))
+
+    @property
     def clauses(self) -> tuple[ClauseResult, ...]:
         """The results of all candidates, in their order."""
         return tuple(clause for candidate in self.candidates for clause in candidate.clauses)

@@ -67,9 +67,9 @@ VIEWS: Final = (
     View("ctrf", "ctrf:render_ctrf", "Write CTRF, the Common Test Report Format."),
     View("badge", "github:render_badge", "Write the JSON of a shields.io endpoint badge."),
 )
-# For `render` alone: `check` shows it anyway.
+# For `render` alone, which says how much of it: `check` shows it anyway.
 TERMINAL: Final = View(
-    "terminal", "terminal:render_terminal", "Write what a terminal would show, as plain text."
+    "terminal", "terminal:render_terminal", "Write what a terminal shows, as plain text."
 )
 # The views of a comparison, whose record has the candidates of several runs.
 COMPARED: Final = (

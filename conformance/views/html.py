@@ -10,8 +10,8 @@ SVG a line, by template, some 30 bytes a mark, in the colours of the page.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,7 +32,7 @@ from .html_words import (
     short,
     worst,
 )
-from .verdict_marks import whole
+from .verdict_marks import is_strict, whole
 from .wording import cause_title, counted, cut, where
 
 # The axis always shows these decades, and never more than those.
@@ -202,10 +202,10 @@ def render_html(record: Record) -> str:
         **_header(record),
         "stale": [wording.expectation(entry) for entry in record["stale_expectations"]],
         "causes": _causes(record, anchors),
-        "most_causes": MOST_CAUSES,
         "models": columns(record, anchors),
         "failure_count": len(anchors),
         "rows": rows,
+        "answering": {of_candidate(number) for number, _ in anchors},
         "by_candidate": html_tables.by_candidate(rows.shown),
         "filters": html_tables.filters(record, rows.shown),
         "matrix": html_tables.matrix(record, anchors),
@@ -229,52 +229,104 @@ def render_fragment(record: Record) -> str:
         record=record,
         overall=whole(record),
         causes=_causes(record, {}),
-        most_causes=MOST_CAUSES,
         anchors=frozenset[str](),
+        answering=frozenset[str](),
+        strict=is_strict(record),
     )
 
 
-# Causes of a candidate that its page opens with: those that fail most; and pictures above failures.
+# Causes that a page opens with: those that fail most of one candidate, of several those that most
+# have; and pictures above failures.
 MOST_CAUSES: Final = 8
+MOST_CAUSES_OF_SEVERAL: Final = 24
 MOST_PICTURES: Final = 12
 
 
-def _causes(record: Record, anchors: Anchors) -> list[tuple[Record, list[dict[str, Any]]]]:
-    """The candidates with their causes, the clauses of each as links: MUST before the others.
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """A candidate that has a cause: where its failures stand, and the line to blame in it."""
 
-    What fails a MUST and has a fix comes first: of a whole model the attention to be mended.
+    name: str
+    anchor: str
+    line: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausesShown:
+    """The causes that a page opens with, each once; ``left_out`` more are not shown there."""
+
+    musts: list[dict[str, Any]]
+    recommendations: list[dict[str, Any]]
+    left_out: int
+
+    def __bool__(self) -> bool:
+        return bool(self.musts or self.recommendations)
+
+
+def _causes(record: Record, anchors: Anchors) -> CausesShown:
+    """The causes of all candidates, equal ones once, with those that have them.
+
+    What fails a MUST and has a fix comes first: of a whole model the attention to be mended. Of
+    several candidates what most of them have comes first.
     """
-    shown: list[tuple[Record, list[dict[str, Any]]]] = []
     numbers = {id(candidate): at for at, candidate in enumerate(record["candidates"])}
-    ordered = wording.by_urgency(record["candidates"])
+    groups: dict[tuple[bool, str, str], list[tuple[Record, Record]]] = {}
+    for candidate in wording.by_urgency(record["candidates"]):
+        for cause in wording.causes(candidate):
+            key = (cause["level"] == "MUST", cause_title(cause), str(cause["fix"]))
+            groups.setdefault(key, []).append((candidate, cause))
+    ordered = sorted(groups.items(), key=lambda one: -len(one[1]))
+    most = MOST_CAUSES if len(record["candidates"]) == 1 else MOST_CAUSES_OF_SEVERAL
+    shown: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
     left = MOST_PICTURES
-    for must, candidate in itertools.product((True, False), ordered):
-        number = numbers[id(candidate)]
-        # Of several dtypes the first that has details: a clause may fail in one of them alone.
-        details = {
-            slug: next((anchor for anchor, _ in own if anchor), "")
-            for slug, own in by_slug(anchored(candidate, number, anchors)).items()
-        }
-        causes = [
-            {
-                **cause,
-                "picture": None,
-                "title": cause_title(cause),
-                "line": wording.said_line(cause),
-                "input": wording.counterexample(cause.get("counterexample") or {}),
-                "found": wording.new_words(cause, wording.failure_of(candidate, cause)),
-                "links": [(slug, details.get(slug, "")) for slug in cause["clauses"]],
-                "families": wording.by_family(cause["clauses"]),
-            }
-            for cause in wording.causes(candidate)
-            if (cause["level"] == "MUST") is must
-        ]
-        for cause in causes[: min(left, MOST_CAUSES)]:
-            cause["picture"] = _picture_of(candidate, number, cause)
-            left -= cause["picture"] is not None
-        if causes:
-            shown.append((candidate, causes))
-    return shown
+    for (must, *_), group in ordered:
+        if len(shown[must]) < most:
+            made = _cause_shown(group, numbers, anchors, pictured=must and left > 0)
+            left -= made["picture"] is not None
+            shown[must].append(made)
+    left_out = len(groups) - len(shown[True]) - len(shown[False])
+    return CausesShown(musts=shown[True], recommendations=shown[False], left_out=left_out)
+
+
+def _cause_shown(
+    group: list[tuple[Record, Record]],
+    numbers: Mapping[int, int],
+    anchors: Anchors,
+    *,
+    pictured: bool,
+) -> dict[str, Any]:
+    """One cause with the input and the clauses of its first candidate, and all that have it."""
+    candidate, cause = group[0]
+    number = numbers[id(candidate)]
+    # Of several dtypes the first that has details: a clause may fail in one of them alone.
+    details = {
+        slug: next((anchor for anchor, _ in own if anchor), "")
+        for slug, own in by_slug(anchored(candidate, number, anchors)).items()
+    }
+    holders = [
+        Holder(
+            name=str(one["name"]),
+            anchor=of_candidate(numbers[id(one)]),
+            line=wording.said_line(own),
+        )
+        for one, own in group
+    ]
+    return {
+        **cause,
+        "picture": _picture_of(candidate, number, cause) if pictured else None,
+        "title": cause_title(cause),
+        "line": holders[0].line if len(group) == 1 else "",
+        "input": wording.counterexample(cause.get("counterexample") or {}),
+        "found": wording.new_words(cause, wording.failure_of(candidate, cause)),
+        "links": [(slug, details.get(slug, "")) for slug in cause["clauses"]],
+        "families": wording.by_family(cause["clauses"]),
+        "holders": holders,
+    }
+
+
+def of_candidate(number: int) -> str:
+    """The anchor of the failures of a candidate."""
+    return f"of-{number + 1}"
 
 
 # Failures of an attention that its line in the column of a model leads to.
@@ -409,6 +461,9 @@ def _header(record: Record) -> dict[str, Any]:
         "site": wording.site,
         "notes": [note for note in notes(record) if note != total.reason],
         "summaries": summaries,
+        "table": _by_verdict(record["candidates"], summaries),
+        "of_candidate": of_candidate,
+        "strict": is_strict(record),
         "labels": LABELS,
         "shown_counts": [
             name for name in LABELS if any(summary["counts"][name] for summary in summaries)
@@ -416,6 +471,19 @@ def _header(record: Record) -> dict[str, Any]:
         "facts": list(facts.items()),
         "facts_line": ", ".join(filter(None, [facts["tool"], *parts, facts.get("duration", "")])),
     }
+
+
+_WORST_FIRST: Final = ("fail", "error", "untestable", "pass")
+
+
+def _by_verdict(
+    candidates: Sequence[Record], summaries: Sequence[Record]
+) -> list[tuple[int, Record, Record]]:
+    """The candidates with their numbers and summaries, those that fail first."""
+    every = zip(range(len(candidates)), candidates, summaries, strict=True)
+    return sorted(
+        every, key=lambda one: _WORST_FIRST.index(html_words.verdict(one[1]["verdict"])[0])
+    )
 
 
 def _summary(candidate: Record) -> dict[str, Any]:

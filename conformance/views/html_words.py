@@ -11,6 +11,7 @@ import base64
 import functools
 import hashlib
 import math
+import re
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +22,7 @@ from .complete import complete as completed
 
 if TYPE_CHECKING:
     import jinja2
+    from markupsafe import Markup
 
 Place = tuple[int, int]
 # The anchor of each result that has details on the page, by the numbers of candidate and result.
@@ -168,6 +170,17 @@ def short(text: str, most: int) -> str:
     return f"{text[:most]}… ({len(text) - most:,} more characters in the record)"
 
 
+# Behind these a name may be broken: a browser breaks none of them by itself.
+_JOINT: Final = re.compile(r"(?<=[_./:])(?=\w)")
+
+
+def breakable(text: str) -> Markup:
+    """A text whose names are broken at their joints, and not inside of words."""
+    from markupsafe import Markup  # noqa: PLC0415 (a terminal needs no templates)
+
+    return Markup("<wbr>").join(_JOINT.split(str(text)))
+
+
 def duration(value: float | None) -> str:
     """A duration in words; "" where it is not known."""
     return wording.seconds(value) if value else ""
@@ -185,7 +198,13 @@ def environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         loader=jinja2.FunctionLoader(resource),
     )
-    made.filters.update(duration=duration, margin=margin, short=short, coverage=wording.coverage)
+    made.filters.update(
+        breakable=breakable,
+        coverage=wording.coverage,
+        duration=duration,
+        margin=margin,
+        short=short,
+    )
     script = resource("page.js")
     made.globals.update(
         style=resource("page.css"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from typing import IO, Any, Final
 
@@ -12,11 +11,11 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
+from ..base.line_breaking import DEFAULT_WIDTH, chosen_columns, width_of_terminal
+
 _PIPE_WIDTH: Final = 10_000
 _ANY_HEIGHT: Final = 25
 _LOG_WIDTH: Final = 100  # of what is no terminal, and is read like one
-_MOST_DIGITS: Final = 6  # of COLUMNS: what is longer is no width
-_DEFAULT_WIDTH: Final = 80  # of a terminal that does not know its own
 
 
 def write(parts: Iterable[Any], file: IO[str], *, plain: bool = False) -> None:
@@ -27,7 +26,7 @@ def write(parts: Iterable[Any], file: IO[str], *, plain: bool = False) -> None:
     control sequence at all, bold type included.
     """
     console = _console(file, plain=plain)
-    if _width_of_terminal(file) is not None and not plain:
+    if width_of_terminal(file) is not None and not plain:
         for part in parts:
             console.print(part)
         return
@@ -39,9 +38,9 @@ def write(parts: Iterable[Any], file: IO[str], *, plain: bool = False) -> None:
 
 def _console(file: IO[str], *, plain: bool) -> Console:
     # With sizes, else rich reads those of the environment itself, whatever they are.
-    default = Console(file=file, width=_DEFAULT_WIDTH, height=_ANY_HEIGHT)
+    default = Console(file=file, width=DEFAULT_WIDTH, height=_ANY_HEIGHT)
     unstyled = plain or default.no_color or default.is_dumb_terminal or not default.is_terminal
-    width = None if plain else _columns() or _width_of_terminal(file)
+    width = None if plain else chosen_columns() or width_of_terminal(file)
     return Console(
         file=file,
         width=width or _PIPE_WIDTH,
@@ -53,25 +52,9 @@ def _console(file: IO[str], *, plain: bool) -> Console:
     )
 
 
-def _columns() -> int | None:
-    columns = os.environ.get("COLUMNS", "")
-    if not columns.isdecimal() or len(columns) > _MOST_DIGITS:
-        return None
-    return int(columns) or None
-
-
-def _width_of_terminal(file: IO[str]) -> int | None:
-    """The columns of a terminal, None for any other file; rich takes 80 for a dumb terminal."""
-    try:
-        columns = os.get_terminal_size(file.fileno()).columns if file.isatty() else None
-    except (OSError, ValueError):  # closed, or no file of the system's
-        return None
-    return None if columns is None else columns or _DEFAULT_WIDTH
-
-
 def columns_of(file: IO[str]) -> int:
     """The columns that lines are broken at: those of COLUMNS, of the terminal, or 100."""
-    return _columns() or _width_of_terminal(file) or _LOG_WIDTH
+    return chosen_columns() or width_of_terminal(file) or _LOG_WIDTH
 
 
 # The cells of a row, and the lines that replace it where the table does not fit.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Final
 
 from rich.text import Text
 
+from ..base.line_breaking import broken_into_lines
 from ..base.mistake import UNKNOWN
 from ..base.printable_text import few
 from . import counterexample, wording
@@ -66,19 +66,23 @@ class _Block:
         return next(fitting, self.versions[-1])
 
 
-def summary(candidate: Record, width: int = WIDTH, *, alone: bool = True) -> list[Text]:
+def summary(
+    candidate: Record, width: int = WIDTH, *, alone: bool = True, advised: bool = False
+) -> list[Text]:
     """A candidate's verdict, its causes, and a line for each kind of other result.
 
-    Of several candidates each is shown in few words: ``alone`` is False.
+    Of several candidates each is shown in few words: ``alone`` is False. Recommendations that it
+    does not follow are counted, or where ``advised`` listed.
     """
     width = min(width, WIDTH)
     place = _labelled("site", cut(site(candidate), _LONGEST), width)
     warned = _at_most(_MOST_WARNED, _warnings(candidate, width), "more warning")
     before = [*_heading(candidate, width), *place, *warned]
     after = [
-        *_at_most(_MOST_BESIDES, _findings(candidate, width), "more failure"),
+        *_at_most(_MOST_BESIDES, _findings(candidate, width, advised=advised), "more failure"),
         *_at_most(_MOST_UNTESTED, _untested(candidate, width), "more reason"),
         *(_left_over(candidate, width) if alone else ()),
+        *(_recommended(candidate, width) if alone and not advised else ()),
     ]
     failing = [cause for cause in causes(candidate) if cause["level"] == "MUST"]
     numbered = len(failing) > 1
@@ -188,11 +192,6 @@ def _labelled(label: str, text: str, width: int) -> list[Text]:
     return _wrapped(Text(" ".join(text.split())), width, head)
 
 
-def broken_into_lines(text: str, width: int) -> list[str]:
-    """A text broken between words: slugs and paths stay whole."""
-    return textwrap.wrap(text, max(width, 1), break_long_words=False, break_on_hyphens=False)
-
-
 def _wrapped(text: Text, width: int, head: Text = _NOTHING) -> list[Text]:
     """The lines of a text behind a head."""
     lines = broken_into_lines(text.plain, width - len(head))
@@ -203,13 +202,13 @@ def _wrapped(text: Text, width: int, head: Text = _NOTHING) -> list[Text]:
     ]
 
 
-def _findings(candidate: Record, width: int) -> Iterator[list[Text]]:
-    """Each error and each unexpected pass; then a line for each cause that fails no MUST."""
+def _findings(candidate: Record, width: int, *, advised: bool) -> Iterator[list[Text]]:
+    """Each error and each unexpected pass; where ``advised`` each cause that fails no MUST."""
     for clause in candidate["clauses"]:
         if clause["status"] in ("error", "unexpected-pass"):
             line = f"{clause['status']}: {clause['id']}: {wording.message(clause)}"
             yield _wrapped(Text(cut(line, _LONGEST), style="bold magenta"), width)
-    for cause in causes(candidate):
+    for cause in causes(candidate) if advised else ():
         if cause["level"] != "MUST":
             slugs = few(cause["clauses"], 2)
             title = "" if cause["name"] in cause["clauses"] else f" {cause['name']}:"
@@ -218,6 +217,15 @@ def _findings(candidate: Record, width: int) -> Iterator[list[Text]]:
                 title, text = "", wording.message(failure_of(candidate, cause)) or text
             line = f"{cause['level']} failed: {slugs}:{title} {text}"
             yield _one_line(line, width, "yellow")
+
+
+def _recommended(candidate: Record, width: int) -> list[Text]:
+    """How many recommendations are not followed: no verdict depends on them."""
+    if not (number := wording.count(candidate, "SHOULD failed")):
+        return []
+    them = "it" if number == 1 else "them"
+    line = f"{counted(number, 'recommendation')} not followed (-v shows {them})"
+    return _one_line(line, width, "dim")
 
 
 def _one_line(text: str, width: int, style: str = "") -> list[Text]:

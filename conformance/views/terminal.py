@@ -12,11 +12,13 @@ from typing import IO, Any, Final
 
 from rich.text import Text
 
+from ..base.line_breaking import broken_into_lines
 from ..base.printable_text import few, printable_record
 from . import counterexample, wording
 from .complete import Record, complete, notes
 from .printing import Fitting, columns_of, fitting, indented, numeric, write
-from .summary import VERDICT_STYLES, WIDTH, broken_into_lines, summary
+from .summary import VERDICT_STYLES, WIDTH, summary
+from .verdict_marks import is_strict
 from .wording import COLUMNS, count, counted, shown_columns, where, worst_margin
 
 _STYLES: Final = {
@@ -55,10 +57,10 @@ def show(report: Record, file: IO[str], verbosity: int = SUMMARY) -> None:
     write(_parts(printable_record(report), verbosity, width), file)
 
 
-def render_terminal(report: Record) -> str:
-    """The report in full as plain text, whatever terminal there is."""
+def render_terminal(report: Record, verbosity: int = SUMMARY) -> str:
+    """What a terminal shows of a report, as plain text."""
     file = io.StringIO()
-    write(_parts(complete(report), EVERYTHING), file, plain=True)
+    write(_parts(complete(report), verbosity), file, plain=True)
     return file.getvalue()
 
 
@@ -73,19 +75,25 @@ def _in_order(report: Record, verbosity: int, width: int) -> Iterator[Any]:
     candidates = report["candidates"]
     alone = len(candidates) == 1
     in_full = verbosity >= (EVERYTHING if alone else TABLE)
+    advised = is_strict(report) or verbosity >= TABLE
     if alone and verbosity >= TABLE:
         yield _clause_table(candidates[0])
     for candidate in wording.by_urgency(candidates):
         if in_full:
             yield from _details(candidate, alone=alone)
-        if candidate.get("causes") if in_full else alone or _needs_words(candidate):
+        if (
+            candidate.get("causes")
+            if in_full
+            else alone or _needs_words(candidate, advised=advised)
+        ):
             yield Text("")
-            yield from summary(candidate, width, alone=alone)
+            yield from summary(candidate, width, alone=alone, advised=advised)
     if candidates and not alone:
         yield Text("")
         yield _overview(candidates)
-        yield from _sites(candidates)
-        yield from _warned(candidates, width)
+        untold = [one for one in candidates if not _needs_words(one, advised=advised)]
+        yield from _sites(untold)
+        yield from _warned(untold, width)
     yield from _stale(report["stale_expectations"])
     words = [candidate["verdict"] for candidate in candidates]
     line = f"{counted(len(words), 'candidate')}: {verdict_counts(words) or 'nothing was checked'}"
@@ -98,7 +106,7 @@ def _in_order(report: Record, verbosity: int, width: int) -> Iterator[Any]:
 def _sites(candidates: Sequence[Record]) -> Iterator[Any]:
     """The places of attentions in their models, for those that have no text below the table."""
     for candidate in candidates:
-        if not _needs_words(candidate) and (site := wording.site(candidate)):
+        if site := wording.site(candidate):
             yield indented(Text(f"{candidate['name']}: {site}"), 0)
 
 
@@ -106,7 +114,7 @@ def _warned(candidates: Sequence[Record], width: int) -> Iterator[Any]:
     """The warnings on candidates that have no text below the table, each once."""
     names: dict[str, list[str]] = {}
     for candidate in candidates:
-        for sentence in () if _needs_words(candidate) else candidate.get("warnings", ()):
+        for sentence in candidate.get("warnings", ()):
             names.setdefault(str(sentence), []).append(str(candidate["name"]))
     for sentence, warned in list(names.items())[:_MOST_WARNINGS]:
         lines = broken_into_lines(f"warning: {few(warned)}: {sentence}", width)
@@ -168,8 +176,8 @@ def _clause_table(candidate: Record) -> Fitting:
         dtype = [where(clause)] if several else []
         margin, seconds = wording.margin(clause["margin"]), f"{clause['seconds']:.2f}"
         numbers = [str(clause["examples"]), str(clause["binding"]), margin or "-", seconds]
-        cells = [clause["id"], clause["level"], *dtype, _styled(clause["status"]), *numbers]
-        line = Text.assemble(" ".join([clause["level"], *dtype]), " ", _styled(clause["status"]))
+        cells = [clause["id"], clause["level"], *dtype, _status(clause), *numbers]
+        line = Text.assemble(" ".join([clause["level"], *dtype]), " ", _status(clause))
         line.append(f", {clause['examples']} examples, {clause['binding']} binding")
         line.append(f", margin {margin}" if margin else "")
         line.append(f", {seconds} s")
@@ -181,7 +189,7 @@ def _clause_table(candidate: Record) -> Fitting:
 def _details(candidate: Record, *, alone: bool) -> Iterator[Any]:
     """The verdict and every clause that needs a word; among several a spotless one needs none."""
     listed = [clause for clause in candidate["clauses"] if clause["status"] in _LISTED]
-    if not alone and not _needs_words(candidate):
+    if not alone and not _needs_words(candidate, advised=True):
         return
     yield Text("")
     yield Text.assemble(
@@ -214,10 +222,26 @@ def _details(candidate: Record, *, alone: bool) -> Iterator[Any]:
     yield from assumptions if candidate["kind"] != "graph" else ()
 
 
-def _needs_words(candidate: Record) -> bool:
-    """Whether a candidate among several is more than a row of a table."""
-    listed = any(clause["status"] in _LISTED for clause in candidate["clauses"])
+def _needs_words(candidate: Record, *, advised: bool) -> bool:
+    """Whether a candidate among several is more than a row of a table.
+
+    A recommendation that it does not follow is a number there, unless ``advised``.
+    """
+    listed = any(
+        clause["status"] in _LISTED and (advised or not _is_tolerated(clause))
+        for clause in candidate["clauses"]
+    )
     return listed or candidate["verdict"] != "conforms"
+
+
+def _is_tolerated(clause: Record) -> bool:
+    return bool(clause["status"] == "failed" and clause["level"] != "MUST")
+
+
+def _status(clause: Record) -> Text:
+    """The status of a clause, in red alone where a verdict depends on it."""
+    style = "yellow" if _is_tolerated(clause) else _STYLES.get(clause["status"], "bold magenta")
+    return Text(clause["status"], style=style)
 
 
 def _several(candidate: Record) -> bool:
@@ -233,7 +257,7 @@ def _explained(
     kind = f", {violation['kind']}" if violation is not None else ""
     dtype = f" {where(clause)}" if several else ""
     head = Text.assemble(
-        _styled(clause["status"]), " ", (clause["id"], "bold"), f" [{clause['level']}{dtype}{kind}]"
+        _status(clause), " ", (clause["id"], "bold"), f" [{clause['level']}{dtype}{kind}]"
     )
     if not full:
         head.append(f": {wording.message(clause)}")

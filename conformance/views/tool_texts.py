@@ -59,15 +59,36 @@ def show_list(entries: Sequence[Record], file: IO[str]) -> None:
     write([fitting(heads, rows, least=before + _SENTENCE_WIDTH)], file)
 
 
-def show_clause(entry: Record, file: IO[str]) -> None:
-    """All that is documented about one clause."""
-    lines: list[Any] = [Text(entry["id"], style="bold")]
+def show_explained(entries: Sequence[Record], file: IO[str]) -> None:
+    """All that is documented about a clause or a mistake; of several clauses a table."""
+    several = len(entries) > 1 and all("id" in entry for entry in entries)
+    if several and len({entry["family"] for entry in entries}) == 1:
+        show_list(entries, file)
+        return
+    lines: list[Any] = []
+    for entry in entries:
+        lines += [Text("")] * bool(lines)
+        lines += _clause_lines(entry) if "id" in entry else _mistake_lines(entry)
+    write(lines, file)
+
+
+def _clause_lines(entry: Record) -> Iterator[Any]:
+    yield Text(entry["id"], style="bold")
     for key, label in _LABELS.items():
         if entry[key]:
-            lines.append(indented(f"{label}: {entry[key]}", 2))
+            yield indented(f"{label}: {entry[key]}", 2)
         elif key == "counterfactual":
-            lines.append(indented("counts on every example", 2))
-    write(lines, file)
+            yield indented("counts on every example", 2)
+    if entry["catches"]:
+        yield indented(f"catches first: {', '.join(entry['catches'])}", 2)
+
+
+def _mistake_lines(entry: Record) -> Iterator[Any]:
+    yield Text(entry["mistake"], style="bold")
+    labels = {"sentence": "wrong is", "fix": "to mend it", "primary": "caught first by"}
+    for key, label in labels.items():
+        if entry[key]:
+            yield indented(f"{label}: {entry[key]}", 2)
 
 
 _EXPORT_STYLES: Final = {

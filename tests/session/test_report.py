@@ -301,6 +301,73 @@ def test_mistakes_that_explain_as_much_are_alternatives() -> None:
     assert [other["name"] for other in cause["alternatives"]] == ["y"]
 
 
+def together(*alone: str, line: str = "") -> dict[str, Any]:
+    """A diagnosis of two mistakes that are made together, x and y; ``alone`` break the clause."""
+    parts = [
+        {
+            **named(name),
+            "alone": name in alone,
+            **({"line": {"file": f"{name}.py", "number": 1, "text": name}} if line == name else {}),
+        }
+        for name in ("x", "y")
+    ]
+    return {**named("x+y"), "text": "it is x; it is y", "fix": "not x; not y", "parts": parts}
+
+
+def test_two_mistakes_that_are_made_together_are_two_causes() -> None:
+    """Each has its own fix, its own line, the failures it makes, and an input that shows it."""
+    clauses = [
+        failed("a.both", together("x", "y"), keys=1),
+        failed("a.x", together("x", line="x"), keys=5),
+        failed("a.y", together("y"), keys=7),
+        failed("a.law", explained_by="x+y"),
+    ]
+    first, second = causes_of(clauses)
+    assert (first["name"], first["text"], first["fix"]) == ("x", "it is x", "not x")
+    assert (second["name"], second["text"], second["fix"]) == ("y", "it is y", "not y")
+    assert first["clauses"] == ["a.both", "a.x", "a.law"]
+    assert second["clauses"] == ["a.both", "a.y", "a.law"]
+    assert [cause["failure"]["id"] for cause in (first, second)] == ["a.x", "a.y"]
+    assert first["line"]["file"] == "x.py"
+    assert "line" not in second
+    assert not any("alternatives" in cause for cause in (first, second))
+
+
+def test_a_mistake_that_another_hides_is_a_cause_as_well() -> None:
+    """One of two that makes no clause fail alone is to be mended, too: it has all their clauses."""
+    first, second = causes_of([failed("a.one", together("x"))])
+    assert [(cause["name"], cause["clauses"]) for cause in (first, second)] == [
+        ("x", ["a.one"]),
+        ("y", ["a.one"]),
+    ]
+
+
+def test_one_mistake_joins_itself_where_it_is_made_with_another() -> None:
+    """What has its name alone, and what has it beside another's, is one cause."""
+    causes = causes_of([failed("a.one", named("x")), failed("a.two", together("x"))])
+    assert {cause["name"]: cause["clauses"] for cause in causes}["x"] == ["a.one", "a.two"]
+
+
+def test_an_accepted_mistake_is_no_cause_of_new_failures() -> None:
+    """What an expected failure is for is not mended anew; a failure of nothing else keeps it."""
+    accepted = failed("a.known", together("x"), status="expected-failure")
+    both = failed("a.both", together("x", "y"))
+    (cause,) = causes_of([accepted, both, failed("a.y", together("y"))])
+    assert (cause["name"], cause["clauses"]) == ("y", ["a.both", "a.y"])
+    (cause,) = causes_of([accepted, failed("a.x", named("x"))])
+    assert cause["name"] == "x"
+
+
+def test_pairs_that_explain_as_much_have_alternatives_where_they_differ() -> None:
+    """Of x with y or x with z, x is certain, and y or z."""
+    other = {**together("z"), "name": "x+z"}
+    other["parts"] = [{**named(name), "alone": True} for name in ("x", "z")]
+    first, second = causes_of([failed("a.one", together("x", "y"), other)])
+    assert (first["name"], "alternatives" in first) == ("x", False)
+    assert second["name"] == "y"
+    assert [one["name"] for one in second["alternatives"]] == ["z"]
+
+
 def test_what_a_mistake_explains_without_a_name_joins_it() -> None:
     """A failure that was acted out belongs to that mistake, not to the unknown ones."""
     facts = named("unknown-mistake", 0.0)

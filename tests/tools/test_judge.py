@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import threading
@@ -214,6 +215,26 @@ def test_what_no_time_is_left_for_has_a_verdict(
     assert candidate.reason.startswith(f"the limit of 4 s was reached: {step}")
     assert candidate.reason.endswith(" s; no clause was run")
     assert candidate.reason.replace(" ", "") in "".join(str(report).split())
+
+
+def test_the_reason_is_what_to_mend_first() -> None:
+    """A failed MUST with its fix; never a recommendation, and nothing where all conforms."""
+    report = conformance.check(unscaled, only=["numerics.golden", "mask"])
+    assert report.reason == (
+        "scale-missing: the scores are not scaled; divide them by the square root of the head size"
+    )
+    assert conformance.check(scaled, only="numerics.golden").reason == ""
+    advice = tools_judge.Cause(
+        name="s", text="t", fix="f", confidence=1.0, level="SHOULD", clauses=("a.b",)
+    )
+    record = {**report.record, "candidates": [{
+        **report.record["candidates"][0],
+        "verdict": "inconclusive",
+        "verdict_reason": "the time was up",
+    }]}  # fmt: skip
+    candidate = dataclasses.replace(report.candidates[0], causes=(advice,))
+    late = tools_judge.Report(record=record, verdict="inconclusive", candidates=(candidate,))  # type: ignore[arg-type]
+    assert late.reason == "the time was up"
 
 
 def test_what_dies_takes_nothing_along(judge: conformance.Judge) -> None:

@@ -98,7 +98,7 @@ def test_forty_lines_whatever_there_is_much_of(kind: str) -> None:
         loaded(), results, {}, warnings=[long] * 40 if kind == "warning" else ()
     )
     (candidate,) = complete({"candidates": [entry]})["candidates"]
-    shown = [line.plain for line in summary(candidate)]
+    shown = [line.plain for line in summary(candidate, advised=True)]
     assert len(shown) <= 36
     assert max(map(len, shown)) <= 100
     assert any("mend scale-missing" in line for line in shown)

@@ -86,10 +86,15 @@ class LineFinder:
         self.subject = subject
 
     def line(
-        self, explanations: Sequence[Combination], wrong: Iterable[BatteryAnswer]
+        self,
+        explanations: Sequence[Combination],
+        wrong: Iterable[BatteryAnswer],
+        *,
+        besides: Combination = (),
     ) -> LineEntry | None:
         """The line that makes what explains some wrong answers; None where it is not certain.
 
+        What the mistakes ``besides`` give by themselves is blamed on no line: others are sought.
         Without explanations the answers are wrong in a way that nothing explains: then a line is
         certain where the sizes of the axes tell them apart.
         """
@@ -101,7 +106,7 @@ class LineFinder:
         if not certain:  # a right value is told from others where axes are
             answers[1:] = sorted(answers[1:], key=lambda answer: not _tells_axes(answer.inputs))
         for answer in answers[:MOST_PROBLEMS]:
-            shown = self._on(answer, explanations)
+            shown = self._on(answer, explanations, besides)
             found |= shown
             certain = certain or (bool(shown) and _tells_axes(answer.inputs))
             if len({one.place for one in found}) > 1:
@@ -123,13 +128,15 @@ class LineFinder:
                 return _entry(Blamed(lines.pop()))
         return None
 
-    def _on(self, answer: BatteryAnswer, explanations: Sequence[Combination]) -> set[Blamed]:
+    def _on(
+        self, answer: BatteryAnswer, explanations: Sequence[Combination], besides: Combination
+    ) -> set[Blamed]:
         """The lines that one wrong answer shows."""
         try:
             recording = self._recorded(answer)
             if recording is None:
                 return set()
-            return set(self._blamed(recording, answer, explanations))
+            return set(self._blamed(recording, answer, explanations, besides))
         except (*IMPOSSIBLE, NotExpressible, LookupError, AttributeError):
             return set()
 
@@ -161,6 +168,7 @@ class LineFinder:
         recording: OperationRecording,
         answer: BatteryAnswer,
         explanations: Sequence[Combination],
+        besides: Combination,
     ) -> Iterable[Blamed]:
         if not any(one.places for one in recording.operations):
             return  # nothing is made on a line that could be blamed
@@ -170,13 +178,18 @@ class LineFinder:
         if not values.telling:
             return
         right = [values.kind(one.value) for one in recording.operations]
+        if besides:
+            spared = self._mistaken(besides, inputs)
+            right = [
+                kind or spared.kind(one.value)
+                for kind, one in zip(right, recording.operations, strict=True)
+            ]
         if not explanations:
             one = blamed(recording, right, [""] * len(right))
             yield from [] if one is None else [one]
         for made in explanations[:MOST_EXPLANATIONS]:
             acted = act(oracle, declared, made, inputs)
-            steps = mistaken_steps(declared, made_on(declared, made, inputs), inputs, acted.output)
-            values = self._values(steps, inputs)
+            values = self._mistaken(made, inputs)
             mistaken = [
                 "" if fine else values.kind(one.value)
                 for one, fine in zip(recording.operations, right, strict=True)
@@ -184,6 +197,13 @@ class LineFinder:
             cut = _line_of_cut(recording.operations, acted.core.weights)
             one = blamed(recording, right, mistaken) if cut is None else Blamed(cut)
             yield from [] if one is None else [one]
+
+    def _mistaken(self, made: Combination, inputs: Inputs) -> KnownValues:
+        """The values of a computation with some mistakes."""
+        declared = self.subject.declaration.semantics
+        acted = act(self.subject.oracle, declared, made, inputs)
+        steps = mistaken_steps(declared, made_on(declared, made, inputs), inputs, acted.output)
+        return self._values(steps, inputs)
 
     def _values(self, steps: Sequence[Step], inputs: Inputs) -> KnownValues:
         tiled = self.subject.declaration.semantics.group_order == "tile"

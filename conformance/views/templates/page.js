@@ -76,7 +76,8 @@
     const head = body.querySelector("tr.family");
     const who = head ? head.textContent : "";
     for (const row of all("tr.r", body)) {
-      const slug = row.cells[0].firstChild.textContent;
+      const name = row.cells[0];
+      const slug = [...name.childNodes].filter((node) => node.nodeName !== "SMALL").map((node) => node.textContent).join("").trim();
       const status = row.querySelector(".pill").classList[1];
       entries.push({
         row, body, status, level: row.cells[1].textContent.trim(), family: slug.split(".")[0],
