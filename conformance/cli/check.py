@@ -184,8 +184,9 @@ def check_command(
 ) -> int:
     """Check every candidate of the targets.
 
-    A TARGET is package.module:object, path/to/file.py:object, a package, module, file or folder
-    alone (every candidate declared in it), path/to/model.onnx, or the name of a registered
+    A TARGET is package.module:object, path/to/file.py:object, notebook.ipynb:object (its imports
+    and definitions alone are run), a package, module, file or folder alone (every candidate
+    declared in it), path/to/model.onnx, or the name of a registered
     candidate. Candidates run in a process of their own; what they print is not shown.
     """
     began = time.monotonic()  # what is imported now is part of the time that a run may take
@@ -282,7 +283,7 @@ def check_command(
 
 
 # Files besides Python whose change may change a verdict; nothing that a run writes.
-_SUFFIXES: Final = (".onnx", ".conformance.toml", ".data", ".pt", ".safetensors")
+_SUFFIXES: Final = (".ipynb", ".onnx", ".conformance.toml", ".data", ".pt", ".safetensors")
 
 _TIMEOUT: Final = 200  # milliseconds
 # Runs in a row that changes may end.

@@ -24,8 +24,9 @@ from ..models.recognition import is_model, may_be_model
 from ..models.sites import Sites, find_sites
 from ..models.torch_model import open_torch_model
 from ..targets.declaring import how_to_make
-from ..targets.loading import attribute, guarded, import_dotted, import_path, put_on_path
-from ..targets.resolving import checked_name, require_there
+from ..targets.loading import attribute, guarded, import_dotted, put_on_path
+from ..targets.partial_import import import_for
+from ..targets.resolving import checked_name, is_source, require_there
 from ..targets.target_strings import (
     ENTRY_POINTS,
     is_graph,
@@ -178,10 +179,10 @@ def _located(target: str) -> tuple[Any, tuple[str, ...], str]:
     if is_path(where):
         path = user_path(where)
         require_there(path, where)
-        if path.suffix != ".py" and not (path / "__init__.py").is_file():
-            msg = f"{where} is not a Python file or package"
+        if not is_source(path) and not (path / "__init__.py").is_file():
+            msg = f"{where} is not a Python file, a notebook or a package"
             raise UsageError(msg)
-        module, imports = import_path(path), _path_lines(path)
+        module, imports = import_for(path, name).module, _path_lines(path)
     else:
         if name is None:
             for entry in entry_points(group=ENTRY_POINTS):

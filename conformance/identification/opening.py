@@ -90,8 +90,14 @@ def _opened(entries: Iterable[Resolved]) -> Iterator[Candidate]:
     for entry in entries:
         if isinstance(entry, Candidate):
             yield entry
-        else:
-            yield from read_undeclared(entry)
+            continue
+        try:
+            made = read_undeclared(entry)
+        except UsageError as error:
+            msg = "; ".join((*entry.notes, str(error)))
+            raise UsageError(msg) from error
+        for candidate in made:
+            yield dataclasses.replace(candidate, warnings=(*entry.notes, *candidate.warnings))
 
 
 def read_undeclared(entry: Undeclared) -> list[Candidate]:
