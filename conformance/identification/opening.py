@@ -94,6 +94,8 @@ def _opened(entries: Iterable[Resolved]) -> Iterator[Candidate]:
         try:
             made = read_undeclared(entry)
         except UsageError as error:
+            if not entry.notes:
+                raise
             msg = "; ".join((*entry.notes, str(error)))
             raise UsageError(msg) from error
         for candidate in made:

@@ -42,6 +42,8 @@ _SCOPES: Final = (
     ast.DictComp,
     ast.GeneratorExp,
 )
+# How many definitions of a file that fails are tried alone.
+_MOST_TRIED: Final = 6
 # What runs code of somebody's when it is evaluated; a lambda is a definition.
 _RUNS: Final = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr, *_SCOPES[4:])
 
@@ -105,7 +107,8 @@ def import_for(path: Path, name: str | None) -> Part:
         except UsageError as error:
             made = None if first is None or path.is_dir() else _of_file(path, first, str(error))
             if made is None:
-                raise
+                msg = f"{error}{_judged_alone(path, str(error))}"
+                raise UsageError(msg) from error
             part = made
     _MADE[path, first] = part
     return part
@@ -142,9 +145,11 @@ def _of_notebook(path: Path, name: str | None) -> Part:
     _run(run, chosen)
     if name in run.failed:
         raise UsageError(run.failed[name])
+    if name is None:
+        return Part(run.module, (*dict.fromkeys(run.failed.values()), *unread))
     used = {word for piece in chosen for word in _used(piece.statement)}
-    missing = [said for bound, said in left.items() if bound in used]
-    return Part(run.module, (*dict.fromkeys((*run.failed.values(), *missing)), *unread))
+    missing = (said for bound, said in (run.failed | left).items() if bound in used)
+    return Part(run.module, tuple(dict.fromkeys(missing)))
 
 
 def _not_run(pieces: list[_Piece], name: str, where: str, said: str) -> str:
@@ -182,6 +187,19 @@ def _of_file(path: Path, name: str, why: str) -> Part | None:
         return None
     others = [said for said in dict.fromkeys(run.failed.values()) if said not in why]
     return Part(run.module, (f"{why}; {name} is judged without what failed", *others))
+
+
+def _judged_alone(path: Path, why: str) -> str:
+    """Lines that check what a file defines without what of it fails, to stand below a sentence."""
+    try:
+        statements = ast.parse(path.read_text(encoding="utf-8")).body
+    except (OSError, ValueError, SyntaxError):
+        return ""
+    names = [one.name for one in statements if isinstance(one, _DEFINITIONS)]
+    public = [name for name in names if not name.startswith("_")][:_MOST_TRIED]
+    alone = [name for name in public if _of_file(path, name, why) is not None]
+    where = shown_path(path)
+    return "".join(f"\n  without what fails: conformance check {where}:{name}" for name in alone)
 
 
 def _stand_in(package: str, folder: Path) -> None:
