@@ -13,12 +13,12 @@ from ..base.printable_text import printable
 from ..base.profile import DTYPES
 from ..base.record import record_text
 from ._options import (
+    PROFILE,
     SEED,
     cluster_options,
     file_option,
     json_option,
     on_cluster,
-    profile_option,
     separated,
     timeout_option,
     to_file_or_output,
@@ -60,7 +60,7 @@ def explain_command(*, slug: str) -> int:
 
 @click.command(name="teeth")
 @click.argument("targets", nargs=-1, metavar="[TARGET]...")
-@profile_option("quick")
+@PROFILE
 @SEED
 @click.option(
     "--first",

@@ -29,9 +29,11 @@ from ._options import (
     DTYPE,
     FAIL_ON,
     ONLY,
+    PROFILE,
     SKIP,
     STRICT,
     UNCHECKED,
+    ConfiguredCommand,
     cluster_options,
     expected_failures_option,
     file_option,
@@ -39,7 +41,6 @@ from ._options import (
     json_option,
     long_options,
     on_cluster,
-    profile_option,
     read_long,
     timeout_option,
 )
@@ -61,9 +62,9 @@ from ._output import (
 COMPILING = 300.0
 
 
-@click.command(name="check")
+@click.command(name="check", cls=ConfiguredCommand)
 @click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
-@profile_option()
+@PROFILE
 @DTYPE
 @DEVICE
 @click.option(
@@ -188,6 +189,8 @@ def check_command(
     and definitions alone are run), a package, module, file or folder alone (every candidate
     declared in it), path/to/model.onnx, or the name of a registered
     candidate. Candidates run in a process of their own; what they print is not shown.
+    Targets and options that are not given are those of [tool.conformance] in pyproject.toml:
+    targets, profile, only, skip, expected-failures, max-time, dtype.
     """
     began = time.monotonic()  # what is imported now is part of the time that a run may take
     from ..base.profile import GraphOptions  # noqa: PLC0415
@@ -244,7 +247,8 @@ def check_command(
 
     def run(began: float) -> int:
         failed = last_failed(targets) if failed_first else ()
-        first = (*failed, *(SOONEST if exitfirst else ()))
+        soonest = exitfirst or profile == "smoke"
+        first = (*failed, *(SOONEST if soonest else ()))
         with (
             progress_bar() as progress,
             on_cluster(options, cluster, per_worker, work.jobs) as machines,

@@ -14,12 +14,12 @@ from ..base.record import record_text
 from ..errors import UsageError
 from ._options import (
     ONLY,
+    PROFILE,
     SEED,
     SKIP,
     STRICT,
     file_option,
     json_option,
-    profile_option,
     separated,
     timeout_option,
 )
@@ -52,7 +52,7 @@ OPSETS = ("18", "20", "23")
     metavar="FOLDER",
     help="Leave the graphs there, with source.py, which --source of check takes.",
 )
-@profile_option("quick")
+@PROFILE
 @SEED
 @ONLY
 @SKIP

@@ -18,6 +18,7 @@ from ._options import (
     DTYPE,
     FAIL_ON,
     ONLY,
+    PROFILE,
     SEED,
     SKIP,
     STRICT,
@@ -29,7 +30,6 @@ from ._options import (
     is_strict,
     json_option,
     on_cluster,
-    profile_option,
     timeout_option,
 )
 from ._output import (
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 @click.command(name="compare")
 @click.argument("targets", nargs=-1, required=True, metavar="TARGET|REPORT.json...")
-@profile_option()
+@PROFILE
 @DTYPE
 @DEVICE
 @SEED

@@ -83,8 +83,7 @@ def _python_of(text: str) -> str:
         lines[first] = ""
     matches = [_SHELL.fullmatch(line) for line in lines]
     return "\n".join(
-        f"{match[1]}pass" if match else line
-        for match, line in zip(matches, lines, strict=True)
+        f"{match[1]}pass" if match else line for match, line in zip(matches, lines, strict=True)
     )
 
 

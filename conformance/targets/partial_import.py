@@ -5,8 +5,8 @@ and what fails, is told where the target needs it.
 """
 
 from __future__ import annotations
-
 import __future__
+
 import ast
 import hashlib
 import importlib
