@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
@@ -160,6 +161,23 @@ def object_of(target: str) -> Any:
     if name is None:
         return module
     return guarded(f"{where}:{name} cannot be read", lambda: attribute(module, name, where))[0]
+
+
+def load(target: str) -> Any:
+    """The object that a target names, such as ``"model/attention.py:attend"``.
+
+    A path is looked for beside the file that calls, then in the working folder. Raises UsageError.
+    """
+    where, _ = split_target(target)
+    caller = sys._getframe(1).f_globals.get("__file__")  # noqa: SLF001 (as an import statement does)
+    beside = None if caller is None else Path(caller).parent / where
+    if is_path(where) and beside is not None and exists(beside):
+        target = f"{beside}{target[len(where) :]}"
+    value = object_of(target)
+    if value is None:
+        msg = f"{target} names no object: write path/to/file.py:object"
+        raise UsageError(msg)
+    return value
 
 
 def unique_names(candidates: Iterable[Candidate]) -> list[Candidate]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import re
 import sys
 import sysconfig
@@ -53,6 +54,11 @@ def path_of(target: str) -> Path | None:
         if exists(path):
             return path
     return None
+
+
+def seen_from(path: str, folder: Path) -> str:
+    """A path as it is written in a file of a folder, on any machine."""
+    return Path(os.path.relpath(user_path(path).resolve(), folder.resolve())).as_posix()
 
 
 def split_target(target: str) -> tuple[str, str | None]:
