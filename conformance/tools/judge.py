@@ -400,7 +400,7 @@ def _options(
         skip=_texts("skip", skip),
         dtypes=chosen or None,
         exitfirst=exitfirst,
-        first=SOONEST if exitfirst else (),
+        first=SOONEST if exitfirst or chosen_profile.name == "smoke" else (),
     )
 
 
