@@ -119,7 +119,7 @@ def implementation_of(
         form = "builder" if value.kind == "layer" else "function"
         value, expression = value.function, f"{expression}.function"
     if form == "module":
-        value, expression = _built(value, expression)
+        value, expression = _built(value, expression, target)
         imports = (*imports, *settings_read(expression))
         attentions = _attentions_of(value, target) if whole else None
         if attentions is not None:
@@ -149,13 +149,13 @@ def _only(value: Any, target: str, expression: str) -> tuple[Any, str]:
     return value[0], f"{expression}[0]"
 
 
-def _built(value: Any, expression: str) -> tuple[torch.nn.Module, str]:
+def _built(value: Any, expression: str, target: str) -> tuple[torch.nn.Module, str]:
     """An instance in eval mode, and its expression; UsageError for a class that needs more."""
     if isinstance(value, type):
         try:
             value, how = instance_of(value, None)
         except ConstructionError as error:
-            raise UsageError(how_to_make(error)) from error
+            raise UsageError(how_to_make(error, target)) from error
         expression += how[how.index("(") :]
     built: torch.nn.Module = value
     return built.eval(), expression

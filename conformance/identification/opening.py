@@ -174,7 +174,7 @@ def _instance(entry: Undeclared) -> tuple[nn.Module, str]:
     try:
         return instance_of(entry.value, None)
     except ConstructionError as error:
-        raise UsageError(how_to_make(error)) from error
+        raise UsageError(how_to_make(error, entry.target)) from error
 
 
 def _whole_model(built: nn.Module, target: str) -> tuple[TorchModel | None, str]:
@@ -356,7 +356,7 @@ def _plain(entry: Undeclared, value: Any, unread: str, unknown: str = "") -> Can
         try:
             return module(value)
         except ConstructionError as error:
-            raise UsageError(how_to_make(error)) from error
+            raise UsageError(how_to_make(error, entry.target)) from error
         except DeclarationError as error:
             said = how_to_pass(error, value)
             also = f"; it is not judged as a whole model either: {unknown}" if unknown else ""
