@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .problems.inputs import Inputs
     from .problems.problem import Problem
     from .problems.space import Space
+    from .targets.resolving import load
     from .testing.suites import parametrize, suite
     from .tolerance.contract import Contract, contract_for
     from .tools.judge import Judge, Report, check
@@ -62,6 +63,7 @@ _HOMES = {
     "declare.ranks": "Ranks",
     "errors": "DeclarationError NonconformanceError UsageError",
     "models.torch_model": "model",
+    "targets.resolving": "load",
     "oracle.comparison": "compare",
     "problems.inputs": "Inputs",
     "problems.problem": "Problem",
@@ -103,6 +105,7 @@ __all__ = [
     "fixed_layer",
     "graph",
     "layer",
+    "load",
     "matches_golden",
     "model",
     "module",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -27,11 +27,17 @@ class DeclarationError(UsageError, ValueError):
 
 
 class ConstructionError(DeclarationError):
-    """No instance of a class can be made; ``why`` says why, without what to do about it."""
+    """No instance of a class can be made; ``why`` says why, without what to do about it.
 
-    def __init__(self, why: str) -> None:
+    ``call`` is how it was tried, as Python, "" where it was not; ``guessed`` names the parameters
+    whose names say nothing.
+    """
+
+    def __init__(self, why: str, call: str = "", guessed: Sequence[str] = ()) -> None:
         super().__init__(f"{why}: pass an instance, or construct=lambda geometry: …")
         self.why = why
+        self.call = call
+        self.guessed = tuple(guessed)
 
 
 def did_you_mean(word: object, words: Iterable[str]) -> str:

@@ -16,7 +16,8 @@ from .testing import MARKER, STATUS
 
 HOME: Final = Path(__file__).resolve().parent
 _PRECEDENCE: Final = (
-    "Precedence: command line, environment ({variable}), the suite's own argument, ini ({ini})."
+    "Precedence: command line, environment ({variable}), the suite's own argument, ini ({ini}), "
+    "[tool.conformance] of pyproject.toml."
 )
 
 
@@ -32,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="With --pyargs conformance: check this target, one test a clause; may be repeated.",
     )
     for name, what in (
-        ("profile", "How hard to try: quick, default, thorough or nightly (quick)."),
+        ("profile", "How hard to try: smoke, quick, full, thorough or nightly (quick)."),
         ("seed", "Where the generated problems start (0)."),
         ("dtype", "Judge in this dtype, or some with commas, instead of the declared ones."),
         ("unchecked", "Parameters (or globs) that look like a mask and may stay unchecked."),

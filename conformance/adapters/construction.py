@@ -95,7 +95,7 @@ def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module
             f"{kind.__name__} needs {', '.join(unknown)} to be constructed, and those names say no "
             f"size: {failure.why}"
         )
-        raise ConstructionError(why)
+        raise ConstructionError(why, failure.call, unknown)
     raise failure or ConstructionError(f"{kind.__name__} cannot be constructed")
 
 
@@ -106,7 +106,7 @@ def _constructed(kind: type[nn.Module], arguments: Mapping[str, Any]) -> tuple[n
         return kind(**arguments), f"constructed as {text}"
     except Exception as error:  # a user's constructor may raise anything
         why = f"{text} {raised_text(error)}"
-        raise ConstructionError(why) from error
+        raise ConstructionError(why, text) from error
 
 
 def _shown(value: Any) -> str:
@@ -252,7 +252,7 @@ def _of_settings(kind: type[nn.Module], name: str, num_heads: int | None) -> tup
                 raise
             guessed[switched[-1]] = 1
     why = f"{kind.__name__} needs {name} to be constructed, and that name says no size"
-    raise ConstructionError(why)
+    raise ConstructionError(why, f"{kind.__name__}({name}=None)", [name])
 
 
 def settings_read(text: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..errors import UsageError
+from ..errors import UsageError, did_you_mean
 
 DTYPES: Final = ("float32", "float64", "float16", "bfloat16")
 
@@ -69,7 +69,8 @@ class Profile:
     and ``edges`` how many hand-picked problems there are (None: all). Clauses about combinations
     ask for any ``strength`` values of different parameters together, ``turns`` times: from the
     second time on with drawn sizes and values. A profile that ``explores`` goes on with freshly
-    drawn problems, round after round, for as long as the run may take.
+    drawn problems, round after round, for as long as the run may take. With ``most`` a clause gets
+    that many problems, the hand-picked ones first; none is drawn where there are any.
     """
 
     name: str
@@ -77,21 +78,36 @@ class Profile:
     longest: int
     reductions: int
     edges: int | None = None
+    most: int | None = None
     strength: int = 2
     turns: int = 1
     explores: bool = False
 
 
+_FULL: Final = Profile(name="full", examples=150, longest=130, reductions=1500, strength=3)
 PROFILES: Final[dict[str, Profile]] = {
+    "smoke": Profile(name="smoke", examples=2, longest=40, reductions=100, most=2, strength=1),
     "quick": Profile(name="quick", examples=40, longest=40, reductions=400),
-    "default": Profile(name="default", examples=150, longest=130, reductions=1500, strength=3),
+    "full": _FULL,
     "thorough": Profile(
         name="thorough", examples=600, longest=513, reductions=6000, strength=3, turns=3
     ),
     "nightly": Profile(
         name="nightly", examples=150, longest=257, reductions=6000, strength=3, explores=True
     ),
+    "default": _FULL,  # what it was called before there was a default for every entrance
 }
+# The profile of whoever names none.
+DEFAULT_PROFILE: Final = "quick"
+
+
+def profile_named(name: Any) -> Profile:
+    """The profile of a name; raises UsageError for any other."""
+    if not isinstance(name, str) or name not in PROFILES:
+        known = [known for known in PROFILES if known == PROFILES[known].name]
+        msg = f"there is no profile {name!r}{did_you_mean(str(name), known)}"
+        raise UsageError(msg)
+    return PROFILES[name]
 
 
 @dataclass(frozen=True, kw_only=True)

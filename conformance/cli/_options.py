@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from ..base.configuration import configuration
 from ..base.limits import MOST_WORKERS, PER_WORKER, read_seconds, read_share
-from ..base.profile import DTYPES, PROFILES, WHOLE, Shard, read_shard
+from ..base.profile import DEFAULT_PROFILE, DTYPES, PROFILES, WHOLE, Shard, read_shard
 from ..errors import UsageError
 from ..running.databases import FORMS, OPTION, check_database
+from ._help import Command
 from .completion import complete_clauses
 
 if TYPE_CHECKING:
@@ -59,15 +61,48 @@ def is_strict(fail_on: str | None, *, strict: bool) -> bool:
     return strict or fail_on == "should"
 
 
-def profile_option(default: str = "default") -> Decorator:
-    """``--profile NAME``: how many examples each clause tries."""
-    return click.option(
-        "--profile",
-        type=click.Choice(list(PROFILES)),
-        default=default,
-        show_default=True,
-        help="How hard to try.",
-    )
+class ConfiguredCommand(Command):
+    """A command whose options, where they are not given, are what ``[tool.conformance]`` says."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """The context, with the project's choices for what the command line leaves open."""
+        if not {"-h", "--help"} & set(args):
+            chosen = configuration(Path.cwd())
+            values = {
+                "targets": chosen.targets,
+                "profile": chosen.profile,
+                "only": chosen.only,
+                "skip": chosen.skip,
+                "dtypes": chosen.dtype,
+                "expected_failures": chosen.expected_failures,
+                "max_time": chosen.max_time,
+            }
+            extra["default_map"] = {name: value for name, value in values.items() if value}
+        return super().make_context(info_name, args, parent, **extra)
+
+
+class _ProfileName(click.Choice):  # type: ignore[type-arg] (click 8.1 has no argument for it)
+    """The name of a profile; a former name is understood, and not shown."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The profile's own name."""
+        known = PROFILES.get(value) if isinstance(value, str) else None
+        return super().convert(value if known is None else known.name, param, ctx)
+
+
+PROFILE: Final[Decorator] = click.option(
+    "--profile",
+    type=_ProfileName(list(dict.fromkeys(profile.name for profile in PROFILES.values()))),
+    default=DEFAULT_PROFILE,
+    show_default=True,
+    help="How hard to try: smoke asks one to three examples a clause, full 150.",
+)
 
 
 def file_option(*names: str, metavar: str = "FILE", **more: Any) -> Decorator:

@@ -14,12 +14,12 @@ from ..base.profile import DTYPES
 from ..base.record import record_text
 from ._help import Command
 from ._options import (
+    PROFILE,
     SEED,
     cluster_options,
     file_option,
     json_option,
     on_cluster,
-    profile_option,
     separated,
     timeout_option,
     to_file_or_output,
@@ -84,7 +84,7 @@ def explain_command(*, names: tuple[str, ...]) -> int:
     examples=(("conformance teeth --first --jobs 4", "Whether every mistake is caught, and soon"),),
 )
 @click.argument("targets", nargs=-1, metavar="[TARGET]...", shell_complete=complete_targets)
-@profile_option("quick")
+@PROFILE
 @SEED
 @click.option(
     "--first",

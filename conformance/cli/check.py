@@ -23,15 +23,16 @@ from ..base.limits import read_bytes
 from ..base.record import EXIT_INTERRUPTED, EXIT_USAGE, exit_code
 from ..errors import UsageError
 from ..targets.target_strings import path_of
-from ._help import Command
 from ._options import (
     DEVICE,
     DTYPE,
     FAIL_ON,
     ONLY,
+    PROFILE,
     SKIP,
     STRICT,
     UNCHECKED,
+    ConfiguredCommand,
     cluster_options,
     expected_failures_option,
     file_option,
@@ -39,7 +40,6 @@ from ._options import (
     json_option,
     long_options,
     on_cluster,
-    profile_option,
     read_long,
     timeout_option,
 )
@@ -65,7 +65,7 @@ COMPILING = 300.0
 
 @click.command(
     name="check",
-    cls=Command,
+    cls=ConfiguredCommand,
     examples=(
         (
             "conformance check attention.py:MyAttention",
@@ -83,7 +83,7 @@ COMPILING = 300.0
 @click.argument(
     "targets", nargs=-1, required=True, metavar="TARGET...", shell_complete=complete_targets
 )
-@profile_option()
+@PROFILE
 @DTYPE
 @DEVICE
 @click.option(
@@ -205,9 +205,12 @@ def check_command(
 ) -> int:
     """Check every candidate of the targets.
 
-    A TARGET is package.module:object, path/to/file.py:object, a package, module, file or folder
-    alone (every candidate declared in it), path/to/model.onnx, or the name of a registered
+    A TARGET is package.module:object, path/to/file.py:object, notebook.ipynb:object (its imports
+    and definitions alone are run), a package, module, file or folder alone (every candidate
+    declared in it), path/to/model.onnx, or the name of a registered
     candidate. Candidates run in a process of their own; what they print is not shown.
+    Targets and options that are not given are those of [tool.conformance] in pyproject.toml:
+    targets, profile, only, skip, expected-failures, max-time, dtype.
     """
     began = time.monotonic()  # what is imported now is part of the time that a run may take
     from ..base.profile import GraphOptions  # noqa: PLC0415
@@ -264,7 +267,8 @@ def check_command(
 
     def run(began: float) -> int:
         failed = last_failed(targets) if failed_first else ()
-        first = (*failed, *(SOONEST if exitfirst else ()))
+        soonest = exitfirst or profile == "smoke"
+        first = (*failed, *(SOONEST if soonest else ()))
         with (
             progress_bar() as progress,
             on_cluster(options, cluster, per_worker, work.jobs) as machines,
@@ -303,7 +307,7 @@ def check_command(
 
 
 # Files besides Python whose change may change a verdict; nothing that a run writes.
-_SUFFIXES: Final = (".onnx", ".conformance.toml", ".data", ".pt", ".safetensors")
+_SUFFIXES: Final = (".ipynb", ".onnx", ".conformance.toml", ".data", ".pt", ".safetensors")
 
 _TIMEOUT: Final = 200  # milliseconds
 # Runs in a row that changes may end.

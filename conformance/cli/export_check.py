@@ -15,12 +15,12 @@ from ..errors import UsageError
 from ._help import Command
 from ._options import (
     ONLY,
+    PROFILE,
     SEED,
     SKIP,
     STRICT,
     file_option,
     json_option,
-    profile_option,
     separated,
     timeout_option,
 )
@@ -60,7 +60,7 @@ OPSETS = ("18", "20", "23")
     metavar="FOLDER",
     help="Leave the graphs there, with source.py, which --source of check takes.",
 )
-@profile_option("quick")
+@PROFILE
 @SEED
 @ONLY
 @SKIP

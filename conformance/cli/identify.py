@@ -9,10 +9,9 @@ from pathlib import Path
 
 import click
 
-from ..base.files import write_text
 from ..base.record import EXIT_OK, EXIT_RED, record_text
 from ..errors import UsageError
-from ..targets.target_strings import is_graph
+from ..targets.target_strings import is_graph, is_path
 from ._help import Command
 from ._options import file_option, json_option, timeout_option
 from ._output import STANDARD_OUTPUT, check_files, printing, progress_bar, stream_for, write_to
@@ -64,7 +63,7 @@ def identify_command(
     Exit code: 0 when it was identified, also if the check of its declaration fails; 1 when it was
     not; 2 for bad input, 3 when the harness failed, 130 when it was interrupted.
     """
-    from ..tools.identify import identify, write_checked  # noqa: PLC0415 (--help must not pay for it)
+    from ..tools.identify import identify, write_checked, write_declaration  # noqa: PLC0415 (--help must not pay for it)
     from ..views.tool_texts import show_identification  # noqa: PLC0415
 
     if output is not None:
@@ -78,7 +77,7 @@ def identify_command(
                 with progress_bar() as progress:
                     write_checked(record, output, timeout=timeout, progress=progress)
             else:
-                write_text(record["declaration"], output)
+                write_declaration(record, output)
         if json_path is not None:
             write_to(record_text(record), json_path)
     finally:  # the result is shown although a disk is full
@@ -103,9 +102,8 @@ def _refuse_useless(output: Path, target: str) -> None:
         )
         raise UsageError(msg)
     where = target.rpartition(":")[0] or target
-    is_path = "/" in where or where.endswith(".py")
-    read = Path(where).stem if is_path else where.partition(".")[0]
-    if is_path and Path(where).resolve() == output.resolve():
+    read = Path(where).stem if is_path(where) else where.partition(".")[0]
+    if is_path(where) and Path(where).resolve() == output.resolve():
         msg = f"--output {output} is what is read: give another name"
         raise UsageError(msg)
     name = output.stem

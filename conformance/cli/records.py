@@ -19,6 +19,7 @@ from ._options import (
     DTYPE,
     FAIL_ON,
     ONLY,
+    PROFILE,
     SEED,
     SKIP,
     STRICT,
@@ -30,7 +31,6 @@ from ._options import (
     is_strict,
     json_option,
     on_cluster,
-    profile_option,
     timeout_option,
 )
 from ._output import (
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     metavar="TARGET|REPORT.json...",
     shell_complete=complete_targets,
 )
-@profile_option()
+@PROFILE
 @DTYPE
 @DEVICE
 @SEED

@@ -24,17 +24,27 @@ from ..models.recognition import is_model, may_be_model
 from ..models.sites import Sites, find_sites
 from ..models.torch_model import open_torch_model
 from ..targets.declaring import how_to_make
-from ..targets.loading import attribute, guarded, import_dotted, import_path, put_on_path
-from ..targets.resolving import checked_name, require_there
+from ..targets.loading import (
+    attribute,
+    guarded,
+    import_dotted,
+    put_on_path,
+    target_of_module,
+)
+from ..targets.partial_import import import_for
+from ..targets.resolving import checked_name, is_source, require_there
 from ..targets.target_strings import (
     ENTRY_POINTS,
     is_graph,
     is_path,
+    seen_from,
     split_site,
     split_target,
 )
 from .signature import Parameters, read_parameters
 
+# What names an object of a file in a declaration.
+LOAD: Final = "conformance.load"
 _BUILDER: Final = ("geometry", "weights")
 
 
@@ -109,7 +119,7 @@ def implementation_of(
         form = "builder" if value.kind == "layer" else "function"
         value, expression = value.function, f"{expression}.function"
     if form == "module":
-        value, expression = _built(value, expression)
+        value, expression = _built(value, expression, target)
         imports = (*imports, *settings_read(expression))
         attentions = _attentions_of(value, target) if whole else None
         if attentions is not None:
@@ -139,13 +149,13 @@ def _only(value: Any, target: str, expression: str) -> tuple[Any, str]:
     return value[0], f"{expression}[0]"
 
 
-def _built(value: Any, expression: str) -> tuple[torch.nn.Module, str]:
+def _built(value: Any, expression: str, target: str) -> tuple[torch.nn.Module, str]:
     """An instance in eval mode, and its expression; UsageError for a class that needs more."""
     if isinstance(value, type):
         try:
             value, how = instance_of(value, None)
         except ConstructionError as error:
-            raise UsageError(how_to_make(error)) from error
+            raise UsageError(how_to_make(error, target)) from error
         expression += how[how.index("(") :]
     built: torch.nn.Module = value
     return built.eval(), expression
@@ -178,51 +188,36 @@ def _located(target: str) -> tuple[Any, tuple[str, ...], str]:
     if is_path(where):
         path = user_path(where)
         require_there(path, where)
-        if path.suffix != ".py" and not (path / "__init__.py").is_file():
-            msg = f"{where} is not a Python file or package"
+        if not is_source(path) and not (path / "__init__.py").is_file():
+            msg = f"{where} is not a Python file, a notebook or a package"
             raise UsageError(msg)
-        module, imports = import_path(path), _path_lines(path)
+        module = import_for(path, name).module
     else:
         if name is None:
             for entry in entry_points(group=ENTRY_POINTS):
                 if entry.name == where:
                     return _located(entry.value)
         put_on_path(Path.cwd())
-        module, imports = import_dotted(checked_name(where)), ()
+        module = import_dotted(checked_name(where))
     if name is None:
-        return _sole(module, where, imports)
+        return _sole(module, where)
     value, written = guarded(
         f"{where}:{name} cannot be read", lambda: attribute(module, name, where)
     )
     if isinstance(value, ModuleType):
-        return _sole(value, target, imports)
-    return value, _import_lines(module, name, where, imports), written
+        return _sole(value, target)
+    return value, _import_lines(module, name, where), written
 
 
-def _path_lines(path: Path) -> tuple[str, ...]:
-    root = path.resolve().parent
-    while (root / "__init__.py").is_file():
-        root = root.parent
-    return (
-        "import sys",
-        "",
-        f"sys.path.insert(0, {str(root)!r})  # where the import below finds it",
-    )
-
-
-def _import_lines(
-    module: ModuleType, name: str, where: str, before: tuple[str, ...]
-) -> tuple[str, ...]:
+def _import_lines(module: ModuleType, name: str, where: str) -> tuple[str, ...]:
     first = name.partition(".")[0]
-    if module.__name__.startswith("_conformance_target_"):  # a file no import statement can name
-        file = str(user_path(where).resolve())
-        return ("import runpy", "", f"{first} = runpy.run_path({file!r})[{first!r}]")
-    return (*before, f"from {module.__name__} import {first}")
+    place = target_of_module(module, where)
+    if is_path(where):
+        return (f"{first} = {LOAD}({f'{seen_from(place, Path.cwd())}:{first}'!r})",)
+    return (f"from {place} import {first}",)
 
 
-def _sole(
-    module: ModuleType, where: str, imports: tuple[str, ...]
-) -> tuple[Any, tuple[str, ...], str]:
+def _sole(module: ModuleType, where: str) -> tuple[Any, tuple[str, ...], str]:
     """The only object of a module; raises UsageError when there are several."""
     own = {
         name: value
@@ -231,7 +226,7 @@ def _sole(
     }
     if len(own) == 1:
         name, value = next(iter(own.items()))
-        return value, _import_lines(module, name, where, imports), name
+        return value, _import_lines(module, name, where), name
     listed = ", ".join(list(own)[:8])
     has = f" (it has {listed})" if own else ""
     msg = f"{where} is a module: name one object in it, as {where}:object{has}"

@@ -90,8 +90,16 @@ def _opened(entries: Iterable[Resolved]) -> Iterator[Candidate]:
     for entry in entries:
         if isinstance(entry, Candidate):
             yield entry
-        else:
-            yield from read_undeclared(entry)
+            continue
+        try:
+            made = read_undeclared(entry)
+        except UsageError as error:
+            if not entry.notes:
+                raise
+            msg = "; ".join((*entry.notes, str(error)))
+            raise UsageError(msg) from error
+        for candidate in made:
+            yield dataclasses.replace(candidate, warnings=(*entry.notes, *candidate.warnings))
 
 
 def read_undeclared(entry: Undeclared) -> list[Candidate]:
@@ -170,7 +178,7 @@ def _instance(entry: Undeclared) -> tuple[nn.Module, str]:
     try:
         return instance_of(entry.value, None)
     except ConstructionError as error:
-        raise UsageError(how_to_make(error)) from error
+        raise UsageError(how_to_make(error, entry.target)) from error
 
 
 def _whole_model(built: nn.Module, target: str) -> tuple[TorchModel | None, str]:
@@ -359,7 +367,7 @@ def _plain(entry: Undeclared, value: Any, unread: str, unknown: str = "") -> Can
         try:
             return module(value)
         except ConstructionError as error:
-            raise UsageError(how_to_make(error)) from error
+            raise UsageError(how_to_make(error, entry.target)) from error
         except DeclarationError as error:
             said = how_to_pass(error, value)
             also = f"; it is not judged as a whole model either: {unknown}" if unknown else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -13,14 +14,16 @@ from .._golden import golden
 from ..adapters.multihead import is_multihead
 from ..base.geometry import LENGTHS
 from ..declare.declaration import DEFAULT_FEATURES, mixed_in
+from ..targets.target_strings import is_path, seen_from, split_site, split_target
 from .convention import LAYER_LAYOUTS, Convention, ScoreFunction, adapter_body, header, written
 from .deviations import Investigation, deviations, expected, promised
-from .implementation import Implementation
+from .implementation import LOAD, Implementation
 from .points import function_in
 from .record import NO_MEANING, deviations_words
 
 Ties = tuple[tuple[str, str], ...]
 
+_LOADED: Final = re.compile(rf"({re.escape(LOAD)}\(['\"])([^'\"\n]*):")
 # These have a keyword of their own.
 _OWN_KEYWORDS: Final = ("causal_alignment", "empty_rows")
 
@@ -51,6 +54,27 @@ def declaration_text(implementation: Implementation, case: Investigation) -> str
     return "\n".join([*_top(implementation, case, lines), "", "", *lines, *only, ""])
 
 
+def written_in(text: str, folder: Path) -> str:
+    """A declaration that was made for the working folder, for a file of another folder."""
+    return _LOADED.sub(lambda match: f"{match[1]}{seen_from(match[2], folder)}:", text)
+
+
+def _title(implementation: Implementation) -> str:
+    """The command that found the declaration, with no path of a machine."""
+    whole, number = split_site(implementation.target)
+    where, name = split_target(whole)
+    parts = [seen_from(where, Path.cwd()) if is_path(where) else where, *([name] if name else [])]
+    site = "" if number is None else f"#{number}"
+    return f'"""Found by: conformance identify {":".join(parts)}{site}"""'
+
+
+def _imported(implementation: Implementation, more: list[str]) -> list[str]:
+    """The imports, and below them what is loaded from files."""
+    loaded = [line for line in implementation.imports if LOAD in line]
+    others = [line for line in implementation.imports if line not in loaded]
+    return [*others, *more, "", "import conformance", *(["", *loaded] if loaded else [])]
+
+
 def _lengths(case: Investigation) -> dict[str, str]:
     """The only lengths of a module, or its longest one: its other sizes are its own."""
     sizes = dict(case.caller.sizes.changes)
@@ -65,11 +89,9 @@ def positions_text(implementation: Implementation, longest: int) -> str:
     name = declared_name(implementation)
     only = ["", "", f'__conformance__ = ["{name}"]'] if implementation.declared is not None else []
     lines = [
-        f'"""Found by: conformance identify {implementation.target}"""',
+        _title(implementation),
         "",
-        *implementation.imports,
-        "",
-        "import conformance",
+        *_imported(implementation, []),
         "",
         "",
         f"@conformance.positions(name={implementation.name!r}, max_length={longest})",
@@ -83,16 +105,13 @@ def positions_text(implementation: Implementation, longest: int) -> str:
 
 def _top(implementation: Implementation, case: Investigation, lines: list[str]) -> list[str]:
     uses_torch = any("torch." in line for line in lines)
-    top = [f'"""Found by: conformance identify {implementation.target}"""'.replace("\\", "/"), ""]
+    top = [_title(implementation), ""]
     top += _noted(case)
     if case.beyond:
         top += [f"# Beyond a declaration: {sentence}." for sentence in case.beyond] + [""]
     if implementation.form == "module" and case.unread:
         top += [*_unread(case), ""]
-    imports = list(implementation.imports)
-    if uses_torch:
-        imports.append("import torch")
-    return [*top, *imports, "", "import conformance"]
+    return [*top, *_imported(implementation, ["import torch"] if uses_torch else [])]
 
 
 def _unread(case: Investigation) -> list[str]:

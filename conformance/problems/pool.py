@@ -156,6 +156,9 @@ class Pool:
             if space.share < 1.0 and space.edges == "sizes":
                 # A part of each: edges alone are the same in every run.
                 most = wanted // 2 if most is None else min(most, wanted // 2)
+            if self._profile.most is not None:
+                limit = self._profile.most
+                most = limit if most is None else min(max(most, 1), limit)
             self._edges[space, dtype] = _Remembered(partial(self._make_edges, space, dtype, most))
         return self._edges[space, dtype]
 
@@ -167,6 +170,8 @@ class Pool:
 
     def _draw(self, space: Space, dtype: str) -> list[Problem]:
         edges, wanted = self._edges_of(space, dtype).every, self._wanted(space, dtype)
+        if edges and self._profile.most is not None:
+            return edges
         drawn = draw_problems(
             self._candidate,
             space,

@@ -12,7 +12,7 @@ import torch
 
 from ..base.parameter_names import POSITIONAL, option_of, role_of, signature_in_docstring
 from ..errors import TO_CHECK, ConstructionError, DeclarationError
-from .target_strings import is_path
+from .target_strings import is_path, seen_from
 
 _MOST: Final = 6
 _ROLES: Final = {"q": "query", "k": "key", "v": "value"}
@@ -69,9 +69,8 @@ def declaration_lines(function: Callable[..., Any], target: str) -> str:
     notes = _notes(parameters, inputs, needed)
     own = f"{where}/__init__.py" if Path(where).is_dir() else where
     into = own if is_path(where) else "a file of yours"
-    shown = "".join(f"\n      {line}".rstrip() if line else "\n" for line in lines)
     found = f"or let its axes, masks and options be found: conformance identify {target}"
-    return f"{TO_CHECK}{name}{_shown(parameters)}, paste into {into}{notes}:{shown}\n    {found}"
+    return f"{TO_CHECK}{name}{_shown(parameters)}, paste into {into}{notes}:{_block(lines)}\n    {found}"
 
 
 def _head(where: str, name: str) -> Iterator[str]:
@@ -155,12 +154,35 @@ def _is_attention(value: Any) -> bool:
     return _projects(parameters) or bool(_inputs(parameters))
 
 
-def how_to_make(error: ConstructionError) -> str:
-    """Why a class that a target names cannot be constructed, and how to name an instance."""
+def how_to_make(error: ConstructionError, target: str) -> str:
+    """Why a class that a target names cannot be constructed, and a file that constructs it."""
+    where, _, name = target.rpartition(":")
+    if not name.isidentifier() or not error.call.startswith(f"{name}("):
+        return (
+            f"{error.why}: write a function without arguments that returns an instance in a file "
+            "of yours, and name it as FILE.py:function"
+        )
+    settings = ["from types import SimpleNamespace", ""] * ("SimpleNamespace(" in error.call)
+    lines = [*settings, "import conformance", "", *_loaded(where, name), "", ""]
+    lines += ["def made():", f"    return {error.call}"]
+    fitting = f"the right {' and '.join(error.guessed)}" if error.guessed else "the right values"
+    file = "made.py"
     return (
-        f"{error.why}: write a function without arguments that returns an instance in a file of "
-        "yours, and name it as FILE.py:function"
+        f"{error.why}: write {fitting} into these lines of a new file {file}:"
+        f"{_block(lines)}\n    and run: conformance check {file}:made"
     )
+
+
+def _loaded(where: str, name: str) -> list[str]:
+    """The line that names an object of another file or module."""
+    if is_path(where):
+        return [f"{name} = conformance.load({f'{seen_from(where, Path.cwd())}:{name}'!r})"]
+    return [f"from {where} import {name}"]
+
+
+def _block(lines: list[str]) -> str:
+    """Lines to paste, below a sentence."""
+    return "".join(f"\n      {line}".rstrip() if line else "\n" for line in lines)
 
 
 def how_to_pass(error: DeclarationError, value: Any) -> str:

@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -21,6 +22,7 @@ from typing import Any, Final, NoReturn
 
 from ..base.printable_text import OWN_FRAMES, capped, message_of, name_of, printable
 from ..errors import UsageError
+from .notebooks import is_cell
 from .target_strings import is_path
 
 CLAUSES: Final = "attention_conformance.clauses"
@@ -133,7 +135,7 @@ def one_line(error: BaseException) -> str:
 def _place(error: BaseException) -> str:
     """``file:line`` of the innermost frame that is the user's, or "" when there is none."""
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{shown_path(error.filename)}:{error.lineno}"
+        return place_text(error.filename, error.lineno)
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -141,7 +143,13 @@ def _place(error: BaseException) -> str:
     ]
     own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
     chosen = (own or frames)[-1:]
-    return f"{shown_path(chosen[0].filename)}:{chosen[0].lineno}" if chosen else ""
+    return place_text(chosen[0].filename, chosen[0].lineno) if chosen else ""
+
+
+def place_text(file: str, line: int | None) -> str:
+    """``attention.py:3``, and ``study.ipynb, cell 2, line 3`` of a notebook."""
+    in_cell = is_cell(file)
+    return f"{shown_path(file)}, line {line}" if in_cell else f"{shown_path(file)}:{line}"
 
 
 def shown_path(path: str | Path) -> str:
@@ -226,16 +234,12 @@ def _near_module(name: str) -> str:
 def import_path(path: Path) -> ModuleType:
     """Import a file or a package folder by the name it has in its package, if it lies in one.
 
-    The package's root goes on the path; a file outside any package has its own folder there.
-    Raises UsageError when it is missing or its own code fails.
+    The package's root goes on the path, before the working folder; a file outside any package has
+    its own folder there. Raises UsageError when it is missing or its own code fails.
     """
     path = path.resolve()
-    root, parts = path.parent, [path.stem if path.is_file() else path.name]
-    while (root / "__init__.py").is_file():
-        parts.insert(0, root.name)
-        root = root.parent
-    if parts[-1] == "__init__":
-        parts.pop()
+    root, parts = package_of(path)
+    put_on_path(Path.cwd())
     put_on_path(root)
     if path.is_file() and len(parts) == 1 and path.name != "__init__.py":
         return _import_lone_file(path)
@@ -243,6 +247,36 @@ def import_path(path: Path) -> ModuleType:
         msg = f"{shown_path(path)} has no importable name: {'.'.join(parts)!r} is not a dotted name"
         raise UsageError(msg)
     return _same_file(import_dotted(".".join(parts)), path)
+
+
+def package_of(path: Path) -> tuple[Path, list[str]]:
+    """The folder from which a file or a package is imported, and the parts of its name there.
+
+    A file without an ``__init__.py`` beside it lies in as many packages as its relative imports
+    climb.
+    """
+    root, parts = path.parent, [path.stem if path.is_file() else path.name]
+    while (root / "__init__.py").is_file():
+        parts.insert(0, root.name)
+        root = root.parent
+    if path.is_file() and len(parts) == 1:
+        folders = [folder.name for folder in path.parents[: _climbed(path)]]
+        if all(name.isidentifier() for name in (*folders, path.stem)):
+            root = path.parents[len(folders)]
+            parts = [*reversed(folders), path.stem]
+    if parts[-1] == "__init__":
+        parts.pop()
+    return root, parts
+
+
+def _climbed(path: Path) -> int:
+    """How many folders the relative imports of a file climb at most, its own among them."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return 0
+    dots = re.findall(r"^[ \t]*from[ \t]+(\.+)", text, re.MULTILINE)
+    return min(max(map(len, dots), default=0), len(path.parents) - 1)
 
 
 def _same_file(module: ModuleType, path: Path) -> ModuleType:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
@@ -31,11 +32,12 @@ from .loading import (
     closest,
     guarded,
     import_dotted,
-    import_path,
     put_on_path,
     shown_path,
     target_of_module,
 )
+from .notebooks import is_notebook
+from .partial_import import import_for
 from .target_strings import (
     ENTRY_POINTS,
     exists,
@@ -60,12 +62,14 @@ _ACCEPTED: Final = (
 class Undeclared:
     """A module, or a function with parameters, of which nothing is declared.
 
-    ``site`` is the number of the attention of a whole model that the target names.
+    ``site`` is the number of the attention of a whole model that the target names. ``notes`` say
+    what of its file is missing.
     """
 
     value: Any
     target: str
     site: int | None = None
+    notes: tuple[str, ...] = ()
 
     def located(self, target: str) -> Undeclared:
         """The object with the target that it comes from."""
@@ -151,12 +155,29 @@ def object_of(target: str) -> Any:
     else:
         path = user_path(where)
         require_there(path, where)
-        if not (path / "__init__.py").is_file() and (path.suffix != ".py" or not path.is_file()):
+        if not (path / "__init__.py").is_file() and not is_source(path):
             return None
-        module = import_path(path)
+        module = import_for(path, name).module
     if name is None:
         return module
     return guarded(f"{where}:{name} cannot be read", lambda: attribute(module, name, where))[0]
+
+
+def load(target: str) -> Any:
+    """The object that a target names, such as ``"model/attention.py:attend"``.
+
+    A path is looked for beside the file that calls, then in the working folder. Raises UsageError.
+    """
+    where, _ = split_target(target)
+    caller = sys._getframe(1).f_globals.get("__file__")  # noqa: SLF001 (as an import statement does)
+    beside = None if caller is None else Path(caller).parent / where
+    if is_path(where) and beside is not None and exists(beside):
+        target = f"{beside}{target[len(where) :]}"
+    value = object_of(target)
+    if value is None:
+        msg = f"{target} names no object: write path/to/file.py:object"
+        raise UsageError(msg)
+    return value
 
 
 def unique_names(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -306,10 +327,29 @@ def _from_path(path: Path, where: str, name: str | None) -> Iterable[tuple[Resol
             msg = f"{where} is a folder without an __init__.py and so has no object {name!r}"
             raise UsageError(msg)
         return _from_folder(path)
-    if not path.is_dir() and not (path.is_file() and path.suffix == ".py"):
-        msg = f"{where} is not a Python file, a folder or an ONNX graph"
+    if not path.is_dir() and not is_source(path):
+        msg = f"{where} is not a Python file, a notebook, a folder or an ONNX graph"
         raise UsageError(msg)
-    return candidates_in(import_path(path), where, name)
+    part = import_for(path, name)
+    return _noted(candidates_in(part.module, where, name), part.notes)
+
+
+def is_source(path: Path) -> bool:
+    """Whether a path is that of a Python file or a notebook."""
+    return path.is_file() and (path.suffix == ".py" or is_notebook(path))
+
+
+def _noted(
+    entries: Iterable[tuple[Resolved, str]], notes: tuple[str, ...]
+) -> Iterator[tuple[Resolved, str]]:
+    """The entries with notes on what of their file is missing."""
+    for entry, target in entries:
+        if not notes:
+            yield entry, target
+        elif isinstance(entry, Undeclared):
+            yield replace(entry, notes=notes), target
+        else:
+            yield replace(entry, warnings=(*entry.warnings, *notes)), target
 
 
 def _from_folder(folder: Path) -> Iterator[tuple[Resolved, str]]:
@@ -323,7 +363,7 @@ def _from_folder(folder: Path) -> Iterator[tuple[Resolved, str]]:
         is_file = path.suffix == ".py" and path.is_file()
         files = path.rglob("*.py") if is_package else [path] if is_file else []
         if not _passed_over(path.stem) and any(map(_mentions_us, files)):
-            yield from _declared_in(import_path(path), shown_path(path))
+            yield from _declared_in(import_for(path, None).module, shown_path(path))
 
 
 def _mentions_us(file: Path) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import os
 import re
 import sys
 import sysconfig
@@ -17,6 +18,7 @@ from typing import Final
 
 from ..base.files import user_path
 from ..errors import UsageError
+from .notebooks import is_notebook, source_of_file
 
 ENTRY_POINTS: Final = "attention_conformance.candidates"
 _INSTALLED: Final = tuple(
@@ -55,6 +57,11 @@ def path_of(target: str) -> Path | None:
     return None
 
 
+def seen_from(path: str, folder: Path) -> str:
+    """A path as it is written in a file of a folder, on any machine."""
+    return Path(os.path.relpath(user_path(path).resolve(), folder.resolve())).as_posix()
+
+
 def split_target(target: str) -> tuple[str, str | None]:
     """``where:object`` in its two parts; a drive letter is no separator.
 
@@ -71,7 +78,8 @@ def split_target(target: str) -> tuple[str, str | None]:
 
 def is_path(where: str) -> bool:
     """Whether the first part of a target is the path of a file or folder."""
-    return "/" in where or "\\" in where or where.endswith(".py") or exists(Path(where))
+    written = "/" in where or "\\" in where or where.endswith(".py") or is_notebook(where)
+    return written or exists(Path(where))
 
 
 def exists(path: Path) -> bool:
@@ -151,9 +159,9 @@ def _is_below(file: Path, folder: Path) -> bool:
 def _why_undeclared(file: Path, name: str | None, imports: int) -> str:
     """Why what a file calls a name is no candidate that it declares, or ""."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = source_of_file(file)
         tree = ast.parse(text)
-    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+    except (OSError, ValueError, UsageError, SyntaxError, RecursionError, MemoryError):
         return "lies in a file that cannot be read as Python"
     declares = "conformance" in text
     if name is None:

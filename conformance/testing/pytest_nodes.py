@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ..base.configuration import Configuration, configuration
 from ..base.expected import ExpectedFailure, read_expected
 from ..base.printable_text import printable
-from ..base.profile import DTYPES, PROFILES
+from ..base.profile import DEFAULT_PROFILE, DTYPES, profile_named
 from ..base.selection import selected
 from ..clauses.registry import all_clauses
 from ..errors import UsageError, did_you_mean
@@ -90,10 +92,12 @@ def collect_suite(
 
 def _collect(config: pytest.Config, options: SuiteOptions, *, whole: bool) -> list[ClauseCase]:
     sentences = {clause.id: clause.sentence for clause in all_clauses()}
+    project = configuration(config.rootpath)
+    options = replace(options, only=options.only or project.only, skip=options.skip or project.skip)
     check_selection(sentences, options.only, options.skip)
-    settings = _settings(config, options)
+    settings = _settings(config, options, project)
     plans = _plans(config, settings, options.targets)
-    shared = _from_file(config, sentences)
+    shared = _from_file(config, sentences, project)
     own = _own(options, sentences)
     for plan in plans:
         for entry in declared_expectations(plan.candidate):
@@ -136,15 +140,14 @@ def _cases(
         yield UncheckedCase(plan, said)
 
 
-def _settings(config: pytest.Config, options: SuiteOptions) -> RunOptions:
-    """The choices of a suite: command line, environment, its own arguments, ini, default."""
-    profile = _choice(config, "conformance_profile", options.profile) or "quick"
+def _settings(config: pytest.Config, options: SuiteOptions, project: Configuration) -> RunOptions:
+    """The choices of a suite: command line, environment, its own arguments, ini, project."""
+    chosen = _choice(config, "conformance_profile", options.profile) or project.profile
+    profile = chosen or DEFAULT_PROFILE
     seed = _choice(config, "conformance_seed", options.seed) or 0
     dtype = _choice(config, "conformance_dtype", None)
-    if profile not in PROFILES:
-        msg = f"there is no profile {profile!r}{did_you_mean(str(profile), PROFILES)}"
-        raise UsageError(msg)
-    dtypes = options.dtypes if dtype is None else tuple(dtype.split(","))
+    own = options.dtypes or project.dtype or None
+    dtypes = own if dtype is None else tuple(dtype.split(","))
     for name in dtypes or ():
         if name not in DTYPES:
             msg = f"there is no dtype {name!r}{did_you_mean(name, DTYPES)}"
@@ -152,7 +155,7 @@ def _settings(config: pytest.Config, options: SuiteOptions) -> RunOptions:
     check_devices(options.devices)
     return RunOptions(
         targets=(),
-        profile=profile,
+        profile=profile_named(profile).name,
         seed=_seed(seed),
         dtypes=dtypes,
         devices=options.devices,
@@ -206,12 +209,16 @@ def _resolve(target: Any) -> Iterable[Any]:
     return open_object(target, str(shown))
 
 
-def _from_file(config: pytest.Config, slugs: Iterable[str]) -> tuple[ExpectedFailure, ...]:
+def _from_file(
+    config: pytest.Config, slugs: Iterable[str], project: Configuration
+) -> tuple[ExpectedFailure, ...]:
     path = config.getoption("conformance_expected_failures")
     path = path or os.environ.get("CONFORMANCE_EXPECTED_FAILURES")
     if path:
         return read_file(config.invocation_params.dir / path, list(slugs))
     path = config.getini("conformance_expected_failures")
+    if not path and project.expected_failures:
+        return read_file(Path(project.expected_failures), list(slugs))
     return read_file(config.rootpath / path, list(slugs)) if path else ()
 
 

@@ -43,8 +43,8 @@ def parametrize(
     *,
     profile: str | None = None,
     seed: int | None = None,
-    dtypes: Iterable[str] | None = None,
-    devices: Iterable[str] | None = None,
+    dtypes: str | Iterable[str] | None = None,
+    devices: str | Iterable[str] | None = None,
     only: str | Iterable[str] = (),
     skip: str | Iterable[str] = (),
     unchecked: str | Iterable[str] = (),
@@ -95,7 +95,18 @@ def parametrize(
     return decorate
 
 
-def suite(target: Any, **options: Any) -> Callable[..., None]:
+def suite(
+    target: Any,
+    *,
+    profile: str | None = None,
+    seed: int | None = None,
+    dtypes: str | Iterable[str] | None = None,
+    devices: str | Iterable[str] | None = None,
+    only: str | Iterable[str] = (),
+    skip: str | Iterable[str] = (),
+    unchecked: str | Iterable[str] = (),
+    expected_failures: Expected | None = None,
+) -> Callable[..., None]:
     """A test function for every clause of the target: ``test_attention = conformance.suite(…)``.
 
     Target and options are those of :func:`parametrize`. The ids of the tests are
@@ -106,7 +117,17 @@ def suite(target: Any, **options: Any) -> Callable[..., None]:
         """The candidate keeps this clause."""
         clause()
 
-    decorated = parametrize(target, **options)(test)
+    decorated = parametrize(
+        target,
+        profile=profile,
+        seed=seed,
+        dtypes=dtypes,
+        devices=devices,
+        only=only,
+        skip=skip,
+        unchecked=unchecked,
+        expected_failures=expected_failures,
+    )(test)
     caller = sys._getframe(1)  # noqa: SLF001 (reports name the user's file, not this one)
     decorated.__code__ = decorated.__code__.replace(
         co_filename=caller.f_code.co_filename, co_firstlineno=caller.f_lineno

@@ -74,6 +74,15 @@ def identify(
     return {**head, **result, "as_observed": as_observed}
 
 
+def write_declaration(record: dict[str, Any], path: Path) -> str:
+    """Write the record's declaration, with paths as seen from its file; raises UsageError."""
+    from ..identification.writing import written_in  # noqa: PLC0415 (loads torch)
+
+    text = record["declaration"] = written_in(record["declaration"], path.parent)
+    write_text(text, path)
+    return text
+
+
 def write_checked(
     record: dict[str, Any],
     path: Path,
@@ -88,8 +97,7 @@ def write_checked(
     tested. Raises UsageError when the file cannot be written, KeyboardInterrupt when the check was
     interrupted: the declaration is there then, without comments.
     """
-    text: str = record["declaration"]
-    write_text(text, path)
+    text = write_declaration(record, path)
     try:
         record["check"] = _checked(record, path, timeout, progress)
     except UsageError as error:

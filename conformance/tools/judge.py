@@ -19,7 +19,7 @@ from typing import Any, Final, Self
 from .._golden import golden
 from ..base.files import scratch, write_text
 from ..base.limits import Deadline, read_bytes
-from ..base.profile import DTYPES, PROFILES
+from ..base.profile import DEFAULT_PROFILE, DTYPES, profile_named
 from ..base.record import GREEN, CandidateEntry, Record, record_text
 from ..base.results import ClauseResult, result_from_json
 from ..errors import NonconformanceError, UsageError, did_you_mean
@@ -177,7 +177,7 @@ def _candidate(entry: CandidateEntry) -> CandidateReport:
 def check(
     target_or_candidate: Any,
     *,
-    profile: str = "quick",
+    profile: str = DEFAULT_PROFILE,
     only: str | Iterable[str] = (),
     skip: str | Iterable[str] = (),
     dtypes: str | Iterable[str] = (),
@@ -266,7 +266,7 @@ class Judge:
         self,
         target_or_candidate: Any,
         *,
-        profile: str = "quick",
+        profile: str = DEFAULT_PROFILE,
         only: str | Iterable[str] = (),
         skip: str | Iterable[str] = (),
         dtypes: str | Iterable[str] = (),
@@ -290,7 +290,7 @@ class Judge:
         entry: str,
         *,
         promises: dict[str, Any] | None = None,
-        profile: str = "quick",
+        profile: str = DEFAULT_PROFILE,
         only: str | Iterable[str] = (),
         skip: str | Iterable[str] = (),
         dtypes: str | Iterable[str] = (),
@@ -395,12 +395,10 @@ def _options(
     exitfirst: bool,
     isolated: bool,
 ) -> RunOptions:
-    if not isinstance(profile, str) or profile not in PROFILES:
-        msg = f"there is no profile {profile!r}{did_you_mean(str(profile), PROFILES)}"
-        raise UsageError(msg)
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
         msg = f"seed={seed!r} is no seed: give a whole number from 0 on"
         raise UsageError(msg)
+    chosen_profile = profile_named(profile)
     chosen = _texts("dtypes", dtypes)
     for dtype in chosen:
         if dtype not in DTYPES:
@@ -410,14 +408,14 @@ def _options(
         check_isolated()
     return RunOptions(
         targets=(),
-        profile=profile,
+        profile=chosen_profile.name,
         seed=seed or (unforeseen_seed() if seed is None and isolated else 0),
         isolated=isolated,
         only=_texts("only", only),
         skip=_texts("skip", skip),
         dtypes=chosen or None,
         exitfirst=exitfirst,
-        first=SOONEST if exitfirst else (),
+        first=SOONEST if exitfirst or chosen_profile.name == "smoke" else (),
     )
 
 

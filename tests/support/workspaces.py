@@ -56,7 +56,8 @@ def forget_modules(folder: Path) -> None:
     modules, last = [*sys.modules.values()], _LAST.get(folder, [])
     if len(modules) == len(last) and all(map(operator.is_, modules, last)):
         return
-    for name, module in sys.modules.copy().items():  # whole at once: finalizers may import
+    # Whole at once, since finalizers may import; what lies in a package before the package.
+    for name, module in reversed(sys.modules.copy().items()):
         if _ELSEWHERE.get(name) is module:
             continue
         attributes = getattr(module, "__dict__", {})  # torch.classes answers to every name

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from ...base.expected import ExpectedFailure
 from ...base.parameter_names import OptionParameter
-from ...base.profile import DTYPES, WHOLE, GraphOptions, Shard
+from ...base.profile import DEFAULT_PROFILE, DTYPES, WHOLE, GraphOptions, Shard
 from ...base.record import Reading, SiteEntry
 from ..clause_run import PlannedClause
 
@@ -51,7 +51,7 @@ class RunOptions:
     """
 
     targets: tuple[str, ...]
-    profile: str = "default"
+    profile: str = DEFAULT_PROFILE
     seed: int = 0
     dtypes: tuple[str, ...] | None = None
     devices: tuple[str, ...] | None = None

@@ -12,7 +12,7 @@ from typing import Any, Final
 from ..._golden import golden
 from ...adapters.compiled import compiled_variants
 from ...base.parameter_names import OptionParameter
-from ...base.profile import NO_GRAPH_OPTIONS, PROFILES
+from ...base.profile import NO_GRAPH_OPTIONS, profile_named
 from ...base.results import ClauseResult, Violation, result_from_json
 from ...calls import torch_state
 from ...calls.calling import CandidateFailure, RowWithoutKeysRefused
@@ -24,7 +24,7 @@ from ...clauses.subject import Subject
 from ...declare.candidate import Candidate
 from ...declare.declaration import WHOLE_MODEL
 from ...diagnosis.mistakes import mistaken_conventions
-from ...errors import RAISED_AT, DeclarationError, UsageError, did_you_mean
+from ...errors import RAISED_AT, DeclarationError, UsageError
 from ...identification.opening import resolve_one
 from ...problems.edges import edge_problems
 from ...problems.problem import Problem
@@ -387,9 +387,7 @@ def plan_candidates(
 
     ``isolated`` is what is known of those that run in other processes, in their order.
     """
-    if options.profile not in PROFILES:
-        msg = f"there is no profile {options.profile!r}{did_you_mean(options.profile, PROFILES)}"
-        raise UsageError(msg)
+    profile_named(options.profile)
     plans: list[CandidatePlan] = []
     silent: list[str] = []
     memory, notes = _memory(options, on_step)
@@ -436,7 +434,7 @@ def _planned(
     try:
         run = CandidateRun(
             candidate,
-            profile=PROFILES[options.profile],
+            profile=profile_named(options.profile),
             seed=options.seed,
             dtypes=options.dtypes,
             devices=options.devices,

@@ -75,7 +75,7 @@ def _built(value: Any, target: str) -> Any:
         try:
             return instance_of(value, None)[0]
         except ConstructionError as error:
-            raise UsageError(how_to_make(error)) from error
+            raise UsageError(how_to_make(error, target)) from error
     if isinstance(value, nn.Module) or not callable(value):
         return value
     try:

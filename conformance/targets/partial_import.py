@@ -1,0 +1,352 @@
+"""Runs what a target needs of a notebook, or of a file that does not import whole.
+
+Of a notebook that is imports, definitions and plain values; nothing else is run. What is left out,
+and what fails, is told where the target needs it.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import hashlib
+import importlib
+import linecache
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, Never
+
+from ..base.printable_text import few
+from ..errors import DeclarationError, UsageError
+from .loading import (
+    closest,
+    guarded,
+    import_path,
+    package_of,
+    place_text,
+    put_on_path,
+    shown_path,
+)
+from .notebooks import cells_of, is_notebook
+
+_DEFINITIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_IMPORTS: Final = (ast.Import, ast.ImportFrom)
+_SCOPES: Final = (
+    *_DEFINITIONS,
+    ast.Lambda,
+    ast.ListComp,
+    ast.SetComp,
+    ast.DictComp,
+    ast.GeneratorExp,
+)
+# How many definitions of a file that fails are tried alone.
+_MOST_TRIED: Final = 6
+# What runs code of somebody's when it is evaluated; a lambda is a definition.
+_RUNS: Final = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr, *_SCOPES[4:])
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A statement of a module, and what frames call its file."""
+
+    statement: ast.stmt
+    file: str
+
+    @property
+    def place(self) -> str:
+        return place_text(self.file, self.statement.lineno)
+
+    @property
+    def binds(self) -> set[str]:
+        return _bound(self.statement)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody knows what it binds, or it says where imports are found."""
+        names = [alias.name for node in _outside(self.statement) for alias in _aliases(node)]
+        extends = isinstance(self.statement, ast.Expr) and "sys.path" in ast.unparse(self.statement)
+        return "*" in names or extends
+
+
+@dataclass(frozen=True)
+class Part:
+    """A module of which a part was run, and sentences on what its target is without."""
+
+    module: ModuleType
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class _Running:
+    """A module that is run piece by piece, and what failed: sentences by the names they bind."""
+
+    module: ModuleType
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+_MADE: Final[dict[tuple[Path, str | None], Part]] = {}
+
+
+def import_for(path: Path, name: str | None) -> Part:
+    """The module of a file, a notebook or a package, with at least what a name in it needs.
+
+    Raises UsageError where that fails.
+    """
+    path = path.resolve()
+    first = None if name is None else name.partition(".")[0]
+    if (path, first) in _MADE:
+        return _MADE[path, first]
+    if is_notebook(path):
+        part = _of_notebook(path, first)
+    else:
+        try:
+            return Part(import_path(path))
+        except UsageError as error:
+            made = None if first is None or path.is_dir() else _of_file(path, first, str(error))
+            if made is None:
+                msg = f"{error}{_judged_alone(path, str(error))}"
+                raise UsageError(msg) from error
+            part = made
+    _MADE[path, first] = part
+    return part
+
+
+def _of_notebook(path: Path, name: str | None) -> Part:
+    pieces, unread = [], []
+    for cell in cells_of(path):
+        try:
+            tree = ast.parse(cell.text)
+        except (SyntaxError, ValueError) as error:
+            line = getattr(error, "lineno", None) or 1
+            said = getattr(error, "msg", "") or str(error)
+            unread.append(f"{place_text(cell.file, line)} is not run, being no Python: {said}")
+            continue
+        linecache.cache[cell.file] = _lines(cell.text)
+        pieces += [_Piece(statement, cell.file) for statement in tree.body]
+    put_on_path(Path.cwd())
+    put_on_path(path.parent)
+    run = _Running(_new_module(path, name))
+    run.module.__package__ = ""
+    wanted = pieces if name is None else _needed(pieces, name, shown_path(path), unread)
+    chosen = [piece for piece in wanted if _only_defines(piece.statement)]
+    left = {
+        bound: f"{bound} is assigned in {piece.place} by code that is not run"
+        for piece in wanted
+        if not _only_defines(piece.statement)
+        for bound in sorted(piece.binds)
+    }
+    defined = {bound for piece in chosen for bound in piece.binds}
+    left = {bound: said for bound, said in left.items() if bound not in defined}
+    if name in left:
+        raise UsageError(_not_run(wanted, name, shown_path(path), left[name]))
+    _run(run, chosen)
+    if name in run.failed:
+        raise UsageError(run.failed[name])
+    if name is None:
+        return Part(run.module, (*dict.fromkeys(run.failed.values()), *unread))
+    used = {word for piece in chosen for word in _used(piece.statement)}
+    missing = (said for bound, said in (run.failed | left).items() if bound in used)
+    return Part(run.module, tuple(dict.fromkeys(missing)))
+
+
+def _not_run(pieces: list[_Piece], name: str, where: str, said: str) -> str:
+    """Why a name of a notebook is not there, and the cell to add."""
+    values = [
+        piece.statement.value
+        for piece in pieces
+        if name in piece.binds and isinstance(piece.statement, ast.Assign)
+    ]
+    value = ast.unparse(values[-1]) if values else "…"
+    return (
+        f"{said}: imports and definitions alone are. Put it into a function in a cell of {where}:"
+        f"\n\n    def make_{name}():\n        return {value}\n"
+        f"\n  and run: conformance check {where}:make_{name}"
+    )
+
+
+def _of_file(path: Path, name: str, why: str) -> Part | None:
+    """What a name needs of a file that does not import; None where that fails, too."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        pieces = [_Piece(statement, str(path)) for statement in ast.parse(text).body]
+        wanted = _needed(pieces, name, shown_path(path), [])
+    except (OSError, ValueError, SyntaxError, UsageError):
+        return None
+    root, parts = package_of(path)
+    put_on_path(Path.cwd())
+    put_on_path(root)
+    run = _Running(_new_module(path, name))
+    run.module.__package__ = ".".join(parts[:-1])
+    for count in range(1, len(parts)):
+        _stand_in(".".join(parts[:count]), root.joinpath(*parts[:count]))
+    _run(run, wanted)
+    if name in run.failed or name not in vars(run.module):
+        return None
+    others = [said for said in dict.fromkeys(run.failed.values()) if said not in why]
+    return Part(run.module, (f"{why}; {name} is judged without what failed", *others))
+
+
+def _judged_alone(path: Path, why: str) -> str:
+    """Lines that check what a file defines without what of it fails, to stand below a sentence."""
+    try:
+        statements = ast.parse(path.read_text(encoding="utf-8")).body
+    except (OSError, ValueError, SyntaxError):
+        return ""
+    names = [one.name for one in statements if isinstance(one, _DEFINITIONS)]
+    public = [name for name in names if not name.startswith("_")][:_MOST_TRIED]
+    alone = [name for name in public if _of_file(path, name, why) is not None]
+    where = shown_path(path)
+    return "".join(f"\n  without what fails: conformance check {where}:{name}" for name in alone)
+
+
+def _stand_in(package: str, folder: Path) -> None:
+    """An empty package where the real one cannot be imported, so that its modules can be."""
+    try:
+        guarded(package, lambda: importlib.import_module(package))
+    except UsageError:
+        module = ModuleType(package)
+        module.__path__ = [str(folder)]
+        sys.modules[package] = module
+
+
+def _new_module(path: Path, name: str | None) -> ModuleType:
+    digest = hashlib.sha256(os.fsencode(path) + repr(name).encode()).hexdigest()[:8]
+    module = ModuleType(f"_conformance_part_{digest}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module
+    return module
+
+
+def _needed(pieces: list[_Piece], name: str, where: str, unread: list[str]) -> list[_Piece]:
+    """The pieces that bind a name, and whatever they use, in order; raises UsageError for none."""
+    known = sorted({bound for piece in pieces for bound in piece.binds})
+    if name not in known and not any(piece.is_open for piece in pieces):
+        said = "".join(f"; {sentence}" for sentence in unread)
+        msg = f"{where} has no attribute {name!r}{closest(name, known)}{said}"
+        raise UsageError(msg)
+    wanted, chosen, grows = {name}, set[int](), True
+    while grows:
+        grows = False
+        for number, piece in enumerate(pieces):
+            if number not in chosen and (piece.is_open or piece.binds & wanted):
+                chosen.add(number)
+                wanted |= _used(piece.statement)
+                grows = True
+    return [pieces[number] for number in sorted(chosen)]
+
+
+def _run(run: _Running, pieces: list[_Piece]) -> None:
+    """Run the pieces one by one; a failure is kept, with something that raises it when used.
+
+    Raises DeclarationError: what contradicts itself is not left out.
+    """
+    for piece in pieces:
+        for statement in _each(piece.statement):
+            _run_one(run, statement, piece.file)
+
+
+def _run_one(run: _Running, statement: ast.stmt, file: str) -> None:
+    flags = __future__.annotations.compiler_flag  # whose names may be missing
+    names = sorted(_bound(statement)) or [ast.unparse(statement).partition("\n")[0]]
+    said = "imported" if isinstance(statement, _IMPORTS) else "defined"
+    try:
+        code = compile(ast.Module([statement], []), file, "exec", flags, dont_inherit=True)
+        guarded(
+            f"{few(names)} cannot be {said}",
+            lambda: exec(code, vars(run.module)),  # noqa: S102 (as an import of the file would)
+        )
+    except UsageError as error:
+        if isinstance(error.__context__, DeclarationError):
+            raise
+        for name in names:
+            run.failed[name] = str(error)
+            if isinstance(statement, _IMPORTS):
+                vars(run.module).setdefault(name, _Missing(str(error)))
+    else:
+        for name in names:
+            run.failed.pop(name, None)
+
+
+def _each(statement: ast.stmt) -> Iterator[ast.stmt]:
+    """An import statement as one for each name, so that one that is missing takes no other away."""
+    if not isinstance(statement, _IMPORTS):
+        yield statement
+        return
+    for alias in statement.names:
+        if isinstance(statement, ast.Import):
+            one: ast.stmt = ast.Import(names=[alias])
+        else:
+            one = ast.ImportFrom(module=statement.module, names=[alias], level=statement.level)
+        yield ast.copy_location(one, statement)
+
+
+class _Missing:
+    """Stands for what could not be imported, and says so when it is used."""
+
+    def __init__(self, why: str) -> None:
+        self.__dict__["why"] = why
+
+    def _raise(self, *_arguments: Any, **_keywords: Any) -> Never:
+        raise ImportError(self.__dict__["why"])
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._raise()
+
+    __call__ = __bool__ = __mro_entries__ = __iter__ = __getitem__ = _raise
+
+
+def _outside(statement: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a statement that lie in no scope of their own."""
+    yield statement
+    if not isinstance(statement, _SCOPES):
+        for child in ast.iter_child_nodes(statement):
+            yield from _outside(child)
+
+
+def _aliases(node: ast.AST) -> list[ast.alias]:
+    return node.names if isinstance(node, _IMPORTS) else []
+
+
+def _bound(statement: ast.AST) -> set[str]:
+    """The names of its module that a statement binds or changes."""
+    names = set()
+    for node in _outside(statement):
+        if isinstance(node, _DEFINITIONS):
+            names.add(node.name)
+        names |= {(alias.asname or alias.name).partition(".")[0] for alias in _aliases(node)}
+        if isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del)):
+            root = node
+            while isinstance(root, (ast.Attribute, ast.Subscript, ast.Starred)):
+                root = root.value
+            names |= {root.id} if isinstance(root, ast.Name) else set()
+    return names - {"*"}
+
+
+def _used(statement: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+
+
+def _only_defines(statement: ast.stmt) -> bool:
+    """Whether a statement imports, defines or names a plain value: running it does nothing else."""
+    if isinstance(statement, (*_IMPORTS, *_DEFINITIONS, ast.Pass)):
+        return True
+    if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        return not any(isinstance(node, _RUNS) for node in _outside(statement))
+    if isinstance(statement, ast.If):
+        plain = not any(isinstance(node, _RUNS) for node in _outside(statement.test))
+        return plain and all(map(_only_defines, (*statement.body, *statement.orelse)))
+    if isinstance(statement, ast.Try):
+        inside = (*statement.body, *statement.orelse, *statement.finalbody)
+        handled = [one for handler in statement.handlers for one in handler.body]
+        return all(map(_only_defines, (*inside, *handled)))
+    return False
+
+
+def _lines(text: str) -> tuple[int, None, list[str], str]:
+    """The entry of linecache for a text that lies in no file."""
+    return len(text), None, [f"{line}\n" for line in text.split("\n")], ""

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from workspaces import write
+
+from conformance.errors import UsageError
+from conformance.targets.notebooks import cells_of
+from conformance.targets.partial_import import Part, import_for
+from conformance.targets.target_strings import why_foreign
+
+
+def notebook(*cells: str | tuple[str, str]) -> str:
+    """A notebook of code cells; a pair is a cell of another kind."""
+    entries = [("code", cell) if isinstance(cell, str) else cell for cell in cells]
+    listed = [{"cell_type": kind, "metadata": {}, "source": [text]} for kind, text in entries]
+    return json.dumps({"cells": listed, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+
+
+STUDY = notebook(
+    ("markdown", "# attention"),
+    "%pip install nothing\n!ls\nimport math, no_such_package\nfrom json import loads\nsize = 24",
+    "open('ran', 'w')\ndata = print('ran')",
+    "class Plain:\n    pi = math.pi * size\n\n\ndef late():\n    return data",
+    "%%bash\necho it is no Python",
+    "class Optional:\n    kind: no_such_package.Kind = None\n\nclass Based(no_such_package.Base): ...",
+    "made = late()\nshort = lambda x: x + size",
+    "if loads:\n    def branch(): ...\ndef worse(x=1 / 0): ...",
+    "this is no Python",
+)
+
+
+def part_of(folder: Path, name: str | None, file: str = "study.ipynb") -> Part:
+    """The module that has a name, with what is said of it."""
+    return import_for(folder / file, name)
+
+
+def refused(folder: Path, name: str | None, file: str = "study.ipynb") -> str:
+    """The sentence with which a name is refused."""
+    with pytest.raises(UsageError) as caught:
+        part_of(folder, name, file)
+    return str(caught.value)
+
+
+def test_definitions_of_a_notebook(folder: Path) -> None:
+    """Imports, definitions and plain values are there; nothing else has been run."""
+    write(folder, {"study.ipynb": STUDY})
+    assert part_of(folder, "Plain").module.Plain.pi > 75
+    assert part_of(folder, "short").module.short(1) == 25
+    assert part_of(folder, "branch").notes == ()
+    assert not (folder / "ran").exists()
+
+
+def test_what_a_definition_lacks(folder: Path) -> None:
+    """What is missing is told of whom it concerns, by cell and line, and of nobody else."""
+    write(folder, {"study.ipynb": STUDY})
+    assert part_of(folder, "Plain").notes == ()
+    assert part_of(folder, "late").notes == (
+        "data is assigned in study.ipynb, cell 3, line 2 by code that is not run",
+    )
+    (said,) = part_of(folder, "Optional").notes
+    assert said.startswith("no_such_package cannot be imported: ModuleNotFoundError")
+    assert said.endswith("(study.ipynb, cell 2, line 3)")
+    assert any("cell 9, line 1 is not run" in said for said in part_of(folder, None).notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("worse", "ZeroDivisionError: division by zero (study.ipynb, cell 8, line 3)"),
+        ("Based", "No module named 'no_such_package' (study.ipynb, cell 2, line 3)"),
+        ("Plane", "study.ipynb has no attribute 'Plane'; did you mean 'Plain'?"),
+    ],
+)
+def test_a_name_that_is_not_there(folder: Path, name: str, sentence: str) -> None:
+    """It is refused with the cell and the line where it fails."""
+    write(folder, {"study.ipynb": STUDY})
+    assert sentence in refused(folder, name)
+
+
+def test_a_value_that_a_call_makes(folder: Path) -> None:
+    """The cell that is shown instead makes it, when it is added."""
+    write(folder, {"study.ipynb": STUDY})
+    said = refused(folder, "made")
+    assert said.endswith("and run: conformance check study.ipynb:make_made")
+    pasted = "\n".join(line[4:] for line in said.split("\n\n")[1].splitlines())
+    cells = [cell.text for cell in cells_of(folder / "study.ipynb")]
+    write(folder, {"more.ipynb": notebook(*cells, pasted)})
+    with pytest.raises(NameError, match="data"):  # as in the notebook itself
+        part_of(folder, "make_made", "more.ipynb").module.make_made()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"cells": 3}', '{"cells": [{"cell_type": "code"}]}', "\x00"]
+)
+def test_what_is_no_notebook(folder: Path, text: str) -> None:
+    """A file that cannot be read as a notebook is refused in one sentence."""
+    write(folder, {"study.ipynb": text})
+    assert refused(folder, "x") == (
+        "study.ipynb is no notebook that can be read: save it again with Jupyter"
+    )
+
+
+def test_another_language(folder: Path) -> None:
+    """A notebook in another language is refused."""
+    data = json.loads(notebook("x <- 3"))
+    data["metadata"] = {"kernelspec": {"language": "R"}}
+    write(folder, {"study.ipynb": json.dumps(data)})
+    assert refused(folder, "x") == "study.ipynb is a notebook in R, not in Python"
+
+
+def test_an_old_notebook(folder: Path) -> None:
+    """The cells of format 3 are found."""
+    cells = [{"cell_type": "code", "input": ["three = 3\n"]}]
+    write(folder, {"study.ipynb": json.dumps({"worksheets": [{"cells": cells}]})})
+    assert part_of(folder, "three").module.three == 3
+
+
+BROKEN = """
+import math
+import no_such_package
+from no_such_package.deep import Base
+
+data = open("missing.txt")
+
+
+class Good:
+    pi = math.pi
+
+
+class Bad(Base): ...
+
+
+@no_such_package.jit
+def kernel(): ...
+"""
+
+
+def test_what_imports_alone_in_a_file(folder: Path) -> None:
+    """A class whose imports are there is taken although another import fails, and that is said."""
+    write(folder, {"model.py": BROKEN})
+    part = part_of(folder, "Good", "model.py")
+    assert part.module.Good.pi > 3
+    (said,) = part.notes
+    assert "No module named 'no_such_package' (model.py:3)" in said
+    assert said.endswith("; Good is judged without what failed")
+
+
+@pytest.mark.parametrize("name", ["Bad", "kernel", "absent", None])
+def test_what_does_not_import_alone(folder: Path, name: str | None) -> None:
+    """The missing package is named with its line, and the command that is shown works."""
+    write(folder, {"model.py": BROKEN})
+    said, *lines = refused(folder, name, "model.py").splitlines()
+    assert "No module named 'no_such_package' (model.py:3)" in said
+    assert lines == ["  without what fails: conformance check model.py:Good"]
+    assert part_of(folder, "Good", "model.py").module.Good
+
+
+def test_a_package_that_does_not_import(folder: Path) -> None:
+    """A file is taken although the ``__init__`` of its package fails."""
+    files = {
+        "broken_pkg/__init__.py": "import no_such_package",
+        "broken_pkg/two.py": "two = 2",
+        "broken_pkg/sub/__init__.py": "",
+        "broken_pkg/sub/mine.py": "from ..two import two\nfrom broken_pkg.two import two as also",
+    }
+    write(folder, files)
+    part = part_of(folder, "also", "broken_pkg/sub/mine.py")
+    assert part.module.also == 2
+    assert "No module named 'no_such_package' (broken_pkg/__init__.py:1)" in part.notes[0]
+
+
+def test_the_working_folder_is_on_the_path(folder: Path) -> None:
+    """A file below it imports by the name that packages have there, relatively, too."""
+    files = {
+        "spaced/helper.py": "two = 2",
+        "spaced/sub/mine.py": "from spaced.helper import two",
+        "spaced/sub/relative.py": "from ..helper import two",
+    }
+    write(folder, files)
+    assert part_of(folder, None, "spaced/sub/mine.py").module.two == 2
+    assert part_of(folder, None, "spaced/sub/relative.py").module.two == 2
+
+
+def test_whose_a_notebook_is(folder: Path) -> None:
+    """A class of the user's own notebook may be replayed, what it imports may not."""
+    write(folder, {"study.ipynb": notebook("import torch", "class Mine:\n    size = 3")})
+    assert why_foreign("study.ipynb:Mine") == ""
+    assert why_foreign("study.ipynb:torch") != ""
