@@ -387,7 +387,8 @@ def _promised_scale(sites: Sequence[ScaledSite], site: ScaledSite) -> dict[str, 
         standard = any(is_standard(other, size) for other in known)
         meant = size**-0.5 if standard else _commonest(known) or own
     # What is multiplied above the attention is none of its own factors.
-    promised = scale if _agree(own, meant) else meant / (site.scaled_above or 1.0)
+    above = site.scaled_above or 1.0
+    promised = scale if above != 1 and _agree(own, meant) else meant / above
     if promised == 1:
         return {"scale": "none"}
     return {} if is_standard(promised, size) else {"scale": promised}

@@ -12,6 +12,7 @@ import onnx
 import pytest
 from command_line import FEW, record
 from little_graphs import node, plus_one, saved
+from onnx import TensorProto, helper
 from whole_models import PLAIN, of_ids, token_graph
 
 import conformance
@@ -260,6 +261,7 @@ def test_what_cannot_be_judged_is_a_warning(folder: Path) -> None:
         node("MatMul", "most second", "last"),
     ]
     made.graph.node.extend(again)
+    made.graph.output.append(helper.make_tensor_value_info("last", TensorProto.FLOAT, None))
     saved(made, folder / "model.onnx")
     run(["check", "model.onnx", *FEW, "--json", "out.json"])
     (candidate,) = json.loads((folder / "out.json").read_text(encoding="utf-8"))["candidates"]
