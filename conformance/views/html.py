@@ -244,11 +244,15 @@ MOST_PICTURES: Final = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """A candidate that has a cause: where its failures stand, and the line to blame in it."""
+    """A candidate that has a cause: where its failures stand, and the line to blame in it.
+
+    ``site`` is where it lies in its model, for an attention of one.
+    """
 
     name: str
     anchor: str
     line: str
+    site: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,6 +312,7 @@ def _cause_shown(
             name=str(one["name"]),
             anchor=of_candidate(numbers[id(one)]),
             line=wording.said_line(own),
+            site=wording.site(one),
         )
         for one, own in group
     ]

@@ -12,6 +12,7 @@ from command_line import FEW, record
 from workspaces import KERNEL, UNSCALED, write
 
 from conformance.__main__ import run
+from conformance.base.selection import selected
 from conformance.errors import UsageError
 from conformance.session import checking
 from conformance.session.order import check_selection
@@ -238,8 +239,32 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
         assert label in out
     assert run(["explain", "mask.casual"]) == 2
     assert (
-        "there is no clause 'mask.casual'; did you mean 'mask.causal'?" in capsys.readouterr().err
+        "there is no clause, family or mistake 'mask.casual'; did you mean 'mask.causal'?"
+        in capsys.readouterr().err
     )
+
+
+def test_explain_of_families_and_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
+    """A family is the table of its clauses; a mistake has its fix, and what catches it."""
+    assert run(["explain", "softcap"]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split() == ["clause", "level", "requirement"]
+    assert {row.split(".")[0] for row in rows} == {"softcap"}
+    assert run(["explain", "scale-missing+causal-sees-next"]) == 0
+    out = capsys.readouterr().out
+    assert "divide them by the square root of the head size" in out
+    assert "shift it back by one" in out
+    assert "caught first by: numerics." in out
+    assert run(["explain", "scale-mising"]) == 2
+    assert "did you mean 'scale-missing'?" in capsys.readouterr().err
+
+
+def test_a_family_selects_what_its_glob_selects() -> None:
+    """``--only mask`` is ``--only 'mask.*'``, and no clause of another family."""
+    slugs = ["mask.causal", "masked.other", "shape.output"]
+    assert selected(slugs, ["mask"], []) == selected(slugs, ["mask.*"], []) == ["mask.causal"]
+    assert selected(slugs, [], ["mask"]) == ["masked.other", "shape.output"]
+    check_selection(slugs, only=["mask"], skip=[])
 
 
 def test_a_mistake_of_the_harness_is_one_sentence(

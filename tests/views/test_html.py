@@ -9,7 +9,19 @@ from typing import Any
 import pytest
 from failing_records import failing
 from records import result
-from view_records import EVERY, FAILED, NASTY, RECORDS, STALE, candidate, cut, of, record, site
+from view_records import (
+    EVERY,
+    FAILED,
+    NASTY,
+    RECORDS,
+    SHOULD_FAILED,
+    STALE,
+    candidate,
+    cut,
+    of,
+    record,
+    site,
+)
 
 from conformance.base.results import Violation
 from conformance.views.html import SHAPES, axis, columns, plots, render_html, shapes_of
@@ -355,8 +367,8 @@ def test_the_attention_to_be_mended_comes_before_its_model() -> None:
     entries = [candidate([shown], name) for name, shown in every.items()]
     entries[-1]["site"] = site(1, scope="layers.1.attention")
     text = page(record(*entries)).text
-    causes = text[text.index("Causes") : text.index("About this run")]
-    names = ("layers.1.attention", "scale-missing", "sites-in-place", "int-nonzero")
+    causes = text[text.rindex("Causes") : text.rindex("About this run")]
+    names = ("scale-missing", "layers.1.attention", "sites-in-place", "int-nonzero")
     first = [causes.index(name) for name in names]
     assert first == sorted(first)
 
@@ -368,3 +380,29 @@ def test_causes_stand_before_what_was_assumed() -> None:
     shown = render_html(record(one))
     assert shown.index('id="causes"') < shown.index("look out") < shown.index("x is the query")
     assert '<details class="assumed"><summary>' in shown
+
+
+def test_equal_causes_of_several_candidates_are_told_once() -> None:
+    """One cause with its fix and the list of those that have it, behind table and navigation."""
+    good = candidate([result()], "good")
+    wrong = [candidate([FAILED, SHOULD_FAILED], f"wrong_{number}") for number in range(3)]
+    shown = render_html(record(good, *wrong))
+    causes = shown[shown.index('aria-labelledby="causes"') : shown.index('id="failures"')]
+    assert causes.count("scale-missing: no scale") == 1
+    assert causes.count("divide by it") == 1
+    assert "3 candidates" in causes
+    assert all(f'href="#of-{number}"' in causes for number in (2, 3, 4))
+    assert shown.count('id="of-2"') == 1
+    assert shown.index("<nav ") < shown.index('id="candidates"') < shown.index('id="causes"')
+    table = shown[shown.index('class="plain candidates"') : shown.index('id="causes"')]
+    assert table.rindex("wrong") < table.index("good")
+    folded = causes[causes.index('<details class="recommended">') :]
+    assert "1 recommendation not followed" in folded
+    assert "mask.no-leak" in folded
+    assert causes.index("mask.no-leak") > causes.index("recommended")
+
+
+def test_recommendations_are_open_where_a_run_fails_for_them() -> None:
+    """With --strict what fails a SHOULD is no aside."""
+    shown = render_html({**record(candidate([SHOULD_FAILED])), "fail_on": "should"})
+    assert '<details class="recommended" open>' in shown

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -7,7 +9,8 @@ import pytest
 from browsing import DESK, PHONE, Opened, Opener, visible_texts
 from failing_records import entry, failing
 from playwright.sync_api import Page
-from view_records import EVERY, NASTY, RECORDS, STALE, candidate, of, record
+from records import result
+from view_records import EVERY, NASTY, PICTURED, RECORDS, STALE, candidate, of, record
 
 from conformance.views.html import render_html
 
@@ -285,3 +288,40 @@ def test_a_page_opens_with_the_picture_of_its_cause(opener: Opener) -> None:
     assert cause.locator("figure.picture").is_visible()
     assert cause.get_by_text("query 4 gives the hidden key 8 the weight 0.5").is_visible()
     assert page.locator("details.failure figure.picture").first.is_hidden()
+
+
+def sheets(opened: Opened) -> int:
+    """The pages of paper that a page is printed on."""
+    return len(re.findall(rb"/Type\s*/Page\b", opened.page.pdf(format="A4")))
+
+
+def test_a_failing_candidate_is_printed_on_three_sheets(opener: Opener) -> None:
+    """Verdict, causes, their pictures and the failures; clauses and matrices stay on the screen."""
+    clauses = [result(slug=f"family{n % 9}.clause-{n}", margin=0.5) for n in range(150)]
+    failures = [replace(one, id=f"mask.failure-{n}") for n, one in enumerate(PICTURED * 8)]
+    text = render_html(record(candidate([*EVERY, *failures, *clauses])))
+    opened = opener(text)
+    assert 1 <= sheets(opened) <= 3
+    opened.page.emulate_media(media="print")
+    assert opened.page.locator(".causes li").first.is_visible()
+    assert opened.page.locator("#clause-table").is_hidden()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_long_names_are_broken_at_their_joints(
+    opener: Opener, scheme: Literal["light", "dark"]
+) -> None:
+    """On a phone no name of the table is cut in a word, and nothing is wider than the window."""
+    entries = [candidate(EVERY, f"torch_scaled_dot_product_attention_of_{n}") for n in range(15)]
+    opened = opener(render_html(record(*entries)), size=PHONE, scheme=scheme)
+    assert opened.overflow == 0
+    pieces = opened.page.evaluate(
+        """[...document.querySelectorAll(".candidates th bdi")].flatMap((name) =>
+            [...name.childNodes].filter((node) => node.nodeType === 3).map((node) => {
+                const range = document.createRange();
+                range.selectNodeContents(node);
+                return range.getClientRects().length;
+            }))"""
+    )
+    assert len(pieces) > len(entries)
+    assert set(pieces) == {1}

@@ -28,11 +28,13 @@ def failure(slug: str, name: str, **more: Any) -> ClauseResult:
     )
 
 
-def lines(results: list[ClauseResult], width: int = 100, *, alone: bool = True) -> list[str]:
+def lines(
+    results: list[ClauseResult], width: int = 100, *, alone: bool = True, advised: bool = False
+) -> list[str]:
     """The lines of a candidate with these results."""
     entry = candidate_entry(loaded(), results, {})
     (candidate,) = complete({"candidates": [entry]})["candidates"]
-    return [line.plain for line in summary(candidate, width, alone=alone)]
+    return [line.plain for line in summary(candidate, width, alone=alone, advised=advised)]
 
 
 def test_a_cause_is_told_once() -> None:
@@ -112,9 +114,16 @@ def test_why_nothing_was_tested_is_said_before_names() -> None:
     assert f"untestable: 9 clauses ({reason})" in lines(results)
 
 
-def test_a_should_is_one_line() -> None:
-    """What decides no verdict takes a line, with its clause."""
+def test_recommendations_are_counted() -> None:
+    """What decides no verdict is a number, with the option that lists it."""
     shown = lines([result(), failure("mask.no-leak", "leaks", level="SHOULD")])
+    assert not any("mask.no-leak" in line for line in shown)
+    assert shown[-1] == "1 recommendation not followed (-v shows it)"
+
+
+def test_a_should_is_one_line() -> None:
+    """Asked for, what decides no verdict takes a line, with its clause."""
+    shown = lines([result(), failure("mask.no-leak", "leaks", level="SHOULD")], advised=True)
     assert [line for line in shown if "mask.no-leak" in line] == [
         "SHOULD failed: mask.no-leak: leaks: leaks is wrong"
     ]
@@ -122,7 +131,7 @@ def test_a_should_is_one_line() -> None:
 
 def test_a_should_without_a_known_mistake_says_what_was_found() -> None:
     """Its one line is the clause's own reason, and not that no mistake is known."""
-    shown = lines([result(), failure("mask.no-leak", UNKNOWN, level="SHOULD")])
+    shown = lines([result(), failure("mask.no-leak", UNKNOWN, level="SHOULD")], advised=True)
     assert "SHOULD failed: mask.no-leak: mask.no-leak is off by 1" in shown
 
 
