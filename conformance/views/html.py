@@ -222,7 +222,7 @@ def render_html(record: Record) -> str:
 
 
 def render_fragment(record: Record) -> str:
-    """The verdict and the causes alone, without styles or links: for notebooks."""
+    """The verdict and the causes alone, without links or a style sheet: for notebooks."""
     record = complete(record)
     return rendered(
         "fragment.html.jinja",
@@ -230,7 +230,6 @@ def render_fragment(record: Record) -> str:
         overall=whole(record),
         causes=_causes(record, {}),
         most_causes=MOST_CAUSES,
-        anchors=frozenset[str](),
     )
 
 
