@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,11 +15,29 @@ RAISED_AT: Final = "\n  raised at "
 TO_CHECK: Final = "\n  to check "
 
 
-class UsageError(Exception):
+_HARNESS: Final = f"{Path(__file__).resolve().parent}{os.sep}"
+
+
+class _ShownInNotebooks(BaseException):
+    """An error whose frames of the harness IPython leaves out."""
+
+    def _render_traceback_(self) -> list[str]:
+        """The user's own lines, those of cells and files alike, then the sentence."""
+        frames = [
+            frame
+            for frame in traceback.extract_tb(self.__traceback__)
+            if not frame.filename.startswith((_HARNESS, "<frozen")) and frame.line
+            if f"{os.sep}IPython{os.sep}" not in frame.filename
+        ]
+        lines = [f"line {frame.lineno} of {frame.name}: {frame.line}" for frame in frames]
+        return [*lines, f"{type(self).__name__}: {self}"]
+
+
+class UsageError(_ShownInNotebooks, Exception):
     """What the user gave cannot be used: one sentence saying what, where and what to do."""
 
 
-class NonconformanceError(AssertionError):
+class NonconformanceError(_ShownInNotebooks, AssertionError):
     """A candidate does not conform: the verdict with its causes, as ``raise_for_verdict`` says."""
 
 

@@ -168,7 +168,7 @@ def test_what_users_give_is_no_part_of_a_script() -> None:
 GIVEN: dict[str, tuple[dict[str, str], list[str]]] = {
     "plain": (
         {"targets": "attention.py"},
-        ["--profile", "default", "--", "attention.py"],
+        ["--profile", "quick", "--", "attention.py"],
     ),
     "everything": (
         {
@@ -187,7 +187,7 @@ GIVEN: dict[str, tuple[dict[str, str], list[str]]] = {
     "hostile": (
         {"targets": "$(touch hacked) `touch hacked` ;touch", "args": "--only '$HOME;*'"},
         [
-            *("--profile", "default", "--only", "$HOME;*", "--"),
+            *("--profile", "quick", "--only", "$HOME;*", "--"),
             *("$(touch", "hacked)", "`touch", "hacked`", ";touch"),
         ],
     ),

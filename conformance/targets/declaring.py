@@ -70,7 +70,8 @@ def declaration_lines(function: Callable[..., Any], target: str) -> str:
     own = f"{where}/__init__.py" if Path(where).is_dir() else where
     into = own if is_path(where) else "a file of yours"
     found = f"or let its axes, masks and options be found: conformance identify {target}"
-    return f"{TO_CHECK}{name}{_shown(parameters)}, paste into {into}{notes}:{_block(lines)}\n    {found}"
+    what = f"{name}{_shown(parameters)}, paste into {into}{notes}"
+    return f"{TO_CHECK}{what}:{_block(lines)}\n    {found}"
 
 
 def _head(where: str, name: str) -> Iterator[str]:

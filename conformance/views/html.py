@@ -222,7 +222,7 @@ def render_html(record: Record) -> str:
 
 
 def render_fragment(record: Record) -> str:
-    """The verdict and the causes alone, without styles or links: for notebooks."""
+    """The verdict and the causes alone, without links or a style sheet: for notebooks."""
     record = complete(record)
     return rendered(
         "fragment.html.jinja",
@@ -232,6 +232,7 @@ def render_fragment(record: Record) -> str:
         anchors=frozenset[str](),
         answering=frozenset[str](),
         strict=is_strict(record),
+        most_causes=MOST_CAUSES,
     )
 
 

@@ -9,6 +9,7 @@ from declared import CANDIDATES, core
 from examples import SMALL
 
 from conformance.base.geometry import Geometry
+from conformance.base.profile import PROFILES
 from conformance.problems.edges import edge_problems
 from conformance.problems.materialise import materialise
 from conformance.problems.pool import Pool
@@ -151,3 +152,13 @@ def test_further_problems_are_others() -> None:
     assert further
     assert not set(further) & set(pool.problems(Space(mask="maybe"), "float16"))
     assert {(problem.dtype, problem.device) for problem in further} == {("float16", "cpu")}
+
+
+def test_smoke_asks_one_to_three_examples() -> None:
+    """Every space has one to three problems, also where an array of combinations is wanted."""
+    candidate = CANDIDATES["core with everything"]
+    for edges in ("sizes", "combinations", "tiles"):
+        pool = Pool(candidate, PROFILES["smoke"], 0)
+        space = Space(mask="maybe", edges=edges)
+        assert 1 <= len(pool.problems(space, "float32")) <= 3
+        assert [*pool.in_turn(space, "float32")] == pool.problems(space, "float32")

@@ -25,7 +25,8 @@ STUDY = notebook(
     "open('ran', 'w')\ndata = print('ran')",
     "class Plain:\n    pi = math.pi * size\n\n\ndef late():\n    return data",
     "%%bash\necho it is no Python",
-    "class Optional:\n    kind: no_such_package.Kind = None\n\nclass Based(no_such_package.Base): ...",
+    "class Optional:\n    kind: no_such_package.Kind = None",
+    "class Based(no_such_package.Base): ...",
     "made = late()\nshort = lambda x: x + size",
     "if loads:\n    def branch(): ...\ndef worse(x=1 / 0): ...",
     "this is no Python",
@@ -63,13 +64,13 @@ def test_what_a_definition_lacks(folder: Path) -> None:
     (said,) = part_of(folder, "Optional").notes
     assert said.startswith("no_such_package cannot be imported: ModuleNotFoundError")
     assert said.endswith("(study.ipynb, cell 2, line 3)")
-    assert any("cell 9, line 1 is not run" in said for said in part_of(folder, None).notes)
+    assert any("cell 10, line 1 is not run" in said for said in part_of(folder, None).notes)
 
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("worse", "ZeroDivisionError: division by zero (study.ipynb, cell 8, line 3)"),
+        ("worse", "ZeroDivisionError: division by zero (study.ipynb, cell 9, line 3)"),
         ("Based", "No module named 'no_such_package' (study.ipynb, cell 2, line 3)"),
         ("Plane", "study.ipynb has no attribute 'Plane'; did you mean 'Plain'?"),
     ],

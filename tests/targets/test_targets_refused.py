@@ -7,6 +7,7 @@ from workspaces import KERNEL, write
 
 from conformance.errors import TO_CHECK, UsageError
 from conformance.identification.opening import resolve
+from conformance.targets.resolving import load, object_of
 
 
 def refusal(target: str) -> str:
@@ -64,9 +65,9 @@ REFUSED: dict[str, tuple[dict[str, str], str, str]] = {
         "attn.py cannot be imported: SyntaxError: invalid syntax (attn.py:1)",
     ),
     "relative import outside a package": (
-        {"kernels/parts.py": "", "kernels/attn.py": "from . import parts\n"},
-        "kernels/attn.py",
-        "parent package (kernels/attn.py:1); add an __init__.py to its folder, or name it as pack",
+        {"my-kernels/parts.py": "", "my-kernels/attn.py": "from . import parts\n"},
+        "my-kernels/attn.py",
+        "parent package (my-kernels/attn.py:1); add an __init__.py to its folder, or name it",
     ),
     "exit": (
         {"attn.py": "import sys\nsys.exit('usage: attn')\n"},
@@ -276,3 +277,65 @@ def test_a_link_that_leads_nowhere_is_not_its_own_nearest_name(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loop.py").symlink_to("gone.py")
     assert refusal("loop.py") == "there is no file or folder loop.py"
+
+
+UNMADE = """
+from torch import nn
+
+
+class Backed(nn.Module):
+    def __init__(self, dim, num_heads, backend):
+        super().__init__()
+        self.attention = {"torch": nn.MultiheadAttention}[backend](dim, num_heads)
+
+
+class Configured(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.kind = {"eager": nn.MultiheadAttention}[config.kind]
+        self.attention = self.kind(config.n_embd, config.n_head)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "guess", "right"),
+    [
+        ("Backed", "Backed(dim=24, num_heads=3, backend=24)", "backend=24", "backend='torch'"),
+        (
+            "Configured",
+            "Configured(config=SimpleNamespace(kind=False))",
+            "kind=False",
+            "kind='eager', n_embd=24, n_head=3",
+        ),
+    ],
+)
+def test_a_class_that_cannot_be_constructed(
+    folder: Path, name: str, call: str, guess: str, right: str
+) -> None:
+    """The refusal ends in a file that constructs it, once the value that was guessed is right."""
+    write(folder, {"model.py": UNMADE})
+    said, *lines, command = refusal(f"model.py:{name}").splitlines()
+    assert said.startswith(name)
+    assert command == "    and run: conformance check made.py:made"
+    pasted = "\n".join(line.removeprefix("      ") for line in lines)
+    assert f"return {call}" in pasted
+    write(folder, {"made.py": pasted.replace(guess, right)})
+    made = object_of("made.py:made")()
+    assert type(made).__name__ == name
+
+
+def test_loading_what_a_target_names(folder: Path) -> None:
+    """A path is looked for beside the file that calls first, then in the working folder."""
+    write(
+        folder,
+        {
+            "attn.py": "size = 1",
+            "sub/attn.py": "size = 2",
+            "other.py": "size = 3",
+            "sub/caller.py": "import conformance\nnear = conformance.load('attn.py:size')\n"
+            "far = conformance.load('other.py:size')\n",
+        },
+    )
+    assert (object_of("sub/caller.py:near"), object_of("sub/caller.py:far")) == (2, 3)
+    with pytest.raises(UsageError, match="names no object"):
+        load("sub")

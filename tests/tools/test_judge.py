@@ -125,7 +125,7 @@ def test_the_record_is_that_of_the_command() -> None:
 
 
 def test_a_notebook_shows_the_cause() -> None:
-    """The fragment has the verdict, the cause and its fix, escaped, and no style or script."""
+    """The fragment has the verdict, the cause and its fix, escaped, no style sheet or script."""
     fragment = conformance.check(unscaled, only=FEW)._repr_html_()
     assert "<strong>fails</strong>" in fragment
     assert fragment.count("the scores are not scaled") == 1
