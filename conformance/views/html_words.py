@@ -22,7 +22,6 @@ from .complete import complete as completed
 
 if TYPE_CHECKING:
     import jinja2
-    from markupsafe import Markup
 
 Place = tuple[int, int]
 # The anchor of each result that has details on the page, by the numbers of candidate and result.
@@ -174,11 +173,9 @@ def short(text: str, most: int) -> str:
 _JOINT: Final = re.compile(r"(?<=[_./:])(?=\w)")
 
 
-def breakable(text: str) -> Markup:
-    """A text whose names are broken at their joints, and not inside of words."""
-    from markupsafe import Markup  # noqa: PLC0415 (a terminal needs no templates)
-
-    return Markup("<wbr>").join(_JOINT.split(str(text)))
+def joints(text: str) -> list[str]:
+    """The pieces of a text between which its names may be broken, and not inside of words."""
+    return _JOINT.split(str(text))
 
 
 def duration(value: float | None) -> str:
@@ -199,9 +196,9 @@ def environment() -> jinja2.Environment:
         loader=jinja2.FunctionLoader(resource),
     )
     made.filters.update(
-        breakable=breakable,
         coverage=wording.coverage,
         duration=duration,
+        joints=joints,
         margin=margin,
         short=short,
     )

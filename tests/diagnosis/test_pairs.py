@@ -359,3 +359,29 @@ def test_rows_of_zeros_are_not_told_as_what_becomes_nan_and_zero() -> None:
     promises = {**BARE_FLOAT32, "masks": ["keep"], "empty_rows": "zeros"}
     (entry,) = diagnose(Subject(core(attend, **promises), "float32"))
     assert entry["name"] == "answer-zero"
+
+
+@conformance.core(causal="bottom-right", empty_rows="any")
+def unscaled_and_ahead(
+    query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False
+) -> Tensor:
+    """Two mistakes, each on a line of its own."""
+    scores = query @ key.mT
+    if causal:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool)
+        seen = seen.tril(key.shape[2] - query.shape[2] + 1)
+        scores = scores.masked_fill(~seen, -torch.inf)
+    return scores.softmax(-1) @ value
+
+
+def test_each_of_two_mistakes_is_told_by_itself() -> None:
+    """Which of them makes a clause fail, with the fix and, where it is known, the line of each."""
+    diagnostician = Diagnostician(Subject(unscaled_and_ahead, "float32"))
+    asked = problem(query_length=3, key_length=3, head_size=4, value_head_size=4)
+    (entry,) = diagnostician.explain(CLAUSES["numerics.golden"], asked)
+    parts = {str(part["name"]): part for part in entry["parts"]}
+    assert set(parts) == {"scale-missing", "causal-sees-next"}
+    assert parts["scale-missing"]["alone"]
+    assert not parts["causal-sees-next"]["alone"]
+    assert all(part["fix"] for part in parts.values())
+    assert "seen" in parts["causal-sees-next"]["line"]["text"]
