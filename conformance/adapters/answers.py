@@ -8,9 +8,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ..tolerance.model import SAME_READ
+
 _DEEPEST: Final = 4
-# How far rows of weights, in half precision, may be from a sum of one.
-_SUM_OF_ONE: Final = 1e-2
 
 
 def parts_of(
@@ -70,7 +70,7 @@ def may_be_weights(part: Tensor) -> bool:
     if not part.numel() or not part.is_floating_point():
         return False
     rows = part.detach().double().sum(-1)
-    sums = ((rows - 1.0).abs() <= _SUM_OF_ONE) | (rows == 0.0)
+    sums = ((rows - 1.0).abs() <= SAME_READ) | (rows == 0.0)
     return bool((part >= 0.0).all() and sums.all() and (rows > 0.0).any())
 
 

@@ -87,14 +87,14 @@ class ConfiguredCommand(Command):
         return super().make_context(info_name, args, parent, **extra)
 
 
-class _ProfileName(click.Choice):  # type: ignore[type-arg]  # click 8.1 has no argument for it
+# click 8.1 has no argument for it.
+class _ProfileName(click.Choice):  # type: ignore[type-arg]
     """The name of a profile; a former name is understood, and not shown."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The profile's own name."""
         known = PROFILES.get(value) if isinstance(value, str) else None
-        chosen = super().convert(value if known is None else known.name, param, ctx)
-        return str(chosen)
+        return str(super().convert(value if known is None else known.name, param, ctx))
 
 
 PROFILE: Final[Decorator] = click.option(

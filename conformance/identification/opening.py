@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import linecache
-import math
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
@@ -37,6 +36,7 @@ from ..errors import (
 from ..models.mask_facts import misplaced_rules
 from ..models.model_inputs import UnknownInputError, library_of
 from ..models.recognition import may_be_model
+from ..models.site import is_standard
 from ..models.torch_inputs import items_stay_apart
 from ..models.torch_model import TorchModel, open_torch_model, torch_model_candidates
 from ..models.whole_model import WholeModel
@@ -56,8 +56,6 @@ _TOLD: Final = (
     "kind inputs axes heads scale softmax scores softcap mask causal positions position "
     "alternatives sizes".split()
 )
-# A scale is read in float32, by roots and products that each round.
-_SAME_SCALE: Final = 8 * torch.finfo(torch.float32).eps
 # Processor seconds in which a mistake with a name is looked for in what could not be read.
 _SECONDS_TO_NAME: Final = 2.0
 # What declarations call the object that they declare.
@@ -265,7 +263,7 @@ def _held_to_standard(candidate: Candidate, unread: str) -> Candidate:
         for rule in mistaken
     )
     semantics = candidate.declaration.semantics
-    if any(math.isclose(number, site["scale"], rel_tol=_SAME_SCALE) for number in numbers):
+    if any(is_standard(number / site["scale"], 1) for number in numbers):
         semantics = semantics.replace(scale=point.scale)
     declaration = dataclasses.replace(candidate.declaration, semantics=semantics)
     return dataclasses.replace(candidate, declaration=declaration, reading=reading)

@@ -87,7 +87,8 @@ class _Running:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-_MADE: Final[dict[tuple[Path, str | None], Part]] = {}
+# The attribute of a module that was run in part for its notes.
+_NOTES: Final = "__conformance_notes__"
 
 
 def import_for(path: Path, name: str | None) -> Part:
@@ -97,8 +98,9 @@ def import_for(path: Path, name: str | None) -> Part:
     """
     path = path.resolve()
     first = None if name is None else name.partition(".")[0]
-    if (path, first) in _MADE:
-        return _MADE[path, first]
+    made_before = sys.modules.get(_part_name(path, first))
+    if made_before is not None and _NOTES in vars(made_before):
+        return Part(made_before, vars(made_before)[_NOTES])
     if is_notebook(path):
         part = _of_notebook(path, first)
     else:
@@ -110,7 +112,7 @@ def import_for(path: Path, name: str | None) -> Part:
                 msg = f"{error}{_judged_alone(path, str(error))}"
                 raise UsageError(msg) from error
             part = made
-    _MADE[path, first] = part
+    vars(part.module)[_NOTES] = part.notes
     return part
 
 
@@ -212,9 +214,13 @@ def _stand_in(package: str, folder: Path) -> None:
         sys.modules[package] = module
 
 
-def _new_module(path: Path, name: str | None) -> ModuleType:
+def _part_name(path: Path, name: str | None) -> str:
     digest = hashlib.sha256(os.fsencode(path) + repr(name).encode()).hexdigest()[:8]
-    module = ModuleType(f"_conformance_part_{digest}")
+    return f"_conformance_part_{digest}"
+
+
+def _new_module(path: Path, name: str | None) -> ModuleType:
+    module = ModuleType(_part_name(path, name))
     module.__file__ = str(path)
     sys.modules[module.__name__] = module
     return module

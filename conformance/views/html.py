@@ -232,7 +232,6 @@ def render_fragment(record: Record) -> str:
         anchors=frozenset[str](),
         answering=frozenset[str](),
         strict=is_strict(record),
-        most_causes=MOST_CAUSES,
     )
 
 

@@ -22,7 +22,6 @@ from conformance.running.clause_run import PlannedClause
 from conformance.running.workers.messages import Order, RunOptions
 from conformance.running.workers.supervisor import Supervisor, start_process
 from conformance.base.patience import ProcessState
-from conformance.running.workers.usage import 
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
