@@ -178,7 +178,7 @@ def test_isolated_a_correct_candidate_gets_the_same_results(
             left_out += 1
         else:
             assert clause.status == others[clause.id], clause
-    assert left_out == (5 if source == CORE else 8)
+    assert left_out == (6 if source == CORE else 9)
     assert beside.record.get("isolated") is None
     assert report.record["isolated"].startswith("own process, ")
 

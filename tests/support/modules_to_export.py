@@ -71,8 +71,10 @@ class Padded(nn.Module):
 class Needy(nn.Module):
     """A constructor that nobody can guess."""
 
-    def __init__(self, secret: int) -> None:
+    def __init__(self, secret: str) -> None:
         super().__init__()
+        if not isinstance(secret, str):
+            raise TypeError(secret)
         self.secret = secret
 
 

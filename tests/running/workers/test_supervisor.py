@@ -15,13 +15,13 @@ import pytest
 from workspaces import KERNEL, write
 
 from conformance.base.files import SCRATCH
+from conformance.base.patience import ProcessState
 from conformance.base.profile import PROFILES
 from conformance.base.results import ClauseResult
 from conformance.errors import UsageError
 from conformance.running.clause_run import PlannedClause
 from conformance.running.workers.messages import Order, RunOptions
 from conformance.running.workers.supervisor import Supervisor, start_process
-from conformance.base.patience import ProcessState
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 

@@ -1,0 +1,344 @@
+"""Undeclared code as candidates: it is read first, and judged as it was read.
+
+A module that is more than one attention is judged as a whole model, with the attentions in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import linecache
+import time
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from .._golden import golden
+from ..adapters import multihead
+from ..adapters.construction import instance_of
+from ..adapters.module import assuming, module
+from ..base.mistake import CHOSEN_UNDECLARED, UNKNOWN, parts_of
+from ..base.printable_text import few
+from ..base.record import Reading
+from ..calls.calling import before_each_call
+from ..clauses.subject import Subject
+from ..declare.candidate import Candidate
+from ..diagnosis.mistakes import named_mistakes
+from ..diagnosis.ranks import diagnostician
+from ..errors import (
+    ConstructionError,
+    DeclarationError,
+    UsageError,
+    fault_of,
+)
+from ..models.mask_facts import misplaced_rules
+from ..models.model_inputs import UnknownInputError, library_of
+from ..models.recognition import may_be_model
+from ..models.site import is_standard
+from ..models.torch_inputs import items_stay_apart
+from ..models.torch_model import TorchModel, open_torch_model, torch_model_candidates
+from ..models.whole_model import WholeModel
+from ..targets.declaring import declaration_lines, how_to_make, how_to_pass
+from ..targets.loading import guarded
+from ..targets.resolving import Undeclared
+from ..targets.target_strings import split_target
+from .deviations import Investigation, deviations
+from .implementation import Implementation, implementation_of
+from .job import read_case
+from .record import UNDETERMINED, Findings
+from .writing import declaration_text, declared_name
+
+# The facts that a verdict rests on, in the order in which they are told.
+_TOLD: Final = (
+    "kind inputs axes heads scale softmax scores softcap mask causal positions position "
+    "alternatives sizes".split()
+)
+# Processor seconds in which a mistake with a name is looked for in what could not be read.
+_SECONDS_TO_NAME: Final = 2.0
+# What declarations call the object that they declare.
+_NAME: Final = "undeclared"
+
+
+def read_undeclared(entry: Undeclared) -> list[Candidate]:
+    """What an undeclared object is judged as; raises UsageError where it can be judged as nothing.
+
+    A whole model with its attentions; an attention as the declaration says that its behaviour
+    shows; of a module whose answers nothing explains the attention inside, else the plainest
+    reading, of which no failure is certain.
+    """
+    if not isinstance(entry.value, nn.Module) and not isinstance(entry.value, type):
+        return [_function(entry)]
+    built, how = _instance(entry)
+    unknown = ""
+    if entry.site is not None or not multihead.is_multihead(built):
+        made, unknown = _whole_model(built, entry.target)
+        if made is not None:
+            return [_with_notes(one, how) for one in _of_model(made, entry)]
+    if entry.site is not None:
+        msg = f"{entry.target} is no whole model that has an attention #{entry.site}"
+        raise UsageError(msg)
+    if multihead.is_multihead(built):
+        return [_plain(entry, entry.value, "")]
+    read = _read(entry, built)
+    if isinstance(read, Candidate):
+        return [_with_notes(read, how)]
+    return [_with_notes(one, how) for one in _unread(entry, built, read, unknown)]
+
+
+def _unread(entry: Undeclared, built: nn.Module, reason: str, unknown: str) -> list[Candidate]:
+    """A module that was not read: as the mistake that it makes, else as a model, else plainly."""
+    inside = _inside(built, entry.target)
+    try:
+        plain = _plain(entry, built, reason, unknown)
+    except UsageError:
+        if inside is None:
+            raise
+        return _of_model(inside, entry)
+    entries = _explained(plain)
+    names = {mistake.name for mistake in named_mistakes()} - CHOSEN_UNDECLARED
+    known = any({*parts_of(str(one["name"]))} <= names for one in entries)
+    said = next((str(one["text"]) for one in entries if one["name"] != UNKNOWN), "")
+    # What takes the place of a projection that has no effect is nothing that anybody means.
+    unused = [] if inside is None or not said else inside.engine.unused_weights(inside.model)
+    if inside is not None and not known and not unused:
+        return _of_model(inside, entry)
+    mistakes = (said,) if unused else ()
+    reading = Reading(unread="" if unused else said or reason, mistakes=mistakes)
+    return [dataclasses.replace(plain, reading=reading)]
+
+
+def _explained(candidate: Candidate) -> list[dict[str, Any]]:
+    """The mistakes that explain a candidate's answers, as far as some seconds show them."""
+    ends = time.process_time() + _SECONDS_TO_NAME
+
+    def before_call() -> None:
+        if time.process_time() > ends:
+            raise _OutOfTimeError
+
+    try:
+        with before_each_call(before_call):
+            return diagnostician(Subject(candidate, "float32"), named_mistakes()).explain()
+    except _OutOfTimeError:
+        return []
+    except Exception:  # noqa: BLE001 (what cannot be named is no certain mistake)
+        return []
+
+
+class _OutOfTimeError(Exception):
+    """The time to find a name for a module's answers is up."""
+
+
+def _instance(entry: Undeclared) -> tuple[nn.Module, str]:
+    """The module itself or an instance of the class, and how that was constructed."""
+    if isinstance(entry.value, nn.Module):
+        return entry.value, ""
+    try:
+        return instance_of(entry.value, None)
+    except ConstructionError as error:
+        raise UsageError(how_to_make(error, entry.target)) from error
+
+
+def _whole_model(built: nn.Module, target: str) -> tuple[TorchModel | None, str]:
+    """The whole model that a module is, None for any other; and why nobody can tell, or ""."""
+    if not may_be_model(built):
+        return None, ""
+    try:
+        return open_torch_model(built, target), ""
+    except UnknownInputError as unknown:
+        return None, str(unknown)
+    except UsageError:
+        raise
+    except Exception as error:  # noqa: BLE001 (whatever we fail at in reading, it is still judged)
+        return None, f"reading it as one failed ({fault_of(error)})"
+
+
+def _inside(built: nn.Module, target: str) -> TorchModel | None:
+    """The module as a model, where it has an attention that can be judged alone."""
+    try:
+        made = open_torch_model(built, target, surely=True)
+    except Exception:  # noqa: BLE001 (whatever we fail at in reading, it is still judged)
+        return None
+    return made if made is not None and made.engine.sites else None
+
+
+def _of_model(made: TorchModel, entry: Undeclared) -> list[Candidate]:
+    """The candidates of a module that is more than one attention."""
+    name = _short_name(entry.target)
+    target = entry.target
+    numbered = torch_model_candidates(made, name, entry.site)
+    located = (
+        candidate.located(target if number is None else f"{target}#{number}")
+        for number, candidate in numbered
+    )
+    if library_of(made.engine.module):  # its documentation says what it means
+        return list(located)
+    unused = made.engine.unused_weights(made.model)
+    doubts = "; ".join(
+        [
+            *([f"no answer changes with {few(unused, 3)}"] if unused else []),
+            *misplaced_rules(made.model.described),
+        ]
+    )
+    length = made.model.taken.get("length", (5,))[-1]
+    apart = items_stay_apart(made.engine.module, made.engine.calling, length)
+    unread = "" if apart else "an item of a batch changes the answer to another, as it was called"
+    return [_held_to_standard(_as_it_works(candidate, doubts), unread) for candidate in located]
+
+
+def _as_it_works(candidate: Candidate, doubts: str) -> Candidate:
+    """A model without the sizes that it refuses, and with masks as they work: nobody says more."""
+    model = candidate.function
+    if not isinstance(model, WholeModel):
+        return candidate
+    axes = dict.fromkeys(entry.axis for entry in model.refused)
+    taken = [f"its {axis} is {few(list(map(str, model.taken[axis])), 6)} alone" for axis in axes]
+    own = dataclasses.replace(
+        candidate,
+        function=dataclasses.replace(model.turned, refused=()),
+        unjudged="; ".join(filter(None, (candidate.unjudged, doubts))),
+    )
+    return assuming(own, *taken)
+
+
+def _held_to_standard(candidate: Candidate, unread: str) -> Candidate:
+    """A candidate that was read in a module, with the standard scale where its own is a mistake's.
+
+    A scale of one is left: some models are trained without any. ``unread`` is said of the reading.
+    """
+    reading, site = Reading(unread=unread), candidate.site
+    size, heads = (None, None) if site is None else (site["head_size"], site["heads"])
+    if site is None or size is None or heads is None or site["scale"] is None:
+        return dataclasses.replace(candidate, reading=reading)
+    mistaken = {
+        str(mistake.changes["scale"])
+        for mistake in named_mistakes()
+        if mistake.changes.keys() == {"scale"} and mistake.changes["scale"] != "none"
+    }
+    point = golden.STANDARD
+    numbers = (
+        golden.scale_value(
+            point.replace(scale=rule), head_size=size, value_head_size=size, num_heads=heads
+        )
+        for rule in mistaken
+    )
+    semantics = candidate.declaration.semantics
+    if any(is_standard(number / site["scale"], 1) for number in numbers):
+        semantics = semantics.replace(scale=point.scale)
+    declaration = dataclasses.replace(candidate.declaration, semantics=semantics)
+    return dataclasses.replace(candidate, declaration=declaration, reading=reading)
+
+
+def _short_name(target: str) -> str:
+    """The object's own name in a target."""
+    return split_target(target)[1] or target
+
+
+def _with_notes(candidate: Candidate, *notes: str) -> Candidate:
+    said = [note for note in notes if note]
+    return assuming(candidate, *said) if said else candidate
+
+
+def _function(entry: Undeclared) -> Candidate:
+    """An undeclared function; raises UsageError with lines to declare it where it is not read."""
+    read = _read(entry, entry.value)
+    if isinstance(read, Candidate):
+        return read
+    msg = (
+        f"{entry.target} declares nothing, and what it computes cannot be read: {read}; decorate "
+        f"it with @conformance.core or @conformance.layer"
+    )
+    lines = declaration_lines(entry.value, entry.target) if ":" in entry.target else ""
+    raise UsageError(msg + lines)
+
+
+def _read(entry: Undeclared, value: Any) -> Candidate | str:
+    """The candidate that the declaration of what was read makes, or why nothing was read."""
+    name = getattr(value, "__name__", "") or type(value).__name__
+    findings = Findings()
+    try:
+        implementation = implementation_of(
+            value, target=entry.target, name=name, imports=(), expression=_NAME, whole=False
+        )
+        case = read_case(implementation, findings, {}, _silent, states=False)
+        if isinstance(case, str):
+            return case
+        if not _depends_on_keys(case):
+            return "its answers depend on neither queries nor keys"
+        if case.point.scale != "none":  # some models are trained without any
+            case.held = frozenset({"scale"})
+        if case.beyond:
+            return f"it computes {'; '.join(case.beyond)}"
+        return _declared(entry, implementation, case)
+    except UsageError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001 (whatever we fail at in reading, it is still judged)
+        return f"reading it failed ({fault_of(error)})"
+
+
+def _depends_on_keys(case: Investigation) -> bool:
+    """Whether the answers to a core's plain call depend on its queries or keys."""
+    inputs = case.caller.draw()
+    if inputs.is_layer:
+        return True
+    own = case.caller.answer(inputs)
+    other = case.caller.answer(inputs.with_tokens(query=-inputs.query, key=2 * inputs.key))
+    return own is None or other is None or not torch.equal(own.output, other.output)
+
+
+def _silent(_step: str, _what: str) -> None:
+    """Nobody is told how far a reading is."""
+
+
+def _declared(entry: Undeclared, implementation: Implementation, case: Investigation) -> Candidate:
+    """The candidate that identify's declaration makes, under the object's own name."""
+    right = case.promises.get("dtypes") or ["float32"]
+    case.promises["dtypes"] = ["float32"] if "float32" in right else right[:1]
+    text = declaration_text(implementation, case)
+    file = f"<declaration of {entry.target}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    scope: dict[str, Any] = {_NAME: implementation.value}
+    exec(compile(text, file, "exec"), scope)  # noqa: S102 (the text is ours)
+    candidate: Candidate = scope[declared_name(implementation)]
+    facts = case.findings.facts
+    told = [
+        f"{name}: {facts[name].description}"
+        for name in facts
+        if name.split()[0] in _TOLD and facts[name].confidence != UNDETERMINED
+    ]
+    mistaken = [one for one in deviations(case) if one.mistaken]
+    warnings = [f"{one.text} ({one.observed})" for one in mistaken]
+    reading = Reading(mistakes=tuple(one.observed for one in mistaken if one not in case.observed))
+    candidate = dataclasses.replace(
+        candidate,
+        target=entry.target,
+        reading=reading,
+        warnings=(*warnings, *candidate.warnings),
+    )
+    return assuming(candidate, *told)
+
+
+def _plain(entry: Undeclared, value: Any, unread: str, unknown: str = "") -> Candidate:
+    """A module as its plainest reading; ``unknown`` says why it is no whole model, if asked."""
+
+    def wrap() -> Candidate:
+        try:
+            return module(value)
+        except ConstructionError as error:
+            raise UsageError(how_to_make(error, entry.target)) from error
+        except DeclarationError as error:
+            said = how_to_pass(error, value)
+            also = f"; it is not judged as a whole model either: {unknown}" if unknown else ""
+            if unknown and _embeds(value):  # nobody takes it for a layer
+                said, also = f"{entry.target} cannot be judged as a whole model: {unknown}", ""
+            msg = f"{said}{also}"
+            raise UsageError(msg) from error
+
+    wrapped: Candidate = guarded(f"{entry.target} cannot be taken as a layer", wrap)
+    reading = Reading(unread=unread) if unread else None
+    return dataclasses.replace(wrapped, target=entry.target, reading=reading)
+
+
+def _embeds(value: Any) -> bool:
+    return isinstance(value, nn.Module) and any(
+        isinstance(part, nn.Embedding) for part in value.modules()
+    )
