@@ -117,7 +117,8 @@ class Loaded:
         fields = (
             f"{one}={_short(values[one])}" if one in values else one for one in self.deviations
         )
-        verb = "declares" if self.site is None else "computes with"
+        read = self.site is not None or self.reading is not None
+        verb = "computes with" if read else "declares"
         usual = ""
         if self.site is not None and "scale" in self.deviations:
             usual = _usual_scale(self.site)

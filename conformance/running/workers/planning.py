@@ -199,6 +199,11 @@ def explained_job(
 # One that is no power of four: multiplying by it rounds.
 ANY_SCALE: Final = 0.3
 _ANYONES_CHOICE: Final = ("causal_alignment",)
+# What code that nobody declared has to do somehow: no biases, and an answer where there is no key.
+_CHOICES_UNDECLARED: Final = (
+    *_ANYONES_CHOICE,
+    *("empty_rows", "query_bias", "key_bias", "value_bias", "output_bias"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,6 +221,7 @@ class CandidatePlan:
         """The plan as plain data."""
         candidate = self.candidate
         changed = golden.STANDARD.differences(candidate.declaration.semantics)
+        choices = _ANYONES_CHOICE if candidate.reading is None else _CHOICES_UNDECLARED
         site = candidate.site
         return Loaded(
             name=candidate.name,
@@ -226,7 +232,7 @@ class CandidatePlan:
                 "precision": _precision(self.run),
             },
             gauge=_gauge(candidate),
-            deviations=tuple(name for name in changed if name not in _ANYONES_CHOICE),
+            deviations=tuple(name for name in changed if name not in choices),
             expected=declared_expectations(candidate),
             planned=tuple(self.planned),
             location=whereabouts(candidate) if self.isolated is None else self.isolated.location,
