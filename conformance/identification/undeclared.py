@@ -54,7 +54,7 @@ _TOLD: Final = (
     "alternatives sizes".split()
 )
 # Processor seconds in which a mistake with a name is looked for in what could not be read.
-_SECONDS_TO_NAME: Final = 2.0
+_SECONDS_TO_NAME: Final = 6.0
 # What declarations call the object that they declare.
 _NAME: Final = "undeclared"
 
@@ -98,12 +98,15 @@ def _unread(entry: Undeclared, built: nn.Module, reason: str, unknown: str) -> l
     names = {mistake.name for mistake in named_mistakes()} - CHOSEN_UNDECLARED
     known = any({*parts_of(str(one["name"]))} <= names for one in entries)
     said = next((str(one["text"]) for one in entries if one["name"] != UNKNOWN), "")
-    # What takes the place of a projection that has no effect is nothing that anybody means.
-    unused = [] if inside is None or not said else inside.engine.unused_weights(inside.model)
-    if inside is not None and not known and not unused:
+    # Nobody means what takes the place of a projection without effect, or of a causal rule.
+    unmeant: list[str] = []
+    if inside is not None and said:
+        unmeant += inside.engine.unused_weights(inside.model)
+        unmeant += misplaced_rules(inside.model.described)
+    if inside is not None and not known and not unmeant:
         return _of_model(inside, entry)
-    mistakes = (said,) if unused else ()
-    reading = Reading(unread="" if unused else said or reason, mistakes=mistakes)
+    mistakes = (said,) if unmeant else ()
+    reading = Reading(unread="" if unmeant else said or reason, mistakes=mistakes)
     return [dataclasses.replace(plain, reading=reading)]
 
 

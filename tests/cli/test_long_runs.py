@@ -274,7 +274,8 @@ def test_a_limit_before_anything_is_loaded_leaves_a_valid_report(folder: Path) -
     shown = subprocess.run(
         [*COMMAND, "render", "out.json", "--html", "out.html"], capture_output=True, check=False
     )
-    assert (shown.returncode, reason in (folder / "out.html").read_text()) == (0, True)
+    page = (folder / "out.html").read_text().replace("<wbr>", "")
+    assert (shown.returncode, reason in page) == (0, True)
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ USAGE: dict[str, tuple[list[str], str]] = {
         "No such option '--profil'. Did you mean '--profile'?",
     ),
     "an option that would clear the screen": (["check", "x", "--\x1b[2J"], r"--\x1b[2J"),
-    "unknown profile": (["check", "x", "--profile", "fast"], "'fast' is not one of 'quick'"),
+    "unknown profile": (["check", "x", "--profile", "fast"], "'fast' is not one of 'smoke'"),
     "unknown dtype": (["check", "x", "--dtype", "float31"], "'float31' is not one of 'float32'"),
     "no seed": (
         ["check", "x", "--seed", "-1"],

@@ -303,8 +303,8 @@ class Configured(nn.Module):
         ("Backed", "Backed(dim=24, num_heads=3, backend=24)", "backend=24", "backend='torch'"),
         (
             "Configured",
-            "Configured(config=SimpleNamespace(kind=False))",
-            "kind=False",
+            "Configured(config=SimpleNamespace(kind=1))",
+            "kind=1",
             "kind='eager', n_embd=24, n_head=3",
         ),
     ],
