@@ -14,6 +14,7 @@ from .attention import (
     scaled_dot_product_attention,
     softmax,
 )
+from .choices import counts, hide, modify
 from .layer import (
     MultiHeadAttention,
     ProjectionWeights,
@@ -25,10 +26,10 @@ from .layer import (
     project_tokens,
     split_heads,
 )
-from .logits import mask_logits, modify
-from .masks import admitted, counted, given_mask, structural_mask
+from .masks import attended_keys, structural_mask
 from .normalisation import normalise_heads, norms
 from .positions import frequencies, rotate, sinusoidal_positions
+from .program import Edit, Program, Run, Stage
 from .rotary import (
     rotary_angles,
     rotary_frequencies,
@@ -41,18 +42,21 @@ from .semantics import STANDARD, Semantics, scale_value
 __all__ = [
     "STANDARD",
     "Attention",
+    "Edit",
     "MultiHeadAttention",
+    "Program",
     "ProjectionWeights",
+    "Run",
     "Semantics",
-    "admitted",
+    "Stage",
     "alibi_bias",
     "alibi_slopes",
     "attend",
-    "counted",
+    "attended_keys",
+    "counts",
     "cut_heads",
     "frequencies",
-    "given_mask",
-    "mask_logits",
+    "hide",
     "merge_heads",
     "modify",
     "multi_head_attention",

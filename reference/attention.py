@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from .alibi import alibi_bias
 from .alignment import query_positions
 from .checks import (
     check_argument,
     check_broadcasts,
+    check_lengths,
     check_size,
     check_tensor,
     check_window,
 )
-from .logits import ScoreOptions, masked_logits
-from .masks import admitted, counted, given_mask
+from .choices import at_point
+from .forward import FORWARD, SOFTMAX, shared, unread, without
 from .normalisation import normalise_heads
+from .program import Edit, Run
 from .rotary import rotate_heads
-from .semantics import STANDARD, Semantics, scale_value
+from .semantics import STANDARD, Semantics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,7 @@ class Attention:
     same after the softcap, ``modified`` after ``score_mod``, ``logits`` what enters the softmax,
     ``weights`` what leaves it, each ``[B, H, Lq, Lk]``. ``allowed`` is the table of attended keys
     and ``empty`` marks the rows ``[B, H, Lq]`` that have none. ``semantics`` is the point at which
-    all this was evaluated.
+    all this was evaluated, ``run`` the program that did.
     """
 
     query: Tensor
@@ -64,6 +66,28 @@ class Attention:
     weights: Tensor
     output: Tensor
     semantics: Semantics
+    run: Run
+
+
+# The results of stages that an evaluation holds under their own names.
+_RESULTS: Final = (
+    "positions",
+    "bias",
+    "sinks",
+    "scale",
+    "softcap",
+    "query",
+    "key",
+    "scores",
+    "capped",
+    "modified",
+    "logits",
+    "allowed",
+    "empty",
+    "weights",
+    "value",
+    "output",
+)
 
 
 def scaled_dot_product_attention(
@@ -124,84 +148,76 @@ def attend(
     semantics: Semantics = STANDARD,
 ) -> Attention:
     """Like :func:`scaled_dot_product_attention`, with every intermediate value."""
+    run = forward_run(
+        query,
+        key,
+        value,
+        keep=keep,
+        bias=bias,
+        lengths=lengths,
+        causal=causal,
+        scale=scale,
+        softcap=softcap,
+        window=window,
+        sinks=sinks,
+        semantics=semantics,
+    )
+    return evaluation_of(run, semantics)
+
+
+def forward_run(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    keep: Tensor | None = None,
+    bias: Tensor | None = None,
+    lengths: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: tuple[int, int] | None = None,
+    sinks: Tensor | None = None,
+    semantics: Semantics = STANDARD,
+) -> Run:
+    """The program of :func:`scaled_dot_product_attention` on its arguments, before any stage."""
     shape = _check_shapes(query, key, value)
     _check_numbers(scale, softcap, window)
     _check_sinks(sinks, shape[1])
-    _, num_heads, query_length, key_length = shape
-    if bias is not None:
-        check_broadcasts(bias, "bias", shape)
-        floating = bias.is_floating_point()
-        check_argument(floating, "bias", f"has dtype {bias.dtype}, not a floating-point one")
-        bias = bias.double()
-    masked = any(mask is not None for mask in (keep, lengths, bias))
-    causal, counts = counted(semantics, causal=causal, masked=masked, query_length=query_length)
-    if not counts:
-        keep = lengths = bias = None
-    given = given_mask(shape, keep=keep, lengths=lengths, semantics=semantics)
-    structure, allowed = admitted(
-        shape, given, causal=causal, window=window, semantics=semantics, device=query.device
-    )
-    attended = allowed if bias is None else allowed & ~torch.isneginf(bias)
-    sinks = None if sinks is None or semantics.softmax_axis != "key" else sinks.double()
-    positions = query_positions(query_length, key_length, semantics).to(query.device)
-    given_query, given_key, value = query.double(), key.double(), value.double()
-    query, key = position_heads(given_query, given_key, semantics)
-    exact = _excludes_exactly(semantics, softcap)
-    unread = _unread(attended) if exact else None
-    unchanged = key is given_key
-    key = _for_every_head(key, num_heads, unread, semantics)
-    given_key = key if unchanged else _for_every_head(given_key, num_heads, unread, semantics)
-    value = repeat_heads(value, num_heads, semantics)
+    _check_masks(shape, keep, bias, lengths)
+    given = {
+        "given_query": query.double(),
+        "given_key": key.double(),
+        "given_value": value.double(),
+        "keep": keep,
+        "given_bias": None if bias is None else bias.double(),
+        "lengths": lengths,
+        "causal": causal,
+        "given_scale": scale,
+        "softcap": softcap,
+        "window": window,
+        "given_sinks": None if sinks is None else sinks.double(),
+    }
+    return Run(at_point(FORWARD, semantics), given)
 
-    if scale is None:
-        scale = scale_value(
-            semantics,
-            head_size=query.shape[-1],
-            value_head_size=value.shape[-1],
-            num_heads=num_heads,
-        )
-    alibi = alibi_bias(num_heads, positions, key_length) if semantics.alibi else None
-    steps = masked_logits(
-        query,
-        key,
-        allowed,
-        ScoreOptions(scale=scale, bias=bias, alibi=alibi, softcap=softcap),
-        semantics,
-    )
-    if semantics.score_mod is not None:
-        attended = attended & ~torch.isneginf(steps.modified)
-        unread = _unread(attended) if exact else None
-    weights = softmax(steps.logits, semantics.softmax_axis, sinks=sinks)
-    if semantics.mask_operation == "multiply-weights":
-        weights = weights * allowed
-    empty = ~attended.any(dim=-1)
-    if unread is None:
-        output = weights @ value
-    else:
-        if sinks is None:
-            weights = _fill_empty_rows(weights, empty, structure, semantics)
-        output, value = _weigh_exactly(weights, value, attended, empty, unread)
+
+def evaluation_of(run: Run, semantics: Semantics) -> Attention:
+    """The intermediate values of a run, made in the order of the program."""
+    run.complete()
+    results = {name: run[name] for name in _RESULTS}
+    unchanged = run["turned_key"] is run["given_key"]
+    of_every_head = run["key"]
+    if not unchanged:
+        given = run.edited(Edit("turned_key", lambda given_key: given_key))
+        of_every_head = given["key"]
+    run.forget_but(_RESULTS)
     return Attention(
-        query=query,
-        key=key,
-        value=value,
-        given_query=given_query,
-        given_key=given_key,
-        positions=positions,
-        bias=bias,
-        alibi=alibi,
-        sinks=sinks,
-        scale=scale,
-        softcap=steps.softcap,
-        allowed=attended,
-        empty=empty,
-        scores=steps.scores,
-        capped=steps.capped,
-        modified=steps.modified,
-        logits=steps.logits,
-        weights=weights,
-        output=output,
+        **results,
+        given_query=run["given_query"],
+        given_key=of_every_head,
+        alibi=run["distance_bias"],
         semantics=semantics,
+        run=run,
     )
 
 
@@ -218,8 +234,7 @@ def position_heads(query: Tensor, key: Tensor, semantics: Semantics) -> tuple[Te
     return rotate_heads(query, positions, semantics), rotate_heads(key, keys, semantics)
 
 
-_SOFTMAX_AXES = "batch, head, query, key, none"
-_LEAST = torch.finfo(torch.float64).min
+_SOFTMAX_AXES: Final = ("batch", "head", "query", "key", "none")
 
 
 def softmax(logits: Tensor, axis: str = "key", *, sinks: Tensor | None = None) -> Tensor:
@@ -229,24 +244,12 @@ def softmax(logits: Tensor, axis: str = "key", *, sinks: Tensor | None = None) -
     ``sinks [H]`` are logits that count in the sums over the keys of each head, and nowhere else.
     """
     check_tensor(logits, "logits", "B H Lq Lk")
-    if axis == "none":
-        return torch.where(torch.isneginf(logits), 0.0, logits)
-    axes = {"batch": 0, "head": 1, "query": 2, "key": 3}
-    dim = axes.get(axis, -1)
-    check_argument(dim >= 0, "axis", f"is {axis!r}, not one of {_SOFTMAX_AXES}")
-    if logits.shape[dim] == 0:
-        return logits
-    largest = logits.amax(dim=dim, keepdim=True)
-    sink = None if sinks is None or axis != "key" else sinks.double()[:, None, None]
-    if sink is not None:
-        largest = torch.maximum(largest, sink)
-    largest = largest.clamp_min(_LEAST)  # of nothing but -inf no difference is taken
-    exponentials = torch.exp(logits - largest)
-    total = exponentials.sum(dim=dim, keepdim=True)
-    if sink is not None:
-        total = total + torch.exp(sink - largest)
-    # The exponential of the largest is one: a smaller sum is that of nothing but -inf, zero.
-    return exponentials / total.clamp_min(1.0)
+    known = axis in _SOFTMAX_AXES
+    check_argument(known, "axis", f"is {axis!r}, not one of {', '.join(_SOFTMAX_AXES)}")
+    given = {"logits": logits, "given_sinks": None if sinks is None else sinks.double()}
+    program = SOFTMAX if axis == "key" else at_point(SOFTMAX, STANDARD.replace(softmax_axis=axis))
+    shares: Tensor = Run(program, given)["shares"]
+    return shares
 
 
 def repeat_heads(heads: Tensor, num_heads: int, semantics: Semantics = STANDARD) -> Tensor:
@@ -257,71 +260,14 @@ def repeat_heads(heads: Tensor, num_heads: int, semantics: Semantics = STANDARD)
     check_argument(fits, "heads", f"has {num_kv_heads} heads, which does not divide {num_heads}")
     if num_kv_heads == num_heads:
         return heads
-    group = num_heads // num_kv_heads
     if semantics.group_order == "tile":
-        return heads.repeat(1, group, 1, 1)
-    return heads.repeat_interleave(group, dim=1)
-
-
-def _for_every_head(
-    key: Tensor, num_heads: int, unread: Tensor | None, semantics: Semantics
-) -> Tensor:
-    """The keys of each query head, those that are ``unread`` zero where they have no influence."""
-    key = repeat_heads(key, num_heads, semantics)
-    return key if unread is None else key.masked_fill(unread, 0.0)
+        return heads.repeat(1, num_heads // num_kv_heads, 1, 1)
+    return shared(heads, num_heads)
 
 
 def zero_unread(tokens: Tensor, read: Tensor) -> Tensor:
     """Zero the keys or values that no query reads: junk must not matter, but 0 * NaN is NaN."""
-    return tokens.masked_fill(_unread(read), 0.0)
-
-
-def _unread(read: Tensor) -> Tensor:
-    """The keys that no query reads, of those that each one does: bool ``[B, H, Lk, 1]``."""
-    return ~read.any(dim=2).unsqueeze(-1)
-
-
-def _weigh_exactly(
-    weights: Tensor, value: Tensor, attended: Tensor, empty: Tensor, unread: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The weighted values, and the values without those that no query reads.
-
-    An empty row may read (by its rule) values that no other row may meet.
-    """
-    read = value.masked_fill(unread, 0.0)
-    output = weights @ read
-    if not bool(empty.any()):
-        return output, read
-    of_empty = weights @ zero_unread(value, weights > 0)
-    output = torch.where(empty.unsqueeze(-1), of_empty, output)
-    return output, zero_unread(value, attended | (weights > 0))
-
-
-def _excludes_exactly(semantics: Semantics, softcap: float | None) -> bool:
-    """Whether an ignored key has exactly no influence, as specified."""
-    return (
-        semantics.mask_operation in ("replace", "add")
-        and semantics.mask_fill == -math.inf
-        and semantics.softmax_axis == "key"
-        and (softcap is None or not semantics.caps("mask"))
-    )
-
-
-def _fill_empty_rows(
-    weights: Tensor, empty: Tensor, structure: Tensor, semantics: Semantics
-) -> Tensor:
-    """Apply the empty-row rule: zero weights, NaN, or equal weights over some of the keys."""
-    key_length = weights.shape[-1]
-    rule = semantics.empty_rows
-    if rule == "zeros" or not bool(empty.any()):
-        return weights
-    if rule == "nan":
-        return weights.masked_fill(empty.unsqueeze(-1), math.nan)
-    if rule == "mean-of-all":
-        return torch.where(empty.unsqueeze(-1), 1.0 / max(key_length, 1), weights)
-    admitted = structure.double()
-    uniform = admitted / admitted.sum(dim=-1, keepdim=True).clamp_min(1.0)
-    return torch.where(empty.unsqueeze(-1), uniform, weights)
+    return without(tokens, unread(read))
 
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, int, int, int]:
@@ -341,6 +287,23 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, int, 
         f"has {num_kv_heads} heads, which does not divide the {num_heads} heads of query",
     )
     return batch, num_heads, query_length, key_length
+
+
+def _check_masks(
+    shape: tuple[int, int, int, int],
+    keep: Tensor | None,
+    bias: Tensor | None,
+    lengths: Tensor | None,
+) -> None:
+    if bias is not None:
+        check_broadcasts(bias, "bias", shape)
+        floating = bias.is_floating_point()
+        check_argument(floating, "bias", f"has dtype {bias.dtype}, not a floating-point one")
+    if keep is not None:
+        check_broadcasts(keep, "keep", shape)
+        check_argument(keep.dtype == torch.bool, "keep", f"has dtype {keep.dtype}, not torch.bool")
+    if lengths is not None:
+        check_lengths(lengths, shape)
 
 
 def _check_sinks(sinks: Tensor | None, num_heads: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 
@@ -59,3 +60,21 @@ def check_broadcasts(value: Tensor, name: str, shape: Sequence[int]) -> None:
         name,
         f"has shape {list(value.shape)}, which does not broadcast to {list(shape)} [B, H, Lq, Lk]",
     )
+
+
+def check_lengths(lengths: object, shape: Sequence[int]) -> None:
+    """Require the number of kept keys, integers ``[B]`` or ``[B, Lq]``, of scores of a shape."""
+    batch, _, query_length, key_length = shape
+    if not isinstance(lengths, Tensor):
+        msg = f"lengths is a {type(lengths).__name__}, not a torch.Tensor"
+        raise TypeError(msg)
+    fits = tuple(lengths.shape) in ((batch,), (batch, query_length))
+    check_argument(
+        fits,
+        "lengths",
+        f"has shape {list(lengths.shape)}, not [{batch}] or [{batch}, {query_length}]",
+    )
+    whole = not lengths.is_floating_point() and lengths.dtype != torch.bool
+    check_argument(whole, "lengths", f"has dtype {lengths.dtype}, not an integer one")
+    inside = bool(((lengths >= 0) & (lengths <= key_length)).all())
+    check_argument(inside, "lengths", f"has entries outside 0..{key_length}")

@@ -228,7 +228,7 @@ class Inputs(Replaceable):
 
     def counted(self, semantics: golden.Semantics) -> tuple[bool, bool]:
         """Whether causality, and whether the mask, count at a point of the semantics."""
-        return golden.counted(
+        return golden.counts(
             semantics,
             causal=self.causal,
             masked=self.keep is not None or self.bias is not None,
@@ -250,18 +250,16 @@ class Inputs(Replaceable):
 
         With ``rows`` (int64 ``[R]``) only these queries are looked at: ``[B, H, R, Lk]``.
         """
-        causal, masked = self.counted(semantics)
-        keep, bias = (of_rows(mask, rows) if masked else None for mask in (self.keep, self.bias))
-        _, kept = golden.admitted(
+        return golden.attended_keys(
             self.score_shape,
-            keep if keep is None or semantics.mask_polarity == "keep" else ~keep,
-            causal=causal,
+            keep=of_rows(self.keep, rows),
+            bias=of_rows(self.bias, rows),
+            causal=self.causal,
             window=self.window,
             semantics=semantics,
             device=self.query.device,
             rows=rows,
         )
-        return kept if bias is None else kept & ~torch.isneginf(bias)
 
     def answer_rows(self, marked: Tensor, semantics: golden.Semantics) -> Tensor:
         """The rows of the answer made of some marked row of a head, broadcastable to the answer.

@@ -418,7 +418,7 @@ def as_mistake(terms: Sequence[Term], factors: Sequence[Number]) -> NamedMistake
         if bias is not None and not own_bias:
             logits = logits + ADDED[0].values(call, attention)  # type: ignore[operator]
         unable = torch.isnan(logits).any(dim=-1)
-        masked = golden.mask_logits(logits, attention.allowed, attention.semantics)
+        masked = golden.hide(logits, attention.allowed, attention.semantics)
         hidden = unable[..., None] if bias is None else unable[..., None] | torch.isneginf(bias)
         masked = masked.masked_fill(hidden, -math.inf)
         return with_unmasked(relogited(emptied(attention, unable), masked), logits)

@@ -1,0 +1,274 @@
+"""Every choice of ``Semantics`` that differs from the specification, as edits of the program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from .alibi import alibi_bias
+from .checks import check_argument
+from .forward import by_causality, by_window, cap
+from .normalisation import normalise_heads
+from .program import Edit, Program, always
+from .rotary import rotate_heads
+from .semantics import STANDARD, Semantics, scale_value
+
+
+@lru_cache(maxsize=1024)
+def at_point(program: Program, point: Semantics) -> Program:
+    """A program with the choices of a point, of those stages that it has."""
+    return program.edited(edits_of(point))
+
+
+def edits_of(point: Semantics) -> tuple[Edit, ...]:
+    """The edits that make a point of the specification; none for ``STANDARD``."""
+    if point == STANDARD:
+        return ()
+    return (
+        *_of_tables(point),
+        *_of_heads(point),
+        *_of_scores(point),
+        *_of_masks(point),
+        *_of_softmax(point),
+        *_of_influence(point),
+    )
+
+
+def counts(point: Semantics, *, causal: bool, masked: bool, query_length: int) -> tuple[bool, bool]:
+    """Whether causality, and whether the mask, count in a call that gives them.
+
+    ``masked`` says whether a mask in any form is given: boolean, additive or lengths.
+    """
+    causal = causal and (query_length != 1 or point.one_query_causal)
+    if not (causal and masked):
+        return causal, masked
+    rule = point.causal_combination
+    return rule != "mask-only", rule != "causal-only"
+
+
+def _of_tables(point: Semantics) -> Iterator[Edit]:
+    if point.causal_alignment == "top-left":
+        yield Edit("positions", _from_first_key)
+    if point.mask_polarity == "drop":
+        yield Edit("kept", lambda keep: None if keep is None else ~keep)
+    if point.causal_offset:
+        yield Edit("by_causality", partial(by_causality, offset=point.causal_offset))
+    if point.window_offset:
+        yield Edit("by_window", partial(by_window, offset=point.window_offset))
+
+    def counting(
+        causal: bool,  # noqa: FBT001 (a name of what is read)
+        keep: Tensor | None,
+        lengths: Tensor | None,
+        given_bias: Tensor | None,
+        given_query: Tensor,
+    ) -> tuple[bool, bool]:
+        masked = any(mask is not None for mask in (keep, lengths, given_bias))
+        return counts(point, causal=causal, masked=masked, query_length=given_query.shape[-2])
+
+    if not point.one_query_causal or point.causal_combination != "both":
+        yield Edit("counted", counting)
+    if point.causal_combination == "either":
+        yield Edit(
+            "admitted",
+            lambda by_causality, by_window, by_mask, scores_shape: (
+                by_window & (by_causality | by_mask)
+            ).expand(scores_shape),
+            when=lambda counted, keep, lengths: (
+                counted[0] and (keep is not None or lengths is not None)
+            ),
+        )
+
+
+def _from_first_key(given_query: Tensor) -> Tensor:
+    return torch.arange(given_query.shape[-2], device=given_query.device)
+
+
+def _of_heads(point: Semantics) -> Iterator[Edit]:
+    if point.qk_norm != "none":
+        normalise = partial(normalise_heads, semantics=point)
+        yield Edit("normalised_query", change=normalise)
+        yield Edit("normalised_key", change=normalise)
+    if point.rotary != "none":
+        yield Edit(
+            "query",
+            lambda normalised_query, positions: rotate_heads(normalised_query, positions, point),
+        )
+        yield Edit(
+            "turned_key",
+            lambda normalised_key: rotate_heads(
+                normalised_key, torch.arange(normalised_key.shape[-2]), point
+            ),
+        )
+    if point.group_order == "tile":
+        yield Edit("shared_key", lambda turned_key, query: _tiled(turned_key, query))
+        yield Edit("shared_value", lambda given_value, query: _tiled(given_value, query))
+
+
+def _tiled(heads: Tensor, query: Tensor) -> Tensor:
+    """Query head h reads key/value head ``h % num_kv_heads``."""
+    return torch.cat([heads] * (query.shape[-3] // heads.shape[-3]), dim=-3)
+
+
+def _of_scores(point: Semantics) -> Iterator[Edit]:
+    if (point.scale, point.scale_factor) != (STANDARD.scale, STANDARD.scale_factor):
+        yield Edit(
+            "scale",
+            lambda query, given_value: scale_value(
+                point,
+                head_size=query.shape[-1],
+                value_head_size=given_value.shape[-1],
+                num_heads=query.shape[-3],
+            ),
+            when=lambda given_scale: given_scale is None,
+        )
+    if point.bias_order == "before-scale":
+        yield Edit(
+            "scores",
+            lambda products, scale, bias: scale * (products + _finite(bias)),
+            when=lambda bias: bias is not None,
+        )
+        # Its finite part is in the scores already.
+        yield Edit(
+            "biased",
+            lambda modified, distance_bias, bias: (
+                modified if distance_bias is None else modified + distance_bias
+            ).masked_fill(torch.isneginf(bias), -math.inf),
+            when=lambda bias: bias is not None,
+        )
+    if point.score_mod is not None:
+        yield Edit("modified", change=partial(modify, semantics=point))
+        yield Edit("allowed", lambda attended, modified: attended & ~torch.isneginf(modified))
+    if point.alibi:
+        yield Edit(
+            "distance_bias",
+            lambda given_query, given_key, positions: alibi_bias(
+                given_query.shape[-3], positions, given_key.shape[-2]
+            ),
+        )
+
+
+def _finite(bias: Tensor) -> Tensor:
+    return torch.where(torch.isneginf(bias), 0.0, bias)
+
+
+def modify(scores: Tensor, semantics: Semantics) -> Tensor:
+    """Apply ``score_mod`` to ``[B, H, Lq, Lk]``, with the indices as broadcasting int64 tensors.
+
+    Raises TypeError or ValueError, naming ``score_mod``, for an answer that is no such tensor.
+    """
+    change = semantics.score_mod
+    if change is None:
+        return scores
+    batch, head, query, key = (torch.arange(size, device=scores.device) for size in scores.shape)
+    places = batch[:, None, None, None], head[:, None, None], query[:, None], key
+    modified = change(scores.clone(), *places)  # a copy, as it may change what it is given
+    if not isinstance(modified, Tensor):
+        msg = f"score_mod returned a {type(modified).__name__}, not a torch.Tensor"
+        raise TypeError(msg)
+    fits = modified.dim() <= scores.dim() and all(
+        have in (1, want)
+        for have, want in zip(reversed(modified.shape), reversed(scores.shape), strict=False)
+    )
+    shown = list(modified.shape)
+    check_argument(fits, "score_mod", f"returned shape {shown} for scores {list(scores.shape)}")
+    return modified.double().expand(scores.shape)
+
+
+def hide(logits: Tensor, admitted: Tensor, point: Semantics) -> Tensor:
+    """Hide the keys that are not ``admitted`` from the logits ``[B, H, Lq, Lk]``."""
+    fill = point.mask_fill
+    operations: dict[str, Callable[[], Tensor]] = {
+        "replace": lambda: logits.masked_fill(~admitted, fill),
+        "add": lambda: torch.where(admitted, logits, logits + fill),
+        "add-to-kept": lambda: logits + admitted,
+        "multiply-logits": lambda: torch.where(admitted | torch.isneginf(logits), logits, 0.0),
+        "multiply-weights": lambda: logits,
+        "ignore": lambda: logits,
+    }
+    return operations[point.mask_operation]()
+
+
+def _of_masks(point: Semantics) -> Iterator[Edit]:
+    if (point.mask_operation, point.mask_fill) != (STANDARD.mask_operation, STANDARD.mask_fill):
+        yield Edit("masked", lambda biased, admitted: hide(biased, admitted, point))
+    if point.mask_operation == "multiply-weights":
+        yield Edit("weights", lambda shares, admitted: shares * admitted)
+    if point.caps("bias"):
+        yield Edit("capped", lambda scores: scores)
+    if point.caps("mask"):
+        yield Edit("logits", lambda masked, softcap: cap(masked, softcap))
+
+
+def _of_softmax(point: Semantics) -> Iterator[Edit]:
+    if point.softmax_axis == "key":
+        return
+    yield Edit("sinks", lambda: None)  # another axis knows none
+    if point.softmax_axis == "none":
+        yield Edit("shares", lambda logits: torch.where(torch.isneginf(logits), 0.0, logits))
+        return
+    dim = {"batch": 0, "head": 1, "query": 2}[point.softmax_axis]
+    least = torch.finfo(torch.float64).min
+    yield Edit(
+        "largest",
+        lambda logits: (
+            logits.amax(dim=dim, keepdim=True).clamp_min(least) if logits.numel() else logits
+        ),
+    )
+    yield Edit("total", lambda exponentials: exponentials.sum(dim=dim, keepdim=True).clamp_min(1.0))
+
+
+def excludes_exactly(point: Semantics, *, capped: bool) -> bool:
+    """Whether an ignored key has exactly no influence, as specified; ``capped`` by a softcap."""
+    return (
+        point.mask_operation in ("replace", "add")
+        and point.mask_fill == -math.inf
+        and point.softmax_axis == "key"
+        and not (capped and point.caps("mask"))
+    )
+
+
+def _of_influence(point: Semantics) -> Iterator[Edit]:
+    """Ignored keys that have influence, and what rows without keys answer where they have none."""
+    exact = excludes_exactly(point, capped=False)
+    if not excludes_exactly(point, capped=True):
+        when = _has_softcap if exact else always
+        yield Edit("unread_keys", lambda: None, when=when)
+        yield Edit("unread_values", lambda: None, when=when)
+        yield Edit("output", lambda weights, value: weights @ value, when=when)
+    rule = _EMPTY_ROWS.get(point.empty_rows)
+    if exact and rule is not None:
+        yield Edit(
+            "weights",
+            rule,
+            when=lambda sinks, softcap, empty: (
+                sinks is None
+                and excludes_exactly(point, capped=softcap is not None)
+                and bool(empty.any())
+            ),
+        )
+
+
+def _has_softcap(softcap: float | None) -> bool:
+    return softcap is not None
+
+
+def _mean_of_admitted(shares: Tensor, empty: Tensor, structure: Tensor) -> Tensor:
+    """Equal weights over the keys that causality and window admit."""
+    kept = structure.double()
+    uniform = kept / kept.sum(dim=-1, keepdim=True).clamp_min(1.0)
+    return torch.where(empty.unsqueeze(-1), uniform, shares)
+
+
+_EMPTY_ROWS: Final[dict[str, Callable[..., Tensor]]] = {
+    "nan": lambda shares, empty: shares.masked_fill(empty.unsqueeze(-1), math.nan),
+    "mean-of-all": lambda shares, empty: torch.where(
+        empty.unsqueeze(-1), 1.0 / max(shares.shape[-1], 1), shares
+    ),
+    "mean-of-valid": _mean_of_admitted,
+}

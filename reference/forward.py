@@ -1,0 +1,201 @@
+"""Attention in stages, from given heads to the output; as the specification has it.
+
+    Attention(Q, K, V) = softmax(Q K^T / sqrt(D)) V
+
+Vaswani et al., "Attention Is All You Need", 2017, equation 1. ``choices`` has the edits that make
+another point of ``Semantics`` of it.
+
+Given are the heads ``given_query [B, H, Lq, D]``, ``given_key [B, Hkv, Lk, D]`` and ``given_value
+[B, Hkv, Lk, Dv]`` in float64, and the options of a call: ``keep``, ``lengths``, ``given_bias``,
+``causal``, ``window``, ``given_scale``, ``softcap`` and ``given_sinks``, each as
+:func:`reference.scaled_dot_product_attention` takes it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from .program import Program, Stage
+
+_LEAST: Final = torch.finfo(torch.float64).min
+
+
+def from_last_key(given_query: Tensor, given_key: Tensor) -> Tensor:
+    """The key position of each query ``[Lq]``, the last query standing at the last key."""
+    last = given_key.shape[-2]
+    return torch.arange(last - given_query.shape[-2], last, device=given_query.device)
+
+
+def ahead(given_key: Tensor, positions: Tensor) -> Tensor:
+    """How many places each key lies ahead of each query: int64 ``[Lq, Lk]``."""
+    return torch.arange(given_key.shape[-2], device=positions.device) - positions[:, None]
+
+
+def by_causality(ahead: Tensor, counted: tuple[bool, bool], *, offset: int = 0) -> Tensor:
+    """What causality admits: bool ``[Lq, Lk]``."""
+    return ahead <= offset if counted[0] else torch.ones_like(ahead, dtype=torch.bool)
+
+
+def by_window(ahead: Tensor, window: tuple[int, int] | None, *, offset: int = 0) -> Tensor:
+    """What the window admits: bool ``[Lq, Lk]``; -1 is no limit on a side."""
+    admitted = torch.ones_like(ahead, dtype=torch.bool)
+    left, right = (-1, -1) if window is None else window
+    if left >= 0:
+        admitted = admitted & (ahead >= -left - offset)
+    if right >= 0:
+        admitted = admitted & (ahead <= right + offset)
+    return admitted
+
+
+def by_mask(
+    kept: Tensor | None, lengths: Tensor | None, counted: tuple[bool, bool], given_key: Tensor
+) -> Tensor:
+    """What boolean mask and lengths admit together: bool, broadcastable to ``[B, H, Lq, Lk]``."""
+    device = given_key.device
+    admitted = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+    if kept is not None and counted[1]:
+        admitted = kept.to(device)
+    if lengths is not None and counted[1]:
+        per_item = lengths.unsqueeze(1) if lengths.dim() == 1 else lengths
+        keys = torch.arange(given_key.shape[-2], device=device)
+        admitted = admitted & (keys < per_item.to(device)[:, None, :, None])
+    return admitted
+
+
+def admitted(structure: Tensor, by_mask: Tensor, scores_shape: tuple[int, ...]) -> Tensor:
+    """What everything given admits but for an additive mask: bool ``[B, H, Lq, Lk]``."""
+    return (structure & by_mask).expand(scores_shape)
+
+
+def attended(admitted: Tensor, bias: Tensor | None) -> Tensor:
+    """What is admitted and not hidden by an additive mask: bool ``[B, H, Lq, Lk]``."""
+    return admitted if bias is None else admitted & ~torch.isneginf(bias)
+
+
+def unread(read: Tensor) -> Tensor:
+    """The keys that no query reads, of a table ``[B, H, Lq, Lk]``: bool ``[B, H, Lk, 1]``."""
+    return ~read.any(dim=-2).unsqueeze(-1)
+
+
+def shared(heads: Tensor, num_heads: int) -> Tensor:
+    """Each key/value head once for every query head of its group, side by side."""
+    group = num_heads // heads.shape[-3]
+    return heads if group == 1 else heads.repeat_interleave(group, dim=-3)
+
+
+def without(heads: Tensor, unread: Tensor | None) -> Tensor:
+    """Zeros where nobody reads: junk must not matter, but 0 * NaN is NaN."""
+    return heads if unread is None else heads.masked_fill(unread, 0.0)
+
+
+def cap(scores: Tensor, softcap: float | None) -> Tensor:
+    """``c tanh(scores / c)``; the scores themselves without a cap."""
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
+
+
+def biased(modified: Tensor, distance_bias: Tensor | None, bias: Tensor | None) -> Tensor:
+    """The modified scores and what is added to them."""
+    if distance_bias is not None:
+        modified = modified + distance_bias
+    return modified if bias is None else modified + bias
+
+
+def largest(logits: Tensor, sinks: Tensor | None) -> Tensor:
+    """The largest logit of each row ``[B, H, Lq, 1]``, or the least number of all.
+
+    Nothing but minus infinity has no differences.
+    """
+    if logits.shape[-1] == 0:
+        return logits.new_full((*logits.shape[:-1], 1), _LEAST)
+    most = logits.amax(dim=-1, keepdim=True)
+    most = most if sinks is None else torch.maximum(most, sinks[..., None, None])
+    return most.clamp_min(_LEAST)
+
+
+def total(exponentials: Tensor, largest: Tensor, sinks: Tensor | None) -> Tensor:
+    """The sum of each row's exponentials, with that of its sink: ``[B, H, Lq, 1]``.
+
+    The exponential of the largest is one: a smaller sum is that of nothing but minus infinity.
+    """
+    sums = exponentials.sum(dim=-1, keepdim=True)
+    if sinks is not None:
+        sums = sums + torch.exp(sinks[..., None, None] - largest)
+    return sums.clamp_min(1.0)
+
+
+def weighed(
+    weights: Tensor, value: Tensor, shared_value: Tensor, allowed: Tensor, empty: Tensor
+) -> Tensor:
+    """The weighted values; an empty row may read values that no other row may meet."""
+    if not bool(empty.any()):
+        return weights @ value
+    output = weights @ without(shared_value, unread(allowed))
+    of_empty = weights @ without(shared_value, unread(weights > 0))
+    return torch.where(empty.unsqueeze(-1), of_empty, output)
+
+
+_SOFTMAX: Final = (
+    Stage("sinks", "H", lambda given_sinks: given_sinks),
+    Stage("largest", "BHQ1", largest),
+    Stage("exponents", "BHQK", lambda logits, largest: logits - largest),
+    Stage("exponentials", "BHQK", lambda exponents: exponents.exp()),
+    Stage("total", "BHQ1", total),
+    Stage("shares", "BHQK", lambda exponentials, total: exponentials / total),
+)
+_TABLES: Final = (
+    # Whether causality, and whether the mask, count in a call that gives them.
+    Stage("counted", "", lambda causal: (causal, True)),
+    Stage("positions", "Q", from_last_key),
+    Stage("ahead", "QK", ahead),
+    Stage("by_causality", "QK", by_causality),
+    Stage("by_window", "QK", by_window),
+    Stage("structure", "QK", lambda by_causality, by_window: by_causality & by_window),
+    Stage("scores_shape", "", lambda given_query, ahead: (*given_query.shape[:-2], *ahead.shape)),
+    Stage("kept", "BHQK", lambda keep: keep),
+    Stage("by_mask", "BHQK", by_mask),
+    Stage("admitted", "BHQK", admitted),
+    Stage("bias", "BHQK", lambda given_bias, counted: given_bias if counted[1] else None),
+    Stage("attended", "BHQK", attended),
+)
+_FORWARD: Final = (
+    *_TABLES,
+    Stage("normalised_query", "BHQD", lambda given_query: given_query),
+    Stage("normalised_key", "BGKD", lambda given_key: given_key),
+    Stage("query", "BHQD", lambda normalised_query: normalised_query),
+    Stage("turned_key", "BGKD", lambda normalised_key: normalised_key),
+    Stage("shared_key", "BHKD", lambda turned_key, query: shared(turned_key, query.shape[-3])),
+    Stage("shared_value", "BHKV", lambda given_value, query: shared(given_value, query.shape[-3])),
+    Stage("unread_keys", "BHK1", lambda attended: unread(attended)),
+    Stage("key", "BHKD", lambda shared_key, unread_keys: without(shared_key, unread_keys)),
+    Stage(
+        "scale",
+        "",
+        lambda given_scale, query: (
+            max(query.shape[-1], 1) ** -0.5 if given_scale is None else given_scale
+        ),
+    ),
+    Stage("products", "BHQK", lambda query, key: query @ key.mT),
+    Stage("scores", "BHQK", lambda products, scale: scale * products),
+    Stage("capped", "BHQK", cap),
+    Stage("modified", "BHQK", lambda capped: capped),
+    Stage("distance_bias", "BHQK", lambda: None),
+    Stage("biased", "BHQK", biased),
+    Stage("masked", "BHQK", lambda biased, admitted: biased.masked_fill(~admitted, -math.inf)),
+    Stage("logits", "BHQK", lambda masked: masked),
+    *_SOFTMAX,
+    Stage("allowed", "BHQK", lambda attended: attended),
+    Stage("empty", "BHQ", lambda allowed: ~allowed.any(dim=-1)),
+    Stage("weights", "BHQK", lambda shares: shares),
+    Stage("unread_values", "BHK1", lambda allowed, weights: unread(allowed | (weights > 0))),
+    Stage(
+        "value", "BHKV", lambda shared_value, unread_values: without(shared_value, unread_values)
+    ),
+    Stage("output", "BHQV", weighed),
+)
+SOFTMAX: Final = Program(_SOFTMAX)
+TABLES: Final = Program(_TABLES)
+FORWARD: Final = Program(_FORWARD)

@@ -1,0 +1,174 @@
+"""A calculation as a program of named stages, and a change of it as edits of these stages.
+
+A rule's parameters are named after the results that it reads, so a program needs no other wiring:
+
+    Stage("scores", "BHQK", lambda products, scale: scale * products)
+
+An edit makes one stage otherwise: by another rule, by a change of its result, or both. Choices of
+``Semantics`` and mistakes alike are edits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from torch import Tensor
+
+Rule = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of a program: its name is the name of its result.
+
+    ``axes`` has a letter for each axis of the result: B items, H heads, G key/value heads, Q
+    queries, K keys, D channels of query and key, V channels of a value, E channels of a token; 1
+    for an axis of one. Empty for what is no tensor.
+    """
+
+    name: str
+    axes: str
+    rule: Rule
+
+
+def always() -> bool:
+    """The condition of an edit that is made in every run."""
+    return True
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One stage made otherwise.
+
+    ``rule`` replaces the rule of the stage, ``change`` is applied to the result. Both are left out
+    where ``when``, whose parameters are names of results too, is false.
+    """
+
+    stage: str
+    rule: Rule | None = None
+    change: Callable[[Tensor], Tensor] | None = None
+    when: Callable[..., bool] = always
+
+
+def reads(rule: Rule) -> tuple[str, ...]:
+    """The names of the results that a rule or condition reads: those of its free parameters."""
+    if isinstance(rule, partial):
+        return tuple(name for name in reads(rule.func) if name not in rule.keywords)
+    code = rule.__code__
+    names: tuple[str, ...] = code.co_varnames[: code.co_argcount]
+    return names
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A stage with the edits of it.
+
+    ``needed`` are the results that its rule reads where no edit has a condition, ``reached`` all
+    that it may read.
+    """
+
+    name: str
+    rule: Rule
+    edits: tuple[Edit, ...] = ()
+    needed: tuple[str, ...] = field(init=False)
+    reached: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Read the parameters of rules and conditions once."""
+        rules = [self.rule, *(edit.when for edit in self.edits)]
+        rules += [edit.rule for edit in self.edits if edit.rule is not None]
+        object.__setattr__(self, "needed", reads(self.rule))
+        object.__setattr__(
+            self, "reached", frozenset(name for rule in rules for name in reads(rule))
+        )
+
+    def edited(self, edit: Edit) -> Step:
+        """The step with one more edit, which comes last."""
+        if edit.rule is not None and edit.when is always and edit.change is None:
+            return Step(self.name, edit.rule)
+        return Step(self.name, self.rule, (*self.edits, edit))
+
+
+class Program:
+    """Stages in the order in which they are made, and edits of them."""
+
+    def __init__(self, stages: Iterable[Stage], edits: Iterable[Edit] = ()) -> None:
+        self.stages: Final = tuple(stages)
+        self.edits: Final = tuple(edits)
+        self.steps: Final = {stage.name: Step(stage.name, stage.rule) for stage in self.stages}
+        for edit in self.edits:
+            self.steps[edit.stage] = self.steps[edit.stage].edited(edit)
+
+    def edited(self, edits: Iterable[Edit]) -> Program:
+        """The program with further edits, which come after its own; of its own stages alone."""
+        own = (edit for edit in edits if edit.stage in self.steps)
+        return Program(self.stages, (*self.edits, *own))
+
+
+class Run:
+    """The results of a program on given values, each made when it is first asked for, and kept.
+
+    ``run["weights"]`` is the result of a stage, or a given value. Raises KeyError for a name that
+    is neither.
+    """
+
+    def __init__(self, program: Program, given: Mapping[str, Any]) -> None:
+        self.program: Final = program
+        self.given: Final = given
+        self._results = dict(given)
+
+    def __getitem__(self, name: str) -> Any:
+        """The result of a stage, or a given value."""
+        if name not in self._results:
+            self._results[name] = self._made(self.program.steps[name])
+        return self._results[name]
+
+    def complete(self) -> Run:
+        """Make the results of all stages, in their order."""
+        results = self._results
+        for name, step in self.program.steps.items():
+            if name not in results:
+                results[name] = self._made(step)
+        return self
+
+    def edited(self, *edits: Edit, **given: Any) -> Run:
+        """The same run with further edits and other given values.
+
+        Results that neither reaches are taken over.
+        """
+        program = self.program.edited(edits) if edits else self.program
+        other = Run(program, {**self.given, **given})
+        reached = {*given, *(edit.stage for edit in edits)}
+        for name, step in program.steps.items():
+            if name in reached or not reached.isdisjoint(step.reached):
+                reached.add(name)
+            elif name in self._results:
+                other._results[name] = self._results[name]
+        return other
+
+    def forget_but(self, names: Iterable[str]) -> None:
+        """Drop the results of all other stages, which are made again where they are asked for."""
+        kept = {*names, *self.given}
+        self._results = {name: value for name, value in self._results.items() if name in kept}
+
+    def _made(self, step: Step) -> Any:
+        if not step.edits:
+            results = self._results
+            return step.rule(*[results[n] if n in results else self[n] for n in step.needed])
+        rule, changes = step.rule, []
+        for edit in step.edits:
+            if edit.when is not always and not self._answer(edit.when):
+                continue
+            rule = edit.rule or rule
+            if edit.change is not None:
+                changes.append(edit.change)
+        result = self._answer(rule)
+        for change in changes:
+            result = change(result)
+        return result
+
+    def _answer(self, rule: Rule) -> Any:
+        return rule(*[self[name] for name in reads(rule)])
