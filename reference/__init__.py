@@ -15,16 +15,14 @@ from .attention import (
     softmax,
 )
 from .choices import counts, hide, modify
+from .heads import merge_heads, project, split_heads
 from .layer import (
     MultiHeadAttention,
     ProjectionWeights,
     cut_heads,
-    merge_heads,
     multi_head_attention,
-    project,
     project_output,
     project_tokens,
-    split_heads,
 )
 from .masks import attended_keys, structural_mask
 from .normalisation import normalise_heads, norms

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -148,10 +148,8 @@ def attend(
     semantics: Semantics = STANDARD,
 ) -> Attention:
     """Like :func:`scaled_dot_product_attention`, with every intermediate value."""
-    run = forward_run(
-        query,
-        key,
-        value,
+    given = given_options(
+        _check_shapes(query, key, value),
         keep=keep,
         bias=bias,
         lengths=lengths,
@@ -160,35 +158,29 @@ def attend(
         softcap=softcap,
         window=window,
         sinks=sinks,
-        semantics=semantics,
     )
-    return evaluation_of(run, semantics)
+    given["given_query"], given["given_key"] = query.double(), key.double()
+    given["given_value"] = value.double()
+    return evaluation_of(Run(at_point(FORWARD, semantics), given), semantics)
 
 
-def forward_run(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+def given_options(
+    shape: tuple[int, int, int, int],
     *,
-    keep: Tensor | None = None,
-    bias: Tensor | None = None,
-    lengths: Tensor | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: tuple[int, int] | None = None,
-    sinks: Tensor | None = None,
-    semantics: Semantics = STANDARD,
-) -> Run:
-    """The program of :func:`scaled_dot_product_attention` on its arguments, before any stage."""
-    shape = _check_shapes(query, key, value)
+    keep: Tensor | None,
+    bias: Tensor | None,
+    lengths: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    softcap: float | None,
+    window: tuple[int, int] | None,
+    sinks: Tensor | None,
+) -> dict[str, Any]:
+    """The options of a call as the program is given them, checked for scores of a shape."""
     _check_numbers(scale, softcap, window)
     _check_sinks(sinks, shape[1])
     _check_masks(shape, keep, bias, lengths)
-    given = {
-        "given_query": query.double(),
-        "given_key": key.double(),
-        "given_value": value.double(),
+    return {
         "keep": keep,
         "given_bias": None if bias is None else bias.double(),
         "lengths": lengths,
@@ -198,7 +190,6 @@ def forward_run(
         "window": window,
         "given_sinks": None if sinks is None else sinks.double(),
     }
-    return Run(at_point(FORWARD, semantics), given)
 
 
 def evaluation_of(run: Run, semantics: Semantics) -> Attention:

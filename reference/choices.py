@@ -13,6 +13,7 @@ from torch import Tensor
 from .alibi import alibi_bias
 from .checks import check_argument
 from .forward import by_causality, by_window, cap
+from .heads import merge_heads, split_heads
 from .normalisation import normalise_heads
 from .program import Edit, Program, always
 from .rotary import rotate_heads
@@ -36,6 +37,7 @@ def edits_of(point: Semantics) -> tuple[Edit, ...]:
         *_of_masks(point),
         *_of_softmax(point),
         *_of_influence(point),
+        *_of_layers(point),
     )
 
 
@@ -263,6 +265,23 @@ def _mean_of_admitted(shares: Tensor, empty: Tensor, structure: Tensor) -> Tenso
     kept = structure.double()
     uniform = kept / kept.sum(dim=-1, keepdim=True).clamp_min(1.0)
     return torch.where(empty.unsqueeze(-1), uniform, shares)
+
+
+def _of_layers(point: Semantics) -> Iterator[Edit]:
+    if point.head_split != "blocks":
+        split = partial(split_heads, semantics=point)
+        yield Edit(
+            "given_query", lambda projected_query, num_heads: split(projected_query, num_heads)
+        )
+        yield Edit(
+            "given_key", lambda projected_key, num_kv_heads: split(projected_key, num_kv_heads)
+        )
+        yield Edit(
+            "given_value",
+            lambda projected_value, num_kv_heads: split(projected_value, num_kv_heads),
+        )
+    if point.head_merge != "blocks":
+        yield Edit("merged", lambda output: merge_heads(output, point))
 
 
 _EMPTY_ROWS: Final[dict[str, Callable[..., Tensor]]] = {

@@ -21,8 +21,6 @@ from torch import Tensor
 
 from .program import Program, Stage
 
-_LEAST: Final = torch.finfo(torch.float64).min
-
 
 def from_last_key(given_query: Tensor, given_key: Tensor) -> Tensor:
     """The key position of each query ``[Lq]``, the last query standing at the last key."""
@@ -110,10 +108,11 @@ def largest(logits: Tensor, sinks: Tensor | None) -> Tensor:
     Nothing but minus infinity has no differences.
     """
     if logits.shape[-1] == 0:
-        return logits.new_full((*logits.shape[:-1], 1), _LEAST)
-    most = logits.amax(dim=-1, keepdim=True)
+        most = logits.new_full((*logits.shape[:-1], 1), -math.inf)
+    else:
+        most = logits.amax(dim=-1, keepdim=True)
     most = most if sinks is None else torch.maximum(most, sinks[..., None, None])
-    return most.clamp_min(_LEAST)
+    return most.clamp_min(torch.finfo(most.dtype).min)
 
 
 def total(exponentials: Tensor, largest: Tensor, sinks: Tensor | None) -> Tensor:

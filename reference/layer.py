@@ -11,11 +11,16 @@ value head size that may differ from the query/key head size, biases, and groupe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from torch import Tensor
 
-from .attention import Attention, attend
+from .attention import Attention, evaluation_of, given_options
 from .checks import check_argument, check_divides, check_size, check_tensor
+from .choices import at_point
+from .forward import FORWARD
+from .heads import merge_heads, project, split_heads
+from .program import Program, Run, Stage
 from .semantics import STANDARD, Semantics
 
 
@@ -51,6 +56,50 @@ class ProjectionWeights:
                 if tensor is not None and biases.get(name, True)
             }
         )
+
+
+def project_heads(merged: Tensor, o: Tensor | None, o_bias: Tensor | None) -> Tensor:
+    """Merged heads behind a matrix ``o [out, in]``; as they are where there is none."""
+    if o is None:
+        return merged
+    # Heads concatenated along the tokens meet one block of the output matrix, not all of them.
+    return project(merged, o[:, : merged.shape[-1]], o_bias)
+
+
+# The heads of a layer's tokens, attention, and what is made of its output.
+LAYER: Final = Program(
+    (
+        Stage(
+            "projected_query",
+            "BQE",
+            lambda query_tokens, q, q_bias: project(query_tokens, q, q_bias),
+        ),
+        Stage("projected_key", "BKE", lambda key_tokens, k, k_bias: project(key_tokens, k, k_bias)),
+        Stage(
+            "projected_value",
+            "BKE",
+            lambda value_tokens, v, v_bias: project(value_tokens, v, v_bias),
+        ),
+        Stage(
+            "given_query",
+            "BHQD",
+            lambda projected_query, num_heads: split_heads(projected_query, num_heads),
+        ),
+        Stage(
+            "given_key",
+            "BGKD",
+            lambda projected_key, num_kv_heads: split_heads(projected_key, num_kv_heads),
+        ),
+        Stage(
+            "given_value",
+            "BGKV",
+            lambda projected_value, num_kv_heads: split_heads(projected_value, num_kv_heads),
+        ),
+        *FORWARD.stages,
+        Stage("merged", "BQE", lambda output: merge_heads(output)),
+        Stage("answer", "BQE", project_heads),
+    )
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +148,8 @@ def multi_head_attention(
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     _check_inputs(query, key, value)
     _check_weights((query, key, value), weights, num_heads, num_kv_heads)
-    weights = weights.taking_part(semantics)
-    tokens = (query.double(), key.double(), value.double())
-    projected = project_tokens(tokens, weights, semantics)
-    core = attend(
-        *cut_heads(projected, num_heads, num_kv_heads, semantics),
+    given = given_options(
+        (query.shape[0], num_heads, query.shape[1], key.shape[1]),
         keep=keep,
         bias=bias,
         lengths=lengths,
@@ -112,16 +158,20 @@ def multi_head_attention(
         softcap=softcap,
         window=window,
         sinks=sinks,
-        semantics=semantics,
     )
-    merged = merge_heads(core.output, semantics)
+    weights = weights.taking_part(semantics)
+    tokens = (query.double(), key.double(), value.double())
+    given |= dict(zip(("query_tokens", "key_tokens", "value_tokens"), tokens, strict=True))
+    given |= {**vars(weights), "num_heads": num_heads, "num_kv_heads": num_kv_heads}
+    run = Run(at_point(LAYER, semantics), given)
+    core = evaluation_of(run, semantics)
     return MultiHeadAttention(
         tokens=tokens,
         weights=weights,
-        projected=projected,
+        projected=(run["projected_query"], run["projected_key"], run["projected_value"]),
         core=core,
-        merged=merged,
-        output=project_output(merged, weights, semantics),
+        merged=run["merged"],
+        output=run["answer"],
     )
 
 
@@ -155,48 +205,7 @@ def cut_heads(
 
 def project_output(merged: Tensor, weights: ProjectionWeights, semantics: Semantics) -> Tensor:
     """Merged heads behind the output projection; as they are where there is none."""
-    if weights.o is None:
-        return merged
-    # Heads concatenated along the tokens meet one block of the output matrix, not all of them.
-    matrix = weights.o[:, : merged.shape[-1]]
-    return project(merged, matrix, weights.taking_part(semantics).o_bias)
-
-
-def project(tokens: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-    """``x W^T + b`` in float64 for ``x [..., in]`` and ``W [out, in]``."""
-    check_tensor(matrix, "matrix", "out in")
-    check_size(matrix, "matrix", 1, tokens.shape[-1], "the width of tokens")
-    if bias is not None:
-        check_tensor(bias, "bias", "out")
-        check_size(bias, "bias", 0, matrix.shape[0], "the rows of matrix")
-    projected = tokens.double() @ matrix.double().T
-    return projected if bias is None else projected + bias.double()
-
-
-def split_heads(tokens: Tensor, num_heads: int, semantics: Semantics = STANDARD) -> Tensor:
-    """Cut ``[B, L, H*D]`` into ``[B, H, L, D]``."""
-    check_tensor(tokens, "tokens", "B L H*D")
-    check_divides(num_heads, "num_heads", tokens.shape[-1], "the width of tokens")
-    batch, length, width = tokens.shape
-    head_size = width // num_heads
-    if semantics.head_split == "reinterpret":
-        return tokens.reshape(batch, num_heads, length, head_size)
-    if semantics.head_split == "interleaved":
-        return tokens.reshape(batch, length, head_size, num_heads).permute(0, 3, 1, 2)
-    return tokens.reshape(batch, length, num_heads, head_size).transpose(1, 2)
-
-
-def merge_heads(heads: Tensor, semantics: Semantics = STANDARD) -> Tensor:
-    """Put ``[B, H, L, Dv]`` side by side: ``[B, L, H*Dv]`` (``[B, H*L, Dv]`` for "tokens")."""
-    check_tensor(heads, "heads", "B H L Dv")
-    batch, num_heads, length, head_size = heads.shape
-    if semantics.head_merge == "tokens":
-        return heads.reshape(batch, num_heads * length, head_size)
-    if semantics.head_merge == "reinterpret":
-        return heads.reshape(batch, length, num_heads * head_size)
-    if semantics.head_merge == "interleaved":
-        return heads.permute(0, 2, 3, 1).reshape(batch, length, num_heads * head_size)
-    return heads.transpose(1, 2).reshape(batch, length, num_heads * head_size)
+    return project_heads(merged, weights.o, weights.taking_part(semantics).o_bias)
 
 
 def _check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:

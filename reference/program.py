@@ -43,8 +43,9 @@ def always() -> bool:
 class Edit:
     """One stage made otherwise.
 
-    ``rule`` replaces the rule of the stage, ``change`` is applied to the result. Both are left out
-    where ``when``, whose parameters are names of results too, is false.
+    ``rule`` replaces the rule of the stage and what edits before this one did; ``change`` is
+    applied to the result. Both are left out where ``when``, whose parameters are names of results
+    too, is false.
     """
 
     stage: str
@@ -162,7 +163,8 @@ class Run:
         for edit in step.edits:
             if edit.when is not always and not self._answer(edit.when):
                 continue
-            rule = edit.rule or rule
+            if edit.rule is not None:
+                rule, changes = edit.rule, []
             if edit.change is not None:
                 changes.append(edit.change)
         result = self._answer(rule)

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from .checks import check_argument
+from .program import Edit
 
 ScaleRule = Literal[
     "inverse-sqrt-head-size",
@@ -197,6 +198,12 @@ class Semantics:
     def caps(self, part: Literal["bias", "mask"]) -> bool:
         """Whether the softcap applies to the bias, too, or to what the mask fills in."""
         return part in _ALSO_CAPPED[self.softcap_order]
+
+    def edits(self) -> tuple[Edit, ...]:
+        """The edits of the program of attention that make this point of the specification."""
+        from .choices import edits_of  # noqa: PLC0415 (choices are made of points)
+
+        return edits_of(self)
 
     def replace(self, **changes: Any) -> Semantics:
         """The same point with some choices changed.

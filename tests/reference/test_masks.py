@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
-from reference import STANDARD, Semantics, attend, structural_mask
-from reference.masks import counted, given_mask
+from reference import STANDARD, Semantics, attend, counts, structural_mask
 
 TOP_LEFT = STANDARD.replace(causal_alignment="top-left")
 LENGTHS = st.integers(0, 7)
@@ -27,6 +26,15 @@ def structure(
 ) -> torch.Tensor:
     """``structural_mask`` with nothing asked for by default."""
     return structural_mask(queries, keys, causal=causal, window=window, semantics=semantics)
+
+
+def given_mask(
+    shape: tuple[int, int, int, int], *, semantics: Semantics = STANDARD, **masks: Any
+) -> torch.Tensor:
+    """The keys that masks alone leave to queries, for scores of a shape."""
+    batch, heads, queries, keys = shape
+    query, key = torch.ones(batch, heads, queries, 1), torch.ones(batch, heads, keys, 1)
+    return attend(query, key, key, **masks, semantics=semantics).allowed
 
 
 def rows(mask: torch.Tensor) -> list[str]:
@@ -86,10 +94,10 @@ def test_causal_is_a_window(queries: int, keys: int) -> None:
 def test_lengths() -> None:
     """Lengths admit the keys before them, one number an item or one a query."""
     shape = (2, 1, 2, 3)
-    per_item = given_mask(shape, keep=None, lengths=torch.tensor([0, 2]), semantics=STANDARD)
-    assert per_item.tolist() == [[[[False, False, False]]], [[[True, True, False]]]]
+    per_item = given_mask(shape, lengths=torch.tensor([0, 2]))[:, 0]
+    assert [rows(item) for item in per_item] == [["...", "..."], ["xx.", "xx."]]
     per_query = torch.tensor([[3, 0], [1, 2]])
-    table = given_mask(shape, keep=None, lengths=per_query, semantics=STANDARD)[:, 0]
+    table = given_mask(shape, lengths=per_query)[:, 0]
     assert [rows(item) for item in table] == [["xxx", "..."], ["x..", "xx."]]
 
 
@@ -104,7 +112,7 @@ def test_lengths_have_no_polarity() -> None:
 def test_empty_batch_with_lengths() -> None:
     """No items and no lengths give an empty table, of either form."""
     for lengths in (torch.zeros(0, dtype=torch.int64), torch.zeros(0, 2, dtype=torch.int64)):
-        table = given_mask((0, 1, 2, 3), keep=None, lengths=lengths, semantics=STANDARD)
+        table = given_mask((0, 1, 2, 3), lengths=lengths)
         assert table.shape[0] == 0
 
 
@@ -166,7 +174,7 @@ def test_a_single_query_need_not_be_causal() -> None:
     assert rows(structure(1, 3, causal=True, semantics=TOP_LEFT)) == ["x.."]
     assert rows(structure(1, 3, causal=True, semantics=point)) == ["xxx"]
     assert rows(structure(2, 3, causal=True, semantics=point)) == ["x..", "xx."]
-    assert counted(point, causal=True, masked=True, query_length=1) == (False, True)
+    assert counts(point, causal=True, masked=True, query_length=1) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -187,16 +195,15 @@ def test_a_single_query_need_not_be_causal() -> None:
 )
 def test_wrong_masks_are_refused(arguments: dict[str, Any], message: str) -> None:
     """A mask of the wrong dtype, shape or range is refused by name."""
-    nothing = {"keep": None, "lengths": None}
     with refused(message):
-        given_mask((2, 1, 2, 4), **(nothing | arguments), semantics=STANDARD)
+        given_mask((2, 1, 2, 4), **arguments)
 
 
 def test_lengths_that_are_no_tensor_are_refused() -> None:
     """A list of lengths is a TypeError that names the argument."""
     lengths: Any = [1, 2]
     with refused("lengths is a list, not a torch.Tensor", TypeError):
-        given_mask((2, 1, 2, 4), keep=None, lengths=lengths, semantics=STANDARD)
+        given_mask((2, 1, 2, 4), lengths=lengths)
 
 
 def test_wrong_structure_is_refused() -> None:

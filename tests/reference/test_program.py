@@ -1,0 +1,99 @@
+"""Programs of named stages, edits of them, and what a run keeps."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from golden_problems import Shape, core_case, points
+from hypothesis import given
+
+from reference import STANDARD, Edit, Program, Run, Stage, attend, forward
+
+MADE: list[str] = []
+
+
+def noted(name: str, value: int) -> int:
+    """A value, noting that it was made."""
+    MADE.append(name)
+    return value
+
+
+SUMS = Program(
+    (
+        Stage("twice", "", lambda given: noted("twice", 2 * given)),
+        Stage("more", "", lambda twice, other: noted("more", twice + other)),
+        Stage("negative", "", lambda other: noted("negative", -other)),
+    )
+)
+
+
+def test_results_are_made_when_they_are_asked_for_and_kept() -> None:
+    """A result is made with what it needs, once; a name that is no stage is a KeyError."""
+    MADE.clear()
+    run = Run(SUMS, {"given": 3, "other": 1})
+    assert (run["more"], run["more"], run["given"]) == (7, 7, 3)
+    assert MADE == ["twice", "more"]
+    run.forget_but(["twice"])
+    assert run["more"] == 7
+    assert MADE == ["twice", "more", "more"]
+    with pytest.raises(KeyError, match="less"):
+        run["less"]
+
+
+def test_edits_replace_a_rule_or_change_a_result() -> None:
+    """The last rule counts, changes follow each other, and a condition reads results, too."""
+    given_values = {"given": 3, "other": 1}
+    rule = Edit("twice", lambda given, other: 10 * given + other)
+    assert Run(SUMS.edited([rule]), given_values)["more"] == 32
+    change = Edit("twice", change=lambda result: result + 1)
+    assert Run(SUMS.edited([change, rule, change]), given_values)["twice"] == 32
+    when = Edit("twice", lambda: 0, when=lambda other: other > 1)
+    assert Run(SUMS.edited([when]), given_values)["twice"] == 6
+    assert Run(SUMS.edited([when]), given_values | {"other": 2})["twice"] == 0
+    bound = Edit("twice", partial(lambda given, factor: given * factor, factor=5))
+    assert Run(SUMS.edited([bound]), given_values)["twice"] == 15
+
+
+def test_an_edited_run_takes_over_what_the_edit_does_not_reach() -> None:
+    """Stages before the edit, and beside it, are not made again."""
+    run = Run(SUMS, {"given": 3, "other": 1}).complete()
+    MADE.clear()
+    assert run.edited(Edit("more", lambda twice: noted("edited", twice))).complete()["more"] == 6
+    assert MADE == ["edited"]
+    assert run.edited(other=2)["more"] == 8
+    assert run.edited(other=2)["negative"] == -2
+    assert run["more"] == 7
+
+
+@given(points())
+def test_stages_come_in_an_order_in_which_they_can_be_made(point: object) -> None:
+    """At every point each stage reads given values and stages before it."""
+    assert isinstance(point, type(STANDARD))
+    known = {"given_query", "given_key", "given_value", "keep", "lengths", "given_bias"}
+    known |= {"causal", "window", "given_scale", "softcap", "given_sinks"}
+    for name, step in forward.FORWARD.edited(point.edits()).steps.items():
+        assert step.reached <= known, name
+        known.add(name)
+
+
+def test_a_mistake_is_an_edit() -> None:
+    """Attention without its scale, from the stages of a golden evaluation."""
+    inputs = core_case(Shape()).inputs
+    unscaled = attend(*inputs).run.edited(Edit("scores", lambda products: products))
+    assert torch.equal(unscaled["output"], attend(*inputs, scale=1.0).output)
+    hidden = attend(*inputs).run.edited(Edit("masked", lambda biased: biased - math.inf))
+    assert bool((hidden["weights"] == 0.0).all())
+
+
+def test_problems_of_equal_sizes_run_at_once() -> None:
+    """A leading axis of problems gives each the answer that it has alone."""
+    several = [core_case(Shape(seed=seed)).inputs for seed in range(3)]
+    alone = [attend(*inputs, causal=True) for inputs in several]
+    stacked = [torch.stack(tensors).double() for tensors in zip(*several, strict=True)]
+    together = alone[0].run.edited(
+        **dict(zip(("given_query", "given_key", "given_value"), stacked, strict=True))
+    )
+    assert torch.allclose(together["output"], torch.stack([each.output for each in alone]))
