@@ -7,16 +7,20 @@ the paper. ``STANDARD`` is the specification.
 from .alibi import alibi_bias, alibi_slopes
 from .alignment import query_positions
 from .attention import (
+    RESULTS,
     Attention,
     attend,
+    evaluation_of,
     position_heads,
     repeat_heads,
     scaled_dot_product_attention,
     softmax,
 )
 from .choices import counts, hide, modify
+from .forward import FORWARD, unread
 from .heads import merge_heads, project, split_heads
 from .layer import (
+    LAYER,
     MultiHeadAttention,
     ProjectionWeights,
     cut_heads,
@@ -38,6 +42,9 @@ from .rotary import (
 from .semantics import STANDARD, Semantics, scale_value
 
 __all__ = [
+    "FORWARD",
+    "LAYER",
+    "RESULTS",
     "STANDARD",
     "Attention",
     "Edit",
@@ -53,6 +60,7 @@ __all__ = [
     "attended_keys",
     "counts",
     "cut_heads",
+    "evaluation_of",
     "frequencies",
     "hide",
     "merge_heads",
@@ -78,4 +86,5 @@ __all__ = [
     "softmax",
     "split_heads",
     "structural_mask",
+    "unread",
 ]

@@ -70,7 +70,7 @@ class Attention:
 
 
 # The results of stages that an evaluation holds under their own names.
-_RESULTS: Final = (
+RESULTS: Final = (
     "positions",
     "bias",
     "sinks",
@@ -195,13 +195,13 @@ def given_options(
 def evaluation_of(run: Run, semantics: Semantics) -> Attention:
     """The intermediate values of a run, made in the order of the program."""
     run.complete()
-    results = {name: run[name] for name in _RESULTS}
+    results = {name: run[name] for name in RESULTS}
     unchanged = run["turned_key"] is run["given_key"]
     of_every_head = run["key"]
     if not unchanged:
         given = run.edited(Edit("turned_key", lambda given_key: given_key))
         of_every_head = given["key"]
-    run.forget_but(_RESULTS)
+    run.forget_but(RESULTS)
     return Attention(
         **results,
         given_query=run["given_query"],

@@ -159,7 +159,8 @@ class Run:
         if not step.edits:
             results = self._results
             return step.rule(*[results[n] if n in results else self[n] for n in step.needed])
-        rule, changes = step.rule, []
+        rule = step.rule
+        changes: list[Callable[[Tensor], Tensor]] = []
         for edit in step.edits:
             if edit.when is not always and not self._answer(edit.when):
                 continue

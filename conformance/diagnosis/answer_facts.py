@@ -24,7 +24,6 @@ from .dissection.influence import influence_facts
 from .dissection.layer_weights import with_values_of_one
 from .dissection.reading import in_digits
 from .mistaken_answer import DiagnosedSubject, declared_with_every_key
-from .mistakes.named_mistake import DeclaredCall
 from .narrowing import in_words, telling_apart
 from .neighbours import right_with_fewer
 
@@ -470,8 +469,7 @@ def _spoken(wrong: Sequence[BatteryAnswer], right: Sequence[BatteryAnswer]) -> l
 
 def _has_extreme_logits(answer: BatteryAnswer) -> bool:
     """Whether some dot product times the scale is far from zero, be its key hidden or not."""
-    call = DeclaredCall(inputs=answer.inputs, semantics=answer.subject.declaration.semantics)
-    core = declared_with_every_key(answer.exact, call)
+    core = declared_with_every_key(answer.exact)
     scores = core.scale * core.query @ core.key.mT
     return bool((scores.abs() > EXTREME).any())
 

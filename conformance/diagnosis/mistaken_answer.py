@@ -25,12 +25,12 @@ from ..clauses.subject import Differentiator, Subject
 from ..declare.candidate import like_nobody
 from ..declare.declaration import Declaration
 from ..oracle import headroom
-from ..oracle.oracle import Golden, Oracle, evaluate
+from ..oracle.oracle import Golden, Oracle, core_of, evaluate
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..tolerance import largest_size, model
 from .mistakes import DeclaredCall, NamedMistake, NotExpressible, named_mistakes, touches
-from .mistakes.named_mistake import IMPOSSIBLE, Heads
+from .mistakes.named_mistake import EVERY_KEY, IMPOSSIBLE
 
 Combination = tuple[NamedMistake, ...]
 Array = NDArray[Any]
@@ -382,19 +382,21 @@ def mistaken_attention(
     ``every_key`` says whether it has keys and values that no query reads as well. ``declared`` is
     the golden answer to the call, if that is known.
     """
-    if declared is not None and not any(mistake.heads for mistake in made):
-        before = declared.core
-        core = declared_with_every_key(declared, call) if every_key else before
-    else:
+    if any(mistake.heads for mistake in made):
         heads = call.projected_heads()
         for mistake in made:
             if mistake.heads is not None:
                 heads = mistake.heads(call, heads) or heads
         before = call.attend(heads)
-        core = _with_every_key(before, heads, call.semantics) if every_key else before
+        core = _with_every_key(before) if every_key else before
+    elif declared is not None:
+        before = declared.core
+        core = declared_with_every_key(declared) if every_key else before
+    else:
+        before = core_of(evaluate(call.inputs, call.semantics))
+        core = _with_every_key(before) if every_key else before
     for mistake in made:
-        if mistake.core is not None:
-            core = mistake.core(call, core) or core
+        core = mistake.changed_core(call, core)
     return before, core
 
 
@@ -414,21 +416,21 @@ def _answer(oracle: Oracle, given: Inputs, call: DeclaredCall, made: Combination
     if call.inputs.scale is not None and not math.isfinite(call.inputs.scale):
         return _answer_without_scale(oracle, given, call)
     declared = _as_declared(oracle, given, call)
-    if not any(one.heads or one.core or one.output for one in made):
+    if not any(one.heads or one.edits or one.core or one.output for one in made):
         evaluation = declared.evaluation if declared else evaluate(call.inputs, call.semantics)
         return MistakenAnswer(
             given=given,
             inputs=call.inputs,
             semantics=call.semantics,
-            core=evaluation if isinstance(evaluation, golden.Attention) else evaluation.core,
+            core=core_of(evaluation),
             output=evaluation.output,
             stepwise=False,
             oracle=oracle,
             evaluation=evaluation,
         )
-    every_key = any(one.core for one in made)
+    every_key = any(one.core or one.edits for one in made)
     before, core = mistaken_attention(call, made, every_key=every_key, declared=declared)
-    output = call.answer_of(core.output)
+    output = _answer_of(call, core)
     for mistake in made:
         if mistake.output is not None:
             changed = mistake.output(call, output)
@@ -454,11 +456,20 @@ def _as_declared(oracle: Oracle, given: Inputs, call: DeclaredCall) -> Golden | 
     return oracle.answer(given) if unchanged else None
 
 
-def declared_with_every_key(declared: Golden, call: DeclaredCall) -> golden.Attention:
+def _answer_of(call: DeclaredCall, core: golden.Attention) -> Tensor:
+    """The answer made of the heads' output; as an edited layer makes it where it is still that."""
+    run = core.run
+    if call.inputs.is_layer and "answer" in run.program.steps and core.output is run["output"]:
+        answer: Tensor = run["answer"]
+        return answer
+    return call.answer_of(core.output)
+
+
+def declared_with_every_key(declared: Golden) -> golden.Attention:
     """The attention proper of a golden answer with the keys and values that no query reads."""
     remembered = _WITH_EVERY_KEY.get(declared)
     if remembered is None:
-        remembered = _with_every_key(declared.core, call.projected_heads(), call.semantics)
+        remembered = _with_every_key(declared.core)
         _WITH_EVERY_KEY[declared] = remembered
     return remembered
 
@@ -482,16 +493,10 @@ def _answer_without_scale(oracle: Oracle, given: Inputs, call: DeclaredCall) -> 
     )
 
 
-def _with_every_key(
-    attention: golden.Attention, heads: Heads, point: golden.Semantics
-) -> golden.Attention:
+def _with_every_key(attention: golden.Attention) -> golden.Attention:
     """Attention with keys and values that no query reads: a mistake may read them."""
-    query, key, value = heads
-    return dataclasses.replace(
-        attention,
-        key=golden.repeat_heads(golden.position_heads(query, key, point)[1], query.shape[1], point),
-        value=golden.repeat_heads(value, query.shape[1], point),
-    )
+    run = attention.run.edited(*EVERY_KEY)
+    return dataclasses.replace(attention, key=run["key"], value=run["shared_value"])
 
 
 def _largest_finite(tensor: Tensor) -> float:

@@ -356,7 +356,7 @@ def _zeros_for_nan(one: NamedMistake) -> NamedMistake:
     """A mistake whose weights and answers of heads are zero where they would be NaN."""
 
     def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        changed = attention if one.core is None else one.core(call, attention) or attention
+        changed = one.changed_core(call, attention)
         nan = changed.output.isnan().any(dim=-1, keepdim=True)
         return dataclasses.replace(
             changed,
@@ -365,7 +365,7 @@ def _zeros_for_nan(one: NamedMistake) -> NamedMistake:
         )
 
     sentence = f"{one.sentence}, and rows that it makes NaN are set to zero"
-    return dataclasses.replace(one, core=core, sentence=sentence)
+    return dataclasses.replace(one, edits=(), core=core, sentence=sentence)
 
 
 def _is_small(answer: BatteryAnswer) -> bool:

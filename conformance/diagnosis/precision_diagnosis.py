@@ -27,7 +27,6 @@ from ..tolerance import model
 from .agreement import BatteryAnswer
 from .conditions import MANY_KEYS
 from .mistaken_answer import declared_with_every_key
-from .mistakes import DeclaredCall
 from .precision_losses import (
     ALLOW_TF32,
     AS_INPUTS,
@@ -450,8 +449,7 @@ class _Lossy:
             torch.isfinite(inputs.key).all()
         ):
             # A step that a whole tensor shares is that of keys, too, that no query reads.
-            call = DeclaredCall(inputs=inputs, semantics=subject.declaration.semantics)
-            self._evaluation = declared_with_every_key(known, call)
+            self._evaluation = declared_with_every_key(known)
         # Rows that are not finite do not count: formats differ in where they overflow.
         judged = known.judged & torch.isfinite(output).all(dim=-1, keepdim=True)
         self._judged = judged.expand(known.output.shape)

@@ -164,7 +164,7 @@ class Oracle:
         absent: Tensor | None = None,
     ) -> Golden:
         """What was evaluated at any point, as an answer with its bound under the contract."""
-        core = evaluation if isinstance(evaluation, golden.Attention) else evaluation.core
+        core = core_of(evaluation)
         return Golden(
             output=evaluation.output,
             contract=self.contract(core.scale),
@@ -208,6 +208,11 @@ def _bound(
         else:
             bound = layer_bound(evaluation, contract)
     return bound.clone()  # as any other tensor
+
+
+def core_of(evaluation: golden.Attention | golden.MultiHeadAttention) -> golden.Attention:
+    """The attention proper of an evaluation."""
+    return evaluation if isinstance(evaluation, golden.Attention) else evaluation.core
 
 
 def known_weights(inputs: Inputs) -> golden.ProjectionWeights:

@@ -351,7 +351,7 @@ def shift_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
     if not bool(lost.any()) or not bool((exact.core.scores.abs() >= _LEAST_LOST).any()):
         return
     call = DeclaredCall(inputs=inputs, semantics=answer.subject.declaration.semantics)
-    attention = declared_with_every_key(exact, call)
+    attention = declared_with_every_key(exact)
     half = inputs.query.dtype.itemsize < torch.float32.itemsize
 
     def is_made(core: Callable[[DeclaredCall, golden.Attention], golden.Attention]) -> bool:
@@ -408,7 +408,7 @@ def added_number_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
     least = torch.finfo(inputs.query.dtype).eps
     lost = torch.where((left > least) & torch.isfinite(left), 1.0 - left, 0.0)
     call = DeclaredCall(inputs=inputs, semantics=answer.subject.declaration.semantics)
-    attention = declared_with_every_key(exact, call)
+    attention = declared_with_every_key(exact)
     lost = lost.masked_fill(attention.empty, 0.0)
     row = int(lost.argmax())
     part = float(lost.flatten()[row])

@@ -438,7 +438,7 @@ def _in_heads(one: NamedMistake, words: str, holds: Callable[[int, int], bool]) 
             other = mistaken_call(call.semantics, (one,), call.inputs)
             changed = mistaken_attention(other, (one,), every_key=True)[1]
         else:
-            changed = (one.core and one.core(call, attention)) or attention
+            changed = one.changed_core(call, attention)
         same = changed.weights.shape == attention.weights.shape
         if not same or changed.output.shape != attention.output.shape:
             raise NotExpressible

@@ -240,6 +240,7 @@ def together(one: NamedMistake, two: NamedMistake, *, answers_last: bool = False
         f"{one.fix}; {two.fix}",
         inputs=_both(one.inputs, two.inputs, of_inputs=True),
         heads=_both(one.heads, two.heads),
+        edits=(*one.edits, *two.edits),
         core=_both(*cores),
         output=_both(one.output, two.output),
     )

@@ -121,7 +121,7 @@ def deciding_properties(mistake: NamedMistake) -> Sequence[Where] | None:
 
 
 def _deciding(mistake: NamedMistake) -> Sequence[Where]:
-    if mistake.heads or mistake.core or mistake.output or mistake.point:
+    if any((mistake.heads, mistake.edits, mistake.core, mistake.output, mistake.point)):
         return (everywhere,)
     return [_MATTERS.get(name, everywhere) for name in mistake.changes]
 

@@ -99,6 +99,27 @@ class NotExpressible(Exception):  # noqa: N818 (no error: the mistake cannot be 
     """A mistake that cannot be made on some inputs: a transpose of what is not square."""
 
 
+# Keys that no query attends are read, and values that have a weight.
+EVERY_KEY: Final = (
+    golden.Edit("unread_keys", lambda: None),
+    golden.Edit("unread_values", lambda allowed, weights: golden.unread(allowed | (weights != 0))),
+)
+
+
+def edited(attention: golden.Attention, *edits: golden.Edit) -> golden.Attention:
+    """The attention with stages of its program made otherwise.
+
+    What a mistake has changed behind keys and values already stays so, whatever edits make of it.
+    """
+    run = attention.run
+    changed = {
+        name: value
+        for name in golden.RESULTS
+        if name not in ("key", "value") and (value := getattr(attention, name)) is not run[name]
+    }
+    return golden.evaluation_of(run.edited(*EVERY_KEY, *edits, **changed), attention.semantics)
+
+
 InputsChange = Callable[[DeclaredCall], Inputs | None]
 HeadsChange = Callable[[DeclaredCall, Heads], Heads | None]
 CoreChange = Callable[[DeclaredCall, golden.Attention], golden.Attention | None]
@@ -177,6 +198,8 @@ class NamedMistake(Mistake):
         Other inputs that the candidate answers instead.
     heads
         Other heads ``[B, H, L, D]`` of query, key and value that meet in the attention proper.
+    edits
+        Stages of the program that are made otherwise: of attention, and of the layer around it.
     core
         Another result of the attention proper: other weights, another output. Its ``key`` and
         ``value`` are those of every key, ignored ones too.
@@ -212,6 +235,7 @@ class NamedMistake(Mistake):
 
     inputs: InputsChange | None = None
     heads: HeadsChange | None = None
+    edits: tuple[golden.Edit, ...] = ()
     core: CoreChange | None = None
     output: OutputChange | None = None
     where: Where = everywhere
@@ -273,18 +297,24 @@ class NamedMistake(Mistake):
     @property
     def is_everywhere(self) -> bool:
         """Whether it may change every answer, wherever it can be made at all."""
-        steps = self.heads or self.core or self.output or self.point
+        steps = self.heads or self.edits or self.core or self.output or self.point
         return self.where is everywhere and steps is not None
+
+    def changed_core(self, call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        """The attention proper with this mistake made in it."""
+        if self.edits:
+            attention = edited(attention, *self.edits)
+        return attention if self.core is None else self.core(call, attention) or attention
 
     def changes_step_of(self, other: NamedMistake) -> bool:
         """Whether it changes a step that another mistake changes: their order may count."""
-        steps = ("inputs", "heads", "core", "output")
+        steps = ("inputs", "heads", "edits", "core", "output")
         return any(getattr(self, step) and getattr(other, step) for step in steps)
 
     @property
     def only_a_point(self) -> bool:
         """Whether it is nothing but another point of the semantics, wherever it is made."""
-        return not any((self.base, self.inputs, self.heads, self.core, self.output))
+        return not any((self.base, self.inputs, self.heads, self.edits, self.core, self.output))
 
 
 def named(name: str, primary: str, **shared: Any) -> Callable[..., list[NamedMistake]]:
