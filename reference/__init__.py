@@ -17,7 +17,7 @@ from .attention import (
     softmax,
 )
 from .choices import counts, hide, modify
-from .forward import FORWARD, unread
+from .forward import FORWARD, Sizes, unread
 from .heads import merge_heads, project, split_heads
 from .layer import (
     LAYER,
@@ -53,6 +53,7 @@ __all__ = [
     "ProjectionWeights",
     "Run",
     "Semantics",
+    "Sizes",
     "Stage",
     "alibi_bias",
     "alibi_slopes",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .alibi import alibi_bias
 from .checks import check_argument
-from .forward import by_causality, by_window, cap
+from .forward import Sizes, by_causality, by_window, cap
 from .heads import merge_heads, split_heads
 from .normalisation import normalise_heads
 from .program import Edit, Program, always
@@ -108,24 +108,24 @@ def _of_heads(point: Semantics) -> Iterator[Edit]:
             ),
         )
     if point.group_order == "tile":
-        yield Edit("shared_key", lambda turned_key, query: _tiled(turned_key, query))
-        yield Edit("shared_value", lambda given_value, query: _tiled(given_value, query))
+        yield Edit("shared_key", lambda turned_key, sizes: _tiled(turned_key, sizes))
+        yield Edit("shared_value", lambda given_value, sizes: _tiled(given_value, sizes))
 
 
-def _tiled(heads: Tensor, query: Tensor) -> Tensor:
+def _tiled(heads: Tensor, sizes: Sizes) -> Tensor:
     """Query head h reads key/value head ``h % num_kv_heads``."""
-    return torch.cat([heads] * (query.shape[-3] // heads.shape[-3]), dim=-3)
+    return torch.cat([heads] * (sizes.num_heads // sizes.num_kv_heads), dim=-3)
 
 
 def _of_scores(point: Semantics) -> Iterator[Edit]:
     if (point.scale, point.scale_factor) != (STANDARD.scale, STANDARD.scale_factor):
         yield Edit(
             "scale",
-            lambda query, given_value: scale_value(
+            lambda sizes: scale_value(
                 point,
-                head_size=query.shape[-1],
-                value_head_size=given_value.shape[-1],
-                num_heads=query.shape[-3],
+                head_size=sizes.head_size,
+                value_head_size=sizes.value_head_size,
+                num_heads=sizes.num_heads,
             ),
             when=lambda given_scale: given_scale is None,
         )
@@ -149,9 +149,7 @@ def _of_scores(point: Semantics) -> Iterator[Edit]:
     if point.alibi:
         yield Edit(
             "distance_bias",
-            lambda given_query, given_key, positions: alibi_bias(
-                given_query.shape[-3], positions, given_key.shape[-2]
-            ),
+            lambda sizes, positions: alibi_bias(sizes.num_heads, positions, sizes.key_length),
         )
 
 

@@ -14,12 +14,33 @@ Given are the heads ``given_query [B, H, Lq, D]``, ``given_key [B, Hkv, Lk, D]``
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .program import Program, Stage
+
+
+class Sizes(NamedTuple):
+    """The sizes of a call; those of tokens without their projections are no part of them."""
+
+    batch: int
+    num_heads: int
+    num_kv_heads: int
+    query_length: int
+    key_length: int
+    head_size: int
+    value_head_size: int
+
+
+def sizes(given_query: Tensor, given_key: Tensor, given_value: Tensor) -> Sizes:
+    """The sizes of given heads."""
+    batch, num_heads, query_length, head_size = given_query.shape[-4:]
+    num_kv_heads, key_length = given_key.shape[-3:-1]
+    return Sizes(
+        batch, num_heads, num_kv_heads, query_length, key_length, head_size, given_value.shape[-1]
+    )
 
 
 def from_last_key(given_query: Tensor, given_key: Tensor) -> Tensor:
@@ -162,19 +183,20 @@ _TABLES: Final = (
 )
 _FORWARD: Final = (
     *_TABLES,
+    Stage("sizes", "", sizes),
     Stage("normalised_query", "BHQD", lambda given_query: given_query),
     Stage("normalised_key", "BGKD", lambda given_key: given_key),
     Stage("query", "BHQD", lambda normalised_query: normalised_query),
     Stage("turned_key", "BGKD", lambda normalised_key: normalised_key),
-    Stage("shared_key", "BHKD", lambda turned_key, query: shared(turned_key, query.shape[-3])),
-    Stage("shared_value", "BHKV", lambda given_value, query: shared(given_value, query.shape[-3])),
+    Stage("shared_key", "BHKD", lambda turned_key, sizes: shared(turned_key, sizes.num_heads)),
+    Stage("shared_value", "BHKV", lambda given_value, sizes: shared(given_value, sizes.num_heads)),
     Stage("unread_keys", "BHK1", lambda attended: unread(attended)),
     Stage("key", "BHKD", lambda shared_key, unread_keys: without(shared_key, unread_keys)),
     Stage(
         "scale",
         "",
-        lambda given_scale, query: (
-            max(query.shape[-1], 1) ** -0.5 if given_scale is None else given_scale
+        lambda given_scale, sizes: (
+            max(sizes.head_size, 1) ** -0.5 if given_scale is None else given_scale
         ),
     ),
     Stage("products", "BHQK", lambda query, key: query @ key.mT),

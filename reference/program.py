@@ -11,11 +11,10 @@ An edit makes one stage otherwise: by another rule, by a change of its result, o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
-
-from torch import Tensor
 
 Rule = Callable[..., Any]
 
@@ -43,15 +42,21 @@ def always() -> bool:
 class Edit:
     """One stage made otherwise.
 
-    ``rule`` replaces the rule of the stage and what edits before this one did; ``change`` is
-    applied to the result. Both are left out where ``when``, whose parameters are names of results
-    too, is false.
+    ``rule`` replaces the rule of the stage and what edits before this one did; ``change`` makes
+    another result of the result, and of others that its further parameters name. Both are left out
+    where ``when``, whose parameters are names of results too, is false.
     """
 
     stage: str
     rule: Rule | None = None
-    change: Callable[[Tensor], Tensor] | None = None
+    change: Callable[..., Any] | None = None
     when: Callable[..., bool] = always
+
+
+def reads_besides(change: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of the results that a change reads besides that which it changes."""
+    function = change.func if isinstance(change, partial) else change
+    return reads(change)[1:] if hasattr(function, "__code__") else ()  # torch.abs has none
 
 
 def reads(rule: Rule) -> tuple[str, ...]:
@@ -81,10 +86,11 @@ class Step:
         """Read the parameters of rules and conditions once."""
         rules = [self.rule, *(edit.when for edit in self.edits)]
         rules += [edit.rule for edit in self.edits if edit.rule is not None]
+        changes = (edit.change for edit in self.edits if edit.change is not None)
+        reached = {name for change in changes for name in reads_besides(change)}
+        reached.update(name for rule in rules for name in reads(rule))
         object.__setattr__(self, "needed", reads(self.rule))
-        object.__setattr__(
-            self, "reached", frozenset(name for rule in rules for name in reads(rule))
-        )
+        object.__setattr__(self, "reached", frozenset(reached))
 
     def edited(self, edit: Edit) -> Step:
         """The step with one more edit, which comes last."""
@@ -96,17 +102,19 @@ class Step:
 class Program:
     """Stages in the order in which they are made, and edits of them."""
 
-    def __init__(self, stages: Iterable[Stage], edits: Iterable[Edit] = ()) -> None:
-        self.stages: Final = tuple(stages)
-        self.edits: Final = tuple(edits)
-        self.steps: Final = {stage.name: Step(stage.name, stage.rule) for stage in self.stages}
-        for edit in self.edits:
-            self.steps[edit.stage] = self.steps[edit.stage].edited(edit)
+    def __init__(self, stages: Iterable[Stage]) -> None:
+        self.stages = tuple(stages)
+        self.edits: tuple[Edit, ...] = ()
+        self.steps = {stage.name: Step(stage.name, stage.rule) for stage in self.stages}
 
     def edited(self, edits: Iterable[Edit]) -> Program:
         """The program with further edits, which come after its own; of its own stages alone."""
-        own = (edit for edit in edits if edit.stage in self.steps)
-        return Program(self.stages, (*self.edits, *own))
+        other = copy(self)
+        other.edits = (*self.edits, *(edit for edit in edits if edit.stage in self.steps))
+        other.steps = dict(self.steps)
+        for edit in other.edits[len(self.edits) :]:
+            other.steps[edit.stage] = other.steps[edit.stage].edited(edit)
+        return other
 
 
 class Run:
@@ -160,7 +168,7 @@ class Run:
             results = self._results
             return step.rule(*[results[n] if n in results else self[n] for n in step.needed])
         rule = step.rule
-        changes: list[Callable[[Tensor], Tensor]] = []
+        changes: list[Callable[..., Any]] = []
         for edit in step.edits:
             if edit.when is not always and not self._answer(edit.when):
                 continue
@@ -170,7 +178,7 @@ class Run:
                 changes.append(edit.change)
         result = self._answer(rule)
         for change in changes:
-            result = change(result)
+            result = change(result, *[self[name] for name in reads_besides(change)])
         return result
 
     def _answer(self, rule: Rule) -> Any:

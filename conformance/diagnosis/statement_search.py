@@ -34,11 +34,13 @@ from .mistaken_answer import (
     DiagnosedSubject,
     MistakenAnswer,
     act,
+    listed,
 )
 from .mistakes import NamedMistake, NotExpressible, touches_any
 from .narrowing import Narrowed, made_under
 from .neighbours import OWN, at_unseen_sizes, with_size
 from .search import MistakeSearch, is_special_case
+from .stage_edits import stage_edits
 
 # Explanations that are reported.
 MOST_REPORTED: Final = 6
@@ -215,6 +217,19 @@ class StatementSearch:
         yield self._first_confirmed(self._soon_narrowed, rounds=1)
         yield self._first_confirmed(self._stated)
         yield self._first_confirmed(self._narrowed)
+        yield self._first_confirmed(self._edited, rounds=1)
+
+    def _edited(self) -> Iterator[list[Combination]]:
+        """A stage of the program with an operator, wherever it can be made or under a condition."""
+        say_alive()
+        declaration = self.subject.declaration
+        edits = self._search.among(
+            listed(self.subject, "stage edits", lambda: stage_edits(declaration))
+        )
+        for one in edits.explaining():
+            yield [(one,)]
+        for narrowed in sorted(edits.narrowed(1), key=_length):
+            yield self._exactly([narrowed])
 
     def _stated(self, most: int | None = None) -> Iterator[list[Combination]]:
         """Statements read from so many answers, or from all, that explain every one.

@@ -1,0 +1,38 @@
+"""Ways to change the result of a stage, each with its words: what a mistake does to it.
+
+An operator is usable at every stage whose axes it needs. It imports torch and the golden alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+from .functions import functions
+from .moves import moves
+from .numbers import multiples
+from .operator import Operator
+from .tables import tables
+
+# Stages that are tables of which key a query attends, and the places that keys have for queries.
+OF_TABLES = frozenset({"by_mask", "by_causality", "by_window", "structure", "admitted"})
+OF_PLACES = frozenset({"positions", "ahead"})
+
+__all__ = ["OF_PLACES", "OF_TABLES", "Operator", "operators"]
+
+
+@cache
+def operators(stage: str, axes: str) -> tuple[Operator, ...]:
+    """Every operator that is usable at a stage with some axes, such as "BHQK"."""
+    return tuple(_operators(stage, axes))
+
+
+def _operators(stage: str, axes: str) -> Iterator[Operator]:
+    if stage in OF_TABLES:
+        yield from tables(axes)
+    elif stage in OF_PLACES:
+        yield from tables(axes, of_places=True)
+    else:
+        yield from functions(axes)
+        yield from multiples()
+    yield from moves(axes)

@@ -1,0 +1,123 @@
+"""Functions of each number of a result, or of a row of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .moves import TILES
+from .operator import PLACES, Operator, axis_of
+
+Function = Callable[[Tensor], Tensor]
+# Beyond this, exponentials would overflow, and who writes one by mistake clamps nothing.
+_MOST_EXPONENT: Final = 700.0
+_OF_EACH: Final[tuple[tuple[str, Function], ...]] = (
+    ("left at zero", torch.zeros_like),
+    ("one each", torch.ones_like),
+    ("negated", torch.neg),
+    ("without their sign", torch.abs),
+    ("squared", torch.square),
+    ("cubed", lambda t: t**3),
+    ("replaced by the root of their sizes, with their sign", lambda t: t.sign() * t.abs().sqrt()),
+    ("replaced by their reciprocals", lambda t: torch.where(t == 0.0, 0.0, 1.0 / t)),
+    ("with zeros for what is negative", torch.relu),
+    ("with zeros for what is positive", lambda t: t.clamp_max(0.0)),
+    ("clamped to one", lambda t: t.clamp_max(1.0)),
+    ("clamped to -1 and 1", lambda t: t.clamp(-1.0, 1.0)),
+    ("put through tanh", torch.tanh),
+    ("put through the sigmoid", torch.sigmoid),
+    ("put through softplus", functional.softplus),
+    ("put through GELU", functional.gelu),
+    ("put through SiLU", functional.silu),
+    ("put through ELU and plus one", lambda t: functional.elu(t) + 1.0),
+    ("put through the exponential", lambda t: t.clamp_max(_MOST_EXPONENT).exp()),
+    ("put through the logarithm of one and their size", lambda t: t.abs().log1p()),
+    ("put through the sine", torch.sin),
+    ("put through the cosine", torch.cos),
+    ("rounded to whole numbers", torch.round),
+    ("rounded down", torch.floor),
+    ("cut to whole numbers", torch.trunc),
+    ("taken as truth values", lambda t: (t != 0).double()),
+    ("doubled", lambda t: 2.0 * t),
+    ("halved", lambda t: 0.5 * t),
+    ("multiplied by log2(e)", lambda t: t / math.log(2.0)),
+    ("multiplied by ln(2)", lambda t: t * math.log(2.0)),
+    ("with one added", lambda t: t + 1.0),
+    ("with one taken off", lambda t: t - 1.0),
+    ("taken off one", lambda t: 1.0 - t),
+)
+
+
+def _whole(tile: int, size: int) -> slice:
+    return slice(size // tile * tile)
+
+
+def _first(most: int) -> Callable[[int], slice]:
+    return lambda _size: slice(most)
+
+
+# Channels that a loop leaves out, in words and as the part that is kept.
+_KEPT: Final[tuple[tuple[str, Callable[[int], slice]], ...]] = (
+    ("without the first channel", lambda size: slice(1, size)),
+    ("without the last channel", lambda size: slice(0, size - 1)),
+    ("without the second half of the channels", lambda size: slice(0, size // 2)),
+    ("without the first half of the channels", lambda size: slice(size // 2, size)),
+    ("without every second channel", lambda size: slice(0, size, 2)),
+    ("without every second channel from the first on", lambda size: slice(1, size, 2)),
+    *((f"without channels past whole groups of {n}", partial(_whole, n)) for n in TILES[:5]),
+    *((f"without channels past the first {n}", _first(n)) for n in (1, *TILES[:6])),
+)
+
+
+def functions(axes: str) -> Iterator[Operator]:
+    """Functions that a result with some axes has."""
+    for words, function in _OF_EACH:
+        yield Operator(words, function)
+    for letter in dict.fromkeys(axes):
+        if letter not in PLACES:
+            continue
+        axis, places = axis_of(axes, letter), f"{PLACES[letter]}s"
+        yield Operator(f"put through a softmax over the {places}", partial(_softmax, axis=axis))
+        yield Operator(f"divided by their sum over the {places}", partial(_over_sum, axis=axis))
+        largest = partial(_over_largest, axis=axis)
+        yield Operator(f"divided by the largest size over the {places}", largest)
+        yield Operator(f"standardised over the {places}", partial(_standardised, axis=axis))
+    if axes[-1:] in ("D", "V", "E"):
+        for words, part in _KEPT:
+            yield Operator(words, partial(_cut, part=part))
+
+
+def _softmax(result: Tensor, *, axis: int) -> Tensor:
+    return torch.softmax(result, axis).nan_to_num(nan=0.0)
+
+
+def _over_sum(result: Tensor, *, axis: int) -> Tensor:
+    total = result.sum(axis, keepdim=True)
+    return result / torch.where(total == 0.0, 1.0, total)
+
+
+def _over_largest(result: Tensor, *, axis: int) -> Tensor:
+    largest = result.abs().amax(axis, keepdim=True)
+    return result / torch.where(largest == 0.0, 1.0, largest)
+
+
+def _standardised(result: Tensor, *, axis: int) -> Tensor:
+    centred = result - result.mean(axis, keepdim=True)
+    deviation = centred.square().mean(axis, keepdim=True).sqrt()
+    return centred / torch.where(deviation == 0.0, 1.0, deviation)
+
+
+def _cut(result: Tensor, *, part: Callable[[int], slice]) -> Tensor:
+    chosen = part(result.shape[-1])
+    kept = torch.zeros_like(result)
+    kept[..., chosen] = result[..., chosen]
+    if torch.equal(kept, result):
+        msg = "no channel is lost"
+        raise ValueError(msg)
+    return kept
