@@ -60,11 +60,11 @@ def reads_besides(change: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def reads(rule: Rule) -> tuple[str, ...]:
-    """The names of the results that a rule or condition reads: those of its free parameters."""
+    """The names of the results that a rule or condition reads: its parameters without default."""
     if isinstance(rule, partial):
         return tuple(name for name in reads(rule.func) if name not in rule.keywords)
     code = rule.__code__
-    names: tuple[str, ...] = code.co_varnames[: code.co_argcount]
+    names: tuple[str, ...] = code.co_varnames[: code.co_argcount - len(rule.__defaults__ or ())]
     return names
 
 

@@ -39,7 +39,7 @@ from .mistaken_answer import (
 from .mistakes import NamedMistake, NotExpressible, touches_any
 from .narrowing import Narrowed, made_under
 from .neighbours import OWN, at_unseen_sizes, with_size
-from .search import MistakeSearch, is_special_case
+from .search import MOST_LOGITS_OF_EDITS, MistakeSearch, is_special_case
 from .stage_edits import stage_edits
 
 # Explanations that are reported.
@@ -226,7 +226,7 @@ class StatementSearch:
         edits = self._search.among(
             listed(self.subject, "stage edits", lambda: stage_edits(declaration))
         )
-        for one in edits.explaining():
+        for one in edits.explaining(MOST_LOGITS_OF_EDITS):
             yield [(one,)]
         for narrowed in sorted(edits.narrowed(1), key=_length):
             yield self._exactly([narrowed])

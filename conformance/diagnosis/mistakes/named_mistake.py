@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -102,7 +103,8 @@ class NotExpressible(Exception):  # noqa: N818 (no error: the mistake cannot be 
 # Keys that no query attends are read, and values that have a weight.
 EVERY_KEY: Final = (
     golden.Edit("unread_keys", lambda: None),
-    golden.Edit("unread_values", lambda allowed, weights: golden.unread(allowed | (weights != 0))),
+    golden.Edit("unread_values", lambda weights: golden.unread(weights != 0)),
+    golden.Edit("output", lambda weights, value: weights @ value),
 )
 
 
@@ -117,7 +119,18 @@ def edited(attention: golden.Attention, *edits: golden.Edit) -> golden.Attention
         for name in golden.RESULTS
         if name not in ("key", "value") and (value := getattr(attention, name)) is not run[name]
     }
-    return golden.evaluation_of(run.edited(*EVERY_KEY, *edits, **changed), attention.semantics)
+    return golden.evaluation_of(_with_every_key(run).edited(*edits, **changed), attention.semantics)
+
+
+def _with_every_key(run: golden.Run) -> golden.Run:
+    """The run that reads every key, with all its results; remembered: many edits begin with it."""
+    remembered = _RUNS.get(run)
+    if remembered is None:
+        remembered = _RUNS[run] = run.edited(*EVERY_KEY).complete()
+    return remembered
+
+
+_RUNS: Final[WeakKeyDictionary[golden.Run, golden.Run]] = WeakKeyDictionary()
 
 
 InputsChange = Callable[[DeclaredCall], Inputs | None]
