@@ -31,7 +31,7 @@ from .layer import (
 from .masks import attended_keys, structural_mask
 from .normalisation import normalise_heads, norms
 from .positions import frequencies, rotate, sinusoidal_positions
-from .program import Edit, Program, Run, Stage
+from .program import Edit, Program, Run, Stage, reads_besides
 from .rotary import (
     rotary_angles,
     rotary_frequencies,
@@ -74,6 +74,7 @@ __all__ = [
     "project_output",
     "project_tokens",
     "query_positions",
+    "reads_besides",
     "repeat_heads",
     "rotary_angles",
     "rotary_frequencies",

@@ -9,13 +9,16 @@ from collections.abc import Iterator
 from functools import cache
 
 from .functions import functions
-from .moves import moves
+from .moves import moves, sums
 from .numbers import multiples
 from .operator import Operator
 from .tables import tables
 
 # Stages that are tables of which key a query attends, and the places that keys have for queries.
-OF_TABLES = frozenset({"by_mask", "by_causality", "by_window", "structure", "admitted"})
+OF_TABLES = frozenset(
+    "kept by_mask by_causality by_window structure admitted attended allowed empty "
+    "unread_keys unread_values".split()
+)
 OF_PLACES = frozenset({"positions", "ahead"})
 
 __all__ = ["OF_PLACES", "OF_TABLES", "Operator", "operators"]
@@ -28,11 +31,11 @@ def operators(stage: str, axes: str) -> tuple[Operator, ...]:
 
 
 def _operators(stage: str, axes: str) -> Iterator[Operator]:
-    if stage in OF_TABLES:
-        yield from tables(axes)
-    elif stage in OF_PLACES:
-        yield from tables(axes, of_places=True)
+    if stage in OF_TABLES or stage in OF_PLACES:
+        yield from tables(axes, of_places=stage in OF_PLACES)
+        yield from moves(axes)
     else:
         yield from functions(axes)
         yield from multiples()
-    yield from moves(axes)
+        yield from moves(axes)
+        yield from sums(axes)

@@ -79,9 +79,7 @@ def functions(axes: str) -> Iterator[Operator]:
     """Functions that a result with some axes has."""
     for words, function in _OF_EACH:
         yield Operator(words, function)
-    for letter in dict.fromkeys(axes):
-        if letter not in PLACES:
-            continue
+    for letter in filter(PLACES.get, dict.fromkeys(axes)):
         axis, places = axis_of(axes, letter), f"{PLACES[letter]}s"
         yield Operator(f"put through a softmax over the {places}", partial(_softmax, axis=axis))
         yield Operator(f"divided by their sum over the {places}", partial(_over_sum, axis=axis))

@@ -100,29 +100,27 @@ _TOGETHER: Final[tuple[tuple[str, Callable[[Tensor, int], Tensor]], ...]] = (
 
 def moves(axes: str) -> Iterator[Operator]:
     """Moves along each axis of a result, and of two axes exchanged."""
-    for letter in dict.fromkeys(axes):
-        if letter not in PLACES:
-            continue
-        axis = axis_of(axes, letter)
-        place = PLACES[letter]
+    for letter in filter(PLACES.get, dict.fromkeys(axes)):
         for words, order in _ORDERS:
-            yield Operator(words.format(place), partial(_moved, move=_from(order), axis=axis))
-        for words, together in _TOGETHER:
-            yield Operator(
-                words.format(PLACES[letter]), partial(_of_numbers, together=together, axis=axis)
-            )
+            move = partial(_moved, move=_from(order), axis=axis_of(axes, letter))
+            yield Operator(words.format(PLACES[letter]), move)
     if axes.endswith("QK"):
         yield Operator("those of queries and keys exchanged", _transposed)
+
+
+def sums(axes: str) -> Iterator[Operator]:
+    """What numbers along each axis of a result have together."""
+    for letter in filter(PLACES.get, dict.fromkeys(axes)):
+        for words, together in _TOGETHER:
+            change = partial(_together, together=together, axis=axis_of(axes, letter))
+            yield Operator(words.format(PLACES[letter]), change)
 
 
 def _moved(result: Tensor, *, move: Callable[[Tensor, int], Tensor], axis: int) -> Tensor:
     return move(result, axis)
 
 
-def _of_numbers(result: Tensor, *, together: Callable[[Tensor, int], Tensor], axis: int) -> Tensor:
-    if not result.is_floating_point():
-        msg = "a table has no sums"
-        raise ValueError(msg)
+def _together(result: Tensor, *, together: Callable[[Tensor, int], Tensor], axis: int) -> Tensor:
     return together(result, axis)
 
 

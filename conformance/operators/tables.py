@@ -85,7 +85,7 @@ def tables(axes: str, *, of_places: bool = False) -> Iterator[Operator]:
         return
     for words, change in _CHANGES:
         yield Operator(words, change)
-    for letter in dict.fromkeys(axes):
+    for letter in filter(PLACES.get, dict.fromkeys(axes)):
         axis = axis_of(axes, letter)
         for words, part in _PARTS:
             for verb, value in (("false", False), ("true", True)):

@@ -1,0 +1,75 @@
+"""Operators: each acts on every stage whose axes allow it, and says so in words of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from conformance._golden import golden
+from conformance.operators import OF_PLACES, OF_TABLES, Operator, operators
+
+SIZES = golden.Sizes(2, 6, 3, 5, 7, 11, 13)
+SMALL = {"B": 3, "H": 4, "G": 2, "Q": 5, "K": 7, "D": 6, "V": 6, "E": 6, "1": 1}
+# Long enough for each tile and each number of places, and no multiple of any.
+LONG = 131
+BESIDES = {"sizes": SIZES, "scale": 0.3}
+STAGES = [stage for stage in golden.LAYER.stages if stage.axes]
+
+
+def results(name: str, axes: str) -> Iterator[Tensor]:
+    """Results of a stage with one long axis, and with as many queries as keys."""
+    generator = torch.Generator().manual_seed(5)
+    for long in dict.fromkeys(axes):
+        shape = [LONG if letter == long else SMALL[letter] for letter in axes]
+        yield from _drawn(name, shape, generator)
+    yield from _drawn(
+        name, [SMALL["K"] if letter == "Q" else SMALL[letter] for letter in axes], generator
+    )
+
+
+def _drawn(name: str, shape: list[int], generator: torch.Generator) -> Iterator[Tensor]:
+    drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if name in OF_TABLES:
+        yield drawn > 0.0
+    elif name in OF_PLACES:
+        yield (10.0 * drawn).round().to(torch.int64)
+    else:
+        yield 3.0 * drawn
+
+
+def changed(operator: Operator, result: Tensor) -> Tensor | None:
+    """What an operator makes of a result, None where it refuses."""
+    function: Callable[..., Any] = operator.change
+    names = golden.reads_besides(function)
+    try:
+        made: Tensor = function(result, *(BESIDES[name] for name in names))
+    except ValueError:
+        return None
+    return made
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+def test_each_operator_acts_on_every_stage_that_it_is_offered_for(stage: golden.Stage) -> None:
+    """It keeps the shape, changes some result, and leaves what it is given as it was."""
+    examples = list(results(stage.name, stage.axes))
+    for operator in operators(stage.name, stage.axes):
+        acted = False
+        for result in examples:
+            before = result.clone()
+            made = changed(operator, result)
+            assert torch.equal(result, before), operator.words
+            if made is not None:
+                assert made.shape == result.shape, operator.words
+                acted |= not torch.equal(made.to(result.dtype), result)
+        assert acted, operator.words
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+def test_words_tell_operators_apart(stage: golden.Stage) -> None:
+    """No two operators of a stage are said in the same words."""
+    words = [operator.words for operator in operators(stage.name, stage.axes)]
+    assert len(words) == len(set(words))
