@@ -18,6 +18,7 @@ from ..calls.calling import CandidateFailure
 from ..clauses.numerics import LONG
 from ..clauses.precision import AVERAGED, NEARLY_TIED
 from ..clauses.subject import Subject
+from ..operators.roundings import ROUNDINGS, Rounding, to_format, to_tf32
 from ..oracle.comparison import GROSS, compare
 from ..oracle.oracle import known_weights
 from ..problems.edges import edge_problems
@@ -34,16 +35,15 @@ from .precision_losses import (
     EXPONENTIALS,
     KEPT,
     LOSSES,
-    ROUNDINGS,
     SPOKEN,
     SUMS,
     TEN_BITS,
+    Edits,
+    Lossy,
     LossyOutput,
     PrecisionLoss,
     of_format,
-    rounded_operands,
-    to_format,
-    to_tf32,
+    relative_exponentials,
 )
 
 Observed = Sequence[tuple[Inputs, Tensor]]
@@ -55,6 +55,15 @@ PROBED: Final = 2
 # of all of them together, and in the end of each.
 FIRST_TRIED: Final = 3
 HALF: Final = 0.5
+
+
+def _in_tiles(stages: tuple[str, ...], tile: int) -> Lossy:
+    def edits(rounding: Rounding) -> Edits:
+        return relative_exponentials(rounding, *stages, tile=tile)
+
+    return edits
+
+
 # Exponentials as fused kernels round them: relative to the largest logit so far.
 TILED: Final[tuple[PrecisionLoss, ...]] = tuple(
     loss
@@ -69,10 +78,7 @@ TILED: Final[tuple[PrecisionLoss, ...]] = tuple(
         rounding,
         remedy,
         manner=f" (relative to the largest logit so far, in tiles of {size} keys)",
-        stages=[
-            (stage, what, partial(rounded_operands, roles, tile=size))
-            for stage, what, roles in EXPONENTIALS
-        ],
+        stages=[(stage, what, _in_tiles(stages, size)) for stage, what, stages in EXPONENTIALS],
     )
 )
 # Those to try one after another.

@@ -1,156 +1,59 @@
-"""Named losses of precision, acted out: the golden with one stage rounded as it should not be."""
+"""Named losses of precision: stages of the program rounded as they should not be."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from .._golden import golden
-from ..problems.materialise import TORCH_DTYPES
+from ..operators.roundings import (
+    Rounding,
+    in_steps_of,
+    to_cut_tf32,
+    to_format,
+    to_integers,
+    to_tf32,
+)
+from .mistakes.named_mistake import edited
 
-Rounding = Callable[[Tensor], Tensor]
 LossyOutput = Callable[[golden.Attention], Tensor]
-# The dtypes that tensors come in, and those that only caches and products are kept in.
-FORMATS: Final = {
-    **TORCH_DTYPES,
-    "float8_e4m3fn": torch.float8_e4m3fn,
-    "float8_e5m2": torch.float8_e5m2,
-}
-# TensorFloat-32 keeps 10 of float32's 23 explicit bits: these are cut off.
-SHORT_BITS: Final = 13
+Edits = tuple[golden.Edit, ...]
+# What a rounding makes of the program.
+Lossy = Callable[[Rounding], Edits]
 # Numbers of the partial products that are held at the same time: 32 MiB.
 _PRODUCTS_HELD: Final = 2**22
 
 
-def to_format(name: str) -> Rounding:
-    """Round to a number format and back; what is too large becomes the largest finite number."""
-    working = FORMATS[name]
-    limits = torch.finfo(working)
-
-    def rounded(tensor: Tensor) -> Tensor:
-        clamped = tensor.clamp(limits.min, limits.max)
-        if bool(torch.isinf(tensor).any()):  # they stay what they are, as NaN does
-            clamped = torch.where(torch.isinf(tensor), tensor, clamped)
-        return clamped.to(working).double()
-
-    return rounded
+def _at(*stages: str) -> Lossy:
+    """Some stages rounded."""
+    return lambda rounding: tuple(golden.Edit(stage, change=rounding) for stage in stages)
 
 
-def to_tf32(tensor: Tensor) -> Tensor:
-    """Round to nearest, ties away from zero, as a tensor core's operands are."""
-    return _cut(tensor.float().contiguous().view(torch.int32) + (1 << (SHORT_BITS - 1)))
+def _rounded_mask(rounding: Rounding) -> Edits:
+    """The additive mask rounded; minus infinity stays."""
+
+    def change(bias: Tensor | None) -> Tensor | None:
+        return None if bias is None else torch.where(bias.isinf(), bias, rounding(bias))
+
+    return (golden.Edit("bias", change=change),)
 
 
-def to_cut_tf32(tensor: Tensor) -> Tensor:
-    """Cut the last bits off."""
-    return _cut(tensor.float().contiguous().view(torch.int32))
+def relative_exponentials(rounding: Rounding, *stages: str, tile: int = 0) -> Edits:
+    """Exponentials as a fused kernel multiplies them, rounded for the product with the values only.
 
-
-def _cut(bits: Tensor) -> Tensor:
-    return (bits & ~((1 << SHORT_BITS) - 1)).view(torch.float32).double()
-
-
-def to_integers(steps: int, axes: tuple[int, ...]) -> Rounding:
-    """Round to so many steps up to the largest size of all that lie along some axes."""
-
-    def rounded(tensor: Tensor) -> Tensor:
-        if not tensor.numel():
-            return tensor
-        step = tensor.abs().amax(dim=axes, keepdim=True) / steps
-        return torch.where(step == 0.0, tensor, (tensor / step).round() * step)
-
-    return rounded
-
-
-def in_steps_of(step: float) -> Rounding:
-    """Round to multiples of a number."""
-    return lambda tensor: (tensor / step).round() * step
-
-
-def rounded_scores(rounding: Rounding) -> LossyOutput:
-    """Rounded before bias and mask are added."""
-    return lambda a: _weights(a, rounding(a.capped) + (a.logits - a.capped)) @ a.value
-
-
-def rounded_bias(rounding: Rounding) -> LossyOutput:
-    """Rounded before it is added."""
-
-    def output(core: golden.Attention) -> Tensor:
-        if core.bias is None:
-            return core.output
-        lost = (rounding(core.bias) - core.bias).nan_to_num(nan=0.0)
-        return _weights(core, core.logits + lost) @ core.value
-
-    return output
-
-
-def rounded_logits(rounding: Rounding) -> LossyOutput:
-    """Rounded with bias and mask added."""
-    return lambda core: _weights(core, rounding(core.logits)) @ core.value
-
-
-def rounded_softmax(rounding: Rounding) -> LossyOutput:
-    """Rounded before the softmax and after it."""
-    return lambda core: rounding(_weights(core, rounding(core.logits))) @ core.value
-
-
-def rounded_operands(roles: str, rounding: Rounding, tile: int = 0) -> LossyOutput:
-    """Rounded before their products: what ``roles`` name of query, key, weights and values.
-
-    "p" are the dot products of query and key themselves. "e" in place of "w" are the exponentials,
-    as a fused kernel multiplies them: rounded for the product with the values only, not for their
-    sum. They are relative to the largest logit of the row, or of those up to the end of each
-    ``tile`` of keys.
+    They are relative to the largest logit of the row, or of those up to the end of each ``tile`` of
+    keys. Other ``stages`` are rounded, too.
     """
 
-    def output(core: golden.Attention) -> Tensor:
-        query, key, value = (
-            rounding(heads) if role in roles else heads
-            for role, heads in (("q", core.query), ("k", core.key), ("v", core.value))
-        )
-        weights = core.weights
-        if set("qkp") & set(roles):
-            products = query @ key.transpose(-1, -2)
-            products = rounding(products) if "p" in roles else products
-            apart = products - core.query @ core.key.transpose(-1, -2)
-            weights = _weights(core, _moved_logits(core, core.scale * apart))
-        if "w" in roles:
-            weights = rounding(weights)
-        elif "e" in roles:
-            largest = _largest(weights, tile)
-            weights = rounding(weights / largest) * largest
-        return weights @ value
+    def change(weights: Tensor) -> Tensor:
+        largest = _largest(weights, tile)
+        return rounding(weights / largest) * largest
 
-    return output
-
-
-def _moved_logits(core: golden.Attention, moved: Tensor) -> Tensor:
-    """The logits where the scores are off by something, of which a softcap lets a part pass.
-
-    A cap behind biases passes on what its slope says: what precision loses is small beside the cap.
-    """
-    cap = core.softcap
-    if cap is None:
-        return core.logits + moved
-    if not core.semantics.caps("bias"):
-        return core.logits + (cap * torch.tanh((core.scores + moved) / cap) - core.capped)
-    slope = 1.0 - (core.logits / cap).square()
-    return core.logits + torch.where(torch.isfinite(core.logits), slope, 1.0) * moved
-
-
-def rounded_exponents(rounding: Rounding) -> LossyOutput:
-    """The distance of each logit to the largest, rounded on its way into the exponential."""
-
-    def output(core: golden.Attention) -> Tensor:
-        largest = core.logits.amax(dim=-1, keepdim=True).nan_to_num(neginf=0.0)
-        return _weights(core, rounding(core.logits - largest) + largest) @ core.value
-
-    return output
+    return (*_at(*stages)(rounding), golden.Edit("weights", change=change))
 
 
 def added_up(left: Tensor, right: Tensor, rounding: Rounding, at_once: int) -> Tensor:
@@ -177,41 +80,32 @@ def _products(left: Tensor, right: Tensor, at_once: int) -> list[Tensor]:
     return parts
 
 
-def rounded_sum(rounding: Rounding, at_once: int) -> LossyOutput:
+def _rounded_sum(rounding: Rounding, at_once: int) -> Edits:
     """Every partial sum of weighted values rounded, after some terms each."""
-    return lambda core: added_up(core.weights, core.value, rounding, at_once)
+    return (
+        golden.Edit("output", lambda weights, value: added_up(weights, value, rounding, at_once)),
+    )
 
 
-def rounded_unnormalised(rounding: Rounding, at_once: int) -> LossyOutput:
+def _rounded_unnormalised(rounding: Rounding, at_once: int) -> Edits:
     """Every partial sum rounded, of weights that are divided by their sum afterwards."""
 
-    def output(core: golden.Attention) -> Tensor:
-        largest = _largest(core.weights)
-        return added_up(core.weights / largest, core.value, rounding, at_once) * largest
+    def output(weights: Tensor, value: Tensor) -> Tensor:
+        largest = _largest(weights)
+        return added_up(weights / largest, value, rounding, at_once) * largest
 
-    return output
+    return (golden.Edit("output", output),)
 
 
-def rounded_denominator(rounding: Rounding, at_once: int) -> LossyOutput:
-    """Every partial sum of exponentials rounded."""
+def _rounded_denominator(rounding: Rounding, at_once: int) -> Edits:
+    """Every partial sum of exponentials rounded; the sink joins the sum at last."""
 
-    def output(core: golden.Attention) -> Tensor:
-        exponentials = core.weights / _largest(core.weights)
+    def change(total: Tensor, exponentials: Tensor) -> Tensor:
         ones = torch.ones(exponentials.shape[-1], 1, dtype=torch.float64)
-        total = exponentials.sum(dim=-1, keepdim=True)
-        return core.output * total / added_up(exponentials, ones, rounding, at_once).clamp_min(1.0)
+        besides = total - exponentials.sum(dim=-1, keepdim=True)
+        return (added_up(exponentials, ones, rounding, at_once) + besides).clamp_min(1.0)
 
-    return output
-
-
-def rounded_total(rounding: Rounding) -> LossyOutput:
-    """The sum rounded once, when it is complete."""
-
-    def output(core: golden.Attention) -> Tensor:
-        total = (core.weights / _largest(core.weights)).sum(dim=-1, keepdim=True)
-        return core.output * total / rounding(total).clamp_min(1.0)
-
-    return output
+    return (golden.Edit("total", change=change),)
 
 
 def _largest(weights: Tensor, tile: int = 0) -> Tensor:
@@ -225,46 +119,46 @@ def _largest(weights: Tensor, tile: int = 0) -> Tensor:
     return torch.where(largest > 0.0, largest, 1.0)
 
 
-def rounded_products(rounding: Rounding, at_once: int) -> LossyOutput:
+def _rounded_products(rounding: Rounding, at_once: int) -> Edits:
     """The dot products of query and key added up so."""
-
-    def output(core: golden.Attention) -> Tensor:
-        keys = core.key.transpose(-1, -2)
-        apart = added_up(core.query, keys, rounding, at_once) - core.query @ keys
-        return _weights(core, _moved_logits(core, core.scale * apart)) @ core.value
-
-    return output
+    return (golden.Edit("products", lambda query, key: added_up(query, key.mT, rounding, at_once)),)
 
 
-def plain_softmax(working: torch.dtype) -> LossyOutput:
+def _plain_softmax(working: torch.dtype) -> Edits:
     """As most would write it: with torch's own softmax."""
-    return lambda core: _torch_softmax(core, core.logits, working).double() @ core.value
+    return (
+        golden.Edit(
+            "weights", lambda logits, sinks: _torch_softmax(logits, sinks, working).double()
+        ),
+    )
 
 
-def plain_attention(working: torch.dtype) -> LossyOutput:
+def _plain_attention(working: torch.dtype) -> Edits:
     """The textbook's three lines with every tensor converted first; softcap and bias exactly."""
 
-    def output(core: golden.Attention) -> Tensor:
-        query, key, value = (heads.to(working) for heads in (core.query, core.key, core.value))
-        scores = (query @ key.transpose(-1, -2)) * core.scale
-        logits = scores + (core.logits - core.scores).to(working)
-        return (_torch_softmax(core, logits, working) @ value).double()
+    def output(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        scores: Tensor,
+        logits: Tensor,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        query, key, value = (heads.to(working) for heads in (query, key, value))
+        rounded = (query @ key.mT) * scale + (logits - scores).to(working)
+        return (_torch_softmax(rounded, sinks, working) @ value).double()
 
-    return output
+    return (golden.Edit("output", output),)
 
 
-def _torch_softmax(core: golden.Attention, logits: Tensor, working: torch.dtype) -> Tensor:
+def _torch_softmax(logits: Tensor, sinks: Tensor | None, working: torch.dtype) -> Tensor:
     """Zero in rows without keys, where torch makes NaN; a sink counts as one more key."""
     count = logits.shape[-1]
-    if core.sinks is not None:
-        column = core.sinks[:, None, None].expand(*logits.shape[:-1], 1)
+    if sinks is not None:
+        column = sinks[:, None, None].expand(*logits.shape[:-1], 1)
         logits = torch.cat([logits, column], dim=-1)
     return torch.softmax(logits.to(working), dim=-1)[..., :count].nan_to_num(nan=0.0)
-
-
-def _weights(core: golden.Attention, logits: Tensor) -> Tensor:
-    """The weights of other logits, beside the same sinks."""
-    return golden.softmax(logits, sinks=core.sinks)
 
 
 # After how many terms an accumulator is rounded: one, as many as an instruction adds, or a block.
@@ -282,8 +176,8 @@ class PrecisionLoss:
         What is rounded and to what, as parts of the name.
     what, fix
         What the candidate does, in the user's terms, with "{}" for the format; what to do instead.
-    output
-        The answer ``[B, H, Lq, Dv]`` of attention that loses this, from the golden evaluation.
+    edits
+        The stages that are rounded.
     manner
         How it is rounded, where that is not to the nearest number.
     """
@@ -291,9 +185,13 @@ class PrecisionLoss:
     stage: str
     number_format: str
     what: str
-    output: LossyOutput
+    edits: Edits
     fix: str = KEPT
     manner: str = ""
+
+    def output(self, attention: golden.Attention) -> Tensor:
+        """The output ``[B, H, Lq, Dv]`` of attention that loses this, from the golden one."""
+        return edited(attention, *self.edits).output
 
     @property
     def name(self) -> str:
@@ -315,48 +213,66 @@ class PrecisionLoss:
         return self.what.format(TEN_BITS)
 
 
-# What is rounded, as part of the name and in words, and how; those that round the least first.
-_operands = partial(partial, rounded_operands)
-EXPONENTIALS: Final = (
-    ("weights-in", "the exponentials are rounded to {} before they meet the values", "e"),
-    ("weights-and-values-in", "exponentials and values are rounded to {} before they meet", "ev"),
-    ("products-in", "the operands of both products, exponentials too, are rounded to {}", "qkev"),
+_OPERANDS: Final = ("query", "shared_key")
+EXPONENTIALS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
+    ("weights-in", "the exponentials are rounded to {} before they meet the values", ()),
+    (
+        "weights-and-values-in",
+        "exponentials and values are rounded to {} before they meet",
+        ("shared_value",),
+    ),
+    (
+        "products-in",
+        "the operands of both products, exponentials too, are rounded to {}",
+        (*_OPERANDS, "shared_value"),
+    ),
 )
-_RELATIVE: Final = tuple((stage, what, _operands(roles)) for stage, what, roles in EXPONENTIALS)
-_ROUNDED: Final[tuple[tuple[str, str, Callable[[Rounding], LossyOutput]], ...]] = (
+
+
+def _relative(stages: tuple[str, ...]) -> Lossy:
+    return lambda rounding: relative_exponentials(rounding, *stages)
+
+
+_RELATIVE: Final = tuple((stage, what, _relative(stages)) for stage, what, stages in EXPONENTIALS)
+# What is rounded, as part of the name and in words, and how; those that round the least first.
+_ROUNDED: Final[tuple[tuple[str, str, Lossy], ...]] = (
     (
         "weights-in",
         "the softmax weights are rounded to {} before they meet the values",
-        _operands("w"),
+        _at("weights"),
     ),
     _RELATIVE[0],
-    ("values-in", "the values are rounded to {} before they meet the weights", _operands("v")),
+    ("values-in", "the values are rounded to {} before they meet the weights", _at("shared_value")),
     (
         "weights-and-values-in",
         "weights and values are rounded to {} before their product",
-        _operands("wv"),
+        _at("weights", "shared_value"),
     ),
     _RELATIVE[1],
-    ("scores-in", "the scores are rounded to {} before the softmax", rounded_scores),
-    ("scores-in", "the logits, bias too, are rounded to {} before the softmax", rounded_logits),
-    ("scores-in", "the dot products are rounded to {} before the scale", _operands("p")),
-    ("additive-mask-in", "the additive mask is rounded to {} before it is added", rounded_bias),
+    ("scores-in", "the scores are rounded to {} before the softmax", _at("capped")),
+    ("scores-in", "the logits, bias too, are rounded to {} before the softmax", _at("logits")),
+    ("scores-in", "the dot products are rounded to {} before the scale", _at("products")),
+    ("additive-mask-in", "the additive mask is rounded to {} before it is added", _rounded_mask),
     (
         "softmax-in",
         "the softmax is computed in {}: scores and weights are rounded to it",
-        rounded_softmax,
+        _at("logits", "weights"),
     ),
-    ("denominator-in", "the sum of the exponentials is rounded to {}", rounded_total),
+    ("denominator-in", "the sum of the exponentials is rounded to {}", _at("total")),
+    ("exponents-in", "the exponents, logits less the largest, are rounded to {}", _at("exponents")),
+    ("query-in", "the query is rounded to {} before it meets the key", _at("query")),
+    ("key-in", "the key is rounded to {} before it meets the query", _at("shared_key")),
+    ("scores-from", "query and key are rounded to {} before their product", _at(*_OPERANDS)),
     (
-        "exponents-in",
-        "the exponents, logits less the largest, are rounded to {}",
-        rounded_exponents,
+        "scores-in",
+        "query, key and their dot products are rounded to {}",
+        _at(*_OPERANDS, "products"),
     ),
-    ("query-in", "the query is rounded to {} before it meets the key", _operands("q")),
-    ("key-in", "the key is rounded to {} before it meets the query", _operands("k")),
-    ("scores-from", "query and key are rounded to {} before their product", _operands("qk")),
-    ("scores-in", "query, key and their dot products are rounded to {}", _operands("qkp")),
-    ("products-in", "the operands of both products are rounded to {}", _operands("qkwv")),
+    (
+        "products-in",
+        "the operands of both products are rounded to {}",
+        _at(*_OPERANDS, "weights", "shared_value"),
+    ),
     _RELATIVE[2],
 )
 # Stages that are rounded on purpose: the fix says what to declare.
@@ -364,12 +280,12 @@ _WITH_REMEDY: Final = ("scores-from", "products-in")
 
 
 # What is kept as integers of eight bits.
-_INTEGERS: Final[tuple[tuple[str, str, Callable[[Rounding], LossyOutput]], ...]] = (
+_INTEGERS: Final[tuple[tuple[str, str, Lossy], ...]] = (
     *(one for one in _ROUNDED if one[0] in ("values-in", "key-in", *_WITH_REMEDY)),
     (
         "key-and-values-in",
         "keys and values are rounded to {} before they are read",
-        _operands("kv"),
+        _at("shared_key", "shared_value"),
     ),
 )
 
@@ -380,7 +296,7 @@ def of_format(
     remedy: str,
     *,
     manner: str = "",
-    stages: Sequence[tuple[str, str, Callable[[Rounding], LossyOutput]]] = _ROUNDED,
+    stages: Sequence[tuple[str, str, Lossy]] = _ROUNDED,
 ) -> tuple[PrecisionLoss, ...]:
     """Every stage rounded to a format."""
     return tuple(
@@ -388,7 +304,7 @@ def of_format(
             stage=stage,
             number_format=name,
             what=what,
-            output=rounded(rounding),
+            edits=rounded(rounding),
             fix=remedy if stage in _WITH_REMEDY else KEPT,
             manner=manner,
         )
@@ -398,14 +314,14 @@ def of_format(
 
 def _sums_of_format(name: str, rounding: Rounding) -> tuple[PrecisionLoss, ...]:
     """Sums in a format, those first that are rounded least often."""
-    kinds: tuple[tuple[str, str, Callable[[Rounding, int], LossyOutput]], ...] = (
-        ("sum-in", "the weighted values are added up in {}", rounded_sum),
-        ("sum-in", "the weighted values are added up in {}", rounded_unnormalised),
-        ("denominator-in", "the exponentials are added up in {}", rounded_denominator),
+    kinds: tuple[tuple[str, str, Callable[[Rounding, int], Edits]], ...] = (
+        ("sum-in", "the weighted values are added up in {}", _rounded_sum),
+        ("sum-in", "the weighted values are added up in {}", _rounded_unnormalised),
+        ("denominator-in", "the exponentials are added up in {}", _rounded_denominator),
         (
             "products-added-up-in",
             "the dot products of query and key are added up in {}",
-            rounded_products,
+            _rounded_products,
         ),
     )
     return tuple(
@@ -413,7 +329,7 @@ def _sums_of_format(name: str, rounding: Rounding) -> tuple[PrecisionLoss, ...]:
             stage=stage,
             number_format=name,
             what=what,
-            output=acted(rounding, at_once),
+            edits=acted(rounding, at_once),
             fix="declare accumulate if that is meant, or add up in float32",
             manner=f" (rounded after every {at_once} terms)"
             if at_once > 1
@@ -431,14 +347,14 @@ _SINGLE: Final = (
         stage="softmax-in",
         number_format="float32",
         what="the softmax is computed in {} by torch",
-        output=plain_softmax(torch.float32),
+        edits=_plain_softmax(torch.float32),
         fix="compute it in the dtype of the inputs",
     ),
     PrecisionLoss(
         stage="computed-in",
         number_format="float32",
         what="attention is computed in {} inside",
-        output=plain_attention(torch.float32),
+        edits=_plain_attention(torch.float32),
         fix=AS_INPUTS,
     ),
 )
@@ -494,7 +410,3 @@ SUMS: Final[tuple[PrecisionLoss, ...]] = tuple(
     for name in ("float32", "float16", "bfloat16")
     for loss in _sums_of_format(name, to_format(name))
 )
-ROUNDINGS: Final[dict[str, Rounding]] = {
-    **{name: to_format(name) for name in FORMATS if name != "float64"},
-    "tf32": to_tf32,
-}

@@ -17,8 +17,8 @@ from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.diagnosis import diagnose, names
 from conformance.diagnosis.precision_diagnosis import COARSER, agrees, precision_entry
-from conformance.diagnosis.precision_losses import ROUNDINGS
 from conformance.diagnosis.scale_diagnosis import scale_entry
+from conformance.operators.roundings import ROUNDINGS
 from conformance.tolerance.attention_bound import core_bound
 from conformance.tolerance.model import TENSOR_FLOAT_32, UNIT_ROUNDOFF
 

@@ -14,14 +14,11 @@ from torch import Tensor
 from conformance._golden import golden
 from conformance.diagnosis.precision_losses import (
     LOSSES,
-    ROUNDINGS,
     SUMS,
     PrecisionLoss,
     added_up,
-    to_cut_tf32,
-    to_format,
-    to_tf32,
 )
+from conformance.operators.roundings import ROUNDINGS, to_cut_tf32, to_format, to_tf32
 from conformance.oracle.oracle import evaluate
 from conformance.problems.materialise import TORCH_DTYPES, materialise
 from conformance.tolerance.model import TENSOR_FLOAT_32

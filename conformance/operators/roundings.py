@@ -1,0 +1,69 @@
+"""Roundings: each number of a result brought to a format that holds fewer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from torch import Tensor
+
+Rounding = Callable[[Tensor], Tensor]
+# The dtypes that tensors come in, and those that only caches and products are kept in.
+FORMATS: Final[dict[str, torch.dtype]] = {
+    name: getattr(torch, name)
+    for name in "float16 bfloat16 float32 float64 float8_e4m3fn float8_e5m2".split()
+}
+# TensorFloat-32 keeps 10 of float32's 23 explicit bits: these are cut off.
+SHORT_BITS: Final = 13
+
+
+def to_format(name: str) -> Rounding:
+    """Round to a number format and back; what is too large becomes the largest finite number."""
+    working = FORMATS[name]
+    limits = torch.finfo(working)
+
+    def rounded(tensor: Tensor) -> Tensor:
+        clamped = tensor.clamp(limits.min, limits.max)
+        if bool(torch.isinf(tensor).any()):  # they stay what they are, as NaN does
+            clamped = torch.where(torch.isinf(tensor), tensor, clamped)
+        return clamped.to(working).double()
+
+    return rounded
+
+
+def to_tf32(tensor: Tensor) -> Tensor:
+    """Round to nearest, ties away from zero, as a tensor core's operands are."""
+    return _cut(tensor.float().contiguous().view(torch.int32) + (1 << (SHORT_BITS - 1)))
+
+
+def to_cut_tf32(tensor: Tensor) -> Tensor:
+    """Cut the last bits off."""
+    return _cut(tensor.float().contiguous().view(torch.int32))
+
+
+def _cut(bits: Tensor) -> Tensor:
+    return (bits & ~((1 << SHORT_BITS) - 1)).view(torch.float32).double()
+
+
+def to_integers(steps: int, axes: tuple[int, ...]) -> Rounding:
+    """Round to so many steps up to the largest size of all that lie along some axes."""
+
+    def rounded(tensor: Tensor) -> Tensor:
+        if not tensor.numel():
+            return tensor
+        step = tensor.abs().amax(dim=axes, keepdim=True) / steps
+        return torch.where(step == 0.0, tensor, (tensor / step).round() * step)
+
+    return rounded
+
+
+def in_steps_of(step: float) -> Rounding:
+    """Round to multiples of a number."""
+    return lambda tensor: (tensor / step).round() * step
+
+
+ROUNDINGS: Final[dict[str, Rounding]] = {
+    **{name: to_format(name) for name in FORMATS if name != "float64"},
+    "tf32": to_tf32,
+}
