@@ -31,7 +31,7 @@ from .layer import (
 from .masks import attended_keys, structural_mask
 from .normalisation import normalise_heads, norms
 from .positions import frequencies, rotate, sinusoidal_positions
-from .program import Edit, Program, Run, Stage, reads_besides
+from .program import Edit, Program, Rewired, Run, Stage, reads, reads_besides
 from .rotary import (
     rotary_angles,
     rotary_frequencies,
@@ -51,6 +51,7 @@ __all__ = [
     "MultiHeadAttention",
     "Program",
     "ProjectionWeights",
+    "Rewired",
     "Run",
     "Semantics",
     "Sizes",
@@ -74,6 +75,7 @@ __all__ = [
     "project_output",
     "project_tokens",
     "query_positions",
+    "reads",
     "reads_besides",
     "repeat_heads",
     "rotary_angles",

@@ -113,7 +113,17 @@ def without(heads: Tensor, unread: Tensor | None) -> Tensor:
 
 def cap(scores: Tensor, softcap: float | None) -> Tensor:
     """``c tanh(scores / c)``; the scores themselves without a cap."""
-    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    return rescale(squash(scores, softcap), softcap)
+
+
+def squash(scores: Tensor, softcap: float | None) -> Tensor:
+    """``tanh(scores / c)``; the scores themselves without a cap."""
+    return scores if softcap is None else torch.tanh(scores / softcap)
+
+
+def rescale(squashed: Tensor, softcap: float | None) -> Tensor:
+    """``c tanh(scores / c)`` of the hyperbolic tangent."""
+    return squashed if softcap is None else softcap * squashed
 
 
 def biased(modified: Tensor, distance_bias: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -201,7 +211,8 @@ _FORWARD: Final = (
     ),
     Stage("products", "BHQK", lambda query, key: query @ key.mT),
     Stage("scores", "BHQK", lambda products, scale: scale * products),
-    Stage("capped", "BHQK", cap),
+    Stage("squashed", "BHQK", squash),
+    Stage("capped", "BHQK", rescale),
     Stage("modified", "BHQK", lambda capped: capped),
     Stage("distance_bias", "BHQK", lambda: None),
     Stage("biased", "BHQK", biased),

@@ -53,6 +53,18 @@ class Edit:
     when: Callable[..., bool] = always
 
 
+@dataclass(frozen=True)
+class Rewired:
+    """A rule that reads other results than its parameters name, in their order."""
+
+    rule: Rule
+    names: tuple[str, ...]
+
+    def __call__(self, *results: Any) -> Any:
+        """What the rule makes of these results."""
+        return self.rule(*results)
+
+
 def reads_besides(change: Callable[..., Any]) -> tuple[str, ...]:
     """The names of the results that a change reads besides that which it changes."""
     function = change.func if isinstance(change, partial) else change
@@ -61,6 +73,8 @@ def reads_besides(change: Callable[..., Any]) -> tuple[str, ...]:
 
 def reads(rule: Rule) -> tuple[str, ...]:
     """The names of the results that a rule or condition reads: its parameters without default."""
+    if isinstance(rule, Rewired):
+        return rule.names
     if isinstance(rule, partial):
         return tuple(name for name in reads(rule.func) if name not in rule.keywords)
     code = rule.__code__

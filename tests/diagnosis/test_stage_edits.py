@@ -20,16 +20,24 @@ from conformance.diagnosis.stage_edits import stage_edits
 
 def wrong(
     scores: Callable[[Tensor], Tensor] = lambda scores: scores,
+    cap: Callable[[Tensor, float], Tensor] = lambda scores, cap: cap * torch.tanh(scores / cap),
     total: Callable[[Tensor], Tensor] = lambda total: total,
     weights: Callable[[Tensor], Tensor] = lambda weights: weights,
 ) -> Any:
     """Attention with keep masks, one of whose stages is made otherwise."""
 
-    @conformance.core(masks=["keep"], dtypes=["float32"])
+    @conformance.core(masks=["keep"], features=["softcap"], dtypes=["float32"])
     def attention(
-        query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        keep: Tensor | None = None,
+        softcap: float | None = None,
     ) -> Tensor:
         logits = scores(query @ key.mT / math.sqrt(query.shape[-1]))
+        if softcap is not None:
+            logits = cap(logits, softcap)
         if keep is not None:
             logits = logits.masked_fill(~keep, -math.inf)
         largest = logits.amax(-1, keepdim=True).clamp_min(torch.finfo(logits.dtype).min)
@@ -52,6 +60,10 @@ def of_other_heads(weights: Tensor) -> Tensor:
         (wrong(scores=functional.silu), "the scores are put through SiLU"),
         (wrong(scores=functional.gelu), "the scores are put through GELU"),
         (
+            wrong(cap=lambda scores, cap: scores * torch.tanh(scores / cap)),
+            "the capped scores are made with the scores in place of the softcap",
+        ),
+        (
             wrong(total=torch.sqrt),
             "the sums of the exponentials are replaced by the root of their sizes, with their sign",
         ),
@@ -68,7 +80,7 @@ def test_a_stage_with_an_operator_is_named(candidate: conformance.Candidate, tex
     """Nobody listed the mistake: its stage, what is done to it, and where, are found."""
     entry, *others = Diagnostician(Subject(candidate, "float32")).explain()
     assert (entry["text"], others) == (text, [])
-    assert entry["fix"].startswith("take the ")
+    assert entry["fix"].startswith(("take the ", "make the "))
 
 
 def test_every_stage_is_searched_once_with_each_operator() -> None:
