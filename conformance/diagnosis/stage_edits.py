@@ -134,15 +134,15 @@ def _rewired() -> Iterator[NamedMistake]:
                 sentence=f"{noun} {_verb(noun)} {words}",
                 fix=f"make {noun} with {_SAID[name]}",
                 edits=(golden.Edit(stage.name, golden.Rewired(stage.rule, read)),),
-                where=_where((*names, *read)),
+                where=_where(names, read),
             )
 
 
-def _where(names: tuple[str, ...]) -> Callable[[Inputs], bool]:
-    """Calls that have what a rule reads."""
+def _where(names: tuple[str, ...], read: tuple[str, ...]) -> Callable[[Inputs], bool]:
+    """Calls that have what a rule that should read ``names`` reads."""
     if "softcap" in names:
         return has_softcap
-    return _has_numbers if "bias" in names else everywhere
+    return everywhere if "bias" in names or "bias" not in read else _has_numbers
 
 
 def _has_numbers(inputs: Inputs) -> bool:

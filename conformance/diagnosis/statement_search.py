@@ -228,7 +228,7 @@ class StatementSearch:
         )
         for one in edits.explaining(MOST_LOGITS_OF_EDITS):
             yield [(one,)]
-        for narrowed in sorted(edits.narrowed(1), key=_length):
+        for narrowed in sorted([*edits.limited(), *edits.narrowed(1)], key=_length):
             yield self._exactly([narrowed])
 
     def _stated(self, most: int | None = None) -> Iterator[list[Combination]]:
