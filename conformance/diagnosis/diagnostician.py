@@ -166,9 +166,6 @@ class Diagnostician:
             self._searched_all = True  # there is another mistake
             self.explanations.extend(self._of_all)
             entries = self._entries(self.explanations, clause, problem)
-        if not entries and clause is None and not self.explanations:
-            self.explanations.extend(self._of_combined)
-            entries = self._entries(self.explanations, clause, problem)
         if not entries and clause is not None and not self.anything_wrong:
             judged = returned_weights.asks_for_weights(clause, problem)
             entries = self._returned_weights if judged else []
@@ -177,6 +174,9 @@ class Diagnostician:
             near = self._search_near(problem)
             self.explanations.extend(near)
             entries = self._entries(near, clause, problem)
+        if not entries and not self.explanations:  # calls on which two options meet tell more
+            self.explanations.extend(self._of_combined)
+            entries = self._entries(self.explanations, clause, problem)
         if entries:
             return answer_facts.shared_confidence(entries)
         if clause is None and not self.anything_wrong:
