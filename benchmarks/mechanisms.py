@@ -28,6 +28,8 @@ from conformance.running.runner import CandidateRun
 ENOUGH: Final = 3
 PAGE: Final = Path(__file__).parents[1] / "docs" / "mechanisms.md"
 NOT_CAUGHT: Final = "**not caught**"
+# What was written with a mechanism in view, by its name.
+STUDIED: Final = Path(__file__).with_name("studied_mechanisms.json")
 # These were tried for the first time when what the others had escaped was mended.
 LATER: Final = "first_time_c.json"
 HEAD: Final = """\
@@ -40,6 +42,10 @@ looked at what the clauses ask. *First time* is what the harness of that day sai
 `quick`, *now* what it says today: the first MUST clauses that fail, {enough} at most, or the SHOULD
 that is for this mistake. *Named* is what the diagnosis of the first failure calls it. `python
 benchmarks/mechanisms.py` renews this page.
+
+A mechanism whose missing name was looked into is *seen*: something in the diagnosis was written
+with it in view (`benchmarks/studied_mechanisms.json` says what). The others are *unseen*: how many
+of them have a name says more.
 
 {totals}
 
@@ -140,14 +146,23 @@ def render(today: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]) -> str:
 
 def _totals(rows: list[Row]) -> str:
     first, now = (sum(bool(getattr(row, when)) for row in rows) for when in ("first", "now"))
-    named = sum(bool(row.named) and "unknown-mistake" not in row.named for row in rows)
+    studied = json.loads(STUDIED.read_text(encoding="utf-8"))
+    seen, unseen = (
+        [row for row in rows if row.now and (row.name in studied) == known]
+        for known in (True, False)
+    )
     later = first_time(LATER)
     return (
-        f"{len(rows)} mechanisms: {first} caught the first time, {now} caught now, "
-        f"{named} given a name that is not `unknown-mistake`.\n"
+        f"{len(rows)} mechanisms: {first} caught the first time, {now} caught now.\n"
+        f"Named, of those that are caught: {_named(seen)} of {len(seen)} seen, {_named(unseen)} of "
+        f"{len(unseen)} unseen.\n"
         f"{len(later)} of them were collected later, when what the others had escaped was mended:\n"
         f"{sum(map(bool, later.values()))} of these were caught the first time."
     )
+
+
+def _named(rows: list[Row]) -> int:
+    return sum(bool(row.named) and "unknown-mistake" not in row.named for row in rows)
 
 
 def main() -> int:
