@@ -8,7 +8,7 @@ Vaswani et al., "Attention Is All You Need", 2017, equation 1. Everything is flo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -66,7 +66,7 @@ class Attention:
     weights: Tensor
     output: Tensor
     semantics: Semantics
-    run: Run
+    run: Run = field(compare=False, repr=False)
 
 
 # The results of stages that an evaluation holds under their own names.

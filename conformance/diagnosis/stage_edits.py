@@ -142,7 +142,7 @@ def _where(names: tuple[str, ...], read: tuple[str, ...]) -> Callable[[Inputs], 
     """Calls that have what a rule that should read ``names`` reads."""
     if "softcap" in names:
         return has_softcap
-    return everywhere if "bias" in names or "bias" not in read else _has_numbers
+    return _has_numbers if read.count("bias") > names.count("bias") else everywhere
 
 
 def _has_numbers(inputs: Inputs) -> bool:

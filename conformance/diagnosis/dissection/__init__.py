@@ -424,6 +424,7 @@ def _are_alike(one: Reading, other: Reading) -> bool:
             (one.call.inputs, other.call.inputs),
         )
         for field in fields(first)
+        if field.compare
     )
 
 
