@@ -29,6 +29,10 @@ class Searched:
     of: str = ""
 
 
+def _has_numbers(inputs: Inputs) -> bool:
+    return inputs.bias is not None
+
+
 def _shares_heads(inputs: Inputs) -> bool:
     return inputs.geometry.num_heads != inputs.geometry.num_kv_heads
 
@@ -45,7 +49,7 @@ _SEARCHED: Final = (
     Searched("the causal table", ("by_causality",), has_causal),
     Searched("the table of the window", ("by_window",), has_window),
     Searched("the table of all that may be attended", ("admitted",)),
-    Searched("the additive mask", ("bias",), has_bias),
+    Searched("the additive mask", ("bias",), _has_numbers),
     Searched("the queries", ("query",)),
     Searched("the keys", ("turned_key",)),
     Searched("the keys of the heads", ("shared_key",), _shares_heads),
@@ -143,10 +147,6 @@ def _where(names: tuple[str, ...], read: tuple[str, ...]) -> Callable[[Inputs], 
     if "softcap" in names:
         return has_softcap
     return _has_numbers if read.count("bias") > names.count("bias") else everywhere
-
-
-def _has_numbers(inputs: Inputs) -> bool:
-    return inputs.bias is not None
 
 
 def _verb(noun: str) -> str:
