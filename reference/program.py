@@ -191,7 +191,7 @@ class Run:
             if edit.change is not None:
                 changes.append(edit.change)
         result = self._answer(rule)
-        for change in changes:
+        for change in changes if result is not None else ():  # such as a mask that is not given
             result = change(result, *[self[name] for name in reads_besides(change)])
         return result
 

@@ -36,8 +36,8 @@ def _at(*stages: str) -> Lossy:
 def _rounded_mask(rounding: Rounding) -> Edits:
     """The additive mask rounded; minus infinity stays."""
 
-    def change(bias: Tensor | None) -> Tensor | None:
-        return None if bias is None else torch.where(bias.isinf(), bias, rounding(bias))
+    def change(bias: Tensor) -> Tensor:
+        return torch.where(bias.isinf(), bias, rounding(bias))
 
     return (golden.Edit("bias", change=change),)
 
