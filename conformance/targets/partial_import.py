@@ -268,7 +268,7 @@ def _run_one(run: _Running, statement: ast.stmt, file: str) -> None:
         if isinstance(error.__context__, DeclarationError):
             raise
         for name in names:
-            run.failed[name] = str(error)
+            run.failed.setdefault(name, str(error))
             if isinstance(statement, _IMPORTS):
                 vars(run.module).setdefault(name, _Missing(str(error)))
     else:
@@ -322,8 +322,10 @@ def _bound(statement: ast.AST) -> set[str]:
     """The names of its module that a statement binds or changes."""
     names = set()
     for node in _outside(statement):
-        if isinstance(node, _DEFINITIONS):
-            names.add(node.name)
+        if isinstance(node, _DEFINITIONS):  # a decorator may change what it is called with
+            calls = [one for one in node.decorator_list if isinstance(one, ast.Call)]
+            given = [value for one in calls for value in one.args if isinstance(value, ast.Name)]
+            names |= {node.name, *(value.id for value in given)}
         names |= {(alias.asname or alias.name).partition(".")[0] for alias in _aliases(node)}
         if isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del)):
             root = node

@@ -30,6 +30,8 @@ STUDY = notebook(
     "made = late()\nshort = lambda x: x + size",
     "if loads:\n    def branch(): ...\ndef worse(x=1 / 0): ...",
     "this is no Python",
+    "def into(kind):\n    return lambda one: setattr(kind, one.__name__, one)",
+    "@into(Plain)\ndef added(self): ...",
 )
 
 
@@ -51,6 +53,7 @@ def test_definitions_of_a_notebook(folder: Path) -> None:
     assert part_of(folder, "Plain").module.Plain.pi > 75
     assert part_of(folder, "short").module.short(1) == 25
     assert part_of(folder, "branch").notes == ()
+    assert part_of(folder, "Plain").module.Plain.added  # by a decorator, in a later cell
     assert not (folder / "ran").exists()
 
 
@@ -63,7 +66,9 @@ def test_what_a_definition_lacks(folder: Path) -> None:
     )
     (said,) = part_of(folder, "Optional").notes
     assert said.startswith("no_such_package cannot be imported: ModuleNotFoundError")
-    assert said.endswith("(study.ipynb, cell 2, line 3)")
+    assert said.endswith(
+        "(study.ipynb, cell 2, line 3); install what has it (pip install no_such_package)"
+    )
     assert any("cell 10, line 1 is not run" in said for said in part_of(folder, None).notes)
 
 
