@@ -108,10 +108,10 @@ def _constructed(kind: type[nn.Module], arguments: Mapping[str, Any]) -> tuple[n
     try:
         made = kind(**arguments)
         _settle_weights(made)
-        return made, f"constructed as {text}"
     except Exception as error:  # a user's constructor may raise anything
         why = f"{text} {raised_text(error)}"
         raise ConstructionError(why, text) from error
+    return made, f"constructed as {text}"
 
 
 def _shown(value: Any) -> str:

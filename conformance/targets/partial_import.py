@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any, Final, Never
 
 from ..base.printable_text import few
-from ..errors import DeclarationError, UsageError
+from ..errors import DeclarationError, UsageError, lines_to_paste
 from .loading import (
     closest,
     guarded,
@@ -135,7 +135,8 @@ def _of_notebook(path: Path, name: str | None) -> Part:
     wanted = pieces if name is None else _needed(pieces, name, shown_path(path), unread)
     chosen = [piece for piece in wanted if _only_defines(piece.statement)]
     left = {
-        bound: f"{bound} is assigned in {piece.place} by code that is not run"
+        bound: f"{bound} is assigned in {piece.place} by code that is not run: a further cell may "
+        "give it a plain value"
         for piece in wanted
         if not _only_defines(piece.statement)
         for bound in sorted(piece.binds)
@@ -162,11 +163,8 @@ def _not_run(pieces: list[_Piece], name: str, where: str, said: str) -> str:
         if name in piece.binds and isinstance(piece.statement, ast.Assign)
     ]
     value = ast.unparse(values[-1]) if values else "…"
-    return (
-        f"{said}: imports and definitions alone are. Put it into a function in a cell of {where}:"
-        f"\n\n    def make_{name}():\n        return {value}\n"
-        f"\n  and run: conformance check {where}:make_{name}"
-    )
+    lines = [f"def make_{name}():", f"    return {value}"]
+    return f"{said}{lines_to_paste(f'a further cell of {where}', lines, f'{where}:make_{name}')}"
 
 
 def _of_file(path: Path, name: str, why: str) -> Part | None:
@@ -346,8 +344,7 @@ def _only_defines(statement: ast.stmt) -> bool:
     if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
         return not any(isinstance(node, _RUNS) for node in _outside(statement))
     if isinstance(statement, ast.If):
-        plain = not any(isinstance(node, _RUNS) for node in _outside(statement.test))
-        return plain and all(map(_only_defines, (*statement.body, *statement.orelse)))
+        return all(map(_only_defines, (*statement.body, *statement.orelse)))
     if isinstance(statement, ast.Try):
         inside = (*statement.body, *statement.orelse, *statement.finalbody)
         handled = [one for handler in statement.handlers for one in handler.body]
