@@ -140,7 +140,8 @@ def _block(candidate: Record, cause: Record, number: int, width: int, *, alone: 
     title = cut(cause_title(cause), _LONGEST)
     head = Text(f"{number}. " if number else "", style="bold red")
     name = _wrapped(Text(" ".join(title.split()), style="bold red"), width, head)
-    fix = _labelled("fix", cut(str(cause.get("fix") or ""), _LONGEST), width)
+    place = _labelled("site", cut(wording.blamed_site(candidate, cause), _LONGEST), width)
+    fix = [*place, *_labelled("fix", cut(str(cause.get("fix") or ""), _LONGEST), width)]
     fix += _labelled("line", said_line(cause), width)
     clauses = list(cause["clauses"])
     listed = by_family(clauses) or ", ".join(clauses)
