@@ -24,6 +24,7 @@ from ..errors import DeclarationError, UsageError, lines_to_paste
 from .loading import (
     closest,
     guarded,
+    import_dotted,
     import_path,
     package_of,
     place_text,
@@ -89,6 +90,19 @@ class _Running:
 
 # The attribute of a module that was run in part for its notes.
 _NOTES: Final = "__conformance_notes__"
+
+
+def import_named(dotted: str, name: str | None) -> Part:
+    """The module of a dotted name, with at least what a name in it needs; raises UsageError."""
+    try:
+        return Part(import_dotted(dotted))
+    except UsageError:
+        below = dotted.replace(".", os.sep)
+        files = (Path(folder, f"{below}.py") for folder in sys.path)
+        file = next((file for file in files if file.is_file()), None)
+        if name is None or file is None:
+            raise
+        return import_for(file, name)
 
 
 def import_for(path: Path, name: str | None) -> Part:

@@ -123,11 +123,15 @@ def _heading(candidate: Record, width: int) -> list[Text]:
     verdict, name = str(candidate["verdict"]), str(candidate["name"])
     known = ", ".join(filter(None, (str(candidate[key]) for key in ("kind", "target"))))
     before = f"{name} ({known}): "
-    first, *more = _wrapped(Text(f"{before}{verdict}, {verdict_reason(candidate)}"), width)
-    first.stylize("bold", 0, len(name))
+    lines = _wrapped(Text(f"{before}{verdict}, {verdict_reason(candidate)}"), width)
+    lines[0].stylize("bold", 0, len(name))
     style = VERDICT_STYLES.get(verdict, "bold magenta")
-    first.stylize(style, len(before), len(before) + len(verdict))
-    return [first, *more]
+    for number, line in enumerate(lines):
+        place = line.plain.find(f"{verdict},", 0 if number else len(name))
+        if place >= 0:
+            line.stylize(style, place, place + len(verdict))
+            break
+    return lines
 
 
 def _warnings(candidate: Record, width: int) -> Iterator[list[Text]]:

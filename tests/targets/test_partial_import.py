@@ -9,6 +9,7 @@ from workspaces import write
 from conformance.errors import UsageError
 from conformance.targets.notebooks import cells_of
 from conformance.targets.partial_import import Part, import_for
+from conformance.targets.resolving import Undeclared, find
 from conformance.targets.target_strings import why_foreign
 
 
@@ -169,12 +170,16 @@ def test_a_package_that_does_not_import(folder: Path) -> None:
         "broken_pkg/__init__.py": "import no_such_package",
         "broken_pkg/two.py": "two = 2",
         "broken_pkg/sub/__init__.py": "",
-        "broken_pkg/sub/mine.py": "from ..two import two\nfrom broken_pkg.two import two as also",
+        "broken_pkg/sub/mine.py": "from ..two import two\nfrom broken_pkg.two import two as also\n"
+        "def also_two(q, k, v): return two",
     }
     write(folder, files)
     part = part_of(folder, "also", "broken_pkg/sub/mine.py")
     assert part.module.also == 2
     assert "No module named 'no_such_package' (broken_pkg/__init__.py:1)" in part.notes[0]
+    (entry,) = find("broken_pkg.sub.mine:also_two")  # by its dotted name, too
+    assert isinstance(entry, Undeclared)
+    assert entry.notes[0].endswith("also_two is judged without what failed")
 
 
 def test_the_working_folder_is_on_the_path(folder: Path) -> None:
