@@ -170,16 +170,21 @@ def test_a_package_that_does_not_import(folder: Path) -> None:
         "broken_pkg/__init__.py": "import no_such_package",
         "broken_pkg/two.py": "two = 2",
         "broken_pkg/sub/__init__.py": "",
-        "broken_pkg/sub/mine.py": "from ..two import two\nfrom broken_pkg.two import two as also\n"
-        "def also_two(q, k, v): return two",
+        "broken_pkg/sub/mine.py": "from ..two import two\nfrom broken_pkg.two import two as also",
     }
     write(folder, files)
     part = part_of(folder, "also", "broken_pkg/sub/mine.py")
     assert part.module.also == 2
     assert "No module named 'no_such_package' (broken_pkg/__init__.py:1)" in part.notes[0]
-    (entry,) = find("broken_pkg.sub.mine:also_two")  # by its dotted name, too
+
+
+def test_a_dotted_name_of_what_does_not_import(folder: Path) -> None:
+    """What it needs is run as that of a file's name is, and what is missing is said."""
+    lines = "import no_such_package\ndef attend(q, k, v): ..."
+    write(folder, {"torn/__init__.py": "", "torn/mine.py": lines})
+    (entry,) = find("torn.mine:attend")
     assert isinstance(entry, Undeclared)
-    assert entry.notes[0].endswith("also_two is judged without what failed")
+    assert entry.notes[0].endswith("attend is judged without what failed")
 
 
 def test_the_working_folder_is_on_the_path(folder: Path) -> None:
