@@ -27,7 +27,7 @@ try:
     from .base.line_breaking import fitted_to
     from .base.printable_text import no_commands, printable
     from .base.record import EXIT_HARNESS, EXIT_INTERRUPTED, EXIT_USAGE
-    from .errors import RAISED_AT, TO_CHECK, UsageError
+    from .errors import BELOW, UsageError
 except KeyboardInterrupt:  # nothing is begun that an end would have to put away
     os.write(2, b"conformance: interrupted\n")
     os._exit(130)
@@ -157,11 +157,8 @@ def _tolerate_encodings() -> None:
 
 def _say(text: str, code: int) -> int:
     """Write a sentence in one line, and below it the way to an error, or lines to paste."""
-    begin = min(
-        (place for m in (RAISED_AT, TO_CHECK) if (place := text.find(m)) >= 0), default=len(text)
-    )
-    sentence, way = text[:begin], text[begin:].rstrip()
-    said = printable(" ".join(sentence.split()) + way)
+    sentence, below, way = text.partition(BELOW)
+    said = printable(" ".join(sentence.split()) + below + way.rstrip())
     with contextlib.suppress(OSError), no_commands(sys.stderr):  # nobody may be left to read it
         sys.stderr.write(f"{fitted_to(sys.stderr, f'conformance: {said}')}\n")
         sys.stderr.flush()

@@ -9,10 +9,20 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-# Begins, in the text of an error, the lines that show the way to an exception of the user's code.
-RAISED_AT: Final = "\n  raised at "
-# Begins a line that says how what was found can be checked; lines to paste may follow.
-TO_CHECK: Final = "\n  to check "
+# Begins each line below the sentence of an error: a command, lines to paste, how it was raised.
+BELOW: Final = "\n  "
+RAISED_AT: Final = f"{BELOW}raised at "
+TO_CHECK: Final = f"{BELOW}to check "
+
+
+def lines_to_paste(place: str, lines: Iterable[str], target: str) -> str:
+    """Lines for a place, below a sentence, and the command that checks what they make."""
+    return f"{BELOW}paste into {place}:{indented(lines)}{BELOW}and run: conformance check {target}"
+
+
+def indented(lines: Iterable[str]) -> str:
+    """Lines to paste, which no terminal breaks."""
+    return "".join(f"\n      {line}".rstrip(" ") if line else "\n" for line in lines)
 
 
 _HARNESS: Final = f"{Path(__file__).resolve().parent}{os.sep}"
@@ -42,7 +52,14 @@ class NonconformanceError(_ShownInNotebooks, AssertionError):
 
 
 class DeclarationError(UsageError, ValueError):
-    """A candidate's declaration is wrong or contradicts itself."""
+    """A candidate's declaration is wrong or contradicts itself.
+
+    ``lacking`` are arguments of ``conformance.module`` that would say what nobody could guess.
+    """
+
+    def __init__(self, text: str, lacking: str = "") -> None:
+        super().__init__(text)
+        self.lacking = lacking
 
 
 class ConstructionError(DeclarationError):

@@ -17,12 +17,12 @@ from rich.text import Text
 
 README: Final = Path(__file__).resolve().parents[2] / "README.md"
 COMMAND: Final = "conformance check my_kernel.py --profile quick --only 'mask.*'"
-_FILE: Final = "my_kernel.py"
+FILE: Final = "my_kernel.py"
 # Seconds and margins are those of a machine.
 _MEASURED: Final = re.compile(r"(?<=the largest error is ).*|[\d.]+(?= s\))")
 _COLUMNS: Final = 100
 # rich's own frame without its fonts, which it would fetch.
-_FRAME: Final = """\
+FRAME: Final = """\
 <svg viewBox="0 0 {width} {height}" xml:space="preserve" xmlns="http://www.w3.org/2000/svg">
 <style>
 .{unique_id}-matrix {{
@@ -51,7 +51,7 @@ _FRAME: Final = """\
 def failing_kernel() -> str:
     """The command of README on its function, and what it prints."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / _FILE).write_text(_function(), encoding="utf-8")
+        (Path(folder) / FILE).write_text(function_of_readme(), encoding="utf-8")
         words = [sys.executable, "-m", *shlex.split(COMMAND)]
         done = subprocess.run(
             words, cwd=folder, env=_terminal(), capture_output=True, encoding="utf-8", check=False
@@ -62,12 +62,12 @@ def failing_kernel() -> str:
     console = Console(record=True, width=_COLUMNS, file=io.StringIO(), color_system="truecolor")
     console.print(Text(f"$ {COMMAND}", style="bold"))
     console.print(Text.from_ansi(_MEASURED.sub("…", done.stdout)))
-    return console.export_svg(title="attention-conformance", code_format=_FRAME)
+    return console.export_svg(title="attention-conformance", code_format=FRAME)
 
 
-def _function() -> str:
+def function_of_readme() -> str:
     """The block of README that is the file of the command."""
-    block = rf"^```python\n(# {_FILE}\n.*?)^```$"
+    block = rf"^```python\n(# {FILE}\n.*?)^```$"
     (text,) = re.findall(block, README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     return str(text)
 

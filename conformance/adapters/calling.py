@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import itertools
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -224,26 +224,33 @@ def _orders(
         signature = inspect.Signature(parameters)
         msg = (
             f"{shown}.forward{signature} does not say what it takes: pass inputs='self', "
-            "'memory' or 'separate', and call=lambda module, …: … when the arguments are not "
-            "positional"
+            "'memory' or 'separate', and call= when the arguments are not positional"
         )
-        raise DeclarationError(msg)
+        lacking = "inputs='self', call=lambda module, query: module(query)"
+        raise DeclarationError(msg, lacking)
     if len(names) > len("qkv"):
         more = names[len("qkv") :]
-        given = [f"{name}={role}" for name, role in zip(names, TOKENS["separate"], strict=False)]
         needs = " and ".join(repr(name) for name in more)
+        lacking = call_to_fill("separate", names, more)
         msg = (
-            f"{shown}.forward needs {needs}, which the harness knows nothing of: pass "
-            f"call=lambda module, query, key, value, **keywords: "
-            f"module({', '.join([*given, *(f'{name}=…' for name in more)])}) to fill it in"
+            f"{shown}.forward needs {needs}, which the harness knows nothing of: give the right "
+            f"value, instead of None, in {lacking}"
         )
-        raise DeclarationError(msg)
+        raise DeclarationError(msg, lacking)
     orders = list(itertools.permutations(names))
     if len(names) == 1:
         orders += [(names[0], other) for other in optional]
     else:  # all but one may be no tokens at all
         orders += [(name,) for name in names]
     return orders
+
+
+def call_to_fill(inputs: str, names: Sequence[str], more: Iterable[str]) -> str:
+    """Arguments of ``conformance.module`` in which further parameters are None, to be replaced."""
+    tokens = TOKENS[inputs]
+    taken = [f"{name}={token}" for name, token in zip(names, tokens, strict=False)] or tokens
+    given = ", ".join([*taken, *(f"{name}=None" for name in more)])
+    return f"inputs={inputs!r}, call=lambda module, {', '.join(tokens)}: module({given})"
 
 
 def may_be_tokens(parameter: inspect.Parameter) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, Final
 
+import torch
 from torch import nn
 
 from ..base.parameter_names import words_of
@@ -44,7 +45,9 @@ _LENGTHS: Final = frozenset(
 _DROPOUTS: Final = frozenset("dropout drop p pdrop rate prob".split())
 _BIASES: Final = frozenset("bias biases".split())
 _HEAD_SIZE_NAMES: Final = frozenset("d_k d_v d_q dim_k dim_v qk_size v_size d_key d_value".split())
-_NUMBERS: Final = (
+_VALUES: Final = (
+    (frozenset({"device"}), "cpu"),
+    (frozenset({"dtype"}), torch.float32),
     (frozenset("eps epsilon".split()), 1e-6),
     (frozenset("theta base".split()), 10000.0),
     (frozenset("init std range".split()), 0.02),
@@ -85,7 +88,7 @@ def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module
         except ConstructionError as error:
             failure = failure or error
             continue
-        if not unknown or _answers(made[0]):
+        if not unknown or _answering(made[0]) is not None:
             return made
         first = first or made
     if first is not None:
@@ -103,10 +106,12 @@ def _constructed(kind: type[nn.Module], arguments: Mapping[str, Any]) -> tuple[n
     given = ", ".join(f"{name}={_shown(value)}" for name, value in arguments.items())
     text = f"{kind.__name__}({given})"
     try:
-        return kind(**arguments), f"constructed as {text}"
+        made = kind(**arguments)
+        _settle_weights(made)
     except Exception as error:  # a user's constructor may raise anything
         why = f"{text} {raised_text(error)}"
         raise ConstructionError(why, text) from error
+    return made, f"constructed as {text}"
 
 
 def _shown(value: Any) -> str:
@@ -119,22 +124,36 @@ def _is_number(parameter: inspect.Parameter) -> bool:
     return parameter.annotation in (int, float, bool, "int", "float", "bool")
 
 
-def _answers(built: nn.Module) -> bool:
-    """Whether a module answers tokens of the width that is given to constructors."""
+def _settle_weights(built: nn.Module) -> None:
+    """Give lazy layers weights of the sizes that a call of a copy shows, where one answers."""
+    if not any(map(_is_lazy, built.parameters())):
+        return
+    trial = _answering(built)
+    if trial is not None:
+        built.load_state_dict(trial.module.state_dict())
+
+
+def _is_lazy(parameter: nn.Parameter) -> bool:
+    return isinstance(parameter, nn.UninitializedParameter)
+
+
+def _answering(built: nn.Module) -> Trial | None:
+    """A trial in which a module answers tokens of the width that is given to constructors."""
     try:
         ways = ways_to_call("it", built.forward, None, None)
     except DeclarationError:
-        return False
-    widths = {WIDTH, *(one.shape[-1] for one in built.parameters() if one.dim() > 1)}
+        return None
+    made = [one for one in built.parameters() if not _is_lazy(one) and one.dim() > 1]
+    widths = {WIDTH, *(one.shape[-1] for one in made)}
     for way in ways[:3]:
         try:
             trial = Trial(built, way, batched=True, names=())
         except DeclarationError:
-            return False
+            return None
         trial.settle([(width,) * 3 for width in sorted(widths)[:3]], (HEAD_SIZE,))
         if any(trial.answer((width,) * 3) is not None for width in sorted(widths)):
-            return trial.plausible
-    return False
+            return trial if trial.plausible else None
+    return None
 
 
 class Sizes:
@@ -169,7 +188,7 @@ class Sizes:
             (bool(words & _HEADS), self.heads),
             (bool(words & _DROPOUTS), 0.0),
             (bool(words & _LENGTHS), LONGEST),
-            *((bool(words & some) and not sized, number) for some, number in _NUMBERS),
+            *((bool(words & some) and not sized, number) for some, number in _VALUES),
             (bool(words & _BIASES), True),
             (bool(words & _WIDTHS) and not words & {"max", "use"}, self.width),
         )
@@ -231,7 +250,7 @@ def _of_settings(kind: type[nn.Module], name: str, num_heads: int | None) -> tup
         _, _, read, by_key, missing = settings.__dict__["_own"]
         failure: Exception | None = None
         try:
-            _answers(kind(settings))
+            _answering(kind(settings))
         except Exception as error:  # noqa: BLE001 (a user's constructor may raise anything)
             failure = error
         if set(read) - set(seen):  # what is shared is known only now

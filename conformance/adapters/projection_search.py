@@ -20,7 +20,7 @@ from ..declare.declaration import ALIGNMENTS, MASK_FORMS
 from ..declare.promises import declare
 from ..errors import DeclarationError, did_you_mean
 from ..tolerance import contract_for, layer_bound
-from .calling import TOKENS, CallAdapter, Calling
+from .calling import CallAdapter, Calling, call_to_fill
 from .packing import (
     HEAD_NAMES,
     KV_HEAD_NAMES,
@@ -30,7 +30,7 @@ from .packing import (
     possible_sizes,
     supports,
 )
-from .projections import Options, options, recipes
+from .projections import INSIDE, Options, how_to_name, options, recipes
 from .trial import LENGTHS, PROBES, Inputs, Trial
 
 Semantics = golden.Semantics
@@ -84,7 +84,6 @@ def agrees(
 
 _MOST_HYPOTHESES: Final = 6_000
 _STRICTNESSES: Final = 2  # float64, then float32
-_TELL: Final = "pass projections={'q': …, 'k': …, 'v': …, 'o': …} with their names"
 _OTHER_ANSWERS: Final = (
     "by no reading of its weights are its answers those of standard attention, or of what is "
     "declared: the plainest is judged. If it is meant so, 'conformance identify' declares it"
@@ -403,13 +402,13 @@ def _decide(hypotheses: list[Hypothesis], search: ProjectionSearch) -> tuple[Hyp
     if len({hypothesis.choice for hypothesis in agreeing}) > 1:
         msg = (
             f"several assignments of {search.request.shown}'s matrices to query, key and value "
-            f"agree with the golden reference: {_TELL}"
+            f"agree with the golden reference: {how_to_name(search.possible.leaves)}"
         )
         raise DeclarationError(msg)
     if agreeing:
         return agreeing[0], True
     if search.trial.calling.wanted and not search.trial.answered:
-        raise DeclarationError(_unfilled(search))
+        raise _unfilled(search)
     if not search.possible.named:
         raise DeclarationError(_unknown_roles(search))
     if search.heads is None and len({hypothesis.sizes for hypothesis in hypotheses}) > 1:
@@ -510,22 +509,17 @@ def _confirmation(chosen: Hypothesis, search: ProjectionSearch, *, is_golden: bo
     return "roles and layout were confirmed by agreement with the golden reference"
 
 
-def _unfilled(search: ProjectionSearch) -> str:
+def _unfilled(search: ProjectionSearch) -> DeclarationError:
     """The parameters for which nothing that was made is taken, and how to give them."""
     calling, shown = search.trial.calling, search.request.shown
-    tokens = TOKENS[calling.inputs]
     names = [parameter.name for parameter in calling.wanted]
-    taken = [f"{name}={token}" for name, token in zip(calling.names or (), tokens, strict=False)]
-    given = ", ".join([*(taken or tokens), *(f"{name}=…" for name in names)])
-    lead = (
-        f"conformance.module({shown}(…), inputs={calling.inputs!r}, "
-        f"call=lambda module, {', '.join(tokens)}: module({given}))"
-    )
-    return (
+    lacking = call_to_fill(calling.inputs, calling.names or (), names)
+    msg = (
         f"{shown}.forward needs {' and '.join(map(repr, names))}, and takes nothing that the "
         f"harness makes for {'it' if len(names) == 1 else 'them'}{_because(search.trial)}: give "
-        f"{'its value' if len(names) == 1 else 'their values'} in {lead}"
+        f"the right value{'s' * (len(names) > 1)}, instead of None, in {lacking}"
     )
+    return DeclarationError(msg, lacking)
 
 
 def _unknown_roles(search: ProjectionSearch) -> str:
@@ -534,7 +528,7 @@ def _unknown_roles(search: ProjectionSearch) -> str:
     return (
         f"the names in {search.request.shown} ({titles}) do not say which projection is which, "
         f"and no assignment{number} agrees with the golden reference{_because(search.trial)}: "
-        f"{_TELL}"
+        f"{how_to_name(search.possible.leaves)}"
     )
 
 
@@ -552,8 +546,7 @@ def _unfit(search: ProjectionSearch) -> str:
     number = "any number of heads" if search.heads is None else f"{search.heads[0]} heads"
     return (
         f"the matrices of {search.request.shown} (out, in: {shapes}) cannot be multi-head "
-        f"attention with {number}: pass num_heads= and num_kv_heads=, or declare it with "
-        "conformance.fixed_layer"
+        f"attention with {number}: pass num_heads= and num_kv_heads=, or {INSIDE}"
     )
 
 
@@ -565,7 +558,7 @@ def _check_untied(module: nn.Module, recipe: StoredProjections, shown: str) -> N
             if other != holder.path:
                 msg = (
                     f"{other} and {holder.path} of {shown} are one tensor, so they cannot take "
-                    "different weights: declare it with conformance.fixed_layer"
+                    f"different weights: {INSIDE}"
                 )
                 raise DeclarationError(msg)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -109,7 +109,7 @@ def _check_readable(name: str, owner: nn.Module) -> None:
     if hasattr(owner, "parametrizations") or hasattr(owner, "weight_g"):
         msg = (
             f"{name} computes its weight from other parameters, so none can be loaded: remove the "
-            "parametrization, or declare it with conformance.fixed_layer"
+            f"parametrization, or {INSIDE}"
         )
         raise DeclarationError(msg)
 
@@ -195,10 +195,15 @@ _FUSED_COUNTS: Final[dict[int, tuple[str, ...]]] = {
 _ROLES: Final = "qkvo"
 _MOST_LEAVES: Final = 7
 
+# What judges a module whose weights nobody can read.
+INSIDE: Final = (
+    "declare it with conformance.fixed_layer (conformance.check(module) judges the attention in "
+    "it alone, where it finds one)"
+)
 # What is done where the weights are kept in no matrices.
 _OWN_WEIGHTS: Final = (
     "declare it with the weights that it has, conformance.fixed_layer(module, "
-    "conformance.ProjectionWeights(q=…, k=…, v=…, o=…), num_heads=…), each reshaped to a matrix "
+    "conformance.ProjectionWeights(q=q, k=k, v=v, o=o), num_heads=4), each reshaped to a matrix "
     "[out, in] in which a head's rows are neighbours"
 )
 _NO_MATRICES: Final = f"no matrices: {_OWN_WEIGHTS}"
@@ -237,14 +242,19 @@ def options(shown: str, module: nn.Module, projections: Mapping[str, str] | None
     if not assignments:
         titles = ", ".join(leaf.title for leaf in result)
         if titles:
-            what = f"it has {titles}): pass projections={{'q': …, 'k': …, 'v': …, 'o': …}} with "
-            what += "the names of its layers, or use conformance.fixed_layer"
+            what = f"it has {titles}): {how_to_name(result)}"
         else:
             shapes = [f"{name} {list(one.shape)}" for name, one in module.named_parameters()]
             what = f"it has {few(shapes, _MOST_SHOWN)}): {_OWN_WEIGHTS}" if shapes else _NO_WEIGHTS
         msg = f"{shown} has no matrices that could be query, key and value projections ({what}"
         raise DeclarationError(msg)
     return Options(tuple(assignments), biases, tuple(result), len(assignments) == 1)
+
+
+def how_to_name(leaves: Sequence[Leaf]) -> str:
+    """How to say which matrix is which, with names that are there."""
+    named = dict(zip(_ROLES, (leaf.title for leaf in leaves), strict=False))
+    return f"say which is which, as in projections={named}, or {INSIDE}"
 
 
 def recipes(assignment: Assignment, biases: tuple[Holder, ...]) -> Iterator[StoredProjections]:

@@ -202,7 +202,8 @@ def _at(frame: traceback.FrameSummary) -> str:
     for folder in _INSTALLED:
         if frame.filename.startswith(folder):
             return f"{Path(frame.filename).relative_to(folder)}:{frame.lineno}"
-    return f"{Path(frame.filename).name}:{frame.lineno}"
+    name = Path(frame.filename).name
+    return f"{name}{', line ' if '.ipynb, cell ' in name else ':'}{frame.lineno}"
 
 
 def _line(frame: traceback.FrameSummary) -> str:

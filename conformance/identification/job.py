@@ -17,6 +17,7 @@ from ..base.results import plain
 from ..calls.calling import CandidateFailure, guarded
 from ..errors import UsageError
 from ..targets.declaring import how_to_pass
+from ..targets.resolving import object_of
 from ..tolerance.model import SAME_READ
 from ..tolerance.positions import position_bound
 from . import callers
@@ -271,7 +272,8 @@ def _opened(implementation: Implementation) -> Iterator[Caller]:
     if implementation.form == "module":
         reading = callers.understood(implementation.value, implementation.name)
         if not isinstance(reading, callers.Understood):
-            raise UsageError(how_to_pass(reading, implementation.value)) from reading
+            target = implementation.target
+            raise UsageError(how_to_pass(reading, object_of(target), target)) from reading
         return callers.module_callers(reading)
     if implementation.form == "builder":
         return callers.builder_callers(implementation)

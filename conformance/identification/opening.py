@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from ..base.profile import NO_GRAPH_OPTIONS, GraphOptions
 from ..declare.candidate import Candidate
+from ..errors import UsageError
 from ..targets.preflight import check_layer
-from ..targets.resolving import Resolved, candidates_of, find, unique_names
+from ..targets.resolving import Resolved, Undeclared, candidates_of, find, unique_names
 
 
 def resolve(targets: Iterable[str]) -> list[Candidate]:
@@ -38,6 +40,18 @@ def _opened(entries: Iterable[Resolved]) -> Iterator[Candidate]:
         if isinstance(entry, Candidate):
             yield entry
         else:
-            from .undeclared import read_undeclared  # noqa: PLC0415 (onnx: only what is undeclared)
+            yield from _read(entry)
 
-            yield from read_undeclared(entry)
+
+def _read(entry: Undeclared) -> list[Candidate]:
+    """What undeclared code is judged as, with what of its file is missing."""
+    from .undeclared import read_undeclared  # noqa: PLC0415 (onnx: only what is undeclared)
+
+    try:
+        read = read_undeclared(entry)
+    except UsageError as error:
+        if not entry.notes:
+            raise
+        msg = f"{'; '.join(entry.notes)}; {error}"
+        raise UsageError(msg) from error
+    return [replace(one, warnings=(*one.warnings, *entry.notes)) for one in read]

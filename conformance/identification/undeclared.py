@@ -40,7 +40,7 @@ from ..models.torch_model import TorchModel, open_torch_model, torch_model_candi
 from ..models.whole_model import WholeModel
 from ..targets.declaring import declaration_lines, how_to_make, how_to_pass
 from ..targets.loading import guarded
-from ..targets.resolving import Undeclared
+from ..targets.resolving import Undeclared, object_of
 from ..targets.target_strings import split_target
 from .deviations import Investigation, deviations
 from .implementation import Implementation, implementation_of
@@ -329,12 +329,10 @@ def _plain(entry: Undeclared, value: Any, unread: str, unknown: str = "") -> Can
         except ConstructionError as error:
             raise UsageError(how_to_make(error, entry.target)) from error
         except DeclarationError as error:
-            said = how_to_pass(error, value)
-            also = f"; it is not judged as a whole model either: {unknown}" if unknown else ""
+            said = how_to_pass(error, object_of(entry.target), entry.target)
             if unknown and _embeds(value):  # nobody takes it for a layer
-                said, also = f"{entry.target} cannot be judged as a whole model: {unknown}", ""
-            msg = f"{said}{also}"
-            raise UsageError(msg) from error
+                said = f"{entry.target} cannot be judged as a whole model: {unknown}"
+            raise UsageError(said) from error
 
     wrapped: Candidate = guarded(f"{entry.target} cannot be taken as a layer", wrap)
     reading = Reading(unread=unread) if unread else None

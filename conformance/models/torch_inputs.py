@@ -305,6 +305,8 @@ def _features(module: nn.Module) -> list[_Meaning]:
             size = size[-1] if isinstance(size, (tuple, list)) and size else size
             if isinstance(size, int):
                 widths.setdefault(size)
+    if not widths:  # of what has matrices of its own alone
+        widths = dict.fromkeys(size for size in vars(module).values() if type(size) is int)
     first = list(widths)[:_MOST_WIDTHS]
     return [_Meaning("features", ("batch", "length", width), "float32") for width in first]
 

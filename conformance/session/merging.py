@@ -19,7 +19,7 @@ from ..errors import DeclarationError, UsageError
 from ..running.tally import BINDING, INAPPLICABLE, NOTHING, REFUSED, Tally, Terms
 from ..running.workers.messages import Loaded
 from .expectations import Selection, Stale, by_candidate, judge
-from .report import candidate_entry
+from .report import candidate_entry, joined_causes
 from .shards import ShardRecord
 
 _FAILED: Final = ("failed", "expected-failure")
@@ -410,7 +410,7 @@ def _record(
         "clauses": {
             slug: facts for record in records for slug, facts in record.get("clauses", {}).items()
         },
-        "candidates": list(entries),
+        "candidates": joined_causes(entries),
     }
     begun = [record["started"] for record in records if record.get("started")]
     if begun:

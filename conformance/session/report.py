@@ -637,6 +637,38 @@ def candidate_entry(
     return cast("CandidateEntry", entry)
 
 
+def joined_causes(entries: Iterable[CandidateEntry]) -> list[CandidateEntry]:
+    """The entries of candidates, with one cause where a model and an attention in it have one.
+
+    What a whole model blames on one attention has the cause that this has when judged alone.
+    """
+    listed = list(entries)
+    for model in listed:
+        alone = [one for one in listed if one["target"].rpartition("#")[0] == model["target"]]
+        for number, cause in enumerate(model["causes"]):
+            index = _blamed_site(model, cause)
+            found = [
+                other
+                for one in alone
+                if "site" in one and index in (one["site"]["index"], *one["site"]["same_as"])
+                for other in one["causes"]
+                if other["level"] == "MUST"
+            ]
+            if len(found) == 1:
+                own = ("level", "clauses", "failure", "counterexample")
+                kept = {name: value for name, value in cause.items() if name in own}
+                model["causes"][number] = cast("CauseEntry", {**found[0], **kept})
+    return listed
+
+
+def _blamed_site(model: CandidateEntry, cause: CauseEntry) -> int | None:
+    """The attention of a whole model that all failures of a cause blame."""
+    failed = [one for one in model["clauses"] if one["status"] == "failed"]
+    own = [one.get("violation") or _NONE for one in failed if one["id"] in cause["clauses"]]
+    blamed = {(violation.get("measured") or _NONE).get(SITE) for violation in own}
+    return blamed.pop() if len(blamed) == 1 else None
+
+
 def _coverage(results: Sequence[ClauseResult]) -> dict[str, Any]:
     """The combinations of parameters that the clauses about combinations have covered."""
     coverages = [result.coverage for result in results if result.coverage]
@@ -690,7 +722,7 @@ def build_report(
             **(more or {}),
             "stale_expectations": [entry.as_json() for entry in stale],
             "clauses": _clauses(ready, candidates),
-            "candidates": list(candidates),
+            "candidates": joined_causes(candidates),
         }
     )
     return record

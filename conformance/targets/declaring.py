@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from ..base.parameter_names import POSITIONAL, option_of, role_of, signature_in_docstring
-from ..errors import TO_CHECK, ConstructionError, DeclarationError
+from ..errors import TO_CHECK, ConstructionError, DeclarationError, indented, lines_to_paste
 from .target_strings import is_path, seen_from
 
 _MOST: Final = 6
@@ -71,7 +71,7 @@ def declaration_lines(function: Callable[..., Any], target: str) -> str:
     into = own if is_path(where) else "a file of yours"
     found = f"or let its axes, masks and options be found: conformance identify {target}"
     what = f"{name}{_shown(parameters)}, paste into {into}{notes}"
-    return f"{TO_CHECK}{what}:{_block(lines)}\n    {found}"
+    return f"{TO_CHECK}{what}:{indented(lines)}\n    {found}"
 
 
 def _head(where: str, name: str) -> Iterator[str]:
@@ -167,11 +167,8 @@ def how_to_make(error: ConstructionError, target: str) -> str:
     lines = [*settings, "import conformance", "", *_loaded(where, name), "", ""]
     lines += ["def made():", f"    return {error.call}"]
     fitting = f"the right {' and '.join(error.guessed)}" if error.guessed else "the right values"
-    file = "made.py"
-    return (
-        f"{error.why}: write {fitting} into these lines of a new file {file}:"
-        f"{_block(lines)}\n    and run: conformance check {file}:made"
-    )
+    place = f"a new file made.py, with {fitting}"
+    return f"{error.why}{lines_to_paste(place, lines, 'made.py:made')}"
 
 
 def _loaded(where: str, name: str) -> list[str]:
@@ -181,13 +178,15 @@ def _loaded(where: str, name: str) -> list[str]:
     return [f"from {where} import {name}"]
 
 
-def _block(lines: list[str]) -> str:
-    """Lines to paste, below a sentence."""
-    return "".join(f"\n      {line}".rstrip() if line else "\n" for line in lines)
+def how_to_pass(error: DeclarationError, value: Any, target: str) -> str:
+    """Why a module's layer cannot be found, and a file that says what it lacks, where known.
 
-
-def how_to_pass(error: DeclarationError, value: Any) -> str:
-    """Why a module's layer cannot be found, and where to say what it lacks."""
-    made = f"conformance.module({(value if isinstance(value, type) else type(value)).__name__}, …)"
-    where = f"in a file of yours, where 'layer = {made}' is the candidate FILE.py:layer"
-    return f"{error}; what to pass is said {where}"
+    ``value`` is what the target names: a class, an instance or what builds one.
+    """
+    where, _, name = target.rpartition(":")
+    if not error.lacking or not where or not name.isidentifier():
+        return str(error)
+    called = "" if isinstance(value, (type, torch.nn.Module)) else "()"
+    lines = ["import conformance", "", *_loaded(where, name)]
+    lines += [f"layer = conformance.module({name}{called}, {error.lacking})"]
+    return f"{error}{lines_to_paste('a new file layer.py', lines, 'layer.py:layer')}"

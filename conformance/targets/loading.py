@@ -127,8 +127,10 @@ def one_line(error: BaseException) -> str:
     if len(text) > _LONGEST_MESSAGE:
         text = f"{text[:_LONGEST_MESSAGE]}…"
     place = _place(error)
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    hint = f"; install what has it (pip install {missing.partition('.')[0]})" if missing else ""
     return printable(
-        "".join((name_of(error), f": {text}" if text else "", f" ({place})" if place else ""))
+        f"{name_of(error)}{f': {text}' if text else ''}{f' ({place})' if place else ''}{hint}"
     )
 
 

@@ -20,10 +20,11 @@ from types import ModuleType
 from typing import Any, Final, Never
 
 from ..base.printable_text import few
-from ..errors import DeclarationError, UsageError
+from ..errors import DeclarationError, UsageError, lines_to_paste
 from .loading import (
     closest,
     guarded,
+    import_dotted,
     import_path,
     package_of,
     place_text,
@@ -91,6 +92,19 @@ class _Running:
 _NOTES: Final = "__conformance_notes__"
 
 
+def import_named(dotted: str, name: str | None) -> Part:
+    """The module of a dotted name, with at least what a name in it needs; raises UsageError."""
+    try:
+        return Part(import_dotted(dotted))
+    except UsageError:
+        below = dotted.replace(".", os.sep)
+        files = (Path(folder, f"{below}.py") for folder in sys.path)
+        file = next((file for file in files if file.is_file()), None)
+        if name is None or file is None:
+            raise
+        return import_for(file, name)
+
+
 def import_for(path: Path, name: str | None) -> Part:
     """The module of a file, a notebook or a package, with at least what a name in it needs.
 
@@ -135,7 +149,8 @@ def _of_notebook(path: Path, name: str | None) -> Part:
     wanted = pieces if name is None else _needed(pieces, name, shown_path(path), unread)
     chosen = [piece for piece in wanted if _only_defines(piece.statement)]
     left = {
-        bound: f"{bound} is assigned in {piece.place} by code that is not run"
+        bound: f"{bound} is assigned in {piece.place} by code that is not run: a further cell may "
+        "give it a plain value"
         for piece in wanted
         if not _only_defines(piece.statement)
         for bound in sorted(piece.binds)
@@ -162,11 +177,8 @@ def _not_run(pieces: list[_Piece], name: str, where: str, said: str) -> str:
         if name in piece.binds and isinstance(piece.statement, ast.Assign)
     ]
     value = ast.unparse(values[-1]) if values else "…"
-    return (
-        f"{said}: imports and definitions alone are. Put it into a function in a cell of {where}:"
-        f"\n\n    def make_{name}():\n        return {value}\n"
-        f"\n  and run: conformance check {where}:make_{name}"
-    )
+    lines = [f"def make_{name}():", f"    return {value}"]
+    return f"{said}{lines_to_paste(f'a further cell of {where}', lines, f'{where}:make_{name}')}"
 
 
 def _of_file(path: Path, name: str, why: str) -> Part | None:
@@ -268,7 +280,7 @@ def _run_one(run: _Running, statement: ast.stmt, file: str) -> None:
         if isinstance(error.__context__, DeclarationError):
             raise
         for name in names:
-            run.failed[name] = str(error)
+            run.failed.setdefault(name, str(error))
             if isinstance(statement, _IMPORTS):
                 vars(run.module).setdefault(name, _Missing(str(error)))
     else:
@@ -322,8 +334,10 @@ def _bound(statement: ast.AST) -> set[str]:
     """The names of its module that a statement binds or changes."""
     names = set()
     for node in _outside(statement):
-        if isinstance(node, _DEFINITIONS):
-            names.add(node.name)
+        if isinstance(node, _DEFINITIONS):  # a decorator may change what it is called with
+            calls = [one for one in node.decorator_list if isinstance(one, ast.Call)]
+            given = [value for one in calls for value in one.args if isinstance(value, ast.Name)]
+            names |= {node.name, *(value.id for value in given)}
         names |= {(alias.asname or alias.name).partition(".")[0] for alias in _aliases(node)}
         if isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del)):
             root = node
@@ -344,8 +358,7 @@ def _only_defines(statement: ast.stmt) -> bool:
     if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
         return not any(isinstance(node, _RUNS) for node in _outside(statement))
     if isinstance(statement, ast.If):
-        plain = not any(isinstance(node, _RUNS) for node in _outside(statement.test))
-        return plain and all(map(_only_defines, (*statement.body, *statement.orelse)))
+        return all(map(_only_defines, (*statement.body, *statement.orelse)))
     if isinstance(statement, ast.Try):
         inside = (*statement.body, *statement.orelse, *statement.finalbody)
         handled = [one for handler in statement.handlers for one in handler.body]

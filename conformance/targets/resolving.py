@@ -37,7 +37,7 @@ from .loading import (
     target_of_module,
 )
 from .notebooks import is_notebook
-from .partial_import import import_for
+from .partial_import import import_for, import_named
 from .target_strings import (
     ENTRY_POINTS,
     exists,
@@ -151,7 +151,7 @@ def object_of(target: str) -> Any:
         if name is None and where in [entry.name for entry in entry_points(group=ENTRY_POINTS)]:
             return None
         put_on_path(Path.cwd())
-        module = import_dotted(checked_name(where))
+        module = import_named(checked_name(where), name).module
     else:
         path = user_path(where)
         require_there(path, where)
@@ -225,7 +225,8 @@ def _find(target: str, graph_options: GraphOptions) -> Iterable[tuple[Resolved, 
         if where in registered:
             return _from_entry_point(registered[where])
     put_on_path(Path.cwd())
-    return candidates_in(import_dotted(checked_name(where)), where, name)
+    part = import_named(checked_name(where), name)
+    return _noted(candidates_in(part.module, where, name), part.notes)
 
 
 def _attention(target: str, number: int) -> list[tuple[Resolved, str]]:

@@ -93,8 +93,13 @@ class Report:
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """The causes of all candidates, in their order."""
-        return tuple(cause for candidate in self.candidates for cause in candidate.causes)
+        """The causes of all candidates, in their order: that of a model and its attention once."""
+        causes: dict[tuple[str, ...], Cause] = {}
+        for one in self.candidates:
+            model = one.target.partition("#")[0]
+            for cause in one.causes:
+                causes.setdefault((model, cause.name, cause.text, cause.fix), cause)
+        return tuple(causes.values())
 
     @property
     def reason(self) -> str:

@@ -17,7 +17,7 @@ from ..base.printable_text import few
 from ..base.record import GREEN
 from . import wording
 from .complete import Record, complete, file_of, is_cut, line_of
-from .verdict_marks import is_strict, mark, problems, summary_sentence
+from .verdict_marks import is_strict, mark, problems, summary_sentence, told
 
 SHOWN: Final = 10  # of each level GitHub shows no more in one step
 _MESSAGE: Final = 1_000
@@ -111,7 +111,7 @@ def _of_candidate(record: Record, candidate: Record) -> Iterator[Annotation]:
     """
     by_name = {str(cause["name"]): cause for cause in wording.causes(candidate)}
     by_subject: dict[tuple[str, str], list[Record]] = {}
-    for clause in wording.by_cause(candidate):
+    for clause in wording.by_cause({**candidate, "clauses": told(record, candidate)}):
         if level := _level(clause, strict=is_strict(record)):
             failed = clause["status"] == "failed"
             cause = wording.cause_of(candidate, clause) if failed else None

@@ -9,7 +9,7 @@ from typing import Final
 from ..base.record import GREEN
 from . import counterexample, wording
 from .complete import Record, complete, notes
-from .verdict_marks import case_id, is_strict, mark, problems, replay_command, whole
+from .verdict_marks import case_id, is_strict, mark, problems, replay_command, told, whole
 from .wording import count, shown_columns, worst_margin
 
 # What markdown gives a meaning anywhere in a line, the pipe of tables and the dollar of formulas.
@@ -99,7 +99,11 @@ def render_markdown(record: Record, limit: int = COMMENT_LIMIT) -> str:
     """The record as markdown of at most ``limit`` bytes; a sentence says what was left out."""
     record = complete(record)
     blocks = [_title(record), _overview(record), *_problems(record)]
-    blocks += [_section(entry) for entry in record["candidates"] if _needs_words(entry)]
+    blocks += [
+        _section(entry, clauses)
+        for entry in record["candidates"]
+        if _needs_words(entry, clauses := told(record, entry))
+    ]
     return _fitted([*blocks, *_all_details(record)], limit)
 
 
@@ -167,12 +171,12 @@ def _problems(record: Record) -> list[str]:
     return ["\n".join(lines)] if lines else []
 
 
-def _needs_words(candidate: Record) -> bool:
-    listed = any(clause["status"] in _TABULATED for clause in candidate["clauses"])
+def _needs_words(candidate: Record, clauses: list[Record]) -> bool:
+    listed = any(clause["status"] in _TABULATED for clause in clauses)
     return listed or candidate["verdict"] != "conforms" or bool(candidate["warnings"])
 
 
-def _section(candidate: Record) -> str:
+def _section(candidate: Record, clauses: list[Record]) -> str:
     """A candidate's verdict, and a table of the clauses that need a word."""
     parts = [
         f"### {_cell(candidate['name'])}: {escaped(candidate['verdict'])}",
@@ -180,8 +184,10 @@ def _section(candidate: Record) -> str:
         *([_cell(wording.site(candidate))] if wording.site(candidate) else []),
         *(f"⚠️ {_cell(sentence)}" for sentence in candidate["warnings"]),
     ]
-    parts += map(_cause, wording.causes(candidate)[:_CAUSES])
-    listed = [clause for clause in candidate["clauses"] if clause["status"] in _TABULATED]
+    names = {clause["id"] for clause in clauses}
+    causes = [one for one in wording.causes(candidate) if names.intersection(one["clauses"])]
+    parts += map(_cause, causes[:_CAUSES])
+    listed = [clause for clause in clauses if clause["status"] in _TABULATED]
     if listed:
         # What is tolerated comes behind what is not: of very many rows the first are shown.
         listed.sort(key=lambda one: (_TABULATED.index(one["status"]), one["level"] != "MUST"))
@@ -224,7 +230,7 @@ def _all_details(record: Record) -> Iterator[str]:
     failed = [
         (candidate, clause)
         for candidate in record["candidates"]
-        for clause in candidate["clauses"]
+        for clause in told(record, candidate)
         if clause["status"] in _EXPLAINED
     ]
     failed.sort(key=lambda pair: mark(pair[1], strict=strict) == "skipped")

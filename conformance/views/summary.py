@@ -123,11 +123,15 @@ def _heading(candidate: Record, width: int) -> list[Text]:
     verdict, name = str(candidate["verdict"]), str(candidate["name"])
     known = ", ".join(filter(None, (str(candidate[key]) for key in ("kind", "target"))))
     before = f"{name} ({known}): "
-    first, *more = _wrapped(Text(f"{before}{verdict}, {verdict_reason(candidate)}"), width)
-    first.stylize("bold", 0, len(name))
+    lines = _wrapped(Text(f"{before}{verdict}, {verdict_reason(candidate)}"), width)
+    lines[0].stylize("bold", 0, len(name))
     style = VERDICT_STYLES.get(verdict, "bold magenta")
-    first.stylize(style, len(before), len(before) + len(verdict))
-    return [first, *more]
+    for number, line in enumerate(lines):
+        place = line.plain.find(f"{verdict},", 0 if number else len(name))
+        if place >= 0:
+            line.stylize(style, place, place + len(verdict))
+            break
+    return lines
 
 
 def _warnings(candidate: Record, width: int) -> Iterator[list[Text]]:
@@ -140,7 +144,8 @@ def _block(candidate: Record, cause: Record, number: int, width: int, *, alone: 
     title = cut(cause_title(cause), _LONGEST)
     head = Text(f"{number}. " if number else "", style="bold red")
     name = _wrapped(Text(" ".join(title.split()), style="bold red"), width, head)
-    fix = _labelled("fix", cut(str(cause.get("fix") or ""), _LONGEST), width)
+    place = _labelled("site", cut(wording.blamed_site(candidate, cause), _LONGEST), width)
+    fix = [*place, *_labelled("fix", cut(str(cause.get("fix") or ""), _LONGEST), width)]
     fix += _labelled("line", said_line(cause), width)
     clauses = list(cause["clauses"])
     listed = by_family(clauses) or ", ".join(clauses)

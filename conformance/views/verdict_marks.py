@@ -120,6 +120,15 @@ def mark(clause: Record, *, strict: bool = False) -> Mark:
     return "failed"
 
 
+def told(record: Record, candidate: Record) -> list[Record]:
+    """The clauses of a candidate without the recommendations that a conforming one disregards.
+
+    These are counted: no verdict depends on them, unless the run is strict.
+    """
+    quiet = candidate["verdict"] in GREEN and not is_strict(record)
+    return [one for one in candidate["clauses"] if not (quiet and one["status"] == "failed")]
+
+
 def summary_sentence(clause: Record) -> str:
     """One sentence on a clause that did not simply pass, its cause first; "" if it passed."""
     status, text = clause["status"], wording.message(clause)

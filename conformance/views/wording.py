@@ -456,6 +456,14 @@ def site(candidate: Record) -> str:
     return ", ".join(filter(None, parts))
 
 
+def blamed_site(candidate: Record, cause: Record) -> str:
+    """The attention that a cause of a whole model lies in, in one line; else ""."""
+    violation = failure_of(candidate, cause).get("violation") or {}
+    index = (violation.get("measured") or {}).get("site")
+    entries = candidate.get("sites") or ()
+    return next((site({"site": one}) for one in entries if one.get("index") == index), "")
+
+
 def _otherwise(entry: Record) -> str:
     """`` (but 1, 3 causal)``: those of the same attentions that see other keys, and which."""
     seeing: dict[str, list[str]] = {}

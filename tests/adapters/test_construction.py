@@ -140,3 +140,27 @@ def test_the_only_length_is_found() -> None:
     assert made.declaration.pins.sizes["query_length"] == (16,)
     assert "it takes 16 tokens alone" in made.declaration.assumptions
     assert made.warnings == ()
+
+
+class Lazy(nn.Module):
+    """Layers whose sizes follow from the first call, and a place for tensors of its own."""
+
+    def __init__(self, width: int, num_heads: int, device: str) -> None:
+        super().__init__()
+        self.num_heads, self.scale = num_heads, torch.ones(1).to(device)
+        self.qkv, self.proj = nn.LazyLinear(3 * width), nn.LazyLinear(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of tokens."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        weights = (q @ k.mT / q.shape[-1] ** 0.5 * self.scale).softmax(-1)
+        answer: Tensor = self.proj((weights @ v).transpose(1, 2).flatten(2))
+        return answer
+
+
+def test_layers_whose_sizes_a_call_shows() -> None:
+    """A lazy class has the weights that a call gives it, in float32, and is declared so."""
+    built, _ = instance_of(Lazy, None)
+    shapes = {name: (list(one.shape), one.dtype) for name, one in built.named_parameters()}
+    assert shapes["qkv.weight"] == ([72, 24], torch.float32)
+    assert conformance.module(Lazy).declaration.kind == "layer"

@@ -128,7 +128,7 @@ def test_what_cannot_be_made_is_named_with_a_call_that_works() -> None:
     """The sentence ends with a call to paste, in which a value is to be written."""
     with pytest.raises(DeclarationError, match=r"Unknown\.forward needs 'rope'") as caught:
         conformance.module(Unknown())
-    said = "call=lambda module, query: module(query, rope=…)"
+    said = "call=lambda module, query: module(query, rope=None)"
     assert said in str(caught.value)
 
     def tables(x: Tensor) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from conformance.session.report import (
     build_report,
     candidate_entry,
     causes_of,
+    joined_causes,
     verdict,
 )
 
@@ -529,3 +530,20 @@ def test_what_is_not_judged_is_not_green() -> None:
     open_one = loaded(unjudged="its only attention is not judged")
     assert verdict(open_one, [PASSED]) == ("inconclusive", "its only attention is not judged")
     assert verdict(open_one, [PASSED, MUST_FAILED])[0] == "fails"
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_model_has_the_cause_of_the_attention_that_it_blames(index: int) -> None:
+    """One wrong layer is one cause: of the layer, and of the model on its own input."""
+    site: SiteEntry = {"index": 1, "nodes": [], "scope": "", "same_as": [2]}
+    blamed = Violation(kind="value", message="attention is wrong", measured={"site": index})
+    named = {"name": "scale-missing", "text": "not scaled", "fix": "divide", "confidence": 1.0}
+    whole = result("failed", "model.causality", violation=blamed)
+    alone = result("failed", "numerics.golden", diagnosis=[named])
+    entries = [
+        candidate_entry(loaded(target="m.onnx", kind="model"), [whole], {}),
+        candidate_entry(loaded(target="m.onnx#1", site=site), [alone], {}),
+    ]
+    (cause,) = joined_causes(entries)[0]["causes"]
+    assert cause["name"] == ("scale-missing" if index in (1, 2) else "model.causality")
+    assert cause["clauses"] == ["model.causality"]

@@ -9,6 +9,7 @@ from workspaces import write
 from conformance.errors import UsageError
 from conformance.targets.notebooks import cells_of
 from conformance.targets.partial_import import Part, import_for
+from conformance.targets.resolving import Undeclared, find
 from conformance.targets.target_strings import why_foreign
 
 
@@ -30,6 +31,8 @@ STUDY = notebook(
     "made = late()\nshort = lambda x: x + size",
     "if loads:\n    def branch(): ...\ndef worse(x=1 / 0): ...",
     "this is no Python",
+    "def into(kind):\n    return lambda one: setattr(kind, one.__name__, one)",
+    "@into(Plain)\ndef added(self): ...",
 )
 
 
@@ -51,6 +54,7 @@ def test_definitions_of_a_notebook(folder: Path) -> None:
     assert part_of(folder, "Plain").module.Plain.pi > 75
     assert part_of(folder, "short").module.short(1) == 25
     assert part_of(folder, "branch").notes == ()
+    assert part_of(folder, "Plain").module.Plain.added  # by a decorator, in a later cell
     assert not (folder / "ran").exists()
 
 
@@ -58,12 +62,13 @@ def test_what_a_definition_lacks(folder: Path) -> None:
     """What is missing is told of whom it concerns, by cell and line, and of nobody else."""
     write(folder, {"study.ipynb": STUDY})
     assert part_of(folder, "Plain").notes == ()
-    assert part_of(folder, "late").notes == (
-        "data is assigned in study.ipynb, cell 3, line 2 by code that is not run",
-    )
+    (said,) = part_of(folder, "late").notes
+    assert said.startswith("data is assigned in study.ipynb, cell 3, line 2 by code that is not")
     (said,) = part_of(folder, "Optional").notes
     assert said.startswith("no_such_package cannot be imported: ModuleNotFoundError")
-    assert said.endswith("(study.ipynb, cell 2, line 3)")
+    assert said.endswith(
+        "(study.ipynb, cell 2, line 3); install what has it (pip install no_such_package)"
+    )
     assert any("cell 10, line 1 is not run" in said for said in part_of(folder, None).notes)
 
 
@@ -86,7 +91,7 @@ def test_a_value_that_a_call_makes(folder: Path) -> None:
     write(folder, {"study.ipynb": STUDY})
     said = refused(folder, "made")
     assert said.endswith("and run: conformance check study.ipynb:make_made")
-    pasted = "\n".join(line[4:] for line in said.split("\n\n")[1].splitlines())
+    pasted = "\n".join(line[6:] for line in said.splitlines()[2:-1])
     cells = [cell.text for cell in cells_of(folder / "study.ipynb")]
     write(folder, {"more.ipynb": notebook(*cells, pasted)})
     with pytest.raises(NameError, match="data"):  # as in the notebook itself
@@ -171,6 +176,15 @@ def test_a_package_that_does_not_import(folder: Path) -> None:
     part = part_of(folder, "also", "broken_pkg/sub/mine.py")
     assert part.module.also == 2
     assert "No module named 'no_such_package' (broken_pkg/__init__.py:1)" in part.notes[0]
+
+
+def test_a_dotted_name_of_what_does_not_import(folder: Path) -> None:
+    """What it needs is run as that of a file's name is, and what is missing is said."""
+    lines = "import no_such_package\ndef attend(q, k, v): ..."
+    write(folder, {"torn/__init__.py": "", "torn/mine.py": lines})
+    (entry,) = find("torn.mine:attend")
+    assert isinstance(entry, Undeclared)
+    assert entry.notes[0].endswith("attend is judged without what failed")
 
 
 def test_the_working_folder_is_on_the_path(folder: Path) -> None:

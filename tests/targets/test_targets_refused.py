@@ -3,8 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from command_line import FEW
 from workspaces import KERNEL, write
 
+from conformance.__main__ import run
 from conformance.errors import TO_CHECK, UsageError
 from conformance.identification.opening import resolve
 from conformance.targets.resolving import load, object_of
@@ -314,14 +316,46 @@ def test_a_class_that_cannot_be_constructed(
 ) -> None:
     """The refusal ends in a file that constructs it, once the value that was guessed is right."""
     write(folder, {"model.py": UNMADE})
-    said, *lines, command = refusal(f"model.py:{name}").splitlines()
+    said, place, *lines, command = refusal(f"model.py:{name}").splitlines()
     assert said.startswith(name)
-    assert command == "    and run: conformance check made.py:made"
+    assert place.startswith("  paste into a new file made.py, with the right ")
+    assert command == "  and run: conformance check made.py:made"
     pasted = "\n".join(line.removeprefix("      ") for line in lines)
     assert f"return {call}" in pasted
     write(folder, {"made.py": pasted.replace(guess, right)})
     made = object_of("made.py:made")()
     assert type(made).__name__ == name
+
+
+STREAMS = """
+import torch
+from torch import nn
+
+
+class Streams(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v, self.out = (nn.Linear(dim, dim) for _ in range(4))
+
+    def forward(self, first, second, third, table):
+        inputs = zip((self.q, self.k, self.v), (first, second, third))
+        q, k, v = (p(t).unflatten(-1, (self.heads, -1)).transpose(1, 2) for p, t in inputs)
+        answer = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+        return self.out(answer.transpose(1, 2).flatten(2)) + table["offset"]
+"""
+
+
+def test_a_module_that_needs_a_value(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the command prints can be pasted into a file, once the value is right."""
+    write(folder, {"model.py": STREAMS})
+    assert run(["check", "model.py:Streams", *FEW]) == 2
+    said, place, *lines, command = capsys.readouterr().err.splitlines()
+    assert "needs 'table', which the harness knows nothing of" in said
+    assert place == "  paste into a new file layer.py:"
+    pasted = "\n".join(line.removeprefix("      ") for line in lines)
+    write(folder, {"layer.py": pasted.replace("table=None", "table={'offset': 0.0}")})
+    assert run([*command.removeprefix("  and run: conformance ").split(), *FEW]) == 0
 
 
 def test_loading_what_a_target_names(folder: Path) -> None:

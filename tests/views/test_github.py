@@ -33,6 +33,7 @@ def test_levels_and_places() -> None:
         "requires: A masked key is absent."
     )
     assert second.startswith("::warning file=src/my attn.py,line=12,title=mine%3A mask.no-leak::")
+    assert not commands(record(candidate([SHOULD_FAILED])))  # it conforms
 
 
 def test_escapes_are_github_s() -> None:

@@ -51,8 +51,9 @@ def test_what_is_said_of_a_failure() -> None:
 
 
 def test_a_green_run_is_short() -> None:
-    """A table, and no more."""
-    text = render_markdown(of(result()))
+    """A table, and no more: recommendations that are not followed are counted in it."""
+    text = render_markdown(of(result(), SHOULD_FAILED))
+    assert "| SHOULD failed |" in text
     assert text.startswith("## ✅ Attention conformance: conforms\n")
     assert "###" not in text
     assert "<details>" not in text

@@ -65,14 +65,16 @@ class Silence:
         """Dtype and device."""
         return self.dtype, self.device
 
-    def sentence(self, shown: str) -> str:
+    def sentence(self, candidate: Candidate) -> str:
         """What is wrong with a candidate, with the way to the exception in lines of their own."""
+        shown = f"{candidate.name}{f' ({candidate.target})' if candidate.target else ''}"
+        missing = "; ".join(candidate.warnings)
         lines = reversed(self.violation.traceback.splitlines())
         way = f"{RAISED_AT}{next(lines, '')}" + "".join(f"\n  called at {line}" for line in lines)
         return (
             f"no call of {shown} succeeds: each of {self.calls} trial calls raised, the first "
-            f"{self.violation.message.removeprefix('raised ')}; mend the call, or pin with "
-            f"geometry= what it can take{way}"
+            f"{self.violation.message.removeprefix('raised ')}; "
+            f"{missing or 'mend the call, or pin with geometry= what it can take'}{way}"
         )
 
 
@@ -415,8 +417,7 @@ def plan_candidates(
             silent_places = silences(run, planned)
             # A graph that is refused is judged all the same: its file has clauses of its own.
             if is_silent(silent_places, planned) and candidate.graph is None:
-                where = f" ({candidate.target})" if candidate.target else ""
-                silent.append(silent_places[0].sentence(f"{candidate.name}{where}"))
+                silent.append(silent_places[0].sentence(candidate))
             planned = without_repetition(planned, silent_places)
         plan = CandidatePlan(
             candidate=candidate,
