@@ -92,6 +92,7 @@ def assuming(candidate: Candidate, *assumptions: str) -> Candidate:
 
 
 Understood = tuple[Calling, ModuleProjections, dict[str, Any]]
+_WHOLE: Final = "understood"
 
 
 def understand(built: nn.Module, request: ModuleRequest) -> Understood:
@@ -99,8 +100,22 @@ def understand(built: nn.Module, request: ModuleRequest) -> Understood:
 
     Tokens come before batch, or every call is causal or of one sequence if nothing is declared of
     that, where answers are golden only so. Where none are, calls that seem meant causal are that.
-    Raises DeclarationError with what to pass.
+    What was understood of the same request before is known. Raises DeclarationError with what to
+    pass.
     """
+    if _WHOLE not in request.known:
+        try:
+            request.known[_WHOLE] = _searched(built, request)
+        except DeclarationError as error:
+            request.known[_WHOLE] = error
+    found = request.known[_WHOLE]
+    if isinstance(found, DeclarationError):
+        raise found
+    calling, finding, promises = found
+    return calling, finding, {**promises}
+
+
+def _searched(built: nn.Module, request: ModuleRequest) -> Understood:
     if multihead.is_multihead(built):
         return _multihead(cast("nn.MultiheadAttention", built), request)
     try:
@@ -482,14 +497,14 @@ def module(
         if construct is not None:
             msg = f"construct is given, but {shown} is an instance: give its class, or drop it"
             raise DeclarationError(msg)
-        return _of_instance(cls_or_instance, request)
+        return of_instance(cls_or_instance, request)
     if construct is None and multihead.is_multihead(cls_or_instance) and "geometry" not in promises:
         request = request.promising({"geometry": multihead.nearest})
         construct = multihead.construct
     if construct is not None:
         return of_constructor(cls_or_instance, construct, request)
     built, how = instance_of(cls_or_instance, num_heads)
-    return assuming(_of_instance(built, request), how)
+    return assuming(of_instance(built, request), how)
 
 
 def _shown(value: object, name: str | None) -> str:
@@ -501,7 +516,8 @@ def _shown(value: object, name: str | None) -> str:
     raise DeclarationError(msg)
 
 
-def _of_instance(built: nn.Module, request: ModuleRequest) -> Candidate:
+def of_instance(built: nn.Module, request: ModuleRequest) -> Candidate:
+    """The candidate of a module as it is built; raises DeclarationError with what to pass."""
     if isinstance(built, torch.jit.ScriptModule):
         msg = (
             f"{request.shown} is scripted: give the module it was scripted from, or use fixed_layer"

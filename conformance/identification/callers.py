@@ -352,10 +352,12 @@ class Understood:
     batched: bool
 
 
-def understood(built: nn.Module, shown: str) -> Understood | DeclarationError:
-    """How the adapters read a module, or why they cannot."""
+def understood(
+    built: nn.Module, shown: str, known: dict[Any, Any]
+) -> Understood | DeclarationError:
+    """How the adapters read a module, or why they cannot; ``known`` keeps what was searched."""
     try:
-        calling, finding, promises = understand(built, ModuleRequest(shown=shown))
+        calling, finding, promises = understand(built, ModuleRequest(shown=shown, known=known))
     except DeclarationError as error:
         return error
     return Understood(built, calling, finding, bool(promises.get("batched", True)))

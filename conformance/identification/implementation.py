@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -59,6 +59,8 @@ class Implementation:
         The candidate, if it is declared: probing ignores what it promises.
     imports, expression
         The lines that import it, and the expression that then is the object itself.
+    known
+        What was searched of a module.
     """
 
     target: str
@@ -68,6 +70,7 @@ class Implementation:
     imports: tuple[str, ...]
     expression: str
     declared: Candidate | None = None
+    known: dict[Any, Any] = field(default_factory=dict, compare=False)
 
     @property
     def parameters(self) -> Parameters:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .._golden import golden
 from ..base.results import plain
+from ..calls import torch_state
 from ..calls.calling import CandidateFailure, guarded
 from ..errors import UsageError
 from ..targets.declaring import how_to_pass
@@ -126,6 +127,7 @@ _MOST_UNREAD: Final = 6
 Tell = Callable[[str, str], None]
 
 
+@torch_state.one_thread()
 def identify(implementation: Implementation, as_observed: Any, tell: Tell) -> dict[str, Any]:
     """The record of one implementation; ``tell`` begins a stage with a time limit of its own.
 
@@ -269,7 +271,9 @@ def _positions(implementation: Implementation, findings: Findings, record: dict[
 def _opened(implementation: Implementation) -> Iterator[Caller]:
     """The callers of an implementation."""
     if implementation.form == "module":
-        reading = callers.understood(implementation.value, implementation.name)
+        reading = callers.understood(
+            implementation.value, implementation.name, implementation.known
+        )
         if not isinstance(reading, callers.Understood):
             raise UsageError(how_to_pass(reading, implementation.value)) from reading
         return callers.module_callers(reading)

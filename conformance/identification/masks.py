@@ -313,8 +313,9 @@ def _additive(case: Probed, parameter: CallParameter) -> MaskResult | None:
             continue
         samples = [plain.read_as(keep=None)]
         samples += [hidden] if hidden is not None else []
-        orders = (case.point.replace(bias_order=name) for name in ("after-scale", "before-scale"))
-        reading = next((order for order in orders if case.judge.fits(order, samples)), None)
+        orders = [case.point.replace(bias_order=name) for name in ("after-scale", "before-scale")]
+        fits = (all(_fits_with_keys(case, order, one) for one in samples) for order in orders)
+        reading = next((order for order, fit in zip(orders, fits, strict=True) if fit), None)
         if reading is not None:
             uses.append(use)
             last = reading

@@ -55,7 +55,7 @@ _BIASES: Final = {"v": "value_bias", "o": "output_bias"}
 _MOST_STEPS: Final = 3
 # Processor seconds for points with positions, norms, caps, windows or biases: they are proposed one
 # after the other, the likeliest first.
-_SECONDS_FURTHER: Final = 2.0
+_SECONDS_FURTHER: Final = 3.0
 # The same for the ways in which a layer may take its steps, those with the fewest changes first.
 _SECONDS_READING: Final = 1.0
 
@@ -285,7 +285,7 @@ def read_further(
     def proposals() -> Iterator[Proposal]:
         for reading, base in weights.readings:
             for one in further_points(
-                reading, weights.stretched, base, ordered=ordered, by_head=by_head
+                reading, weights.stretched, base, ordered=ordered, by_head=by_head, ends=ends
             ):
                 weights.proposed.append(one)
                 yield one

@@ -16,10 +16,12 @@ from torch import nn
 from .._golden import golden
 from ..adapters import multihead
 from ..adapters.construction import instance_of
-from ..adapters.module import assuming, module
+from ..adapters.module import assuming, module, of_instance
+from ..adapters.projection_search import ModuleRequest
 from ..base.mistake import CHOSEN_UNDECLARED, UNKNOWN, parts_of
 from ..base.printable_text import few
 from ..base.record import Reading
+from ..calls import torch_state
 from ..calls.calling import before_each_call
 from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
@@ -59,6 +61,7 @@ _SECONDS_TO_NAME: Final = 6.0
 _NAME: Final = "undeclared"
 
 
+@torch_state.one_thread()
 def read_undeclared(entry: Undeclared) -> list[Candidate]:
     """What an undeclared object is judged as; raises UsageError where it can be judged as nothing.
 
@@ -79,17 +82,20 @@ def read_undeclared(entry: Undeclared) -> list[Candidate]:
         raise UsageError(msg)
     if multihead.is_multihead(built):
         return [_plain(entry, entry.value, "")]
-    read = _read(entry, built)
+    known: dict[Any, Any] = {}
+    read = _read(entry, built, known)
     if isinstance(read, Candidate):
         return [_with_notes(read, how)]
-    return [_with_notes(one, how) for one in _unread(entry, built, read, unknown)]
+    return [_with_notes(one, how) for one in _unread(entry, built, (read, unknown), known)]
 
 
-def _unread(entry: Undeclared, built: nn.Module, reason: str, unknown: str) -> list[Candidate]:
+def _unread(
+    entry: Undeclared, built: nn.Module, reasons: tuple[str, str], searched: dict[Any, Any]
+) -> list[Candidate]:
     """A module that was not read: as the mistake that it makes, else as a model, else plainly."""
-    inside = _inside(built, entry.target)
+    inside, (reason, unknown) = _inside(built, entry.target), reasons
     try:
-        plain = _plain(entry, built, reason, unknown)
+        plain = _plain(entry, built, reason, unknown, searched)
     except UsageError:
         if inside is None:
             raise
@@ -243,7 +249,7 @@ def _with_notes(candidate: Candidate, *notes: str) -> Candidate:
 
 def _function(entry: Undeclared) -> Candidate:
     """An undeclared function; raises UsageError with lines to declare it where it is not read."""
-    read = _read(entry, entry.value)
+    read = _read(entry, entry.value, {})
     if isinstance(read, Candidate):
         return read
     msg = (
@@ -254,7 +260,7 @@ def _function(entry: Undeclared) -> Candidate:
     raise UsageError(msg + lines)
 
 
-def _read(entry: Undeclared, value: Any) -> Candidate | str:
+def _read(entry: Undeclared, value: Any, known: dict[Any, Any]) -> Candidate | str:
     """The candidate that the declaration of what was read makes, or why nothing was read."""
     name = getattr(value, "__name__", "") or type(value).__name__
     findings = Findings()
@@ -262,6 +268,7 @@ def _read(entry: Undeclared, value: Any) -> Candidate | str:
         implementation = implementation_of(
             value, target=entry.target, name=name, imports=(), expression=_NAME, whole=False
         )
+        implementation = dataclasses.replace(implementation, known=known)
         case = read_case(implementation, findings, {}, _silent, states=False)
         if isinstance(case, str):
             return case
@@ -320,12 +327,23 @@ def _declared(entry: Undeclared, implementation: Implementation, case: Investiga
     return assuming(candidate, *told)
 
 
-def _plain(entry: Undeclared, value: Any, unread: str, unknown: str = "") -> Candidate:
-    """A module as its plainest reading; ``unknown`` says why it is no whole model, if asked."""
+def _plain(
+    entry: Undeclared,
+    value: Any,
+    unread: str,
+    unknown: str = "",
+    searched: dict[Any, Any] | None = None,
+) -> Candidate:
+    """A module as its plainest reading; ``unknown`` says why it is no whole model, if asked.
+
+    ``searched`` is what was searched of an instance before.
+    """
 
     def wrap() -> Candidate:
         try:
-            return module(value)
+            if searched is None:
+                return module(value)
+            return of_instance(value, ModuleRequest(shown=type(value).__name__, known=searched))
         except ConstructionError as error:
             raise UsageError(how_to_make(error, entry.target)) from error
         except DeclarationError as error:
