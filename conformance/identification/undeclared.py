@@ -15,7 +15,7 @@ from torch import nn
 
 from .._golden import golden
 from ..adapters import multihead
-from ..adapters.construction import instance_of
+from ..adapters.construction import instance_of, materialised
 from ..adapters.module import assuming, module, of_instance
 from ..adapters.projection_search import ModuleRequest
 from ..base.mistake import CHOSEN_UNDECLARED, UNKNOWN, parts_of
@@ -140,7 +140,7 @@ class _OutOfTimeError(Exception):
 def _instance(entry: Undeclared) -> tuple[nn.Module, str]:
     """The module itself or an instance of the class, and how that was constructed."""
     if isinstance(entry.value, nn.Module):
-        return entry.value, ""
+        return materialised(entry.value), ""
     try:
         return instance_of(entry.value, None)
     except ConstructionError as error:
