@@ -253,6 +253,11 @@ def _order(call: Call, rank: int) -> list[int] | None:
     return None
 
 
+def swaps_last(call: Call, rank: int) -> bool:
+    """Whether a call makes the last two axes of a tensor change places, and no others."""
+    return rank > 1 and _order(call, rank) == [*range(rank - 2), rank - 1, rank - 2]
+
+
 def _reshaped(_call: Call, letters: str, before: list[int], after: list[int]) -> str | None:
     """The letters above a call that puts axes together or takes them apart."""
     if before == after:
