@@ -28,7 +28,14 @@ from .contradictions import contradictions
 from .deviations import Investigation, deviations
 from .implementation import Implementation, read_attentions
 from .investigation import behave, investigate
-from .plain_reading import PlainReading, Weights, observe, read_further, read_plain
+from .plain_reading import (
+    PlainReading,
+    Weights,
+    observe,
+    read_further,
+    read_mistaken,
+    read_plain,
+)
 from .record import Findings, deviations_words, kind_words
 from .signature import Parameters, read_parameters
 from .statements import read_beyond, reading_of, what_is_certain
@@ -392,11 +399,17 @@ class Unread:
 def _first_further(unread: list[Unread]) -> tuple[Caller, PlainReading] | Unread:
     """The first way of calling that a further point explains, else the one to make a statement of.
 
+    A mistake of the catalogue at such a point explains it, too.
+
     That is the first whose values were read.
     """
     legible = [one for one in unread if one.settles_axes]
     for one in legible:
         read = read_further(one.weights, one.observed, PointJudge(one.caller.kind, "float32"))
+        if read is not None:
+            return one.caller, read
+    for one in legible:
+        read = read_mistaken(one.weights, one.observed, PointJudge(one.caller.kind, "float32"))
         if read is not None:
             return one.caller, read
     return dataclasses.replace(unread[0], others=tuple(legible[:1]))

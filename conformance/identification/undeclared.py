@@ -57,6 +57,7 @@ _TOLD: Final = (
 )
 # Processor seconds in which a mistake with a name is looked for in what could not be read.
 _SECONDS_TO_NAME: Final = 6.0
+_MISTAKES: Final = {mistake.name for mistake in named_mistakes()} - CHOSEN_UNDECLARED
 # What declarations call the object that they declare.
 _NAME: Final = "undeclared"
 
@@ -101,8 +102,7 @@ def _unread(
             raise
         return _of_model(inside, entry)
     entries = _explained(plain)
-    names = {mistake.name for mistake in named_mistakes()} - CHOSEN_UNDECLARED
-    known = any({*parts_of(str(one["name"]))} <= names for one in entries)
+    known = any({*parts_of(str(one["name"]))} <= _MISTAKES for one in entries)
     said = next((str(one["text"]) for one in entries if one["name"] != UNKNOWN), "")
     # Nobody means what takes the place of a projection without effect, or of a causal rule.
     unmeant: list[str] = []
@@ -276,9 +276,10 @@ def _read(entry: Undeclared, value: Any, known: dict[Any, Any]) -> Candidate | s
             return "its answers depend on neither queries nor keys"
         if case.point.scale != "none":  # some models are trained without any
             case.held = frozenset({"scale"})
-        if case.beyond:
+        made = {mistake.name: mistake.sentence for mistake in case.judge.made}
+        if case.beyond and not made.keys() <= _MISTAKES:
             return f"it computes {'; '.join(case.beyond)}"
-        return _declared(entry, implementation, case)
+        return _declared(entry, implementation, case, tuple(made.values()))
     except UsageError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 (whatever we fail at in reading, it is still judged)
@@ -299,8 +300,13 @@ def _silent(_step: str, _what: str) -> None:
     """Nobody is told how far a reading is."""
 
 
-def _declared(entry: Undeclared, implementation: Implementation, case: Investigation) -> Candidate:
-    """The candidate that identify's declaration makes, under the object's own name."""
+def _declared(
+    entry: Undeclared, implementation: Implementation, case: Investigation, made: tuple[str, ...]
+) -> Candidate:
+    """The candidate that identify's declaration makes, under the object's own name.
+
+    It is held against that; ``made`` are the mistakes with which it was read.
+    """
     right = case.promises.get("dtypes") or ["float32"]
     case.promises["dtypes"] = ["float32"] if "float32" in right else right[:1]
     text = declaration_text(implementation, case)
@@ -317,7 +323,8 @@ def _declared(entry: Undeclared, implementation: Implementation, case: Investiga
     ]
     mistaken = [one for one in deviations(case) if one.mistaken]
     warnings = [f"{one.text} ({one.observed})" for one in mistaken]
-    reading = Reading(mistakes=tuple(one.observed for one in mistaken if one not in case.observed))
+    own = (one.observed for one in mistaken if one not in case.observed)
+    reading = Reading(mistakes=(*made, *own))
     candidate = dataclasses.replace(
         candidate,
         target=entry.target,
