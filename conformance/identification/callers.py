@@ -352,12 +352,10 @@ class Understood:
     batched: bool
 
 
-def understood(
-    built: nn.Module, shown: str, known: dict[Any, Any]
-) -> Understood | DeclarationError:
-    """How the adapters read a module, or why they cannot; ``known`` keeps what was searched."""
+def understood(built: nn.Module, request: ModuleRequest) -> Understood | DeclarationError:
+    """How the adapters read a module, or why they cannot."""
     try:
-        calling, finding, promises = understand(built, ModuleRequest(shown=shown, known=known))
+        calling, finding, promises = understand(built, request)
     except DeclarationError as error:
         return error
     return Understood(built, calling, finding, bool(promises.get("batched", True)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ..adapters.construction import instance_of, settings_read
+from ..adapters.projection_search import ModuleRequest
 from ..base.files import user_path
 from ..declare.candidate import Candidate
 from ..errors import ConstructionError, UsageError
@@ -59,8 +60,8 @@ class Implementation:
         The candidate, if it is declared: probing ignores what it promises.
     imports, expression
         The lines that import it, and the expression that then is the object itself.
-    known
-        What was searched of a module.
+    request
+        What a module is asked as, with what was searched of it before.
     """
 
     target: str
@@ -70,7 +71,7 @@ class Implementation:
     imports: tuple[str, ...]
     expression: str
     declared: Candidate | None = None
-    known: dict[Any, Any] = field(default_factory=dict, compare=False)
+    request: ModuleRequest | None = None
 
     @property
     def parameters(self) -> Parameters:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
+from ..adapters.projection_search import ModuleRequest
 from ..base.results import plain
 from ..calls import torch_state
 from ..calls.calling import CandidateFailure, guarded
@@ -278,9 +279,8 @@ def _positions(implementation: Implementation, findings: Findings, record: dict[
 def _opened(implementation: Implementation) -> Iterator[Caller]:
     """The callers of an implementation."""
     if implementation.form == "module":
-        reading = callers.understood(
-            implementation.value, implementation.name, implementation.known
-        )
+        request = implementation.request or ModuleRequest(shown=implementation.name)
+        reading = callers.understood(implementation.value, request)
         if not isinstance(reading, callers.Understood):
             raise UsageError(how_to_pass(reading, implementation.value)) from reading
         return callers.module_callers(reading)

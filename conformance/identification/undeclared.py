@@ -16,7 +16,14 @@ from torch import nn
 from .._golden import golden
 from ..adapters import multihead
 from ..adapters.construction import instance_of, materialised
-from ..adapters.module import assuming, module, of_instance
+from ..adapters.module import (
+    assuming,
+    idle_streams,
+    module,
+    of_instance,
+    understand,
+    with_second_stream,
+)
 from ..adapters.projection_search import ModuleRequest
 from ..base.mistake import CHOSEN_UNDECLARED, UNKNOWN, parts_of
 from ..base.printable_text import few
@@ -83,20 +90,36 @@ def read_undeclared(entry: Undeclared) -> list[Candidate]:
         raise UsageError(msg)
     if multihead.is_multihead(built):
         return [_plain(entry, entry.value, "")]
-    known: dict[Any, Any] = {}
-    read = _read(entry, built, known)
+    shown = type(built).__name__
+    if (both := with_second_stream(built, shown)) is not None:
+        read = _read(entry, built, both)
+        if isinstance(read, Candidate) and not read.reading.mistakes:  # type: ignore[union-attr]  # it was read
+            return [_with_notes(read, how, "without its second input its tokens take the place")]
+    request = ModuleRequest(shown=shown)
+    read = _read(entry, built, request)
     if isinstance(read, Candidate):
-        return [_with_notes(read, how)]
-    return [_with_notes(one, how) for one in _unread(entry, built, (read, unknown), known)]
+        return [_with_notes(_without_idle_streams(read, built, request), how)]
+    return [_with_notes(one, how) for one in _unread(entry, built, (read, unknown), request)]
+
+
+def _without_idle_streams(read: Candidate, built: nn.Module, request: ModuleRequest) -> Candidate:
+    """A candidate that is open where a second input is taken and changes no answer."""
+    calling, finding, _ = understand(built, request)
+    width = finding.recipe.widths(built, finding.sizes)[0]
+    idle = idle_streams(built, calling, width)
+    if not idle:
+        return read
+    said = f"{few(idle, 3)} changes no answer: whatever is given, its tokens attend to themselves"
+    return dataclasses.replace(read, unjudged="; ".join(filter(None, (read.unjudged, said))))
 
 
 def _unread(
-    entry: Undeclared, built: nn.Module, reasons: tuple[str, str], searched: dict[Any, Any]
+    entry: Undeclared, built: nn.Module, reasons: tuple[str, str], request: ModuleRequest
 ) -> list[Candidate]:
     """A module that was not read: as the mistake that it makes, else as a model, else plainly."""
     inside, (reason, unknown) = _inside(built, entry.target), reasons
     try:
-        plain = _plain(entry, built, reason, unknown, searched)
+        plain = _plain(entry, built, reason, unknown, request)
     except UsageError:
         if inside is None:
             raise
@@ -249,7 +272,7 @@ def _with_notes(candidate: Candidate, *notes: str) -> Candidate:
 
 def _function(entry: Undeclared) -> Candidate:
     """An undeclared function; raises UsageError with lines to declare it where it is not read."""
-    read = _read(entry, entry.value, {})
+    read = _read(entry, entry.value, None)
     if isinstance(read, Candidate):
         return read
     msg = (
@@ -260,7 +283,7 @@ def _function(entry: Undeclared) -> Candidate:
     raise UsageError(msg + lines)
 
 
-def _read(entry: Undeclared, value: Any, known: dict[Any, Any]) -> Candidate | str:
+def _read(entry: Undeclared, value: Any, request: ModuleRequest | None) -> Candidate | str:
     """The candidate that the declaration of what was read makes, or why nothing was read."""
     name = getattr(value, "__name__", "") or type(value).__name__
     findings = Findings()
@@ -268,7 +291,7 @@ def _read(entry: Undeclared, value: Any, known: dict[Any, Any]) -> Candidate | s
         implementation = implementation_of(
             value, target=entry.target, name=name, imports=(), expression=_NAME, whole=False
         )
-        implementation = dataclasses.replace(implementation, known=known)
+        implementation = dataclasses.replace(implementation, request=request)
         case = read_case(implementation, findings, {}, _silent, states=False)
         if isinstance(case, str):
             return case
@@ -339,18 +362,16 @@ def _plain(
     value: Any,
     unread: str,
     unknown: str = "",
-    searched: dict[Any, Any] | None = None,
+    request: ModuleRequest | None = None,
 ) -> Candidate:
     """A module as its plainest reading; ``unknown`` says why it is no whole model, if asked.
 
-    ``searched`` is what was searched of an instance before.
+    ``request`` has what was searched of an instance before.
     """
 
     def wrap() -> Candidate:
         try:
-            if searched is None:
-                return module(value)
-            return of_instance(value, ModuleRequest(shown=type(value).__name__, known=searched))
+            return module(value) if request is None else of_instance(value, request)
         except ConstructionError as error:
             raise UsageError(how_to_make(error, entry.target)) from error
         except DeclarationError as error:
