@@ -151,3 +151,10 @@ def test_keys_that_all_weigh_the_same_have_no_scale() -> None:
         reading = plain(name)
         assert reading is not None
         assert reading.point.scale == 0.0
+
+
+def test_functions_of_scores_that_nobody_means_say_so() -> None:
+    """A triangle the wrong way round, and far keys that win: no window and no slope besides."""
+    assert windowed(0, None).mistake
+    assert sloped([0.5, 0.25]).mistake
+    assert not any(one.mistake for one in (windowed(0, 2), windowed(3, None), sloped([-0.5, 0.25])))
