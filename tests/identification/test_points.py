@@ -10,6 +10,7 @@ import torch
 import unusual_attention
 
 from conformance import STANDARD
+from conformance.adapters.projection_search import ModuleRequest
 from conformance.identification.agreement import PointJudge
 from conformance.identification.behaviour import order_matters
 from conformance.identification.caller import Caller
@@ -19,6 +20,7 @@ from conformance.identification.callers import (
     module_callers,
     understood,
 )
+from conformance.identification.convention import sloped, windowed
 from conformance.identification.implementation import implementation_of
 from conformance.identification.plain_reading import (
     PlainReading,
@@ -40,7 +42,7 @@ def caller(name: str) -> Caller:
     value = getattr(unusual_attention, name)
     thing = implementation_of(value, target=name, name=name, imports=(), expression=name)
     if thing.form == "module":
-        reading = understood(thing.value, name)
+        reading = understood(thing.value, ModuleRequest(shown=name))
         assert isinstance(reading, Understood)
         return next(iter(module_callers(reading)))
     return next(one for one in function_callers(thing) if one.answer(one.draw()) is not None)
