@@ -239,7 +239,7 @@ def _held_to_standard(candidate: Candidate, unread: str) -> Candidate:
     """
     reading, site = Reading(unread=unread), candidate.site
     size, heads = (None, None) if site is None else (site["head_size"], site["heads"])
-    if site is None or size is None or heads is None or site["scale"] is None:
+    if site is None or size is None or site["scale"] is None:
         return dataclasses.replace(candidate, reading=reading)
     mistaken = {
         str(mistake.changes["scale"])
@@ -247,14 +247,21 @@ def _held_to_standard(candidate: Candidate, unread: str) -> Candidate:
         if mistake.changes.keys() == {"scale"} and mistake.changes["scale"] != "none"
     }
     point = golden.STANDARD
-    numbers = (
-        golden.scale_value(
-            point.replace(scale=rule), head_size=size, value_head_size=size, num_heads=heads
+
+    def value(rule: str, count: int) -> float:
+        return golden.scale_value(
+            point.replace(scale=rule), head_size=size, value_head_size=size, num_heads=count
         )
+
+    # Where heads and items are one axis, only what the number of heads has no part in can be told.
+    numbers = [
+        value(rule, heads or 1)
         for rule in mistaken
-    )
+        if heads is not None or value(rule, 1) == value(rule, 2)
+    ]
     semantics = candidate.declaration.semantics
-    if any(is_standard(number / site["scale"], 1) for number in numbers):
+    own = semantics.scale if isinstance(semantics.scale, float) else site["scale"]
+    if any(is_standard(number / own, 1) for number in numbers):
         semantics = semantics.replace(scale=point.scale)
     declaration = dataclasses.replace(candidate.declaration, semantics=semantics)
     return dataclasses.replace(candidate, declaration=declaration, reading=reading)
