@@ -67,8 +67,8 @@ def turns_values(recording: ModuleRecording, site: TorchSite) -> bool:
 
 def _lengths(tensor: Tensor, size: int) -> Tensor:
     """The lengths of all rows of a size, in order."""
-    lengths: Tensor = tensor.reshape(-1, size).double().square().sum(dim=-1).sqrt()
-    return lengths.sort().values
+    lengths: Tensor = tensor.reshape(-1, size).double().norm(dim=-1).sort().values
+    return lengths
 
 
 def _are_same(parts: Tensor) -> bool:
