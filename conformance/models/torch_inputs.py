@@ -257,8 +257,8 @@ _MASKS: Final = (
     _Meaning("mask", ("batch", "length"), "int64"),
     _Meaning("mask", ("batch", "length"), "bool"),
     _Meaning("mask", ("batch", "length"), "float32"),
-    _Meaning("added", ("batch", 1, 1, "length"), "float32"),
     _Meaning("mask", ("batch", 1, 1, "length"), "bool"),
+    _Meaning("added", ("batch", 1, 1, "length"), "float32"),
     _Meaning("mask", ("batch", 1, "length"), "bool"),
     _Meaning("padding", ("batch", "length"), "bool"),
 )
