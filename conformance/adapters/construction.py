@@ -6,8 +6,11 @@ object of settings is given those that it reads.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
+import math
+import re
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, Final
@@ -20,7 +23,7 @@ from ..base.printable_text import raised_text
 from ..errors import ConstructionError, DeclarationError
 from .calling import ways_to_call
 from .packing import HEAD_NAMES, KV_HEAD_NAMES
-from .trial import Trial
+from .trial import Trial, draw, duplicate
 
 WIDTH: Final = 24
 HEADS: Final = 3
@@ -56,6 +59,10 @@ _VALUES: Final = (
 _WINDOW: Final = 4
 # Of stored caches: more items than any problem has.
 _BATCH: Final = 8
+# Norms of groups and kernels want widths divisible by small powers of two.
+_USUAL_DIVISOR: Final = 64
+_MOST_DIVISOR: Final = 256
+_LAZY_LENGTH: Final = 6
 # How many ways to construct a class are tried.
 _MOST_TRIED: Final = 40
 # Attributes of settings that are looked for one after the other.
@@ -67,18 +74,57 @@ _UNKNOWN: Final = object()
 def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module, str]:
     """An instance, and how it was constructed; ConstructionError where that cannot be done.
 
-    One that has to be told how many heads keys and values have gets fewer than queries have.
+    One that has to be told how many heads keys and values have gets fewer than queries have. Where
+    a width is refused, so are multiples of the numbers that the refusal names.
     """
+    try:
+        built, how = _instance_of(kind, num_heads, 1)
+    except ConstructionError as error:
+        for number in _divisors_named(error.why):
+            with contextlib.suppress(ConstructionError):
+                built, how = _instance_of(kind, num_heads, number)
+                break
+        else:
+            raise
+    return materialised(built), how
+
+
+def _divisors_named(why: str) -> list[int]:
+    """The numbers that a width may have to be divisible by: those of a refusal, and a usual one."""
+    said = re.findall(r"\d+", why.partition("raised")[2])
+    numbers = dict.fromkeys(int(number) for number in said if len(number) <= len("100"))
+    return [*(number for number in numbers if 1 < number <= _MOST_DIVISOR), _USUAL_DIVISOR]
+
+
+def materialised(built: nn.Module) -> nn.Module:
+    """The module itself; of one with lazy parameters a copy that a first call has given sizes."""
+    if not any(map(nn.parameter.is_lazy, built.parameters())):
+        return built
+    with contextlib.suppress(DeclarationError):
+        for way in ways_to_call("it", built.forward, None, None):
+            made = duplicate(built).eval()
+            tokens = draw((WIDTH,) * 3, (_LAZY_LENGTH,) * 2, way.inputs, 2, torch.float32)
+            taken = tokens[: {"self": 1, "memory": 2}.get(way.inputs, 3)]
+            with contextlib.suppress(Exception), torch.no_grad():
+                way(made, taken, {})
+            if not any(map(nn.parameter.is_lazy, made.parameters())):
+                return made.train(built.training)
+    return built
+
+
+def _instance_of(
+    kind: type[nn.Module], num_heads: int | None, divisor: int
+) -> tuple[nn.Module, str]:
     required = [
         parameter
         for parameter in inspect.signature(kind).parameters.values()
         if parameter.default is inspect.Parameter.empty and parameter.kind in _NAMED
     ]
     names = [parameter.name for parameter in required]
-    sizes = Sizes(num_heads, names)
+    sizes = Sizes(num_heads, names, divisor)
     unknown = [name for name in names if sizes.value(name) is _UNKNOWN]
     if unknown and len(required) == 1 and not _is_number(required[0]):
-        return _of_settings(kind, required[0].name, num_heads)
+        return _of_settings(kind, required[0].name, num_heads, divisor)
     failure: ConstructionError | None = None
     first: tuple[nn.Module, str] | None = None
     choices = [sizes.choices(name) for name in names]
@@ -159,18 +205,19 @@ def _answering(built: nn.Module) -> Trial | None:
 class Sizes:
     """What parameters of a constructor are given, by the words of their names."""
 
-    def __init__(self, num_heads: int | None, names: list[str]) -> None:
+    def __init__(self, num_heads: int | None, names: list[str], divisor: int = 1) -> None:
         shared = any(_says_shared(name) for name in names)
         self.heads = num_heads or (GROUPED_HEADS if shared else HEADS)
         divisors = [count for count in range(1, self.heads) if self.heads % count == 0] or [1]
         self.kv_heads = divisors[len(divisors) // 2]
-        self.width = self.heads * HEAD_SIZE
+        self.width = math.lcm(self.heads * HEAD_SIZE, divisor)
+        self.head_size = self.width // self.heads
 
     def choices(self, name: str) -> tuple[Any, ...]:
         """The values that are tried for a name: the first is what it says."""
         value = self.value(name)
         if value is _UNKNOWN:
-            return (self.width, self.heads, 1, HEAD_SIZE, 0.0, None, False)
+            return (self.width, self.heads, 1, self.head_size, 0.0, None, False)
         if "window" in words_of(name):
             return _WINDOW, (_WINDOW, _WINDOW), LONGEST
         return (value,)
@@ -184,7 +231,7 @@ class Sizes:
             (_says_shared(name), self.kv_heads),
             (lowered in HEAD_NAMES, self.heads),
             ("batch" in words, _BATCH),
-            (lowered in _HEAD_SIZE_NAMES or of_a_head, HEAD_SIZE),
+            (lowered in _HEAD_SIZE_NAMES or of_a_head, self.head_size),
             (bool(words & _HEADS), self.heads),
             (bool(words & _DROPOUTS), 0.0),
             (bool(words & _LENGTHS), LONGEST),
@@ -241,12 +288,14 @@ class _Settings:
         self.__dict__["_own"][2][name] = value
 
 
-def _of_settings(kind: type[nn.Module], name: str, num_heads: int | None) -> tuple[nn.Module, str]:
+def _of_settings(
+    kind: type[nn.Module], name: str, num_heads: int | None, divisor: int
+) -> tuple[nn.Module, str]:
     """An instance of a class whose only parameter is an object, or a dict, of settings."""
     guessed: dict[str, Any] = {}
     seen: list[str] = []
     for _ in range(_MOST_SETTINGS):
-        settings = _Settings(Sizes(num_heads, seen), guessed)
+        settings = _Settings(Sizes(num_heads, seen, divisor), guessed)
         _, _, read, by_key, missing = settings.__dict__["_own"]
         failure: Exception | None = None
         try:

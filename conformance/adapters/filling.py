@@ -136,6 +136,11 @@ def fillings(
         yield tuple(itertools.chain.from_iterable(chosen))
 
 
+def takes_items(fills: Fills) -> bool:
+    """Whether some value has an axis of items, which tokens without a batch have not."""
+    return any(_BATCH in source for _, source in fills)
+
+
 def filled(fills: Fills, inputs: Sequence[Tensor]) -> dict[str, Any]:
     """The values of fillings for some tokens."""
     if not fills:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any, Final, cast
@@ -13,6 +14,7 @@ from torch import nn
 
 from .._golden import golden
 from ..base.geometry import Geometry, read_pins
+from ..base.parameter_names import option_of
 from ..base.printable_text import raised_text
 from ..declare.candidate import Candidate
 from ..declare.declaration import ALIGNMENTS
@@ -92,6 +94,7 @@ def assuming(candidate: Candidate, *assumptions: str) -> Candidate:
 
 
 Understood = tuple[Calling, ModuleProjections, dict[str, Any]]
+_WHOLE: Final = "understood"
 
 
 def understand(built: nn.Module, request: ModuleRequest) -> Understood:
@@ -99,8 +102,22 @@ def understand(built: nn.Module, request: ModuleRequest) -> Understood:
 
     Tokens come before batch, or every call is causal or of one sequence if nothing is declared of
     that, where answers are golden only so. Where none are, calls that seem meant causal are that.
-    Raises DeclarationError with what to pass.
+    What was understood of the same request before is known. Raises DeclarationError with what to
+    pass.
     """
+    if _WHOLE not in request.known:
+        try:
+            request.known[_WHOLE] = _searched(built, request)
+        except DeclarationError as error:
+            request.known[_WHOLE] = error
+    found = request.known[_WHOLE]
+    if isinstance(found, DeclarationError):
+        raise found
+    calling, finding, promises = found
+    return calling, finding, {**promises}
+
+
+def _searched(built: nn.Module, request: ModuleRequest) -> Understood:
     if multihead.is_multihead(built):
         return _multihead(cast("nn.MultiheadAttention", built), request)
     try:
@@ -232,6 +249,54 @@ def _golden_but_for_one(built: nn.Module, request: ModuleRequest) -> Understood 
                 finding = dataclasses.replace(finding, assumptions=notes, golden=False)
                 return calling, finding, {**promises, "semantics": own.get("semantics")}
     return None
+
+
+def with_second_stream(built: nn.Module, shown: str) -> ModuleRequest | None:
+    """The request in which a second stream that may be left out is given, where that is golden.
+
+    None as well where it is no stream that the tokens themselves stand for when it is left out.
+    """
+    request = ModuleRequest(shown=shown, promises={"inputs": "memory"})
+    with contextlib.suppress(DeclarationError):
+        understood = _as_declared(built, request)
+        calling, finding, _ = understood
+        if not finding.golden or calling.guessed or not _streams(built):
+            return None
+        names = calling.names or tuple(inspect.signature(built.forward).parameters)[:2]
+        if names[1] not in _streams(built):
+            return None
+        width = finding.recipe.widths(built, finding.sizes)[0]
+        tokens = torch.randn(2, 5, width, generator=torch.Generator().manual_seed(0))
+        alone = dataclasses.replace(calling, inputs="self", names=names[:1])
+        with contextlib.suppress(Exception), torch.no_grad():
+            module = duplicate(built).eval()
+            one, other = alone(module, (tokens,), {}), calling(module, (tokens, tokens), {})
+            if torch.equal(one, other):
+                request.known[_WHOLE] = understood
+                return request
+    return None
+
+
+def idle_streams(built: nn.Module, calling: Calling, width: int) -> list[str]:
+    """The second streams that may be left out and with which no answer changes by a bit."""
+    generator = torch.Generator().manual_seed(0)
+    tokens, other = (torch.randn(2, size, width, generator=generator) for size in (5, 7))
+    idle: list[str] = []
+    for name in _streams(built):
+        with contextlib.suppress(Exception), torch.no_grad():
+            module = duplicate(built).eval()
+            inputs = (tokens,) * {"self": 1, "memory": 2}.get(calling.inputs, 3)
+            own, given = calling(module, inputs, {}), calling(module, inputs, {name: other})
+            idle += [name] if torch.equal(own, given) else []
+    return idle
+
+
+def _streams(built: nn.Module) -> list[str]:
+    """The parameters of a further input that may be left out."""
+    parameters = inspect.signature(built.forward).parameters.values()
+    return [
+        entry.name for entry in parameters if entry.default is None and option_of(entry) == "input"
+    ]
 
 
 def _takes_items(built: nn.Module, finding: ModuleProjections, calling: Calling) -> bool:
@@ -482,14 +547,14 @@ def module(
         if construct is not None:
             msg = f"construct is given, but {shown} is an instance: give its class, or drop it"
             raise DeclarationError(msg)
-        return _of_instance(cls_or_instance, request)
+        return of_instance(cls_or_instance, request)
     if construct is None and multihead.is_multihead(cls_or_instance) and "geometry" not in promises:
         request = request.promising({"geometry": multihead.nearest})
         construct = multihead.construct
     if construct is not None:
         return of_constructor(cls_or_instance, construct, request)
     built, how = instance_of(cls_or_instance, num_heads)
-    return assuming(_of_instance(built, request), how)
+    return assuming(of_instance(built, request), how)
 
 
 def _shown(value: object, name: str | None) -> str:
@@ -501,7 +566,8 @@ def _shown(value: object, name: str | None) -> str:
     raise DeclarationError(msg)
 
 
-def _of_instance(built: nn.Module, request: ModuleRequest) -> Candidate:
+def of_instance(built: nn.Module, request: ModuleRequest) -> Candidate:
+    """The candidate of a module as it is built; raises DeclarationError with what to pass."""
     if isinstance(built, torch.jit.ScriptModule):
         msg = (
             f"{request.shown} is scripted: give the module it was scripted from, or use fixed_layer"

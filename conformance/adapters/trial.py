@@ -17,7 +17,7 @@ from ..base.geometry import Geometry
 from ..errors import DeclarationError
 from ..tolerance import model
 from .calling import Calling
-from .filling import fillings
+from .filling import fillings, takes_items
 
 # The methods that users call, and libraries override. ``Module.to(dtype)`` would also make complex
 # buffers (rotary positions kept as complex numbers) real, and lose their imaginary part.
@@ -194,7 +194,8 @@ class Trial:
         first: Calling | None = None
         for wanted in dict.fromkeys((calling.wanted, (*calling.wanted, *calling.spare))):
             ways = fillings(wanted, head_sizes, guessed=calling.guessed)
-            for fills in itertools.islice(ways, most):
+            usable = (fills for fills in ways if self.batched or not takes_items(fills))
+            for fills in itertools.islice(usable, most):
                 self.calling = dataclasses.replace(calling, fills=fills)
                 made = any(source != "None" for _, source in fills)
                 answer = next((one for one in map(self._fresh, widths) if one is not None), None)

@@ -17,11 +17,12 @@ UNREPEATABLE: Final = "answers-not-repeatable"
 # What the sentence of an unknown one begins with.
 NO_MISTAKE: Final = "no known mistake explains it"
 # What those who declare nothing may mean: a residual sum of a block, three tensors packed a head,
-# the one table of weights of interpretable attention (Lim et al. 2019, Temporal Fusion), and
-# scores of content and position that are scaled as one (Dai et al. 2019, Transformer-XL).
+# the one table of weights of interpretable attention (Lim et al. 2019, Temporal Fusion), scores of
+# content and position that are scaled as one (Dai et al. 2019, Transformer-XL), and a norm of all
+# heads of a token together (Groeneveld et al. 2024, OLMo).
 CHOSEN_UNDECLARED: Final = frozenset(
     "residual-added value-added packed-by-head weights-averaged-over-heads "
-    "bias-before-scale".split()
+    "bias-before-scale qk-norm-all-heads".split()
 )
 # Between the names of two mistakes; a sum has spaces, and the exponent of a number has digits.
 _BETWEEN: Final = re.compile(r"(?<! )\+(?=[a-z])")

@@ -367,9 +367,12 @@ def _follows_tokens(model: WholeModel) -> bool:
     "model.heads-by-token",
     sentence=(
         "Where a model splits heads, each row of a head is of one token, and where it merges them, "
-        "each row is of the heads of one token."
+        "each row is of the heads of one token; rotary positions turn no values."
     ),
-    source="Vaswani et al. 2017, 3.2.2: heads are concatenated for each position",
+    source=(
+        "Vaswani et al. 2017, 3.2.2: heads are concatenated for each position; Su et al. 2021, "
+        "3.2: queries and keys are turned"
+    ),
     space=MODELS.replace(least=(("key_length", 2),)),
     applies=(
         requires(
@@ -381,7 +384,7 @@ def _follows_tokens(model: WholeModel) -> bool:
     explained=False,
 )
 def heads_by_token(subject: Subject, problem: Problem) -> Finding:
-    """Where the numbers of heads stood before, in a call of the model."""
+    """Where numbers of heads stood before, and values of equal tokens, in calls of the model."""
     model = model_of(subject.candidate)
     mixing_tokens = getattr(model.engine, "mixing_tokens")  # noqa: B009 (torch's engine alone has it)
     with giving_answers():

@@ -352,10 +352,10 @@ class Understood:
     batched: bool
 
 
-def understood(built: nn.Module, shown: str) -> Understood | DeclarationError:
+def understood(built: nn.Module, request: ModuleRequest) -> Understood | DeclarationError:
     """How the adapters read a module, or why they cannot."""
     try:
-        calling, finding, promises = understand(built, ModuleRequest(shown=shown))
+        calling, finding, promises = understand(built, request)
     except DeclarationError as error:
         return error
     return Understood(built, calling, finding, bool(promises.get("batched", True)))

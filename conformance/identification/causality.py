@@ -136,12 +136,16 @@ def empty_row_rules(
     inputs = case.caller.draw({} if use else LONG_QUERIES, seed=4).replace(causal=causal)
     if use is not None:
         keep = draw_keep(use.form, use.shape, inputs.geometry, seed=5).clone()
-        keep[:1, :, :1] = False
-        if not causal and keep.shape[2] > 1:
+        by_both = case.judge.always_causal and use.form != "lengths"
+        if by_both:  # first rows are left later keys alone, which causality hides
+            keep[..., :2] = False
+        if not by_both or keep.shape[2] > 1:
+            keep[:1, :, :1] = False
+        if not causal and not by_both and keep.shape[2] > 1:
             keep[:, :, :1] = False
         case = case.under(masks=(use,))
         inputs = masked(inputs, use.form, use.shape, keep)
-    rows = ~inputs.allowed(case.point).any(dim=-1)
+    rows = ~case.judge.read(inputs).allowed(case.point).any(dim=-1)
     if use is None and not bool(rows.any()):
         return ()
     answer = case.caller.call(inputs)

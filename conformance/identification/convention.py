@@ -290,12 +290,14 @@ def _call_lines(convention: Convention, callee: str) -> list[str]:
 class ScoreFunction:
     """A function of scaled scores and of the indices of item, head, query and key.
 
-    ``expression`` is its Python, ``words`` say what it does. ``cap`` is the number of a cap.
+    ``expression`` is its Python, ``words`` say what it does. ``cap`` is the number of a cap,
+    ``mistake`` says why nobody means it.
     """
 
     expression: str
     words: str
     cap: float | None = None
+    mistake: str = ""
 
     def __call__(
         self, score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor
@@ -340,7 +342,11 @@ def windowed(before: int, after: int | None) -> ScoreFunction:
     if after is not None:
         hidden = f"({hidden}) | (key - query > {after})"
         words += f", and those more than {after} behind it"
-    return ScoreFunction(f"score.masked_fill({hidden}, -torch.inf)", words)
+    turned = before == 0 and after is None
+    mistake = "a query sees itself and later keys alone: a triangle the wrong way round"
+    return ScoreFunction(
+        f"score.masked_fill({hidden}, -torch.inf)", words, mistake=mistake if turned else ""
+    )
 
 
 def sloped(slopes: Sequence[float]) -> ScoreFunction:
@@ -352,8 +358,11 @@ def sloped(slopes: Sequence[float]) -> ScoreFunction:
         slope = f"torch.tensor([{', '.join(numbers)}], dtype=score.dtype)[head]"
         named = ", ".join(f"{number} in head {index}" for index, number in enumerate(numbers))
         each = f"for each key of distance {named}"
+    mistake = "logits grow with the distance to a key: a bias of the wrong sign"
     return ScoreFunction(
-        f"score + {slope} * (query - key).abs()", f"logits get a bias by distance: {each}"
+        f"score + {slope} * (query - key).abs()",
+        f"logits get a bias by distance: {each}",
+        mistake=mistake if min(slopes) > 0.0 else "",
     )
 
 

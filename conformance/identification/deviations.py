@@ -120,10 +120,17 @@ def deviations(case: Investigation) -> list[Deviation]:
         )
         text = named.sentence if named else _field_words(name, value)
         fix = named.fix if named else ""
+        unmeant = _unmeant(value)
+        one = change_words({name: value})
         listed.append(
-            Deviation(observed=change_words({name: value}), text=text, fix=fix, mistaken=False)
+            Deviation(observed=one, text=unmeant or text, fix=fix, mistaken=bool(unmeant))
         )
-    return listed
+    return sorted(listed, key=lambda one: not one.mistaken)
+
+
+def _unmeant(value: Any) -> str:
+    """Why nobody means a function of the scores, or ""."""
+    return value.mistake if isinstance(value, ScoreFunction) else ""
 
 
 def promised(case: Investigation) -> golden.Semantics:
@@ -131,6 +138,7 @@ def promised(case: Investigation) -> golden.Semantics:
     if case.as_observed:
         return case.point
     fields = {name for mistake in _mistakes(case) for name in mistake.changes}
+    fields |= {"score_mod"} if _unmeant(case.point.score_mod) else set()
     return case.point.replace(**{name: getattr(golden.STANDARD, name) for name in fields})
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ..adapters.construction import instance_of, settings_read
+from ..adapters.projection_search import ModuleRequest
 from ..base.files import user_path
 from ..declare.candidate import Candidate
 from ..errors import ConstructionError, UsageError
@@ -59,6 +60,8 @@ class Implementation:
         The candidate, if it is declared: probing ignores what it promises.
     imports, expression
         The lines that import it, and the expression that then is the object itself.
+    request
+        What a module is asked as, with what was searched of it before.
     """
 
     target: str
@@ -68,6 +71,7 @@ class Implementation:
     imports: tuple[str, ...]
     expression: str
     declared: Candidate | None = None
+    request: ModuleRequest | None = None
 
     @property
     def parameters(self) -> Parameters:

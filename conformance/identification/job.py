@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
+from ..adapters.projection_search import ModuleRequest
 from ..base.results import plain
+from ..calls import torch_state
 from ..calls.calling import CandidateFailure, guarded
 from ..errors import UsageError
 from ..targets.declaring import how_to_pass
@@ -28,7 +30,14 @@ from .contradictions import contradictions
 from .deviations import Investigation, deviations
 from .implementation import Implementation, read_attentions
 from .investigation import behave, investigate
-from .plain_reading import PlainReading, Weights, observe, read_further, read_plain
+from .plain_reading import (
+    PlainReading,
+    Weights,
+    observe,
+    read_further,
+    read_mistaken,
+    read_plain,
+)
 from .record import Findings, deviations_words, kind_words
 from .signature import Parameters, read_parameters
 from .statements import read_beyond, reading_of, what_is_certain
@@ -127,6 +136,7 @@ _MOST_UNREAD: Final = 6
 Tell = Callable[[str, str], None]
 
 
+@torch_state.one_thread()
 def identify(implementation: Implementation, as_observed: Any, tell: Tell) -> dict[str, Any]:
     """The record of one implementation; ``tell`` begins a stage with a time limit of its own.
 
@@ -270,7 +280,8 @@ def _positions(implementation: Implementation, findings: Findings, record: dict[
 def _opened(implementation: Implementation) -> Iterator[Caller]:
     """The callers of an implementation."""
     if implementation.form == "module":
-        reading = callers.understood(implementation.value, implementation.name)
+        request = implementation.request or ModuleRequest(shown=implementation.name)
+        reading = callers.understood(implementation.value, request)
         if not isinstance(reading, callers.Understood):
             target = implementation.target
             raise UsageError(how_to_pass(reading, object_of(target), target)) from reading
@@ -390,11 +401,17 @@ class Unread:
 def _first_further(unread: list[Unread]) -> tuple[Caller, PlainReading] | Unread:
     """The first way of calling that a further point explains, else the one to make a statement of.
 
+    A mistake of the catalogue at such a point explains it, too.
+
     That is the first whose values were read.
     """
     legible = [one for one in unread if one.settles_axes]
     for one in legible:
         read = read_further(one.weights, one.observed, PointJudge(one.caller.kind, "float32"))
+        if read is not None:
+            return one.caller, read
+    for one in legible:
+        read = read_mistaken(one.weights, one.observed, PointJudge(one.caller.kind, "float32"))
         if read is not None:
             return one.caller, read
     return dataclasses.replace(unread[0], others=tuple(legible[:1]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -64,7 +64,8 @@ class MaskReading:
     """A parameter in one form: how a mask is passed to it, and what it does to the logits.
 
     ``kind`` is bool, int, 0/1 float, additive float or lengths. ``ambiguous`` are the shapes that
-    are mistaken for others where sizes are equal; ``uses`` leaves them out.
+    are mistaken for others where sizes are equal; ``uses`` leaves them out. ``mixes_items`` says
+    that it was read in batches of one item alone: of several the mask hides keys of others.
     """
 
     parameter: CallParameter
@@ -73,6 +74,7 @@ class MaskReading:
     uses: tuple[MaskUse, ...]
     point: golden.Semantics
     ambiguous: tuple[str, ...] = ()
+    mixes_items: bool = False
 
     @property
     def exact(self) -> bool:
@@ -102,7 +104,9 @@ def find_masks(case: Probed, parameters: Sequence[CallParameter]) -> list[MaskRe
     for parameter in parameters:
         if parameter.by_keyword:
             results.extend(
-                _unambiguous(case, result) if isinstance(result, MaskReading) else result
+                _unambiguous(case, result)
+                if isinstance(result, MaskReading) and not result.mixes_items
+                else result
                 for result in _of_parameter(case, parameter)
             )
     return results
@@ -203,8 +207,10 @@ def _answer(caller: Caller, use: MaskUse, inputs: Inputs) -> ProbeAnswer | None:
     return caller.under(masks=(use,)).answer(inputs)
 
 
-def _probe(caller: Caller, form: str, shape: str, seed: int) -> Inputs:
-    return masked(caller.draw(seed=seed), form, shape, seed)
+def _probe(
+    caller: Caller, form: str, shape: str, seed: int, sizes: Mapping[str, int] | None = None
+) -> Inputs:
+    return masked(caller.draw(sizes, seed=seed), form, shape, seed)
 
 
 def _boolean(
@@ -212,8 +218,35 @@ def _boolean(
 ) -> list[MaskResult]:
     """A mask of two values: its polarity, and what it does.
 
-    Several where it is read otherwise in other shapes.
+    Several where it is read otherwise in other shapes. What is taken with items and not read so is
+    asked with one item, where none can be mixed with others.
     """
+    results, taken = _two_values(case, parameter, kind, None)
+    natives = {use.native for use in taken if use.shape[:1] == "B" and "*" not in use.native}
+    by_item = any("B" in use.shape for one in _read_ones(results) for use in one.uses)
+    idle = any(isinstance(one, UnreadMask) and one.idle for one in results)
+    if not natives or by_item or idle or not case.caller.convention.layout.batched:
+        return results
+    alone, _ = _two_values(case, parameter, kind, {"batch": 1})
+    mixing = [
+        dataclasses.replace(one, uses=uses, mixes_items=True)
+        for one in _read_ones(alone)
+        if one.exact and (uses := tuple(use for use in one.uses if use.native in natives))
+    ]
+    return [*mixing] or results
+
+
+def _read_ones(results: Sequence[MaskResult]) -> list[MaskReading]:
+    return [one for one in results if isinstance(one, MaskReading)]
+
+
+def _two_values(
+    case: Probed,
+    parameter: CallParameter,
+    kind: tuple[str, str, str, str],
+    sizes: Mapping[str, int] | None,
+) -> tuple[list[MaskResult], list[MaskUse]]:
+    """What a mask of two values does at some sizes, and how it is taken."""
     word, keep_form, drop_form, give = kind
     give = give.replace("{query}", case.caller.convention.inputs_names[0])
     taken: list[tuple[MaskUse, ProbeAnswer]] = []
@@ -221,13 +254,13 @@ def _boolean(
         if shape in _TURNED and shape[0] in [use.shape for use, _ in taken]:
             continue
         use = _use(parameter, "keep", shape, give)
-        answer = _answer(case.caller, use, _probe(case.caller, "keep", shape[0], 0))
+        answer = _answer(case.caller, use, _probe(case.caller, "keep", shape[0], 0, sizes))
         if answer is not None:
             taken.append((use, answer))
     if word != "bool":
         taken = [pair for pair in taken if not _means_additive(case, pair[1])]
     if not taken:
-        return []
+        return [], []
     results: list[MaskResult] = []
     left = taken
     for reading in _readings(case.point):
@@ -249,13 +282,15 @@ def _boolean(
         read = _reading(parameter, word, form, uses, reading.replace(mask_polarity="keep"))
         results += [] if read is None else [read]
         left = [(use, answer) for use, answer in left if use not in fitting]
+    uses = [use for use, _ in taken]
     if results:  # what most shapes say is what a declaration can say
-        return sorted(
+        ordered = sorted(
             results, key=lambda one: -len(one.uses) if isinstance(one, MaskReading) else 0
         )
+        return ordered, uses
     unmoved = _unmoved(case.caller, taken)
     why = "it changes nothing" if unmoved else "it changes the answer in no way that is known"
-    return [UnreadMask(parameter=parameter, kind=word, why=why, idle=unmoved)]
+    return [UnreadMask(parameter=parameter, kind=word, why=why, idle=unmoved)], uses
 
 
 def _means_additive(case: Probed, answer: ProbeAnswer) -> bool:
@@ -313,8 +348,9 @@ def _additive(case: Probed, parameter: CallParameter) -> MaskResult | None:
             continue
         samples = [plain.read_as(keep=None)]
         samples += [hidden] if hidden is not None else []
-        orders = (case.point.replace(bias_order=name) for name in ("after-scale", "before-scale"))
-        reading = next((order for order in orders if case.judge.fits(order, samples)), None)
+        orders = [case.point.replace(bias_order=name) for name in ("after-scale", "before-scale")]
+        fits = (all(_fits_with_keys(case, order, one) for one in samples) for order in orders)
+        reading = next((order for order, fit in zip(orders, fits, strict=True) if fit), None)
         if reading is not None:
             uses.append(use)
             last = reading

@@ -12,12 +12,14 @@ from typing import Any, Final
 import torch
 
 from .._golden import golden
+from ..base.mistake import CHOSEN_UNDECLARED
 from ..clauses.subject import Subject
 from ..diagnosis.dissection.layer_weights import WIDER, LayerCalls, most_tokens
 from ..diagnosis.dissection.projections import ValuePath
 from ..diagnosis.dissection.reading import Reading, read
 from ..diagnosis.dissection.value_steps import ALTERNATIVES, Steps
 from ..diagnosis.mistaken_answer import Combination
+from ..diagnosis.mistakes import named_mistakes
 from ..problems.inputs import Inputs
 from .agreement import PointJudge
 from .behaviour import order_matters
@@ -27,8 +29,10 @@ from .points import (
     EPSILONS,
     SCALES,
     Proposal,
+    bands,
     causal_everywhere,
     further_points,
+    prepared_points,
     simple_points,
 )
 
@@ -55,7 +59,9 @@ _BIASES: Final = {"v": "value_bias", "o": "output_bias"}
 _MOST_STEPS: Final = 3
 # Processor seconds for points with positions, norms, caps, windows or biases: they are proposed one
 # after the other, the likeliest first.
-_SECONDS_FURTHER: Final = 2.0
+_SECONDS_FURTHER: Final = 3.0
+# The clauses whose mistakes may be made in preparing heads.
+_OF_PREPARING: Final = frozenset({"position.rotary", "qk-norm.golden"})
 # The same for the ways in which a layer may take its steps, those with the fewest changes first.
 _SECONDS_READING: Final = 1.0
 
@@ -285,7 +291,7 @@ def read_further(
     def proposals() -> Iterator[Proposal]:
         for reading, base in weights.readings:
             for one in further_points(
-                reading, weights.stretched, base, ordered=ordered, by_head=by_head
+                reading, weights.stretched, base, ordered=ordered, by_head=by_head, ends=ends
             ):
                 weights.proposed.append(one)
                 yield one
@@ -295,6 +301,34 @@ def read_further(
     judge = weights.judge(judge)
     first = first_fitting(proposals(), observed, judge, was_read=True)
     return weights.behind(_with_epsilon(first, weights.caller, judge))
+
+
+def read_mistaken(
+    weights: Weights, observed: Sequence[ProbeAnswer], judge: PointJudge
+) -> PlainReading | None:
+    """The first reading that fits every probe of prepared heads with a mistake in preparing them.
+
+    That is one of the catalogue, such as rotary positions that turn queries alone.
+    """
+    mistakes = [
+        one
+        for one in named_mistakes()
+        if one.primary in _OF_PREPARING and one.heads and one.name not in CHOSEN_UNDECLARED
+    ]
+    ordered = order_matters(weights.caller) is not False
+    ends = time.process_time() + _SECONDS_FURTHER
+    for reading, base in weights.readings:
+        proposals = [one for band in bands(reading) if (one := band.proposal(base)) is not None]
+        prepared = prepared_points(proposals, ordered=ordered)
+        for proposal, mistake in itertools.product(prepared, mistakes):
+            if time.process_time() > ends:
+                return None
+            if not mistake.speaks_at(proposal.point):
+                continue
+            plain = first_fitting((proposal,), observed, judge.making((mistake,)), was_read=True)
+            if plain is not None:
+                return replace(plain, made=(mistake,), words=mistake.sentence)
+    return None
 
 
 def _with_epsilon(

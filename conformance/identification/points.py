@@ -6,10 +6,11 @@ A point that is proposed holds for the answer that was read, and is to be checke
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
-from typing import Any, Final
+from itertools import product, takewhile
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ from ..diagnosis.dissection.terms import ALIBI, PRODUCTS, Term
 from ..diagnosis.mistakes import DeclaredCall
 from ..tolerance import model
 from .convention import ScoreFunction, capped, sloped, windowed
+
+_T = TypeVar("_T")
 
 SCALES: Final = (
     "inverse-sqrt-head-size",
@@ -289,12 +292,18 @@ def further_points(
     *,
     ordered: bool,
     by_head: bool,
+    ends: float,
 ) -> Iterator[Proposal]:
     """Points with positions, norms, caps, windows and biases by distance.
 
     ``stretched`` is a reading of larger logits, in which a cap shows; ``ordered`` says that the
-    order of the keys matters, ``by_head`` that there are always as many heads.
+    order of the keys matters, ``by_head`` that there are always as many heads. At the processor
+    time ``ends`` no more is read.
     """
+
+    def in_time(some: Iterable[_T]) -> Iterator[_T]:
+        return takewhile(lambda _: time.process_time() < ends, some)
+
     banded = [(band, band.proposal(base)) for band in bands(reading)]
     proposals = [(band, proposal) for band, proposal in banded if proposal is not None]
     for _, proposal in proposals:
@@ -303,10 +312,12 @@ def further_points(
             yield from _capped(stretched, proposal)
     prepared = prepared_points([proposal for _, proposal in proposals], ordered=ordered)
     # A scale as it should be speaks for a norm: those of two kinds differ by a number alone.
-    yield from (one for one in prepared if not bool(against_proposal(reading, one).wrong.any()))
-    for band, proposal in proposals if ordered else ():
+    for one in in_time(prepared):
+        if not bool(against_proposal(reading, one).wrong.any()):
+            yield one
+    for band, proposal in in_time(proposals if ordered else ()):
         yield from _sloped(reading, proposal, band, by_head=by_head)
-    for one in prepared:
+    for one in in_time(prepared):
         yield from _read_prepared(reading, one)
 
 

@@ -15,11 +15,20 @@ from torch import nn
 
 from .._golden import golden
 from ..adapters import multihead
-from ..adapters.construction import instance_of
-from ..adapters.module import assuming, module
+from ..adapters.construction import instance_of, materialised
+from ..adapters.module import (
+    assuming,
+    idle_streams,
+    module,
+    of_instance,
+    understand,
+    with_second_stream,
+)
+from ..adapters.projection_search import ModuleRequest
 from ..base.mistake import CHOSEN_UNDECLARED, UNKNOWN, parts_of
 from ..base.printable_text import few
 from ..base.record import Reading
+from ..calls import torch_state
 from ..calls.calling import before_each_call
 from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
@@ -55,10 +64,12 @@ _TOLD: Final = (
 )
 # Processor seconds in which a mistake with a name is looked for in what could not be read.
 _SECONDS_TO_NAME: Final = 6.0
+_MISTAKES: Final = {mistake.name for mistake in named_mistakes()} - CHOSEN_UNDECLARED
 # What declarations call the object that they declare.
 _NAME: Final = "undeclared"
 
 
+@torch_state.one_thread()
 def read_undeclared(entry: Undeclared) -> list[Candidate]:
     """What an undeclared object is judged as; raises UsageError where it can be judged as nothing.
 
@@ -79,24 +90,42 @@ def read_undeclared(entry: Undeclared) -> list[Candidate]:
         raise UsageError(msg)
     if multihead.is_multihead(built):
         return [_plain(entry, entry.value, "")]
-    read = _read(entry, built)
+    shown = type(built).__name__
+    if (both := with_second_stream(built, shown)) is not None:
+        read = _read(entry, built, both)
+        if isinstance(read, Candidate) and not read.reading.mistakes:  # type: ignore[union-attr]  # it was read
+            return [_with_notes(read, how, "without its second input its tokens take the place")]
+    request = ModuleRequest(shown=shown)
+    read = _read(entry, built, request)
     if isinstance(read, Candidate):
-        return [_with_notes(read, how)]
-    return [_with_notes(one, how) for one in _unread(entry, built, read, unknown)]
+        return [_with_notes(_without_idle_streams(read, built, request), how)]
+    return [_with_notes(one, how) for one in _unread(entry, built, (read, unknown), request)]
 
 
-def _unread(entry: Undeclared, built: nn.Module, reason: str, unknown: str) -> list[Candidate]:
+def _without_idle_streams(read: Candidate, built: nn.Module, request: ModuleRequest) -> Candidate:
+    """A candidate that is open where a second input is taken and changes no answer."""
+    calling, finding, _ = understand(built, request)
+    width = finding.recipe.widths(built, finding.sizes)[0]
+    idle = idle_streams(built, calling, width)
+    if not idle:
+        return read
+    said = f"{few(idle, 3)} changes no answer: whatever is given, its tokens attend to themselves"
+    return dataclasses.replace(read, unjudged="; ".join(filter(None, (read.unjudged, said))))
+
+
+def _unread(
+    entry: Undeclared, built: nn.Module, reasons: tuple[str, str], request: ModuleRequest
+) -> list[Candidate]:
     """A module that was not read: as the mistake that it makes, else as a model, else plainly."""
-    inside = _inside(built, entry.target)
+    inside, (reason, unknown) = _inside(built, entry.target), reasons
     try:
-        plain = _plain(entry, built, reason, unknown)
+        plain = _plain(entry, built, reason, unknown, request)
     except UsageError:
         if inside is None:
             raise
         return _of_model(inside, entry)
     entries = _explained(plain)
-    names = {mistake.name for mistake in named_mistakes()} - CHOSEN_UNDECLARED
-    known = any({*parts_of(str(one["name"]))} <= names for one in entries)
+    known = any({*parts_of(str(one["name"]))} <= _MISTAKES for one in entries)
     said = next((str(one["text"]) for one in entries if one["name"] != UNKNOWN), "")
     # Nobody means what takes the place of a projection without effect, or of a causal rule.
     unmeant: list[str] = []
@@ -134,7 +163,7 @@ class _OutOfTimeError(Exception):
 def _instance(entry: Undeclared) -> tuple[nn.Module, str]:
     """The module itself or an instance of the class, and how that was constructed."""
     if isinstance(entry.value, nn.Module):
-        return entry.value, ""
+        return materialised(entry.value), ""
     try:
         return instance_of(entry.value, None)
     except ConstructionError as error:
@@ -210,7 +239,7 @@ def _held_to_standard(candidate: Candidate, unread: str) -> Candidate:
     """
     reading, site = Reading(unread=unread), candidate.site
     size, heads = (None, None) if site is None else (site["head_size"], site["heads"])
-    if site is None or size is None or heads is None or site["scale"] is None:
+    if site is None or size is None or site["scale"] is None:
         return dataclasses.replace(candidate, reading=reading)
     mistaken = {
         str(mistake.changes["scale"])
@@ -218,14 +247,21 @@ def _held_to_standard(candidate: Candidate, unread: str) -> Candidate:
         if mistake.changes.keys() == {"scale"} and mistake.changes["scale"] != "none"
     }
     point = golden.STANDARD
-    numbers = (
-        golden.scale_value(
-            point.replace(scale=rule), head_size=size, value_head_size=size, num_heads=heads
+
+    def value(rule: str, count: int) -> float:
+        return golden.scale_value(
+            point.replace(scale=rule), head_size=size, value_head_size=size, num_heads=count
         )
+
+    # Where heads and items are one axis, only what the number of heads has no part in can be told.
+    numbers = [
+        value(rule, heads or 1)
         for rule in mistaken
-    )
+        if heads is not None or value(rule, 1) == value(rule, 2)
+    ]
     semantics = candidate.declaration.semantics
-    if any(is_standard(number / site["scale"], 1) for number in numbers):
+    own = semantics.scale if isinstance(semantics.scale, float) else site["scale"]
+    if any(is_standard(number / own, 1) for number in numbers):
         semantics = semantics.replace(scale=point.scale)
     declaration = dataclasses.replace(candidate.declaration, semantics=semantics)
     return dataclasses.replace(candidate, declaration=declaration, reading=reading)
@@ -243,7 +279,7 @@ def _with_notes(candidate: Candidate, *notes: str) -> Candidate:
 
 def _function(entry: Undeclared) -> Candidate:
     """An undeclared function; raises UsageError with lines to declare it where it is not read."""
-    read = _read(entry, entry.value)
+    read = _read(entry, entry.value, None)
     if isinstance(read, Candidate):
         return read
     msg = (
@@ -254,7 +290,7 @@ def _function(entry: Undeclared) -> Candidate:
     raise UsageError(msg + lines)
 
 
-def _read(entry: Undeclared, value: Any) -> Candidate | str:
+def _read(entry: Undeclared, value: Any, request: ModuleRequest | None) -> Candidate | str:
     """The candidate that the declaration of what was read makes, or why nothing was read."""
     name = getattr(value, "__name__", "") or type(value).__name__
     findings = Findings()
@@ -262,6 +298,7 @@ def _read(entry: Undeclared, value: Any) -> Candidate | str:
         implementation = implementation_of(
             value, target=entry.target, name=name, imports=(), expression=_NAME, whole=False
         )
+        implementation = dataclasses.replace(implementation, request=request)
         case = read_case(implementation, findings, {}, _silent, states=False)
         if isinstance(case, str):
             return case
@@ -269,9 +306,10 @@ def _read(entry: Undeclared, value: Any) -> Candidate | str:
             return "its answers depend on neither queries nor keys"
         if case.point.scale != "none":  # some models are trained without any
             case.held = frozenset({"scale"})
-        if case.beyond:
+        made = {mistake.name: mistake.sentence for mistake in case.judge.made}
+        if case.beyond and not made.keys() <= _MISTAKES:
             return f"it computes {'; '.join(case.beyond)}"
-        return _declared(entry, implementation, case)
+        return _declared(entry, implementation, case, tuple(made.values()))
     except UsageError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 (whatever we fail at in reading, it is still judged)
@@ -292,8 +330,13 @@ def _silent(_step: str, _what: str) -> None:
     """Nobody is told how far a reading is."""
 
 
-def _declared(entry: Undeclared, implementation: Implementation, case: Investigation) -> Candidate:
-    """The candidate that identify's declaration makes, under the object's own name."""
+def _declared(
+    entry: Undeclared, implementation: Implementation, case: Investigation, made: tuple[str, ...]
+) -> Candidate:
+    """The candidate that identify's declaration makes, under the object's own name.
+
+    It is held against that; ``made`` are the mistakes with which it was read.
+    """
     right = case.promises.get("dtypes") or ["float32"]
     case.promises["dtypes"] = ["float32"] if "float32" in right else right[:1]
     text = declaration_text(implementation, case)
@@ -310,7 +353,8 @@ def _declared(entry: Undeclared, implementation: Implementation, case: Investiga
     ]
     mistaken = [one for one in deviations(case) if one.mistaken]
     warnings = [f"{one.text} ({one.observed})" for one in mistaken]
-    reading = Reading(mistakes=tuple(one.observed for one in mistaken if one not in case.observed))
+    own = (one.observed for one in mistaken if one not in case.observed)
+    reading = Reading(mistakes=(*made, *own))
     candidate = dataclasses.replace(
         candidate,
         target=entry.target,
@@ -320,12 +364,21 @@ def _declared(entry: Undeclared, implementation: Implementation, case: Investiga
     return assuming(candidate, *told)
 
 
-def _plain(entry: Undeclared, value: Any, unread: str, unknown: str = "") -> Candidate:
-    """A module as its plainest reading; ``unknown`` says why it is no whole model, if asked."""
+def _plain(
+    entry: Undeclared,
+    value: Any,
+    unread: str,
+    unknown: str = "",
+    request: ModuleRequest | None = None,
+) -> Candidate:
+    """A module as its plainest reading; ``unknown`` says why it is no whole model, if asked.
+
+    ``request`` has what was searched of an instance before.
+    """
 
     def wrap() -> Candidate:
         try:
-            return module(value)
+            return module(value) if request is None else of_instance(value, request)
         except ConstructionError as error:
             raise UsageError(how_to_make(error, entry.target)) from error
         except DeclarationError as error:

@@ -80,6 +80,8 @@ class ModelInput:
         How many different ids there are.
     hides
         Whether 1 in a mask means padding, as in torch's ``key_padding_mask``.
+    added
+        Whether a mask is added to the scores: 0 for what exists, else the least number.
     """
 
     name: str
@@ -89,6 +91,7 @@ class ModelInput:
     dtype: np.dtype[Any]
     count: int = 0
     hides: bool = False
+    added: bool = False
 
     def drawn(
         self, batch: int, length: int, keep: Array | None, generator: np.random.Generator
@@ -113,7 +116,10 @@ class ModelInput:
 
     def mask(self, keep: Array) -> Array:
         """The mask that says which tokens exist (bool ``[B, L]``)."""
-        mask = np.asarray(~keep if self.hides else keep, self.dtype)
+        if self.added:
+            mask = np.where(keep, 0, np.finfo(self.dtype).min).astype(self.dtype)
+        else:
+            mask = np.asarray(~keep if self.hides else keep, self.dtype)
         axes = len(self.shape) - mask.ndim
         return mask.reshape(mask.shape[0], *[1] * axes, mask.shape[1])
 

@@ -112,7 +112,8 @@ def _polarised(model: WholeModel, declared: Mapping[str, Any], documented: str) 
     masks = {
         entry.name
         for entry in model.inputs
-        if entry.role == "mask" and entry.along == 0 and entry.name not in declared
+        if entry.role == "mask" and entry.along == 0 and not entry.added
+        if entry.name not in declared
     }
     length = next((n for n in model.taken.get("length", LENGTHS) if n >= _SHOWING), 0)
     if not masks or not length or model.engine.counts_keys:

@@ -1,4 +1,4 @@
-"""Whether the heads of a recorded attention are split and merged token by token.
+"""Whether heads of a recorded attention are of one token each, and their values of that alone.
 
 Only calls that move numbers lie between a projection and the heads: each number of a head is found
 where it stood before, by its bits. Numbers that stand there twice say nothing.
@@ -11,6 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from ..tolerance.model import SAME_READ
 from .recording import ModuleRecording, Value
 from .torch_edges import CASTS, RESHAPES
 from .torch_sites import PARTS, TorchSite
@@ -37,6 +38,42 @@ def mixed_part(recording: ModuleRecording, site: TorchSite) -> str:
     if "L" in site.output_letters and _merges_rows(places, heads.tensor, site.output_letters):
         return "its heads are merged so that tokens are mixed"
     return ""
+
+
+def turns_values(recording: ModuleRecording, site: TorchSite) -> bool:
+    """Whether values of equal tokens differ from place to place by a rotation alone.
+
+    In the recording all tokens of an item are equal. Rotations keep every inner product of values
+    at one place, which other positions do not. An answer that is turned as well may turn them back.
+    """
+    edge, values = site.edges["value"], recording.values
+    at = edge.letters.index("L")
+    rows = values[edge.number].tensor.detach().double().movedim(at, 0)
+    rows = rows.reshape(len(rows), -1, rows.shape[-1] // (edge.heads if "M" in edge.letters else 1))
+    products = rows @ rows.mT
+    if _are_same(rows) or not _are_same(products):
+        return False
+    answer = values[site.output_value].tensor.detach()
+    size = site.value_size
+    alike = (one.tensor.detach() for one in values if one.tensor.numel() == answer.numel())
+    return not any(
+        one.is_floating_point()
+        and one.shape[-1] % size == 0
+        and _are_same(torch.stack([_lengths(one, size), _lengths(answer, size)]))
+        and not _are_same(torch.stack([_lengths(one, 1), _lengths(answer, 1)]))
+        for one in alike
+    )
+
+
+def _lengths(tensor: Tensor, size: int) -> Tensor:
+    """The lengths of all rows of a size, in order."""
+    lengths: Tensor = tensor.reshape(-1, size).double().norm(dim=-1).sort().values
+    return lengths
+
+
+def _are_same(parts: Tensor) -> bool:
+    """Whether all parts along the first axis are the same but for rounding."""
+    return bool(((parts - parts[:1]).abs() <= SAME_READ * parts.abs().max()).all())
 
 
 def _before(recording: ModuleRecording, number: int) -> Value:

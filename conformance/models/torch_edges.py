@@ -68,12 +68,20 @@ class Edges:
         if call.name == "einsum":
             equation, *rest = call.arguments or ("",)
             operands = list(rest[0]) if rest and isinstance(rest[0], (list, tuple)) else rest
-            sides, arrow, result = str(equation).replace(" ", "").partition("->")
+            numbers = tuple(operand.number for operand in operands)
+            written = str(equation).replace(" ", "")
+            # What dots stand for is as many axes in both, in front.
+            more = {
+                self._tensor(n).dim() - len(side.replace("...", ""))
+                for n, side in zip(numbers, written.partition("->")[0].split(","), strict=False)
+            }
+            free = [letter for letter in "uvwxyz" if letter not in written]
+            lead = "".join(free[: more.pop()]) if len(more) == 1 else "..."
+            sides, arrow, result = written.replace("...", lead).partition("->")
             letters = (*sides.split(","), result)
-            if not arrow or len(operands) != 2 or "." in equation:  # noqa: PLR2004 (two operands)
+            if not arrow or len(operands) != 2 or "." in sides:  # noqa: PLR2004 (two operands)
                 msg = f"its product is einsum({equation!r})"
                 raise UnreadableError(msg)
-            numbers = tuple(operand.number for operand in operands)
             return Product(call=call, operands=numbers, letters=letters)  # type: ignore[arg-type]  # two and three
         first = 1 if call.name == "baddbmm" else 0
         arguments = [
@@ -243,6 +251,11 @@ def _order(call: Call, rank: int) -> list[int] | None:
         numbers = numbers or list(call.keywords.get("dims", ()))
         return [number % rank for number in numbers] if len(numbers) == rank else None
     return None
+
+
+def swaps_last(call: Call, rank: int) -> bool:
+    """Whether a call makes the last two axes of a tensor change places, and no others."""
+    return rank > 1 and _order(call, rank) == [*range(rank - 2), rank - 1, rank - 2]
 
 
 def _reshaped(_call: Call, letters: str, before: list[int], after: list[int]) -> str | None:

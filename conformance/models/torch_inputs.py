@@ -39,6 +39,8 @@ _MOST_WIDTHS: Final = 8
 # loads for a minute is given up.
 _MOST_TRIALS: Final = 400
 _SECONDS: Final = 20.0
+# The same where masks that show, and hide nothing, are known already.
+_SECONDS_MORE: Final = 1.0
 _BATCH: Final = 2
 _LENGTHS: Final = (5, 8, 16)
 _TAKES: Final = (
@@ -155,17 +157,22 @@ def torch_calling(
         raise UnknownInputError(msg)
     refusal, ends = "", time.process_time() + _SECONDS
     without_effect: tuple[TorchCalling, ModuleRecording] | None = None
+    unhidden: tuple[TorchCalling, ModuleRecording] | None = None
     for calling, length in _callings(module, wanted, declared):
         made, why = _tried(module, calling, length)
         if made is None or not _chooses(made, calling):
             refusal = refusal or why
         elif _masks_show(module, calling, length) and items_stay_apart(module, calling, length):
-            return _completed(module, calling, made, declared)
+            if _masks_hide(module, calling, length):
+                return _completed(module, calling, made, declared)
+            if unhidden is None:
+                unhidden, ends = (calling, made), min(ends, time.process_time() + _SECONDS_MORE)
         else:
             without_effect = without_effect or (calling, made)
         if time.process_time() > ends:
             refusal = f"{refusal or 'nothing of use'}, and there was time for some trials alone"
             break
+    without_effect = unhidden or without_effect
     if without_effect is not None:
         return _completed(module, *without_effect, declared)
     said = f": it says {refusal}" if refusal else ""
@@ -251,6 +258,7 @@ _MASKS: Final = (
     _Meaning("mask", ("batch", "length"), "bool"),
     _Meaning("mask", ("batch", "length"), "float32"),
     _Meaning("mask", ("batch", 1, 1, "length"), "bool"),
+    _Meaning("added", ("batch", 1, 1, "length"), "float32"),
     _Meaning("mask", ("batch", 1, "length"), "bool"),
     _Meaning("padding", ("batch", "length"), "bool"),
 )
@@ -343,23 +351,28 @@ def _along(meanings: Mapping[str, _Meaning]) -> Iterator[ModelInput]:
     """The inputs with the sequences along which they lie; raises UnknownInputError."""
     shapes = {
         name: (meaning.shape[0], "answers" if _answers(name) else meaning.shape[-1])
-        if meaning.role == "mask"
+        if meaning.role in ("mask", "added")
         else tuple(
             "answers" if size == "length" and _answers(name) else size for size in meaning.shape
         )
         for name, meaning in meanings.items()
     }
-    along = sequences_of(shapes, {name: meaning.role for name, meaning in meanings.items()})
+    roles = {
+        name: "mask" if meaning.role == "added" else meaning.role
+        for name, meaning in meanings.items()
+    }
+    along = sequences_of(shapes, roles)
     for name, meaning in meanings.items():
         hides = meaning.role == "padding"
         yield ModelInput(
             name=name,
-            role="mask" if hides else meaning.role,
+            role="mask" if hides else roles[name],
             along=along.get(name),
             shape=meaning.shape,
             dtype=np.dtype(meaning.kind),
             count=2 if meaning.role == "tokens" else 0,
             hides=hides,
+            added=meaning.role == "added",
         )
 
 
@@ -402,6 +415,30 @@ def _masks_show(module: nn.Module, calling: TorchCalling, length: int) -> bool:
     return not any(_same(plain, _answers_to(module, calling, length, name)) for name in masks)
 
 
+def _masks_hide(module: nn.Module, calling: TorchCalling, length: int) -> bool:
+    """Whether features that each mask hides change no answer to others; ids are not asked."""
+    entries = {entry.name: entry for entry in calling.inputs}
+    for name, mask in entries.items():
+        own = [e.name for e in entries.values() if e.role == "features" and e.along == mask.along]
+        if mask.role != "mask" or not own:
+            continue
+        plain, other = (
+            _answers_to(module, calling, length, name, turned=turned, at=(slice(None), 0))
+            for turned in ((), own)
+        )
+        if plain is None or other is None:
+            continue
+        floats = [(one, other[key]) for key, one in plain.items() if one.dtype.kind == "f"]
+        if not all(
+            one.shape == two.shape
+            and np.abs(one - two)[:, 1:].max(initial=0.0) <= SAME_READ * np.abs(one).max()
+            for one, two in floats
+            if one.ndim > 1 and one.shape[:2] == (_BATCH, length)
+        ):
+            return False
+    return True
+
+
 def items_stay_apart(module: nn.Module, calling: TorchCalling, length: int) -> bool:
     """Whether features of one item change no answer to another: else tokens may come first."""
     features = [entry.name for entry in calling.inputs if entry.role == "features"]
@@ -434,21 +471,21 @@ def _answers_to(
     hiding: str,
     *,
     turned: Sequence[str] = (),
+    at: Any = -1,
 ) -> dict[str, Array] | None:
     """The answers to a drawn call in which one mask, if any, says otherwise for the first token.
 
-    The inputs ``turned`` have the other sign in the last item. None where the module refuses the
-    call.
+    The inputs ``turned`` have the other sign in some places, by default in the last item. None
+    where the module refuses the call.
     """
     generator = np.random.default_rng(0)
     feeds = {e.name: e.drawn(_BATCH, length, None, generator) for e in calling.inputs}
     if hiding:
-        value = feeds[hiding].copy()
-        value[..., 0] = 1 - value[..., 0].astype(np.int64)
-        feeds[hiding] = value
+        mask = next(entry for entry in calling.inputs if entry.name == hiding)
+        feeds[hiding] = mask.mask(np.broadcast_to(np.arange(length) > 0, (_BATCH, length)))
     for name in turned:
         feeds[name] = feeds[name].copy()
-        feeds[name][-1] *= -1
+        feeds[name][at] *= -1
     try:
         with torch.no_grad():
             return calling.answers(module(**calling.arguments(feeds)))

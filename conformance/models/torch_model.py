@@ -46,7 +46,7 @@ from .recognition import is_torch_model
 from .recording import ModuleRecording, record, tensors_in
 from .replayed_core import ReplayedCore, digest, runnable
 from .site import Uncut
-from .token_rows import mixed_part
+from .token_rows import mixed_part, turns_values
 from .torch_inputs import TorchCalling, as_array, source_calling, torch_calling
 from .torch_sites import PARTS, TorchSite, find_torch_sites
 from .whole_model import WholeModel
@@ -108,11 +108,23 @@ class TorchEngine:
         return frozenset(int(size) for tensor in tensors for size in tensor.shape)
 
     def mixing_tokens(self, feeds: Mapping[str, Array]) -> list[tuple[int, str]]:
-        """The attentions whose heads mix tokens, and in which part; raises GraphRefused."""
+        """The attentions whose heads mix tokens, or whose values turn, and what is so in words.
+
+        Raises GraphRefused.
+        """
+        tokens = {one.name for one in self.calling.inputs if one.role in ("tokens", "features")}
+        equal = {
+            name: np.broadcast_to(value[:, :1], value.shape) if name in tokens else value
+            for name, value in feeds.items()
+        }
         with _refusing():
-            recording = self._recorded(feeds)
-        parts = ((site.index, mixed_part(recording, site)) for site in self._placed(recording))
-        return [(index, words) for index, words in parts if words]
+            recording, of_equal = self._recorded(feeds), self._recorded(equal)
+        mixed = ((site.index, mixed_part(recording, site)) for site in self._placed(recording))
+        turned = (site.index for site in self._placed(of_equal) if turns_values(of_equal, site))
+        return [
+            *((index, words) for index, words in mixed if words),
+            *((index, "values are turned by their positions, too") for index in turned),
+        ]
 
     def unused_weights(self, model: WholeModel) -> list[str]:
         """The matrices of the module with which no answer changes, by name.

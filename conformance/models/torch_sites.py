@@ -16,7 +16,7 @@ from ..graphs.weights.wiring import UnreadableError
 from .operands import MaskInput
 from .recording import Call, ModuleRecording, Ref, Value
 from .site import Uncut
-from .torch_edges import CASTS, Edges, Product, TorchEdge, kinds_of, leading, shown_call
+from .torch_edges import CASTS, Edges, Product, TorchEdge, kinds_of, leading, shown_call, swaps_last
 
 KERNEL: Final = "scaled_dot_product_attention"
 PARTS: Final = ("query", "key", "value")
@@ -164,7 +164,7 @@ class _Finder:
             return None
         if second[0].call.results[0] in answers:
             return None
-        product, weights = second
+        product, weights, turned = second
         kinds = kinds_of(product, weights)
         firsts = self._scores(softmax)
         if not firsts:
@@ -177,11 +177,11 @@ class _Finder:
             msg = f"its scores are made of several products: {lines}"
             raise UnreadableError(msg)
         first = self._edges.product(firsts[0])
-        wide = kinds[-len(first.letters[2]) :] if len(kinds) > len(first.letters[2]) else kinds
+        own_order = kinds[:-2] + kinds[:-3:-1] if turned else kinds
         scores = (
-            leading(len(first.letters[2])) + wide[-2:]
+            leading(len(first.letters[2])) + own_order[-2:]
             if len(kinds) != len(first.letters[2])
-            else kinds
+            else own_order
         )
         named = dict(zip(first.letters[2], scores, strict=True))
         sides = ["".join(named.get(axis, "D") for axis in axes) for axes in first.letters[:2]]
@@ -268,9 +268,13 @@ class _Finder:
             waiting += sorted(fresh)
         return False
 
-    def _mean(self, softmax: Call, between: frozenset[str]) -> tuple[Product, int] | None:
-        """The product with values behind certain calls, and which operand the weights are."""
+    def _mean(self, softmax: Call, between: frozenset[str]) -> tuple[Product, int, bool] | None:
+        """The product with values behind certain calls, and which operand the weights are.
+
+        Then whether queries and keys of the weights have changed places before.
+        """
         waiting, visited = list(softmax.results), set(softmax.results)
+        turned: set[int] = set()
         unread: UnreadableError | None = None
         while waiting:
             for call in self._readers.get(waiting.pop(), []):
@@ -282,11 +286,14 @@ class _Finder:
                         continue
                     for at, operand in enumerate(product.operands):
                         if operand in visited:
-                            return product, at
-                if call.name in between:
+                            return product, at, operand in turned
+                swaps = len(call.reads) == 1 and swaps_last(call, self._tensor(call.reads[0]).dim())
+                if call.name in between or swaps:
                     results = [*call.results, *(after for _, after in call.renewed)]
                     waiting += [number for number in results if number not in visited]
                     visited.update(results)
+                    if swaps != bool(turned.intersection(call.reads)):
+                        turned.update(results)
         if unread is not None:
             raise unread
         return None

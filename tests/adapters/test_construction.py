@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import conformance
-from conformance.adapters.construction import LONGEST, Sizes, instance_of
+from conformance.adapters.construction import LONGEST, Sizes, instance_of, materialised
 from conformance.errors import ConstructionError
 
 
@@ -98,6 +98,37 @@ def test_heads_that_are_shared_are_fewer() -> None:
     for name in ("num_kv_groups", "n_kv_heads", "num_key_value_heads"):
         sizes = Sizes(None, ["n_heads", name])
         assert (sizes.value("n_heads"), sizes.value(name)) == (6, 2)
+
+
+class Grouped(Attention):
+    """Its width has to be divisible by the groups of a norm."""
+
+    def __init__(self, channels: int, heads: int) -> None:
+        super().__init__(channels, heads)
+        self.norm = nn.GroupNorm(32, channels)
+
+
+def test_a_width_is_divisible_by_what_a_refusal_names() -> None:
+    """The smallest multiple of the usual width."""
+    _, how = instance_of(Grouped, None)
+    assert how == "constructed as Grouped(channels=96, heads=3)"
+
+
+class Lazy(Attention):
+    """Its projections learn their widths from the first call."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__(width, heads)
+        self.qkv, self.proj = nn.LazyLinear(3 * width), nn.LazyLinear(width)
+
+
+def test_lazy_parameters_get_their_sizes() -> None:
+    """By a first call with tokens of the usual width; an instance stays as it was."""
+    built, _ = instance_of(Lazy, None)
+    assert built(torch.randn(1, 4, 24)).shape == (1, 4, 24)
+    own = Lazy(24, 3)
+    assert materialised(own) is not own
+    assert nn.parameter.is_lazy(own.qkv.weight)
 
 
 def test_a_class_without_a_way_is_told() -> None:

@@ -53,7 +53,15 @@ def test_a_function_is_read() -> None:
     assert verdict(bare_modules.kernel)[0].startswith("conforms")
 
 
-@pytest.mark.parametrize("kind", [bare_modules.Inverted, bare_modules.WrongWidth])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        bare_modules.Inverted,
+        bare_modules.WrongWidth,
+        bare_modules.MixesItems,
+        bare_modules.QueriesTurned,
+    ],
+)
 def test_a_known_mistake_fails(kind: type[nn.Module]) -> None:
     """What an undeclared module computes instead fails it where the catalogue has its name."""
     assert verdict(kind)[0] == "fails"
@@ -78,3 +86,11 @@ def test_weights_without_effect_leave_the_verdict_open() -> None:
     assert made is not None
     assert made.engine.unused_weights(made.model) == ["v.weight"]
     assert verdict(bare_modules.UnusedValues)[0] != "conforms-up-to-gauge"
+
+
+def test_a_second_stream_is_given() -> None:
+    """Where the tokens themselves take its place when it is left out, nothing is unchecked."""
+    assert verdict(bare_modules.TwoStreams)[0].startswith("conforms")
+    word, reason = verdict(bare_modules.OneStream)
+    assert word == "inconclusive"
+    assert "context changes no answer" in reason

@@ -10,6 +10,7 @@ import torch
 import unusual_attention
 
 from conformance import STANDARD
+from conformance.adapters.projection_search import ModuleRequest
 from conformance.identification.agreement import PointJudge
 from conformance.identification.behaviour import order_matters
 from conformance.identification.caller import Caller
@@ -19,6 +20,7 @@ from conformance.identification.callers import (
     module_callers,
     understood,
 )
+from conformance.identification.convention import sloped, windowed
 from conformance.identification.implementation import implementation_of
 from conformance.identification.plain_reading import (
     PlainReading,
@@ -40,7 +42,7 @@ def caller(name: str) -> Caller:
     value = getattr(unusual_attention, name)
     thing = implementation_of(value, target=name, name=name, imports=(), expression=name)
     if thing.form == "module":
-        reading = understood(thing.value, name)
+        reading = understood(thing.value, ModuleRequest(shown=name))
         assert isinstance(reading, Understood)
         return next(iter(module_callers(reading)))
     return next(one for one in function_callers(thing) if one.answer(one.draw()) is not None)
@@ -151,3 +153,10 @@ def test_keys_that_all_weigh_the_same_have_no_scale() -> None:
         reading = plain(name)
         assert reading is not None
         assert reading.point.scale == 0.0
+
+
+def test_functions_of_scores_that_nobody_means_say_so() -> None:
+    """A triangle the wrong way round, and far keys that win: no window and no slope besides."""
+    assert windowed(0, None).mistake
+    assert sloped([0.5, 0.25]).mistake
+    assert not any(one.mistake for one in (windowed(0, 2), windowed(3, None), sloped([-0.5, 0.25])))

@@ -8,7 +8,7 @@ from bare_modules import HEADS, WIDTH, Projected, attend
 from torch import Tensor
 
 from conformance.models.recording import record
-from conformance.models.token_rows import mixed_part
+from conformance.models.token_rows import mixed_part, turns_values
 from conformance.models.torch_sites import find_torch_sites
 
 Split = Callable[[Tensor], Tensor]
@@ -62,3 +62,54 @@ def test_where_tokens_are_mixed(split: Split, merge: Split, said: str) -> None:
     recording = record(Block(split, merge), {"x": torch.randn(2, 5, WIDTH)})
     (site,), _ = find_torch_sites(recording)
     assert mixed_part(recording, site) == said
+
+
+def placed(heads: Tensor, sign: float = 1.0) -> Tensor:
+    """Heads ``[B, H, L, D]`` turned by their positions."""
+    angles = sign * torch.arange(heads.shape[2])[:, None] * torch.tensor([1.0, 0.1])
+    one, other = heads.chunk(2, dim=-1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([one * cos - other * sin, one * sin + other * cos], -1)
+
+
+class Placed(Projected):
+    """Queries and keys have positions; values and the heads' answers as they are told."""
+
+    def __init__(self, value: Split, answer: Split) -> None:
+        super().__init__(WIDTH, HEADS)
+        self.value, self.answer = value, answer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attention of tokens."""
+        query, key = placed(by_token(self.q(x))), placed(by_token(self.k(x)))
+        return self.o(merged(self.answer(attend(query, key, self.value(by_token(self.v(x)))))))
+
+
+def as_is(heads: Tensor) -> Tensor:
+    """Without positions."""
+    return heads
+
+
+def added(heads: Tensor) -> Tensor:
+    """Positions that are added."""
+    return heads + torch.arange(heads.shape[2])[:, None]
+
+
+@pytest.mark.parametrize(
+    ("value", "answer", "turns"),
+    [
+        (as_is, as_is, False),
+        (added, as_is, False),
+        (placed, as_is, True),
+        (placed, lambda heads: placed(heads, -1.0), False),
+    ],
+)
+def test_values_that_turn_with_their_places_are_told(
+    value: Split, answer: Split, *, turns: bool
+) -> None:
+    """By equal tokens, unless the answer is turned back; positions that are added are no turns."""
+    torch.manual_seed(0)
+    tokens = torch.randn(2, 1, WIDTH).expand(-1, 5, -1)
+    recording = record(Placed(value, answer), {"x": tokens})
+    (site,), _ = find_torch_sites(recording)
+    assert turns_values(recording, site) is turns

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -181,6 +182,29 @@ def named_by_mask(states: Tensor, mask: Tensor) -> dict[str, Tensor]:
 def test_a_mask_that_is_refused_or_names_other_answers_shows(answer: Callable[..., Any]) -> None:
     """It is an input of the model, which shall be asked about it."""
     assert [role for _, role, _ in roles(Masked(answer))] == ["tokens", "mask"]
+
+
+class Adding(nn.Module):
+    """Features under a mask that is added to scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """As a block is called."""
+        states = self.matrix(x)[:, None]
+        return x + ((states @ states.mT + mask).softmax(-1) @ states)[:, 0]
+
+
+def test_a_mask_that_is_added_hides() -> None:
+    """One of zeros and ones changes answers, too, and hides no token."""
+    calling, _ = torch_calling(Adding(), {})
+    (mask,) = (entry for entry in calling.inputs if entry.role == "mask")
+    assert mask.added
+    assert mask.mask(np.array([[True, False]])).tolist() == [
+        [[[0.0, float(np.finfo(np.float32).min)]]]
+    ]
 
 
 class Slow(nn.Module):

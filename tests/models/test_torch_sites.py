@@ -125,10 +125,18 @@ def with_distances(query: Tensor, key: Tensor, value: Tensor, _mask: Tensor) -> 
     return softmax((query @ key.mT + of_distances) / math.sqrt(2 * SIZE), -1) @ value
 
 
+def turned(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+    scores = torch.einsum("...id,...jd->...ij", query, key) * SIZE**-0.5
+    weights = softmax(scores.masked_fill(~mask[:, None, None], -math.inf), -1)
+    return value.mT @ weights.transpose(-1, -2)
+
+
 @pytest.mark.parametrize(
     ("attend", "role", "axes"),
     [
         (kernel, "keep", "B11K"),
+        (turned, "drop", "B11K"),
         (written, "drop", "B11K"),
         (in_place, "bias", "B11K"),
         (by_letters, "keep", "B11K"),

@@ -125,6 +125,47 @@ class Masked(Projected):
         return self.o(attend(*parts, hidden).transpose(1, 2).flatten(2))
 
 
+class MixesItems(Projected):
+    """A mask that each head takes of another item."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Repeat the masks of all items, and not each for its heads."""
+        parts = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        hidden = None if mask is None else mask.repeat(HEADS, 1).view(len(x), HEADS, 1, -1) == 0
+        return self.o(attend(*parts, hidden).transpose(1, 2).flatten(2))
+
+
+class QueriesTurned(Projected):
+    """Rotary positions of queries alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Turn no keys."""
+        query, key, value = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        rates = 10000.0 ** (-torch.arange(query.shape[-1] // 2) / (query.shape[-1] // 2))
+        angles = torch.arange(x.shape[1])[:, None] * rates
+        cos, sin, (one, other) = angles.cos(), angles.sin(), query.chunk(2, dim=-1)
+        query = torch.cat([one * cos - other * sin, one * sin + other * cos], -1)
+        return self.o(attend(query, key, value).transpose(1, 2).flatten(2))
+
+
+class TwoStreams(Projected):
+    """Cross-attention, to its own tokens where no others are given."""
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """Attend to what is given."""
+        other = x if context is None else context
+        return self.inside(x, other, other)
+
+
+class OneStream(Projected):
+    """Takes a second stream, and leaves it alone."""
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """Attend to its own tokens."""
+        del context
+        return self.inside(x, x, x)
+
+
 class WithCache(Projected):
     """Plain attention with a cache that no call gives."""
 

@@ -382,6 +382,14 @@ PREPARED: Final[tuple[NamedMistake, ...]] = (
         },
     ),
     *_norm(
+        "qk-norm-key-only",
+        "keys are normalised and queries are not",
+        {
+            "changes": _PLAIN,
+            "heads": _instead(lambda q, k, point: (q, golden.normalise_heads(k, point))),
+        },
+    ),
+    *_norm(
         "qk-norm-all-heads",
         "the norm is that of all heads of a token together",
         {
