@@ -5,10 +5,10 @@
 the original and its copies: ``fused`` (as onnxruntime writes it, optimised), ``float16`` and
 ``int8`` (quantised as it runs). Of the first files it makes three breaks each, at the first softmax
 between two products: its scores one and a half times as large, its softmax along the queries, its
-weights nine tenths. A copy shall not fail, a break shall; what holds no attention that stands alone,
-or no runtime opens, shall be refused. It prints one line for each and ends with 1 where one is
-otherwise. ``--only piper`` asks some files, ``--kinds original scale``
-some copies, ``--wheels FOLDER`` keeps the wheels, ``--markdown FILE`` writes the table.
+weights nine tenths. A copy shall not fail, a break shall; what holds no attention, or no runtime
+opens, shall be refused. It prints one line for each and ends with 1 where one is otherwise.
+``--only piper`` asks some files, ``--kinds original scale`` some copies, ``--wheels FOLDER`` keeps
+the wheels, ``--markdown FILE`` writes the table.
 """
 
 from __future__ import annotations
