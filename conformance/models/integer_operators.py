@@ -38,7 +38,7 @@ def _written_out(node: Node, opset: int) -> Iterator[Node]:
     operator, result = node.op_type.removeprefix(_PREFIX), f"{name}: result"
     numbers = [f"{name}: operand {at}" for at in range(len(read) // _TRIPLE)]
     if node.op_type == "QAttention":
-        read += [""] * (_OF_QATTENTION - len(read))
+        read = [*read, *[""] * _OF_QATTENTION][:_OF_QATTENTION]
         tokens, matrix, bias, step, columns_step, mask, zero, columns_zero, cache = read
         yield helper.make_node("DequantizeLinear", [tokens, step, zero], numbers[:1])
         yield helper.make_node(
