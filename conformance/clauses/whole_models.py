@@ -23,12 +23,12 @@ from ..declare.candidate import Candidate
 from ..declare.declaration import WHOLE_MODEL
 from ..graphs.process import DEFAULT, Array, Setting
 from ..graphs.protocol import GraphLost, GraphRefused
-from ..models.model_inputs import ATTENDING, ITEM, NUDGES, PADDED, ModelCall
+from ..models.model_inputs import ATTENDING, ITEM, LOOKING_AHEAD, NUDGES, PADDED, ModelCall
 from ..oracle.comparison import Comparison, compare
 from ..problems.problem import Problem
 from ..problems.space import Space
 from ..tolerance import model as constants
-from .registry import Check, Finding, clause, requires
+from .registry import Check, Finding, clause, requires, violated
 from .subject import Subject
 
 if TYPE_CHECKING:  # they import onnx, which few runs need
@@ -284,10 +284,10 @@ def _by_either_sign(check: Check) -> Check:
     return asked
 
 
-apart: Final = requires(
-    lambda c: not model_of(c).engine.quantised,
-    "its activations become integers by the range of a whole batch, so every token counts",
+_JOINED: Final = (
+    "its activations become integers by the range of a whole batch, so every token counts"
 )
+apart: Final = requires(lambda c: not model_of(c).engine.quantised, _JOINED)
 _free_length: Final = requires(
     lambda c: len(model_of(c).taken.get("length", (1, 2))) > 1, "the file fixes the length"
 )
@@ -456,12 +456,19 @@ def _is_causal(candidate: Candidate) -> str:
     source="by definition of an autoregressive model: Radford et al. 2019 (GPT-2), section 2",
     space=MODELS.replace(least=(("query_length", 2), ("key_length", 2))),
     counterfactual="an answer that a token does not change at its own place",
-    applies=(apart, _has_tokens, _is_causal),
+    applies=(_has_tokens, _is_causal),
     explained=False,
 )
 def causality(subject: Subject, problem: Problem) -> Finding:
-    """Other tokens from some place on; answers before it stay."""
+    """Other tokens from some place on; answers before it stay. Rules are read where none would."""
     model = model_of(subject.candidate)
+    if model.engine.quantised:
+        for entry in model.described:
+            if entry["misplaced"] in LOOKING_AHEAD:
+                where = named(model, entry["index"])
+                said = f"in {where} a query sees {entry['misplaced']}"
+                return blaming(violated("value", said), entry["index"])
+        return Finding(inapplicable=_JOINED)
     call = drawn_call(subject, problem)
     along = int(model.has_two_sequences)
     letter, length = (PADDED, ATTENDING)[along], call.lengths[along]
