@@ -116,8 +116,9 @@ class Sizes:
             and (numbers := self.numbers(name)) is not None
             and not np.isnan(numbers).any()
         }
-        known_by_then = [self._opset] if onnx.defs.has(node.op_type, self._opset) else []
-        schema = onnx.defs.get_schema(node.op_type, *known_by_then)
+        known_then = onnx.defs.has(node.op_type, self._opset)
+        opset = self._opset if known_then else onnx.defs.onnx_opset_version()
+        schema = onnx.defs.get_schema(node.op_type, opset)
         made = onnx.shape_inference.infer_node_outputs(schema, node, ports, known)
         shapes = {name: kind.tensor_type for name, kind in made.items()}
         return {
