@@ -22,7 +22,7 @@ from ..graphs.weights.wiring import Node, Wiring, attributes
 Shape = tuple[Axis, ...]
 # What a node raises that does not fit its inputs.
 _CONTRADICTIONS: Final = (
-    *(ValueError, LookupError, TypeError, ArithmeticError),
+    *(ValueError, LookupError, TypeError, ArithmeticError, RuntimeError),
     *(onnx.shape_inference.InferenceError, onnx.checker.ValidationError, onnx.defs.SchemaError),
 )
 # onnx' numbers of the types of whole numbers, whose quotients are cut off.
