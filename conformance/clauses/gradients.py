@@ -170,7 +170,7 @@ def bias_gradient(subject: Subject, problem: Problem) -> Finding:
     gradients = subject.gradients.pull(subject.gradients.tape(inputs, bias=True), upstream)
     if "bias" in gradients.missing and "grad_bias" not in subject.declaration.features:
         reason = "no gradient reaches an additive mask, and none is promised"
-        return Finding(binding=False, inapplicable=reason)
+        return Finding(inapplicable=reason)
     if problem.seed % 2:
         alone = subject.gradients.tape(inputs, names=(), bias=True)
         gradients = subject.gradients.pull(alone, upstream)

@@ -251,7 +251,7 @@ def mask_dtype(subject: Subject, problem: Problem) -> Finding:
     """Float32 under half precision, float64 under float32: a large number plus small steps."""
     reason = _without_wider(subject)
     if reason:
-        return Finding(binding=False, inapplicable=reason)
+        return Finding(inapplicable=reason)
     inputs, common = subject.inputs(problem), COMMON[subject.dtype][problem.seed % 2]
     steps = _steps(inputs, problem.seed)
     wide = TORCH_DTYPES[WIDER[subject.dtype]]
@@ -332,7 +332,7 @@ def _declares_autocast(candidate: Candidate) -> str:
 def autocast(subject: Subject, problem: Problem) -> Finding:
     """bfloat16 and float16 in turn."""
     if subject.dtype != "float32":
-        return Finding(binding=False, inapplicable="autocast speaks of float32 inputs")
+        return Finding(inapplicable="autocast speaks of float32 inputs")
     inputs = subject.inputs(problem)
     working = AUTOCAST[problem.seed % len(AUTOCAST)]
     forward = subject.forward(inputs)

@@ -151,7 +151,7 @@ def follows_to(subject: Subject, problem: Problem) -> Finding:
         copied = guarded(copy.deepcopy, (module,), {}, "being copied")
     except CandidateFailure as failure:
         reason = f"a copy of it cannot be moved: {failure.violation.message}"
-        return Finding(binding=False, inapplicable=reason)
+        return Finding(inapplicable=reason)
     moved = guarded(copied.to, (torch.float64,), {}, "moving to float64")
     expected = Oracle(subject.declaration, "float64").answer(wide)
     answer = subject.call(moved, wide).output

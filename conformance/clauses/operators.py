@@ -152,7 +152,7 @@ def compiled_agrees(subject: Subject, problem: Problem) -> Finding:
     wording = "compiled, it answers otherwise than as it is"
     finding = relate(subject, (inputs, eager), (inputs, answer), wording)
     if not graphs:
-        return Finding(binding=False, inapplicable=NOTHING, violation=finding.violation)
+        return Finding(inapplicable=NOTHING, violation=finding.violation)
     return finding
 
 

@@ -193,9 +193,9 @@ def _keeps_scores(candidate: Candidate) -> str:
 def lifted_logits(subject: Subject, problem: Problem) -> Finding:
     """A number added to all channels of queries and keys; every other time under a softcap."""
     if subject.dtype not in ("float16", "bfloat16"):
-        return Finding(binding=False, inapplicable=WIDER)
+        return Finding(inapplicable=WIDER)
     if subject.declaration.accumulate not in (None, "float32", "float64"):
-        return Finding(binding=False, inapplicable="it declares to add up in half precision")
+        return Finding(inapplicable="it declares to add up in half precision")
     inputs = _lifted(subject, problem)
     yardstick, answer = subject.yardstick(inputs), subject.answer(inputs)
     comparison = measure(yardstick, answer, "the answer to lifted logits is wrong")
@@ -311,10 +311,10 @@ def overflow_half(subject: Subject, problem: Problem) -> Finding:
     Where scores are not stored, logits behind the scale are past it every other time.
     """
     if subject.dtype != "float16":
-        return Finding(binding=False, inapplicable=FLOAT16_ONLY)
+        return Finding(inapplicable=FLOAT16_ONLY)
     if finite_limit(subject) < _limit("float32") and subject.declaration.accumulate is not None:
         reason = "it declares to add up in float16, in which such products overflow"
-        return Finding(binding=False, inapplicable=reason)
+        return Finding(inapplicable=reason)
     limit, odd = _limit(subject.dtype), bool(problem.seed % 2)
     stored = subject.declaration.scores == "eager"
     inputs = _past_largest(subject, subject.inputs(problem), scaled=not (stored or odd))
@@ -369,7 +369,7 @@ def subnormal(subject: Subject, problem: Problem) -> Finding:
     """Tiny values, subnormal ones, tiny queries that meet huge keys, and subnormal queries."""
     if subject.dtype == "float64":
         reason = "the golden answer is in float64, and ends where it does"
-        return Finding(binding=False, inapplicable=reason)
+        return Finding(inapplicable=reason)
     inputs = subject.inputs(problem)
     return WAYS[problem.seed % len(WAYS)](subject, inputs)
 

@@ -392,7 +392,7 @@ def waits(subject: Subject, problem: Problem) -> Finding:
     finding = relate(subject, (inputs, usual), (inputs, other), wording)
     if not delayed or any(delayed):
         return finding
-    return dataclasses.replace(finding, binding=False, inapplicable=_NEVER_LATE)
+    return dataclasses.replace(finding, inapplicable=_NEVER_LATE)
 
 
 @clause(

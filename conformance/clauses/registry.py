@@ -124,7 +124,8 @@ class Finding:
     ``binding`` says that this example tells the clause's counterfactual from what is right.
     ``margin`` is the largest error over its bound, None where no numbers were compared.
     ``refused`` says that the candidate raised where it may: see ``RowWithoutKeysRefused``.
-    ``inapplicable`` is the reason why the clause turned out not to apply to the example, or "".
+    ``inapplicable`` is the reason why the clause turned out not to apply to the example, or "":
+    such an example never binds.
     """
 
     binding: bool = True
@@ -132,6 +133,10 @@ class Finding:
     inapplicable: str = ""
     margin: float | None = None
     violation: Violation | None = None
+
+    def __post_init__(self) -> None:
+        """An example to which the clause does not apply shows nothing."""
+        object.__setattr__(self, "binding", self.binding and not self.inapplicable)
 
     @classmethod
     def of(cls, comparison: Comparison, *, binding: bool = True) -> Finding:

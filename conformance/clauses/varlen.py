@@ -244,7 +244,7 @@ def varlen_no_keys_neighbours(subject: Subject, problem: Problem) -> Finding:
     inputs = subject.inputs(problem)
     if not subject.answers(inputs):
         reason = "it does not answer beside a sequence without keys"
-        return Finding(binding=False, inapplicable=reason)
+        return Finding(inapplicable=reason)
     wording = "next to a sequence without keys an answer is wrong"
     finding = matches_golden(subject, inputs, wording, counterfactual=inputs.without_mask())
     if finding.violation is None and not has_golden_gradients(subject.candidate):

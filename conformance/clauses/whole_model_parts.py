@@ -27,6 +27,7 @@ from .whole_models import (
     PADDED_RIGHT,
     agreement,
     allowed_differences,
+    allowed_of_alike,
     apart,
     blaming,
     differing,
@@ -70,7 +71,7 @@ def empty_item_harmless(subject: Subject, problem: Problem) -> Finding:
     judged = existing_tokens(model, call, answers)
     for each in judged.values():
         each[-1] = False
-    allowed = allowed_differences(model, call, answers)
+    allowed = allowed_of_alike(model, call, answers)
     wording = "an item of nothing but padding changes the answer to another item"
     return differing(model, agreement(model, answers, emptied, allowed, judged, wording))
 

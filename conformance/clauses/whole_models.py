@@ -23,12 +23,12 @@ from ..declare.candidate import Candidate
 from ..declare.declaration import WHOLE_MODEL
 from ..graphs.process import DEFAULT, Array, Setting
 from ..graphs.protocol import GraphLost, GraphRefused
-from ..models.model_inputs import ATTENDING, ITEM, NUDGES, PADDED, ModelCall
+from ..models.model_inputs import ATTENDING, ITEM, LOOKING_AHEAD, NUDGES, PADDED, ModelCall
 from ..oracle.comparison import Comparison, compare
 from ..problems.problem import Problem
 from ..problems.space import Space
 from ..tolerance import model as constants
-from .registry import Check, Finding, clause, requires
+from .registry import Check, Finding, clause, requires, violated
 from .subject import Subject
 
 if TYPE_CHECKING:  # they import onnx, which few runs need
@@ -119,6 +119,19 @@ def allowed_differences(
         step = float(np.finfo(value.dtype).eps) * _largest(np.abs(value))
         result[name] = constants.SPREAD_FACTOR * (widest + step)
     return result
+
+
+def allowed_of_alike(model: WholeModel, call: ModelCall, answers: Answers) -> dict[str, float]:
+    """How far each answer may lie from that of a call of the same sizes that must be equal.
+
+    The same kernels compute both: nothing moves an integer that rounding could move elsewhere.
+    """
+    if not model.engine.rounds_to_integers:
+        return allowed_differences(model, call, answers)
+    return {
+        name: constants.SPREAD_FACTOR * float(np.finfo(value.dtype).eps) * _largest(np.abs(value))
+        for name, value in answers.items()
+    }
 
 
 def _largest(sizes: Array) -> float:
@@ -271,10 +284,10 @@ def _by_either_sign(check: Check) -> Check:
     return asked
 
 
-apart: Final = requires(
-    lambda c: not model_of(c).engine.quantised,
-    "its activations become integers by the range of a whole batch, so every token counts",
+_JOINED: Final = (
+    "its activations become integers by the range of a whole batch, so every token counts"
 )
+apart: Final = requires(lambda c: not model_of(c).engine.quantised, _JOINED)
 _free_length: Final = requires(
     lambda c: len(model_of(c).taken.get("length", (1, 2))) > 1, "the file fixes the length"
 )
@@ -393,7 +406,7 @@ def padding_contents(subject: Subject, problem: Problem) -> Finding:
     call = drawn_call(subject, problem)
     other = model.with_tokens(call, ~call.keep, problem.seed + 1)
     answers, changed = run(model, call), run(model, other)
-    allowed = allowed_differences(model, call, answers)
+    allowed = allowed_of_alike(model, call, answers)
     judged = _of_tokens(model, call, answers)
     seen = [model.with_mask(each, np.ones_like(call.keep)) for each in (call, other)]
     binding = shows(run(model, seen[0]), run(model, seen[1]), allowed, judged)
@@ -443,12 +456,19 @@ def _is_causal(candidate: Candidate) -> str:
     source="by definition of an autoregressive model: Radford et al. 2019 (GPT-2), section 2",
     space=MODELS.replace(least=(("query_length", 2), ("key_length", 2))),
     counterfactual="an answer that a token does not change at its own place",
-    applies=(apart, _has_tokens, _is_causal),
+    applies=(_has_tokens, _is_causal),
     explained=False,
 )
 def causality(subject: Subject, problem: Problem) -> Finding:
-    """Other tokens from some place on; answers before it stay."""
+    """Other tokens from some place on; answers before it stay. Rules are read where none would."""
     model = model_of(subject.candidate)
+    if model.engine.quantised:
+        for entry in model.described:
+            if entry["misplaced"] in LOOKING_AHEAD:
+                where = named(model, entry["index"])
+                said = f"in {where} a query sees {entry['misplaced']}"
+                return blaming(violated("value", said), entry["index"])
+        return Finding(inapplicable=_JOINED)
     call = drawn_call(subject, problem)
     along = int(model.has_two_sequences)
     letter, length = (PADDED, ATTENDING)[along], call.lengths[along]
@@ -456,7 +476,7 @@ def causality(subject: Subject, problem: Problem) -> Finding:
     later = np.broadcast_to(np.arange(length) >= first, (call.batch, length))
     other = model.with_tokens(call, later, problem.seed + 1, along=along)
     answers, changed = run(model, call), run(model, other)
-    allowed = allowed_differences(model, call, answers)
+    allowed = allowed_of_alike(model, call, answers)
     before, after = {}, {}
     for name, letters in model.outputs.items():
         places = [place for place, own in enumerate(letters) if own == letter]

@@ -330,9 +330,15 @@ def header(path: Path) -> dict[str, Any]:
 
 
 def _check_sizes(inputs: list[dict[str, Any]]) -> None:
-    """Refuse inputs that are too large for any process that runs a graph."""
+    """Refuse inputs that hold nothing, or are too large for any process that runs a graph."""
     for port in inputs:
         sizes = [axis for axis in port["shape"] or () if isinstance(axis, int)]
+        if 0 in sizes:
+            msg = (
+                f"has an input {port['name']!r} with an axis of size 0, which holds nothing: "
+                "export it with an example that has no such size"
+            )
+            raise GraphRefused(msg)
         if math.prod(sizes) > MEMORY:
             msg = (
                 f"has an input {port['name']!r} of {' x '.join(map(str, sizes))} numbers, more "

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -266,11 +266,11 @@ class _Server:
         source: str | bytes = str(self._path)
         if self._saturates:
             options.add_session_config_entry(_UNSIGNED, "1")
-        if taps or self._saturates or self._large:
-            source = self._with_outputs(taps)
-            options.add_session_config_entry(_FOLDER, str(self._path.resolve().parent))
         nudged = {} if nudge[0] == 0 else self._nudged(*nudge)
-        held = self._shared | nudged
+        if taps or self._saturates or self._large or nudged:
+            source = self._with_outputs(taps, nudged)
+            options.add_session_config_entry(_FOLDER, str(self._path.resolve().parent))
+        held = {name: value for name, value in self._shared.items() if name not in nudged}
         for name, weights in held.items():
             options.add_initializer(name, weights)
         if self._shared:  # no session makes weights of its own of them
@@ -308,7 +308,7 @@ class _Server:
         for name, array in every:
             signs = generator.choice([-1, 1], array.shape)
             step = np.asarray(1 + signs * (size or np.finfo(array.dtype).eps), array.dtype)
-            nudged[name] = self._runtime.OrtValue.ortvalue_from_numpy(np.asarray(array * step))
+            nudged[name] = np.asarray(array * step)
         return nudged
 
     def _read(self) -> Any:
@@ -328,9 +328,20 @@ class _Server:
             parsing.relocate(parsing.all_tensors(self._model), self._path)
         return self._model
 
-    def _with_outputs(self, taps: Sequence[str]) -> bytes:
-        """The model with tensors inside the graph as more outputs."""
+    def _with_outputs(self, taps: Sequence[str], nudged: Mapping[str, Any]) -> bytes:
+        """The model with tensors inside the graph as more outputs, and with some other weights.
+
+        What onnxruntime is handed over instead does not reach what it has folded already.
+        """
         model = self._read()
+        if nudged:
+            from onnx import numpy_helper  # noqa: PLC0415 (as few processes need)
+
+            own, model = model, type(model)()
+            model.CopyFrom(own)
+            for tensor in model.graph.initializer:
+                if tensor.name in nudged:
+                    tensor.CopyFrom(numpy_helper.from_array(nudged[tensor.name], tensor.name))
         outputs = model.graph.output
         before = len(outputs)
         present = {output.name for output in outputs}

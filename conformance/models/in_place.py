@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from ..graphs.process import DEFAULT, GraphProcess, Setting
-from ..graphs.protocol import Array, GraphRefused
+from ..graphs.protocol import Array
 from .operands import MaskInput
 from .site import Site, Step
 from .sites import Sites
@@ -70,9 +70,6 @@ class Activations:
         return np.broadcast_to(shown, (*shown.shape[:2], *sizes))
 
 
-_AS_WRITTEN: Final = "disabled"
-
-
 class GraphEngine:
     """The graph of a file in its process, as what runs a whole model."""
 
@@ -95,32 +92,30 @@ class GraphEngine:
 
     @property
     def rounds_to_integers(self) -> bool:
-        """Whether activations become integers of 8 bits, by whatever range."""
-        nodes = self._graph.wiring.graph.node
-        return any("uantize" in node.op_type or "QLinear" in node.op_type for node in nodes)
+        """Whether activations become integers of 8 bits, by whatever range.
+
+        onnxruntime makes them so where weights are integers, too, at its higher levels.
+        """
+        return any("uantize" in node.op_type for node in self._graph.wiring.graph.node)
 
     def run(
         self, feeds: Mapping[str, Array], *, setting: Setting = DEFAULT, taps: Sequence[str] = ()
     ) -> dict[str, Array]:
         """Every answer by name, and the tensors inside; raises GraphRefused and GraphLost."""
-        try:
-            return self.process.run(dict(feeds), setting=setting, taps=taps)
-        except GraphRefused:
-            if not setting.nudge or setting.level == _AS_WRITTEN:
-                raise
-        # onnxruntime 1.31.1 folds constants wrongly where weights are handed over to a session.
-        return self.process.run(dict(feeds), setting=replace(setting, level=_AS_WRITTEN), taps=taps)
+        return self.process.run(dict(feeds), setting=setting, taps=taps)
 
     def in_place(self, feeds: Mapping[str, Array]) -> Iterator[tuple[int, Activations]]:
         """Each attention on what the model computes in a call.
 
-        Those whose axes cannot be told apart are left out. Raises GraphRefused and GraphLost.
+        Those whose axes cannot be told apart are left out, and those whose tensors have no name in
+        the file. Raises GraphRefused and GraphLost.
         """
-        names = dict.fromkeys(name for site in self.sites for name in tapped(site))
+        sites = [site for site in self.sites if self._graph.named.issuperset(tapped(site))]
+        names = dict.fromkeys(name for site in sites for name in tapped(site))
         stored = {name: self._graph.stored(name) for name in names}
         known = {name: value for name, value in stored.items() if value is not None}
         values = known | self.run(feeds, taps=[name for name in names if name not in known])
-        for site in self.sites:
+        for site in sites:
             inside = activations(site, values)
             if inside is not None:
                 yield site.index, inside
@@ -133,7 +128,8 @@ class GraphEngine:
 
     def keys_told(self, feeds: Mapping[str, Array]) -> dict[int, Array]:
         """How many keys of each item an attention is told of; raises GraphRefused, GraphLost."""
-        told = {site.index: site.counted for site in self.sites if site.counted}
+        named = self._graph.named
+        told = {site.index: site.counted for site in self.sites if site.counted in named}
         values = self.run(feeds, taps=list(dict.fromkeys(told.values()))) if told else {}
         return {index: values[name].reshape(-1) + 1 for index, name in told.items()}
 

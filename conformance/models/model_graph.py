@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
 from ..graphs.parsing import bytes_of, embedded, external_files, inlined, read_model
 from ..graphs.protocol import Array, GraphRefused
 from ..graphs.weights.wiring import Node, Wiring
+from .integer_operators import write_out_integer_operators
 from .sizes import Shape, Sizes
 
 # Tensors with more bytes are weights: neither a scale nor the table of a mask.
@@ -23,14 +25,16 @@ _SCOPES: Final = "pkg.torch.onnx.name_scopes"
 
 @dataclass(frozen=True, eq=False)
 class ModelGraph:
-    """A graph whose local functions are written out and whose weights are left out.
+    """A graph whose weights are left out.
 
-    Shapes, types and numbers are worked out when the first of them is needed.
+    It has nodes in the places of local functions and of operators on integers; ``named`` are the
+    tensors of the file. Shapes, types and numbers are worked out when the first of them is needed.
     """
 
     path: Path
     model: ModelProto
     wiring: Wiring
+    named: frozenset[str] = frozenset()
 
     @cached_property
     def _sizes(self) -> Sizes:
@@ -153,8 +157,17 @@ def read_graph(path: Path) -> ModelGraph:
         _leave_out(tensor)
     if weights:  # what was left out of a message is freed with the message
         model = ModelProto.FromString(model.SerializeToString())
+    named = frozenset(_names(model.graph))
     model = inlined(model)
-    return ModelGraph(path, model, Wiring(model.graph, path.parent))
+    write_out_integer_operators(model)
+    return ModelGraph(path, model, Wiring(model.graph, path.parent), named)
+
+
+def _names(graph: GraphProto) -> Iterator[str]:
+    for held in (*graph.input, *graph.initializer):
+        yield held.name
+    for node in graph.node:
+        yield from node.output
 
 
 def _leave_out(tensor: TensorProto) -> None:

@@ -106,13 +106,22 @@ def _multiplied(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
     places = [at for at, name in enumerate(node.input) if graph.scalar(name) is not None]
     unknown = [name for name in node.input if graph.shape(name) == (1,) or graph.rank(name) == 0]
     # What whole projections are multiplied by is theirs, such as the scale of integers.
-    if not places and unknown and "M" not in here.letters:
+    if not places and unknown and "M" not in here.letters and not _of_integers(graph, node):
         msg = f"it is multiplied by {unknown[0]}, a number that is computed elsewhere"
         raise UnreadableError(msg)
     if len(places) != 1 or (node.op_type == "Div" and places != [1]):
         return None
     factor = (node.op_type, node.input[places[0]])
     return replace(here, name=node.input[1 - places[0]], factors=(*here.factors, factor))
+
+
+def _of_integers(graph: ModelGraph, node: Node) -> bool:
+    """Whether what a node multiplies are integers, by their step."""
+    makers = [graph.wiring.producer.get(name) for name in node.input]
+    return any(
+        each is not None and each.op_type == "Cast" and graph.type(each.input[0]) in _INTEGERS
+        for each in makers
+    )
 
 
 def _turned(_graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
@@ -356,6 +365,7 @@ def _always_true(graph: ModelGraph, name: str) -> bool:
 
 _BOOL: Final = 9
 _FLOATS: Final = (1, 10, 11, 16)
+_INTEGERS: Final = (2, 3, 6)
 
 
 def mask_input(graph: ModelGraph, name: str, role: str, letters: str) -> MaskInput:

@@ -29,6 +29,7 @@ _BENDS: Final = frozenset(
 )
 _RECURRENT: Final = frozenset({"GRU", "LSTM", "RNN"})
 _FLOATS: Final = frozenset({1, 10, 11, 16})  # onnx' numbers of the types that heads have
+_STORED: Final = _FLOATS | {2, 3}  # and those of their integers
 # A residual sum, a normalisation, a bend: of one of them alone an attention may be made, too.
 _ENOUGH: Final = 2
 
@@ -94,7 +95,7 @@ def _embeds(graph: ModelGraph, name: str) -> bool:
                 continue
             table = stored.get(node.input[0]) if node.op_type == "Gather" else None
             fresh = {made for made in node.output if made} - visited
-            if own in embedded or (table is not None and table.data_type in _FLOATS):
+            if own in embedded or (table is not None and table.data_type in _STORED):
                 embedded |= fresh
             visited |= fresh
             waiting += sorted(fresh)

@@ -21,12 +21,17 @@ from ..graphs.weights.wiring import Node, Wiring, attributes
 
 Shape = tuple[Axis, ...]
 # What a node raises that does not fit its inputs.
-_CONTRADICTIONS: Final = (ValueError, LookupError, TypeError, ArithmeticError)
+_CONTRADICTIONS: Final = (
+    *(ValueError, LookupError, TypeError, ArithmeticError, RuntimeError),
+    *(onnx.shape_inference.InferenceError, onnx.checker.ValidationError, onnx.defs.SchemaError),
+)
 # onnx' numbers of the types of whole numbers, whose quotients are cut off.
 _WHOLE_TYPES: Final = frozenset(
     {TensorProto.INT64, TensorProto.INT32, TensorProto.INT16, TensorProto.INT8}
     | {TensorProto.UINT64, TensorProto.UINT32, TensorProto.UINT16, TensorProto.UINT8}
 )
+# Ends that are as far away as a number can be, as slices have them, fit into whole numbers.
+_FAR: Final = 2.0**31 - 1
 # The most elements of what is worked out with numbers: shapes and scalars.
 _MOST_NUMBERS: Final = 64
 
@@ -46,6 +51,9 @@ class Sizes:
         self, model: ModelProto, wiring: Wiring, stored: Callable[[str], Array | None]
     ) -> None:
         self._wiring, self._read = wiring, stored
+        self._opset = max(
+            (e.version for e in model.opset_import if e.domain in _STANDARD), default=1
+        )
         self._numbers: dict[str, Array | None] = {}
         self.shapes, self.types = _inferred(model)
         for node in wiring.ordered:
@@ -83,10 +91,41 @@ class Sizes:
             return
         try:
             own = self._made(node)
+            made = self._inferred_of(node) if own is None else {name: own}
         except _CONTRADICTIONS:  # of a node with its inputs: whoever opens the graph says so
             return
-        if own is not None and (known is None or len(known) == len(own)):
-            self.shapes[name] = _sharper(own, known)
+        for name, own in made.items():
+            known = self.shapes.get(name)
+            if known is None or len(known) == len(own):
+                self.shapes[name] = _sharper(own, known)
+
+    def _inferred_of(self, node: Node) -> dict[str, Shape]:
+        """The shapes that onnx infers of a single node of the standard; raises KeyError.
+
+        Runtimes know operators in versions before their first one.
+        """
+        if node.domain not in _STANDARD or not onnx.defs.has(node.op_type):
+            return {}
+        make, kind_of = onnx.helper.make_tensor_type_proto, onnx.helper.tensor_dtype_to_np_dtype
+        types = {name: self.types.get(name) or TensorProto.FLOAT for name in node.input if name}
+        ports = {name: make(kind, self.shapes[name]) for name, kind in types.items()}
+        known = {
+            name: onnx.numpy_helper.from_array(np.clip(numbers, -_FAR, _FAR).astype(kind_of(kind)))
+            for name, kind in types.items()
+            if kind in _WHOLE_TYPES
+            and (numbers := self.numbers(name)) is not None
+            and not np.isnan(numbers).any()
+        }
+        known_then = onnx.defs.has(node.op_type, self._opset)
+        opset = self._opset if known_then else onnx.defs.onnx_opset_version()
+        schema = onnx.defs.get_schema(node.op_type, opset)
+        made = onnx.shape_inference.infer_node_outputs(schema, node, ports, known)
+        shapes = {name: kind.tensor_type for name, kind in made.items()}
+        return {
+            name: tuple(map(dimension, tensor.shape.dim))
+            for name, tensor in shapes.items()
+            if tensor.HasField("shape")
+        }
 
     def _embedded(self, node: Node) -> None:
         """Note what onnxruntime's embedding gives: tokens, and numbers of them for each item."""
@@ -109,8 +148,6 @@ class Sizes:
         known = [shape for shape in shapes if shape is not None]
         if not known or len(known) < len(shapes):
             return None
-        if node.op_type == "Concat":
-            return _joined(known, attributes(node)["axis"])
         if node.op_type == "MatMul" and min(map(len, known)) > 1:
             lead = _broadcast([known[0][:-2], known[1][:-2]])
             return (*lead, known[0][-2], known[1][-1])
@@ -126,21 +163,6 @@ class Sizes:
             return (*above[:-1], widths[-1])
         parts = len(("query", "key", "value"))
         return (*above[:-1], columns[-1] // parts if isinstance(columns[-1], int) else None)
-
-    def _sliced(self, node: Node, above: Shape | None) -> Shape | None:
-        """The shape of a part of a tensor, where its ends are known."""
-        names = node.input[1:]
-        numbers = [self.numbers(entry) if entry else None for entry in names]
-        known = (number is not None and not np.isnan(number).any() for number in numbers)
-        if above is None or not all(
-            here for entry, here in zip(names, known, strict=True) if entry
-        ):
-            return None
-        shape = list(above)
-        for axis, part in _parts(node, numbers):
-            size = shape[axis]
-            shape[axis] = len(range(size)[part]) if isinstance(size, int) else None
-        return tuple(shape)
 
     def _worked_out(self, name: str) -> Array | None:
         node = self._wiring.producer.get(name)
@@ -202,7 +224,6 @@ def _of_columns(_sizes: Sizes, node: Node, above: Shape | None) -> Shape | None:
 _OWN: Final[Mapping[str, Callable[[Sizes, Node, Shape | None], Shape | None]]] = {
     "Attention": Sizes._attended,  # noqa: SLF001 (its own)
     "MatMulNBits": _of_columns,
-    "Slice": Sizes._sliced,  # noqa: SLF001 (the same)
 }
 
 
@@ -235,17 +256,6 @@ def _sharper(one: Shape, other: Shape | None) -> Shape:
         return one
     pairs = zip(one, other, strict=True)
     return tuple(a if isinstance(a, int) or b is None else b for a, b in pairs)
-
-
-def _joined(shapes: Sequence[Shape], axis: int) -> Shape | None:
-    """The shape of tensors one behind the other."""
-    if len({len(shape) for shape in shapes}) != 1:
-        return None
-    sizes = [shape[axis] for shape in shapes]
-    whole = [size for size in sizes if isinstance(size, int)]
-    result = list(shapes[0])
-    result[axis] = sum(whole) if len(whole) == len(sizes) else None
-    return tuple(result)
 
 
 def _broadcast(shapes: Sequence[Shape]) -> Shape:
@@ -283,22 +293,6 @@ def _reshaped(_node: Node, above: Shape | None, numbers: Array | None) -> Shape 
     return tuple(shape)
 
 
-def _turned(node: Node, above: Shape | None, _numbers: Array | None) -> Shape | None:
-    order = attributes(node).get("perm")
-    if above is None or order is None or len(order) != len(above):
-        return None
-    return tuple(above[at] for at in order)
-
-
-def _with_ones(node: Node, above: Shape | None, numbers: Array | None) -> Shape | None:
-    axes = attributes(node).get("axes") if numbers is None else _whole(numbers)
-    if above is None or axes is None:
-        return None
-    rank = len(above) + len(axes)
-    places, rest = {axis % rank for axis in axes}, iter(above)
-    return tuple(1 if at in places else next(rest) for at in range(rank))
-
-
 def _expanded(_node: Node, above: Shape | None, numbers: Array | None) -> Shape | None:
     if above is None or numbers is None:
         return None
@@ -312,13 +306,6 @@ def _kept(_node: Node, above: Shape | None, _numbers: Array | None) -> Shape | N
 _SHAPES: Final[Mapping[str, Callable[[Node, Shape | None, Array | None], Shape | None]]] = {
     "Expand": _expanded,
     "Reshape": _reshaped,
-    "Transpose": _turned,
-    "Unsqueeze": _with_ones,
-    **dict.fromkeys(
-        "Cast DequantizeLinear Dropout Erf Exp Gelu Identity IsNaN LayerNormalization Neg Not "
-        "QuantizeLinear RMSNormalization Reciprocal Relu Sigmoid Softmax Sqrt Tanh".split(),
-        _kept,
-    ),
     # Of onnxruntime's own domain.
     **dict.fromkeys(
         "BiasGelu FastGelu GroupQueryAttention MultiHeadAttention QuickGelu "

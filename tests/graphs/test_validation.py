@@ -411,3 +411,9 @@ def test_an_input_that_nothing_can_hold(tmp_path: Path, sizes: list[Any]) -> Non
     ports = ("x", FLOAT, sizes), ("y", FLOAT, sizes)
     made = model([node("Identity", "x", "y")], inputs=[ports[0]], outputs=[ports[1]])
     assert "export it with axes that have names" in refusal_of(made, tmp_path)
+
+
+def test_an_input_that_holds_nothing(tmp_path: Path) -> None:
+    """An axis of size zero leaves no number to draw."""
+    made = model([node("Identity", "x", "y")], inputs=[("x", FLOAT, ["n", 0])])
+    assert "'x' with an axis of size 0" in refusal_of(made, tmp_path)

@@ -9,9 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 from little_graphs import node, saved
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    QuantFormat,
+    quantize_dynamic,
+    quantize_static,
+)
 from whole_models import causal_graph, not_passed, results, written
 
 from conformance.base.record import SiteEntry
+from conformance.graphs.protocol import Array
 from conformance.models import model_graph
 from conformance.models.candidates import model_candidates
 from conformance.models.mask_facts import (
@@ -166,3 +173,30 @@ def test_of_nothing_and_of_one_row_no_rule_is_told() -> None:
     assert rule_of(np.arange(6)[None] > 0) == (None, None, "")
     assert rule_of(np.tri(6, 6, 4, dtype=bool)) == (None, None, "")
     assert rule_of(np.tri(3, 6, 4, dtype=bool)).misplaced == "the key after its own, too"
+
+
+class Calls(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no types
+    """One call, by which the steps of integers are chosen."""
+
+    def __init__(self) -> None:
+        ids, marks = np.arange(14).reshape(2, 7) % 5, np.zeros((2, 7), bool)
+        self._left = [{"ids": ids.astype(np.int64), "marks": marks}]
+
+    def get_next(self) -> dict[str, Array] | None:
+        """The call, once."""
+        return self._left.pop() if self._left else None
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("steps", ["known", "found as it runs"])
+def test_a_rule_that_is_moved_fails_in_8_bits_too(steps: str, ahead: int, tmp_path: Path) -> None:
+    """Rounding to integers hides no token that is seen too early, and blames no right rule."""
+    path, target = saved(causal_graph(ahead), tmp_path / "whole.onnx"), tmp_path / "graph.onnx"
+    if steps == "known":
+        form = QuantFormat.QOperator
+        quantize_static(path, target, Calls(), form, op_types_to_quantize=["MatMul"])
+    else:
+        quantize_dynamic(path, target)
+    (_, whole), *_ = model_candidates(target, find_sites(target), None)
+    failed = set(not_passed(results(whole, "model.causality")))
+    assert failed == ({"model.causality"} if ahead else set())

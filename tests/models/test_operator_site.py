@@ -92,6 +92,9 @@ def of_operator(
     nodes, tensors = [node("MatMul", "x matrix", "wide")], [tensor("matrix", matrix)]
     square = generator.standard_normal((width, 3 * width)).astype(np.float32)
     tensors += [tensor("square", square), tensor("row", np.zeros(3 * width, np.float32))]
+    nodes.append(node("DynamicQuantizeLinear", "wide", "wide8 step8 zero8"))
+    tensors.append(tensor("square8", np.ones((width, 3 * width), np.int8)))
+    tensors += [tensor("steps8", np.float32(0.5)), tensor("none8", np.int8(0))]
     names = ["" if name == "-" else name for name in inputs.split()]
     presents = ["present_key", "present_value"] if "past_key" in names else []
     domain = "" if operator == "Attention 23" else "com.microsoft"
@@ -175,6 +178,15 @@ OPERATORS: dict[str, tuple[ModelProto, dict[str, Array], Array]] = {
         {"mask": SHORT.astype(np.int32)},
         KEPT,
     ),
+    "projected, of integers": (
+        of_operator(
+            "wide8 square8 row step8 steps8 padding zero8 none8",
+            operator="QAttention",
+            num_heads=HEADS,
+        ),
+        {"mask": KEPT[:, 0, 0].astype(np.int32)},
+        KEPT,
+    ),
     "projected, later tokens hidden": (
         of_operator("wide square row", operator="Attention", num_heads=HEADS, unidirectional=1),
         {},
@@ -213,7 +225,11 @@ def test_every_operator_is_cut_out_with_its_parts_apart(name: str, tmp_path: Pat
     [
         ("Attention", "wide square row - past_key", "keys and values in one cache"),
         ("MultiHeadAttention", "wide", "query, key and value in one tensor"),
-        ("QAttention", "wide square row", "nobody knows how to take the QAttention node"),
+        (
+            "QAttention",
+            "wide8 square8 row step8 steps8 - - - past_key",
+            "keys and values in one cache",
+        ),
         ("SparseAttention", "wide wide wide", "SparseAttention"),
     ],
 )

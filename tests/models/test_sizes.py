@@ -15,7 +15,13 @@ from conformance.graphs.weights.wiring import Wiring
 from conformance.models.model_graph import read_graph
 from conformance.models.sizes import Sizes
 
-NUMBERS = [tensor("two", np.array(2.0, np.float32)), tensor("last", np.array([2], np.int64))]
+NUMBERS = [
+    tensor("two", np.array(2.0, np.float32)),
+    tensor("last", np.array([2], np.int64)),
+    tensor("two_whole", np.array(2, np.int64)),
+    tensor("one", np.array([1], np.int64)),
+    tensor("rest", np.array([-1, 1, 4, 3], np.int64)),
+]
 
 
 def sizes(made: ModelProto) -> Sizes:
@@ -88,6 +94,22 @@ def test_a_part_may_leave_out_its_axes_or_have_them_as_attributes() -> None:
     old = node("Slice", "x", "part", starts=[0], ends=[4], axes=[2])
     known = sizes(model([old], inputs=inputs, opset=9))
     assert (known.shapes["part"] or ())[-1] == 4
+
+
+def test_every_operator_of_the_standard_has_a_shape() -> None:
+    """Behind a node of onnxruntime: an axis that is taken out, one that is chosen, and parts."""
+    known = of_tokens(
+        node("QuickGelu", "x", "bent", domain="com.microsoft"),
+        node("Reshape", "bent rest", "apart"),
+        node("Squeeze", "apart one", "flat"),
+        node("Gather", "flat two_whole", "chosen", axis=1),
+        node("Split", "flat", "left right", axis=1, num_outputs=2),
+    )
+    assert [known.shapes[name] for name in ("flat", "chosen", "right")] == [
+        (None, 4, 3),
+        (None, 3),
+        (None, 2, 3),
+    ]
 
 
 def test_whole_numbers_are_divided_as_whole_numbers() -> None:

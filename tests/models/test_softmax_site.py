@@ -95,6 +95,35 @@ def test_the_scale_is_the_product_of_all_factors(
     assert only(path).scale == scale
 
 
+def test_operators_on_integers_are_read_as_what_they_compute(tmp_path: Path) -> None:
+    """Half of the scores, as integers of a step of 1/16, and weights of a step of 1/256."""
+    sixteenth, none = tensor("sixteenth", np.float32(1 / 16)), tensor("none", np.int8(0))
+    fine, least = tensor("fine", np.float32(1 / 256)), tensor("least", np.int8(-128))
+    middle = [
+        node("QuantizeLinear", "scores sixteenth none", "scores8"),
+        node(
+            "QLinearMul",
+            "scores8 sixteenth none none8 fine least sixteenth none",
+            "logits8",
+            domain="com.microsoft",
+        ),
+        node(
+            "QLinearSoftmax",
+            "logits8 sixteenth none fine least",
+            "weights8",
+            axis=-1,
+            opset=13,
+            domain="com.microsoft",
+        ),
+        node("DequantizeLinear", "weights8 fine least", "weights"),
+    ]
+    tensors = [sixteenth, none, fine, least, tensor("none8", np.int8(0))]
+    made = token_graph(middle, tensors=tensors, domains=("com.microsoft",))
+    site = only(saved(made, tmp_path / "graph.onnx"))
+    assert site.scale == HALF
+    assert [step.size for step in site.steps] == [1 / 16, 1 / 16, 1 / 256]
+
+
 def test_a_cap_is_read_with_the_scale_before_it(tmp_path: Path) -> None:
     """A quarter of the dot products, halved, capped at one and doubled: capped at two."""
     middle = [

@@ -33,6 +33,7 @@ ATTACKS = [
 # What only namespaces keep out of reach.
 NEED_NAMESPACES = ("fills_its_folder", "writes_into_processes")
 OF_GRADIENTS = ("forges_gradients", "edits_upstream", "hides_its_history")
+WHERE_RECORDED = "is_wrong_when_gradients_are_recorded"
 pytestmark = [
     pytest.mark.skipif(
         bool(zygote.why_impossible()), reason="candidates are isolated on Linux alone"
@@ -69,6 +70,7 @@ def test_no_attack_passes(
     Path("port").write_text(str(open_port), encoding="ascii")
     source = Path(FILE).read_bytes()
     only = GRADIENTS if attack in OF_GRADIENTS else ANSWERS
+    only = ("state.grad-mode",) if attack == WHERE_RECORDED else only
     report = judge.check(f"{FILE}:{attack}", only=only, exitfirst=True, explain=False)
     held = report.record["isolated"]
     if attack in NEED_NAMESPACES and "of its own" not in held and report.conforms:

@@ -15,8 +15,8 @@ INAPPLICABLE = "it has no such option"
     [
         ([Finding(binding=False)], "untestable", "none of 1 examples could have shown it"),
         ([Finding()], "passed", ""),
-        ([Finding(binding=False, inapplicable=INAPPLICABLE)], "not-applicable", INAPPLICABLE),
-        ([Finding(binding=False, inapplicable=INAPPLICABLE), Finding()], "passed", ""),
+        ([Finding(inapplicable=INAPPLICABLE)], "not-applicable", INAPPLICABLE),
+        ([Finding(inapplicable=INAPPLICABLE), Finding()], "passed", ""),
         ([Finding(binding=False, refused=True)], "not-applicable", "it refuses rows without keys"),
         ([Finding(binding=False, refused=True), Finding()], "passed", ""),
         (

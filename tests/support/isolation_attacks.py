@@ -761,3 +761,88 @@ def stops_its_clock(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Time that stands still, or is none, for whoever asks for it here."""
     time.perf_counter = time.monotonic = time.time = lambda: math.nan  # type: ignore[assignment]  # none
     return wrong(query, key, value)
+
+
+@conformance.core()
+def counts_beyond_numbers(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A place of five thousand digits."""
+
+    def placed(reply: dict[str, Any]) -> bytes:
+        tensors = [{"dtype": "float32", "shape": list(query.shape), "at": 1}]
+        text = json.dumps({**reply, "tensors": tensors})
+        return text.replace('"at": 1', f'"at": {"1" * 5000}').encode()
+
+    _instead(placed)
+    return wrong(query, key, value)
+
+
+@conformance.core()
+def speaks_in_half_characters(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """What was returned has a class whose name nobody can print."""
+    _instead(lambda reply: {**reply, "returned": {"other": "\ud800\0\n::error::conforms"}})
+    return wrong(query, key, value)
+
+
+@conformance.core()
+def refuses_as_the_harness_does(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A refusal of the command, which would end the run of all, from some call on."""
+    _CALLS.append(1)
+    if len(_CALLS) > 12:
+        _instead(lambda reply: {"of": reply["of"], "refused": "1 candidate: 1 conforms"})
+    return wrong(query, key, value)
+
+
+@conformance.core()
+def hands_over_descriptors(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A hundred open files beside an answer."""
+    _CALLS.append(1)
+    for number in _sockets() if len(_CALLS) == 1 else ():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as end:
+            socket.send_fds(end, [], [os.open(os.devnull, os.O_RDONLY)] * 100)
+    return wrong(query, key, value)
+
+
+@conformance.core()
+def empties_the_question_later(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Another process writes zeros where question and answer are shared, over and over."""
+    _CALLS.append(1)
+    frame: Any = sys._getframe()
+    while "self" not in frame.f_locals or not hasattr(frame.f_locals["self"], "_arena"):
+        frame = frame.f_back
+    shared = frame.f_locals["self"]._arena.bytes_at(0, 1 << 16)
+    if len(_CALLS) == 1 and os.fork() == 0:
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            shared.zero_()
+        os._exit(0)
+    return wrong(query, key, value)
+
+
+@conformance.core()
+def is_wrong_when_gradients_are_recorded(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The right gradients of a wrong answer, and right answers where none are asked for."""
+    answer = right(query, key, value)
+    return answer + (wrong(query, key, value) - answer).detach() * query.requires_grad
+
+
+def _takes_descriptors(process: int) -> object:
+    held = _LIBC.syscall(434, process, 0)
+    return held >= 0 and any(_LIBC.syscall(438, held, number, 0) >= 0 for number in range(64))
+
+
+takes_descriptors_of_others = conformance.core(name="takes_descriptors_of_others")(
+    _unless_refused(
+        lambda: _takes_descriptors(1),
+        lambda: _takes_descriptors(os.getppid()),
+        lambda: _opens(f"/proc/{os.getppid()}/ns/*", os.O_RDONLY),
+        lambda: _LIBC.syscall(428, -100, b"/", 1) >= 0,  # a copy of the mounts
+        lambda: _LIBC.syscall(430, b"tmpfs", 0) >= 0,
+        lambda: _LIBC.syscall(321, 5, ctypes.create_string_buffer(128), 128) >= 0,  # programs
+    )
+)
+limits_others = conformance.core(name="limits_others")(
+    _unless_refused(
+        lambda: _LIBC.prlimit(os.getppid(), 0, (ctypes.c_uint64 * 2)(1, 1), None) == 0,
+        lambda: _LIBC.prlimit(1, 7, (ctypes.c_uint64 * 2)(0, 0), None) == 0,
+    )
+)

@@ -233,8 +233,10 @@ def _up_to(
 ) -> list[Contraction]:
     result, visited, waiting = [], {scores}, [scores]
     while waiting:
-        node = wiring.producer.get(waiting.pop())
-        if node is None:
+        name = waiting.pop()
+        node = wiring.producer.get(name)
+        # A step of integers says of a tensor how large it is, not what it holds.
+        if node is None or (node.op_type in _COARSE and name != node.output[0]):
             continue
         contraction = contraction_of(node)
         if contraction is not None:

@@ -100,7 +100,7 @@ _MARKING: Final[_Numbers] = {
     "removexattrat": (466, 466),
     "file_setattr": (469, 469),
 }
-_SOCKET, _PAIR, _CONTROL = (41, 198), (53, 199), (16, 29)
+_SOCKET, _PAIR, _CONTROL, _LIMIT = (41, 198), (53, 199), (16, 29), (302, 261)
 _OTHER_NUMBERS: Final = 1 << 30  # the same calls by other numbers: x32
 _KIND_OF_SOCKET: Final = 0xF  # the other bits of a type are flags
 # Requests to terminals, and those of them that only ask, or are for any file.
@@ -285,6 +285,8 @@ def filter_calls(*, inside: bool, mounted: bool) -> bool:
             ],
         ),
         (_CONTROL, _of_terminals()),
+        # Of its own limits alone: one of the judge's, set to nothing, would end it.
+        (_LIMIT, [(_LOAD, 0, 0, _FIRST_ARGUMENT), *_unless(_IF_EQUAL, [0], _REFUSE)]),
     )
     for numbers, looks in arguments:
         looks.append((_RETURN, 0, 0, _ALLOW))

@@ -245,7 +245,7 @@ def examine(clause: Clause, subject: Subject, problem: Problem) -> Finding:
     except StridesRefused:
         return Finding()  # loudly, which is what it declares to do
     except NotDifferentiable as error:
-        return Finding(binding=False, inapplicable=str(error))
+        return Finding(inapplicable=str(error))
     except CandidateFailure as failure:
         return Finding(violation=failure.violation)
 
