@@ -23,7 +23,7 @@ from ..base.printable_text import raised_text
 from ..errors import ConstructionError, DeclarationError
 from .calling import ways_to_call
 from .packing import HEAD_NAMES, KV_HEAD_NAMES
-from .trial import Trial, draw, duplicate
+from .trial import Trial, duplicate
 
 WIDTH: Final = 24
 HEADS: Final = 3
@@ -62,7 +62,6 @@ _BATCH: Final = 8
 # Norms of groups and kernels want widths divisible by small powers of two.
 _USUAL_DIVISOR: Final = 64
 _MOST_DIVISOR: Final = 256
-_LAZY_LENGTH: Final = 6
 # How many ways to construct a class are tried.
 _MOST_TRIED: Final = 40
 # Attributes of settings that are looked for one after the other.
@@ -100,16 +99,12 @@ def materialised(built: nn.Module) -> nn.Module:
     """The module itself; of one with lazy parameters a copy that a first call has given sizes."""
     if not any(map(nn.parameter.is_lazy, built.parameters())):
         return built
-    with contextlib.suppress(DeclarationError):
-        for way in ways_to_call("it", built.forward, None, None):
-            made = duplicate(built).eval()
-            tokens = draw((WIDTH,) * 3, (_LAZY_LENGTH,) * 2, way.inputs, 2, torch.float32)
-            taken = tokens[: {"self": 1, "memory": 2}.get(way.inputs, 3)]
-            with contextlib.suppress(Exception), torch.no_grad():
-                way(made, taken, {})
-            if not any(map(nn.parameter.is_lazy, made.parameters())):
-                return made.train(built.training)
-    return built
+    trial = _answering(built)
+    if trial is None:
+        return built
+    made = duplicate(built)
+    made.load_state_dict(trial.module.state_dict())
+    return made
 
 
 def _instance_of(
@@ -153,7 +148,6 @@ def _constructed(kind: type[nn.Module], arguments: Mapping[str, Any]) -> tuple[n
     text = f"{kind.__name__}({given})"
     try:
         made = kind(**arguments)
-        _settle_weights(made)
     except Exception as error:  # a user's constructor may raise anything
         why = f"{text} {raised_text(error)}"
         raise ConstructionError(why, text) from error
@@ -170,26 +164,13 @@ def _is_number(parameter: inspect.Parameter) -> bool:
     return parameter.annotation in (int, float, bool, "int", "float", "bool")
 
 
-def _settle_weights(built: nn.Module) -> None:
-    """Give lazy layers weights of the sizes that a call of a copy shows, where one answers."""
-    if not any(map(_is_lazy, built.parameters())):
-        return
-    trial = _answering(built)
-    if trial is not None:
-        built.load_state_dict(trial.module.state_dict())
-
-
-def _is_lazy(parameter: nn.Parameter) -> bool:
-    return isinstance(parameter, nn.UninitializedParameter)
-
-
 def _answering(built: nn.Module) -> Trial | None:
     """A trial in which a module answers tokens of the width that is given to constructors."""
     try:
         ways = ways_to_call("it", built.forward, None, None)
     except DeclarationError:
         return None
-    made = [one for one in built.parameters() if not _is_lazy(one) and one.dim() > 1]
+    made = [one for one in built.parameters() if not nn.parameter.is_lazy(one) and one.dim() > 1]
     widths = {WIDTH, *(one.shape[-1] for one in made)}
     for way in ways[:3]:
         try:

@@ -173,7 +173,7 @@ def test_the_only_length_is_found() -> None:
     assert made.warnings == ()
 
 
-class Lazy(nn.Module):
+class LazyOnDevice(nn.Module):
     """Layers whose sizes follow from the first call, and a place for tensors of its own."""
 
     def __init__(self, width: int, num_heads: int, device: str) -> None:
@@ -191,7 +191,7 @@ class Lazy(nn.Module):
 
 def test_layers_whose_sizes_a_call_shows() -> None:
     """A lazy class has the weights that a call gives it, in float32, and is declared so."""
-    built, _ = instance_of(Lazy, None)
+    built, _ = instance_of(LazyOnDevice, None)
     shapes = {name: (list(one.shape), one.dtype) for name, one in built.named_parameters()}
     assert shapes["qkv.weight"] == ([72, 24], torch.float32)
-    assert conformance.module(Lazy).declaration.kind == "layer"
+    assert conformance.module(LazyOnDevice).declaration.kind == "layer"
