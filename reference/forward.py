@@ -228,6 +228,6 @@ _FORWARD: Final = (
     ),
     Stage("output", "BHQV", weighed),
 )
-SOFTMAX: Final = Program(_SOFTMAX)
-TABLES: Final = Program(_TABLES)
-FORWARD: Final = Program(_FORWARD)
+SOFTMAX: Final = Program.of(*_SOFTMAX)
+TABLES: Final = Program.of(*_TABLES)
+FORWARD: Final = Program.of(*_FORWARD)

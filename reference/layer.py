@@ -67,38 +67,36 @@ def project_heads(merged: Tensor, o: Tensor | None, o_bias: Tensor | None) -> Te
 
 
 # The heads of a layer's tokens, attention, and what is made of its output.
-LAYER: Final = Program(
-    (
-        Stage(
-            "projected_query",
-            "BQE",
-            lambda query_tokens, q, q_bias: project(query_tokens, q, q_bias),
-        ),
-        Stage("projected_key", "BKE", lambda key_tokens, k, k_bias: project(key_tokens, k, k_bias)),
-        Stage(
-            "projected_value",
-            "BKE",
-            lambda value_tokens, v, v_bias: project(value_tokens, v, v_bias),
-        ),
-        Stage(
-            "given_query",
-            "BHQD",
-            lambda projected_query, num_heads: split_heads(projected_query, num_heads),
-        ),
-        Stage(
-            "given_key",
-            "BGKD",
-            lambda projected_key, num_kv_heads: split_heads(projected_key, num_kv_heads),
-        ),
-        Stage(
-            "given_value",
-            "BGKV",
-            lambda projected_value, num_kv_heads: split_heads(projected_value, num_kv_heads),
-        ),
-        *FORWARD.stages,
-        Stage("merged", "BQE", lambda output: merge_heads(output)),
-        Stage("answer", "BQE", project_heads),
-    )
+LAYER: Final = Program.of(
+    Stage(
+        "projected_query",
+        "BQE",
+        lambda query_tokens, q, q_bias: project(query_tokens, q, q_bias),
+    ),
+    Stage("projected_key", "BKE", lambda key_tokens, k, k_bias: project(key_tokens, k, k_bias)),
+    Stage(
+        "projected_value",
+        "BKE",
+        lambda value_tokens, v, v_bias: project(value_tokens, v, v_bias),
+    ),
+    Stage(
+        "given_query",
+        "BHQD",
+        lambda projected_query, num_heads: split_heads(projected_query, num_heads),
+    ),
+    Stage(
+        "given_key",
+        "BGKD",
+        lambda projected_key, num_kv_heads: split_heads(projected_key, num_kv_heads),
+    ),
+    Stage(
+        "given_value",
+        "BGKV",
+        lambda projected_value, num_kv_heads: split_heads(projected_value, num_kv_heads),
+    ),
+    *FORWARD.stages,
+    Stage("merged", "BQE", lambda output: merge_heads(output)),
+    Stage("answer", "BQE", project_heads),
 )
 
 

@@ -11,10 +11,10 @@ An edit makes one stage otherwise: by another rule, by a change of its result, o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 Rule = Callable[..., Any]
 
@@ -82,53 +82,59 @@ def reads(rule: Rule) -> tuple[str, ...]:
     return names
 
 
-@dataclass(frozen=True, eq=False)
-class Step:
+class Step(NamedTuple):
     """A stage with the edits of it.
 
     ``needed`` are the results that its rule reads where no edit has a condition, ``reached`` all
     that it may read.
     """
 
-    name: str
     rule: Rule
-    edits: tuple[Edit, ...] = ()
-    needed: tuple[str, ...] = field(init=False)
-    reached: frozenset[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Read the parameters of rules and conditions once."""
-        rules = [self.rule, *(edit.when for edit in self.edits)]
-        rules += [edit.rule for edit in self.edits if edit.rule is not None]
-        changes = (edit.change for edit in self.edits if edit.change is not None)
-        reached = {name for change in changes for name in reads_besides(change)}
-        reached.update(name for rule in rules for name in reads(rule))
-        object.__setattr__(self, "needed", reads(self.rule))
-        object.__setattr__(self, "reached", frozenset(reached))
+    edits: tuple[Edit, ...]
+    needed: tuple[str, ...]
+    reached: frozenset[str]
 
     def edited(self, edit: Edit) -> Step:
         """The step with one more edit, which comes last."""
         if edit.rule is not None and edit.when is always and edit.change is None:
-            return Step(self.name, edit.rule)
-        return Step(self.name, self.rule, (*self.edits, edit))
+            return step(edit.rule)
+        return step(self.rule, (*self.edits, edit))
 
 
-class Program:
-    """Stages in the order in which they are made, and edits of them."""
+def step(rule: Rule, edits: tuple[Edit, ...] = ()) -> Step:
+    """A step by its rule and edits, whose parameters are read once."""
+    rules = [rule, *(edit.when for edit in edits)]
+    rules += [edit.rule for edit in edits if edit.rule is not None]
+    changes = (edit.change for edit in edits if edit.change is not None)
+    reached = {name for change in changes for name in reads_besides(change)}
+    reached.update(name for each in rules for name in reads(each))
+    return Step(rule, edits, reads(rule), frozenset(reached))
 
-    def __init__(self, stages: Iterable[Stage]) -> None:
-        self.stages = tuple(stages)
-        self.edits: tuple[Edit, ...] = ()
-        self.steps = {stage.name: Step(stage.name, stage.rule) for stage in self.stages}
+
+class Program(NamedTuple):
+    """Stages in the order in which they are made, their edits, and a step of each; unchangeable."""
+
+    stages: tuple[Stage, ...]
+    edits: tuple[Edit, ...]
+    steps: Mapping[str, Step]
+
+    def __hash__(self) -> int:
+        """By identity: what is made of a program is remembered."""
+        return id(self)
+
+    @classmethod
+    def of(cls, *stages: Stage) -> Program:
+        """A program without edits."""
+        steps = {stage.name: step(stage.rule) for stage in stages}
+        return cls(stages, (), MappingProxyType(steps))
 
     def edited(self, edits: Iterable[Edit]) -> Program:
         """The program with further edits, which come after its own; of its own stages alone."""
-        other = copy(self)
-        other.edits = (*self.edits, *(edit for edit in edits if edit.stage in self.steps))
-        other.steps = dict(self.steps)
-        for edit in other.edits[len(self.edits) :]:
-            other.steps[edit.stage] = other.steps[edit.stage].edited(edit)
-        return other
+        own = tuple(edit for edit in edits if edit.stage in self.steps)
+        steps = dict(self.steps)
+        for edit in own:
+            steps[edit.stage] = steps[edit.stage].edited(edit)
+        return Program(self.stages, (*self.edits, *own), MappingProxyType(steps))
 
 
 class Run:

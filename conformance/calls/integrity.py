@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from .._golden import golden
 from ..targets.loading import replaced_builtins
 
 # Kernels that somebody registered from Python for these keys would compute the golden, too.
@@ -103,6 +104,10 @@ _CORE: Final = frozenset(
         *("tolerance.attention_bound", "tolerance.model"),
     )
 ) | {"torch", "torch._tensor", "torch.linalg", "math", "builtins"}
+
+
+# Operations that attentions are made of: what one candidate replaces another would call.
+_OF_ATTENTION: Final = frozenset("softmax matmul bmm einsum".split())
 
 
 class _Names(NamedTuple):
@@ -242,7 +247,7 @@ def _core_of(
     """The functions that every verdict goes through, and the names that these use."""
     layouts = [_layout_of(module) for module in judges if _is_core(_home(module))]
     functions = tuple(chain.from_iterable(layout.functions for layout in layouts))
-    used = frozenset(chain.from_iterable(f.__code__.co_names for f in functions))
+    used = _OF_ATTENTION.union(*(f.__code__.co_names for f in functions))
     outside = [_names_of(module, _public(module)) for module in _OUTSIDE]
     core = (
         _names_of(owner, tuple(name for name in names if name in used or owner is time))
@@ -315,7 +320,7 @@ def _layout(module: Any) -> _Layout:
     own = {name: entry for name, entry in vars(module).items() if not name.startswith("__")}
     made = [entry for entry in vars(module).values() if _made_by(entry, module.__name__)]
     classes = [entry for entry in made if isinstance(entry, type)]
-    functions: list[FunctionType] = []
+    functions = [rule for entry in own.values() for rule in _rules_of(entry)]
     for owner in (module, *classes):
         entries = (_function_of(entry) for entry in vars(owner).values())
         functions += [f for f in entries if f is not None and _made_by(f, module.__name__)]
@@ -326,6 +331,12 @@ def _layout(module: Any) -> _Layout:
     )
     names = [_names_of(module, tuple(own)), *(_names_of(one, _methods(one)) for one in classes)]
     return _Layout(tuple(names), tuple(functions), tuple(tables))
+
+
+def _rules_of(entry: Any) -> list[FunctionType]:
+    """The functions behind the stages of a program."""
+    steps = entry.steps.values() if isinstance(entry, golden.Program) else ()
+    return [rule for each in steps if isinstance(rule := each.rule, FunctionType)]
 
 
 def _judges() -> tuple[Any, ...]:

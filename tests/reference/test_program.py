@@ -21,12 +21,10 @@ def noted(name: str, value: int) -> int:
     return value
 
 
-SUMS = Program(
-    (
-        Stage("twice", "", lambda given: noted("twice", 2 * given)),
-        Stage("more", "", lambda twice, other: noted("more", twice + other)),
-        Stage("negative", "", lambda other: noted("negative", -other)),
-    )
+SUMS = Program.of(
+    Stage("twice", "", lambda given: noted("twice", 2 * given)),
+    Stage("more", "", lambda twice, other: noted("more", twice + other)),
+    Stage("negative", "", lambda other: noted("negative", -other)),
 )
 
 
