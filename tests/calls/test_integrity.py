@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import conformance
 from conformance.__main__ import run
+from conformance._golden import golden
 from conformance.calls import calling, integrity
 from conformance.clauses import masking
 from conformance.oracle import comparison, oracle
@@ -59,7 +60,13 @@ def other_put() -> None:
     integrity._put.__code__ = wrong.__code__
 
 
+def other_stage() -> None:
+    """Exchange what a stage of the golden does."""
+    golden.FORWARD.steps["scores"].rule.__code__ = wrong.__code__
+
+
 CHANGES: dict[str, Callable[[], object]] = {
+    "the code of _attention_conformance_reference.forward.<lambda>": other_stage,
     "Tensor.__matmul__": replaced_product,
     "torch.softmax": lambda: setattr(torch, "softmax", wrong),
     "math.sqrt": lambda: setattr(math, "sqrt", wrong),
@@ -97,6 +104,7 @@ def made_of() -> list[Any]:
         oracle.Oracle.answer,
         bounds.core_bound,
         comparison.moves.__code__,
+        golden.FORWARD.steps["scores"].rule.__code__,
         integrity.Seal.broken,
         integrity.after_call,
         integrity._put.__code__,
