@@ -97,14 +97,16 @@ def _divisors_named(why: str) -> list[int]:
 
 def materialised(built: nn.Module) -> nn.Module:
     """The module itself; of one with lazy parameters a copy that a first call has given sizes."""
-    if not any(map(nn.parameter.is_lazy, built.parameters())):
-        return built
-    trial = _answering(built)
-    if trial is None:
+    trial = _answering(built) if _is_lazy(built) else None
+    if trial is None or _is_lazy(trial.module):
         return built
     made = duplicate(built)
     made.load_state_dict(trial.module.state_dict())
     return made
+
+
+def _is_lazy(module: nn.Module) -> bool:
+    return any(map(nn.parameter.is_lazy, module.parameters()))
 
 
 def _instance_of(

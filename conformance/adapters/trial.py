@@ -212,7 +212,8 @@ class Trial:
         numbers = dict.fromkeys(map(int, _NUMBER.findall(str(self.failure))))
         for part in self.module.modules():
             tensors = (*part.parameters(recurse=False), *part.buffers(recurse=False))
-            numbers |= dict.fromkeys(size for tensor in tensors for size in tensor.shape)
+            made = (tensor for tensor in tensors if not torch.nn.parameter.is_lazy(tensor))
+            numbers |= dict.fromkeys(size for tensor in made for size in tensor.shape)
             own = [value for value in vars(part).values() if _is_size(value)]
             numbers |= dict.fromkeys(own)
         given = {length for pair in self.lengths for length in pair}

@@ -46,15 +46,6 @@ def test_one_sentence(name: str, code: int, said: str, capsys: pytest.CaptureFix
     assert (exit_status, said in text) == (code, True), text
 
 
-def test_what_to_pass_is_said_where(capsys: pytest.CaptureFixture[str]) -> None:
-    """Identification takes no such options: a declaration does, which it can be given."""
-    code, text = identified("Lazy", capsys)
-    assert code == 1
-    assert "'layer = conformance.module(Lazy, …)' is the candidate FILE.py:layer" in " ".join(
-        text.split()
-    )
-
-
 def test_a_path_that_is_too_long_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     """What no file can be called is not there, as everywhere else."""
     assert run(["identify", f"{'x' * 300}.py:attend"]) == 2
