@@ -20,7 +20,7 @@ _PRIMARY: Final = "numerics.golden"
 class Searched:
     """A stage, or several that are changed alike, in a noun and where a change of it can show.
 
-    ``of`` is "layer" where cores have no such stage. ``group`` says that key/value heads are fewer.
+    ``of`` is "layer" where cores have no such stage.
     """
 
     noun: str
