@@ -16,7 +16,8 @@ from .attention import (
     scaled_dot_product_attention,
     softmax,
 )
-from .choices import counts, hide, modify
+from .backward import BACKWARD, BOTH_PASSES, BOTH_PASSES_OF_LAYER, outer, summed_groups
+from .choices import at_point, counts, hide, modify, slope_of_function
 from .forward import FORWARD, Sizes, unread
 from .heads import merge_heads, project, split_heads
 from .layer import (
@@ -29,7 +30,7 @@ from .layer import (
     project_tokens,
 )
 from .masks import attended_keys, structural_mask
-from .normalisation import normalise_heads, norms
+from .normalisation import normalise_heads, normalised_gradient, norms
 from .positions import frequencies, rotate, sinusoidal_positions
 from .program import Edit, Program, Rewired, Run, Stage, reads, reads_besides
 from .rotary import (
@@ -42,6 +43,9 @@ from .rotary import (
 from .semantics import STANDARD, Semantics, scale_value
 
 __all__ = [
+    "BACKWARD",
+    "BOTH_PASSES",
+    "BOTH_PASSES_OF_LAYER",
     "FORWARD",
     "LAYER",
     "RESULTS",
@@ -58,6 +62,7 @@ __all__ = [
     "Stage",
     "alibi_bias",
     "alibi_slopes",
+    "at_point",
     "attend",
     "attended_keys",
     "counts",
@@ -69,7 +74,9 @@ __all__ = [
     "modify",
     "multi_head_attention",
     "normalise_heads",
+    "normalised_gradient",
     "norms",
+    "outer",
     "position_heads",
     "project",
     "project_output",
@@ -87,8 +94,10 @@ __all__ = [
     "scale_value",
     "scaled_dot_product_attention",
     "sinusoidal_positions",
+    "slope_of_function",
     "softmax",
     "split_heads",
     "structural_mask",
+    "summed_groups",
     "unread",
 ]

@@ -8,16 +8,20 @@ from functools import lru_cache, partial
 from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from .alibi import alibi_bias
 from .checks import check_argument
 from .forward import Sizes, by_causality, by_window, cap
 from .heads import merge_heads, split_heads
-from .normalisation import normalise_heads
+from .normalisation import normalise_heads, normalised_gradient
 from .program import Edit, Program, always
 from .rotary import rotate_heads
 from .semantics import STANDARD, Semantics, scale_value
+
+# A function has a slope of each score alone if weighing the scores weighs the slopes, to within
+# what functions that compute in half precision round.
+_POINTWISE: Final = 2.0**-6
 
 
 @lru_cache(maxsize=1024)
@@ -38,6 +42,7 @@ def edits_of(point: Semantics) -> tuple[Edit, ...]:
         *_of_softmax(point),
         *_of_influence(point),
         *_of_layers(point),
+        *_of_backward(point),
     )
 
 
@@ -120,14 +125,13 @@ def _tiled(heads: Tensor, sizes: Sizes) -> Tensor:
 def _of_scores(point: Semantics) -> Iterator[Edit]:
     if (point.scale, point.scale_factor) != (STANDARD.scale, STANDARD.scale_factor):
         yield Edit(
-            "scale",
+            "default_scale",
             lambda sizes: scale_value(
                 point,
                 head_size=sizes.head_size,
                 value_head_size=sizes.value_head_size,
                 num_heads=sizes.num_heads,
             ),
-            when=lambda given_scale: given_scale is None,
         )
     if point.bias_order == "before-scale":
         yield Edit(
@@ -146,6 +150,12 @@ def _of_scores(point: Semantics) -> Iterator[Edit]:
     if point.score_mod is not None:
         yield Edit("modified", change=partial(modify, semantics=point))
         yield Edit("allowed", lambda attended, modified: attended & ~torch.isneginf(modified))
+        yield Edit(
+            "function_slope",
+            lambda capped, logits: slope_of_function(capped, point).masked_fill(
+                ~torch.isfinite(logits), 0.0
+            ),
+        )
     if point.alibi:
         yield Edit(
             "distance_bias",
@@ -178,6 +188,33 @@ def modify(scores: Tensor, semantics: Semantics) -> Tensor:
     shown = list(modified.shape)
     check_argument(fits, "score_mod", f"returned shape {shown} for scores {list(scores.shape)}")
     return modified.double().expand(scores.shape)
+
+
+def slope_of_function(scores: Tensor, semantics: Semantics) -> Tensor:
+    """The derivative of ``score_mod`` at scores ``[B, H, Lq, Lk]``.
+
+    NaN everywhere where torch finds no slope of each score alone.
+    """
+    unknown = torch.full_like(scores, math.nan)
+    weights = torch.rand(scores.shape, generator=Generator().manual_seed(0)).double()
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        leaf = scores.detach().clone().requires_grad_()
+        directions = (torch.ones_like(leaf), weights.clone())
+        try:
+            modified = modify(leaf, semantics)
+            if not modified.requires_grad:
+                return torch.zeros_like(scores)
+            gradients = [
+                torch.autograd.grad(modified, leaf, each, retain_graph=True, allow_unused=True)[0]
+                for each in directions
+            ]
+        except Exception:  # noqa: BLE001 (a user's function, and what torch says of it)
+            return unknown
+    slope, weighed = (torch.zeros_like(scores) if each is None else each for each in gradients)
+    finite = torch.isfinite(slope)
+    room = _POINTWISE * slope.abs().where(finite, 0.0).amax(dim=-1, keepdim=True)
+    alone = (weighed - weights * slope).abs() <= room
+    return slope if bool(alone[finite].all()) else unknown
 
 
 def hide(logits: Tensor, admitted: Tensor, point: Semantics) -> Tensor:
@@ -280,6 +317,62 @@ def _of_layers(point: Semantics) -> Iterator[Edit]:
         )
     if point.head_merge != "blocks":
         yield Edit("merged", lambda output: merge_heads(output, point))
+
+
+def _of_backward(point: Semantics) -> Iterator[Edit]:
+    """What flows back through heads that are prepared, shared otherwise, and through scores."""
+    if point.rotary != "none":
+        yield Edit(
+            "turned_query_gradient",
+            lambda query_gradient, positions: rotate_heads(query_gradient, -positions, point),
+        )
+        yield Edit(
+            "turned_key_gradient",
+            lambda key_gradient: rotate_heads(
+                key_gradient, -torch.arange(key_gradient.shape[-2]), point
+            ),
+        )
+    if point.qk_norm != "none":
+        back = partial(normalised_gradient, semantics=point)
+        yield Edit(
+            "given_query_gradient",
+            lambda turned_query_gradient, given_query: back(turned_query_gradient, given_query),
+        )
+        yield Edit(
+            "given_key_gradient",
+            lambda turned_key_gradient, given_key: back(turned_key_gradient, given_key),
+        )
+    if point.group_order == "tile":
+        yield Edit("key_gradient", lambda key_gradients, sizes: _untiled(key_gradients, sizes))
+        yield Edit(
+            "value_gradient", lambda value_gradients, sizes: _untiled(value_gradients, sizes)
+        )
+    if point.mask_operation not in ("replace", "multiply-logits"):
+        yield Edit("passed", lambda logits: torch.ones_like(logits))
+    if point.caps("bias"):
+        yield Edit("score_slope", _slope_of_capped_logits)
+        yield Edit(
+            "bias_slope",
+            lambda passed, logits, softcap: _slope_of_capped_logits(passed, logits, softcap, None),
+        )
+    if point.bias_order == "before-scale":
+        yield Edit("bias_slope", lambda score_slope, scale: score_slope * scale)
+
+
+def _slope_of_capped_logits(
+    passed: Tensor, logits: Tensor, softcap: float | None, function_slope: Tensor | None
+) -> Tensor:
+    """Minus infinity where a mask comes after the cap: there the slope is zero."""
+    slope = passed
+    if softcap is not None:
+        ratio = logits.clamp_min(-softcap) / softcap
+        slope = passed * (1.0 - ratio) * (1.0 + ratio)
+    return slope if function_slope is None else slope * function_slope
+
+
+def _untiled(heads: Tensor, sizes: Sizes) -> Tensor:
+    """The sum of the query heads that read one key/value head, ``h % num_kv_heads``."""
+    return heads.unflatten(-3, (-1, sizes.num_kv_heads)).sum(dim=-4)
 
 
 _EMPTY_ROWS: Final[dict[str, Callable[..., Tensor]]] = {

@@ -202,12 +202,11 @@ _FORWARD: Final = (
     Stage("shared_value", "BHKV", lambda given_value, sizes: shared(given_value, sizes.num_heads)),
     Stage("unread_keys", "BHK1", lambda attended: unread(attended)),
     Stage("key", "BHKD", lambda shared_key, unread_keys: without(shared_key, unread_keys)),
+    Stage("default_scale", "", lambda sizes: max(sizes.head_size, 1) ** -0.5),
     Stage(
         "scale",
         "",
-        lambda given_scale, sizes: (
-            max(sizes.head_size, 1) ** -0.5 if given_scale is None else given_scale
-        ),
+        lambda given_scale, default_scale: default_scale if given_scale is None else given_scale,
     ),
     Stage("products", "BHQK", lambda query, key: query @ key.mT),
     Stage("scores", "BHQK", lambda products, scale: scale * products),

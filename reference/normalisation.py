@@ -31,3 +31,22 @@ def norms(centred: Tensor, semantics: Semantics) -> Tensor:
         length: Tensor = torch.linalg.vector_norm(centred, dim=-1, keepdim=True)
         return length.clamp_min(epsilon)
     return (centred.square().mean(dim=-1, keepdim=True) + epsilon).sqrt()
+
+
+def normalised_gradient(gradient: Tensor, heads: Tensor, semantics: Semantics) -> Tensor:
+    """The gradient of heads ``[B, H, L, D]`` from that of the same normalised; float64.
+
+    Their divisor depends on them, too: ``(g - y mean(y g)) / norm``, y being the normalised heads.
+    """
+    if semantics.qk_norm == "none" or heads.shape[-1] == 0:
+        return gradient
+    own = normalise_heads(heads, semantics)
+    centred = heads - heads.mean(dim=-1, keepdim=True) if semantics.qk_norm == "layer" else heads
+    divisor = norms(centred, semantics)
+    along = own * gradient
+    if semantics.qk_norm == "l2":  # a length below epsilon is replaced by that
+        along = along.sum(dim=-1, keepdim=True) * (divisor > semantics.qk_norm_epsilon)
+    else:
+        along = along.mean(dim=-1, keepdim=True)
+    back = (gradient - own * along) / divisor
+    return back - back.mean(dim=-1, keepdim=True) if semantics.qk_norm == "layer" else back

@@ -24,7 +24,7 @@ from ..problems.problem import Problem
 from ..tolerance import model
 from .battery import answer_to
 from .dissection.backward import backward_statements
-from .dissection.backward_steps import factor_statements
+from .dissection.read_gradients import factor_statements
 from .earlier_calls import (
     SECOND_CALL,
     STRIDES_IGNORED,
@@ -236,7 +236,7 @@ def _is_rounded(observed: ObservedGradients, names: Collection[str], dtype: torc
 
 def _by_clause(clause: str, problem: Problem) -> list[NamedMistake]:
     """The mistake of a clause that fails alone, or of the only option that a problem has."""
-    unstepped = [mistake for mistake in BACKWARD if mistake.backward is None]
+    unstepped = [mistake for mistake in BACKWARD if not mistake.backward]
     options = [mistake for mistake in unstepped if mistake.right_without]
     for mistake in unstepped:
         if mistake not in options and mistake.primary == clause:
@@ -249,11 +249,9 @@ def _by_clause(clause: str, problem: Problem) -> list[NamedMistake]:
 
 def _explains(mistake: NamedMistake, every: Sequence[ObservedGradients]) -> bool:
     """Whether a mistake gives every observed gradient, and leaves little of the errors of any."""
-    steps = mistake.backward
-    if steps is None:
-        return False
-    return explain_gradients(
-        every, lambda one: gradients_with(lambda: one.beginning, one.upstream, steps)
+    edits = mistake.backward
+    return bool(edits) and explain_gradients(
+        every, lambda one: gradients_with(one.passes, one.inputs, edits)
     )
 
 

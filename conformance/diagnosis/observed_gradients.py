@@ -25,7 +25,7 @@ from ..problems.problem import Problem
 from ..problems.space import Space
 from ..tolerance import model
 from .conditions import plainness
-from .mistakes.backward_pass import BackwardBeginning, backward_call
+from .mistakes.backward_pass import both_passes
 from .mistakes.named_mistake import NamedMistake
 from .neighbours import OWN, at_unseen_sizes, neighbours
 
@@ -60,9 +60,9 @@ class ObservedGradients:
     point: golden.Semantics
 
     @cached_property
-    def beginning(self) -> BackwardBeginning:
-        """What the right backward pass, and every wrong one, starts from."""
-        return backward_call(self.inputs, self.point, self.upstream)
+    def passes(self) -> golden.Run:
+        """The right run of both passes, of which every wrong one is an edit."""
+        return both_passes(self.inputs, self.point, self.upstream)
 
     @cached_property
     def wrong(self) -> tuple[str, ...]:

@@ -14,10 +14,13 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from .._golden import golden
 from ..declare.ranks import Placed
 from ..oracle.oracle import known_weights
-from .mistakes.named_mistake import BackwardCall, BackwardSteps, Gradients, NotExpressible
+from .mistakes.named_mistake import NotExpressible
 from .rank_parts import IS_WRONG, RAISES, Block, Parts, RankMistake, merged
+
+Edits = tuple[golden.Edit, ...]
 
 
 def _positions(kind: str, parts: Parts, place: Placed, length: int) -> list[Tensor]:
@@ -172,34 +175,37 @@ def _lowered(by: float, parts: Parts, _rank: int, right: list[Block]) -> list[Bl
     return parts.blocks(logits - by * hidden, value) if parts.inputs.causal else right
 
 
-def _upstream(own: Callable[[Parts, int], Tensor], parts: Parts, rank: int) -> BackwardSteps:
+def _upstream(own: Callable[[Parts, int], Tensor], parts: Parts, rank: int) -> Edits:
     mask = own(parts, rank)
-    return BackwardSteps(upstream=lambda call: call.upstream * mask)
+    return (golden.Edit("output_gradient", change=lambda gradient: gradient * mask),)
 
 
-def _scores(parts: Parts, rank: int) -> BackwardSteps:
-    return BackwardSteps(scores=lambda _call, scores: scores * parts.own_keys(rank))
+def _scores(parts: Parts, rank: int) -> Edits:
+    mask = parts.own_keys(rank)
+
+    def rule(score_gradient: Tensor, key: Tensor, query_factor: float) -> Tensor:
+        return query_factor * ((score_gradient * mask) @ key)
+
+    return (golden.Edit("query_gradient", rule),)
 
 
-def _elsewhere(step: int, parts: Parts, rank: int) -> BackwardSteps:
+def _elsewhere(step: int, parts: Parts, rank: int) -> Edits:
     """The gradients of another rank's keys and values, cut or filled up, in place of one's own."""
     if len(parts.keys) < parts.count:
         raise NotExpressible
     own, other = parts.keys[rank], parts.keys[(rank + step) % parts.count]
     length = min(len(own), len(other))
 
-    def moved(_call: BackwardCall, right: Gradients) -> Gradients:
-        result = dict(right)
-        for name in ("key", "value"):
-            result[name] = torch.zeros_like(right[name])
-            result[name][..., own[:length], :] = right[name][..., other[:length], :]
+    def moved(gradient: Tensor) -> Tensor:
+        result = torch.zeros_like(gradient)
+        result[..., own[:length], :] = gradient[..., other[:length], :]
         return result
 
-    return BackwardSteps(heads=moved)
+    return tuple(golden.Edit(f"{role}_gradient", change=moved) for role in ("key", "value"))
 
 
-def _first_alone(others: Callable[[Parts, int], BackwardSteps]) -> Callable[..., BackwardSteps]:
-    return lambda parts, rank: others(parts, rank) if rank else BackwardSteps()
+def _first_alone(others: Callable[[Parts, int], Edits]) -> Callable[..., Edits]:
+    return lambda parts, rank: others(parts, rank) if rank else ()
 
 
 def _raises(of: str, parts: Parts) -> str:

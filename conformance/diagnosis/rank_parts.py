@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._golden import golden
 from ..clauses.subject import Subject
 from ..declare.ranks import Placed, Ranks, weight_place
 from ..oracle.oracle import evaluate
 from ..problems.inputs import Inputs
-from .mistakes.backward_pass import backward_call, gradients_with
-from .mistakes.named_mistake import BackwardSteps, DeclaredCall, Gradients
+from .mistakes.backward_pass import both_passes, gradients_with
+from .mistakes.named_mistake import DeclaredCall, Gradients
 from .observed_gradients import ObservedGradients
 
 RAISES, IS_WRONG = "raises", "is wrong"
@@ -159,7 +160,8 @@ class RankMistake:
     effect
         In place of an answer: "raises", or "is wrong" where nobody knows how; "" where it is right.
     backward
-        Steps of the rank's backward pass; ``of`` names the gradients that they change.
+        Stages that the rank's backward pass makes otherwise; ``of`` names the gradients that they
+        change.
     even
         It is acted out where all parts have one length.
     """
@@ -171,7 +173,7 @@ class RankMistake:
     merge: Callable[[Parts, int, list[Block]], Tensor] | None = None
     answer: Callable[[Parts, int, Tensor], Tensor] | None = None
     effect: Callable[[Parts], str] | None = None
-    backward: Callable[[Parts, int], BackwardSteps] | None = None
+    backward: Callable[[Parts, int], tuple[golden.Edit, ...]] | None = None
     of: tuple[str, ...] = ()
     even: bool = False
 
@@ -201,10 +203,9 @@ class RankMistake:
         right = {name: each.value for name, each in observed.expected.gradients.items()}
         if self.backward is None:
             return right
-        point, upstream = parts.call.semantics, observed.upstream
-        begin = cache(partial(backward_call, parts.inputs, point, upstream))
+        passes = both_passes(parts.inputs, parts.call.semantics, observed.upstream)
         by_rank = [
-            gradients_with(begin, upstream, self.backward(parts, each))
+            gradients_with(passes, parts.inputs, self.backward(parts, each))
             for each in range(parts.count)
         ]
         result = dict(right)

@@ -12,6 +12,8 @@ from .functions import functions
 from .moves import moves, sums
 from .numbers import multiples
 from .operator import Operator
+from .parts import parts_lost
+from .roundings import roundings_below
 from .tables import tables
 
 # Stages that are tables of which key a query attends, and the places that keys have for queries.
@@ -21,7 +23,18 @@ OF_TABLES = frozenset(
 )
 OF_PLACES = frozenset({"positions", "ahead"})
 
-__all__ = ["OF_PLACES", "OF_TABLES", "Operator", "operators"]
+__all__ = [
+    "OF_PLACES",
+    "OF_TABLES",
+    "Operator",
+    "functions",
+    "moves",
+    "multiples",
+    "operators",
+    "parts_lost",
+    "roundings_below",
+    "sums",
+]
 
 
 @cache
@@ -36,6 +49,7 @@ def _operators(stage: str, axes: str) -> Iterator[Operator]:
         yield from moves(axes)
     else:
         yield from functions(axes)
-        yield from multiples()
+        yield from multiples(axes)
         yield from moves(axes)
         yield from sums(axes)
+        yield from parts_lost(axes)

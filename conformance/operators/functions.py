@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .moves import TILES
 from .operator import PLACES, Operator, axis_of
 
 Function = Callable[[Tensor], Tensor]
@@ -54,27 +53,6 @@ _OF_EACH: Final[tuple[tuple[str, Function], ...]] = (
 )
 
 
-def _whole(tile: int, size: int) -> slice:
-    return slice(size // tile * tile)
-
-
-def _first(most: int) -> Callable[[int], slice]:
-    return lambda _size: slice(most)
-
-
-# Channels that a loop leaves out, in words and as the part that is kept.
-_KEPT: Final[tuple[tuple[str, Callable[[int], slice]], ...]] = (
-    ("without the first channel", lambda size: slice(1, size)),
-    ("without the last channel", lambda size: slice(0, size - 1)),
-    ("without the second half of the channels", lambda size: slice(0, size // 2)),
-    ("without the first half of the channels", lambda size: slice(size // 2, size)),
-    ("without every second channel", lambda size: slice(0, size, 2)),
-    ("without every second channel from the first on", lambda size: slice(1, size, 2)),
-    *((f"without channels past whole groups of {n}", partial(_whole, n)) for n in TILES[:5]),
-    *((f"without channels past the first {n}", _first(n)) for n in (1, *TILES[:6])),
-)
-
-
 def functions(axes: str) -> Iterator[Operator]:
     """Functions that a result with some axes has."""
     for words, function in _OF_EACH:
@@ -86,9 +64,6 @@ def functions(axes: str) -> Iterator[Operator]:
         largest = partial(_over_largest, axis=axis)
         yield Operator(f"divided by the largest size over the {places}", largest)
         yield Operator(f"standardised over the {places}", partial(_standardised, axis=axis))
-    if axes[-1:] in ("D", "V", "E"):
-        for words, part in _KEPT:
-            yield Operator(words, partial(_cut, part=part))
 
 
 def _softmax(result: Tensor, *, axis: int) -> Tensor:
@@ -109,13 +84,3 @@ def _standardised(result: Tensor, *, axis: int) -> Tensor:
     centred = result - result.mean(axis, keepdim=True)
     deviation = centred.square().mean(axis, keepdim=True).sqrt()
     return centred / torch.where(deviation == 0.0, 1.0, deviation)
-
-
-def _cut(result: Tensor, *, part: Callable[[int], slice]) -> Tensor:
-    chosen = part(result.shape[-1])
-    kept = torch.zeros_like(result)
-    kept[..., chosen] = result[..., chosen]
-    if torch.equal(kept, result):
-        msg = "no channel is lost"
-        raise ValueError(msg)
-    return kept

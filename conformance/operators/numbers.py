@@ -30,8 +30,8 @@ _POWERS: Final = (
 )
 
 
-def multiples() -> Iterator[Operator]:
-    """Results multiplied or divided by a size, its root, or the scale."""
+def multiples(_axes: str) -> Iterator[Operator]:
+    """Results, whatever their axes, multiplied or divided by a size, its root, or the scale."""
     for noun, size in SIZES:
         for words, power in _POWERS:
             yield Operator(f"{words} {noun}", partial(_times, size=size, power=power))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import torch
 from torch import Tensor
+
+from .operator import Operator
 
 Rounding = Callable[[Tensor], Tensor]
 # The dtypes that tensors come in, and those that only caches and products are kept in.
@@ -67,3 +69,9 @@ ROUNDINGS: Final[dict[str, Rounding]] = {
     **{name: to_format(name) for name in FORMATS if name != "float64"},
     "tf32": to_tf32,
 }
+
+
+def roundings_below() -> Iterator[Operator]:
+    """Roundings to formats of sixteen bits."""
+    for name in ("bfloat16", "float16"):
+        yield Operator(f"rounded to {name}", to_format(name))

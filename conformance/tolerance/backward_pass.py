@@ -79,27 +79,33 @@ def backward_pass(attention: golden.Attention, output_gradient: Tensor) -> Backw
         weights = weights.masked_fill(live.empty, 0.0)
     function = None if attention.semantics.score_mod is None else function_slope(attention)
     slope, bias_slope, curvature = _slopes(attention, function)
-    gradient = output_gradient.double()
-    weight_gradient = gradient @ attention.value.transpose(-1, -2)
-    row_sum = (weights * weight_gradient).sum(dim=-1, keepdim=True)
-    logit_gradient = weights * (weight_gradient - row_sum)
-    score_gradient = logit_gradient * slope
+    run = golden.Run(
+        golden.BACKWARD,
+        {
+            "output_gradient": output_gradient.double(),
+            "live_weights": weights,
+            "score_slope": slope,
+            "query_factor": attention.scale,
+            "key_factor": attention.scale,
+            **{name: getattr(attention, name) for name in ("weights", "query", "key", "value")},
+        },
+    )
     return BackwardPass(
         attention=attention,
-        output_gradient=gradient,
+        output_gradient=run["output_gradient"],
         live=live,
         weights=weights,
         slope=slope,
         function_slope=function,
         curvature=curvature,
-        weight_gradient=weight_gradient,
-        row_sum=row_sum,
-        logit_gradient=logit_gradient,
-        score_gradient=score_gradient,
-        query=attention.scale * (score_gradient @ attention.key),
-        key=attention.scale * (score_gradient.transpose(-1, -2) @ attention.query),
-        value=attention.weights.transpose(-1, -2) @ gradient,
-        bias=None if attention.bias is None else logit_gradient * bias_slope,
+        weight_gradient=run["weight_gradient"],
+        row_sum=run["row_term"],
+        logit_gradient=run["logit_gradient"],
+        score_gradient=run["score_gradient"],
+        query=run["query_gradient"],
+        key=run["key_gradients"],
+        value=run["value_gradients"],
+        bias=None if attention.bias is None else run["logit_gradient"] * bias_slope,
         bias_slope=bias_slope,
     )
 

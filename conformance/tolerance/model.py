@@ -129,9 +129,6 @@ MODIFICATION_STEPS: Final = (-1.0, -0.5, 0.5, 1.0)
 # way from zero to the score.
 SLOPE_SQUARES: Final = 2.0
 SLOPE_WAY: Final = (0.0, 0.25, 0.5, 0.75)
-# A function has a slope of each score alone if weighing the scores weighs the slopes, to within
-# what functions that compute in half precision round.
-POINTWISE: Final = 2.0**-6
 # The logits of a row with a sink may be stored once more, after their maximum is taken off (eager
 # code of gpt-oss concatenates, subtracts and then takes the softmax).
 SINK_STORES: Final = 1

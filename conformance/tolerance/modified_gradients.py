@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.nn.functional import pad
 
 from conformance._golden import golden
@@ -43,7 +43,7 @@ def function_slope(attention: golden.Attention) -> Tensor:
     Zero where the function leads to no gradient, for pairs that take no part, and for a sink behind
     the keys. NaN or infinite where the function is so; NaN everywhere where torch cannot tell.
     """
-    slope = _slope_at(_of_keys(attention.capped, attention), attention.semantics)
+    slope = golden.slope_of_function(_of_keys(attention.capped, attention), attention.semantics)
     return _but_for_sinks(slope, attention)
 
 
@@ -63,34 +63,10 @@ def function_slope_error(
     reach = torch.maximum(_of_keys(error, attention) + own * size, _spacing(scores))
     moved = torch.zeros_like(slope)
     for step in model.MODIFICATION_STEPS:
-        change = (_slope_at(scores + step * reach, semantics) - slope).abs()
+        change = (golden.slope_of_function(scores + step * reach, semantics) - slope).abs()
         moved = torch.maximum(moved, change.nan_to_num(nan=math.inf))
     cancelled = model.SLOPE_SQUARES * _steepest_on_the_way(scores, slope, semantics)
     return _but_for_sinks(moved + own * (slope.abs() + cancelled), attention)
-
-
-def _slope_at(scores: Tensor, semantics: golden.Semantics) -> Tensor:
-    """What torch finds for scores ``[B, H, Lq, Lk]``; NaN where it finds no slope of each alone."""
-    unknown = torch.full_like(scores, math.nan)
-    weights = torch.rand(scores.shape, generator=Generator().manual_seed(0)).double()
-    with torch.enable_grad():
-        leaf = scores.detach().clone().requires_grad_()
-        try:
-            modified = golden.modify(leaf, semantics)
-            if not modified.requires_grad:
-                return torch.zeros_like(scores)
-            directions = (torch.ones_like(scores), weights)
-            gradients = [
-                torch.autograd.grad(modified, leaf, each, retain_graph=True, allow_unused=True)[0]
-                for each in directions
-            ]
-        except Exception:  # noqa: BLE001 (a user's function, and what torch says of it)
-            return unknown
-    slope, weighed = (torch.zeros_like(scores) if each is None else each for each in gradients)
-    finite = torch.isfinite(slope)
-    room = model.POINTWISE * slope.abs().where(finite, 0.0).amax(dim=-1, keepdim=True)
-    alone = (weighed - weights * slope).abs() <= room
-    return slope if bool(alone[finite].all()) else unknown
 
 
 def _steepest_on_the_way(scores: Tensor, slope: Tensor, semantics: golden.Semantics) -> Tensor:
@@ -100,7 +76,7 @@ def _steepest_on_the_way(scores: Tensor, slope: Tensor, semantics: golden.Semant
     """
     steepest = slope.abs().clamp_min(1.0)
     for share in model.SLOPE_WAY:
-        passed = _slope_at(share * scores, semantics).abs()
+        passed = golden.slope_of_function(share * scores, semantics).abs()
         steepest = torch.maximum(steepest, passed.nan_to_num(nan=0.0, posinf=0.0))
     return steepest
 

@@ -22,7 +22,7 @@ from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.diagnosis.backward import BackwardDiagnostician, passes_anew
 from conformance.diagnosis.mistakes.backward_pass import gradients_with
-from conformance.diagnosis.mistakes.named_mistake import BackwardSteps, Gradients
+from conformance.diagnosis.mistakes.named_mistake import Gradients
 from conformance.diagnosis.observed_gradients import further_gradients, observe_gradients
 from conformance.oracle.oracle import evaluate
 from conformance.problems.combinations import HARDLY
@@ -93,9 +93,9 @@ def test_few_wrong_passes_are_acted_out_twice(monkeypatch: pytest.MonkeyPatch) -
     """Wrong gradients of sizes that all differ come first: they refute most wrong passes."""
     acted: list[Any] = []
 
-    def counted(begin: Any, upstream: Tensor, steps: BackwardSteps) -> Gradients:
-        acted.append(steps)
-        return gradients_with(begin, upstream, steps)
+    def counted(right: golden.Run, inputs: Inputs, edits: tuple[golden.Edit, ...]) -> Gradients:
+        acted.append(edits)
+        return gradients_with(right, inputs, edits)
 
     monkeypatch.setattr("conformance.diagnosis.backward.gradients_with", counted)
     assert names(gradients.GradientsHalved) == ["gradients-halved"]

@@ -16,24 +16,17 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ..._golden import golden
 from ...problems.inputs import Inputs
 from ...tolerance import Gradient, model
 from ..conditions import Condition
 from ..mistakes import BACKWARD, NamedMistake, NotExpressible
-from ..mistakes.backward_pass import observable, unprepared
-from ..mistakes.named_mistake import BackwardCall, BackwardSteps, Gradients
+from ..mistakes.backward_pass import stages_of
+from ..mistakes.named_mistake import IMPOSSIBLE
 from ..narrowing import in_words, telling_apart
 from ..observed_gradients import ObservedGradients, SquaredErrors, near, room
-from .backward_steps import (
-    ROLES,
-    TOKENS,
-    Backward,
-    Variant,
-    clamped,
-    clamped_upstream,
-    read_variants,
-)
-from .backward_variants import RIGHT, VARIANTS
+from .backward_variants import PLACES, RIGHT, VARIANTS, Variant
+from .read_gradients import ROLES, TOKENS, clamped, clamped_upstream, read_variants
 from .reading import Number, numbers
 
 # Forms of one gradient that are combined with those of others, and statements that are tried.
@@ -68,13 +61,15 @@ _FIX_BIAS: Final = (
 
 @dataclass(frozen=True)
 class Multiple:
-    """A number that a gradient is multiplied by, in words and as a function of a call."""
+    """A number that a gradient is multiplied by, in words and as a function of a right run."""
 
     words: str
-    value: Callable[[BackwardCall], float]
+    value: Callable[[golden.Run], float]
 
 
-ONCE: Final = Multiple("1", lambda _call: 1.0)
+ONCE: Final = Multiple("1", lambda _run: 1.0)
+# The stage that makes the gradient of the heads of each role.
+_STAGES: Final = {**{role: f"given_{role}_gradient" for role in TOKENS}, "bias": "bias_gradient"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,12 +92,12 @@ class Form:
 
 
 class BackwardReading:
-    """One observed problem with the right backward pass, and what variants of it give."""
+    """One observed problem with the right run of both passes, and what variants of it give."""
 
     def __init__(self, observed: ObservedGradients) -> None:
         self.observed = observed
-        self.backward = Backward(observed.beginning[0])
-        self._values: dict[int, Gradients] = {}
+        self.run = observed.passes
+        self._values: dict[int, dict[str, Tensor]] = {}
 
     def name(self, role: str) -> str:
         """The gradient that shows that of the heads: of a layer that of the projection."""
@@ -129,16 +124,30 @@ class BackwardReading:
         return self.name(role) in self.observed.wrong
 
     def values(self, variant: Variant, role: str) -> Tensor | None:
-        """What a variant gives for one role, in the shape of what is observed."""
+        """What a variant gives for one role, in the shape of what is observed.
+
+        None where it cannot be made, or changes nothing on the way to that gradient.
+        """
         if id(variant) not in self._values:
-            try:
-                self._values[id(variant)] = variant.values(self.backward)
-            except (ValueError, RuntimeError, IndexError):  # shapes do not meet
-                self._values[id(variant)] = {}
-        heads, call = self._values[id(variant)].get(role), self.backward.call
-        if heads is None or heads.shape != self.backward.exact[role].shape:
-            return None
-        return observable(call, role, variant.unprepared(call, role, heads))
+            self._values[id(variant)] = self._made(variant)
+        return self._values[id(variant)].get(role)
+
+    def _made(self, variant: Variant) -> dict[str, Tensor]:
+        stages = stages_of(self.run)
+        asked = {role: stages[self.name(role)] for role in ROLES if self.name(role) in stages}
+        try:
+            with torch.inference_mode():
+                run = self.run.edited(*variant.edits) if variant.edits else self.run
+                made = {role: run[stage] for role, stage in asked.items()}
+        except IMPOSSIBLE:  # shapes do not meet
+            return {}
+        return {
+            role: values
+            for role, values in made.items()
+            if values is not None
+            and values.shape == self.run[asked[role]].shape
+            and (variant is RIGHT or values is not self.run[asked[role]])
+        }
 
     def fits(self, role: str, values: Tensor) -> bool:
         """Whether a candidate that computes some values would give what was observed."""
@@ -197,12 +206,11 @@ def _forms(
         variants = [RIGHT]  # of nothing but zeros any variant times 0 says the same
     forms = []
     for variant in variants:
-        if role in variant.roles:
-            for times in _multiples(variant, role, wrong):
-                form = _under_conditions(Form(role, variant, times), wrong, right)
-                if form is not None:
-                    forms.append(form)
-                    break
+        for times in _multiples(variant, role, wrong):
+            form = _under_conditions(Form(role, variant, times), wrong, right)
+            if form is not None:
+                forms.append(form)
+                break
     return sorted(forms, key=lambda form: _complexity((form,)))
 
 
@@ -232,7 +240,7 @@ def _multiples(variant: Variant, role: str, wrong: Sequence[BackwardReading]) ->
     def fits(times: Multiple) -> bool:
         errors = SquaredErrors()
         for reading, values, _ in fitted:
-            given = times.value(reading.backward.call) * values
+            given = times.value(reading.run) * values
             if not reading.fits(role, given):
                 return False
             errors.add(reading.actual(role), reading.exact(role).value, given)
@@ -253,37 +261,37 @@ def _factor(actual: Tensor, values: Tensor) -> float:
 
 def _closed_forms(reading: BackwardReading, factor: float, role: str) -> Iterator[Multiple]:
     """What a number may be: one, the scale and its powers, shares of the mask, sizes."""
-    call = reading.backward.call
-    same = model.SAME_READ + torch.finfo(call.inputs.query.dtype).eps
+    run, inputs = reading.run, reading.observed.inputs
+    same = model.SAME_READ + torch.finfo(inputs.query.dtype).eps
 
     def close(value: float) -> bool:
         return abs(value - factor) <= 2.0 * same * max(abs(value), abs(factor))
 
     some = [
         ONCE,
-        Multiple("scale", lambda call: call.attention.scale),
-        Multiple("1 / scale", lambda call: 1.0 / call.attention.scale),
-        Multiple("scale²", lambda call: call.attention.scale**2),
-        Multiple("default scale / scale", lambda call: call.default_scale / call.attention.scale),
+        Multiple("scale", lambda run: run["scale"]),
+        Multiple("1 / scale", lambda run: 1.0 / run["scale"]),
+        Multiple("scale²", lambda run: run["scale"] ** 2),
+        Multiple("default scale / scale", lambda run: run["default_scale"] / run["scale"]),
     ]
     if role == "bias":
         pairs = "the number of pairs that share an element"
-        some.append(Multiple(f"1 / {pairs}", lambda call: 1.0 / _pairs_of_element(call)))
+        some.append(Multiple(f"1 / {pairs}", lambda run: 1.0 / _pairs_of_element(run)))
         some.append(Multiple(pairs, _pairs_of_element))
-    yield from (one for one in some if call.attention.scale and close(one.value(call)))
+    yield from (one for one in some if run["scale"] and close(one.value(run)))
     if abs(factor) <= same:
-        yield Multiple("0", lambda _call: 0.0)
-    for number in numbers(factor, call.inputs.geometry, same):
+        yield Multiple("0", lambda _run: 0.0)
+    for number in numbers(factor, inputs.geometry, same):
         yield _of_sizes(number)
 
 
 def _of_sizes(number: Number) -> Multiple:
-    return Multiple(number.words, lambda call: number.value(call.inputs.geometry))
+    return Multiple(number.words, lambda run: number.value(run["inputs"].geometry))
 
 
-def _pairs_of_element(call: BackwardCall) -> float:
-    bias = call.inputs.bias
-    return 1.0 if bias is None else call.attention.logits.numel() / bias.numel()
+def _pairs_of_element(run: golden.Run) -> float:
+    bias = run["given_bias"]
+    return 1.0 if bias is None else run["logits"].numel() / bias.numel()
 
 
 def _under_conditions(
@@ -296,7 +304,7 @@ def _under_conditions(
         values = reading.values(form.variant, form.role)
         if values is None:
             unable.append(reading.observed.inputs)
-        elif reading.spared(form.role, form.times.value(reading.backward.call) * values):
+        elif reading.spared(form.role, form.times.value(reading.run) * values):
             spared.append(reading.observed.inputs)
             if not len(spared) % FEW and telling_apart(made, spared) is None:
                 return None  # more of them take no fewer conditions
@@ -312,7 +320,7 @@ def _complexity(forms: Sequence[Form]) -> tuple[int, int, int]:
     variants = {id(form.variant) for form in forms if form.variant is not RIGHT}
     times = {form.times.words for form in forms if form.times.words != ONCE.words}
     steps = 2 * conditions + 2 * len(variants) + len(times)
-    place = sum(VARIANTS.index(f.variant) if f.variant in VARIANTS else 0 for f in forms)
+    place = sum(PLACES.get(id(form.variant), 0) for form in forms)
     words = sum(len(form.times.words) for form in forms)
     return steps, words, place
 
@@ -344,11 +352,12 @@ def _clamped_steps(readings: Sequence[BackwardReading]) -> Iterator[Variant]:
 
 
 def _scores_read(reading: BackwardReading) -> Tensor | None:
-    sizes, call = reading.observed.inputs.geometry, reading.backward.call
+    sizes, run = reading.observed.inputs.geometry, reading.run
     if not (1 < sizes.key_length <= sizes.head_size and reading.is_wrong("query")):
         return None
-    products: Tensor = reading.actual("query") @ torch.linalg.pinv(call.attention.key.mT).mT
-    return products / call.attention.scale
+    products: Tensor = reading.actual("query") @ torch.linalg.pinv(run["key"].mT).mT
+    scale: float = run["scale"]
+    return products / scale
 
 
 def _upstream_read(reading: BackwardReading) -> Tensor | None:
@@ -356,7 +365,7 @@ def _upstream_read(reading: BackwardReading) -> Tensor | None:
     own = sizes.num_heads == sizes.num_kv_heads
     if not (own and 1 < sizes.query_length <= sizes.key_length and reading.is_wrong("value")):
         return None
-    read: Tensor = torch.linalg.pinv(reading.backward.weights.mT) @ reading.actual("value")
+    read: Tensor = torch.linalg.pinv(reading.run["weights"].mT) @ reading.actual("value")
     return read
 
 
@@ -381,30 +390,20 @@ def _statement(forms: Sequence[Form], readings: Sequence[BackwardReading]) -> Na
         primary="gradients.golden",
         sentence="; ".join(part.sentence for part in parts),
         fix="; ".join(dict.fromkeys(part.fix for part in parts)),
-        backward=BackwardSteps(heads=_acted(forms), unprepared=_acted_before(forms)),
+        backward=tuple(map(_acted, forms)),
         sizes=tuple(one.sizes for form in forms for one in form.conditions if one.sizes),
     )
 
 
-def _acted(forms: Sequence[Form]) -> Callable[[BackwardCall, Gradients], Gradients]:
-    def heads(call: BackwardCall, right: Gradients) -> Gradients:
-        backward, changed = Backward(call), dict(right)
-        for form in forms:
-            if form.role in right and form.holds(call.inputs):
-                changed[form.role] = form.variant.values(backward)[form.role]
-        return changed
+def _acted(form: Form) -> golden.Edit:
+    """The gradient of one role made as a form says: a number times that of another run."""
+    stage = _STAGES[form.role]
 
-    return heads
+    def made(right: golden.Run) -> Any:
+        gradient = right.edited(*form.variant.edits, right=right)[stage]
+        return None if gradient is None else form.times.value(right) * gradient  # without a mask
 
-
-def _acted_before(forms: Sequence[Form]) -> Callable[[BackwardCall, str, Tensor], Tensor]:
-    def before(call: BackwardCall, role: str, gradient: Tensor) -> Tensor:
-        for form in forms:
-            if form.role == role and form.holds(call.inputs):
-                return form.times.value(call) * form.variant.unprepared(call, role, gradient)
-        return unprepared(call, role, gradient)
-
-    return before
+    return golden.Edit(stage, made, when=golden.Rewired(form.holds, ("inputs",)))
 
 
 @dataclass(frozen=True)
@@ -424,7 +423,7 @@ def _changed(forms: Sequence[Form], readings: Sequence[BackwardReading]) -> Iter
             groups.setdefault((id(form.variant), form.where), []).append(form)
     for same in groups.values():
         variant, where = same[0].variant, same[0].where
-        of_roles = _gradients(same, readings, each=variant.unprepared is not unprepared)
+        of_roles = _gradients(same, readings, each=variant.each)
         if variant.name and _touched(variant, readings) <= {form.role for form in same}:
             yield WrongPart(variant.name, variant.words + where, variant.fix)
         elif variant.name:

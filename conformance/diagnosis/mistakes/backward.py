@@ -1,155 +1,144 @@
 """Mistakes in the backward pass of attention, named by gradients that are the same.
 
-A mistake needs one entry here, with the wrong steps that it takes.
+A mistake needs one entry here, with the stages of both passes that it makes otherwise: a stage of
+the forward pass is one that the backward pass makes again.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from ..._golden import golden
-from ...tolerance.backward_pass import backward_pass
-from .named_mistake import BackwardCall, BackwardSteps, Gradients, NamedMistake, named
+from .named_mistake import NamedMistake, named
 
+Edit = golden.Edit
+Edits = tuple[golden.Edit, ...]
 GOLDEN_GRADIENTS: Final = "gradients.golden"
 _SHARED: Final = "add up the gradients of all query heads that read a key/value head"
 # The mistake that forgets several rules at once: of one rule another name says more.
 EVERY_RULE: Final = "masks-forgotten-backward"
-_RECOMPUTE: Final = "recompute the weights exactly as the forward pass makes them"
+RECOMPUTE: Final = "recompute the weights exactly as the forward pass makes them"
 _ADD_UP: Final = "add up over items and tokens"
 
 
 def _backward(name: str, primary: str = GOLDEN_GRADIENTS) -> Callable[..., list[NamedMistake]]:
-    """Head an entry, as ``named`` does; its ways are wrong steps of the backward pass."""
+    """Head an entry, as ``named`` does; its ways are edits of both passes."""
 
-    def entries(sentence: str, fix: str, *ways: Mapping[str, Any]) -> list[NamedMistake]:
-        steps = ({"backward": BackwardSteps(**way)} for way in ways)
-        return named(name, primary)(sentence, fix, *steps)
+    def entries(sentence: str, fix: str, *ways: Edits) -> list[NamedMistake]:
+        return named(name, primary)(sentence, fix, *({"backward": way} for way in ways))
 
     return entries
 
 
-def _cut(*names: str) -> Callable[[BackwardCall, Gradients], Gradients]:
-    """No gradient reaches some of the heads, or of the weights."""
-    return lambda _call, gradients: {
-        name: torch.zeros_like(gradient) if name in names else gradient
-        for name, gradient in gradients.items()
-    }
+def _changed(change: Callable[..., Any], *stages: str) -> Edits:
+    """Some results changed alike."""
+    return tuple(Edit(stage, change=change) for stage in stages)
 
 
-def _first_item(call: BackwardCall) -> Tensor:
-    upstream = torch.zeros_like(call.upstream)
-    upstream[:1] = call.upstream[:1]
-    return upstream
+def _made(rule: Callable[..., Any], *stages: str) -> Edits:
+    """Some stages made by one rule."""
+    return tuple(Edit(stage, rule) for stage in stages)
 
 
-def _without_mask(call: BackwardCall) -> golden.Attention:
-    """Without masks other than additive ones, which hide keys by their values."""
-    inputs = call.inputs
-    return call.other_attention(keep=inputs.keep if inputs.mask_form == "bias" else None)
+def logarithms_of_sums(right: golden.Run) -> Tensor:
+    """The logarithm of each row's sum of exponentials that the forward pass saved."""
+    total: Tensor = right["largest"] + right["total"].log()
+    return total
 
 
-def _unnormalised(
-    attention: Callable[[BackwardCall], golden.Attention],
-) -> Callable[[BackwardCall], Tensor]:
-    """Weights by the log-sum-exp of the admitted logits: what is hidden comes on top."""
-
-    def weights(call: BackwardCall) -> Tensor:
-        free = attention(call)
-        kept = call.attention.logits.masked_fill(~call.attention.allowed, -torch.inf)
-        total = kept.logsumexp(dim=-1, keepdim=True)
-        exponentials = torch.exp(free.logits - torch.where(total.isneginf(), torch.inf, total))
-        return exponentials.masked_fill(~free.allowed, 0.0)
-
-    return weights
+def _over_saved_sums(logits: Tensor, right: golden.Run) -> Tensor:
+    exponentials = torch.exp(logits - logarithms_of_sums(right))
+    return exponentials.masked_fill(right["empty"].unsqueeze(-1), 0.0)
 
 
-def _recomputed(
-    attention: Callable[[BackwardCall], golden.Attention], **steps: Any
-) -> list[dict[str, Any]]:
+def _row_term_of_answer(output_gradient: Tensor, right: golden.Run) -> Tensor:
+    term: Tensor = (output_gradient * right["output"]).sum(dim=-1, keepdim=True)
+    return term
+
+
+# A pass that saves sums and answer alone, as FlashAttention does (Dao et al., 2022).
+SAVED_SUMS: Final = Edit("shares", _over_saved_sums)
+SAVED_ANSWER: Final = Edit("row_term", _row_term_of_answer)
+MASK_LEFT_OUT: Final = Edit("by_mask", change=torch.ones_like)
+CAUSALITY_LEFT_OUT: Final = Edit("by_causality", change=torch.ones_like)
+WINDOW_LEFT_OUT: Final = Edit("by_window", change=torch.ones_like)
+BIAS_LEFT_OUT: Final = Edit("bias", lambda: None)
+# An additive mask hides keys by its values, not by a table.
+_TABLE_LEFT_OUT: Final = Edit(
+    "by_mask", change=torch.ones_like, when=lambda inputs: inputs.mask_form != "bias"
+)
+_SLOPE_KEPT: Final = Edit("score_slope", lambda right: right["score_slope"])
+_UNCAPPED: Final = (
+    Edit("capped", lambda scores: scores),
+    Edit("logits", lambda masked: masked),
+    _SLOPE_KEPT,
+)
+_UNMODIFIED: Final = Edit("modified", lambda capped: capped)
+_FLAT_FUNCTION: Final = Edit("function_slope", lambda: None)
+
+
+def recomputed(*edits: golden.Edit) -> list[Edits]:
     """Ways to recompute weights: divided by their own sum or by that of the forward pass.
 
     The row term is made of these weights, or of the forward pass's answer.
     """
-    divided: tuple[dict[str, Any], ...] = ({}, {"weights": _unnormalised(attention)})
-    terms: tuple[dict[str, Any], ...] = ({}, {"row_term": _row_term_of_answer})
-    return [
-        {"attention": attention, **weights, **term, **steps}
-        for term in terms
-        for weights in divided
-    ]
+    terms: tuple[Edits, ...] = ((), (SAVED_ANSWER,))
+    sums: tuple[Edits, ...] = ((), (SAVED_SUMS,))
+    return [(*edits, *divided, *term) for term in terms for divided in sums]
 
 
-def _row_term_of_answer(call: BackwardCall, _weights: Tensor, _gradient: Tensor) -> Tensor:
-    return (call.upstream * call.attention.output).sum(dim=-1, keepdim=True)
+def _of_other_corner(positions: Tensor, given_query: Tensor, given_key: Tensor) -> Tensor:
+    """Places counted from the first key where they were counted from the last, or back."""
+    apart = given_key.shape[-2] - given_query.shape[-2]
+    return positions + apart - 2 * positions[:1]
 
 
-def _without(**changes: Any) -> Callable[[BackwardCall], golden.Attention]:
-    return lambda call: call.other_attention(**changes)
+def _uncapped_slope(passed: Tensor, function_slope: Tensor | None) -> Tensor:
+    return passed if function_slope is None else passed * function_slope
 
 
-def _other_corner(call: BackwardCall) -> golden.Attention:
-    other = {"bottom-right": "top-left", "top-left": "bottom-right"}
-    point = call.semantics
-    return call.other_attention(
-        semantics=point.replace(causal_alignment=other[point.causal_alignment])
+def _times_scale(power: int) -> Callable[..., float]:
+    return lambda scale: scale**power
+
+
+def _of_neighbours(total: Callable[[Tensor], Tensor]) -> Edits:
+    """Of the neighbours ``[B, Hkv, group, L, D]`` that read one head."""
+
+    def of(heads: Tensor, sizes: golden.Sizes) -> Tensor:
+        return total(heads.unflatten(1, (sizes.num_kv_heads, -1)))
+
+    return _of_groups(of)
+
+
+def _of_groups(of: Callable[[Tensor, golden.Sizes], Tensor]) -> Edits:
+    """Gradients of the query heads made into those of the key/value heads that they share."""
+    return tuple(
+        Edit(f"{role}_gradient", golden.Rewired(of, (f"{role}_gradients", "sizes")))
+        for role in ("key", "value")
     )
 
 
-def _row_sums(weights: Tensor, gradient: Tensor) -> Tensor:
-    return (weights * gradient).sum(dim=-1, keepdim=True)
-
-
-def _default_scale(call: BackwardCall) -> tuple[float, float]:
-    return call.default_scale, call.default_scale
-
-
-def _slope(call: BackwardCall) -> Tensor:
-    """The derivative of cap and function, which are not forgotten."""
-    return backward_pass(call.attention, call.upstream).slope
-
-
-def _uncapped_slope(call: BackwardCall) -> Tensor:
-    """The derivative of the function alone, where there is one: that of the cap is forgotten."""
-    slope = backward_pass(call.attention, call.upstream).function_slope
-    return torch.ones_like(call.attention.scores) if slope is None else slope
-
-
-def _unmodified(call: BackwardCall) -> golden.Attention:
-    return call.other_attention(semantics=call.semantics.replace(score_mod=None))
-
-
-def _unmodified_slope(call: BackwardCall) -> Tensor:
-    """The derivative of the cap alone: that of the function is forgotten."""
-    point = call.attention.semantics.replace(score_mod=None)
-    plain = dataclasses.replace(call.attention, semantics=point)
-    return backward_pass(plain, call.upstream).slope
-
-
-def _scaled(query: int, key: int) -> Callable[[BackwardCall], tuple[float, float]]:
-    """Powers of the scale, for query and key."""
-    return lambda call: (call.attention.scale**query, call.attention.scale**key)
-
-
-def _of_neighbours(total: Callable[[Tensor], Tensor]) -> Callable[[BackwardCall, Tensor], Tensor]:
-    """Of the neighbours ``[B, Hkv, group, L, D]`` that read one head."""
-    return lambda call, heads: total(heads.unflatten(1, (call.inputs.geometry.num_kv_heads, -1)))
-
-
-def _in_turns(call: BackwardCall, heads: Tensor) -> Tensor:
-    tiled: Tensor = heads.unflatten(1, (-1, call.inputs.geometry.num_kv_heads)).sum(dim=1)
+def _in_turns(heads: Tensor, sizes: golden.Sizes) -> Tensor:
+    tiled: Tensor = heads.unflatten(1, (-1, sizes.num_kv_heads)).sum(dim=1)
     return tiled
 
 
-def _swapped(_call: BackwardCall, gradients: Gradients) -> Gradients:
-    if gradients["key"].shape != gradients["value"].shape:
-        return gradients
-    return {**gradients, "key": gradients["value"], "value": gradients["key"]}
+def _as_large(sizes: golden.Sizes) -> bool:
+    return sizes.head_size == sizes.value_head_size
+
+
+_SWAPPED: Final = tuple(
+    Edit(
+        f"{role}_gradient",
+        golden.Rewired(golden.summed_groups, (f"{other}_gradients", "sizes")),
+        when=_as_large,
+    )
+    for role, other in (("key", "value"), ("value", "key"))
+)
 
 
 def _turned(matrix: Tensor) -> Tensor:
@@ -157,17 +146,32 @@ def _turned(matrix: Tensor) -> Tensor:
     return matrix.mT if matrix.shape[-1] == matrix.shape[-2] else matrix
 
 
-def _matrix_of(items: slice) -> Callable[[Tensor, Tensor], Tensor]:
-    """The gradient of a matrix from some items of the batch."""
-
-    def matrix(gradient: Tensor, tokens: Tensor) -> Tensor:
-        product: Tensor = gradient[items].flatten(0, 1).mT @ tokens[items].flatten(0, 1)
-        return product
-
-    return matrix
+def _first_item(gradient: Tensor) -> Tensor:
+    kept = torch.zeros_like(gradient)
+    kept[:1] = gradient[:1]
+    return kept
 
 
-_matrix: Final = _matrix_of(slice(None))
+_OPERANDS: Final = {
+    "o": ("upstream", "merged"),
+    **{r[0]: (f"projected_{r}_gradient", f"{r}_tokens") for r in ("query", "key", "value")},
+}
+
+
+def _matrices(of: Callable[[Tensor, Tensor], Tensor]) -> Edits:
+    """The gradient of each matrix, from that of its output and from its input."""
+    return tuple(
+        Edit(f"{role}_gradient", golden.Rewired(of, names)) for role, names in _OPERANDS.items()
+    )
+
+
+def _matrices_of(items: slice) -> Edits:
+    """The gradient of each matrix from some items of the batch."""
+    return _matrices(lambda gradient, tokens: golden.outer(gradient[items], tokens[items]))
+
+
+def _mean_over_tokens(gradient: Tensor) -> Tensor:
+    return gradient.mean(dim=(0, 1))
 
 
 ATTENTION: Final[tuple[NamedMistake, ...]] = (
@@ -177,165 +181,170 @@ ATTENTION: Final[tuple[NamedMistake, ...]] = (
         for mistake in _backward(f"gradient-of-{name}-cut")(
             f"no gradient reaches the {name}",
             f"do not detach the {name}, and return its gradient",
-            {"heads": _cut(name)},
+            _changed(torch.zeros_like, f"{name}_gradient"),
         )
     ),
     *_backward("gradient-of-weights-cut")(
         "gradients flow to the values alone: the weights are detached",
         "do not detach the weights",
-        {"heads": _cut("query", "key")},
+        _changed(torch.zeros_like, "query_gradient", "key_gradient"),
     ),
     *_backward("gradients-halved")(
         "every gradient is half of what it must be",
         "look for a factor of 2 between the answer and the backward pass",
-        {"upstream": lambda call: 0.5 * call.upstream},
+        _changed(lambda gradient: 0.5 * gradient, "output_gradient"),
     ),
     *_backward("gradients-doubled")(
         "every gradient is twice what it must be",
         "look for a gradient that is added twice",
-        {"upstream": lambda call: 2.0 * call.upstream},
+        _changed(lambda gradient: 2.0 * gradient, "output_gradient"),
     ),
     *_backward("gradients-negated")(
         "every gradient has the other sign",
         "look for a sign in the backward pass",
-        {"upstream": lambda call: -1.0 * call.upstream},
+        _changed(torch.neg, "output_gradient"),
     ),
     *_backward("gradients-averaged-over-items")(
         "every gradient is divided by the number of items",
         "do not average in the backward pass: the loss says what is averaged",
-        {"upstream": lambda call: call.upstream / call.upstream.shape[0]},
+        _changed(lambda gradient: gradient / gradient.shape[0], "output_gradient"),
     ),
     *_backward("gradients-of-first-item")(
         "only the first item of a batch gets a gradient",
         "go over the whole batch in the backward pass",
-        {"upstream": _first_item},
+        _changed(_first_item, "output_gradient"),
     ),
     *_backward("softmax-jacobian-ignored")(
         "the row term is missing in the backward pass of the softmax: dS is P * dP",
         "dS = P * (dP - rowsum(P * dP))",
-        {"row_term": lambda _call, weights, _gradient: torch.zeros_like(weights[..., :1])},
+        _changed(torch.zeros_like, "row_term"),
     ),
     *_backward("row-term-of-another-row")(
         "the row term of the softmax's backward pass is that of the row before",
         "index rowsum(dO * O) by the query",
-        {"row_term": lambda _call, *both: _row_sums(*both).roll(1, dims=2)},
+        _changed(lambda term: term.roll(1, dims=2), "row_term"),
     ),
     *_backward("row-term-of-first-head")(
         "every head uses the row term of the first head",
         "index rowsum(dO * O) by the head",
-        {"row_term": lambda _call, *both: _row_sums(*both)[:, :1].expand_as(both[0][..., :1])},
+        _changed(lambda term: term[:, :1].expand_as(term), "row_term"),
     ),
     *_backward("mask-forgotten-backward", "gradients.masked-zero")(
         "the backward pass recomputes the weights without the mask",
-        _RECOMPUTE,
-        *_recomputed(_without_mask),
-        *_recomputed(_without(keep=None)),
+        RECOMPUTE,
+        *recomputed(_TABLE_LEFT_OUT),
+        *recomputed(MASK_LEFT_OUT),
     ),
     *_backward("causal-forgotten-backward", "gradients.causal")(
         "the backward pass recomputes the weights without the causal rule",
-        _RECOMPUTE,
-        *_recomputed(_without(causal=False)),
+        RECOMPUTE,
+        *recomputed(CAUSALITY_LEFT_OUT),
     ),
     *_backward(EVERY_RULE, "gradients.options")(
         "the backward pass recomputes the weights with every key, whatever hides it",
-        _RECOMPUTE,
-        *_recomputed(_without(keep=None, causal=False, window=None)),
+        RECOMPUTE,
+        *recomputed(MASK_LEFT_OUT, CAUSALITY_LEFT_OUT, WINDOW_LEFT_OUT),
     ),
     *_backward("causal-other-corner-backward")(
         "the backward pass aligns the causal diagonal with the other corner",
-        _RECOMPUTE,
-        {"attention": _other_corner},
+        RECOMPUTE,
+        _changed(_of_other_corner, "positions"),
     ),
     *_backward("window-forgotten-backward", "gradients.options")(
         "the backward pass recomputes the weights without the window",
-        _RECOMPUTE,
-        *_recomputed(_without(window=None)),
+        RECOMPUTE,
+        *recomputed(WINDOW_LEFT_OUT),
     ),
     *_backward("bias-forgotten-backward", "gradients.options")(
         "the backward pass recomputes the weights without the additive mask's values",
-        _RECOMPUTE,
-        *_recomputed(_without(bias=None)),
+        RECOMPUTE,
+        *recomputed(BIAS_LEFT_OUT),
     ),
     *_backward("softcap-derivative-forgotten", "gradients.options")(
         "the backward pass takes the capped scores for the scores",
         "multiply dS by 1 - tanh(scores / cap) ** 2",
-        {"slope": _uncapped_slope},
+        _made(_uncapped_slope, "score_slope"),
     ),
     *_backward("softcap-forgotten-backward", "gradients.options")(
         "the backward pass recomputes the weights without the cap",
-        _RECOMPUTE,
-        *_recomputed(_without(softcap=None), slope=_slope),
+        RECOMPUTE,
+        *recomputed(*_UNCAPPED),
     ),
     *_backward("score-mod-derivative-forgotten")(
         "the backward pass takes the modified scores for the scores",
         "multiply dS by the derivative of score_mod",
-        {"slope": _unmodified_slope},
+        (_FLAT_FUNCTION,),
     ),
     *_backward("score-mod-forgotten-backward")(
         "the backward pass recomputes the weights without score_mod",
-        _RECOMPUTE,
-        {"attention": _unmodified},
-        {"attention": _unmodified, "slope": _slope},
+        RECOMPUTE,
+        (_UNMODIFIED, _FLAT_FUNCTION),
+        (_UNMODIFIED, _SLOPE_KEPT),
     ),
     *_backward("scale-forgotten-backward")(
         "the gradients of query and key are not multiplied by the scale",
         "dQ = scale * dS K, dK = scale * dS^T Q",
-        {"scales": _scaled(0, 0)},
+        _made(_times_scale(0), "query_factor", "key_factor"),
     ),
     *_backward("scale-forgotten-for-query")(
         "the gradient of the query is not multiplied by the scale",
         "dQ = scale * dS K",
-        {"scales": _scaled(0, 1)},
+        _made(_times_scale(0), "query_factor"),
     ),
     *_backward("scale-forgotten-for-key")(
         "the gradient of the key is not multiplied by the scale",
         "dK = scale * dS^T Q",
-        {"scales": _scaled(1, 0)},
+        _made(_times_scale(0), "key_factor"),
     ),
     *_backward("scaled-twice-backward")(
         "the gradients of query and key are multiplied by the scale twice",
         "dQ = scale * dS K, dK = scale * dS^T Q",
-        {"scales": _scaled(2, 2)},
+        _made(_times_scale(2), "query_factor", "key_factor"),
     ),
     *_backward("scaled-twice-for-key")(
         "the gradient of the key is multiplied by the scale twice",
         "dK = scale * dS^T Q, with the query as it was given",
-        {"scales": _scaled(1, 2)},
+        _made(_times_scale(2), "key_factor"),
     ),
     *_backward("default-scale-backward", "gradients.options")(
         "the backward pass uses the default scale where the call gives another",
         "keep the scale of the call for the backward pass",
-        {"scales": _default_scale},
+        _made(lambda default_scale: default_scale, "query_factor", "key_factor"),
     ),
     *_backward("groups-tiled-backward")(
         "a key/value head gets the gradients of query heads in turns, not of neighbours",
         _SHARED,
-        {"shared": _in_turns},
+        _of_groups(_in_turns),
     ),
     *_backward("groups-of-first-head-backward")(
         "a key/value head gets the gradient of the first query head that reads it alone",
         _SHARED,
-        {"shared": _of_neighbours(lambda heads: heads[:, :, 0])},
+        _of_neighbours(lambda heads: heads[:, :, 0]),
     ),
     *_backward("groups-of-last-head-backward")(
         "a key/value head gets the gradient of the last query head that reads it alone",
         _SHARED,
-        {"shared": _of_neighbours(lambda heads: heads[:, :, -1])},
+        _of_neighbours(lambda heads: heads[:, :, -1]),
     ),
     *_backward("groups-averaged-backward")(
         "the gradients of query heads that share a key/value head are averaged",
         _SHARED,
-        {"shared": _of_neighbours(lambda heads: heads.mean(dim=2))},
+        _of_neighbours(lambda heads: heads.mean(dim=2)),
     ),
     *_backward("gradients-of-key-and-value-swapped")(
         "key and value get each other's gradient",
         "return the gradients in the order of the arguments",
-        {"heads": _swapped},
+        _SWAPPED,
     ),
     *_backward("scores-transposed-backward")(
         "the gradient of the scores meets the keys transposed",
         "dQ = scale * dS K, with dS [queries, keys]",
-        {"scores": lambda _call, scores: _turned(scores)},
+        _made(
+            lambda score_gradient, key, query_factor: (
+                query_factor * (_turned(score_gradient) @ key)
+            ),
+            "query_gradient",
+        ),
     ),
 )
 
@@ -344,37 +353,40 @@ LAYERS: Final[tuple[NamedMistake, ...]] = (
     *_backward("gradient-of-output-matrix-cut")(
         "no gradient reaches the output matrix",
         "do not detach the output projection's weight",
-        {"final": _cut("o")},
+        _changed(torch.zeros_like, "o_gradient"),
     ),
     *_backward("gradient-of-value-bias-cut")(
         "no gradient reaches the bias of the values",
         "do not detach the bias",
-        {"final": _cut("v_bias")},
+        _changed(torch.zeros_like, "v_bias_gradient"),
     ),
     *_backward("gradient-of-matrix-transposed")(
         "the gradient of a square matrix is transposed",
         "dW = dY^T X for W [out, in]",
-        {"matrix": lambda *both: _turned(_matrix(*both))},
+        _changed(_turned, *(f"{role}_gradient" for role in _OPERANDS)),
     ),
     *_backward("gradient-of-matrix-of-last-item")(
         "the gradient of a matrix is that of the last item alone",
         _ADD_UP,
-        {"matrix": _matrix_of(slice(-1, None))},
+        _matrices_of(slice(-1, None)),
     ),
     *_backward("gradient-of-matrix-of-first-item")(
         "the gradient of a matrix is that of the first item alone",
         _ADD_UP,
-        {"matrix": _matrix_of(slice(0, 1))},
+        _matrices_of(slice(0, 1)),
     ),
     *_backward("gradient-of-matrix-averaged")(
         "the gradient of a matrix is averaged over the items",
         _ADD_UP,
-        {"matrix": lambda gradient, tokens: _matrix(gradient, tokens) / len(gradient)},
+        _matrices(lambda gradient, tokens: golden.outer(gradient, tokens) / len(gradient)),
     ),
     *_backward("gradient-of-bias-averaged")(
         "the gradient of a bias is averaged over items and tokens",
         _ADD_UP,
-        {"bias": lambda gradient: gradient.mean(dim=(0, 1))},
+        tuple(
+            Edit(f"{role}_bias_gradient", golden.Rewired(_mean_over_tokens, names[:1]))
+            for role, names in _OPERANDS.items()
+        ),
     ),
 )
 

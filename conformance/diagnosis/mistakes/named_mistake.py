@@ -16,8 +16,6 @@ from ...base.mistake import Mistake
 from ...declare.declaration import Declaration
 from ...oracle.oracle import known_weights
 from ...problems.inputs import Inputs
-from ...tolerance.backward_pass import BackwardPass, backward_pass
-from ...tolerance.prepared_gradients import as_prepared
 
 Heads = tuple[Tensor, Tensor, Tensor]
 Gradients = dict[str, Tensor]
@@ -66,29 +64,6 @@ class DeclaredCall:
             return output
         merged = golden.merge_heads(output, self.semantics)
         return golden.project_output(merged, known_weights(self.inputs), self.semantics)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class BackwardCall(DeclaredCall):
-    """What a backward pass starts from.
-
-    ``attention`` is the right one of heads that are normalised and turned already, ``upstream
-    [B, H, Lq, Dv]`` the gradient of its output, and ``heads`` are those of query, key and value
-    before that, and before keys that nobody attends are set to zero.
-    """
-
-    attention: golden.Attention
-    upstream: Tensor
-    heads: Heads
-
-    @cached_property
-    def right(self) -> BackwardPass:
-        """The right pass with every intermediate value."""
-        return backward_pass(self.attention, self.upstream)
-
-    def other_attention(self, **changes: Any) -> golden.Attention:
-        """The attention proper of the same heads with some options changed, without sinks."""
-        return as_prepared(self.attend(self.heads, **{"sinks": None, **changes}))
 
 
 # What acting a mistake out raises where nobody can compute it: the golden refuses, shapes do not
@@ -145,53 +120,6 @@ def everywhere(_inputs: Inputs) -> bool:
     return True
 
 
-@dataclass(frozen=True, kw_only=True)
-class BackwardSteps:
-    """The steps of a backward pass that a mistake changes; None where a step is right.
-
-    upstream
-        Another gradient of the heads' output.
-    attention
-        Another attention proper, whose weights are recomputed.
-    weights
-        Other weights than that has.
-    row_term
-        Another D, of the pass, the weights and dP.
-    slope
-        Another derivative of softcap and score function.
-    scores
-        Other gradients of the scores than dS.
-    scales
-        What the gradients of query and key are multiplied by.
-    shared
-        How the gradients of query heads become those of key/value heads.
-    heads
-        Other gradients of the heads, by "query", "key" and "value".
-    unprepared
-        Other gradients of heads before they are normalised and turned, from their role and those
-        of the heads behind it.
-    matrix, bias
-        The gradient of a projection ``[out, in]`` and of its bias from that of its output
-        ``[B, L, out]`` and its input.
-    final
-        Other gradients in the end, by the names of the inputs.
-    """
-
-    upstream: Callable[[BackwardCall], Tensor] | None = None
-    attention: Callable[[BackwardCall], golden.Attention] | None = None
-    weights: Callable[[BackwardCall], Tensor] | None = None
-    row_term: Callable[[BackwardCall, Tensor, Tensor], Tensor] | None = None
-    slope: Callable[[BackwardCall], Tensor] | None = None
-    scores: Callable[[BackwardCall, Tensor], Tensor] | None = None
-    scales: Callable[[BackwardCall], tuple[float, float]] | None = None
-    shared: Callable[[BackwardCall, Tensor], Tensor] | None = None
-    heads: Callable[[BackwardCall, Gradients], Gradients] | None = None
-    unprepared: Callable[[BackwardCall, str, Tensor], Tensor] | None = None
-    matrix: Callable[[Tensor, Tensor], Tensor] | None = None
-    bias: Callable[[Tensor], Tensor] | None = None
-    final: Callable[[BackwardCall, Gradients], Gradients] | None = None
-
-
 @dataclass(frozen=True)
 class SizeRule:
     """A condition on sizes: the fields of ``Geometry`` that it is about, and where it holds."""
@@ -237,9 +165,9 @@ class NamedMistake(Mistake):
     sizes
         The conditions on sizes under which alone it was seen to be made.
     backward
-        Steps of the backward pass: such a mistake leaves the answer right.
+        Stages of both passes that the backward one makes otherwise; the answer stays right.
     right_without
-        For a backward pass without such steps: the option of a call ("past", "sinks") that makes
+        For a backward pass without such edits: the option of a call ("past", "sinks") that makes
         gradients wrong. Where this is empty, too, the clause that fails alone decides.
 
     Each function returns None where the mistake changes nothing, and raises ``NotExpressible``
@@ -259,7 +187,7 @@ class NamedMistake(Mistake):
     special_of: str = ""
     rows: Callable[[Inputs, Tensor], Tensor] | None = None
     sizes: tuple[SizeRule, ...] = ()
-    backward: BackwardSteps | None = None
+    backward: tuple[golden.Edit, ...] = ()
     right_without: str = ""
 
     def __post_init__(self) -> None:

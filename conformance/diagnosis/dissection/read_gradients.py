@@ -1,11 +1,9 @@
-"""A right backward pass with its parts at hand, and with an operand changed or numbers read."""
+"""What is read of wrong gradients themselves: limits, lengths, and numbers times the right ones."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
 import torch
@@ -15,154 +13,15 @@ from ..._golden import golden
 from ...base.geometry import Geometry
 from ...clauses.judging_gradients import described
 from ...tolerance import model
-from ...tolerance.backward_pass import BackwardPass
+from ..mistakes import NamedMistake
 from ..mistakes._steps import BLOCKS
-from ..mistakes.backward_pass import gradient_of_mask, gradients_with, sum_of_groups, unprepared
-from ..mistakes.named_mistake import BackwardCall, BackwardSteps, Gradients, NamedMistake
+from ..mistakes.backward_pass import OF_LAYER, stages_of
 from ..observed_gradients import ObservedGradients, near, room
+from .backward_variants import Change, Variant
 from .reading import Number, numbers, roundest
 
-ROLES: Final = ("query", "key", "value", "bias")
 TOKENS: Final = ("query", "key", "value")
-Change = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class Backward:
-    """A call with the right backward pass and its parts under their usual names.
-
-    ``weights`` P, ``of_weights`` dP, ``row_term`` D are ``[B, H, Lq, Lk]`` and ``[B, H, Lq, 1]``.
-    """
-
-    call: BackwardCall
-
-    @property
-    def right(self) -> BackwardPass:
-        """The right pass with every intermediate value."""
-        return self.call.right
-
-    @property
-    def weights(self) -> Tensor:
-        """P."""
-        return self.right.weights
-
-    @cached_property
-    def of_weights(self) -> Tensor:
-        """The gradient of P, that of keys which nobody attends as well: dP."""
-        return self.call.upstream @ self.value.mT
-
-    @property
-    def row_term(self) -> Tensor:
-        """The sum of P * dP over the keys: D."""
-        return self.right.row_sum
-
-    @property
-    def allowed(self) -> Tensor:
-        """The pairs that are attended, as numbers."""
-        return self.call.attention.allowed.expand(self.weights.shape).double()
-
-    @cached_property
-    def key(self) -> Tensor:
-        """The keys of every query head as they meet, those that nobody attends as well."""
-        call = self.call
-        _, key = golden.position_heads(*call.heads[:2], call.semantics)
-        return golden.repeat_heads(key, call.heads[0].shape[1], call.semantics)
-
-    @cached_property
-    def value(self) -> Tensor:
-        """The values of every query head, those that nobody attends as well."""
-        call = self.call
-        return golden.repeat_heads(call.heads[2], call.heads[0].shape[1], call.semantics)
-
-    def of_logits(self, logits: Tensor, slope: Tensor | None = None) -> Gradients:
-        """Every gradient that follows from that of the logits, with another slope of the scores."""
-        slope = self.right.slope if slope is None else slope
-        scores, scale = logits * slope, self.call.attention.scale
-        return {
-            "query": scale * (scores @ self.key),
-            "key": sum_of_groups(self.call, scale * (scores.mT @ self.call.attention.query)),
-            **gradient_of_mask(self.call, self.right, logits),
-        }
-
-    def of_weight_gradient(self, of_weights: Tensor) -> Gradients:
-        """Every gradient that follows from that of the weights."""
-        row_term = (self.weights * of_weights).sum(dim=-1, keepdim=True)
-        return self.of_logits(self.weights * (of_weights - row_term))
-
-    def of_value(self, weights: Tensor, upstream: Tensor | None = None) -> Gradients:
-        """The gradient of the value from some weights."""
-        upstream = self.call.upstream if upstream is None else upstream
-        return {"value": sum_of_groups(self.call, weights.mT @ upstream)}
-
-    @cached_property
-    def exact(self) -> Gradients:
-        """The right gradients."""
-        return {**self.of_logits(self.right.logit_gradient), **self.of_value(self.weights)}
-
-
-Values = Callable[[Backward], Gradients]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Variant:
-    """One way to compute some gradients; ``words`` follow "in the gradient of the query".
-
-    ``roles`` are those that it may concern. ``name`` is that of the catalogue's entry, where it is
-    one: then ``words`` are a sentence of their own. ``values`` are gradients of heads as they meet;
-    ``unprepared`` gives those of the heads before they were normalised and turned.
-    """
-
-    words: str
-    fix: str
-    values: Values
-    roles: tuple[str, ...] = ROLES
-    name: str = ""
-    unprepared: Callable[[BackwardCall, str, Tensor], Tensor] = unprepared
-
-
-def with_key(change: Change) -> Values:
-    """Another key in dQ."""
-
-    def values(b: Backward) -> Gradients:
-        return {"query": b.call.attention.scale * (b.right.score_gradient @ change(b.key))}
-
-    return values
-
-
-def with_query(change: Change) -> Values:
-    """Another query in dK."""
-
-    def values(b: Backward) -> Gradients:
-        queries, scale = change(b.call.attention.query), b.call.attention.scale
-        return {"key": sum_of_groups(b.call, scale * (b.right.score_gradient.mT @ queries))}
-
-    return values
-
-
-def with_value(change: Change) -> Values:
-    """Another value in dP."""
-    return lambda b: b.of_weight_gradient(b.call.upstream @ change(b.value).mT)
-
-
-def scores_with_upstream(change: Change) -> Values:
-    """Another gradient of the output in dP."""
-    return lambda b: b.of_weight_gradient(change(b.call.upstream) @ b.value.mT)
-
-
-def value_with_upstream(change: Change) -> Values:
-    """Another gradient of the output in dV."""
-    return lambda b: b.of_value(b.weights, change(b.call.upstream))
-
-
-def with_upstream(change: Change) -> Values:
-    """Another gradient of the output, everywhere."""
-    return lambda b: {**scores_with_upstream(change)(b), **value_with_upstream(change)(b)}
-
-
-def each_of_tokens(change: Change) -> Values:
-    """The right gradients of query, key and value, changed."""
-    return lambda b: {role: change(b.exact[role]) for role in TOKENS}
-
+ROLES: Final = (*TOKENS, "bias")
 
 _NO_LIMIT: Final = "return the gradients as they are: whoever trains clips them"
 # Problems that a length must be the same in to be one that gradients are cut to.
@@ -184,17 +43,12 @@ def read_variants(role: str, observed: Observed) -> Iterator[Variant]:
 
 def _variants(role: str, words: str, fix: str, change: Change) -> Iterator[Variant]:
     """A change to the gradient of a role, as a whole, and of each query head that shares it."""
-
-    def whole(call: BackwardCall, of: str, gradient: Tensor) -> Tensor:
-        return change(unprepared(call, of, gradient))
-
-    def of_each_head(b: Backward) -> Gradients:
-        return {role: sum_of_groups(b.call, change(getattr(b.right, role)))}
-
-    yield Variant(words=words, fix=fix, values=lambda b: b.exact, roles=(role,), unprepared=whole)
+    whole = (golden.Edit(f"given_{role}_gradient", change=change),)
+    yield Variant(words=words, fix=fix, edits=whole, each=True)
     if role != "query":
+        of_each_head = (golden.Edit(f"{role}_gradients", change=change),)
         more = f"{words} before those of a group are added up"
-        yield Variant(words=more, fix=fix, values=of_each_head, roles=(role,))
+        yield Variant(words=more, fix=fix, edits=of_each_head)
 
 
 def _said(read: float) -> float:
@@ -308,71 +162,12 @@ def _nan_behind_tiles(size: int) -> Change:
     return change
 
 
-# Places behind which tiled loops forget what is left over.
-EDGES: Final = (8, 16, 32, 64, 128, 256)
-
-
-def without(axis: int, part: slice) -> Change:
-    """Zeros in a part of an axis."""
-
-    def changed(pairs: Tensor) -> Tensor:
-        left = pairs.clone()
-        left.transpose(axis, 0)[part] = 0.0
-        return left
-
-    return changed
-
-
-LEFT_OUT: Final[tuple[tuple[str, Change], ...]] = tuple(
-    (words.format(one), without(axis, part))
-    for one, axis in (("query", 2), ("key", 3), ("head", 1), ("batch item", 0))
-    for words, part in (
-        ("the first {} is missing", slice(0, 1)),
-        ("the last {} is missing", slice(-1, None)),
-        ("all but the first {} is missing", slice(1, None)),
-        ("every second {} is missing", slice(1, None, 2)),
-    )
-) + tuple(
-    (f"{several} from index {edge} on are missing", without(axis, slice(edge, None)))
-    for several, axis in (("keys", 3), ("queries", 2))
-    for edge in EDGES
-)
-
-
-def tiles() -> Iterator[tuple[str, Change]]:
-    """Pairs that loops over tiles lose: a tile of several, or what does not fill a tile."""
-    for several, axis in (("queries", 2), ("keys", 3)):
-        for size in BLOCKS[1:]:
-
-            def last(pairs: Tensor, axis: int = axis, size: int = size) -> Tensor:
-                start = (pairs.shape[axis] - 1) // size * size
-                return without(axis, slice(0, start))(pairs)
-
-            def rest(pairs: Tensor, axis: int = axis, size: int = size) -> Tensor:
-                start = pairs.shape[axis] // size * size
-                return without(axis, slice(start, None))(pairs)
-
-            def all_but_last(pairs: Tensor, axis: int = axis, size: int = size) -> Tensor:
-                start = (pairs.shape[axis] - 1) // size * size
-                return without(axis, slice(start, None))(pairs) if start > 0 else pairs
-
-            def all_but_first(pairs: Tensor, axis: int = axis, size: int = size) -> Tensor:
-                several = pairs.shape[axis] > size
-                return without(axis, slice(0, size))(pairs) if several else pairs
-
-            yield f"of several tiles of {size} {several} the last is missing", all_but_last
-            yield f"of several tiles of {size} {several} the first is missing", all_but_first
-            yield f"all {several} but those of the last tile of {size} are missing", last
-            yield f"{several} that do not fill a tile of {size} are missing", rest
-
-
 def clamped(limit: float) -> Variant:
     """The gradients of the logits clamped to a limit that was read."""
     return Variant(
         words=f"dS is clamped to the range from {-limit:.4g} to {limit:.4g}",
         fix="do not clamp within the backward pass",
-        values=lambda b: b.of_logits(b.right.logit_gradient.clamp(-limit, limit)),
-        roles=("query", "key", "bias"),
+        edits=(golden.Edit("logit_gradient", change=_clamp_to(limit)),),
     )
 
 
@@ -381,7 +176,7 @@ def clamped_upstream(limit: float) -> Variant:
     return Variant(
         words=f"what flows back is clamped to the range from {-limit:.4g} to {limit:.4g}",
         fix="do not clamp within the backward pass: whoever trains clips gradients",
-        values=with_upstream(lambda upstream: upstream.clamp(-limit, limit)),
+        edits=(golden.Edit("output_gradient", change=_clamp_to(limit)),),
     )
 
 
@@ -417,13 +212,8 @@ def _factors(observed: ObservedGradients) -> dict[str, list[Number]]:
 
     Tokens that are read for several operands get a sum, with a number for each.
     """
-    parts: Gradients = {}
-
-    def keep(_call: BackwardCall, gradients: Gradients) -> Gradients:
-        parts.update(gradients)
-        return dict(gradients)
-
-    gradients_with(lambda: observed.beginning, observed.upstream, BackwardSteps(final=keep))
+    passes = observed.passes
+    parts = {name: passes[stage] for name, stage in stages_of(passes).items()}
     same = model.SAME_READ + torch.finfo(observed.inputs.query.dtype).eps
     at, read = observed.inputs.geometry, list[tuple[float, str, float]]()
     for name, exact in observed.expected.gradients.items():
@@ -477,17 +267,16 @@ def _multiplied(wrong: Mapping[str, Number], read: Collection[str]) -> NamedMist
         names.append(f"{of.removeprefix('the ').replace('of the ', 'of ')}: {made}")
         texts.append(f"{of} {verb} {made}")
 
-    def final(call: BackwardCall, gradients: Gradients) -> Gradients:
-        sizes = call.inputs.geometry
-        return {
-            name: gradient * (wrong[name].value(sizes) if name in wrong else 1.0)
-            for name, gradient in gradients.items()
-        }
-
     return NamedMistake(
         name="+".join(names),
         primary="gradients.golden",
         sentence="; ".join(texts),
         fix=_FIX_FACTORS,
-        backward=BackwardSteps(final=final),
+        backward=tuple(
+            golden.Edit(OF_LAYER[name], change=_times(number)) for name, number in wrong.items()
+        ),
     )
+
+
+def _times(number: Number) -> Callable[..., Tensor]:
+    return lambda gradient, inputs: gradient * number.value(inputs.geometry)

@@ -1,0 +1,95 @@
+"""Parts of an axis, which a loop may leave out or treat otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from .moves import TILES
+from .operator import PLACES, Operator, axis_of
+
+# How many places at an end a loop may miss.
+_FEW: Final = (1, 2, 3)
+Part = Callable[[Tensor, int], Tensor]
+
+
+def _first(number: int) -> Part:
+    return lambda index, _count: index < number
+
+
+def _last(number: int) -> Part:
+    return lambda index, count: index >= count - number
+
+
+def _past_whole(tile: int) -> Part:
+    return lambda index, count: index >= count // tile * tile
+
+
+def _past(number: int) -> Part:
+    return lambda index, _count: index >= number
+
+
+def _second_tiles(tile: int) -> Part:
+    return lambda index, _count: index // tile % 2 == 1
+
+
+def _last_of_tiles(tile: int) -> Part:
+    return lambda index, _count: index % tile == tile - 1
+
+
+def _first_of_tiles(tile: int) -> Part:
+    return lambda index, _count: (index % tile == 0) & (index > 0)
+
+
+def _last_tile(tile: int) -> Part:
+    return lambda index, count: (index >= (count - 1) // tile * tile) & (count > tile)
+
+
+def _first_tile(tile: int) -> Part:
+    return lambda index, count: (index < tile) & (count > tile)
+
+
+def _before_last_tile(tile: int) -> Part:
+    return lambda index, count: index < (count - 1) // tile * tile
+
+
+# Parts of an axis, in words and by the index of each place and their number.
+PARTS: Final[tuple[tuple[str, Part], ...]] = (
+    ("the first {}", _first(1)),
+    ("the last {}", _last(1)),
+    *((f"the first {n} {{}}s", _first(n)) for n in _FEW[1:]),
+    *((f"the last {n} {{}}s", _last(n)) for n in _FEW[1:]),
+    ("all {}s but the first", lambda index, _count: index > 0),
+    ("all {}s but the last", lambda index, count: index < count - 1),
+    ("every second {}", lambda index, _count: index % 2 == 1),
+    ("every second {} from the first on", lambda index, _count: index % 2 == 0),
+    ("the second half of the {}s", lambda index, count: index >= count // 2),
+    ("the first half of the {}s", lambda index, count: index < count // 2),
+    *((f"{{}}s past whole tiles of {n}", _past_whole(n)) for n in TILES),
+    *((f"the last tile of {n} {{}}s, of several", _last_tile(n)) for n in TILES),
+    *((f"the first tile of {n} {{}}s, of several", _first_tile(n)) for n in TILES),
+    *((f"all {{}}s but the last tile of {n}", _before_last_tile(n)) for n in TILES),
+    *((f"{{}}s past the first {n}", _past(n)) for n in TILES[2:]),
+    *((f"every second tile of {n} {{}}s", _second_tiles(n)) for n in TILES),
+    *((f"the last {{}} of each tile of {n}", _last_of_tiles(n)) for n in TILES),
+    *((f"the first {{}} of each tile of {n} but the first", _first_of_tiles(n)) for n in TILES),
+)
+
+
+def parts_lost(axes: str) -> Iterator[Operator]:
+    """Zeros for a part of the places along each axis of a result."""
+    for letter in filter(PLACES.get, dict.fromkeys(axes)):
+        axis = axis_of(axes, letter)
+        for words, part in PARTS:
+            change = partial(_lost, axis=axis, part=part)
+            yield Operator(f"zero for {words.format(PLACES[letter])}", change)
+
+
+def _lost(result: Tensor, *, axis: int, part: Part) -> Tensor:
+    count = result.shape[axis]
+    lost = part(torch.arange(count), count)
+    return result.masked_fill(lost.reshape(-1, *(1,) * (-axis - 1)), 0.0)

@@ -1,0 +1,127 @@
+"""The backward pass of attention in stages, from the gradient of its output to those of its inputs.
+
+    dV = P^T dO,  dP = dO V^T,  D = rowsum(P * dP),  dL = P * (dP - D),  dS = dL * dL/dS,
+    dQ = scale dS K,  dK = scale dS^T Q
+
+Dao et al., arXiv:2205.14135, appendix B.2, with L the logits and S the scaled scores. A sink has no
+value: it takes part in P alone.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from .forward import FORWARD, Sizes
+from .heads import merge_heads, split_heads
+from .layer import LAYER
+from .program import Program, Rewired, Stage
+
+
+def score_slope(
+    passed: Tensor, squashed: Tensor, softcap: float | None, function_slope: Tensor | None
+) -> Tensor:
+    """The derivative of each logit by its scaled score ``[B, H, Lq, Lk]``: of cap and function."""
+    slope = passed if softcap is None else passed * (1.0 - squashed) * (1.0 + squashed)
+    return slope if function_slope is None else slope * function_slope
+
+
+def summed_groups(heads: Tensor, sizes: Sizes) -> Tensor:
+    """Add up what belongs to one key/value head: ``[B, H, L, D]`` to ``[B, Hkv, L, D]``."""
+    if sizes.num_heads == sizes.num_kv_heads:
+        return heads
+    return heads.unflatten(-3, (sizes.num_kv_heads, -1)).sum(dim=-3)
+
+
+def outer(gradient: Tensor, tokens: Tensor) -> Tensor:
+    """The gradient of a matrix ``[out, in]`` behind which ``gradient [B, L, out]`` flows back."""
+    return gradient.flatten(0, 1).mT @ tokens.flatten(0, 1)
+
+
+# Behind the stages of FORWARD, whose results it reads, and the gradient of the heads' output.
+BACKWARD: Final = Program.of(
+    Stage(
+        "live_weights",
+        "BHQK",
+        lambda weights, empty: weights.masked_fill(empty.unsqueeze(-1), 0.0),
+    ),
+    Stage("weight_gradient", "BHQK", lambda output_gradient, value: output_gradient @ value.mT),
+    Stage(
+        "row_products", "BHQK", lambda live_weights, weight_gradient: live_weights * weight_gradient
+    ),
+    Stage("row_term", "BHQ1", lambda row_products: row_products.sum(dim=-1, keepdim=True)),
+    Stage(
+        "logit_gradient",
+        "BHQK",
+        lambda live_weights, weight_gradient, row_term: live_weights * (weight_gradient - row_term),
+    ),
+    # Hidden logits are no function of their score.
+    Stage("passed", "BHQK", lambda allowed: allowed.double()),
+    Stage("function_slope", "BHQK", lambda: None),
+    Stage("score_slope", "BHQK", score_slope),
+    Stage("bias_slope", "BHQK", lambda passed: passed),
+    Stage(
+        "score_gradient", "BHQK", lambda logit_gradient, score_slope: logit_gradient * score_slope
+    ),
+    Stage(
+        "bias_gradient",
+        "BHQK",
+        lambda logit_gradient, bias_slope, given_bias: (
+            None
+            if given_bias is None
+            else (logit_gradient * bias_slope).sum_to_size(given_bias.shape)
+        ),
+    ),
+    Stage("query_factor", "", lambda scale: scale),
+    Stage("key_factor", "", lambda scale: scale),
+    Stage(
+        "query_gradient",
+        "BHQD",
+        lambda score_gradient, key, query_factor: query_factor * (score_gradient @ key),
+    ),
+    Stage(
+        "key_gradients",
+        "BHKD",
+        lambda score_gradient, query, key_factor: key_factor * (score_gradient.mT @ query),
+    ),
+    Stage("value_gradients", "BHKV", lambda weights, output_gradient: weights.mT @ output_gradient),
+    Stage("key_gradient", "BGKD", Rewired(summed_groups, ("key_gradients", "sizes"))),
+    Stage("value_gradient", "BGKV", Rewired(summed_groups, ("value_gradients", "sizes"))),
+    # Before the rotation, and before the normalisation in front of that.
+    Stage("turned_query_gradient", "BHQD", lambda query_gradient: query_gradient),
+    Stage("turned_key_gradient", "BGKD", lambda key_gradient: key_gradient),
+    Stage("given_query_gradient", "BHQD", lambda turned_query_gradient: turned_query_gradient),
+    Stage("given_key_gradient", "BGKD", lambda turned_key_gradient: turned_key_gradient),
+    Stage("given_value_gradient", "BGKV", lambda value_gradient: value_gradient),
+)
+BOTH_PASSES: Final = Program.of(
+    *FORWARD.stages, Stage("output_gradient", "BHQV", lambda upstream: upstream), *BACKWARD.stages
+)
+
+
+def _of_projection(role: str) -> tuple[Stage, ...]:
+    """The gradients of the tokens of a role, and of the matrix and bias that project them."""
+    behind, tokens = f"projected_{role}_gradient", f"{role}_tokens"
+    return (
+        Stage(behind, "BQE", Rewired(merge_heads, (f"given_{role}_gradient",))),
+        Stage(f"{tokens}_gradient", "BQE", Rewired(torch.matmul, (behind, role[0]))),
+        Stage(f"{role[0]}_gradient", "EE", Rewired(outer, (behind, tokens))),
+        Stage(f"{role[0]}_bias_gradient", "E", Rewired(_over_tokens, (behind,))),
+    )
+
+
+def _over_tokens(gradient: Tensor) -> Tensor:
+    return gradient.sum(dim=(0, 1))
+
+
+BOTH_PASSES_OF_LAYER: Final = Program.of(
+    *LAYER.stages,
+    Stage("merged_gradient", "BQE", lambda upstream, o: upstream if o is None else upstream @ o),
+    Stage("output_gradient", "BHQV", Rewired(split_heads, ("merged_gradient", "num_heads"))),
+    *BACKWARD.stages,
+    Stage("o_gradient", "EE", Rewired(outer, ("upstream", "merged"))),
+    Stage("o_bias_gradient", "E", Rewired(_over_tokens, ("upstream",))),
+    *(stage for role in ("query", "key", "value") for stage in _of_projection(role)),
+)
