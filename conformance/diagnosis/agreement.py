@@ -420,7 +420,7 @@ class StandIn(Subject):
         if output.shape != inputs.output_shape:
             message = f"the output has shape {list(output.shape)}"
             raise CandidateFailure(Violation(kind="shape", message=message))
-        weights = acted.core.weights.to(inputs.query.dtype) if inputs.return_weights else None
+        weights = acted.weights.to(inputs.query.dtype) if inputs.return_weights else None
         return Answer(output=output, returned=output, weights=weights)
 
 

@@ -17,6 +17,7 @@ from .mistakes._steps import (
     has_sinks,
     has_softcap,
     has_window,
+    hides_keys,
 )
 from .mistakes.named_mistake import SizeRule
 
@@ -366,6 +367,7 @@ FINER: Final[tuple[Condition, ...]] = (
         implies="window",
         otherwise="without keys hidden on both sides of the query",
     ),
+    Condition("hiding", "where keys are hidden", hides_keys, otherwise="where no key is hidden"),
     *(scale_below(number) for number in (0.5, 1.0)),
     _of_sizes(
         "head_size value_head_size",

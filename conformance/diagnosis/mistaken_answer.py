@@ -48,14 +48,15 @@ class MistakenAnswer:
 
     ``given`` are the inputs of the call, ``inputs`` and ``semantics`` those that it answers by;
     ``stepwise`` says that a later step differs too, so that no bound was derived for this answer.
-    ``core`` is the attention proper before such a step, ``evaluation`` the golden's of inputs and
-    semantics where it was made.
+    ``core`` is the attention proper before such a step, ``weights`` are those behind it, and
+    ``evaluation`` the golden's of inputs and semantics where it was made.
     """
 
     given: Inputs
     inputs: Inputs
     semantics: golden.Semantics
     core: golden.Attention
+    weights: Tensor
     output: Tensor
     stepwise: bool
     oracle: Oracle
@@ -407,9 +408,11 @@ def _in_its_rows(
     if mistake.rows is None or without.output.shape != answer.output.shape:
         raise NotExpressible
     rows = mistake.rows(inputs, answer.output).unsqueeze(-1)
-    return dataclasses.replace(
-        answer, output=torch.where(rows, answer.output, without.output), stepwise=True
-    )
+    output = torch.where(rows, answer.output, without.output)
+    weights = answer.weights
+    if weights.shape == without.weights.shape and rows.shape[:-1] == weights.shape[:-1]:
+        weights = torch.where(rows, weights, without.weights)
+    return dataclasses.replace(answer, output=output, weights=weights, stepwise=True)
 
 
 def _answer(oracle: Oracle, given: Inputs, call: DeclaredCall, made: Combination) -> MistakenAnswer:
@@ -423,6 +426,7 @@ def _answer(oracle: Oracle, given: Inputs, call: DeclaredCall, made: Combination
             inputs=call.inputs,
             semantics=call.semantics,
             core=core_of(evaluation),
+            weights=core_of(evaluation).weights,
             output=evaluation.output,
             stepwise=False,
             oracle=oracle,
@@ -441,6 +445,7 @@ def _answer(oracle: Oracle, given: Inputs, call: DeclaredCall, made: Combination
         inputs=call.inputs,
         semantics=call.semantics,
         core=dataclasses.replace(before, empty=core.empty) if opens else before,
+        weights=core.weights,
         output=output,
         stepwise=True,
         oracle=oracle,
@@ -487,6 +492,7 @@ def _answer_without_scale(oracle: Oracle, given: Inputs, call: DeclaredCall) -> 
         inputs=inputs,
         semantics=call.semantics,
         core=exact.core,
+        weights=exact.core.weights,
         output=output,
         stepwise=True,
         oracle=oracle,

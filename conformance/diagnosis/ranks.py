@@ -109,6 +109,7 @@ def acted_out(mistake: RankMistake, parts: Parts, rank: int) -> MistakenAnswer:
         inputs=parts.inputs,
         semantics=parts.call.semantics,
         core=parts.attention,
+        weights=parts.attention.weights,
         output=output,
         stepwise=True,
         oracle=subject.oracle,

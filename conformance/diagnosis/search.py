@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -41,8 +40,6 @@ LEAST_LOGITS: Final = 256
 Touching = tuple[NamedMistake, int]
 # The part of them that is left for equivalents of the first pair.
 REST_OF_LOGITS: Final = 0.2
-# Those that are acted out in search of a stage with an operator: of each some one problem.
-MOST_LOGITS_OF_EDITS: Final = 5 * MOST_LOGITS
 # Those that are acted out in search of what completes a mistake which explains the plainest answer.
 MOST_LOGITS_OF_COMPLETED: Final = 5 * MOST_LOGITS
 
@@ -118,15 +115,10 @@ class MistakeSearch:
             if not self._refuted(one) and self.explains_every((one,))
         ]
 
-    def explaining(self, most_logits: float = math.inf) -> Iterator[NamedMistake]:
-        """The mistakes that alone explain every answer, those of the shortest text first.
-
-        Problems with ``most_logits`` together are acted out at most.
-        """
+    def explaining(self) -> Iterator[NamedMistake]:
+        """The mistakes that alone explain every answer, those of the shortest text first."""
         shortest = sorted(self.mistakes, key=lambda one: len(one.sentence))
-        end = self._logits + most_logits
-        tried = takewhile(lambda _one: self._logits <= end, shortest)
-        return (one for one in tried if self.explains_every((one,)))
+        return (one for one in shortest if self.explains_every((one,)))
 
     def narrowed(self, most: int = MOST_CONDITIONS) -> list[Narrowed]:
         """The mistakes that explain every wrong row, each made under as few conditions as suffice.

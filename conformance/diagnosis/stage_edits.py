@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
+
+import torch
+from torch import Tensor
 
 from .._golden import golden
 from ..declare.declaration import Declaration
 from ..operators import operators
 from ..problems.inputs import Inputs
+from ..tolerance import model
+from .agreement import BatteryAnswer, within
 from .mistakes import NamedMistake, everywhere
 from .mistakes._steps import has_bias, has_causal, has_mask, has_sinks, has_softcap, has_window
+from .mistakes.named_mistake import IMPOSSIBLE, with_every_key
 
 _PRIMARY: Final = "numerics.golden"
 
@@ -121,6 +128,43 @@ def stage_edits(declaration: Declaration) -> Iterator[NamedMistake]:
         if one.of in ("", declaration.kind):
             yield from _edits_of(one)
     yield from {one.name: one for one in _rewired()}.values()
+
+
+def fitting(edits: Sequence[NamedMistake], answer: BatteryAnswer) -> Iterator[NamedMistake]:
+    """The edits that may make the wrong rows of an answer: what lies far from these is passed over.
+
+    Nothing but the result is computed, so this takes a fraction of acting a mistake out.
+    """
+    run = with_every_key(answer.exact.core.run)
+    with torch.inference_mode():
+        for one in edits:
+            if one.where(answer.inputs):
+                with suppress(*IMPOSSIBLE):  # what cannot be made here explains no wrong answer
+                    if _may_make(run.edited(*one.edits), answer):
+                        yield one
+
+
+def _may_make(edited: golden.Run, answer: BatteryAnswer) -> bool:
+    """Whether a run makes the wrong rows of an answer, but for those that it leaves without keys.
+
+    The answer of a row without keys is open.
+    """
+    exact, output = answer.exact, answer.output
+    made: Tensor = edited["answer" if answer.inputs.is_layer else "output"]
+    if made.shape != output.shape:
+        return False
+    wrong = ~within(output, exact.output, exact.bound).all(dim=-1)
+    emptied = edited["empty"] & ~exact.core.empty
+    if answer.inputs.is_layer:
+        wrong &= ~emptied.any(dim=1)
+    elif emptied.shape == wrong.shape:
+        wrong &= ~emptied
+    got, expected = (one[wrong].nan_to_num(nan=torch.pi) for one in (output, made))
+    if not expected.numel():
+        return False  # open rows prove nothing
+    part = model.SAME_READ + model.ACTED_ROOM * torch.finfo(answer.inputs.query.dtype).eps
+    room = part * expected.abs().amax().clamp_min(exact.output.abs().amax())
+    return bool(((got - expected).abs() <= room).all())
 
 
 def _rewired() -> Iterator[NamedMistake]:

@@ -19,6 +19,7 @@ import torch
 from ..calls.calling import say_alive
 from ..clauses.registry import Clause
 from ..clauses.subject import Subject
+from ..oracle.comparison import GROSS
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from .agreement import BatteryAnswer
@@ -39,8 +40,8 @@ from .mistaken_answer import (
 from .mistakes import NamedMistake, NotExpressible, touches_any
 from .narrowing import Narrowed, made_under
 from .neighbours import OWN, at_unseen_sizes, with_size
-from .search import MOST_LOGITS_OF_EDITS, MistakeSearch, is_special_case
-from .stage_edits import stage_edits
+from .search import MistakeSearch, is_special_case
+from .stage_edits import fitting, stage_edits
 
 # Explanations that are reported.
 MOST_REPORTED: Final = 6
@@ -222,13 +223,14 @@ class StatementSearch:
     def _edited(self) -> Iterator[list[Combination]]:
         """A stage of the program with an operator, wherever it can be made or under a condition."""
         say_alive()
-        declaration = self.subject.declaration
-        edits = self._search.among(
-            listed(self.subject, "stage edits", lambda: stage_edits(declaration))
-        )
-        for one in edits.explaining(MOST_LOGITS_OF_EDITS):
+        declaration, plainest = self.subject.declaration, self._search.observed[0]
+        if plainest.margin <= GROSS or not plainest.fits:
+            return
+        every = listed(self.subject, "stage edits", lambda: stage_edits(declaration))
+        edits = self._search.among(list(fitting(every, plainest)))
+        for one in edits.explaining():
             yield [(one,)]
-        for narrowed in sorted([*edits.limited(), *edits.narrowed(1)], key=_length):
+        for narrowed in sorted([*edits.limited(), *edits.narrowed()], key=_length):
             yield self._exactly([narrowed])
 
     def _stated(self, most: int | None = None) -> Iterator[list[Combination]]:

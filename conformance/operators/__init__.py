@@ -12,6 +12,7 @@ from .functions import functions
 from .moves import moves, sums
 from .numbers import multiples
 from .operator import Operator
+from .paddings import paddings
 from .parts import parts_lost
 from .roundings import roundings_below
 from .tables import tables
@@ -53,3 +54,5 @@ def _operators(stage: str, axes: str) -> Iterator[Operator]:
         yield from moves(axes)
         yield from sums(axes)
         yield from parts_lost(axes)
+        if stage == "total":
+            yield from paddings()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .operator import PLACES, Operator, axis_of
+from .operator import Operator, axes_of, in_words
 
 Function = Callable[[Tensor], Tensor]
 # Beyond this, exponentials would overflow, and who writes one by mistake clamps nothing.
@@ -57,30 +56,34 @@ def functions(axes: str) -> Iterator[Operator]:
     """Functions that a result with some axes has."""
     for words, function in _OF_EACH:
         yield Operator(words, function)
-    for letter in filter(PLACES.get, dict.fromkeys(axes)):
-        axis, places = axis_of(axes, letter), f"{PLACES[letter]}s"
-        yield Operator(f"put through a softmax over the {places}", partial(_softmax, axis=axis))
-        yield Operator(f"divided by their sum over the {places}", partial(_over_sum, axis=axis))
-        largest = partial(_over_largest, axis=axis)
-        yield Operator(f"divided by the largest size over the {places}", largest)
-        yield Operator(f"standardised over the {places}", partial(_standardised, axis=axis))
+    for noun, along in axes_of(axes):
+        for words, along_axis in _OF_ROWS:
+            yield Operator(in_words(words, noun), along(along_axis))
 
 
-def _softmax(result: Tensor, *, axis: int) -> Tensor:
+def _softmax(result: Tensor, axis: int) -> Tensor:
     return torch.softmax(result, axis).nan_to_num(nan=0.0)
 
 
-def _over_sum(result: Tensor, *, axis: int) -> Tensor:
+def _over_sum(result: Tensor, axis: int) -> Tensor:
     total = result.sum(axis, keepdim=True)
     return result / torch.where(total == 0.0, 1.0, total)
 
 
-def _over_largest(result: Tensor, *, axis: int) -> Tensor:
+def _over_largest(result: Tensor, axis: int) -> Tensor:
     largest = result.abs().amax(axis, keepdim=True)
     return result / torch.where(largest == 0.0, 1.0, largest)
 
 
-def _standardised(result: Tensor, *, axis: int) -> Tensor:
+def _standardised(result: Tensor, axis: int) -> Tensor:
     centred = result - result.mean(axis, keepdim=True)
     deviation = centred.square().mean(axis, keepdim=True).sqrt()
     return centred / torch.where(deviation == 0.0, 1.0, deviation)
+
+
+_OF_ROWS: Final = (
+    ("put through a softmax over the {}s", _softmax),
+    ("divided by their sum over the {}s", _over_sum),
+    ("divided by the largest size over the {}s", _over_largest),
+    ("standardised over the {}s", _standardised),
+)

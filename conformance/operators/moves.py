@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from .operator import PLACES, Operator, axis_of
+from .operator import Operator, axes_of, in_words
 
 Order = Callable[[int], Tensor]
 # Sizes of tiles that loops of kernels have.
@@ -100,28 +99,18 @@ _TOGETHER: Final[tuple[tuple[str, Callable[[Tensor, int], Tensor]], ...]] = (
 
 def moves(axes: str) -> Iterator[Operator]:
     """Moves along each axis of a result, and of two axes exchanged."""
-    for letter in filter(PLACES.get, dict.fromkeys(axes)):
+    for noun, along in axes_of(axes, pairs=True):
         for words, order in _ORDERS:
-            move = partial(_moved, move=_from(order), axis=axis_of(axes, letter))
-            yield Operator(words.format(PLACES[letter]), move)
+            yield Operator(in_words(words, noun), along(_from(order)))
     if axes.endswith("QK"):
         yield Operator("those of queries and keys exchanged", _transposed)
 
 
 def sums(axes: str) -> Iterator[Operator]:
     """What numbers along each axis of a result have together."""
-    for letter in filter(PLACES.get, dict.fromkeys(axes)):
+    for noun, along in axes_of(axes):
         for words, together in _TOGETHER:
-            change = partial(_together, together=together, axis=axis_of(axes, letter))
-            yield Operator(words.format(PLACES[letter]), change)
-
-
-def _moved(result: Tensor, *, move: Callable[[Tensor, int], Tensor], axis: int) -> Tensor:
-    return move(result, axis)
-
-
-def _together(result: Tensor, *, together: Callable[[Tensor, int], Tensor], axis: int) -> Tensor:
-    return together(result, axis)
+            yield Operator(in_words(words, noun), along(together))
 
 
 def _transposed(result: Tensor) -> Tensor:

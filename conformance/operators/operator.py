@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
+
+from torch import Tensor
 
 # What one place along an axis of a stage is called, by the letter of the axis.
 PLACES: Final = {
@@ -35,3 +38,40 @@ class Operator:
 def axis_of(axes: str, letter: str) -> int:
     """The place of an axis, counted from the last, so that further axes in front change nothing."""
     return axes.index(letter) - len(axes)
+
+
+def in_words(words: str, place: str) -> str:
+    """Words with the name of a place for ``{}``, and its plural for ``{}s``."""
+    plural = "queries" if place == "query" else f"{place}s"
+    return words.replace("{}s", plural).replace("{}", place)
+
+
+AlongAxis = Callable[[Tensor, int], Tensor]
+
+
+def axes_of(
+    axes: str, *, pairs: bool = False
+) -> Iterator[tuple[str, Callable[[AlongAxis], Callable[[Tensor], Tensor]]]]:
+    """What a place along each axis is called, and what makes a change along an axis one along it.
+
+    With ``pairs`` batch items and heads are one axis, too, as kernels count their blocks.
+    """
+    for letter in filter(PLACES.get, dict.fromkeys(axes)):
+        yield PLACES[letter], partial(_bound, axis=axis_of(axes, letter), along=_along)
+    if pairs and axes[:2] in ("BH", "BG"):
+        yield "item-head pair", partial(_bound, axis=axis_of(axes, axes[1]), along=_along_pairs)
+
+
+def _bound(change: AlongAxis, *, axis: int, along: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return partial(along, change=change, axis=axis)
+
+
+def _along(result: Tensor, *, change: AlongAxis, axis: int) -> Tensor:
+    return change(result, axis)
+
+
+def _along_pairs(result: Tensor, *, change: AlongAxis, axis: int) -> Tensor:
+    """A change along the heads of all items, of which ``axis`` is that of the heads."""
+    changed = change(result.flatten(axis - 1, axis), axis)
+    pairs: Tensor = changed.unflatten(axis, result.shape[axis - 1 : axis + 1 or None])
+    return pairs

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from .moves import TILES
-from .operator import PLACES, Operator, axis_of
+from .operator import AlongAxis, Operator, axes_of, in_words
 
 # How many places at an end a loop may miss.
 _FEW: Final = (1, 2, 3)
@@ -82,14 +81,17 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
 
 def parts_lost(axes: str) -> Iterator[Operator]:
     """Zeros for a part of the places along each axis of a result."""
-    for letter in filter(PLACES.get, dict.fromkeys(axes)):
-        axis = axis_of(axes, letter)
+    for noun, along in axes_of(axes, pairs=True):
         for words, part in PARTS:
-            change = partial(_lost, axis=axis, part=part)
-            yield Operator(f"zero for {words.format(PLACES[letter])}", change)
+            yield Operator(f"zero for {in_words(words, noun)}", along(filled(part, 0.0)))
 
 
-def _lost(result: Tensor, *, axis: int, part: Part) -> Tensor:
-    count = result.shape[axis]
-    lost = part(torch.arange(count), count)
-    return result.masked_fill(lost.reshape(-1, *(1,) * (-axis - 1)), 0.0)
+def filled(part: Part, number: float) -> AlongAxis:
+    """A number, or a truth value, at each place of a part."""
+
+    def change(result: Tensor, axis: int) -> Tensor:
+        count = result.shape[axis]
+        chosen = part(torch.arange(count), count)
+        return result.masked_fill(chosen.reshape(-1, *(1,) * (-axis - 1)), number)
+
+    return change

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from .moves import TILES
-from .operator import PLACES, Operator, axis_of
-from .parts import PARTS, Part
+from .operator import Operator, axes_of, in_words
+from .parts import PARTS, Part, filled
 
 _OFFSETS: Final = (1, -1, 2, -2)
 _CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
@@ -35,12 +35,11 @@ def tables(axes: str, *, of_places: bool = False) -> Iterator[Operator]:
         return
     for words, change in _CHANGES:
         yield Operator(words, change)
-    for letter in filter(PLACES.get, dict.fromkeys(axes)):
-        axis = axis_of(axes, letter)
+    for noun, along in axes_of(axes, pairs=True):
         for words, part in PARTS:
             for verb, value in (("false", False), ("true", True)):
-                changed = partial(_set, axis=axis, part=part, value=value)
-                yield Operator(f"{verb} for {words.format(PLACES[letter])}", changed)
+                change = along(partial(_set, part=part, value=value))
+                yield Operator(f"{verb} for {in_words(words, noun)}", change)
 
 
 def _moved(result: Tensor, *, offset: int) -> Tensor:
@@ -51,10 +50,8 @@ def _in_tiles(result: Tensor, *, size: int) -> Tensor:
     return result.div(size, rounding_mode="floor") * size
 
 
-def _set(result: Tensor, *, axis: int, part: Part, value: bool) -> Tensor:
-    count = result.shape[axis]
-    if count == 1:
+def _set(table: Tensor, axis: int, *, part: Part, value: bool) -> Tensor:
+    if table.shape[axis] == 1:
         msg = "a table that is the same at every place has no parts"
         raise ValueError(msg)
-    chosen = part(torch.arange(count), count)
-    return result.masked_fill(chosen.reshape(-1, *(1,) * (-axis - 1)), value)
+    return filled(part, value)(table, axis)

@@ -16,7 +16,7 @@ SIZES = golden.Sizes(2, 6, 3, 5, 7, 11, 13)
 SMALL = {"B": 3, "H": 4, "G": 2, "Q": 5, "K": 7, "D": 6, "V": 6, "E": 6, "1": 1}
 # Long enough for each tile and each number of places, and no multiple of any.
 LONG = 131
-BESIDES = {"sizes": SIZES, "scale": 0.3}
+BESIDES = {"sizes": SIZES, "scale": 0.3, "softcap": 2.0, "largest": torch.tensor(1.0)}
 STAGES = [stage for stage in golden.LAYER.stages if stage.axes]
 
 

@@ -94,10 +94,10 @@ def edited(attention: golden.Attention, *edits: golden.Edit) -> golden.Attention
         for name in golden.RESULTS
         if name not in ("key", "value") and (value := getattr(attention, name)) is not run[name]
     }
-    return golden.evaluation_of(_with_every_key(run).edited(*edits, **changed), attention.semantics)
+    return golden.evaluation_of(with_every_key(run).edited(*edits, **changed), attention.semantics)
 
 
-def _with_every_key(run: golden.Run) -> golden.Run:
+def with_every_key(run: golden.Run) -> golden.Run:
     """The run that reads every key, with all its results; remembered: many edits begin with it."""
     remembered = _RUNS.get(run)
     if remembered is None:
