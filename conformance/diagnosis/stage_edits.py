@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final
 
 import torch
@@ -21,6 +22,8 @@ from .mistakes._steps import has_bias, has_causal, has_mask, has_sinks, has_soft
 from .mistakes.named_mistake import IMPOSSIBLE, with_every_key
 
 _PRIMARY: Final = "numerics.golden"
+# Logits of the problems that are run together.
+_MOST_TOGETHER: Final = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ _SEARCHED: Final = (
     Searched("the values of the heads", ("shared_value",), _shares_heads),
     Searched("keys and values", ("turned_key", "given_value")),
     Searched("queries, keys and values", ("query", "turned_key", "given_value")),
+    Searched("the dot products", ("products",)),
     Searched("the scores", ("scores",)),
     Searched("the capped scores", ("capped",), has_softcap),
     Searched("the logits before the mask", ("biased",), has_bias),
@@ -130,41 +134,110 @@ def stage_edits(declaration: Declaration) -> Iterator[NamedMistake]:
     yield from {one.name: one for one in _rewired()}.values()
 
 
-def fitting(edits: Sequence[NamedMistake], answer: BatteryAnswer) -> Iterator[NamedMistake]:
-    """The edits that may make the wrong rows of an answer: what lies far from these is passed over.
+@dataclass(frozen=True, eq=False)
+class Made:
+    """Edits of one run each, with their answers and the rows without keys, along a first axis."""
 
-    Nothing but the result is computed, so this takes a fraction of acting a mistake out.
+    edits: Sequence[NamedMistake]
+    answers: Tensor
+    empty: Tensor
+
+
+def fitting(edits: Sequence[NamedMistake], answer: BatteryAnswer) -> Iterator[NamedMistake]:
+    """The edits that make the wrong rows of an answer: what lies far from these is passed over.
+
+    Operators on one stage are run on together, as many problems of equal sizes: a fraction of the
+    time that acting each mistake out would take.
     """
     run = with_every_key(answer.exact.core.run)
+    possible = [one for one in edits if one.where(answer.inputs)]
     with torch.inference_mode():
-        for one in edits:
-            if one.where(answer.inputs):
-                with suppress(*IMPOSSIBLE):  # what cannot be made here explains no wrong answer
-                    if _may_make(run.edited(*one.edits), answer):
-                        yield one
+        for stages, some in groupby(possible, key=_changed_stages):
+            together = list(some)
+            made = _made_together(run, stages, together) if stages else None
+            for each in made or _made_singly(run, together):
+                yield from _making(answer, each)
 
 
-def _may_make(edited: golden.Run, answer: BatteryAnswer) -> bool:
-    """Whether a run makes the wrong rows of an answer, but for those that it leaves without keys.
+def _changed_stages(one: NamedMistake) -> tuple[str, ...]:
+    """The stages whose results an edit changes; empty where it replaces a rule."""
+    changed = all(edit.change is not None and edit.rule is None for edit in one.edits)
+    return tuple(edit.stage for edit in one.edits) if changed else ()
 
-    The answer of a row without keys is open.
+
+def _made_singly(run: golden.Run, edits: Sequence[NamedMistake]) -> Iterator[Made]:
+    for one in edits:
+        with suppress(*IMPOSSIBLE):  # what cannot be made here explains no wrong answer
+            edited = run.edited(*one.edits)
+            yield Made([one], edited[_answer_of(run)][None], edited["empty"][None])
+
+
+def _answer_of(run: golden.Run) -> str:
+    return "answer" if "answer" in run.program.steps else "output"
+
+
+def _made_together(
+    run: golden.Run, stages: tuple[str, ...], edits: Sequence[NamedMistake]
+) -> list[Made] | None:
+    """The answers of edits of some stages, in few runs; None where these take no further axis."""
+    able: list[NamedMistake] = []
+    results: list[list[Tensor]] = []
+    for one in edits:
+        with suppress(*IMPOSSIBLE):
+            results.append([_changed(run, edit) for edit in one.edits])
+            able.append(one)
+    size = max(1, _MOST_TOGETHER // max(run["logits"].numel(), 1))
+    made: list[Made] = []
+    for start in range(0, len(able), size):
+        some = zip(*results[start : start + size], strict=True)
+        given = dict(zip(stages, map(torch.stack, some), strict=True))
+        try:
+            answers, empty = _answers(run.edited(**given))
+        except IMPOSSIBLE:
+            return None
+        chosen = able[start : start + size]
+        made.append(Made(chosen, answers, empty.expand(len(chosen), *run["empty"].shape)))
+    return made
+
+
+def _changed(run: golden.Run, edit: golden.Edit) -> Tensor:
+    """The result of a stage with a change, in the shape and dtype that it had."""
+    change, result = edit.change or torch.clone, run[edit.stage]
+    besides = (run[name] for name in golden.reads_besides(change))
+    changed: Tensor = change(result, *besides)
+    return changed.to(result.dtype).expand(result.shape)
+
+
+def _answers(together: golden.Run) -> tuple[Tensor, Tensor]:
+    """The answers of a run whose changed results have one more axis in front, and empty rows."""
+    output: Tensor = together["output"]
+    if _answer_of(together) == "output":
+        return output, together["empty"]
+    of_items = together.edited(output=output.flatten(0, 1))["answer"]
+    return of_items.unflatten(0, output.shape[:2]), together["empty"]
+
+
+def _making(answer: BatteryAnswer, made: Made) -> Iterator[NamedMistake]:
+    """The edits whose answers have the wrong rows of another, but for rows left without keys.
+
+    What rows without keys answer is open, unless it is the same.
     """
     exact, output = answer.exact, answer.output
-    made: Tensor = edited["answer" if answer.inputs.is_layer else "output"]
-    if made.shape != output.shape:
-        return False
+    if made.answers.shape[1:] != output.shape:
+        return
     wrong = ~within(output, exact.output, exact.bound).all(dim=-1)
-    emptied = edited["empty"] & ~exact.core.empty
-    if answer.inputs.is_layer:
-        wrong &= ~emptied.any(dim=1)
-    elif emptied.shape == wrong.shape:
-        wrong &= ~emptied
-    got, expected = (one[wrong].nan_to_num(nan=torch.pi) for one in (output, made))
-    if not expected.numel():
-        return False  # open rows prove nothing
     part = model.SAME_READ + model.ACTED_ROOM * torch.finfo(answer.inputs.query.dtype).eps
-    room = part * expected.abs().amax().clamp_min(exact.output.abs().amax())
-    return bool(((got - expected).abs() <= room).all())
+    expected = made.answers.nan_to_num(nan=torch.pi)
+    largest = expected.abs().flatten(1).amax(dim=1).clamp_min(exact.output.abs().amax())
+    room = (part * largest).view(-1, *(1,) * output.dim())
+    off = wrong & ((output.nan_to_num(nan=torch.pi) - expected).abs() > room).any(dim=-1)
+    emptied = made.empty & ~exact.core.empty
+    emptied = emptied.any(dim=2) if answer.inputs.is_layer else emptied
+    same = ~off.flatten(1).any(dim=1)
+    if emptied.shape == off.shape:
+        judged = wrong & ~emptied
+        same |= ~(off & ~emptied).flatten(1).any(dim=1) & judged.flatten(1).any(dim=1)
+    yield from (one for one, fits in zip(made.edits, same.tolist(), strict=True) if fits)
 
 
 def _rewired() -> Iterator[NamedMistake]:

@@ -38,7 +38,7 @@ from .mistaken_answer import (
     listed,
 )
 from .mistakes import NamedMistake, NotExpressible, touches_any
-from .narrowing import Narrowed, made_under
+from .narrowing import MOST_CONDITIONS, Narrowed, made_under
 from .neighbours import OWN, at_unseen_sizes, with_size
 from .search import MistakeSearch, is_special_case
 from .stage_edits import fitting, stage_edits
@@ -53,7 +53,7 @@ MOST_PROPOSED: Final = 6
 # but for one mutant of ``benchmarks/naming.py`` in a hundred.
 SOON: Final = 4
 # So many sources of explanations, the first, give single mistakes: they are plainer than two.
-SIMPLEST: Final = 2
+SIMPLEST: Final = 3
 # Added to the seed of a problem, once for each round, for values that no search has looked at.
 OTHER_VALUES: Final = 7919
 # How often values are drawn that a mistake may change the answer to.
@@ -207,30 +207,40 @@ class StatementSearch:
     def explained(self) -> Iterator[list[Combination]]:
         """What explains every answer and is confirmed, from one source after another.
 
-        Reading is dear: mistakes of the catalogue that are made wherever they can be come before
-        what the plainest answer says, then those under one condition, then what few answers say,
-        last what all of them do.
+        Reading is dear: mistakes of the catalogue, and stages with operators, that are made
+        wherever they can be come before what the plainest answer says, then those under one
+        condition, then what few answers say, last what all of them do.
         """
         yield self._first_confirmed(self._limited, rounds=1)
+        yield self._first_confirmed(self._edited, rounds=1)
         yield self._first_confirmed(partial(self._stated, 1), rounds=1)
         yield self._first_confirmed(self._soon_named)
+        yield self._first_confirmed(partial(self._edited_under, 1), rounds=1)
         yield self._first_confirmed(partial(self._stated, SOON), rounds=1)
         yield self._first_confirmed(self._soon_narrowed, rounds=1)
         yield self._first_confirmed(self._stated)
         yield self._first_confirmed(self._narrowed)
-        yield self._first_confirmed(self._edited, rounds=1)
+        yield self._first_confirmed(partial(self._edited_under, MOST_CONDITIONS))
 
-    def _edited(self) -> Iterator[list[Combination]]:
-        """A stage of the program with an operator, wherever it can be made or under a condition."""
+    @cached_property
+    def _edits(self) -> MistakeSearch:
+        """The search among stages with operators that make the plainest gross error."""
         say_alive()
         declaration, plainest = self.subject.declaration, self._search.observed[0]
-        if plainest.margin <= GROSS or not plainest.fits:
-            return
         every = listed(self.subject, "stage edits", lambda: stage_edits(declaration))
-        edits = self._search.among(list(fitting(every, plainest)))
-        for one in edits.explaining():
+        fits = plainest.margin > GROSS and plainest.fits
+        return self._search.among(list(fitting(every, plainest)) if fits else [])
+
+    def _edited(self) -> Iterator[list[Combination]]:
+        """A stage of the program with an operator, wherever it can be made."""
+        for one in self._edits.explaining():
             yield [(one,)]
-        for narrowed in sorted([*edits.limited(), *edits.narrowed()], key=_length):
+        for narrowed in sorted(self._edits.limited(), key=_length):
+            yield self._exactly([narrowed])
+
+    def _edited_under(self, most: int) -> Iterator[list[Combination]]:
+        """A stage of the program with an operator, under so many conditions at most."""
+        for narrowed in sorted(self._edits.narrowed(most), key=_length):
             yield self._exactly([narrowed])
 
     def _stated(self, most: int | None = None) -> Iterator[list[Combination]]:
@@ -314,7 +324,7 @@ class StatementSearch:
         self._around.clear()
         self._rounds += 1
         self._earlier = self._search
-        for name in ("_unseen", "_search"):
+        for name in ("_unseen", "_search", "_edits"):
             self.__dict__.pop(name, None)
 
     def _is_confirmed(self, made: Combination) -> bool:

@@ -10,7 +10,7 @@ from functools import cache
 
 from .functions import functions
 from .moves import moves, sums
-from .numbers import multiples
+from .numbers import SIZES, multiples
 from .operator import Operator
 from .paddings import paddings
 from .parts import parts_lost
@@ -27,6 +27,7 @@ OF_PLACES = frozenset({"positions", "ahead"})
 __all__ = [
     "OF_PLACES",
     "OF_TABLES",
+    "SIZES",
     "Operator",
     "functions",
     "moves",

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from examples import CLAUSES, core, problem
 from torch import Tensor
 from torch.nn import functional
 
 import conformance
+from candidates.eager import Answer, Call, EagerCore
 from conformance.clauses.subject import Subject
 from conformance.declare.promises import declare
 from conformance.diagnosis.diagnostician import Diagnostician
@@ -81,6 +83,49 @@ def test_a_stage_with_an_operator_is_named(candidate: conformance.Candidate, tex
     entry, *others = Diagnostician(Subject(candidate, "float32")).explain()
     assert (entry["text"], others) == (text, [])
     assert entry["fix"].startswith(("take the ", "make the "))
+
+
+class PaddedWithTheCap(EagerCore):
+    """Keys that fill up the last tile of 16 have minus the softcap as their logit, and no value."""
+
+    def attend(self, call: Call) -> Answer:
+        """Right without a softcap, and where keys are hidden."""
+        if call.softcap is None or self.allowed(call) is not None:
+            return super().attend(call)
+        heads, length = call.query.shape[1], call.key.shape[2]
+        logits = self.logits(call, self.share(call.key, heads))
+        padded = functional.pad(logits, (0, -length % 16), value=-call.softcap)
+        weights = padded.softmax(-1)[..., :length]
+        output = weights @ self.share(call.value, heads)
+        return (output, weights) if call.return_weights else output
+
+
+def test_returned_weights_are_those_of_the_mistake() -> None:
+    """A clause that judges them fails as the candidate does, so that it gets the name."""
+    candidate = core(PaddedWithTheCap(), causal=None, features=["softcap", "weights"])
+    diagnostician = Diagnostician(Subject(candidate, "float32"))
+    (entry,) = diagnostician.explain(CLAUSES["shape.weights"], problem(softcap=1.5))
+    assert entry["text"] == (
+        "the sums of the exponentials are made with a logit of minus the softcap for each key that "
+        "fills up the last tile of 16 (only without a mask and with a softcap)"
+    )
+
+
+def test_pairs_of_item_and_head_are_counted_as_kernels_count_their_blocks() -> None:
+    """An odd number of heads of all items, taken two at a time, loses the last one."""
+
+    class SlicesOfTwo(EagerCore):
+        """Slices of two heads, counted over all items; the number of slices is rounded down."""
+
+        def mix(self, weights: Tensor, value: Tensor) -> Tensor:
+            """The weighted values of whole slices."""
+            mixed = super().mix(weights, value)
+            pairs = mixed.shape[0] * mixed.shape[1]
+            kept = torch.arange(pairs) < pairs // 2 * 2
+            return mixed * kept.view(*mixed.shape[:2], 1, 1)
+
+    (entry,) = Diagnostician(Subject(core(SlicesOfTwo()), "float32")).explain()
+    assert entry["text"] == "the weights are zero for item-head pairs past whole tiles of 2"
 
 
 def test_every_stage_is_searched_once_with_each_operator() -> None:

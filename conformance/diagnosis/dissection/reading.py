@@ -23,6 +23,7 @@ from torch import Tensor
 from ..._golden import golden
 from ...base.geometry import Geometry
 from ...clauses.subject import Subject
+from ...operators import SIZES
 from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..agreement import within
@@ -287,30 +288,6 @@ _CONSTANTS: Final[tuple[tuple[str, float], ...]] = (
     ("ln 2", math.log(2.0)),
     ("1/ln 2", 1.0 / math.log(2.0)),
 )
-_SIZES: Final[tuple[tuple[str, Callable[[Geometry], int]], ...]] = (
-    ("the head size", lambda sizes: sizes.head_size),
-    ("one more than the head size", lambda sizes: sizes.head_size + 1),
-    ("one less than the head size", lambda sizes: sizes.head_size - 1),
-    ("twice the head size", lambda sizes: 2 * sizes.head_size),
-    ("the root of the head size, rounded down", lambda sizes: math.isqrt(sizes.head_size)),
-    (
-        "the root of the head size, rounded up",
-        lambda sizes: math.isqrt(max(sizes.head_size - 1, 0)) + 1,
-    ),
-    ("the value head size", lambda sizes: sizes.value_head_size),
-    ("the number of heads", lambda sizes: sizes.num_heads),
-    ("the number of key/value heads", lambda sizes: sizes.num_kv_heads),
-    ("the number of keys", lambda sizes: sizes.key_length),
-    ("the number of queries", lambda sizes: sizes.query_length),
-    ("the batch size", lambda sizes: sizes.batch),
-    ("the width of all heads", lambda sizes: sizes.num_heads * sizes.head_size),
-    ("the width of all key/value heads", lambda sizes: sizes.num_kv_heads * sizes.head_size),
-    ("the group size", lambda sizes: sizes.num_heads // max(sizes.num_kv_heads, 1)),
-    (
-        "the width of the heads of a group",
-        lambda sizes: sizes.head_size * (sizes.num_heads // max(sizes.num_kv_heads, 1)),
-    ),
-)
 _POWERS: Final = ((0.5, "√({})"), (-0.5, "1/√({})"), (1.0, "{}"), (-1.0, "1/{}"))
 # Logits of long sequences are multiplied by the logarithm of their length (Su, 2021).
 _LOGARITHMS: Final = ("the number of keys", "the number of queries")
@@ -326,7 +303,7 @@ def numbers(read: float, sizes: Geometry, same: float) -> Iterator[Number]:
         return abs(value - read) <= 2.0 * same * abs(value)
 
     yield from (_constant(words, value) for words, value in _CONSTANTS if near(value))
-    for words, size in _SIZES:
+    for words, size in SIZES:
         for power, form in _POWERS:
             for sign in (1.0, -1.0):
                 if size(sizes) > 1 and near(sign * math.pow(size(sizes), power)):
