@@ -114,7 +114,7 @@ def _of_heads(point: Semantics) -> Iterator[Edit]:
         )
     if point.group_order == "tile":
         yield Edit("shared_key", lambda turned_key, sizes: _tiled(turned_key, sizes))
-        yield Edit("shared_value", lambda given_value, sizes: _tiled(given_value, sizes))
+        yield Edit("shared_value", lambda value_heads, sizes: _tiled(value_heads, sizes))
 
 
 def _tiled(heads: Tensor, sizes: Sizes) -> Tensor:

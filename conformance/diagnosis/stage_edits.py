@@ -64,10 +64,10 @@ _SEARCHED: Final = (
     Searched("the keys", ("turned_key",)),
     Searched("the keys of the heads", ("shared_key",), _shares_heads),
     Searched("queries and keys", ("query", "turned_key")),
-    Searched("the values", ("given_value",)),
+    Searched("the values", ("value_heads",)),
     Searched("the values of the heads", ("shared_value",), _shares_heads),
-    Searched("keys and values", ("turned_key", "given_value")),
-    Searched("queries, keys and values", ("query", "turned_key", "given_value")),
+    Searched("keys and values", ("turned_key", "value_heads")),
+    Searched("queries, keys and values", ("query", "turned_key", "value_heads")),
     Searched("the dot products", ("products",)),
     Searched("the scores", ("scores",)),
     Searched("the capped scores", ("capped",), has_softcap),
@@ -160,9 +160,10 @@ def fitting(edits: Sequence[NamedMistake], answer: BatteryAnswer) -> Iterator[Na
 
 
 def _changed_stages(one: NamedMistake) -> tuple[str, ...]:
-    """The stages whose results an edit changes; empty where it replaces a rule."""
+    """The stages whose results an edit changes; empty where these take no axis in front."""
     changed = all(edit.change is not None and edit.rule is None for edit in one.edits)
-    return tuple(edit.stage for edit in one.edits) if changed else ()
+    stages = tuple(edit.stage for edit in one.edits)
+    return stages if changed and "positions" not in stages else ()
 
 
 def _made_singly(run: golden.Run, edits: Sequence[NamedMistake]) -> Iterator[Made]:
@@ -189,15 +190,21 @@ def _made_together(
     size = max(1, _MOST_TOGETHER // max(run["logits"].numel(), 1))
     made: list[Made] = []
     for start in range(0, len(able), size):
-        some = zip(*results[start : start + size], strict=True)
-        given = dict(zip(stages, map(torch.stack, some), strict=True))
+        chosen, some = able[start : start + size], zip(*results[start : start + size], strict=True)
+        given = {stage: _stacked(stage, each) for stage, each in zip(stages, some, strict=True)}
+        shape = (len(chosen), *run["scores_shape"])
         try:
-            answers, empty = _answers(run.edited(**given))
+            answers, empty = _answers(run.edited(**given, scores_shape=shape))
         except IMPOSSIBLE:
             return None
-        chosen = able[start : start + size]
         made.append(Made(chosen, answers, empty.expand(len(chosen), *run["empty"].shape)))
     return made
+
+
+def _stacked(stage: str, results: Sequence[Tensor]) -> Tensor:
+    """Results of one stage along an axis in front of batch items and heads."""
+    lacking = {"QK": (1, 1), "H": (1,)}.get(_AXES[stage], ())
+    return torch.stack(list(results)).unflatten(0, (len(results), *lacking))
 
 
 def _changed(run: golden.Run, edit: golden.Edit) -> Tensor:

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any
 
 import pytest
 import torch
-from examples import CLAUSES, core, problem
+from examples import CLAUSES, core, layer, plan, problem
 from torch import Tensor
 from torch.nn import functional
 
 import conformance
-from candidates.eager import Answer, Call, EagerCore
+from candidates.eager import Answer, Call, EagerCore, EagerLayer
 from conformance.clauses.subject import Subject
 from conformance.declare.promises import declare
 from conformance.diagnosis.diagnostician import Diagnostician
-from conformance.diagnosis.stage_edits import stage_edits
+from conformance.diagnosis.mistakes.named_mistake import with_every_key
+from conformance.diagnosis.stage_edits import (
+    _answer_of,
+    _changed_stages,
+    _made_singly,
+    _made_together,
+    stage_edits,
+)
+from conformance.oracle.oracle import core_of, evaluate
 
 
 def wrong(
@@ -126,6 +135,36 @@ def test_pairs_of_item_and_head_are_counted_as_kernels_count_their_blocks() -> N
 
     (entry,) = Diagnostician(Subject(core(SlicesOfTwo()), "float32")).explain()
     assert entry["text"] == "the weights are zero for item-head pairs past whole tiles of 2"
+
+
+@pytest.mark.parametrize(
+    ("candidate", "options"),
+    [
+        (core(EagerCore()), {"causal": True, "window": (1, 1)}),
+        (core(EagerCore()), {"mask": plan("dense", "bias", finite_bias=True), "softcap": 1.5}),
+        (layer(EagerLayer), {"mask": plan("dense", "keep")}),
+    ],
+    ids=["tables", "numbers", "layer"],
+)
+def test_edits_that_are_run_together_answer_as_each_alone(
+    candidate: conformance.Candidate, options: dict[str, Any]
+) -> None:
+    """One more axis in front of batch items changes no answer, and every stage changes some."""
+    inputs = Subject(candidate, "float32").inputs(problem(num_kv_heads=2, num_heads=4, **options))
+    run = with_every_key(core_of(evaluate(inputs, conformance.Semantics())).run)
+    edits = [one for one in stage_edits(candidate.declaration) if one.where(inputs)]
+    compared = 0
+    with torch.inference_mode():
+        for stages, some in groupby(edits, key=_changed_stages):
+            chosen = list(some)[::7]
+            alone = {id(each.edits[0]): each for each in _made_singly(run, chosen)}
+            answers = torch.cat([each.answers for each in alone.values()])
+            assert not bool((answers == run[_answer_of(run)]).all()), stages
+            for made in (stages and _made_together(run, stages, chosen)) or ():
+                for edit, answer in zip(made.edits, made.answers, strict=True):
+                    torch.testing.assert_close(answer, alone[id(edit)].answers[0], equal_nan=True)
+                    compared += 1
+    assert compared > len(edits) / 20
 
 
 def test_every_stage_is_searched_once_with_each_operator() -> None:
