@@ -43,6 +43,11 @@ def _has_numbers(inputs: Inputs) -> bool:
     return inputs.bias is not None
 
 
+def _counts_places(inputs: Inputs) -> bool:
+    limited = inputs.causal or inputs.window is not None
+    return limited or inputs.point.alibi or inputs.point.rotary != "none"
+
+
 def _shares_heads(inputs: Inputs) -> bool:
     return inputs.geometry.num_heads != inputs.geometry.num_kv_heads
 
@@ -53,8 +58,8 @@ _SEARCHED: Final = (
     Searched("the projected queries", ("projected_query",), of="layer"),
     Searched("the projected keys", ("projected_key",), of="layer"),
     Searched("the projected values", ("projected_value",), of="layer"),
-    Searched("the places that queries are counted at", ("positions",)),
-    Searched("the distances from query to key", ("ahead",)),
+    Searched("the places that queries are counted at", ("positions",), _counts_places),
+    Searched("the distances from query to key", ("ahead",), _counts_places),
     Searched("the mask", ("by_mask",), has_mask),
     Searched("the causal table", ("by_causality",), has_causal),
     Searched("the table of the window", ("by_window",), has_window),
