@@ -167,8 +167,10 @@ class Diagnostician:
             self.explanations.extend(self._of_all)
             entries = self._entries(self.explanations, clause, problem)
         if not entries and clause is not None and not self.anything_wrong:
-            judged = returned_weights.asks_for_weights(clause, problem)
-            entries = self._returned_weights if judged else []
+            asked = problem is not None and returned_weights.asks_for_weights(
+                self.subject, clause, problem
+            )
+            entries = self._returned_weights if asked else []
         searched = problem is None or problem == self._searched
         if not entries and problem is not None and not searched and self._searches_left(shown):
             near = self._search_near(problem)

@@ -31,6 +31,7 @@ from ..targets.target_strings import split_target
 from ..tolerance import model
 from .agreement import BatteryAnswer
 from .battery import answer_to, plain_problem
+from .conditions import CONDITIONS
 from .neighbours import OWN, neighbours, with_size
 
 # The clause that compares inputs before and after a call.
@@ -268,6 +269,14 @@ def _earlier_calls(subject: Subject, problem: Problem) -> Iterator[tuple[str, Pr
     if shorter is not None and sizes.key_length > 1:  # no fewer keys than queries may be asked
         shorter = with_size(subject, shorter, "key_length", sizes.key_length // 2)
         yield from [] if shorter is None else [("fewer queries and keys", shorter)]
+    own = subject.inputs(problem)
+    for other in neighbours(subject, problem, (OWN,)):
+        inputs = subject.inputs(other)
+        options = (one for one in CONDITIONS if one.sizes is None)
+        told = (one for one in options if one.holds(inputs) and not one.holds(own))
+        option = next((one.words for one in told if one.words.startswith("with ")), "")
+        if option:
+            yield option.removeprefix("with "), other
 
 
 def order_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:

@@ -209,7 +209,8 @@ def _made_together(
 def _stacked(stage: str, results: Sequence[Tensor]) -> Tensor:
     """Results of one stage along an axis in front of batch items and heads."""
     lacking = {"QK": (1, 1), "H": (1,)}.get(_AXES[stage], ())
-    return torch.stack(list(results)).unflatten(0, (len(results), *lacking))
+    stacked: Tensor = torch.stack(list(results)).unflatten(0, (len(results), *lacking))
+    return stacked
 
 
 def _changed(run: golden.Run, edit: golden.Edit) -> Tensor:

@@ -124,6 +124,23 @@ def diagnosis(text: str, folder: Path) -> dict[str, Any]:
     raise AssertionError
 
 
+SCALED = """
+@conformance.core(causal=None, features=["scale"], masks=[])
+def attend(query, key, value, *, scale=None):
+    own = scale or KEPT.get("scale", query.shape[-1] ** -0.5)
+    if scale is not None:
+        KEPT["scale"] = 3.0 * scale
+    return (query @ key.mT * own).softmax(-1) @ value
+"""
+
+
+def test_what_a_call_with_another_option_leaves_is_said(tmp_path: Path) -> None:
+    """Calls behind one with an option of its own are wrong, which no size explains."""
+    entry = diagnosis(SCALED, tmp_path)
+    assert entry["name"] == "state: something of an earlier call with a scale of the call"
+    assert entry["after"]["problem"]["scale"] is not None
+
+
 def test_mask_kept_by_the_number_of_queries(tmp_path: Path) -> None:
     """A mask that is kept for calls with as many queries is told with the call that makes it."""
     entry = diagnosis(MASKS, tmp_path)

@@ -39,15 +39,14 @@ _HEADS: Final = 1
 OF_WEIGHTS: Final = "gradients.weights"
 # The kind of violation of a tensor that has another shape than it should.
 SHAPE: Final = "shape"
-# The clause that judges returned weights whatever the problem asks for.
-RETURNS_WEIGHTS: Final = "shape.weights"
 Change = Callable[[Tensor], Tensor]
 Values = Callable[["Returned"], Tensor]
 
 
-def asks_for_weights(clause: Clause, problem: Problem | None) -> bool:
-    """Whether a clause judges the weights that are returned."""
-    return clause.id == RETURNS_WEIGHTS or (problem is not None and problem.return_weights)
+def asks_for_weights(subject: Subject, clause: Clause, problem: Problem) -> bool:
+    """Whether some call of a clause asks for the weights."""
+    answers, refused = answers_with_weights(subject, clause, problem)
+    return bool(answers or refused)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
