@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby
+from functools import cache
+from itertools import chain, groupby
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from .._golden import golden
-from ..declare.declaration import Declaration
 from ..operators import operators
 from ..problems.inputs import Inputs
 from ..tolerance import model
@@ -85,6 +85,8 @@ _SEARCHED: Final = (
     Searched("the merged heads", ("merged",), of="layer"),
     Searched("the answer", ("answer",), of="layer"),
 )
+# Numbers that these are multiplied by are those of the scores.
+_BEFORE_SCORES: Final = (("query",), ("turned_key",), ("shared_key",), ("products",))
 _SINGULAR: Final = (
     "the mask",
     "the causal table",
@@ -128,15 +130,15 @@ _SAID: Final = {
 }
 
 
-def stage_edits(declaration: Declaration) -> Iterator[NamedMistake]:
-    """Every stage with every operator, as mistakes of a candidate with a declaration.
+@cache
+def stage_edits(kind: str) -> tuple[NamedMistake, ...]:
+    """Every stage with every operator, as mistakes of candidates of a kind.
 
     And every stage that reads another result in place of one that it should read.
     """
-    for one in _SEARCHED:
-        if one.of in ("", declaration.kind):
-            yield from _edits_of(one)
-    yield from {one.name: one for one in _rewired()}.values()
+    searched = (one for one in _SEARCHED if one.of in ("", kind))
+    rewired = {one.name: one for one in _rewired()}
+    return (*chain.from_iterable(map(_edits_of, searched)), *rewired.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,11 +263,14 @@ def _rewired() -> Iterator[NamedMistake]:
             if order.index(other) >= order.index(stage.name):
                 continue
             words = f"made with {_SAID[other]} in place of {_SAID[name]}"
+            sentence = f"{noun} {_verb(noun)} {words}"
+            if len(names) == 1:
+                sentence = f"{_SAID[other]} {_verb(_SAID[other])} used in place of {_SAID[name]}"
             read = tuple(other if each == name else each for each in names)
             yield NamedMistake(
                 name=f"{noun.removeprefix('the ')}: {words}",
                 primary=_PRIMARY,
-                sentence=f"{noun} {_verb(noun)} {words}",
+                sentence=sentence,
                 fix=f"make {noun} with {_SAID[name]}",
                 edits=(golden.Edit(stage.name, golden.Rewired(stage.rule, read)),),
                 where=_where(names, read),
@@ -295,7 +300,7 @@ def _in_place_of(name: str) -> Iterator[str]:
 
 def _edits_of(searched: Searched) -> Iterator[NamedMistake]:
     noun, last = searched.noun, searched.stages[-1]
-    for operator in operators(last, _AXES[last]):
+    for operator in operators(last, _AXES[last], multiplied=searched.stages not in _BEFORE_SCORES):
         yield NamedMistake(
             name=f"{noun.removeprefix('the ')}: {operator.words}",
             primary=_PRIMARY,

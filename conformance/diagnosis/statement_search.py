@@ -35,7 +35,6 @@ from .mistaken_answer import (
     DiagnosedSubject,
     MistakenAnswer,
     act,
-    listed,
 )
 from .mistakes import NamedMistake, NotExpressible, touches_any
 from .narrowing import MOST_CONDITIONS, Narrowed, made_under
@@ -226,8 +225,7 @@ class StatementSearch:
     def _edits(self) -> MistakeSearch:
         """The search among stages with operators that make the plainest gross error."""
         say_alive()
-        declaration, plainest = self.subject.declaration, self._search.observed[0]
-        every = listed(self.subject, "stage edits", lambda: stage_edits(declaration))
+        plainest, every = self._search.observed[0], stage_edits(self.subject.declaration.kind)
         fits = plainest.margin > GROSS and plainest.fits
         return self._search.among(list(fitting(every, plainest)) if fits else [])
 

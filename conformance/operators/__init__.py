@@ -40,18 +40,21 @@ __all__ = [
 
 
 @cache
-def operators(stage: str, axes: str) -> tuple[Operator, ...]:
-    """Every operator that is usable at a stage with some axes, such as "BHQK"."""
-    return tuple(_operators(stage, axes))
+def operators(stage: str, axes: str, *, multiplied: bool = True) -> tuple[Operator, ...]:
+    """Every operator that is usable at a stage with some axes, such as "BHQK".
+
+    Without those that multiply by a number where a later stage is ``multiplied`` in its place.
+    """
+    return tuple(_operators(stage, axes, multiplied=multiplied))
 
 
-def _operators(stage: str, axes: str) -> Iterator[Operator]:
+def _operators(stage: str, axes: str, *, multiplied: bool) -> Iterator[Operator]:
     if stage in OF_TABLES or stage in OF_PLACES:
         yield from tables(axes, of_places=stage in OF_PLACES)
         yield from moves(axes)
     else:
         yield from functions(axes)
-        yield from multiples(axes)
+        yield from multiples(axes) if multiplied else ()
         yield from moves(axes)
         yield from sums(axes)
         yield from parts_lost(axes)

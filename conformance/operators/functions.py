@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -18,7 +17,6 @@ _MOST_EXPONENT: Final = 700.0
 _OF_EACH: Final[tuple[tuple[str, Function], ...]] = (
     ("left at zero", torch.zeros_like),
     ("one each", torch.ones_like),
-    ("negated", torch.neg),
     ("without their sign", torch.abs),
     ("squared", torch.square),
     ("cubed", lambda t: t**3),
@@ -42,10 +40,6 @@ _OF_EACH: Final[tuple[tuple[str, Function], ...]] = (
     ("rounded down", torch.floor),
     ("cut to whole numbers", torch.trunc),
     ("taken as truth values", lambda t: (t != 0).double()),
-    ("doubled", lambda t: 2.0 * t),
-    ("halved", lambda t: 0.5 * t),
-    ("multiplied by log2(e)", lambda t: t / math.log(2.0)),
-    ("multiplied by ln(2)", lambda t: t * math.log(2.0)),
     ("with one added", lambda t: t + 1.0),
     ("with one taken off", lambda t: t - 1.0),
     ("taken off one", lambda t: 1.0 - t),

@@ -17,17 +17,8 @@ TILES: Final = (2, 4, 8, 16, 32, 64, 128)
 
 
 def _from(order: Order) -> Callable[[Tensor, int], Tensor]:
-    """Place i holds what stands at ``order(count)[i]``; ValueError where that moves nothing."""
-
-    def moved(result: Tensor, axis: int) -> Tensor:
-        count = result.shape[axis]
-        places = order(count)
-        if torch.equal(places, torch.arange(count)):
-            msg = f"nothing is moved among {count} places"
-            raise ValueError(msg)
-        return result.index_select(axis % result.dim(), places)
-
-    return moved
+    """Place i holds what stands at ``order(count)[i]``."""
+    return lambda result, axis: result.index_select(axis % result.dim(), order(result.shape[axis]))
 
 
 def _partner(partner: Callable[[Tensor], Tensor]) -> Order:

@@ -49,13 +49,28 @@ _POWERS: Final = (
 )
 
 
+_NUMBERS: Final = (
+    ("negated", -1.0),
+    ("doubled", 2.0),
+    ("halved", 0.5),
+    ("multiplied by log2(e)", 1.0 / math.log(2.0)),
+    ("multiplied by ln(2)", math.log(2.0)),
+)
+
+
 def multiples(_axes: str) -> Iterator[Operator]:
-    """Results, whatever their axes, multiplied or divided by a size, its root, or the scale."""
+    """Results, whatever their axes, multiplied by a number, a size, its root or the scale."""
+    for words, number in _NUMBERS:
+        yield Operator(words, partial(_times_number, number=number))
     for noun, size in SIZES:
         for words, power in _POWERS:
             yield Operator(f"{words} {noun}", partial(_times, size=size, power=power))
     yield Operator("multiplied by the scale", lambda result, scale: result * scale)
     yield Operator("divided by the scale", lambda result, scale: result / scale)
+
+
+def _times_number(result: Tensor, *, number: float) -> Tensor:
+    return number * result
 
 
 def _times(result: Tensor, sizes: golden.Sizes, *, size: Sized, power: float) -> Tensor:

@@ -29,7 +29,6 @@ def tables(axes: str, *, of_places: bool = False) -> Iterator[Operator]:
             yield Operator(words, partial(_moved, offset=offset))
         yield Operator("negated", torch.neg)
         yield Operator("without their sign", torch.abs)
-        yield Operator("all zero", torch.zeros_like)
         for size in TILES:
             yield Operator(f"counted in tiles of {size}", partial(_in_tiles, size=size))
         return

@@ -16,7 +16,6 @@ from torch.nn import functional
 import conformance
 from candidates.eager import Answer, Call, EagerCore, EagerLayer
 from conformance.clauses.subject import Subject
-from conformance.declare.promises import declare
 from conformance.diagnosis.diagnostician import Diagnostician
 from conformance.diagnosis.mistakes.named_mistake import with_every_key
 from conformance.diagnosis.stage_edits import (
@@ -152,7 +151,7 @@ def test_edits_that_are_run_together_answer_as_each_alone(
     """One more axis in front of batch items changes no answer, and every stage changes some."""
     inputs = Subject(candidate, "float32").inputs(problem(num_kv_heads=2, num_heads=4, **options))
     run = with_every_key(core_of(evaluate(inputs, conformance.Semantics())).run)
-    edits = [one for one in stage_edits(candidate.declaration) if one.where(inputs)]
+    edits = [one for one in stage_edits(candidate.kind) if one.where(inputs)]
     compared = 0
     with torch.inference_mode():
         for stages, some in groupby(edits, key=_changed_stages):
@@ -171,8 +170,6 @@ def test_edits_that_are_run_together_answer_as_each_alone(
 
 def test_every_stage_is_searched_once_with_each_operator() -> None:
     """Names tell edits apart; layers have stages besides those of cores."""
-    cores, layers = (
-        [edit.name for edit in stage_edits(declare(kind))] for kind in ("core", "layer")
-    )
+    cores, layers = ([edit.name for edit in stage_edits(kind)] for kind in ("core", "layer"))
     assert len(cores) == len(set(cores))
     assert set(cores) < set(layers)
