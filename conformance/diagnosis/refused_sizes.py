@@ -78,7 +78,6 @@ _MIDDLE: Final = {
 }
 _SMALL: Final = (1, 1, 2, 3, 4, 5, 6)
 _DRAWN: Final = 24
-_SEED: Final = 8
 # A declaration is proposed only where calls of so many sizes were answered rightly.
 _JUDGED: Final = 3
 _MOST_JUDGED: Final = 12

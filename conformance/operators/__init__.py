@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from .functions import functions
-from .moves import moves, sums
+from .moves import layouts, moves, sums
 from .numbers import SIZES, multiples
 from .operator import Operator
 from .paddings import paddings
@@ -58,5 +58,6 @@ def _operators(stage: str, axes: str, *, multiplied: bool) -> Iterator[Operator]
         yield from moves(axes)
         yield from sums(axes)
         yield from parts_lost(axes)
+        yield from layouts(axes)
         if stage == "total":
             yield from paddings()

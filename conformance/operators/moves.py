@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice, permutations
 from typing import Final
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from .operator import Operator, axes_of, in_words
+from .._golden import golden
+from .operator import PLACES, Operator, axes_of, axis_of, in_words
 
 Order = Callable[[int], Tensor]
 # Sizes of tiles that loops of kernels have.
@@ -54,6 +57,22 @@ def _modulo(size: int) -> Order:
     return lambda count: torch.arange(count) % size
 
 
+def _in_tiles(order: Order, size: int) -> Order:
+    """Whole tiles in some order, as pages that a table names wrongly; the last may be smaller."""
+
+    def of(count: int) -> Tensor:
+        tiles = torch.arange(count).split(size)
+        return torch.cat([tiles[i] for i in order(len(tiles)).tolist()])
+
+    return of
+
+
+_ORDERS_OF_TILES: Final[tuple[tuple[str, Order], ...]] = (
+    ("in the reverse order", lambda count: torch.arange(count).flip(0)),
+    ("of which the last comes first", lambda count: torch.arange(count).roll(1)),
+    ("of which the first comes last", lambda count: torch.arange(count).roll(-1)),
+    ("exchanged in pairs", _partner(lambda own: own ^ 1)),
+)
 # In words of which the place is named by ``{}``; the plainest first.
 _ORDERS: Final[tuple[tuple[str, Order], ...]] = (
     ("those of the first {}", lambda count: torch.zeros(count, dtype=torch.int64)),
@@ -95,6 +114,45 @@ def moves(axes: str) -> Iterator[Operator]:
             yield Operator(in_words(words, noun), along(_from(order)))
     if axes.endswith("QK"):
         yield Operator("those of queries and keys exchanged", _transposed)
+    if "H" in axes[:2]:
+        in_turns = partial(_in_turns, axis=axis_of(axes, "H"))
+        yield Operator("those of the head dealt out in turns over the groups", in_turns)
+
+
+def layouts(axes: str) -> Iterator[Operator]:
+    """Tiles along each axis in another order, and the memory of heads with axes in another one.
+
+    As pages that a table names wrongly, and as a view where a transpose is meant.
+    """
+    for noun, along in axes_of(axes):
+        for words, order in _ORDERS_OF_TILES:
+            for size in TILES:
+                said = in_words(f"with tiles of {size} {{}}s {words}", noun)
+                yield Operator(said, along(_from(_in_tiles(order, size))))
+    if axes[-1] not in "DV":
+        return
+    names = [in_words("{}s", PLACES[letter]) for letter in axes]
+    own = ", ".join(names)
+    for axis_order in islice(permutations(range(4)), 1, None):
+        other = ", ".join(names[axis] for axis in axis_order)
+        view, back = (partial(each, order=axis_order) for each in (_viewed, _read_back))
+        yield Operator(f"laid out as {other} and read as {own}", view)
+        yield Operator(f"laid out as {own} and read as {other}", back)
+
+
+def _viewed(result: Tensor, *, order: tuple[int, ...]) -> Tensor:
+    return result.permute(order).reshape(result.shape)
+
+
+def _read_back(result: Tensor, *, order: tuple[int, ...]) -> Tensor:
+    shape = [result.shape[axis] for axis in order]
+    return result.reshape(shape).permute([order.index(axis) for axis in range(len(order))])
+
+
+def _in_turns(result: Tensor, sizes: golden.Sizes, *, axis: int) -> Tensor:
+    """The head ``g * Hkv + j`` in the place of ``j * G + g``, G of them a group."""
+    heads = torch.arange(sizes.num_heads).reshape(-1, sizes.num_kv_heads).T.flatten()
+    return result.index_select(axis % result.dim(), heads)
 
 
 def sums(axes: str) -> Iterator[Operator]:

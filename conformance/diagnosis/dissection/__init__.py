@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from functools import cached_property, partial
-from itertools import chain, product
+from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -50,9 +50,7 @@ from .changed_logits import (
     clamped_logit_statements,
     lost_row_statements,
     pair_statements,
-    raised_logit_statements,
     shift_statements,
-    temperature_statements,
 )
 from .comparisons import (
     comparison_statements,
@@ -60,11 +58,8 @@ from .comparisons import (
     tiled_window_statements,
 )
 from .denominators import sink_statements, sum_statements
-from .formulas import formula_statements, loop_statements, scale_statements
 from .influence import (
-    exchanged_weight_statements,
     lost_cache_statements,
-    turned_weight_statements,
 )
 from .layer_weights import MOST_KEYS_OF_LAYERS, read_layer
 from .layers import (
@@ -79,16 +74,14 @@ from .layers import (
     with_mistake,
 )
 from .logits import fitted_scales, logit_statements, two_softmax_statements
+from .loops import loop_statements
 from .operands import source_statements
 from .projections import ValuePath
 from .reading import MOST_KEYS, Reading, read, readable, together
 from .sources import (
     cached_head_statements,
     layer_head_statements,
-    moved_value_statements,
-    operand_statements,
     shared_head_statements,
-    value_statements,
 )
 from .tiles import tile_statements
 from .visibility import (
@@ -96,14 +89,6 @@ from .visibility import (
     table_statements,
     visibility_statements,
     zeroed_token_statements,
-)
-from .weight_functions import (
-    dropped_weight_statements,
-    gated_answer_statements,
-    lowest_added_statements,
-    repeated_key_statements,
-    share_statements,
-    weight_statements,
 )
 
 # Numbers of keys that tell tiles apart: an answer of each range is read.
@@ -132,32 +117,20 @@ OF_WEIGHTS: Final = (
     visibility_statements,
     comparison_statements,
     lost_cache_statements,
-    repeated_key_statements,
     additive_mask_statements,
     clamped_bias_statements,
     misplaced_bias_statements,
     sink_statements,
-    weight_statements,
-    share_statements,
-    dropped_weight_statements,
-    raised_logit_statements,
     clamped_logit_statements,
-    turned_weight_statements,
-    exchanged_weight_statements,
     sum_statements,
     tile_statements,
     loop_statements,
     logit_statements,
-    formula_statements,
-    scale_statements,
-    temperature_statements,
     head_statements,
     two_softmax_statements,
 )
 # Cores whose heads are turned, too: of a layer another says it.
 OF_CORES: Final = (*OF_WEIGHTS, query_and_key_statements)
-# What says more of weights that the former cannot say anything of, and takes longer.
-OF_OPERANDS: Final = (shared_head_statements, operand_statements)
 
 
 class StatementReader:
@@ -234,13 +207,13 @@ class StatementReader:
                 said += [] if self._slopes_read else _slopes(self.subject, reading, self.known)
                 self._slopes_read = True
                 said += self._by_place(reading)
-            said += [*head_answer_statements(answer), *gated_answer_statements(answer)]
+            said += head_answer_statements(answer)
             said += [*shift_statements(answer), *alike_row_statements(answer)]
-            said += [*added_number_statements(answer), *lowest_added_statements(answer)]
+            said += added_number_statements(answer)
             return [*said, *zeroed_token_statements(inputs)]
         said = [*self._layers.statements(inputs), *layer_answer_statements(answer)]
         said += self._by_place(*self._layers.last) if self._layers.last else ()
-        said += [*head_answer_statements(answer), *gated_answer_statements(answer)]
+        said += head_answer_statements(answer)
         said += shift_statements(answer)
         if self._heads_left and not inputs.past:  # it takes a while, and few answers suffice
             self._heads_left -= 1
@@ -379,18 +352,11 @@ def statements(
 
 
 def _of_reading(reading: Reading, of_weights: Sequence[NamedMistake]) -> Iterator[NamedMistake]:
-    """Statements about the weights, the answer, or both where both are wrong."""
+    """Statements about the weights, or about heads that share keys and values."""
     if reading.explained:
         yield from of_weights
-    if not of_weights or not reading.explained:
-        yield from chain.from_iterable(proposer(reading) for proposer in OF_OPERANDS)
-    elif reading.call.inputs.past:  # of what is cached weights say too little
+    if not of_weights or not reading.explained or reading.call.inputs.past:
         yield from shared_head_statements(reading)
-    yield from operand_statements(reading, of_tokens=True)
-    yield from value_statements(reading)
-    moved = [] if reading.explained else list(moved_value_statements(reading))
-    if moved:
-        yield from (together(one, two) for one, two in product(of_weights, moved))
 
 
 def _besides(

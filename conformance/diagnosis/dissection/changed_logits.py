@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, product
 from typing import Final
@@ -26,7 +25,6 @@ from ..mistakes._steps import (
     admitted_by_mask,
     biased,
     capped_scores,
-    emptied,
     has_bias,
     logits_with_sinks,
     relogited,
@@ -34,8 +32,8 @@ from ..mistakes._steps import (
     unmasked_logits,
 )
 from ..mistakes.softmaxes import Shift, shifted
-from .logits import FEWEST_LEFT, MOST_DIGITS, NEARLY_RIGHT, as_mistake
-from .reading import ONE, ROOM, Reading, in_digits, statement
+from .logits import as_mistake
+from .reading import ONE, Reading, in_digits, statement
 from .terms import ADDED, SCORES, Term
 
 # The size of a logit below which no exponential vanishes or overflows in any format.
@@ -44,60 +42,7 @@ _LEAST_LOST: Final = math.log(torch.finfo(torch.float16).max)
 _CLEARLY: Final = 32.0
 _FEWEST_ITEMS: Final = 2  # of a batch that say that inputs change nothing
 _LARGEST_ADDED: Final = 0.5  # of the numbers that are looked for
-# Digits that a distance below the largest logit is said with.
-_MOST_DIGITS: Final = 4
-_TINY: Final = torch.finfo(torch.float64).tiny
 _SCORES: Final = "let the softmax see the scaled dot products of each query and key as they are"
-
-
-def raised_logit_statements(reading: Reading) -> Iterator[NamedMistake]:
-    """Logits that lie no farther than a number below the largest of their row, hidden ones or not.
-
-    The weights of all keys that are raised are one part of the row's largest.
-    """
-    weights, exact = reading.weights, reading.attention.logits
-    seen = weights > ROOM * reading.error
-    most, first = torch.where(seen, weights, 0.0).max(-1, keepdim=True)
-    shown = seen & (most > 0.0)
-    gaps = most.log() - torch.where(shown, weights, 1.0).log()
-    off = reading.logit_error.masked_fill(~shown, 0.0)
-    room = 3.0 * (model.LOGIT_READ_TO + off + off.gather(-1, first))
-    right = row_largest(exact) - exact
-    raised = shown & (right - gaps > room)
-    if not raised.any() or not bool(torch.isfinite(weights).all()):
-        return
-    read = float(gaps.flatten()[torch.where(raised, room, math.inf).argmin()])
-    for number in dict.fromkeys(float(f"{read:.{n}g}") for n in range(1, _MOST_DIGITS + 1)):
-        if bool(((gaps - right.clamp_max(number)).abs() <= room)[shown].all()):
-            hidden_too = bool((raised & ~reading.attention.allowed).any())
-            if not hidden_too:
-                yield _raised_by(number, hidden_too=False, empty_too=False)
-            for empty_too in (True, False):
-                yield _raised_by(number, hidden_too=True, empty_too=empty_too)
-            return
-
-
-def _raised_by(distance: float, *, hidden_too: bool, empty_too: bool) -> NamedMistake:
-    """No logit is farther below the row's largest; those of hidden keys neither, or they stay.
-
-    Of rows without other keys they are alike, or stay.
-    """
-
-    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        logits = attention.logits
-        raised = torch.maximum(logits, row_largest(logits) - distance)
-        seen = ~attention.empty[..., None] | empty_too if hidden_too else attention.allowed
-        return relogited(attention, raised.masked_fill(~seen, -math.inf))
-
-    words = f"no farther than {distance:g} below the row's largest"
-    too = ", nor those of hidden keys" * hidden_too
-    too += ", in rows with other keys" * (hidden_too and not empty_too)
-    return statement(
-        f"logits: {words}{too}",
-        f"lower logits are raised, so that they lie {words}{too}",
-        "leave them as they are: exponentials that vanish do no harm",
-        core=core,
-    )
 
 
 def clamped_logit_statements(reading: Reading) -> Iterator[NamedMistake]:
@@ -151,108 +96,6 @@ def _clamped(what: str, least: float | None, most: float | None) -> NamedMistake
     said = " and ".join(f"{words} {in_digits(end)}" for words, end in ends if end is not None)
     name = f"{what} are clamped to {said}"
     return statement(f"logits: {name}", f"the {name}", _SCORES, core=core)
-
-
-@dataclass(frozen=True)
-class Temperature:
-    """A factor of the logits that changes from query to query: a power of ``a + b u``.
-
-    ``u`` is its index, or its place among the keys, or the logarithm of one and that.
-    """
-
-    a: float
-    b: float
-    power: float
-    at_place: bool
-    logarithm: bool
-
-    def steps(self, call: DeclaredCall) -> Tensor:
-        """``u`` of each query: ``[Lq]``."""
-        sizes = call.inputs.geometry
-        first = sizes.key_length - sizes.query_length if self.at_place else 0
-        index = first + torch.arange(sizes.query_length, dtype=torch.float64)
-        return index.log1p() if self.logarithm else index
-
-    def factors(self, call: DeclaredCall) -> Tensor:
-        """What logits are multiplied by: ``[Lq, 1]``, NaN where there is no number."""
-        base = self.a + self.b * self.steps(call)
-        return torch.where(base > 0.0, base, torch.nan).pow(self.power)[:, None]
-
-    @property
-    def words(self) -> str:
-        """What follows "the logits of query i are"."""
-        grown = f"{self.b:g} " * (self.b != 1.0) + ("ln(1 + i)" if self.logarithm else "i")
-        base = f"{self.a:g} + {grown}" if self.a else grown
-        root = "the root of " if abs(self.power) < 1.0 else ""
-        return f"{'divided' if self.power < 0.0 else 'multiplied'} by {root}{base}"
-
-
-_GROWTHS: Final = (1.0, -1.0, 0.5, -0.5)  # powers of what grows from query to query
-
-
-def temperature_statements(reading: Reading) -> Iterator[NamedMistake]:
-    """Logits, or scores, whose factor grows from query to query."""
-    read = _factor_of_each_query(reading)
-    if read is None:
-        return
-    queries, factors = read
-    for power, at_place, logarithm in product(_GROWTHS, (False, True), (False, True)):
-        steps = Temperature(0.0, 1.0, power, at_place, logarithm).steps(reading.call)[queries]
-        target = factors.pow(1.0 / power)
-        if not bool(torch.isfinite(steps).all()):
-            continue
-        table = torch.stack([torch.ones_like(steps), steps], dim=-1)
-        a, b = torch.linalg.lstsq(table, target[:, None]).solution[:, 0].tolist()
-        for digits in range(1, MOST_DIGITS):
-            growth = float(f"{b:.{digits}g}")
-            made = Temperature(round(a, digits), growth, power, at_place, logarithm)
-            off = (made.factors(reading.call)[queries, 0] - factors).abs()
-            if bool((off <= 2.0 * reading.same * factors).all()):
-                yield from (_at_temperature(made, scores=scores) for scores in (False, True))
-                break
-
-
-def _factor_of_each_query(reading: Reading) -> tuple[Tensor, Tensor] | None:
-    """Queries with the factors of their logits; None if they are alike, or logits no multiple."""
-    used = reading.legible & reading.attention.allowed
-    count = used.sum(-1, keepdim=True)
-
-    def centred(values: Tensor) -> Tensor:
-        values = torch.where(used, values, 0.0)
-        return torch.where(used, values - values.sum(-1, keepdim=True) / count.clamp_min(1), 0.0)
-
-    own, got = centred(reading.attention.logits), centred(reading.logits)
-    square = own.square().sum((0, 1, 3))
-    queries = (square > 1.0).nonzero().flatten()  # what tells a thousandth of a factor
-    if len(queries) < FEWEST_LEFT:
-        return None
-    factors = (own * got).sum((0, 1, 3)) / square.clamp_min(_TINY)
-    left = (got - factors[:, None] * own).abs()[:, :, queries]
-    room = 3.0 * (model.LOGIT_READ_TO + reading.logit_error)[:, :, queries]
-    factors = factors[queries]
-    alike = bool((factors - factors.mean()).abs().amax() <= NEARLY_RIGHT * factors.mean().abs())
-    if alike or not bool((factors > 0.0).all()):
-        return None
-    return (queries, factors) if bool((left <= room)[used[:, :, queries]].all()) else None
-
-
-def _at_temperature(made: Temperature, *, scores: bool) -> NamedMistake:
-    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        factors = made.factors(call)
-        bias = attention.bias if scores else None
-        added = 0.0 if bias is None else bias.nan_to_num(neginf=0.0)
-        unknown = factors[:, 0].isnan().expand(attention.empty.shape)
-        logits = (attention.logits - added) * factors.nan_to_num(nan=1.0) + added
-        return relogited(emptied(attention, unknown), logits)
-
-    where = "the query at place i among the keys" if made.at_place else "query i"
-    what = f"the {'scores' if scores else 'logits'} of {where}"
-    return statement(
-        f"logits: {what} {made.words}",
-        f"{what} are {made.words}",
-        "multiply the dot products of every query by the same scale",
-        core=core,
-    )
 
 
 def _over_every_key(_call: DeclaredCall, attention: golden.Attention, _logits: Tensor) -> Tensor:

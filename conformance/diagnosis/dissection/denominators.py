@@ -19,16 +19,62 @@ from ..mistakes import DeclaredCall, NamedMistake
 from ..mistakes._steps import BLOCKS, admitted_by_mask, emptied, unmasked_logits, weighing
 from ..mistakes.named_mistake import CoreChange, InputsChange
 from .reading import ROOM, Number, Reading, numbers, statement
-from .weight_functions import (
-    TotalOf,
-    total_not_rescaled,
-    total_of_first_keys,
-    total_of_last_tile,
-    weighed_by,
-)
 
 _FIX: Final = "divide the exponentials by their own sum over the keys that the query attends"
+# The logarithm of a sum of exponentials of each row ``[B, H, Lq, 1]``.
+TotalOf = Callable[[DeclaredCall, golden.Attention], Tensor]
 SinkChange = Callable[[DeclaredCall, Tensor], Tensor]
+
+
+def weighed_by(
+    weights_of: Callable[[golden.Attention], Tensor],
+    number: Number | None = None,
+    *,
+    empty_too: bool = False,
+) -> CoreChange:
+    """Other weights, times a number where one is given; rows that have none are open.
+
+    Rows without keys stay what they are, but for ``empty_too``.
+    """
+
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
+        factor = 1.0 if number is None else number.value(call.inputs.geometry)
+        weights = factor * weights_of(attention)
+        unknown = torch.isnan(weights).any(dim=-1)
+        opened, rows = emptied(attention, unknown), attention.empty | unknown
+        if empty_too:
+            rows = unknown & ~attention.empty
+        return weighing(opened, torch.where(rows[..., None], attention.weights, weights))
+
+    return core
+
+
+def total_not_rescaled(size: int) -> TotalOf:
+    """The sum of exponentials that are relative to the largest logit up to their own tile."""
+
+    def log_values(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
+        logits = attention.logits
+        ends = (torch.arange(logits.shape[-1]) // size + 1) * size - 1
+        running = logits.cummax(dim=-1).values[..., ends.clamp_max(logits.shape[-1] - 1)]
+        relative = logits - torch.where(torch.isneginf(running), 0.0, running)
+        return torch.logsumexp(relative, -1, keepdim=True) + logits.amax(-1, keepdim=True)
+
+    return log_values
+
+
+def total_of_first_keys(size: int) -> TotalOf:
+    """The sum of the exponentials of so many first keys."""
+    return lambda _call, a: torch.logsumexp(a.logits[..., :size], dim=-1, keepdim=True)
+
+
+def total_of_last_tile(size: int) -> TotalOf:
+    """The sum of the exponentials of the keys of the last tile."""
+
+    def log_values(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
+        start = (attention.logits.shape[-1] - 1) // size * size
+        return torch.logsumexp(attention.logits[..., start:], dim=-1, keepdim=True)
+
+    return log_values
 
 
 def _of_group(call: DeclaredCall, sinks: Tensor) -> Tensor:

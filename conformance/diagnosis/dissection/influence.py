@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import permutations
 from typing import Final
 
 import torch
@@ -25,11 +24,10 @@ from ...problems.caching import with_part_of_cache
 from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..battery import answer_to
-from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
-from ..mistakes._steps import BLOCKS, weighing
+from ..mistakes import DeclaredCall, NamedMistake
+from ..mistakes._steps import BLOCKS
 from ..mistakes.named_mistake import Heads, InputsChange
 from .reading import ROOM, Reading, read, readable, statement
-from .tiles import channel_tiles
 from .visibility import CLEAR
 
 Order = Callable[[int], Tensor]
@@ -238,56 +236,7 @@ CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
         for size in BLOCKS[3:]
     ),
 )
-SPREAD: Final = (
-    *CHANGES,
-    *OVER_ITEMS,
-    ("averaged over the channels", lambda t: t.mean(-1, keepdim=True).expand_as(t)),
-)
 CHANGED: Final = (*CHANGES, *OVER_ITEMS, *_LESS_MEANS)
-
-
-AXIS_ORDERS: Final = tuple(permutations(range(4)))[1:]
-_AXES: Final = ("batch", "heads", "tokens", "channels")
-
-
-def _viewed(order: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
-    """The memory of a tensor with its axes in another order, read as if in the right one."""
-    return lambda tensor: tensor.permute(order).reshape(tensor.shape)
-
-
-def _read_back(order: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
-    """The memory of a tensor read as if its axes were in another order."""
-
-    def view(tensor: Tensor) -> Tensor:
-        shape = [tensor.shape[axis] for axis in order]
-        inverse = [order.index(axis) for axis in range(len(order))]
-        return tensor.reshape(shape).permute(inverse)
-
-    return view
-
-
-def _zero_at(part: slice) -> Callable[[Tensor], Tensor]:
-    def move(tensor: Tensor) -> Tensor:
-        changed = tensor.clone()
-        changed[..., part] = 0.0
-        return changed
-
-    return move
-
-
-def _moves() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
-    yield from CHANGES
-    yield from channel_tiles()
-    for words, part in (("first", slice(0, 1)), ("last", slice(-1, None))):
-        yield f"with a zero in its {words} channel", _zero_at(part)
-    for order in AXIS_ORDERS:
-        axes = ", ".join(_AXES[axis] for axis in order)
-        yield f"laid out as {axes} and read as {', '.join(_AXES)}", _viewed(order)
-        yield f"laid out as {', '.join(_AXES)} and read as {axes}", _read_back(order)
-
-
-# What may stand in the place of queries, keys, values or answers ``[B, H, L, D]``.
-MOVES: Final = tuple(_moves())
 
 
 def influence_facts(subject: Subject, inputs: Inputs) -> list[str]:
@@ -395,46 +344,6 @@ def _other_keys(reading: Reading) -> Iterator[str]:
         shown = ", ".join(f"{place} the weight of {key}" for place, key in unlike[:_MOST_NAMED])
         more = ", …" if len(unlike) > _MOST_NAMED else ""
         yield f"of {len(places)} keys values have each other's weights: value {shown}{more}"
-
-
-def turned_weight_statements(reading: Reading) -> Iterator[NamedMistake]:
-    """Weights of another head of a group: heads are dealt out in turns."""
-    order = in_turns(reading.sizes)
-    weights = reading.attention.weights
-    if order is None or not reading.agree(reading.weights, weights[:, order]):
-        return
-
-    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
-        order = in_turns(call.inputs.geometry)
-        return None if order is None else weighing(attention, attention.weights[:, order])
-
-    yield statement(
-        "weights: of the head dealt out in turns over the groups",
-        "values meet the weights of the head that follows if heads are dealt out in turns over "
-        "the groups",
-        "let the weights of each head meet the values that this head reads",
-        core=core,
-    )
-
-
-def exchanged_weight_statements(reading: Reading) -> Iterator[NamedMistake]:
-    """Weights whose items and heads are exchanged, which only as many of both allow."""
-    weights = reading.attention.weights
-    if weights.shape[0] == weights.shape[1] and reading.agree(
-        reading.weights, weights.transpose(0, 1)
-    ):
-        yield statement(
-            "weights: with items and heads exchanged",
-            "values of head h of item b meet the weights of head b of item h",
-            "let the weights of each head and item meet the values of the same head and item",
-            core=_exchanged,
-        )
-
-
-def _exchanged(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-    if attention.weights.shape[0] != attention.weights.shape[1]:
-        raise NotExpressible
-    return weighing(attention, attention.weights.transpose(0, 1))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any, Final
@@ -15,76 +14,19 @@ from torch.nn import functional
 from ..._golden import golden
 from ...tolerance import model
 from ..agreement import BatteryAnswer
-from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
-from ..mistakes._steps import scored, weighing
-from ..mistakes.named_mistake import CoreChange, Heads, HeadsChange
+from ..mistakes import DeclaredCall, NamedMistake
+from ..mistakes._steps import weighing
+from ..mistakes.named_mistake import Heads, HeadsChange
 from .influence import (
-    AXIS_ORDERS,
     CHANGED,
     CHANGES,
     GROUPINGS,
-    MOVES,
-    SPREAD,
     orders,
-    orders_along,
     regrouped,
 )
-from .reading import Number, Reading, numbers, statement
+from .reading import Reading, statement
 
-AnswerTerm = Callable[[golden.Attention], Tensor | None]
-_NONE: Final = Number("0", lambda _sizes: 0.0)
 _OWN: Final = "let each head of each batch item read its own {}"
-
-
-def value_statements(reading: Reading) -> Iterator[NamedMistake]:
-    """Values or answers that are moved, such that values are weighed as was read.
-
-    Proposed where the weighted sum of moved values is what the reading says.
-    """
-    attention = reading.attention
-    for words, move in (*MOVES, *orders(reading)):
-        moved = move(attention.value)
-        if moved.shape == attention.value.shape and reading.answers(attention.weights @ moved):
-            yield _statement_of_value(words, move)
-        output = move(attention.output)
-        if reading.answers(output):
-            yield statement(
-                f"answer: {words}",
-                f"the answer {words} is returned",
-                "return the answer of each query, head and item as it is, in its own place",
-                core=lambda _call, a, move=move: dataclasses.replace(a, output=move(a.output)),
-            )
-    cut = _without_further_channels(attention)
-    if cut is not None and reading.answers(attention.weights @ cut.value):
-        yield statement(
-            "values: with zeros past as many channels as a query has",
-            "the weights meet values whose channels past the head size of queries are zero",
-            "let the values have a head size of their own",
-            core=lambda _call, a: _without_further_channels(a),
-        )
-    yield from _more_in_the_answer(reading)
-    yield from _functions(reading)
-
-
-def _without_further_channels(attention: golden.Attention) -> golden.Attention | None:
-    """The same where values are cut off at the head size of queries; None if none are wider."""
-    size = attention.query.shape[-1]
-    if attention.value.shape[-1] <= size:
-        return None
-    value = attention.value.clone()
-    value[..., size:] = 0.0
-    return weighing(dataclasses.replace(attention, value=value), attention.weights)
-
-
-def moved_value_statements(reading: Reading) -> Iterator[NamedMistake]:
-    """Values that are moved, such that the weights that were read make the answer of them."""
-    value = reading.attention.value
-    for words, move in (*MOVES, *orders(reading)):
-        moved = move(value)
-        if moved.shape != value.shape or torch.equal(moved, value):
-            continue
-        if reading.answers(reading.weights @ moved):
-            yield _statement_of_value(words, move)
 
 
 def key_order_statements(reading: Reading) -> Iterator[NamedMistake]:
@@ -98,40 +40,6 @@ def key_order_statements(reading: Reading) -> Iterator[NamedMistake]:
             yield _statement_of_value(words, move)
 
 
-def operand_statements(reading: Reading, *, of_tokens: bool = False) -> Iterator[NamedMistake]:
-    """Queries or keys in another order of axes, or keys ``of_tokens`` in another than the mask."""
-    axes = product(MOVES[-2 * len(AXIS_ORDERS) :], ("query", "key", "query and key"))
-    orders_of_keys = orders_along(2, reading.sizes.key_length, pages=True)
-    tokens = product(orders_of_keys, ("key", "key and value"))
-    attention = reading.attention
-    for (words, move), role in tokens if of_tokens else axes:
-        query = move(attention.query) if "query" in role else attention.query
-        key = move(attention.key) if "key" in role else attention.key
-        if not math.isfinite(float(query.sum())):
-            continue
-        scores = scored(attention, query @ key.mT * attention.scale)
-        logits = scores + (0.0 if attention.bias is None else attention.bias)
-        weights = golden.softmax(logits.masked_fill(~attention.allowed, -math.inf))
-        got = move(reading.weights.mT).mT if "value" in role else reading.weights
-        if reading.agree(weights, got):
-            yield _statement_of_operand(role, words, move, of_tokens=of_tokens)
-
-
-def _statement_of_operand(
-    role: str, words: str, move: Callable[[Tensor], Tensor], *, of_tokens: bool
-) -> NamedMistake:
-    def heads(_call: DeclaredCall, before: Heads) -> Heads:
-        named = zip(("query", "key", "value"), before, strict=True)
-        query, key, value = (move(tensor) if name in role else tensor for name, tensor in named)
-        return query, key, value
-
-    text, fix = f"the {role} {words} enters the products", _OWN.format(role)
-    if of_tokens:
-        text = f"the {role} {words} is read in place of each one's own"
-        fix = "read keys, values and mask in one order of tokens: pages in that of their table"
-    return statement(f"operand: {role} {words}", text, fix, heads=heads)
-
-
 def _statement_of_value(words: str, move: Callable[[Tensor], Tensor]) -> NamedMistake:
     def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
         moved = dataclasses.replace(attention, value=move(attention.value))
@@ -140,145 +48,6 @@ def _statement_of_value(words: str, move: Callable[[Tensor], Tensor]) -> NamedMi
     return statement(
         f"values: {words}", f"the weights meet the value {words}", _OWN.format("value"), core=core
     )
-
-
-def _more_in_the_answer(reading: Reading) -> Iterator[NamedMistake]:
-    """A multiple of the answer and one of something else."""
-    rows, own = reading.wrong_rows, reading.attention.output
-    numeric = bool(rows.any()) and _all_finite(reading.answer[rows]) and _all_finite(own[rows])
-    for words, of in (*_ADDED, *_moved_answers(reading)) if numeric else ():
-        term = of(reading.attention)
-        if term is None or term.shape != reading.answer.shape or not bool(term[rows].any()):
-            continue
-        if not _all_finite(term[rows]):
-            continue
-        for of_own, of_term in _factors(reading, term[rows]):
-            named = words if of_term.words == "1" else f"{of_term.words} times {words}"
-            fix = f"do not add {words} to the answer"
-            if of_own.words == "1":
-                name, text = f"answer: {named} added", f"the answer has {named} added"
-            elif of_own.words == "0":
-                name, text = f"answer: {named} in place of it", f"the answer is {named}"
-                fix = "return the values summed up by their weights"
-                if named == _MEAN:
-                    name, text, fix = _all_alike(reading)
-            else:
-                name = f"answer: {of_own.words} times it and {named}"
-                text = f"the answer is {of_own.words} times what it should be and {named}"
-            yield statement(name, text, fix, core=_with_more(of, of_own, of_term))
-
-
-_MEAN: Final = "the mean of the values"
-
-
-def _all_alike(reading: Reading) -> tuple[str, str, str]:
-    """Name, text and fix of the mean of all values: every key weighs the same, hidden or not."""
-    inputs = reading.call.inputs
-    name = "weights: the same for every key"
-    if inputs.mask_form is None and not inputs.causal and inputs.window is None:
-        text = "every key has the same weight"
-        return name, text, "let the dot products of queries and keys reach the softmax"
-    text = "every key has the same weight, hidden or not"
-    fix = (
-        "hide the hidden keys alone: all logits are equal where one finite number takes the place "
-        "of every one"
-    )
-    if inputs.mask_form == "keep_int":
-        fix += "; `~` of an integer mask is nonzero for 0 and for 1 alike: mask == 0 is not"
-    return name, text, fix
-
-
-def _all_finite(tensor: Tensor) -> bool:
-    return bool(torch.isfinite(tensor).all())
-
-
-def _factors(reading: Reading, term: Tensor) -> Iterator[tuple[Number, Number]]:
-    """The numbers by which answer and term add up to wrong rows; the former one if that will do."""
-    rows = reading.wrong_rows
-    own, got = reading.attention.output[rows], reading.answer[rows]
-    table = torch.stack([own.flatten(), term.flatten()], dim=-1)
-    rest = got - own
-    alone = float((rest * term).sum() / term.square().sum())
-    both = [(1.0, alone)]
-    if int(torch.linalg.matrix_rank(table, rtol=model.NO_EQUATION)) == table.shape[1]:
-        solved = torch.linalg.lstsq(table, got.flatten()[:, None]).solution[:, 0]
-        both.append((float(solved[0]), float(solved[1])))
-    for of_own, of_term in both:
-        close = reading.agree(of_own * own + of_term * term, got)
-        if close and abs(of_term) > reading.same:
-            lost = abs(of_own) <= reading.same
-            of_answer = [_NONE] if lost else numbers(of_own, reading.sizes, reading.same)
-            yield from product(of_answer, numbers(of_term, reading.sizes, reading.same))
-            return
-
-
-def _with_more(of: AnswerTerm, of_own: Number, of_term: Number) -> CoreChange:
-    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        more, sizes = of(attention), call.inputs.geometry
-        if more is None:
-            raise NotExpressible
-        output = of_own.value(sizes) * attention.output + of_term.value(sizes) * more
-        return dataclasses.replace(attention, output=output)
-
-    return core
-
-
-def _moved_answers(reading: Reading) -> Iterator[tuple[str, AnswerTerm]]:
-    """The answers of other heads, items and channels, where an answer is no sum of its values."""
-    if reading.explained:
-        return
-    for words, move in SPREAD:
-        yield f"the answer {words}", _answer_moved(move)
-        if "head" in words or "item" in words:
-            yield f"what its weights make of the value {words}", _weighed(move)
-
-
-def _answer_moved(move: Callable[[Tensor], Tensor]) -> AnswerTerm:
-    return lambda attention: move(attention.output)
-
-
-def _weighed(move: Callable[[Tensor], Tensor]) -> AnswerTerm:
-    return lambda attention: attention.weights @ move(attention.value)
-
-
-def _if_same_shape(of: Callable[[golden.Attention], Tensor]) -> AnswerTerm:
-    def term(attention: golden.Attention) -> Tensor | None:
-        tensor = of(attention)
-        return tensor if tensor.shape == attention.output.shape else None
-
-    return term
-
-
-_ADDED: Final[tuple[tuple[str, AnswerTerm], ...]] = (
-    ("one", lambda a: torch.ones_like(a.output)),
-    ("the query", _if_same_shape(lambda a: a.query)),
-    (_MEAN, lambda a: a.value.mean(2, keepdim=True).expand_as(a.output)),
-    ("the sum of the values", lambda a: a.value.sum(2, keepdim=True).expand_as(a.output)),
-    ("the first value", lambda a: a.value[:, :, :1].expand_as(a.output)),
-    ("the last value", lambda a: a.value[:, :, -1:].expand_as(a.output)),
-    ("the value of the query's own place", _if_same_shape(lambda a: a.value)),
-    ("the answer of the row before", lambda a: a.output.roll(1, 2)),
-)
-
-
-def _functions(reading: Reading) -> Iterator[NamedMistake]:
-    """A function of the answer, or of the values."""
-    attention = reading.attention
-    for words, function in FUNCTIONS:
-        if reading.answers(function(attention.output)):
-            yield function_of_answer(
-                words,
-                core=lambda _call, a, f=function: dataclasses.replace(a, output=f(a.output)),
-            )
-        if reading.answers(attention.weights @ function(attention.value)):
-            yield statement(
-                f"values: {words} of them",
-                f"the weights meet {words} of the values",
-                "weigh the values as they are",
-                core=lambda _call, a, f=function: weighing(
-                    dataclasses.replace(a, value=f(a.value)), a.weights
-                ),
-            )
 
 
 def function_of_answer(words: str, **steps: Any) -> NamedMistake:

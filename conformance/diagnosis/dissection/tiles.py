@@ -462,33 +462,3 @@ def tile_values() -> Iterator[tuple[str, TileValues]]:
     """Numbers of each key that depend on its tile, each with a noun phrase."""
     for block, (kind, words) in product(BLOCKS[1:], _TILE_WORDS.items()):
         yield words.format(block), _tiled(block, kind)
-
-
-def channel_tiles() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
-    """Tensors whose channels are written tile by tile, and wrongly; the words follow a noun."""
-    for size in BLOCKS[3:]:
-        yield f"with each tile of {size} channels written over the first", _over_first(size)
-        yield f"with zeros past its first {size} channels", _zeros_past(size, whole=False)
-        yield (
-            f"with zeros past its last whole tile of {size} channels",
-            _zeros_past(size, whole=True),
-        )
-
-
-def _over_first(size: int) -> Callable[[Tensor], Tensor]:
-    def move(tensor: Tensor) -> Tensor:
-        moved = torch.zeros_like(tensor)
-        for tile in tensor.split(size, -1):
-            moved[..., : tile.shape[-1]] = tile
-        return moved
-
-    return move
-
-
-def _zeros_past(size: int, *, whole: bool) -> Callable[[Tensor], Tensor]:
-    def move(tensor: Tensor) -> Tensor:
-        moved = tensor.clone()
-        moved[..., tensor.shape[-1] // size * size if whole else size :] = 0.0
-        return moved
-
-    return move
