@@ -149,12 +149,12 @@ def largest(logits: Tensor, sinks: Tensor | None) -> Tensor:
 def total(exponentials: Tensor, largest: Tensor, sinks: Tensor | None) -> Tensor:
     """The sum of each row's exponentials, with that of its sink: ``[B, H, Lq, 1]``.
 
-    The exponential of the largest is one: a smaller sum is that of nothing but minus infinity.
+    The exponential of the largest is one: a sum of zero is that of nothing but minus infinity.
     """
     sums = exponentials.sum(dim=-1, keepdim=True)
     if sinks is not None:
         sums = sums + torch.exp(sinks[..., None, None] - largest)
-    return sums.clamp_min(1.0)
+    return torch.where(sums == 0.0, 1.0, sums)
 
 
 def weighed(

@@ -80,6 +80,7 @@ _SEARCHED: Final = (
     Searched("the exponentials", ("exponentials",)),
     Searched("the sinks", ("sinks",), has_sinks),
     Searched("the sums of the exponentials", ("total",)),
+    Searched("the softmax", ("shares",)),
     Searched("the weights", ("weights",)),
     Searched("the outputs of the heads", ("output",)),
     Searched("the merged heads", ("merged",), of="layer"),

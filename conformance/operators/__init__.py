@@ -12,9 +12,9 @@ from .functions import functions
 from .moves import layouts, moves, sums
 from .numbers import SIZES, multiples
 from .operator import Operator
-from .paddings import paddings
 from .parts import parts_lost
 from .roundings import roundings_below
+from .softmaxes import of_one_stage
 from .tables import tables
 
 # Stages that are tables of which key a query attends, and the places that keys have for queries.
@@ -59,5 +59,4 @@ def _operators(stage: str, axes: str, *, multiplied: bool) -> Iterator[Operator]
         yield from sums(axes)
         yield from parts_lost(axes)
         yield from layouts(axes)
-        if stage == "total":
-            yield from paddings()
+        yield from of_one_stage(stage)

@@ -14,8 +14,9 @@ from .operator import Operator, axes_of, in_words
 Function = Callable[[Tensor], Tensor]
 # Beyond this, exponentials would overflow, and who writes one by mistake clamps nothing.
 _MOST_EXPONENT: Final = 700.0
-_OF_EACH: Final[tuple[tuple[str, Function], ...]] = (
+OF_EACH: Final[tuple[tuple[str, Function], ...]] = (
     ("left at zero", torch.zeros_like),
+    ("their mean over all", lambda t: t.mean().expand_as(t)),
     ("one each", torch.ones_like),
     ("without their sign", torch.abs),
     ("squared", torch.square),
@@ -48,7 +49,7 @@ _OF_EACH: Final[tuple[tuple[str, Function], ...]] = (
 
 def functions(axes: str) -> Iterator[Operator]:
     """Functions that a result with some axes has."""
-    for words, function in _OF_EACH:
+    for words, function in OF_EACH:
         yield Operator(words, function)
     for noun, along in axes_of(axes):
         for words, along_axis in _OF_ROWS:

@@ -151,7 +151,11 @@ def _read_back(result: Tensor, *, order: tuple[int, ...]) -> Tensor:
 
 def _in_turns(result: Tensor, sizes: golden.Sizes, *, axis: int) -> Tensor:
     """The head ``g * Hkv + j`` in the place of ``j * G + g``, G of them a group."""
-    heads = torch.arange(sizes.num_heads).reshape(-1, sizes.num_kv_heads).T.flatten()
+    count = result.shape[axis]
+    if count % max(sizes.num_kv_heads, 1):
+        msg = f"{count} heads are no whole groups of {sizes.num_kv_heads} key/value heads"
+        raise ValueError(msg)
+    heads = torch.arange(count).reshape(-1, sizes.num_kv_heads).T.flatten()
     return result.index_select(axis % result.dim(), heads)
 
 

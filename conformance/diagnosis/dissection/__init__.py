@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from functools import cached_property, partial
-from itertools import chain
+from itertools import chain, product
 from typing import Any, Final
 
 import torch
@@ -81,6 +81,7 @@ from .reading import MOST_KEYS, Reading, read, readable, together
 from .sources import (
     cached_head_statements,
     layer_head_statements,
+    moved_value_statements,
     shared_head_statements,
 )
 from .tiles import tile_statements
@@ -357,6 +358,8 @@ def _of_reading(reading: Reading, of_weights: Sequence[NamedMistake]) -> Iterato
         yield from of_weights
     if not of_weights or not reading.explained or reading.call.inputs.past:
         yield from shared_head_statements(reading)
+    moved = [] if reading.explained else list(moved_value_statements(reading))
+    yield from (together(one, two) for one, two in product(of_weights if moved else (), moved))
 
 
 def _besides(

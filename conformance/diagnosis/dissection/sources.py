@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import product
 from typing import Any, Final
 
@@ -16,7 +17,8 @@ from ...tolerance import model
 from ..agreement import BatteryAnswer
 from ..mistakes import DeclaredCall, NamedMistake
 from ..mistakes._steps import weighing
-from ..mistakes.named_mistake import Heads, HeadsChange
+from ..mistakes.named_mistake import IMPOSSIBLE, Heads, HeadsChange, with_every_key
+from ..stage_edits import stage_edits
 from .influence import (
     CHANGED,
     CHANGES,
@@ -27,6 +29,17 @@ from .influence import (
 from .reading import Reading, statement
 
 _OWN: Final = "let each head of each batch item read its own {}"
+
+
+def moved_value_statements(reading: Reading) -> Iterator[NamedMistake]:
+    """Changes of the values with which the weights that were read make the answer."""
+    run = with_every_key(reading.attention.run)
+    for one in stage_edits("core"):
+        if [edit.stage for edit in one.edits] == ["value_heads"]:
+            with suppress(*IMPOSSIBLE):
+                moved: Tensor = run.edited(*one.edits)["shared_value"]
+                if reading.answers(reading.weights @ moved):
+                    yield one
 
 
 def key_order_statements(reading: Reading) -> Iterator[NamedMistake]:

@@ -1,4 +1,4 @@
-"""Logits that are raised, clamped or less another number than their largest are stated."""
+"""Logits that are clamped or less another number than their largest are stated."""
 
 from __future__ import annotations
 
@@ -54,26 +54,6 @@ def test_logits_are_clamped_with_their_bias_or_without() -> None:
     candidate = core(attend, **{**BARE_FLOAT32, "masks": ["bias"], "empty_rows": "any"})
     (entry,) = diagnose(Subject(candidate, "float32"))
     assert entry["name"] == "logits: logits are clamped to at most 1"
-
-
-@pytest.mark.parametrize(("distance", "late"), [(1.7, False), (9.0, True)])
-def test_the_distance_that_small_logits_are_raised_to_is_read(
-    distance: float,
-    late: bool,  # noqa: FBT001
-) -> None:
-    """With its number, and whether hidden keys are raised, too."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None) -> Tensor:
-        scores = query @ key.mT * query.shape[-1] ** -0.5
-        hidden = torch.zeros((), dtype=torch.bool) if keep is None else ~keep
-        scores = scores.masked_fill(hidden, -torch.inf)
-        raised = (scores - scores.amax(-1, keepdim=True)).clamp(min=-distance)
-        return (raised if late else raised.masked_fill(hidden, -torch.inf)).softmax(-1) @ value
-
-    declare = conformance.core(dtypes=["float32"], masks=["keep"], empty_rows="any")
-    (entry,) = diagnose(Subject(declare(attend), "float32"))
-    said = f"logits: no farther than {distance:g} below the row's largest"
-    assert entry["name"] == said + ", nor those of hidden keys" * late
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Formulas that give other weights are stated, also where hidden keys give no number."""
+"""Loops over tiles with wrong corrections are stated, and weights that no softmax makes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,8 @@ from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
 from conformance.diagnosis.battery import Observation
 from conformance.diagnosis.dissection import read, readable
-from conformance.diagnosis.dissection.formulas import (
-    formula_statements,
-    loop_statements,
-    scale_statements,
-)
 from conformance.diagnosis.dissection.influence import influence_facts
+from conformance.diagnosis.dissection.loops import loop_statements
 from conformance.diagnosis.mistaken_answer import DiagnosedSubject
 
 # Weights, from the scaled scores and which keys are hidden.
@@ -126,14 +122,14 @@ def test_formulas_of_the_weights_are_stated(wrong: str) -> None:
     assert entry["fix"]
 
 
-def test_no_formula_is_read_from_right_weights() -> None:
+def test_no_loop_is_read_from_right_weights() -> None:
     """The weights of a right candidate give no statement."""
     subject = DiagnosedSubject(weighing(softmax))
     answers = [one for one in Observation(subject, None).whole if readable(one.inputs)]
     readings = [read(subject, one.inputs) for one in answers]
     assert len(list(filter(None, readings))) > 1
     for one in filter(None, readings):
-        assert not [*formula_statements(one), *loop_statements(one), *scale_statements(one)]
+        assert not list(loop_statements(one))
 
 
 def test_tiles_of_an_unknown_correction_are_a_fact() -> None:

@@ -1,0 +1,122 @@
+"""Operators of single stages: other exponentials, other sums of them, and gates of the output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from .._golden import golden
+from .functions import OF_EACH
+from .moves import TILES
+from .operator import Operator
+
+_TILES: Final = (*TILES, 256)
+
+
+# What the exponentials of a row may be summed over in place of its keys, in words and as axes.
+_OTHER_SUMS: Final = (
+    ("the queries", (-2,)),
+    ("the heads", (-3,)),
+    ("the batch items", (-4,)),
+    ("the queries and keys of the head", (-2, -1)),
+    ("the whole batch item", (-3, -2, -1)),
+    ("everything", (-4, -3, -2, -1)),
+)
+_GATES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("", torch.clone),
+    ("the sigmoid of ", torch.sigmoid),
+    ("the SiLU of ", torch.nn.functional.silu),
+    ("the GELU of ", torch.nn.functional.gelu),
+    ("the hyperbolic tangent of ", torch.tanh),
+    ("the positive part of ", torch.relu),
+)
+
+
+def of_one_stage(stage: str) -> Iterator[Operator]:
+    """Operators that a stage has by what it is, not by its axes."""
+    yield from {
+        "exponentials": _of_logits,
+        "total": paddings,
+        "shares": _over_other_sums,
+        "output": _gates,
+        "answer": _gates_of_layers,
+    }.get(stage, lambda: iter(()))()
+
+
+def _of_logits() -> Iterator[Operator]:
+    """A function of the logits that are not hidden, in place of their exponential."""
+    for words, function in OF_EACH:
+        yield Operator(f"the logits, {words}", partial(_function_of_logits, function=function))
+
+
+def _function_of_logits(
+    exponentials: Tensor, logits: Tensor, *, function: Callable[[Tensor], Tensor]
+) -> Tensor:
+    hidden = torch.isneginf(logits)
+    return function(logits.masked_fill(hidden, 0.0)).masked_fill(hidden, 0.0).to(exponentials)
+
+
+def _over_other_sums() -> Iterator[Operator]:
+    for words, axes in _OTHER_SUMS:
+        said = f"the exponentials divided by their sum over {words}"
+        yield Operator(said, partial(_divided_over, axes=axes))
+
+
+def _divided_over(_shares: Tensor, exponentials: Tensor, *, axes: tuple[int, ...]) -> Tensor:
+    total = exponentials.sum(dim=axes, keepdim=True)
+    return exponentials / torch.where(total == 0.0, 1.0, total)
+
+
+def _gates() -> Iterator[Operator]:
+    for words, function in _GATES:
+        by_query = partial(_gated_by_query, function=function)
+        yield Operator(f"multiplied by {words}the queries", by_query)
+
+
+def _gated_by_query(
+    output: Tensor, given_query: Tensor, *, function: Callable[[Tensor], Tensor]
+) -> Tensor:
+    return output * function(given_query)
+
+
+def _gates_of_layers() -> Iterator[Operator]:
+    for words, function in _GATES:
+        by_token = partial(_gated_by_token, function=function)
+        yield Operator(f"multiplied by {words}the query's tokens", by_token)
+
+
+def _gated_by_token(
+    answer: Tensor, query_tokens: Tensor, *, function: Callable[[Tensor], Tensor]
+) -> Tensor:
+    return answer * function(query_tokens)
+
+
+def paddings() -> Iterator[Operator]:
+    """Keys of a logit of zero, or of a score far below the softcap, and with values of zero."""
+    for size in _TILES:
+        words = f"for each key that fills up the last tile of {size}"
+        yield Operator(f"made with a logit of zero {words}", partial(_with_zeros, size=size))
+        capped = partial(_with_capped, size=size)
+        yield Operator(f"made with a logit of minus the softcap {words}", capped)
+
+
+def _with_zeros(total: Tensor, largest: Tensor, sizes: golden.Sizes, *, size: int) -> Tensor:
+    return _padded(total, -largest, sizes, size)
+
+
+def _with_capped(
+    total: Tensor, largest: Tensor, sizes: golden.Sizes, softcap: float | None, *, size: int
+) -> Tensor:
+    if softcap is None:
+        msg = "there is no softcap"
+        raise ValueError(msg)
+    return _padded(total, -softcap - largest, sizes, size)
+
+
+def _padded(total: Tensor, exponent: Tensor, sizes: golden.Sizes, size: int) -> Tensor:
+    lacking = -sizes.key_length % size
+    return total + lacking * torch.exp(exponent) if lacking else total
