@@ -267,8 +267,7 @@ def _opened(module: nn.Module, request: ModuleRequest, calling: Calling) -> Proj
             trial=_trial(module, request, calling, possible),
         )
         hypotheses = tuple(itertools.islice(_hypotheses(search), _MOST_HYPOTHESES))
-        if not hypotheses:
-            hypotheses = tuple(_with_one_matrix_for_all(search))
+        hypotheses += tuple(_in_parts(search))
         if not hypotheses:
             search, notes = _with_any_heads(search), []
             hypotheses = tuple(itertools.islice(_hypotheses(search), _MOST_HYPOTHESES))
@@ -364,26 +363,29 @@ def _hypotheses(search: ProjectionSearch) -> Iterator[Hypothesis]:
                     yield Hypothesis(choice=choice, recipe=recipe, sizes=sizes)
 
 
-def _with_one_matrix_for_all(search: ProjectionSearch) -> Iterator[Hypothesis]:
-    """Readings in which every head projects its own part of the tokens by the same matrices."""
+def _in_parts(search: ProjectionSearch) -> Iterator[Hypothesis]:
+    """Readings in which every head projects its own part of the tokens by small matrices."""
     for choice, assignment in enumerate(search.possible.assignments):
+        inputs = [leaf for roles, leaf in assignment.items() if roles != "o"]
+        counts = {leaf.count for leaf in inputs}
         for recipe in recipes(assignment, search.possible.biases):
             pairs = zip(recipe.matrices, assignment.values(), strict=True)
             shapes = {holder.roles: leaf.read_by(holder) for holder, leaf in pairs}
-            small = {shapes[role] for role in "qkv" if role in shapes}
-            merged = shapes.get("o", (0, 0))[1]
-            rows, columns = next(iter(small), (0, 1))
-            heads_apart = any(holder.axes for holder in recipe.matrices)
-            alike = len(small) == 1 and set(shapes) == set("qkvo") and rows == columns
-            if heads_apart or not alike or merged % rows:
+            small = {shapes[roles] for roles in "qkv" if roles in shapes}
+            if any(holder.axes for holder in recipe.matrices) or {*shapes} - {"o"} != {*"qkv"}:
                 continue
-            count = merged // rows
-            if search.heads not in (None, (count,)):
+            if len(small) > 1 or len(counts) > 1:
                 continue
+            ((rows, columns),), (stacked,) = small, counts
+            merged = shapes["o"][1] if "o" in shapes else None
+            heads = merged // columns if merged else stacked
             sizes = HeadSizes(
-                num_heads=count, num_kv_heads=count, head_size=rows, value_head_size=rows
+                num_heads=heads, num_kv_heads=heads, head_size=columns, value_head_size=columns
             )
-            yield Hypothesis(choice=choice, recipe=recipe.for_all_heads(), sizes=sizes)
+            as_many = heads > 1 and stacked in (1, heads) and search.heads in (None, (heads,))
+            square = rows == stacked * columns and merged in (None, heads * columns)
+            if as_many and square:
+                yield Hypothesis(choice=choice, recipe=recipe.in_parts(), sizes=sizes)
 
 
 def _fits(module: nn.Module, recipe: StoredProjections, sizes: HeadSizes) -> bool:

@@ -95,6 +95,41 @@ def test_one_small_matrix_for_all_heads_keeps_its_weights() -> None:
     assert candidate.warnings == ()
 
 
+class MatricesOfParts(nn.Module):
+    """Every head projects its own part of the tokens by matrices of its own, as in ViTs by hand."""
+
+    def __init__(self, width: int = 12, heads: int = 3, *, swapped: bool = False) -> None:
+        super().__init__()
+        small, self.swapped = width // heads, swapped
+        self.q_mappings, self.k_mappings, self.v_mappings = (
+            nn.ModuleList(nn.Linear(small, small) for _ in range(heads)) for _ in range(3)
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Attention of each head on its part, side by side."""
+        parts, answers = tokens.chunk(len(self.q_mappings), -1), []
+        for head, part in enumerate(parts):
+            by_key = self.k_mappings[head - self.swapped](part)
+            scores = self.q_mappings[head](part) @ by_key.mT / part.shape[-1] ** 0.5
+            answers.append(scores.softmax(-1) @ self.v_mappings[head](part))
+        return torch.cat(answers, -1)
+
+
+def test_matrices_of_parts_of_the_tokens_are_blocks() -> None:
+    """A list of small matrices, one a head, is judged with its own weights, and its mistakes are.
+
+    Neither an output projection nor a name for the number of heads is there.
+    """
+    candidate = conformance.module(MatricesOfParts())
+    weights = candidate.fixed_weights
+    assert weights is not None
+    assert (weights.q.shape, weights.o) == ((12, 12), None)
+    assert not bool(weights.q[:4, 4:].any())
+    assert not torch.equal(weights.q[:4, :4], weights.q[4:8, 4:8])
+    assert candidate.warnings == ()
+    assert conformance.module(MatricesOfParts(swapped=True)).warnings != ()
+
+
 def test_convolutions_over_several_tokens_are_none() -> None:
     """A kernel of three mixes tokens before the attention."""
     with pytest.raises(conformance.DeclarationError, match=r"q.weight \[12, 12, 3\]"):
