@@ -267,11 +267,14 @@ def _opened(module: nn.Module, request: ModuleRequest, calling: Calling) -> Proj
             trial=_trial(module, request, calling, possible),
         )
         hypotheses = tuple(itertools.islice(_hypotheses(search), _MOST_HYPOTHESES))
-        hypotheses += tuple(_in_parts(search))
+        _settle(search.trial, hypotheses)
+        if not search.trial.answered and (in_parts := tuple(_in_parts(search))):
+            hypotheses = in_parts
+            _settle(search.trial, hypotheses)
         if not hypotheses:
             search, notes = _with_any_heads(search), []
             hypotheses = tuple(itertools.islice(_hypotheses(search), _MOST_HYPOTHESES))
-        _settle(search.trial, hypotheses)
+            _settle(search.trial, hypotheses)
         request.known[key] = dataclasses.replace(
             search, hypotheses=hypotheses, notes=tuple(notes), read={}
         )
@@ -378,7 +381,7 @@ def _in_parts(search: ProjectionSearch) -> Iterator[Hypothesis]:
                 continue
             ((rows, columns),), (stacked,) = small, counts
             merged = shapes["o"][1] if "o" in shapes else None
-            heads = merged // columns if merged else stacked
+            heads = merged // columns if merged else max(stacked, *search.heads or (1,))
             sizes = HeadSizes(
                 num_heads=heads, num_kv_heads=heads, head_size=columns, value_head_size=columns
             )

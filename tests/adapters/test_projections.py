@@ -65,7 +65,7 @@ class SharedByHeads(nn.Module):
         self.queries, self.keys, self.values = (
             nn.Linear(small, small, bias=False) for _ in range(3)
         )
-        self.fc_out = nn.Linear(embed_size, embed_size)
+        self.fc_out: nn.Module = nn.Linear(embed_size, embed_size)
 
     def forward(self, values: Tensor, keys: Tensor, query: Tensor, mask: Any) -> Tensor:
         """Attention of ``query [B, L, 12]``; without a mask for None."""
@@ -84,9 +84,18 @@ class SharedByHeads(nn.Module):
         return answer
 
 
-def test_one_small_matrix_for_all_heads_keeps_its_weights() -> None:
+class SharedWithoutOutput(SharedByHeads):
+    """The same without a matrix behind it, which alone would say how wide its tokens are."""
+
+    def __init__(self, embed_size: int = 12, heads: int = 3) -> None:
+        super().__init__(embed_size, heads)
+        self.fc_out = nn.Identity()
+
+
+@pytest.mark.parametrize("kind", [SharedByHeads, SharedWithoutOutput])
+def test_one_small_matrix_for_all_heads_keeps_its_weights(kind: type[SharedByHeads]) -> None:
     """No other weights can be loaded into it: it is judged with its own, block by block."""
-    candidate = conformance.module(SharedByHeads())
+    candidate = conformance.module(kind())
     weights = candidate.fixed_weights
     assert weights is not None
     assert weights.q.shape == (12, 12)
