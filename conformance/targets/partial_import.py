@@ -350,8 +350,10 @@ def _run_one(run: _Running, statement: ast.stmt, file: str, changes: set[str]) -
     except UsageError as error:
         if isinstance(error.__context__, DeclarationError):
             raise
+        cause = error.__context__
+        lacks = cause.name if isinstance(cause, NameError) else None
         for name in names:
-            run.failed.setdefault(name, str(error))
+            run.failed.setdefault(name, run.failed.get(lacks or "", str(error)))
             if isinstance(error.__context__, EffectError):
                 run.refused.add(name)
             if isinstance(statement, _IMPORTS):

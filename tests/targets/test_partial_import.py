@@ -117,6 +117,14 @@ def test_values_that_definitions_need(folder: Path) -> None:
     assert not (folder / "ran").exists()
 
 
+def test_the_first_cause_is_told(folder: Path) -> None:
+    """Of a value made of one that is not there the sentence says why that is not."""
+    cells = ["data = open('missing.txt')", "size = len(data)", "half = size // 2"]
+    write(folder, {"study.ipynb": notebook(*cells)})
+    assert "missing.txt" in refused(folder, "half")
+    assert refused(folder, "half").endswith("(study.ipynb, cell 1, line 1)")
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [
