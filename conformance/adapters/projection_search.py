@@ -30,7 +30,7 @@ from .packing import (
     possible_sizes,
     supports,
 )
-from .projections import INSIDE, Options, how_to_name, options, recipes
+from .projections import INSIDE, OWN_WEIGHTS, Options, how_to_name, options, recipes
 from .trial import LENGTHS, PROBES, Inputs, Trial
 
 Semantics = golden.Semantics
@@ -549,9 +549,12 @@ def _unfit(search: ProjectionSearch) -> str:
         for leaf in search.possible.leaves
     )
     number = "any number of heads" if search.heads is None else f"{search.heads[0]} heads"
+    freed = dataclasses.replace(search, heads=None, kv_heads=None)
+    others = next(_hypotheses(freed), None) is not None
+    lead = f"pass num_heads= and num_kv_heads=, or {INSIDE}" if others else OWN_WEIGHTS
     return (
         f"the matrices of {search.request.shown} (out, in: {shapes}) cannot be multi-head "
-        f"attention with {number}: pass num_heads= and num_kv_heads=, or {INSIDE}"
+        f"attention with {number}: {lead}"
     )
 
 

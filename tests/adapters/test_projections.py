@@ -104,6 +104,37 @@ def test_one_small_matrix_for_all_heads_keeps_its_weights(kind: type[SharedByHea
     assert candidate.warnings == ()
 
 
+class OneForAllRoles(nn.Module):
+    """Query, key and value are one projection of the tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.proj, self.out = 3, nn.Linear(12, 12), nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Self-attention."""
+        heads = self.proj(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        mixed = (heads @ heads.mT / heads.shape[-1] ** 0.5).softmax(-1) @ heads
+        answer: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return answer
+
+
+def test_where_no_number_of_heads_fits_none_is_asked_for() -> None:
+    """The refusal names what judges the module, and that does."""
+    module = OneForAllRoles()
+    with pytest.raises(conformance.DeclarationError) as caught:
+        conformance.module(module)
+    assert "pass num_heads=" not in str(caught.value)
+    assert "conformance.fixed_layer(module, conformance.ProjectionWeights(" in str(caught.value)
+    one = {role: module.proj.weight.detach() for role in "qkv"}
+    biases = {f"{role}_bias": module.proj.bias.detach() for role in "qkv"}
+    weights = conformance.ProjectionWeights(
+        **one, **biases, o=module.out.weight.detach(), o_bias=module.out.bias.detach()
+    )
+    declared = conformance.fixed_layer(module, weights, num_heads=3, inputs="self", name="one")
+    assert conformance.check(declared, profile="smoke", only="numerics.golden").conforms
+
+
 class MatricesOfParts(nn.Module):
     """Every head projects its own part of the tokens by matrices of its own, as in ViTs by hand."""
 
