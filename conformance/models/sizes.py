@@ -75,7 +75,7 @@ class Sizes:
     def _read_by(self, name: str) -> list[str]:
         """What the numbers of a tensor are worked out from."""
         node = self._wiring.producer.get(name)
-        known = node is not None and node.op_type in _OPERATORS and node.domain in _STANDARD
+        known = node is not None and node.op_type in _OPERATORS and node.domain in _DOMAINS
         return [entry for entry in node.input if entry] if node is not None and known else []
 
     def _follow(self, node: Node) -> None:
@@ -173,7 +173,7 @@ class Sizes:
         work = _OPERATORS.get(node.op_type)
         values = [self._numbers.get(entry) if entry else None for entry in node.input]
         unknown = any(e for e, value in zip(node.input, values, strict=True) if value is None)
-        if work is None or unknown or node.domain not in _STANDARD:
+        if work is None or unknown or node.domain not in _DOMAINS:
             return None
         try:
             with np.errstate(all="ignore"):
@@ -329,13 +329,14 @@ _SHAPES: Final[Mapping[str, Callable[[Node, Shape | None, Array | None], Shape |
     "Reshape": _reshaped,
     # Of onnxruntime's own domain.
     **dict.fromkeys(
-        "BiasGelu FastGelu GroupQueryAttention MultiHeadAttention QuickGelu "
-        "SimplifiedLayerNormalization SkipLayerNormalization "
+        "BiasGelu DequantizeLinear FastGelu GroupQueryAttention MultiHeadAttention QuantizeLinear "
+        "QuickGelu SimplifiedLayerNormalization SkipLayerNormalization "
         "SkipSimplifiedLayerNormalization".split(),
         _kept,
     ),
 }
 _STANDARD: Final = ("", "ai.onnx")
+# onnxruntime's own has operators of the standard's names for further types.
 _DOMAINS: Final = (*_STANDARD, "com.microsoft")
 _PRODUCTS: Final = ("FusedMatMul", "MatMul")
 _ELEMENTWISE: Final = frozenset("Add And Div Max Min Mul Or Pow Sub Where".split())
