@@ -31,7 +31,7 @@ ATTACKS = [
     if isinstance(entry, conformance.Candidate) and name != "honest"
 ]
 # What only namespaces keep out of reach.
-NEED_NAMESPACES = ("fills_its_folder", "writes_into_processes")
+NEED_NAMESPACES = ("fills_its_folder", "priorities_of_others", "writes_into_processes")
 OF_GRADIENTS = ("forges_gradients", "edits_upstream", "hides_its_history")
 WHERE_RECORDED = "is_wrong_when_gradients_are_recorded"
 pytestmark = [
